@@ -68,7 +68,7 @@ def _nested(values: Mapping[str, Any], indent: str = "") -> Iterator[str]:
         if isinstance(value, Mapping) and value:
             yield f"{indent}{name}:"
             yield from _nested(value, deeper)
-        elif isinstance(value, list) and (name == "official_lines" or any(isinstance(one, Mapping) for one in value)):
+        elif isinstance(value, list) and any(isinstance(one, Mapping) for one in value):
             yield f"{indent}{name}:"
             yield from (deeper + _plain(one) for one in value if one)
         else:

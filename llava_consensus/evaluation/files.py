@@ -14,7 +14,7 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -187,20 +187,17 @@ def read_text(path: Path) -> str:
         raise DataError(f"{path}: not UTF-8 text (byte {error.start}): damaged, or not this file") from error
 
 
-def read_json(
-    path: Path, remedy: str = FETCH, kind: type | None = None, of_object: Callable[[Record], Any] | None = None
-) -> Any:
+def read_json(path: Path, remedy: str = FETCH, kind: type | None = None) -> Any:
     """The content of a JSON file.
 
     Args:
         remedy: what a user can do about a file that is none; ends the message.
         kind: dict or list, if the content must be one.
-        of_object: what is held of each object, the innermost first, for files that are large.
     Raises:
         DataError: the file cannot be read, is not JSON, or holds another kind of value.
     """
     try:
-        value = _loads(read_bytes(path), of_object)
+        value = _loads(read_bytes(path))
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 text (byte {error.start}). {remedy}") from None
     except (ValueError, RecursionError) as error:
@@ -332,11 +329,11 @@ def _reading(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def _loads(data: bytes, of_object: Callable[[Record], Any] | None = None) -> Any:
+def _loads(data: bytes) -> Any:
     """JSON as UTF-8, with or without a byte order mark."""
     text = data.decode().removeprefix("\ufeff")
     del data  # or a large file is in memory twice
-    return json.loads(text, object_hook=of_object)
+    return json.loads(text)
 
 
 def _is_json(line: bytes) -> bool:

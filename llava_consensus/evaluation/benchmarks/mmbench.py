@@ -52,15 +52,6 @@ REFUSALS = (  # of judges and closed models, as VLMEvalKit lists them
 )
 MARKS = str.maketrans(dict.fromkeys(".()[],:;!*#{}", " "))
 ROTATION = 1_000_000  # index of a rotated question: that of the question plus a multiple of this
-SHORT_NAMES = {
-    "coarse_perception": "CP",
-    "finegrained_perception (instance-level)": "FP-S",
-    "finegrained_perception (cross-instance)": "FP-C",
-    "logic_reasoning": "LR",
-    "relation_reasoning": "RR",
-    "attribute_reasoning": "AR",
-}
-
 Row = Mapping[str, Any]  # index, answer, prediction, options (letter -> text)
 
 
@@ -128,10 +119,8 @@ class MMBench(Benchmark):
         return None if self.split == "dev" else "its server"
 
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
-        """Circular `accuracy` in percent over the questions with an answer, `single` (each row by itself), `splits`.
-
-        `questions` counts those judged, `whole` those of them with all rotations answered, `undecided` the answers no
-        rule could read. `splits` are fractions by ability, as VLMEvalKit reports them.
+        """Circular `accuracy` in percent over the `questions` with an answer, `single` (each row alone), and how many
+        answers no rule could read (`undecided`). Accuracy by ability is VLMEvalKit's, of what `export` writes.
         """
         joined, rows = self.answered(records, data)
         table = table_rows(self._table(data), ("index", *OPTIONS))
@@ -155,7 +144,9 @@ class MMBench(Benchmark):
         if any(_empty(row.get("answer")) for row in table):
             extracted = [{name: row[name] for name in ("index", "extracted")} for row in extracted]
         else:
-            numbers |= _accuracies(rows, table)
+            hits = circular(rows)
+            accuracy = base.percent(mean(float(hit) for hit in hits.values())) if hits else None
+            numbers |= {"accuracy": accuracy, "questions": len(hits)}
             numbers["single"] = base.percent(mean(float(row["correct"]) for row in extracted)) if rows else None
         return base.report(self.name, joined, numbers, extracted, numbers["undecided"])
 
@@ -236,29 +227,6 @@ def _question_text(path: Path, number: int, row: Mapping[str, Any]) -> str:
             break
         lines.append(f"{letter}. {row[letter]}")
     return "\n".join(lines)
-
-
-def _accuracies(rows: Sequence[dict[str, Any]], table: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Circular accuracy of the questions that can be judged, and by split and ability."""
-    hits = circular(rows)
-    row_by_index = {row["index"]: row for row in rows}
-    columns = ("split", "l2-category", "category")
-    judged = [
-        {"hit": hit, **{name: row_by_index[key][name] for name in columns if name in row_by_index[key]}}
-        for key, hit in hits.items()
-    ]
-    rotations: dict[int, int] = {}
-    for row in table:
-        question = int(row["index"]) % ROTATION
-        rotations[question] = rotations.get(question, 0) + 1
-    for row in rows:
-        rotations[row["index"] % ROTATION] -= 1
-    return {
-        "accuracy": base.percent(mean(float(hit) for hit in hits.values())) if hits else None,
-        "questions": len(hits),
-        "whole": sum(not rotations[question] for question in hits),
-        "splits": accuracies(judged),
-    }
 
 
 # The table: rows of tab-separated cells with the pictures inside. The last two that were read stay in memory.
@@ -407,24 +375,3 @@ def circular(rows: Sequence[Row]) -> dict[int, bool]:
         for index, rotations in groups.items()
         if rotations[0]["index"] == index
     }
-
-
-def accuracies(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Fractions by split: Overall, then leaf abilities of level two by short name, then categories, each sorted.
-
-    Rows hold `hit` and, where the table has them, `split`, `l2-category` and `category`. A group that is absent from a
-    split is None there.
-    """
-    splits = sorted({row.get("split", "none") for row in rows})
-    report: list[dict[str, Any]] = [{"split": split} for split in splits]
-    for fractions in report:
-        of_split = [row for row in rows if row.get("split", "none") == fractions["split"]]
-        fractions["Overall"] = _mean(of_split)
-        for kind in ("l2-category", "category"):
-            for name in sorted({row[kind] for row in rows if kind in row}):
-                fractions[SHORT_NAMES.get(name, name)] = _mean([row for row in of_split if row.get(kind) == name])
-    return report
-
-
-def _mean(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    return mean(float(row["hit"]) for row in rows) if rows else None

@@ -84,7 +84,7 @@ class POPE(Benchmark):
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
         """F1, accuracy, precision, recall and share of yes in percent: mean over categories, and each category.
 
-        A category without answers has no numbers. `official_line` is the last line the official script prints.
+        A category without answers has no numbers.
         """
         questions = self.load(data)
         labels = _labels(self.place(data), questions)
@@ -142,9 +142,7 @@ def _mismatch(path: Path, reason: str) -> str:
 
 
 def _in_percent(ratios: dict[str, float | None]) -> dict[str, Any]:
-    order = ("f1", "accuracy", "precision", "recall", "yes_ratio")
-    line = ", ".join("-" if (value := ratios[name]) is None else f"{value:.3f}" for name in order)
-    return ratios | {name: base.percent(ratios[name]) for name in RATIOS} | {"official_line": line}
+    return ratios | {name: base.percent(ratios[name]) for name in RATIOS}
 
 
 # Scoring: texts in, numbers out.

@@ -7,8 +7,8 @@ questions it does not know are counted in `not_annotated` and not scored.
 Asked as LLaVA does: vicuna_v1, greedy, at most 128 new tokens, the option's letter.
 Scored as LLaVA's script does: the answer is the right letter, nothing else. Picture questions have numbers as ids in
 LLaVA's file and texts in the annotations, video questions `v0`, `v1`, ...; one id occurs twice.
-Equal to LLaVA's script to the last bit: nothing is stripped, no case is folded. Where that script stops (a type all of
-whose answers are wrong and none missing; no picture or no video at all) the accuracy here is 0 or None.
+Equal to LLaVA's script to the last bit: nothing is stripped, no case is folded. Where that script stops (a type with
+wrong answers alone; no picture or no video at all) the accuracy here is 0 or None.
 Must match: LLaVA-1.5-7B 58.6 in all, 66.1 pictures, 37.3 videos (https://arxiv.org/abs/2310.03744, table 4).
 """
 
@@ -57,11 +57,7 @@ class SEED(Benchmark):
         return [{"text": row.get("prediction"), **row} if isinstance(row, dict) else row for row in rows]
 
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
-        """Accuracy in percent over the answered questions, of pictures, of videos and by name of type.
-
-        `missing_as_wrong`, where questions are missing: the script's numbers for an incomplete file. `script_stops`:
-        why the official script would not have come to its end.
-        """
+        """Accuracy in percent over the answered questions, of pictures and of videos."""
         questions = self.load(data)
         annotations, names = _annotations(self.place(data) / FILES[1].path)
         joined = base.join(records, questions, _of_question, _of_record)
@@ -71,11 +67,6 @@ class SEED(Benchmark):
         numbers = evaluate(
             [annotation for annotation in annotated if key_of(annotation["question_id"]) in texts], texts
         )
-        if joined.counts["missing"]:
-            with_missing = evaluate(annotated, texts)
-            numbers["missing_as_wrong"] = {name: with_missing[name] for name in ("accuracy", *KINDS)}
-        numbers["types"] = {names.get(number, str(number)): value for number, value in numbers["types"].items()}
-        numbers["script_stops"] = numbers.pop("stops")
         right = {key_of(annotation["question_id"]): annotation["answer"] for annotation in annotated}
         types = {key_of(annotation["question_id"]): annotation["question_type_id"] for annotation in annotated}
         numbers["not_annotated"] = len(asked_ids - right.keys())
@@ -147,41 +138,10 @@ def key_of(question_id: str) -> int | str:
 
 
 def evaluate(questions: Sequence[Mapping[str, Any]], answers: Mapping[int | str, str]) -> dict[str, Any]:
-    """Percentages over `questions`, of which those without an answer count as wrong.
-
-    `accuracy`, `image` and `video`, `types` (accuracy by type id, ascending) and `stops`: what makes the script stop.
-    """
-    of_all = _per_type(questions, answers)
-    report: dict[str, Any] = {"accuracy": _percent(_all_results(of_all))}
-    stops = _stops(of_all, "all")
-    for kind in KINDS:
-        of_kind = _per_type([question for question in questions if question["data_type"] == kind], answers)
-        report[kind] = _percent(_all_results(of_kind))
-        stops += [] if of_kind else [f"{kind}: no question"]
-        stops += [stop for stop in _stops(of_kind, kind) if stop.partition(":")[2] not in "".join(stops)]
-    report["types"] = {number: _percent([bool(right) for right in results]) for number, results in of_all.items()}
-    return report | {"stops": stops}
-
-
-def _per_type(questions: Sequence[Mapping[str, Any]], answers: Mapping[int | str, str]) -> dict[int, list[bool | None]]:
-    """Right or wrong by type id, ascending; None is a missing answer."""
-    results: dict[int, list[bool | None]] = {}
-    for question in questions:
-        text = answers.get(key_of(question["question_id"]))
-        results.setdefault(question["question_type_id"], []).append(
-            None if text is None else text == question["answer"]
-        )
-    return dict(sorted(results.items()))
-
-
-def _stops(types: Mapping[int, list[bool | None]], kind: str) -> list[str]:
-    return [
-        f"{kind}: type {number} has only wrong answers" for number, results in types.items() if set(results) == {False}
-    ]
-
-
-def _all_results(types: Mapping[int, list[bool | None]]) -> list[bool]:
-    return [bool(right) for results in types.values() for right in results]
+    """`accuracy`, `image` and `video` in percent over `questions`, of which those without an answer count as wrong."""
+    right = [(one["data_type"], answers.get(key_of(one["question_id"])) == one["answer"]) for one in questions]
+    report = {"accuracy": _percent([hit for _, hit in right])}
+    return report | {kind: _percent([hit for of_kind, hit in right if of_kind == kind]) for kind in KINDS}
 
 
 def _percent(right: Sequence[bool]) -> float | None:

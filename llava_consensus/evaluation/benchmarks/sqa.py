@@ -97,9 +97,8 @@ class ScienceQA(Benchmark):
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
         """Accuracy over the answered questions and over those of them with a picture, as LLaVA's script computes them.
 
-        `missing_as_wrong`, where questions are missing: that script's numbers for an incomplete file. Without LLaVA's
-        question file, `problems.json` and `pid_splits.json` are enough: a question has a picture where its answer's
-        prompt says so, as in that script.
+        Without LLaVA's question file, `problems.json` and `pid_splits.json` are enough: a question has a picture where
+        its answer's prompt says so, as in that script.
         """
         folder = self.place(data)
         questions = self.load(data) if (folder / self.question_file).is_file() else _without_file(folder, records)
@@ -111,10 +110,6 @@ class ScienceQA(Benchmark):
         }
         numbers = _evaluate(folder, problems, [key for key in split if key in answers], answers)
         results, parsed = numbers.pop("results"), numbers.pop("parsed")
-        if joined.counts["missing"]:
-            ids = [str(question.question_id) for question in questions]
-            with_missing = _evaluate(folder, problems, ids, answers)
-            numbers["missing_as_wrong"] = {name: with_missing[name] for name in ("accuracy", "img_accuracy")}
         extracted = []
         for index in joined.answers:
             key = str(questions[index].question_id)

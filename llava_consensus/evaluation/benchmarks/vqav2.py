@@ -16,7 +16,7 @@ Must match: LLaVA-1.5-7B 78.5 on test-dev (https://arxiv.org/abs/2310.03744, tab
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
@@ -29,7 +29,6 @@ from llava_consensus.evaluation.files import Record, read_json, write_out
 
 WHOLE = DataFile("llava_vqav2_mscoco_test2015.jsonl", base.LLAVA_EVAL_ZIP, optional=True, exported=True)
 OFFICIAL = "visualqa.org/download.html"
-NUMBER = re.compile(r"\d+")
 RULES = ("2021", "2017")
 Reference = Mapping[str, Any]  # answer, answer_confidence, answer_id
 _COMMA_IN_NUMBER = re.compile(r"\d,\d", re.ASCII)
@@ -121,16 +120,12 @@ class VQAv2(Benchmark):
         return None if (self.place(data) / self._chosen_split.annotations.path).is_file() else "EvalAI"
 
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
-        """Official accuracy in percent over the answered questions; None without annotations.
-
-        Without them only `answers` is measured: percentages of yes, no, numbers and empty ones, mean length in words.
-        """
+        """Official accuracy in percent over the answered questions; None without annotations."""
         questions = self.load(data)
         joined = base.join(records, questions)
         path = self.place(data) / self._chosen_split.annotations.path
         texts = {index: record["text"] for index, record in joined.answers.items()}
         numbers: dict[str, Any] = {"accuracy": None, "rules": self.rules, "split": self.split}
-        numbers["answers"] = _describe(texts.values())
         if not path.is_file():
             extracted = [{"index": index, "extracted": textvqa.normalise(text)} for index, text in texts.items()]
             return base.report(self.name, joined, numbers, extracted)
@@ -186,30 +181,16 @@ def _annotations(path: Path, questions: Sequence[Question]) -> dict[int | str, A
     annotations = {}
     for number, row in enumerate(read_json(path, kind=dict).get("annotations", ()), start=1):
         try:
-            kinds = row["question_type"], row["answer_type"]
             texts = [answer["answer"] for answer in row["answers"]]
         except (KeyError, TypeError) as error:
-            raise DataError(f"{path}, entry {number} of annotations: no answers, question_type, answer_type") from error
-        if not texts or not all(isinstance(text, str) for text in (*kinds, *texts)):
-            raise DataError(f"{path}, entry {number} of annotations: an answer or a type is no text")
+            raise DataError(f"{path}, entry {number} of annotations: no answers") from error
+        if not texts or not all(isinstance(text, str) for text in texts):
+            raise DataError(f"{path}, entry {number} of annotations: an answer is no text")
         annotations[row.get("question_id")] = row
     unknown = next((question for question in questions if question.question_id not in annotations), None)
     if unknown is not None:
         raise DataError(f"{path} has no question {unknown.question_id!r} (line {unknown.index + 1}): another split?")
     return annotations
-
-
-def _describe(texts: Iterable[str]) -> dict[str, float | None]:
-    """Statistics of answers that need no right ones."""
-    answers = [textvqa.normalise(text) for text in texts]
-    kinds = {
-        "yes": [answer == "yes" for answer in answers],
-        "no": [answer == "no" for answer in answers],
-        "number": [NUMBER.fullmatch(answer) is not None for answer in answers],
-        "empty": [not answer for answer in answers],
-    }
-    shares = {name: base.percent(mean(map(float, flags))) if flags else None for name, flags in kinds.items()}
-    return shares | {"words": mean(float(len(answer.split())) for answer in answers) if answers else None}
 
 
 # Scoring: texts in, numbers out.
@@ -247,26 +228,15 @@ def score_answer(answer: str, references: Sequence[Reference], rules: str = "202
 def evaluate(
     annotations: Sequence[Mapping[str, Any]], answers: Mapping[int | str, str], rules: str = "2021"
 ) -> dict[str, Any]:
-    """Rounded percentages as the official code gives them, over the annotations that have an answer.
-
-    `accuracy`, `unrounded`, `per_question_type`, `per_answer_type`, and `scores`: what each question got, by id.
+    """`accuracy` over the annotations that have an answer, rounded as the official code rounds it, and `scores` by
+    question id.
     """
-    scores: dict[int | str, textvqa.Score] = {}
-    groups: dict[str, dict[str, list[float]]] = {"question_type": {}, "answer_type": {}}
-    for annotation in annotations:
-        key = annotation["question_id"]
-        if key in answers:
-            scores[key] = score_answer(answers[key], annotation["answers"], rules)
-            for kind, of_kind in groups.items():
-                of_kind.setdefault(annotation[kind], []).append(scores[key].value)
-    values = [result.value for result in scores.values()]
-    report: dict[str, Any] = {
-        "accuracy": percentage(values) if values else None,
-        "unrounded": 100 * mean(values) if values else None,
+    scores = {
+        annotation["question_id"]: score_answer(answers[annotation["question_id"]], annotation["answers"], rules)
+        for annotation in annotations
+        if annotation["question_id"] in answers
     }
-    for kind, of_kind in groups.items():
-        report[f"per_{kind}"] = {name: percentage(accuracies) for name, accuracies in sorted(of_kind.items())}
-    return report | {"scores": scores}
+    return {"accuracy": percentage([one.value for one in scores.values()]) if scores else None, "scores": scores}
 
 
 def percentage(values: Sequence[float]) -> float:

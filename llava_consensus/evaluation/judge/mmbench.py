@@ -123,7 +123,7 @@ class MMBenchGrader(Grader):
         reports = [self._score(graded, [outcomes[one.key][run] for one in graded], data) for run in range(runs)]
         accuracies = [one["accuracy"] for one in reports]
         accuracy = None if None in accuracies else mean(accuracies)
-        names = ("rules", "undecided", "single", "statistic", "splits", "extracted")
+        names = ("rules", "undecided", "single", "statistic", "extracted")
         numbers = {name: reports[0][name] for name in names if name in reports[0]}
         return {"accuracy": accuracy, "runs": accuracies, **numbers}
 

@@ -16,11 +16,6 @@ from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation.benchmarks import make, vqav2
 
 
-def in_official_names(report: dict[str, Any]) -> dict[str, Any]:
-    names = {"overall": "accuracy", "perAnswerType": "per_answer_type", "perQuestionType": "per_question_type"}
-    return {official: report[ours] for official, ours in names.items()}
-
-
 def expand(inputs: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[int, str]]:
     """Annotations and answers of a dataset case."""
     if "compact" not in inputs:
@@ -45,14 +40,14 @@ def check(case: dict[str, Any], official: Any, rules: str, per_question: Any = N
     if kind == "dataset":
         report = vqav2.evaluate(*expand(case), rules)
         ours = {str(key): vqav2.half_up(100 * one.value) for key, one in report["scores"].items()}
-        return in_official_names(report) == official and per_question in (None, ours)
+        return report["accuracy"] == official["overall"] and per_question in (None, ours)
     annotations = case["annotations"]["annotations"]
     answers = {one["question_id"]: one["answer"] for one in case["results"]}
     if answers.keys() != {one["question_id"] for one in annotations}:
         return official == {"raises": "AssertionError"}
     report = vqav2.evaluate(annotations, answers, rules)
     ours = {str(key): vqav2.half_up(100 * one.value) for key, one in report["scores"].items()}
-    return official == {"accuracy": in_official_names(report), "evalQA": ours}
+    return (report["accuracy"], ours) == (official["accuracy"]["overall"], official["evalQA"])
 
 
 def test_golden_cases_by_the_rules_of_2021() -> None:
@@ -104,19 +99,15 @@ def test_scored_where_annotations_are(data: Path) -> None:
     records = answers(data, {10: "Yes", 11: "two", 12: "Cat"})
     report = make("vqav2").score(records, data)
     assert report["accuracy"] == 86.67 and report["complete"] and report["rules"] == "2021"
-    assert report["per_answer_type"] == {"number": 100.0, "other": 60.0, "yes/no": 100.0}
     assert report["extracted"][1] == {"index": 1, "extracted": "2", "correct": 1.0}
     older = make("vqav2", rules=2017).score(records, data)
     assert older["accuracy"] == 66.67  # the references "a Cat." keep their article, so nothing equals them
 
 
-def test_without_annotations_there_is_no_score_but_a_description(data: Path) -> None:
+def test_without_annotations_there_is_no_score(data: Path) -> None:
     (data / "eval/vqav2/v2_mscoco_test-dev2015_annotations.json").unlink()
     report = make("vqav2").score(answers(data, {10: "Yes", 11: "two", 12: ""}), data)
     assert report["accuracy"] is None and report["complete"]
-    third = pytest.approx(100 / 3)
-    expected = {"yes": third, "no": 0.0, "number": third, "empty": third, "words": pytest.approx(2 / 3)}
-    assert report["answers"] == expected
     assert json.loads(json.dumps(report)) == report
 
 
