@@ -125,16 +125,12 @@ def _export(benchmark: "Benchmark", given: argparse.Namespace) -> Iterator[str]:
     arg("--judge-url", metavar="U", help="base URL of any OpenAI-compatible server (OpenAI)"),
     arg("--judge-prompt-from", type=Path, metavar="F", help="official script that the prompt is read from"),
     arg("--judge-option", action="append", default=[], metavar="KEY=VALUE", help="field of every request"),
-    arg("--judge-price", nargs=2, type=float, metavar=("IN", "OUT"), help="dollars per million tokens, for estimates"),
-    arg("--max-cost", type=float, metavar="DOLLARS", help="spend at most this, at --judge-price"),
-    arg("--max-judge-tokens", type=int, metavar="N", help="spend at most N tokens"),
-    arg("--max-requests", type=int, metavar="N", help="send at most N requests"),
+    arg("--max-requests", type=int, metavar="N", help="send at most N requests, retries included"),
     arg("--judge-dry-run", action="store_true", help="say what it would cost, send nothing"),
     arg("--judge-timeout", type=float, default=60.0, help="seconds a server may be silent (%(default)s)"),
     arg("--judge-tries", type=int, default=8, help="tries of one request (%(default)s)"),
     arg("--concurrency", type=int, default=8, help="requests under way at once (%(default)s)"),
     arg("--runs", type=int, default=1, help="how often every answer is judged (%(default)s)"),
-    arg("--full-answers", type=Path, metavar="FILE", help="answers with all tokens, to tell how often both agree"),
     arg("--out", type=Path, default=Path("results/judge"), metavar="DIR", help="folder of judged runs (%(default)s)"),
     arguments.NO_PROGRESS,
     examples=("judge mmvet --answers answers.jsonl --judge-model gpt-4-0613",),
@@ -146,8 +142,6 @@ def judge(given: argparse.Namespace) -> Iterator[str]:
 
     own = {name.removeprefix("judge_"): value for name, value in vars(given).items()}
     own |= {"benchmark": given.name, "options": arguments.options(given.judge_option)}
-    own |= {"max_dollars": given.max_cost, "max_tokens": given.max_judge_tokens}
-    own["price"] = tuple(given.judge_price) if given.judge_price else None
     config = JudgeConfig(**{name: own[name] for name in JudgeConfig.__dataclass_fields__})
     judged = run(config, given.judge_dry_run, not given.no_progress)
     if judged.metrics is None:

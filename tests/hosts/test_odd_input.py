@@ -72,8 +72,6 @@ def _set(path: str, *keys: Any) -> Callable[[Path], None]:
 
 WRONG: list[tuple[str, Callable[[Path], Path], Callable[[Path], None]]] = [
     ("gqa", tiny_data.make_gqa, _set("eval/gqa/data/testdev_balanced_questions.json", "0", "types", 3)),
-    ("gqa", tiny_data.make_gqa, _set("eval/gqa/data/testdev_balanced_questions.json", "0", "groups", None)),
-    ("gqa", tiny_data.make_gqa, _set("eval/gqa/data/testdev_balanced_questions.json", "0", "semantic", 1)),
     ("pope", tiny_data.make_pope, _set("eval/pope/coco/coco_pope_random.json", 1, "text", 5)),
     ("pope", tiny_data.make_pope, _set("eval/pope/llava_pope_test.jsonl", 1, "category", [])),
     ("sqa", tiny_data.make_sqa, _set("eval/scienceqa/pid_splits.json", "test", 1, [])),

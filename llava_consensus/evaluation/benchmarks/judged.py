@@ -1,20 +1,17 @@
-"""Base of benchmarks with a judge: scores computed without a judge, and agreement with another run's answers.
+"""Base of benchmarks with a judge: scores computed without a judge.
 
 Exact and contained matches stand beside a judge's number (MM-Vet, video QA): free, the same on every machine and date,
 and too strict for long answers; the judged metric is None until `llava-consensus judge` has asked a judge. Texts are
 compared in lower case, without marks around them and with single spaces; references may hold MM-Vet's `<OR>` (one of
-them is enough) and `<AND>` (all of them are needed). `agreement(answers, full_answers)` compares a run with that of the
-unpruned model, question by question.
+them is enough) and `<AND>` (all of them are needed).
 """
 
 import re
-from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.base import Joined, mean
-from llava_consensus.evaluation.files import Record
 
 _EDGES = " \t.,;:!?\"'`()[]*"
 
@@ -49,28 +46,6 @@ def matches(report: Mapping[str, Any]) -> dict[str, Any]:
     return {name: report[name] for name in ("exact", "contains")}
 
 
-def agreement(answers: Sequence[Record], full_answers: Sequence[Record]) -> dict[str, Any]:
-    """Share of answers that read the same as those of the unpruned model, in percent, over questions both answered.
-
-    Returns:
-        `agreement` (None where no question is common) and `compared`, the number of common questions.
-    """
-    texts, full_texts = _by_question(answers), _by_question(full_answers)
-    agreeing = [same(text, full_texts[key]) for key, text in texts.items() if key in full_texts]
-    return {"agreement": _share(agreeing) if agreeing else None, "compared": len(agreeing)}
-
-
-def _by_question(answers: Sequence[Record]) -> dict[Hashable, str]:
-    """The text of each answer, by its question id and the number of answers with that id before it."""
-    answer_counts: Counter[Hashable] = Counter()
-    texts: dict[Hashable, str] = {}
-    for answer in answers:
-        key = answer["question_id"]
-        texts[key, answer_counts[key]] = answer["text"]
-        answer_counts[key] += 1
-    return texts
-
-
 def _share(values: Iterable[bool]) -> float:
     return 100 * mean(map(float, values))
 
@@ -99,11 +74,6 @@ def contains(answer: str, reference: str) -> bool:
     """True if every part of one of the accepted texts occurs in the answer, as whole words."""
     text = plain(answer)
     return any(all(_occurs(part, text) for part in parts) for parts in alternatives(reference))
-
-
-def same(answer: str, other: str) -> bool:
-    """True if two answers read the same."""
-    return plain(answer) == plain(other)
 
 
 def _occurs(part: str, text: str) -> bool:

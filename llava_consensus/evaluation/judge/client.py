@@ -30,10 +30,7 @@ COMPLAINT = 300  # characters of a server's complaint that are shown
 REFUSALS = ("content_filter", "content_policy", "ResponsibleAIPolicyViolation")
 BYTES_PER_TOKEN = 4  # of English under current tokenizers; an estimate, no tokenizer is loaded
 TOKENS_PER_MESSAGE = 4  # its frame
-REPLY_TOKENS = 300  # of a reply whose request does not bound it, for the estimate
 FEWEST = 3  # requests that must fail, with none answered, before the server is given up
-
-Price = tuple[float, float]  # dollars per million tokens, of prompts and of replies
 
 
 class JudgeError(ConsensusError):
@@ -52,7 +49,7 @@ class NoReply(Exception):
 
 @dataclass(frozen=True)
 class JudgeConfig:
-    """Configuration of a judged run: answers, judge, retries and spending limits.
+    """Configuration of a judged run: answers, judge, retries and the bound on requests.
 
     Raises:
         OptionError: for a value out of its bounds, and for a key in what is recorded.
@@ -67,16 +64,11 @@ class JudgeConfig:
     runs: int = 1  # how often every answer is judged
     # fields of every request, in place of the official ones; None leaves one out
     options: Mapping[str, Any] = field(default_factory=dict)
-    full_answers: Path | None = None  # of the unpruned model, to tell how often both agree
     out: Path = Path("results/judge")  # folder of all judged runs
     concurrency: int = 8  # requests in flight at once
     timeout: float = 60.0  # seconds a server may be silent, as the openai package counts them
     tries: int = 8  # of one request, the first included; the openai package waits in between
-    price: Price | None = None  # for the estimate and the sum
-    # what one call may send and spend, retries included; None is no limit
-    max_requests: int | None = None
-    max_tokens: int | None = None  # of prompts and replies together
-    max_dollars: float | None = None  # at `price`
+    max_requests: int | None = None  # of one call, retries included; None is no limit
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -87,14 +79,8 @@ class JudgeConfig:
                 raise OptionError(f"{option} {count} must be at least 1")
         if not self.timeout > 0:
             raise OptionError(f"--judge-timeout {self.timeout} must be above 0 seconds")
-        price_in, price_out = self.price or (None, None)
-        amounts = {"--judge-price IN": price_in, "--judge-price OUT": price_out, "--max-cost": self.max_dollars}
-        counts = {"--max-requests": self.max_requests, "--max-judge-tokens": self.max_tokens}
-        for option, amount in {**amounts, **counts}.items():
-            if amount is not None and not 0 <= amount < float("inf"):
-                raise OptionError(f"{option} {amount} must be a number, 0 or more")
-        if self.max_dollars is not None and self.price is None:
-            raise OptionError(f"--max-cost {self.max_dollars:g} needs the price of tokens: give --judge-price IN OUT")
+        if self.max_requests is not None and self.max_requests < 0:
+            raise OptionError(f"--max-requests {self.max_requests} must be 0 or more")
         _check_url(self.place)
         _check_options(self.options)
 
@@ -129,40 +115,27 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 
 class Spending(NamedTuple):
-    """Requests and tokens; dollars where the price is known."""
+    """Requests and tokens."""
 
     requests: int
     prompt_tokens: int
     completion_tokens: int
-    dollars: float | None
-    without_usage: int = 0  # replies whose tokens the server did not count
 
     def __str__(self) -> str:
-        money = "" if self.dollars is None else f", {self.dollars:.4f} dollars"
-        unknown = f" ({self.without_usage} replies without a count)" if self.without_usage else ""
-        tokens = f"{self.prompt_tokens} tokens in, {self.completion_tokens} out"
-        return f"{self.requests} requests, {tokens}{unknown}{money}"
+        return f"{self.requests} requests, {self.prompt_tokens} tokens in, {self.completion_tokens} out"
 
 
-def spending(requests: int, prompt: int, completion: int, price: Price | None, without_usage: int = 0) -> Spending:
-    """Requests and tokens at a price."""
-    dollars = None if price is None else (prompt * price[0] + completion * price[1]) / 1e6
-    return Spending(requests, prompt, completion, dollars, without_usage)
-
-
-def estimate(bodies: Iterable[Mapping[str, Any]], reply_tokens: int, price: Price | None) -> Spending:
+def estimate(bodies: Iterable[Mapping[str, Any]], reply_tokens: int) -> Spending:
     """Estimated cost of these requests, if every first reply can be read."""
     lengths = [[len(message["content"].encode()) for message in body["messages"]] for body in bodies]
     prompt = sum(one // BYTES_PER_TOKEN + 1 + TOKENS_PER_MESSAGE for messages in lengths for one in messages)
-    return spending(len(lengths), prompt, len(lengths) * reply_tokens, price)
+    return Spending(len(lengths), prompt, len(lengths) * reply_tokens)
 
 
-def spent(replies: Sequence[Reply], price: Price | None) -> Spending:
-    """Tokens and cost that the server counted for these replies."""
+def spent(replies: Sequence[Reply]) -> Spending:
+    """Tokens that the server counted for these replies."""
     prompt = sum(reply.prompt_tokens or 0 for reply in replies)
-    completion = sum(reply.completion_tokens or 0 for reply in replies)
-    unknown = sum(reply.prompt_tokens is None or reply.completion_tokens is None for reply in replies)
-    return spending(len(replies), prompt, completion, price, unknown)
+    return Spending(len(replies), prompt, sum(reply.completion_tokens or 0 for reply in replies))
 
 
 def key_of(request: Mapping[str, Any]) -> str:
@@ -240,10 +213,9 @@ class Client:
             timeout=config.timeout,
             http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False),
         )
-        self.in_flight: list[Spending] = []  # what each request may cost, with all its tries
         self.cut_off = 0  # requests that were cancelled, which may be charged
-        self._spent = spending(0, 0, 0, config.price)  # by this call
-        self._longest = 0  # tokens of any reply so far
+        self._sent = 0  # tries of this call
+        self._reserved = 0  # tries that requests in flight may still take
         self._heard = 0
         self._failed = 0  # requests in a row without a reply
         self._ended = ""  # why nothing more is asked
@@ -266,14 +238,9 @@ class Client:
         if known is not None:
             return known
         async with self._free:
-            tries, reserved = await self._reserve(request["body"])
-            cost = reserved  # of a request without a reply, as expected
+            tries = sent = await self._reserve()
             try:
                 reply, sent = await self._send(request, tries)
-                _, prompt, completion, *_ = reserved  # counted where the server says nothing
-                prompt = prompt if reply.prompt_tokens is None else reply.prompt_tokens
-                completion = completion if reply.completion_tokens is None else reply.completion_tokens
-                cost = spending(sent, prompt, completion, self._config.price)
             except NoReply as error:
                 self._failed += not (error.refused and self._heard)
                 if self._failed >= max(FEWEST, self._config.concurrency):
@@ -289,44 +256,26 @@ class Client:
                 self.cut_off += 1
                 raise
             finally:
-                self.in_flight.remove(reserved)
-                requests, prompt, completion = map(sum, zip(self._spent[:3], cost[:3], strict=True))
-                self._spent = spending(requests, prompt, completion, self._config.price)
+                self._reserved, self._sent = self._reserved - tries, self._sent + sent
                 async with self._changed:
                     self._changed.notify_all()
             self._heard, self._failed = self._heard + 1, 0
             return reply
 
-    async def _reserve(self, body: Mapping[str, Any]) -> tuple[int, Spending]:
-        """Waits until a request fits into the limits beside those in flight; the tries it has, and what it may cost.
-
-        How long replies are is known when the first has come, so until then one is asked at a time under a limit.
-        """
-        config = self._config
-        bound = body.get("max_tokens", body.get("max_completion_tokens"))
-        limits = (config.max_requests, config.max_tokens, config.max_dollars)
+    async def _reserve(self) -> int:
+        """Waits until another request fits into the limit beside those in flight; the tries it has."""
+        limit, most = self._config.max_requests, self._config.tries
         async with self._changed:
             while True:
                 if self._ended:
                     raise JudgeError(self._ended)
-                longest = max(bound if isinstance(bound, int) else REPLY_TOKENS, self._longest)
-                expected = estimate([body], longest, config.price)
-                used = [self._spent, *self.in_flight]
-                left = None if config.max_requests is None else config.max_requests - sum(one.requests for one in used)
-                tries = config.tries if left is None else min(config.tries, left)
-                tokens = sum(one.prompt_tokens + one.completion_tokens for one in (*used, expected))
-                dollars = sum(one.dollars or 0.0 for one in (*used, expected))
-                over = tries < 1 or any(
-                    limit is not None and amount > limit
-                    for limit, amount in ((config.max_tokens, tokens), (config.max_dollars, dollars))
-                )
-                first = limits != (None, None, None) and not self._heard and bool(self.in_flight)
-                if not over and not first:
-                    reserved = expected._replace(requests=tries)
-                    self.in_flight.append(reserved)
-                    return tries, reserved
-                if not self.in_flight:
-                    self._ended = f"the limit is reached, {self._spent} so far. Raise it, and the same call resumes"
+                left = most if limit is None else min(most, limit - self._sent - self._reserved)
+                if left > 0:
+                    self._reserved += left
+                    return left
+                if not self._reserved:
+                    sent = f"{self._sent} requests so far"
+                    self._ended = f"the limit is reached, {sent}. Raise it, and the same call resumes"
                     continue
                 await self._changed.wait()
 
@@ -357,7 +306,6 @@ class Client:
         except (self._openai.OpenAIError, ValueError, RecursionError) as error:
             raise NoReply(self._shown(f"{type(error).__name__}: {error.__cause__ or error}")) from None
         self._replies.add(request, reply)
-        self._longest = max(self._longest, reply.completion_tokens or 0)
         return reply, 1 + taken
 
     def _shown(self, complaint: str) -> str:

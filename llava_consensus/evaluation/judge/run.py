@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from llava_consensus.errors import Interrupted
-from llava_consensus.evaluation.benchmarks import judged
 from llava_consensus.evaluation.files import ANSWERS, CONFIG, Record, canonical, misread, write_json, write_metrics
 from llava_consensus.evaluation.judge import grader_of
 from llava_consensus.evaluation.judge.client import (
@@ -112,14 +111,12 @@ def run(config: JudgeConfig, dry: bool = False, progress: bool = True) -> Judged
         records = benchmark.read(config.answers, config.data)
         found, counts = grader.candidates(records, config.data)
         beside = grader.unjudged(benchmark.score(records, config.data))
-        if config.full_answers:
-            beside |= judged.agreement(records, benchmark.read(config.full_answers, config.data))
     candidates = _count_copies(found)
     gradings = [Grading(grader, prompt, one, number, config) for number in range(config.runs) for one in candidates]
     with Replies(config.out) as replies:
-        expected = _recall(gradings, replies, grader, config)
+        expected = _recall(gradings, replies, grader)
         if dry:
-            return Judged(None, None, expected, spent([], config.price))
+            return Judged(None, None, expected, spent([]))
         folder = _open(config, prompt)
         cost = _finish(gradings, replies, config, progress)
     outcomes = _outcomes(gradings, config.runs)
@@ -140,7 +137,7 @@ def run(config: JudgeConfig, dry: bool = False, progress: bool = True) -> Judged
         # an alias may move during a run, so the record says in how many replies the server named which model
         "judge": _describe(config, prompt) | {"reported": dict(Counter(str(one.model) for one in used).most_common())},
         "replies": odd,
-        "spent": spent(used, config.price)._asdict(),
+        "spent": spent(used)._asdict(),
         **numbers,
     }
     write_json(folder / GRADES, grader.grades(candidates, outcomes))
@@ -159,7 +156,7 @@ def _count_copies(candidates: Sequence[Candidate]) -> list[Candidate]:
     return counted
 
 
-def _recall(gradings: Sequence[Grading], replies: Replies, grader: Grader, config: JudgeConfig) -> Spending:
+def _recall(gradings: Sequence[Grading], replies: Replies, grader: Grader) -> Spending:
     """Goes as far as stored replies reach, and says what the rest may cost."""
     if replies.repair:
         log.warning("%s", replies.repair)
@@ -167,7 +164,7 @@ def _recall(gradings: Sequence[Grading], replies: Replies, grader: Grader, confi
         grading.recall(replies)
     requests = [grading.request for grading in gradings if grading.outcome is None]
     bodies = {key_of(request): request["body"] for request in requests}
-    expected = estimate(bodies.values(), grader.reply_tokens, config.price)
+    expected = estimate(bodies.values(), grader.reply_tokens)
     done = len(gradings) - len(requests)
     log.info("%d of %d grades are known; to be sent, by estimate: %s", done, len(gradings), expected)
     return expected
@@ -188,7 +185,7 @@ def _finish(gradings: Sequence[Grading], replies: Replies, config: JudgeConfig, 
         text = f"stopped after {done} of {len(gradings)} grades.{lost} The same command resumes: {replies.path}"
         raise Interrupted(text) from None
     finally:
-        cost = spent([reply for key, reply in replies.known.items() if key not in known], config.price)
+        cost = spent([reply for key, reply in replies.known.items() if key not in known])
         log.info("spent by this call: %s. Every reply is kept in %s", cost, replies.path)
     failed = [grading for grading in pending if grading.failure]
     for grading in failed[:NAMED]:
@@ -271,8 +268,7 @@ def lines(metrics: Mapping[str, Any]) -> Iterator[str]:
     yield from grader.summary(metrics)
     unjudged = grader.unjudged_summary(metrics)
     if unjudged is not None:
-        agreement = metrics.get("agreement")
-        yield unjudged + ("" if agreement is None else f", {agreement:.1f} % as the unpruned model answered")
+        yield unjudged
     reported = ", ".join(f"{name} ({count} replies)" for name, count in judge["reported"].items()) or "nobody"
     yield f"judge: {reported}; prompt: {judge['prompt']['official'] or judge['prompt']['origin']}"
     odd = f"{replies['refused']} refused, {replies['unreadable']} unreadable, {replies['given_up']} given up"

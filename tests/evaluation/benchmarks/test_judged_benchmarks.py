@@ -14,7 +14,6 @@ from judged_data import VIDEO, make_mmvet, make_msvd
 
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import make, video_qa
-from llava_consensus.evaluation.benchmarks.judged import agreement
 
 Rows = list[dict[str, Any]]
 
@@ -205,10 +204,3 @@ def test_missing_files_are_named_with_their_source(name: str, request: pytest.Fi
     with pytest.raises(DataError) as caught:
         make(name).load(data)
     assert all(file.path in str(caught.value) and file.source in str(caught.value) for file in make(name).files)
-
-
-def test_agreement_is_by_question() -> None:
-    full = [{"question_id": key, "text": text} for key, text in (("a", "Dog."), ("b", "cat"), ("b", "two"), ("c", "x"))]
-    ours = [{"question_id": key, "text": text} for key, text in (("b", "Cat"), ("a", "dog"), ("b", "three"), ("z", ""))]
-    assert agreement(ours, full) == {"agreement": pytest.approx(200 / 3), "compared": 3}
-    assert agreement(ours, []) == {"agreement": None, "compared": 0}

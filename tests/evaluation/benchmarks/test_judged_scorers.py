@@ -196,7 +196,6 @@ def test_scorers_take_any_reply(text: str) -> None:
     found = mmvet.read_grade(text)
     assert found is None or not (found[0] < 0 or found[0] > 1)
     assert len(parsed([text])) <= 1
-    assert judged.same(text, text)
 
 
 @pytest.mark.parametrize(

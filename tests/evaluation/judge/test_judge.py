@@ -36,7 +36,7 @@ def command(place: Path, url: str, name: str = "mmvet") -> list[str]:
 
 
 def test_mmvet_is_judged_and_a_rerun_asks_nothing(tmp_path: Path, good: Server) -> None:
-    wanted = judge_config(tmp_path, good.url, price=(30, 60))
+    wanted = judge_config(tmp_path, good.url)
     first = run(wanted, progress=False)
     assert first.path is not None and first.metrics is not None
     assert good.total == 5 and good.keys == {f"Bearer {SECRET}"}
@@ -45,7 +45,7 @@ def test_mmvet_is_judged_and_a_rerun_asks_nothing(tmp_path: Path, good: Server) 
     assert metrics["score"] == metrics["total"] == 50.0 and metrics["complete"]
     assert metrics["capability"]["rec"] == 50.0 and metrics["runs"] == [50.0] and metrics["std"] == 0.0
     assert metrics["judge"]["reported"] == {MODEL: 5} and metrics["judge"]["prompt"]["origin"] == "own wording"
-    assert metrics["spent"]["prompt_tokens"] == 500 and metrics["spent"]["dollars"] == pytest.approx(0.0159)
+    assert metrics["spent"]["prompt_tokens"] == 500
     grades = json.loads((first.path / "grades.json").read_text())
     assert grades["v1_4"] == {"model": [MODEL], "content": ["0.5"], "score": [0.5]}
     written = (first.path / "metrics.json").read_bytes()
@@ -96,9 +96,8 @@ def test_only_what_is_new_is_asked(tmp_path: Path, good: Server) -> None:
     wanted = judge_config(tmp_path, good.url)
     judge(wanted)
     other = write_answers(tmp_path / "other.jsonl", {**{number: f"answer {number}" for number in range(4)}, 4: "new"})
-    second = run(replace(wanted, answers=other, full_answers=wanted.answers), progress=False)
+    second = run(replace(wanted, answers=other), progress=False)
     assert good.total == 6 and second.spent.requests == 1, "the same answer is judged once, whoever gave it"
-    assert second.metrics is not None and second.metrics["agreement"] == 80.0
     judge(replace(wanted, runs=3))
     assert good.total == 16
 
@@ -204,17 +203,7 @@ def test_counts_below_zero_are_no_counts(tmp_path: Path) -> None:
     reply = {"choices": [{"message": {"content": "0.5"}}], "usage": {"prompt_tokens": -9, "completion_tokens": 3}}
     with Server(lambda *_: Act("raw", json.dumps(reply))) as server:
         metrics = judge(judge_config(tmp_path, server.url))
-    assert metrics["spent"]["prompt_tokens"] == 0 and metrics["spent"]["without_usage"] == 5
-
-
-def test_what_is_in_flight_does_not_overspend(tmp_path: Path) -> None:
-    """Replies far longer than expected: ten dollars' worth would be in flight at once."""
-    usage = {"prompt_tokens": 100, "completion_tokens": 10_000}
-    reply = json.dumps({"choices": [{"message": {"content": "0.5"}}], "usage": usage})
-    with Server(lambda *_: Act("raw", reply, delay=0.05)) as server:
-        with pytest.raises(JudgeError, match="the limit is reached, 2 requests"):
-            judge(judge_config(tmp_path, server.url, price=(0, 100), max_dollars=2.5))
-        assert server.total == 2
+    assert metrics["spent"]["prompt_tokens"] == 0
 
 
 def test_waiting_is_as_long_as_the_server_wishes(tmp_path: Path) -> None:
@@ -320,8 +309,6 @@ def test_a_grade_that_is_no_number_is_an_unreadable_reply(tmp_path: Path, grade:
     ("limits", "most"),
     [
         ({"max_requests": 2}, 2),
-        ({"max_tokens": 500}, 4),
-        ({"max_dollars": 0.0155, "price": (30, 60)}, 4),
         ({"max_requests": 0}, 0),
     ],
 )
@@ -353,8 +340,7 @@ def test_a_signal_says_what_was_done_and_what_it_cost(tmp_path: Path, number: in
 
     with Server(behave) as server:
         wanted = judge_config(tmp_path, server.url)
-        asked = [*command(tmp_path, server.url), "--judge-price", "30", "60"]
-        asked = [sys.executable, "-m", "llava_consensus.cli", *asked]
+        asked = [sys.executable, "-m", "llava_consensus.cli", *command(tmp_path, server.url)]
         child = subprocess.Popen(asked, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         limit = time.monotonic() + 60
         while server.total < 5 or sum(server.answered.values()) < 3:
@@ -364,7 +350,7 @@ def test_a_signal_says_what_was_done_and_what_it_cost(tmp_path: Path, number: in
         child.send_signal(number)
         _, said = child.communicate(timeout=30)
         assert child.returncode == 128 + number, said
-        assert "3 requests, 300 tokens in, 9 out, 0.0095 dollars" in said, said
+        assert "3 requests, 300 tokens in, 9 out" in said, said
         assert "stopped after 3 of 5 grades. 2 requests were in flight and may be charged. The same command" in said
         assert "Traceback" not in said
         assert len(stored(tmp_path)) == 3
@@ -389,7 +375,7 @@ def test_killed_in_the_middle_nothing_is_lost_and_nothing_asked_twice(tmp_path: 
         assert not repeated & heard and len(repeated) <= 2 and len(server.asked) == 6
     metrics = result.metrics
     assert metrics is not None and metrics["complete"] and metrics["accuracy"] == 100.0
-    assert result.spent == Spending(6 - len(heard), 100 * (6 - len(heard)), 3 * (6 - len(heard)), None)
+    assert result.spent == Spending(6 - len(heard), 100 * (6 - len(heard)), 3 * (6 - len(heard)))
     assert metrics["spent"]["prompt_tokens"] == 600
 
 
@@ -447,11 +433,7 @@ def test_two_judges_do_not_share_a_folder(tmp_path: Path, good: Server) -> None:
         ({"timeout": 0.0}, "--judge-timeout 0"),
         ({"timeout": float("nan")}, "--judge-timeout nan"),
         ({"model": ""}, "--judge-model"),
-        ({"price": (1, -1)}, "--judge-price OUT -1"),
-        ({"max_dollars": 1.0}, "--judge-price"),
         ({"max_requests": -1}, "--max-requests -1"),
-        ({"max_dollars": float("nan"), "price": (1, 1)}, "--max-cost nan"),
-        ({"max_tokens": float("inf")}, "--max-judge-tokens inf"),
         ({"options": {"top_p": float("nan")}}, "--judge-option top_p=nan"),
     ],
 )
@@ -492,12 +474,11 @@ def test_the_url_may_come_from_the_environment(tmp_path: Path, monkeypatch: pyte
 def test_the_command(tmp_path: Path, good: Server, capsys: pytest.CaptureFixture[str]) -> None:
     judge_config(tmp_path, good.url)
     asked = command(tmp_path, good.url)
-    assert cli.main([*asked, "--judge-dry-run", "--judge-price", "30", "60"]) == 0
+    assert cli.main([*asked, "--judge-dry-run"]) == 0
     output = capsys.readouterr()
     assert output.out.startswith("mmvet: nothing was sent. To be sent, by estimate: 5 requests")
-    assert "dollars" in output.out and good.total == 0
-    for limit in (["--max-judge-tokens", "1"], ["--max-requests", "0"], ["--max-cost", "0", "--judge-price", "1", "1"]):
-        assert cli.main([*asked, *limit]) == 5 and "the limit is reached" in capsys.readouterr().err
+    assert good.total == 0
+    assert cli.main([*asked, "--max-requests", "0"]) == 5 and "the limit is reached" in capsys.readouterr().err
     for wrong in (["--judge-timeout", "0"], ["--judge-tries", "0"], ["--concurrency", "0"], ["--runs", "0"]):
         assert cli.main([*asked, *wrong]) == 2 and f"{wrong[0]} 0" in capsys.readouterr().err
     assert good.total == 0
