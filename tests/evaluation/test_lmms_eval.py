@@ -1,5 +1,6 @@
 """The real lmms-eval asks our hosts: its own command, killed and resumed, gives the answers of our harness."""
 
+import importlib
 import importlib.util
 import json
 import os
@@ -20,8 +21,6 @@ from PIL import Image
 from llava_consensus import cli
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation import benchmarks, models
-from llava_consensus.evaluation.lmms_eval import questions
-from llava_consensus.evaluation.lmms_eval.encodings import Encodings
 from llava_consensus.evaluation.runs.configuration import RunConfig
 from llava_consensus.evaluation.runs.execution import Execution
 from llava_consensus.evaluation.runs.loop import run
@@ -45,6 +44,11 @@ def made(arguments: str, **more: Any) -> Any:
     from lmms_eval.models import get_model
 
     return get_model("consensusdrop").create_from_arg_string(arguments, more)
+
+
+def lmms_model() -> Any:
+    """The module, which imports lmms-eval."""
+    return importlib.import_module("llava_consensus.evaluation.lmms_eval.model")
 
 
 def request(text: str, *, number: int = 0, content: list[Any] | None = None, **generation: Any) -> Any:
@@ -132,7 +136,7 @@ def test_another_method_on_a_host_of_transformers(tmp_path: Path) -> None:
     assert 100 * results["results"]["mini_gqa"]["accuracy,none"] == pytest.approx(score)
     counted = samples[0]["token_counts"][0]
     assert (counted["visual_before"], counted["visual_after"], counted["visual_entering"]) == (576, 64, 576)
-    assert results["throughput"]["avg_visual_after"] == 64 and results["throughput"]["avg_first_token_ms"] > 0
+    assert results["throughput"]["avg_visual_after"] == 64
 
 
 def test_the_entry_point_is_installed() -> None:
@@ -168,7 +172,7 @@ def test_bad_arguments_are_refused_before_weights_load(
 def test_answers_come_one_by_one_in_the_order_of_the_requests(model: Any) -> None:
     lengths = [4, 4, 4, 2, 2, 4]
     requests = [request(f"Question {n}?", number=n, max_new_tokens=length) for n, length in enumerate(lengths)]
-    assert [len(batch) for batch in questions.batches(requests, 2)] == [2, 1, 2, 1]
+    assert [len(batch) for batch in lmms_model().batches(requests, 2)] == [2, 1, 2, 1]
     answers = asked(model, *requests)
     assert iter(answers) is answers, "a list would be stored by its cache only at the end"
     together = [answer.text for answer in answers]
@@ -184,17 +188,15 @@ def test_a_picture_goes_through_the_tower_once(model: Any, monkeypatch: pytest.M
 
 
 def test_few_pictures_are_kept_and_each_of_a_batch_is_there(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llava_consensus.evaluation.lmms_eval.encodings.CAPACITY", 1)
+    monkeypatch.setattr(lmms_model(), "CAPACITY", 1)
     pictures = [(Image.new("RGB", (9, 9), (shade, 0, 0)),) for shade in (200, 210, 200)]
-    encodings = Encodings(model.runner)
-    (first,), (second,), (third,) = encodings.fetch(pictures)
+    (first,), (second,), (third,) = model.encoded(pictures)
     assert first is third and first is not second
-    assert encodings.fetch([pictures[1]])[0][0] is second and encodings.fetch([pictures[0]])[0][0] is not first
+    assert model.encoded([pictures[1]])[0][0] is second and model.encoded([pictures[0]])[0][0] is not first
 
 
 def test_the_same_command_has_the_same_place_in_the_cache(model: Any) -> None:
-    from llava_consensus.evaluation.lmms_eval.model import run_id
-
+    run_id = lmms_model().run_id
     command = ["--model_args", "pretrained=a", "--tasks", "b"]
     assert run_id(command) == run_id(list(command)) != run_id(["--model_args", "pretrained=a --tasks", "b"])
     assert os.environ["LMMS_CACHE_RUN_ID"]
@@ -204,14 +206,14 @@ def test_the_model_is_let_go_when_everything_is_answered() -> None:
     model = made(f"pretrained={MINI},method=random")
     llava, generate = model.runner.model, type(model.runner.model).generate
     model.clean()
-    assert not hasattr(model, "host") and llava.generate.__func__ is generate, "the method is detached"
+    assert not hasattr(model, "runner") and llava.generate.__func__ is generate, "the method is detached"
 
 
 def test_a_question_without_a_picture_and_an_end_of_answers(model: Any) -> None:
     (answer,) = asked(model, request("", content=[{"type": "text", "text": "What is two plus two?"}]))
     assert answer.token_counts.to_dict()["visual_after"] == 0
-    read = questions.read(request("Which?", until=["\n\n", "."]), {"task": {"test": [None]}}, None)
-    assert read.cut("a cat. It sleeps\n\nbye") == "a cat"
+    *_, until = lmms_model().read(request("Which?", until=["\n\n", "."]), {"task": {"test": [None]}}, None)
+    assert lmms_model().cut("a cat. It sleeps\n\nbye", until) == "a cat"
 
 
 @pytest.mark.parametrize(

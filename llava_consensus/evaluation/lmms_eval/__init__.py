@@ -1,4 +1,4 @@
-"""Every host of this library as a model of lmms-eval, under the name `consensusdrop` (docs/lmms-eval.md).
+"""Every model that a host adapts as a model of lmms-eval, under the name `consensusdrop` (docs/lmms-eval.md).
 
 lmms-eval finds `manifests` through the entry point `lmms_eval.models`, whenever it is imported: nothing heavy is loaded
 before the model is asked for.

@@ -3,16 +3,17 @@
     lmms-eval --model consensusdrop --model_args pretrained=checkpoints/llava-mini,method=visionzip,tokens=64 --tasks T
 
 Answers come as a generator in the order of the requests, so that lmms-eval's response cache stores each as it is given,
-and not all at the end.
+and not all at the end. The times of an answer are measured by `llava-consensus bench`.
 """
 
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
+from itertools import groupby
 from statistics import mean
 from typing import Any, NoReturn
 
@@ -20,15 +21,14 @@ import torch
 from lmms_eval.api.instance import GenerationResult, TokenCounts
 from lmms_eval.api.model import lmms
 from lmms_eval.models.model_utils.gen_metrics import log_metrics
-from torch import Tensor, nn
+from PIL import Image
 from tqdm import tqdm
 
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.files import Record
-from llava_consensus.evaluation.lmms_eval import questions
-from llava_consensus.evaluation.lmms_eval.encodings import Encodings
-from llava_consensus.evaluation.models import Answer, Loading, Runner
+from llava_consensus.evaluation.media import open_image
+from llava_consensus.evaluation.models import Answer, Encoding, Loading, Prompt
 from llava_consensus.evaluation.runs.metrics import AnswerCosts
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import budget
@@ -36,6 +36,8 @@ from llava_consensus.reduction.budget import budget
 RUN_ID = "LMMS_CACHE_RUN_ID"
 LOADING = [field.name for field in fields(Loading)]
 OF_HOST = "host_"  # in front of the name of an option of the host
+CAPACITY = 64  # pictures that are kept encoded
+MAX_NEW_TOKENS = 1024  # where a task sets no bound, as in lmms-eval's own models
 
 
 @dataclass
@@ -82,8 +84,9 @@ class ReducedModel(lmms):
         if not pretrained:
             raise OptionError("pretrained: no model. Type: --model_args pretrained=FOLDER,method=NAME,tokens=NUMBER")
         pretrained = str(pretrained)  # a name that looks like a number comes as one
-        self.batch_size = _batch_size(batch_size)
-        self.conversation = conversation
+        if not str(batch_size).isdecimal() or int(batch_size) < 1:
+            raise OptionError(f"batch_size={batch_size!r} must be a whole number of at least 1")
+        self.batch_size, self.conversation = int(batch_size), conversation
         loading = Loading(**{name: options.pop(name) for name in LOADING if name in options})
         open_to_host = [name for name in options if name.startswith(OF_HOST)]
         host_options = {name.removeprefix(OF_HOST): str(options.pop(name)) for name in open_to_host}
@@ -92,7 +95,7 @@ class ReducedModel(lmms):
         os.environ.setdefault(RUN_ID, run_id(sys.argv[1:]))
         self.runner = models.load(pretrained, _on_own_device(loading), host_options)
         self.attachment = self.runner.attach(chosen, tokens_given)
-        self._encodings = Encodings(self.runner)
+        self._encodings: OrderedDict[str, Encoding] = OrderedDict()
         self._costs = AnswerCosts(chosen, tokens_given, self.runner.shape())
 
     @property
@@ -105,7 +108,8 @@ class ReducedModel(lmms):
 
         One request is answered with a list, because lmms-eval's loop for agents looks an answer up by its place.
         """
-        questions.check_generation(requests)
+        for request in requests:
+            check_generation(request)
         answers = self._answers(requests)
         return list(answers) if len(requests) == 1 else answers
 
@@ -113,7 +117,7 @@ class ReducedModel(lmms):
         answered: list[AnswerCounts] = []
         seconds = 0.0
         with tqdm(total=len(requests), desc="questions", disable=self.rank != 0) as bar:
-            for batch in questions.batches(requests, self.batch_size):
+            for batch in batches(requests, self.batch_size):
                 start = time.perf_counter()
                 results = self._answer(batch)
                 seconds += time.perf_counter() - start
@@ -125,67 +129,53 @@ class ReducedModel(lmms):
 
     def _answer(self, requests: list[Any]) -> list[GenerationResult]:
         """Answers of requests that are asked together."""
-        asked = [questions.read(request, self.task_dict, self.conversation) for request in requests]
-        encodings = self._encodings.fetch([question.pictures for question in asked])
-        tower_seconds = sum({id(one): one.seconds for own in encodings for one in own}.values())
-        with _first_logits(self.runner) as first:
-            answers = self.runner.answer(
-                [[one.encoded for one in own] for own in encodings], [question.prompt for question in asked]
-            )
-        first_ms = 1e3 * (tower_seconds + first[0]) if first else None
+        asked = [read(request, self.task_dict, self.conversation) for request in requests]
+        encoded = self.encoded([pictures for _, pictures, _ in asked])
+        answers = self.runner.answer(encoded, [prompt for prompt, _, _ in asked])
         results = []
-        for question, answer in zip(asked, answers, strict=True):
-            text = question.cut(answer.text)
-            told = answer.prefill, len(question.pictures), (), answer.outcomes
-            account = self._costs.of(*told).get("account", {})
+        for (_, pictures, until), answer in zip(asked, answers, strict=True):
+            text = cut(answer.text, until)
+            account = self._costs.of(answer.prefill, len(pictures), (), answer.outcomes).get("account", {})
             output_tokens = len(self.runner.tokenizer(text, add_special_tokens=False).input_ids)
-            results.append(GenerationResult(text, _counts(answer, account, output_tokens, first_ms)))
+            results.append(GenerationResult(text, _counts(answer, account, output_tokens)))
         return results
 
+    def encoded(self, pictures: Sequence[Sequence[Image.Image]]) -> list[list[Encoding]]:
+        """Encodings of the pictures of each question, those that are new in one batch. lmms-eval hands over pictures,
+        not files, so that they are known by their content.
+        """
+        keys = [[sha256(f"{one.size}".encode() + one.tobytes()).hexdigest() for one in own] for own in pictures]
+        by_key = {
+            key: one for own, shown in zip(keys, pictures, strict=True) for key, one in zip(own, shown, strict=True)
+        }
+        fresh = {key: picture for key, picture in by_key.items() if key not in self._encodings}
+        if fresh:
+            self._encodings.update(zip(fresh, self.runner.encode(list(fresh.values())), strict=True))
+        found = [[self._encodings[key] for key in own] for own in keys]
+        for key in by_key:
+            self._encodings.move_to_end(key)
+        while len(self._encodings) > CAPACITY:
+            self._encodings.popitem(last=False)
+        return found
+
     def loglikelihood(self, requests: Sequence[Any]) -> NoReturn:
-        """Refused: hosts answer, they do not rate given answers."""
-        raise OptionError(f"task {requests[0].task_name}: asks for likelihoods; hosts answer. Take a generating task")
+        """Refused: a runner answers, it does not rate given answers."""
+        raise OptionError(f"task {requests[0].task_name}: asks for likelihoods. Take a task that generates")
 
     def generate_until_multi_round(self, requests: Sequence[Any]) -> NoReturn:
-        """Refused: a host is asked one turn."""
-        raise OptionError(f"task {requests[0].task_name}: asks in several rounds; a host is asked one turn of the user")
+        """Refused: a runner is asked one turn."""
+        raise OptionError(f"task {requests[0].task_name}: asks in several rounds; one turn of the user is asked")
 
     def clean(self) -> None:
-        """Lets go of the model when everything is answered, so that a local judge has its memory."""
+        """Releases the model when everything is answered, so that a local judge has its memory."""
         self.attachment.detach()
         del self.runner, self.attachment, self._encodings
         super().clean()
 
 
-@contextmanager
-def _first_logits(runner: Runner) -> Iterator[list[float]]:
-    """Seconds from here to the first output of the model's head, once it is there; nothing before. The device is waited
-    for there and nowhere else.
-    """
-    seconds: list[float] = []
-    start = time.perf_counter()
-
-    def note(head: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> None:
-        if not seconds:
-            if logits.is_cuda:
-                torch.cuda.synchronize(logits.device)
-            seconds.append(time.perf_counter() - start)
-
-    hook = runner.model.get_output_embeddings().register_forward_hook(note)
-    try:
-        yield seconds
-    finally:
-        hook.remove()
-
-
-def _counts(answer: Answer, account: Record, output_tokens: int, first_token_ms: float | None) -> AnswerCounts:
-    """The counts of one answer.
-
-    Args:
-        answer: of a runner.
-        account: what it cost as `runs/metrics.py` counts it; empty where the runner does not tell what it read.
-        output_tokens: of its text.
-        first_token_ms: milliseconds from the pictures in memory to the first token of its batch, vision tower included.
+def _counts(answer: Answer, account: Record, output_tokens: int) -> AnswerCounts:
+    """The counts of one answer; `account` as `runs/metrics.py` counts it, empty where the runner does not tell what it
+    read.
     """
     measured, flops = account.get("measured", {}), account.get("flops", {}).get("total")
     reduction = {
@@ -196,10 +186,9 @@ def _counts(answer: Answer, account: Record, output_tokens: int, first_token_ms:
         "visual_average": measured.get("average"),
         "gflops": None if flops is None else flops / 1e9,
         "kv_bytes": sum(measured["kv_bytes"]) if measured else None,
-        "first_token_ms": first_token_ms,
     }
-    read = answer.prefill.text + answer.prefill.entering[0] if measured and answer.prefill else None
-    return AnswerCounts(read, output_tokens, reduction=reduction, notes=answer.notes)
+    rows = answer.prefill.text + answer.prefill.entering[0] if measured and answer.prefill else None
+    return AnswerCounts(rows, output_tokens, reduction=reduction, notes=answer.notes)
 
 
 def _log_run(answered: Sequence[AnswerCounts], seconds: float) -> None:
@@ -218,13 +207,69 @@ def run_id(arguments: Sequence[str]) -> str:
     return f"consensusdrop-{sha256(chr(0).join(arguments).encode()).hexdigest()[:16]}"
 
 
-def _batch_size(value: int | str) -> int:
-    if not str(value).isdecimal() or int(value) < 1:
-        raise OptionError(f"batch_size={value!r} must be a whole number of at least 1")
-    return int(value)
-
-
 def _on_own_device(loading: Loading) -> Loading:
     """Loading options with the GPU of this process, where lmms-eval runs one process per GPU."""
     rank, resolved = os.environ.get("LOCAL_RANK"), loading.resolved()
     return replace(resolved, device=f"cuda:{rank}") if rank is not None and resolved.device == "cuda" else resolved
+
+
+# Requests: (context, function from a document to messages, kwargs of the generation, number, task, split).
+
+
+def batches(requests: Sequence[Any], size: int) -> Iterator[list[Any]]:
+    """Neighbours that allow answers of one length, at most `size` together, in the order they came in."""
+    for _, neighbours in groupby(requests, lambda request: _max_new_tokens(request.args[2])):
+        group = list(neighbours)
+        yield from (group[first : first + size] for first in range(0, len(group), size))
+
+
+def check_generation(request: Any) -> None:
+    """Raises OptionError for a task that asks for anything but greedy decoding."""
+    generation = request.args[2]
+    sampled = generation.get("do_sample", (generation.get("temperature") or 0) > 0)
+    if sampled or (generation.get("num_beams") or 1) > 1:
+        raise OptionError(
+            f"task {request.task_name}: generation_kwargs={dict(generation)} must be greedy. "
+            "Type: --gen_kwargs do_sample=False,temperature=0,num_beams=1"
+        )
+
+
+def read(
+    request: Any, documents: Mapping[str, Any], conversation: str | None
+) -> tuple[Prompt, list[Image.Image], tuple[str, ...]]:
+    """Prompt and pictures of a request, and the texts before which its answer ends.
+
+    Args:
+        request: of a chat task.
+        documents: by task, split and number.
+        conversation: template of the prompt; None is the model's own.
+    Raises:
+        OptionError: for messages other than one turn of the user: pictures, then text.
+        ImageError: for a picture that cannot be read.
+    """
+    _, to_messages, generation, number, task, split = request.args
+    messages = to_messages(documents[task][split][number])
+    if len(messages) != 1 or messages[0]["role"] != "user":
+        roles = ", ".join(message["role"] for message in messages)
+        raise OptionError(f"task {task}: has the turns {roles}; one turn of the user is asked")
+    *shown, text = content = messages[0]["content"]
+    kinds = [part["type"] for part in content]
+    if kinds != ["image"] * len(shown) + ["text"]:
+        raise OptionError(f"task {task}: asks with {', '.join(kinds)}; pictures, then one text are asked")
+    pictures = [
+        one["url"].convert("RGB") if isinstance(one["url"], Image.Image) else open_image(one["url"]) for one in shown
+    ]
+    until = generation.get("until") or ()
+    ends = (until,) if isinstance(until, str) else tuple(until)
+    return Prompt(text["text"], conversation, _max_new_tokens(generation)), pictures, ends
+
+
+def cut(text: str, until: Sequence[str]) -> str:
+    """An answer up to the first of the texts it ends before."""
+    for end in filter(None, until):
+        text = text.split(end)[0]
+    return text.strip()
+
+
+def _max_new_tokens(generation: Mapping[str, Any]) -> int:
+    return int(generation.get("max_new_tokens") or MAX_NEW_TOKENS)
