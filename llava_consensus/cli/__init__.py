@@ -41,21 +41,6 @@ GROUPS = {
     "model": "convert a checkpoint, or check that methods work on it",
     "paper": "the paper's tables, figures and claims, made again",
 }
-MOVED = {  # commands of versions before this one
-    "export": "score BENCHMARK --answers FILE --export FILE",
-    "compare": "report compare",
-    "fetch-mini": "data mini",
-    "download-data": "data download",
-    "check-data": "data check",
-    "convert": "model convert",
-    "check-host": "model check",
-    "methods": "list METHOD, or list methods",
-    "completion": "--print-completion SHELL",
-    **{
-        name: f"paper {name}"
-        for name in ("table", "ablation", "study", "figures", "claims", "examples", "gallery", "ledger")
-    },
-}
 COMPLETION = "--print-completion"
 INTRODUCED = ("ask", "eval", "list")  # commands whose first example the general help has
 
@@ -70,9 +55,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     words = list(sys.argv[1:] if argv is None else argv)
     first = words[0] if words else ""
-    if first in MOVED:
-        error(f"llava-consensus {first} is now: llava-consensus {MOVED[first]}")
-        return ConsensusError.exit_code
     reader = parser(first)
     wrong = unknown_command(words)
     if wrong:

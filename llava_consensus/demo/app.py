@@ -1,20 +1,16 @@
 """The page, in Gradio: widgets wired to the plain functions of `desk.py` and `markup.py`.
 
-Nothing is fetched from elsewhere: fonts are the system's, analytics are off, and every response carries a content
-security policy that forbids browsers to ask anybody but this server. Nor may a page from elsewhere use it: a browser
-says which host it asks and which page asks, and a name that another server could give to this machine is refused.
+Nothing is fetched from elsewhere: fonts are the system's and analytics are off. Requests of other pages are refused by
+Gradio itself (`strict_cors`, its default).
 """
 
 import os
-import socket
 from collections.abc import Callable, Sequence
 from html import escape
 from importlib import resources
-from ipaddress import ip_address
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from PIL.Image import Image
 
@@ -27,14 +23,8 @@ from llava_consensus.evaluation.runs import DRAWINGS, knows_drawings_alone
 
 if TYPE_CHECKING:
     from gradio import Blocks, Dropdown
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-REFUSED = b"This page answers to the address that it was started with, and to no other page.\n"
 MEGABYTES = 20  # of an upload at most
-POLICY = (
-    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; form-action 'self'; "
-)
 SHOW = "() => document.getElementById('message').scrollIntoView()"
 INTRO = """<p class="cd-intro">A vision-language model reads a picture as hundreds of <b>visual tokens</b>, one for each
 small patch. A reduction method keeps a few of them and merges or drops the rest, so that the model answers sooner. Pick
@@ -69,28 +59,17 @@ def build(runner: Runner, model: str, samples: Sequence[DemoPicture], megabytes:
     return blocks
 
 
-def launch(
-    blocks: "Blocks",
-    address: str,
-    port: int | None,
-    megabytes: float = MEGABYTES,
-    name: str = "",
-    within: str = "'none'",
-) -> str:
+def launch(blocks: "Blocks", address: str, port: int | None, megabytes: float = MEGABYTES) -> str:
     """Serves a page in threads of its own; returns its address.
 
     Args:
         blocks: the page.
         address, port: where it is served; None is the first free port from 7860 on.
         megabytes: of an upload at most.
-        name: by which browsers ask for it, where that is none of this machine's own.
-        within: pages that may show it in a frame, as a content security policy names them.
     Raises:
         OptionError: for a port that is taken, or an address this machine does not have.
     """
     gradio = _gradio()
-    from starlette.middleware import Middleware
-
     head = f"<script>{_text('page.js')}</script>"
     theme = gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
     try:
@@ -109,53 +88,10 @@ def launch(
             theme=theme,
             css=_text("page.css"),
             head=head,
-            app_kwargs={"middleware": [Middleware(Guard, name=name or address, within=within)]},
         )
     except OSError as error:
         raise OptionError(f"--address {address} --port {port}: {error}. Take another --port") from error
     return str(url)
-
-
-class Guard:
-    """Refuses what a page from elsewhere asks, and adds the content security policy to every response.
-
-    Args:
-        app: that answers.
-        name: by which this machine is served, if it is no number.
-        within: pages that may show it in a frame.
-    """
-
-    def __init__(self, app: "ASGIApp", name: str = "", within: str = "'none'") -> None:
-        self.policy = f"{POLICY}frame-ancestors {within}".encode()
-        own = socket.gethostname().lower()
-        self.app, self.names = app, {"localhost", own, f"{own}.local", name.lower()}
-
-    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
-        async def tell(message: "Message") -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"content-security-policy", self.policy)]
-            await send(message)
-
-        if scope["type"] in ("http", "websocket") and not self.admits(scope["headers"]):
-            if scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1008})
-                return
-            await tell({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
-            await send({"type": "http.response.body", "body": REFUSED})
-            return
-        await self.app(scope, receive, tell)
-
-    def admits(self, headers: Sequence[tuple[bytes, bytes]]) -> bool:
-        """True if a request names this machine by a number or a name of its own, and comes from no other page."""
-        hosts, origins = ([value for name, value in headers if name == kind] for kind in (b"host", b"origin"))
-        try:
-            (runner,) = (one.decode() for one in hosts)
-            name = urlsplit(f"//{runner}").hostname or ""
-            if name not in self.names:
-                ip_address(name)
-            return all(urlsplit(one.decode()).netloc == runner for one in origins)
-        except ValueError:  # no host or several, or a name that others may give to this machine
-            return False
 
 
 class _Page:

@@ -133,15 +133,6 @@ def test_the_examples_of_every_command_are_read_by_its_parser() -> None:
         assert cli.parser(words[0]).parse_args(words).lines is arguments.COMMANDS[name].lines
 
 
-def test_an_old_name_says_its_new_one(capsys: pytest.CaptureFixture[str]) -> None:
-    for old in cli.MOVED:
-        assert cli.main([old, "anything", "--at-all"]) == 2
-        said = capsys.readouterr().err
-        assert said == f"error: llava-consensus {old} is now: llava-consensus {cli.MOVED[old]}\n"
-        first = cli.MOVED[old].split()
-        assert first[0].startswith("--") or " ".join(first[:2]) in arguments.COMMANDS or first[0] in arguments.COMMANDS
-
-
 def test_results_are_looked_for_where_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["report", "compare", "a", "b", "--out", "there"], ["report", "--out", "there", "compare", "a", "b"]):
         assert cli.parser("report").parse_args(words).out == Path("there")

@@ -1,9 +1,7 @@
 """The page's state without a browser: forms become requests, requests are answered, answers become HTML."""
 
-import asyncio
 import json
 import re
-import socket
 from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +16,6 @@ from PIL import Image
 
 from llava_consensus import cli
 from llava_consensus.demo import desk, markup
-from llava_consensus.demo.app import Guard
 from llava_consensus.demo.desk import DemoPicture, Desk, Form, Side, Told, offered, samples
 from llava_consensus.demo.seen import Seen, card, counted, seen_by
 from llava_consensus.errors import ConsensusError, MissingDependency, OptionError, QuestionError
@@ -94,49 +91,6 @@ def test_a_word_that_stands_for_a_picture_is_said(tmp_path: Path) -> None:
     asked = desk.request(form(picture=str(picture), question="What is <image>?"))
     with pytest.raises(QuestionError, match="holds <image>, which stands for a picture"):
         Desk(load(str(ROOT / "checkpoints" / "llava-mini"), Loading("cpu"))).ask(asked)
-
-
-OWN, MACHINE = "127.0.0.1:7860", socket.gethostname()
-
-
-@pytest.mark.parametrize(
-    ("host", "origin", "status"),
-    [
-        (OWN, None, 200),
-        (OWN, f"http://{OWN}", 200),
-        ("localhost:7860", "http://localhost:7860", 200),
-        ("[::1]:7860", "http://[::1]:7860", 200),
-        ("192.168.1.5", "https://192.168.1.5", 200),
-        (MACHINE, None, 200),
-        ("demo.example.org", "http://demo.example.org", 200),  # given as --address
-        ("evil.example.org:7860", None, 403),  # a name that was made to lead here
-        ("evil.example.org:7860", "http://evil.example.org:7860", 403),
-        ("127.0.0.1.evil.example.org", None, 403),
-        (OWN, "http://evil.example.org", 403),
-        (OWN, "http://127.0.0.1:8888", 403),  # another page of this machine
-        (OWN, "null", 403),
-        (OWN, "http://[", 403),
-        ("[", None, 403),
-        ("", None, 403),
-        (None, None, 403),
-    ],
-)
-def test_a_page_from_elsewhere_is_refused(host: str | None, origin: str | None, status: int) -> None:
-    async def page(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    sent: list[dict[str, Any]] = []
-    given = [(b"host", host), (b"origin", origin)]
-    headers = [(name, value.encode()) for name, value in given if value is not None]
-    guard = Guard(page, "demo.example.org")
-    asyncio.run(guard({"type": "http", "headers": headers}, None, send))
-    assert sent[0]["status"] == status and b"content-security-policy" in dict(sent[0]["headers"])
-    sent.clear()
-    asyncio.run(guard({"type": "websocket", "headers": headers}, None, send))
-    assert (sent[0]["type"] == "websocket.close") == (status == 403)
 
 
 def test_our_method_and_its_sides_come_first() -> None:

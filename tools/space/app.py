@@ -1,6 +1,5 @@
 """The page as a Space of Hugging Face: the embedded model in the layout of transformers, and pictures to try."""
 
-import os
 import threading
 from pathlib import Path
 
@@ -11,7 +10,5 @@ from llava_consensus.evaluation import models
 MODEL = "checkpoints/llava-mini-hf"
 
 blocks = app.build(models.load(MODEL), MODEL, samples(Path("playground/mini")))
-app.launch(
-    blocks, "0.0.0.0", 7860, name=os.environ.get("SPACE_HOST", ""), within="https://huggingface.co https://*.hf.space"
-)
+app.launch(blocks, "0.0.0.0", 7860)
 threading.Event().wait()

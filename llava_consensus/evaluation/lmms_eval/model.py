@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
-from itertools import groupby
+from itertools import chain, groupby
 from statistics import mean
 from typing import Any, NoReturn
 
@@ -145,9 +145,7 @@ class ReducedModel(lmms):
         not files, so that they are known by their content.
         """
         keys = [[sha256(f"{one.size}".encode() + one.tobytes()).hexdigest() for one in own] for own in pictures]
-        by_key = {
-            key: one for own, shown in zip(keys, pictures, strict=True) for key, one in zip(own, shown, strict=True)
-        }
+        by_key = dict(zip(chain(*keys), chain(*pictures), strict=True))
         fresh = {key: picture for key, picture in by_key.items() if key not in self._encodings}
         if fresh:
             self._encodings.update(zip(fresh, self.runner.encode(list(fresh.values())), strict=True))
