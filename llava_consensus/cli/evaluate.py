@@ -1,24 +1,17 @@
-"""The commands `eval` and `sweep`: one run, or a grid of runs; and what other commands need to run a grid.
-
-`--log wandb|mlflow|tensorboard` tells a tracker of experiments the configuration and numbers of each finished run.
-TRACKERS is the only list: a tracker is one function here. It changes nothing of a run; where it says itself that it
-cannot be reached, look at its own settings (WANDB_MODE, MLFLOW_TRACKING_URI).
-"""
+"""The commands `eval` and `sweep`: one run, or a grid of runs; and what other commands need to run a grid."""
 
 import argparse
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llava_consensus.cli import arguments, terminal
 from llava_consensus.cli.arguments import arg, command
-from llava_consensus.errors import ConsensusError, DataError, missing_extra, unknown_name
+from llava_consensus.errors import DataError
 
 if TYPE_CHECKING:
     from llava_consensus.evaluation.report.table import Table
@@ -28,14 +21,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LINEUP = "consensusdrop consensusdrop:alpha=1.0 consensusdrop:alpha=0.0 consensusdrop:fuser=recovery random"
-PROJECT = "llava-consensus"  # what trackers file the runs under
-LOG = arg("--log", metavar="TRACKER", help="also tell a tracker of experiments: wandb, mlflow, tensorboard")
-
-
-class TrackerError(ConsensusError):
-    """An experiment tracker failed; the run itself is kept."""
-
-    exit_code = 5
 
 
 @command(
@@ -46,14 +31,12 @@ class TrackerError(ConsensusError):
     *arguments.RUN,
     *arguments.SHARDED,
     arguments.BENCHMARK_OPTION,
-    LOG,
     arg("--json", action="store_true", help="everything measured, as JSON"),
     examples=("eval gqa --tokens 64", "eval pope --method visionzip --tokens 0.1 --sample 100 --json"),
 )
 def evaluate(given: argparse.Namespace) -> Iterator[str]:
     """One run, and what it measured."""
     benchmark, method = arguments.benchmark(given.name, given), arguments.method(given)
-    _check_tracker(given.log)
 
     # only now: a wrong name is refused before anything heavy is imported
     from llava_consensus.evaluation.runs.loop import run
@@ -76,7 +59,6 @@ def evaluate(given: argparse.Namespace) -> Iterator[str]:
         yield json.dumps({**result.metrics, "all_tokens": full, "run": str(result.path)}, indent=1)
     else:
         yield from _summary(result, given.name, full)
-    _track(given.log, result)
     if missing := result.metrics["errors"]:  # the last line, whatever was printed
         said = f"{missing} of {result.metrics['questions']} questions have no answer: errors.jsonl there says why"
         if given.json:
@@ -94,7 +76,6 @@ def evaluate(given: argparse.Namespace) -> Iterator[str]:
     *arguments.LOADED,
     *arguments.RUN,
     *arguments.SHARDED,
-    LOG,
     examples=('sweep --bench "gqa pope" --methods "consensusdrop random" --tokens "192 64"',),
 )
 def sweep(given: argparse.Namespace) -> Iterator[Any]:
@@ -103,22 +84,16 @@ def sweep(given: argparse.Namespace) -> Iterator[Any]:
     from llava_consensus.evaluation.runs import sweep as grids
     from llava_consensus.methods import known_methods, make
 
-    _check_tracker(given.log)
     names = benchmarks.known_benchmarks() if given.bench == "all" else given.bench.split()
     words = known_methods() if given.methods == "all" else given.methods.split()
     methods, budgets = [arguments.one_word_method(word) for word in words], arguments.budgets(given.tokens)
     full = [arguments.config(given, benchmarks.make(name), make("full")) for name in names]
     grid = grids.cells(full, methods, budgets)
     done: list[Cell] = []
-    untold: list[TrackerError] = []
     begun = time.monotonic()
     for line, cell in carry_out(grid, given):
         yield line
         done.append(cell)
-        try:
-            _track(given.log, cell.result)
-        except TrackerError as error:  # told at the end: the other runs are worth more
-            untold.append(error)
         if len(done) < len(grid):
             log.info("%s", remaining(time.monotonic() - begun, len(done), len(grid)))
     yield terminal.drawn(_table(done))
@@ -126,8 +101,6 @@ def sweep(given: argparse.Namespace) -> Iterator[Any]:
     more = f", with {missing} questions without an answer in them (errors.jsonl)" if missing else ""
     yield f"{sum(cell.error is None for cell in done)} of {len(grid)} runs are complete{more}: {given.out}"
     folders(done)
-    if untold:
-        raise untold[0]
 
 
 def carry_out(
@@ -237,75 +210,3 @@ def _summary(result: "RunResult", name: str, full: float | None) -> list[str]:
     speed = metrics["timing"]["questions_per_second"]
     lines.append(f"speed: {speed:.1f} questions/s" if speed else "speed: nothing was asked")
     return [*lines, *(f"note ({count} answers): {note}" for note, count in metrics["notes"].items()), str(result.path)]
-
-
-def _check_tracker(name: str | None) -> None:
-    """Raises for a tracker that is not known or not installed, before anything is asked."""
-    if name is None:
-        return
-    if name not in TRACKERS:
-        raise unknown_name("tracker", name, TRACKERS)
-    if find_spec(name) is None:
-        raise missing_extra(f"--log {name}", name)
-
-
-def _track(name: str | None, result: "RunResult | None") -> None:
-    """Tells the tracker about a run, if there is one to tell.
-
-    Raises:
-        TrackerError: the tracker fails, in whichever way.
-    """
-    if name is None or result is None or not result.metrics:
-        return
-    config = json.loads((result.path / "config.json").read_bytes())
-    try:
-        TRACKERS[name](result.path, config, _numbers(result.metrics))
-    except Exception as error:
-        said = " ".join(str(error).split())[:300] or type(error).__name__
-        raise TrackerError(
-            f"--log {name}: {said}. The run is complete and kept in {result.path}; the same command tells it again"
-        ) from error
-
-
-def _numbers(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers of a nested mapping, a path for each: `tokens/after`."""
-    found: dict[str, float] = {}
-    for key, value in metrics.items():
-        if isinstance(value, Mapping):
-            found |= _numbers(value, f"{prefix}{key}/")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            found[f"{prefix}{key}"] = float(value)
-    return found
-
-
-def _wandb(run: Path, config: Mapping[str, Any], values: Mapping[str, float]) -> None:
-    """One run of Weights & Biases, under the run's own name, so that telling twice makes no second one."""
-    wandb = import_module("wandb")
-    told = wandb.init(project=PROJECT, name=run.name, id=run.name, config=dict(config), resume="allow")
-    told.log(dict(values))
-    told.finish()
-
-
-def _mlflow(run: Path, config: Mapping[str, Any], values: Mapping[str, float]) -> None:
-    """One run of MLflow; parameters are texts there."""
-    mlflow = import_module("mlflow")
-    mlflow.set_experiment(PROJECT)
-    with mlflow.start_run(run_name=run.name):
-        mlflow.log_params({key: str(value)[:500] for key, value in config.items()})
-        mlflow.log_metrics(dict(values))
-
-
-def _tensorboard(run: Path, config: Mapping[str, Any], values: Mapping[str, float]) -> None:
-    """An event file in the folder `tensorboard` beside the runs."""
-    writer = import_module("torch.utils.tensorboard").SummaryWriter(run.parent / "tensorboard" / run.name)
-    writer.add_text("config", f"```\n{json.dumps(config, indent=1)}\n```")
-    for key, value in values.items():
-        writer.add_scalar(key, value, 0)
-    writer.close()
-
-
-TRACKERS: dict[str, Callable[[Path, Mapping[str, Any], Mapping[str, float]], None]] = {
-    "wandb": _wandb,
-    "mlflow": _mlflow,
-    "tensorboard": _tensorboard,
-}

@@ -286,7 +286,7 @@ def check_data(given: argparse.Namespace) -> Iterator[str]:
     examples=("model convert checkpoints/llava-mini checkpoints/llava-mini-hf",),
 )
 def convert(given: argparse.Namespace) -> Iterator[str]:
-    """Says how many tensors were written and read back."""
+    """Prints how many tensors were written."""
     from llava_consensus.evaluation.models.convert import convert as write
 
     yield write(given.source.expanduser(), given.out.expanduser())

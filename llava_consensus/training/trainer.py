@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from llava_consensus.errors import DataError, OptionError
-from llava_consensus.evaluation.files import digest, read_json, write_json
 from llava_consensus.hosts import view_of
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.reduction.budget import Budget, Share
@@ -78,20 +77,6 @@ def last_state(folder: Path) -> Path | None:
     return max(complete, key=lambda state: int(state.name.rpartition("-")[2]), default=None)
 
 
-def mark_complete(state: Path) -> None:
-    """Says that a state is stored to its end, and what it holds."""
-    files = [path for path in sorted(state.rglob("*")) if path.is_file()]
-    write_json(state / COMPLETE, {str(path.relative_to(state)): digest(path) for path in files})
-
-
-def check_state(state: Path) -> None:
-    """Raises DataError for a state that is not as it was stored."""
-    remedy = f"Remove {state} to go on from the state before it, or from the beginning"
-    for name, known in read_json(state / COMPLETE, remedy, dict).items():
-        if not (state / name).is_file() or digest(state / name) != known:
-            raise DataError(f"{state / name}: is not as it was stored. {remedy}")
-
-
 class ReducingTrainer(_Trainer):
     """Mixin before a Trainer's class, `class Mine(ReducingTrainer, transformers.Trainer)`; follows its `plan`."""
 
@@ -102,7 +87,6 @@ class ReducingTrainer(_Trainer):
 
         Raises:
             OptionError: for a method the model has no parts for, or a budget above the tokens of a picture.
-            DataError: for a state that is damaged.
         """
         for budget in self.plan.budgets if self.plan.method is not None else ():
             with self._attached(budget) as attached:
@@ -116,8 +100,6 @@ class ReducingTrainer(_Trainer):
         self.remove_callback(transformers.PrinterCallback)  # `log` below says it shorter
         last = last_state(Path(self.args.output_dir))
         if last is not None:
-            if self.args.should_save:  # one process looks for all
-                check_state(last)
             log.info(f"going on from {last}")
             state = transformers.TrainerState.load_from_json(str(last / "trainer_state.json"))
             if state.global_step >= self.plan.steps and not self.is_deepspeed_enabled:  # a Trainer would do one more
@@ -180,7 +162,7 @@ class ReducingTrainer(_Trainer):
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             state = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-            mark_complete(state)
+            (state / COMPLETE).touch()
             for other in state.parent.glob("checkpoint-*") if self.args.save_total_limit is None else ():
                 if other != state:
                     shutil.rmtree(other)

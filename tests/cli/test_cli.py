@@ -5,8 +5,6 @@ Run: `pytest tests/cli/test_cli.py`.
 """
 
 import json
-import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ import pytest
 from fakes import Fake, FakeHost, make_data, make_model
 
 from llava_consensus import cli
-from llava_consensus.cli import evaluate
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
 
@@ -218,49 +215,3 @@ def test_sweep_tells_every_run_and_ends_with_a_table(place: list[str], capsys: p
     assert "64 tokens" in shown.out and "of 5 runs, about" in shown.err
     table = [line.split()[0] for line in shown.out.splitlines() if line.strip().startswith("random")]
     assert table == ["random"] * 2 and shown.out.splitlines()[-1].startswith("5 of 5 runs are complete: ")
-
-
-def test_trackers_are_told_of_finished_runs(
-    place: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    told: list[tuple[str, Any, Any]] = []
-    for name in evaluate.TRACKERS:
-        monkeypatch.setitem(evaluate.TRACKERS, name, lambda *given, name=name: told.append((name, *given)))
-    monkeypatch.setattr(evaluate, "find_spec", lambda _: object())
-    assert cli.main(["eval", "fake", *place, "--log", "mlflow"]) == 0
-    sweep = ["sweep", "--bench", "fake", "--methods", "random", "--tokens", "64", *place]
-    assert cli.main([*sweep, "--log", "wandb"]) == 0
-    with monkeypatch.context() as broken:
-        broken.setitem(evaluate.TRACKERS, "wandb", lambda *_: (_ for _ in ()).throw(OSError("no network\nat all")))
-        capsys.readouterr()
-        assert cli.main([*sweep, "--log", "wandb"]) == 5
-        said = capsys.readouterr()
-        last = said.err.splitlines()[-1]
-        assert "runs are complete" in said.out and last.startswith("error: --log wandb: no network at all. The run is")
-    assert [name for name, *_ in told] == ["mlflow", "wandb", "wandb"]
-    _, path, run, values = told[0]
-    assert path.is_dir() and run["benchmark"] == "fake" and values["tokens/after"] == 64.0 and "score" in values
-    monkeypatch.setattr(evaluate, "find_spec", lambda _: None)
-    assert cli.main(["eval", "fake", *place, "--log", "wandb"]) == 2
-    assert "pip install 'llava-consensus[wandb]'" in capsys.readouterr().err
-
-
-def test_wandb_is_told_under_the_name_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Any] = []
-    told = types.SimpleNamespace(log=calls.append, finish=lambda: calls.append("finish"))
-    fake = types.SimpleNamespace(init=lambda **given: calls.append(given["id"]) or told)
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    evaluate.TRACKERS["wandb"](tmp_path / "gqa-random-64-abc", {"tokens": 64}, {"score": 0.5})
-    assert calls == ["gqa-random-64-abc", {"score": 0.5}, "finish"]
-
-
-def test_tensorboard_and_mlflow_take_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("tensorboard")
-    evaluate.TRACKERS["tensorboard"](tmp_path / "run", {"tokens": 64}, {"score": 0.5})
-    assert list((tmp_path / "tensorboard" / "run").glob("events*"))
-    mlflow = pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'mlruns'}")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    evaluate.TRACKERS["mlflow"](tmp_path / "run", {"tokens": 64}, {"score": 0.5})
-    (found,) = mlflow.search_runs(experiment_names=[evaluate.PROJECT], output_format="list")
-    assert found.data.metrics == {"score": 0.5} and found.info.run_name == "run"

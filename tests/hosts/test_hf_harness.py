@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import llava_consensus
 from llava_consensus import attach, make
-from llava_consensus.errors import OptionError, QuestionError
+from llava_consensus.errors import QuestionError
 from llava_consensus.evaluation.models import Prompt
 from llava_consensus.evaluation.models.base import Clip
 from llava_consensus.evaluation.runs import loop
@@ -138,15 +138,6 @@ def test_a_word_that_stands_for_a_picture_is_refused_in_a_question(loaded: tuple
     with pytest.raises(QuestionError, match="stands for a picture"):
         host.answer([encoded], [Prompt(f"What is {host.processor.image_token}?", max_new_tokens=NEW)])
     assert host.reserved and host.answer([encoded], [Prompt("What is <picture>?", max_new_tokens=NEW)])
-
-
-def test_a_chat_template_that_does_not_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    host = host_of("llava", tmp_path)
-    loop = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}"
-    monkeypatch.setattr("llava_consensus.evaluation.models.hf.PATIENCE", 0.3)
-    monkeypatch.setattr(host.processor, "chat_template", loop + host.processor.chat_template)
-    with pytest.raises(OptionError, match=r"has run for 0\.3 seconds without an end"):
-        host.check_prompts()
 
 
 # ---- videos

@@ -3,12 +3,12 @@
 
     llava-consensus model convert checkpoints/llava-mini OUT
 
-transformers 5 has no conversion of official LLaVA's tensors any more (its script went with version 4), so the names are
-here. Tensors are read one at a time and written shard by shard; each is read back from the file that was written. The
-Hugging Face layout has one word more, `<image>`, which stands for a visual token and is never generated. The prompt's
-template is taken from the official package. The small files of the official checkpoint go along in a folder `official`,
-by which it comes back; a tower that is a whole CLIP model goes along whole, for methods that read the question by its
-text side, and so does one in whose place the checkpoint has a tower of its own.
+transformers 5 has no conversion of official LLaVA's tensors any more (its script went with version 4), so the names
+are here. Tensors are read one at a time and written shard by shard. The Hugging Face layout has one word more,
+`<image>`, which stands for a visual token and is never generated. The prompt's template is taken from the official
+package. The small files of the official checkpoint go along in a folder `official`, by which it comes back; a tower
+that is a whole CLIP model goes along whole, for methods that read the question by its text side, and so does one in
+whose place the checkpoint has a tower of its own.
 """
 
 import ast
@@ -56,8 +56,7 @@ def convert(source: Path, out: Path) -> str:
         source: folder of an official LLaVA checkpoint, or of one that this function wrote.
         out: folder that is not there yet.
     Raises:
-        DataError: for a folder that is neither or is damaged, an `out` that exists or cannot be written, or a tensor
-            that was not written as it was read.
+        DataError: for a folder that is neither or is damaged, or an `out` that exists or cannot be written.
         OptionError: for pictures that are cut in a way which official LLaVA does not follow.
     """
     file = source / "config.json"
@@ -84,7 +83,7 @@ def convert(source: Path, out: Path) -> str:
         ) from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-    return f"{written} tensors, every one read back and equal: {out}"
+    return f"{written} tensors: {out}"
 
 
 def _is_converted(source: Path, config: dict[str, Any]) -> bool:
@@ -202,7 +201,7 @@ def _tensors(weights: list[tuple[Path, Rename]]) -> Iterator[tuple[str, Tensor]]
 
 
 def _write(weights: list[tuple[Path, Rename]], out: Path) -> int:
-    """Writes shards and their index, reads every tensor back; how many there are."""
+    """Writes shards and their index; how many tensors there are."""
     out.mkdir(parents=True, exist_ok=True)
     places: dict[str, str] = {}
     shard: dict[str, Tensor] = {}
@@ -221,17 +220,7 @@ def _write(weights: list[tuple[Path, Rename]], out: Path) -> int:
         total += values.nbytes
     flush()
     write_json(out / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places})
-    for name, values in _tensors(weights):
-        with safe_open(out / places[name], "pt") as file:
-            written = file.get_tensor(name)
-        same_kind = (written.dtype, written.shape) == (values.dtype, values.shape)
-        if not same_kind or not torch.equal(_raw(written), _raw(values)):
-            raise DataError(f"{out}: {name} was not written as it was read. Is the disk full?")
     return len(places)
-
-
-def _raw(values: Tensor) -> Tensor:
-    return values.reshape(-1).view(torch.uint8)  # as bytes, so that NaN equals itself
 
 
 def _is_tiled(config: dict[str, Any]) -> bool:

@@ -62,8 +62,6 @@ SAVED = 2  # least number of repeated pictures for which it pays to prefill pict
 LEFT, RIGHT = {"tokenizer_padding_side": "left"}, {"tokenizer_padding_side": "right"}
 CONVERSATION = "vicuna_v1"  # default template: that of LLaVA-1.5
 VIDEO_CONVERSATION = "llava_v1"  # of the official scripts for questions about videos (Video-LLaVA)
-SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-WEIGHTS = ("*.safetensors", "*.bin")
 MEND = "Fetch the checkpoint again"
 FLAG = "unfreeze_mm_vision_tower"
 PREFIX = "model.vision_tower.vision_tower."  # of the tower's tensors in a checkpoint
@@ -399,34 +397,6 @@ def tower_of_hub(path: str) -> Checkpoint | None:
     return find(name)
 
 
-def check_sizes(path: str) -> None:
-    """Raises DataError for a folder whose config.json does not say how large the model is, or says it is larger than
-    its weights can be: what is not said would be guessed, and what is not there would be random.
-    """
-    folder = Path(path)
-    if not folder.is_dir():
-        return
-    config = _config(folder)
-    wrong_sizes = [f"{name}={config.get(name)!r}" for name in SIZES if not _is_size(config.get(name))]
-    if wrong_sizes:
-        raise DataError(
-            f"{folder / 'config.json'}: {', '.join(wrong_sizes)} must be whole numbers of at least 1. {MEND}"
-        )
-    tower = config.get("mm_vision_tower")
-    if not isinstance(tower, str) or not tower:
-        raise DataError(
-            f"{folder / 'config.json'}: mm_vision_tower={tower!r} must name a vision tower: this is no LLaVA. {MEND}"
-        )
-    vocabulary, width, inner, layers, _ = (config[name] for name in SIZES)
-    least_bytes = (vocabulary * width + layers * (2 * width**2 + 3 * width * inner)) // 2  # bytes, of 4-bit numbers
-    stored_bytes = sum(file.stat().st_size for kind in WEIGHTS for file in folder.glob(kind) if file.is_file())
-    if stored_bytes < least_bytes:
-        raise DataError(
-            f"model={path!r} cannot be loaded: config.json describes a model of at least {least_bytes:,} bytes, the "
-            f"weight files ({', '.join(WEIGHTS)}) have {stored_bytes:,}. {MEND}"
-        )
-
-
 def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> LlavaRunner:
     """The host of a checkpoint, see `load_official`, with all options of the host."""
     return LlavaRunner(*load_official(path, loading), options=options)
@@ -466,7 +436,6 @@ def load_official(path: str, loading: Loading) -> tuple[Any, Any, Any]:
             f"model={named!r}: LLaVA's loader goes by the model's name, "
             "which must contain 'llava' and not 'lora' (merge first)"
         )
-    check_sizes(path)
     if Path(path).is_dir():
         check_pictures(_config(Path(path)))
     own_tower = trains_tower(path)
@@ -581,7 +550,3 @@ def _tower(path: str) -> dict[str, str]:
 def _config(folder: Path) -> Record:
     config: Record = read_json(folder / "config.json", MEND, dict)
     return config
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -512,9 +512,8 @@ def refuse_incomplete(path: str, model: type, info: Mapping[str, Any]) -> None:
 
 def refuse_not_finite(path: str, model: torch.nn.Module) -> None:
     """Raises DataError where a weight is NaN or infinite in the type the model is run in (quantised ones are whole
-    numbers), or where generation_config.json has something else for a switch of outputs or the number of a token.
+    numbers).
     """
-    _refuse_odd_generation(path, model)
     names = [
         name
         for name, weight in model.named_parameters()
@@ -526,19 +525,6 @@ def refuse_not_finite(path: str, model: torch.nn.Module) -> None:
             f"model={path!r}: NaN or infinity in {len(names)} tensors (as {', '.join(kinds)}): {_listed(names)}. "
             "Fetch the checkpoint again; if only --dtype float16 says so, take bfloat16 or float32"
         )
-
-
-def _refuse_odd_generation(path: str, model: torch.nn.Module) -> None:
-    for name, value in vars(getattr(model, "generation_config", None) or object).items():
-        ids = value if isinstance(value, list) else [value]
-        switch, token = name.startswith("output_"), name.endswith("_token_id")
-        if (switch and not isinstance(value, bool | None)) or (
-            token and not all(isinstance(i, int | None) for i in ids)
-        ):
-            raise DataError(
-                f"model={path!r}: generation_config.json says {name}={value!r}, which must be "
-                f"{'true or false' if switch else 'the number of a token'}. Fetch the checkpoint again"
-            )
 
 
 def _listed(names: list[str]) -> str:
