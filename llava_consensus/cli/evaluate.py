@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from llava_consensus.cli import arguments, terminal
 from llava_consensus.cli.arguments import arg, command
 from llava_consensus.errors import DataError
+from llava_consensus.evaluation.files import METRICS, misread
 
 if TYPE_CHECKING:
     from llava_consensus.evaluation.report.table import Table
@@ -40,7 +41,7 @@ def evaluate(given: argparse.Namespace) -> Iterator[str]:
 
     # only now: a wrong name is refused before anything heavy is imported
     from llava_consensus.evaluation.runs.loop import run
-    from llava_consensus.evaluation.runs.store import full_score
+    from llava_consensus.evaluation.runs.store import AGAIN, full_score
 
     config = arguments.config(given, benchmark, method, arguments.budget(given))
     config = replace(config, conversation=given.conversation, max_new_tokens=given.max_new_tokens)
@@ -58,8 +59,10 @@ def evaluate(given: argparse.Namespace) -> Iterator[str]:
     if given.json:
         yield json.dumps({**result.metrics, "all_tokens": full, "run": str(result.path)}, indent=1)
     else:
-        yield from _summary(result, given.name, full)
-    if missing := result.metrics["errors"]:  # the last line, whatever was printed
+        with misread(str(result.path / METRICS), AGAIN):
+            lines = _summary(result, given.name, full)
+        yield from lines
+    if missing := result.metrics.get("errors"):  # the last line, whatever was printed
         said = f"{missing} of {result.metrics['questions']} questions have no answer: errors.jsonl there says why"
         if given.json:
             log.warning("%s: %s", result.path, said)

@@ -2,7 +2,7 @@
 
 Everything that is written survives a kill: only the end of a file that is appended to can be cut, and `whole_lines`
 tells a cut last line from damage. The names below are those of the files in the folder of a run or of a judged run. At
-the end: one process at a time in a folder (`lock`), and what a file must hold, said where it does not (shapes).
+the end: one process at a time in a folder (`lock`), and values of another type than expected (`misread`).
 """
 
 import contextlib
@@ -368,31 +368,7 @@ def take_lock(path: Path, what: str) -> int:
     return lock
 
 
-NUMBER = (int, float)
-MAYBE_NUMBER = (int, float, type(None))
-COUNT_OR_NONE = (int, type(None))
 WRONG = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)  # that odd values lead to
-
-
-def check_shape(value: Any, shape: Any, place: Path, remedy: str, name: str = "") -> None:
-    """Raises DataError for the first value that is missing or of another type.
-
-    Args:
-        value: what was read.
-        shape: a type, a tuple of types, or the shapes of an object's values by their name; others may be there too.
-        place, remedy: for the message.
-        name: of the value within the file.
-    """
-    kinds = dict if isinstance(shape, Mapping) else shape
-    if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
-        wrong = f"{name or 'the content'} is of the wrong type ({type(value).__name__})"
-        raise DataError(f"{place}: {wrong}. {remedy}")
-    if isinstance(shape, Mapping):
-        for key, inner in shape.items():
-            full = f"{name}.{key}" if name else key
-            if key not in value:
-                raise DataError(f"{place}: no {full} in it. {remedy}")
-            check_shape(value[key], inner, place, remedy, full)
 
 
 @contextlib.contextmanager

@@ -33,17 +33,15 @@ from typing import Any
 import numpy as np
 
 from llava_consensus.errors import DataError, OptionError
-from llava_consensus.evaluation.files import COUNT_OR_NONE, NUMBER, check_shape, read_json
+from llava_consensus.evaluation.files import misread, read_json
 from llava_consensus.evaluation.report import paper
 from llava_consensus.evaluation.report.rows import FULL, Row, version
 from llava_consensus.evaluation.report.section import Section
 
 FOLDER = "presets"
 AGAIN = "Mend it; llava_consensus/paper/preset.py says what is in it"
-SHAPE = {**dict.fromkeys(("title", "about", "printed", "reference"), str), "benchmarks": dict, "rows": list}
 CHOSEN = ("method", "changed", "tokens", "merged")  # keys of a configuration by which a run is found
 SAME_IN_SECTION = ("model", "weights", "data", "device", "dtype", "loading")
-ROW_SHAPE = {"label": str, "method": str, "tokens": NUMBER}
 
 Reduction = Mapping[str, Any]  # of a configuration: method, changed, tokens, merged
 Wanted = Sequence[Reduction]  # one for each row of a preset, in its order
@@ -124,13 +122,16 @@ def read(name: str) -> Preset:
     path = shipped if shipped.is_file() else Path(name)
     if not path.is_file():
         raise OptionError(f"preset {name!r}: must be one of {', '.join(names())}, or a file like theirs")
-    content = read_json(path, AGAIN, dict)
-    check_shape(content, SHAPE, path, AGAIN)
+    with misread(str(path), AGAIN):
+        return _preset(read_json(path, AGAIN, dict), path)
+
+
+def _preset(content: dict[str, Any], path: Path) -> Preset:
     if content["printed"] not in ("", *paper.printed_tables()):
         known = ", ".join(paper.printed_tables())
         raise DataError(f"{path}: printed={content['printed']!r} must be one of {known}, or empty. {AGAIN}")
     needs = content.pop("needs", {})
-    rows = tuple(row for given in content.pop("rows") for row in _rows(given, path))
+    rows = tuple(row for given in content.pop("rows") for row in _rows(given))
     _check_fewer(content, rows, path)
     return Preset(path.stem, rows=rows, **{**needs, "hosts": tuple(needs.get("hosts", ()))}, **content)
 
@@ -192,13 +193,9 @@ def _check_fewer(content: Mapping[str, Any], rows: Sequence[PresetRow], path: Pa
             raise DataError(f"{path}: {given} must be a budget of its rows and a list of its benchmarks. {AGAIN}")
 
 
-def _rows(given: Mapping[str, Any], path: Path) -> list[PresetRow]:
-    """The rows that a line of a preset stands for: one for each of its budgets."""
-    check_shape(given, {**ROW_SHAPE, "tokens": (*NUMBER, list)}, path, AGAIN)
+def _rows(given: Mapping[str, Any]) -> list[PresetRow]:
+    """The rows of a line of a preset: one for each of its budgets."""
     budgets = given["tokens"] if isinstance(given["tokens"], list) else [given["tokens"]]
-    for tokens in budgets:
-        check_shape({**given, "tokens": tokens}, ROW_SHAPE, path, AGAIN)
-    check_shape({"merged": given.get("merged")}, {"merged": COUNT_OR_NONE}, path, AGAIN)
     return [PresetRow(**{**given, "tokens": tokens}) for tokens in budgets]
 
 

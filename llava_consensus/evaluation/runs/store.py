@@ -33,16 +33,14 @@ from llava_consensus.errors import DataError
 from llava_consensus.evaluation.files import (
     ANSWERS,
     CONFIG,
-    MAYBE_NUMBER,
     METRICS,
-    NUMBER,
     SCORES,
     WRONG,
     Record,
     append,
     canonical,
-    check_shape,
     gc_paused,
+    misread,
     parse_lines,
     read_json,
     remove_leftovers,
@@ -259,10 +257,9 @@ def full_score(out: Path, config: Mapping[str, Any]) -> float | None:
         if _without_reduction(read_json(file, "Move its folder away", dict)) != setting or not path.exists():
             continue
         metrics = read_json(path, AGAIN, dict)
-        check_shape(metrics, {"score": MAYBE_NUMBER, "tokens": {"before": NUMBER, "after": NUMBER}}, path, AGAIN)
-        if metrics["tokens"]["before"] == metrics["tokens"]["after"] and metrics["score"] is not None:
-            score: float = metrics["score"]
-            return score
+        with misread(str(path), AGAIN):
+            if metrics["tokens"]["before"] == metrics["tokens"]["after"] and metrics["score"] is not None:
+                return float(metrics["score"])
     return None
 
 
