@@ -81,11 +81,6 @@ class Preset:
     remote_code: bool = False  # whether it brings code of its own
     hosts: tuple[str, ...] = ()
 
-    @property
-    def is_ablation(self) -> bool:
-        """True if it varies the paper's default configuration."""
-        return self.printed.startswith("ablation_")
-
     def asked_at(self, tokens: int | float) -> list[str]:
         """The benchmarks that are asked at a budget."""
         chosen = self.fewer.get(f"{tokens:g}", self.benchmarks)

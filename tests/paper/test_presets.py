@@ -43,7 +43,6 @@ def test_every_preset_can_be_run_and_stands_beside_printed_rows(name: str) -> No
         assert (beside is None) == (not row.printed)
         assert beside is None or all(beside.get(column) for column in found.benchmarks.values())
     assert set(found.benchmarks) <= set(BENCHMARKS) and set(found.hosts) <= set(HOSTS)
-    assert found.is_ablation == (name in ABLATIONS)
     assert len({report.key(row, "") for row in found.rows}) == len(found.rows)
 
 

@@ -10,9 +10,6 @@ correction factor (`reduction/selection.py`).
 picture in the first layer, computed before the language model runs (`reduction/saliency.py`). The method drops nothing:
 it stops before every layer, computes that layer's attention of the same words from the layer's own queries and keys,
 and records how its ranking of the visual tokens compares with SCAP's.
-
-`ClosedFrom` drops tokens before the first layer and closes positions up from a layer of choice on, as LLaVA does in all
-layers after a reduction.
 """
 
 from dataclasses import dataclass
@@ -164,52 +161,3 @@ def by_position(saliency: Tensor) -> Tensor:
     """
     even = saliency.mean(1, keepdim=True).clamp_min(torch.finfo(saliency.dtype).tiny)
     return torch.nn.functional.adaptive_avg_pool1d((saliency / even)[:, None], STRETCHES)[:, 0]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClosedFrom(InDecoder):
-    """Keep the T patches that the class token looks at most, before the first decoder layer. Their positions stay as
-    they were in the layers before `closed_from`, and are closed up from that layer on.
-
-    Args:
-        closed_from: that layer, counted from 0; None closes positions up nowhere.
-        calibrate: whether attention is calibrated by distance, as RESTORE does with kept positions.
-    Raises:
-        OptionError: for anything but a whole number, or a layer that the model does not have.
-    """
-
-    positions: Literal["renumber", "keep"] = "keep"
-    closed_from: int | None = None
-    calibrate: bool = False
-
-    title: ClassVar[str] = "Positions closed up from a layer on"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION})
-    attention: ClassVar[str] = "none"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.calibrate and self.closed_from is not None:
-            raise OptionError(f"calibrate=True and closed_from={self.closed_from}: it is for positions that are kept")
-
-    @property
-    def calibrates(self) -> bool:
-        """True if the option `calibrate` is set."""
-        return self.calibrate
-
-    def closes_gaps(self, layer: int) -> bool:
-        """True from layer `closed_from` on."""
-        return self.closed_from is not None and layer >= self.closed_from
-
-    def plan(self, tokens: int, available: int, layers: int) -> list[Cut]:
-        """A cut before the first layer that leaves T, and a stop before the one where positions are closed up."""
-        if self.closed_from is not None and not 0 <= self.closed_from < layers:
-            raise OptionError(f"closed_from={self.closed_from} must be in 0..{layers - 1}, the model's decoder layers")
-        return [Cut(layer, tokens) for layer in sorted({0, self.closed_from or 0})]
-
-    def select(self, view: DecoderView, watch: Stopwatch) -> Chosen:
-        """The T best patches at the first stop, all of them at the second."""
-        if view.columns.shape[1] > view.cut.kept:
-            with watch.time("selection"), torch.no_grad():
-                return Chosen(selection.top(vision_saliency(view.tower), view.cut.kept))
-        everything = torch.arange(view.cut.kept, device=view.columns.device).expand_as(view.columns)
-        return Chosen(everything)
