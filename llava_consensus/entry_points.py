@@ -11,7 +11,7 @@ from llava_consensus.errors import OptionError, unknown_name
 
 
 def load_place(place: str) -> Any:
-    """Import what stands at `module:Class`."""
+    """Import the object of `module:Class`."""
     return EntryPoint("", place, "").load()
 
 
@@ -37,7 +37,7 @@ def registered(group: str) -> dict[str, str]:
 
 
 def load_registered(group: str, kind: str, name: str, known: Iterable[str]) -> tuple[Any, str]:
-    """Object that is registered under a name, and its place in words for messages.
+    """Object that is registered under a name, and its place as text for messages.
 
     Args:
         group: of entry points.

@@ -240,7 +240,7 @@ def loading(given: argparse.Namespace) -> "Loading":
 
 
 def load(given: argparse.Namespace) -> "Runner":
-    """The model that was given, once it is known that it can be loaded as it was said."""
+    """Checks and loads the given model."""
     from llava_consensus.evaluation import models
 
     told, own = loading(given), host_options(given)

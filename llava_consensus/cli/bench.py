@@ -108,7 +108,7 @@ def _check(given: argparse.Namespace) -> None:
 
 
 def _pictures(given: argparse.Namespace) -> "list[Image]":
-    """The pictures that were asked for; noise that is always the same where there are none."""
+    """The requested pictures; seeded noise where there are none."""
     from PIL import Image
 
     from llava_consensus.evaluation.media import open_image

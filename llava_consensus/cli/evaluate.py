@@ -171,7 +171,7 @@ def _table(done: "list[Cell]") -> "Table":
 
 
 def _score(measured: Mapping[str, Any]) -> str:
-    """The score of a run in words."""
+    """The score of a run as text."""
     if not measured:
         return "shards are missing"
     return "no score" if measured["score"] is None else f"{measured['score']:.2f}"

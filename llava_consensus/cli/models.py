@@ -98,8 +98,8 @@ def _about(name: str, as_json: bool) -> Iterator[str]:
 
 
 def _matrix(as_json: bool) -> Iterator[str]:
-    """A line for each method, a column for each host; why a host refuses stands in numbered notes. In a terminal that
-    is too narrow, the hosts stand below each method.
+    """A line for each method, a column for each host, and the reasons of refusals as numbered notes; in a narrow
+    terminal the hosts are listed below each method.
     """
     from llava_consensus.hosts.matrix import cells, keeping, otherwise
 
@@ -141,7 +141,7 @@ def _matrix(as_json: bool) -> Iterator[str]:
     examples=("data mini", "data mini --to ~/llava-mini"),
 )
 def fetch_mini(given: argparse.Namespace) -> Iterator[str]:
-    """Copies, generates, and says what to type next."""
+    """Copies, generates, and prints the next command."""
     from llava_consensus.evaluation.data import mini
 
     folder = given.to.expanduser()

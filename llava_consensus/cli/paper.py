@@ -74,7 +74,7 @@ class Part(NamedTuple):
     examples=("paper all --sample 40",),
 )
 def everything(given: argparse.Namespace) -> Iterator[str]:
-    """Everything that every part prints, then a line for each part: where it is, or what it needs.
+    """The output of every part, then a line for each part: its file, or what it needs.
 
     A run that fails leaves its cell blank, is named at the end, and does not keep the rest back.
 
@@ -108,7 +108,7 @@ def _check_bench(names: str | None) -> None:
 
 
 def _parts(given: argparse.Namespace) -> Iterator[Part]:
-    """The tables, then the study, each with the benchmarks that were asked for."""
+    """The tables, then the study, each with the requested benchmarks."""
     from llava_consensus.paper import preset as presets
 
     def asked(benchmarks: Iterable[str]) -> tuple[argparse.Namespace, str]:
@@ -298,7 +298,7 @@ def _plan(preset: "Preset", given: argparse.Namespace) -> "dict[tuple[str, str],
 
 
 def _check_layer(layer: int | None, model: str, revision: str | None) -> None:
-    """Raises OptionError for a layer that the model does not have, as far as its configuration says."""
+    """Raises OptionError for a layer beyond `num_hidden_layers` of the model's configuration."""
     from llava_consensus.evaluation.files import read_json
     from llava_consensus.evaluation.models import find
 

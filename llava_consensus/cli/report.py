@@ -37,7 +37,7 @@ FORMATS = ("table", "markdown", "csv", "latex")
     examples=("report", "report --csv tables.csv --latex tables.tex"),
 )
 def report(given: argparse.Namespace) -> Iterator[Any]:
-    """Writes the files that were asked for; returns the tables in the format that was.
+    """Writes the requested files; yields the tables in the requested format.
 
     Raises:
         DataError: a page without markers, a damaged run, a folder that does not exist, nothing to draw.

@@ -86,7 +86,7 @@ def _plain(value: Any) -> str:
 
 
 def _export(benchmark: "Benchmark", given: argparse.Namespace) -> Iterator[str]:
-    """Writes a submission; says what is missing, there twice, or no question of the benchmark."""
+    """Writes a submission; reports missing, duplicate and unknown ids."""
     from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.benchmarks.base import audit, first_ids, join, refuse_missing, some
 
@@ -136,7 +136,7 @@ def _export(benchmark: "Benchmark", given: argparse.Namespace) -> Iterator[str]:
     examples=("judge mmvet --answers answers.jsonl --judge-model gpt-4-0613",),
 )
 def judge(given: argparse.Namespace) -> Iterator[str]:
-    """Judges, and tells line by line; at the end JudgeError if some answers have no grade."""
+    """Judges and prints the result; JudgeError at the end if answers have no grade."""
     from llava_consensus.evaluation.judge.client import JudgeConfig, JudgeError
     from llava_consensus.evaluation.judge.run import lines, run
 

@@ -48,7 +48,7 @@ from llava_consensus.evaluation.runs import MODEL
     examples=("train --data-path train.json --images pictures --tokens '64 32' --out checkpoints/adapted",),
 )
 def train(given: argparse.Namespace) -> Iterator[str]:
-    """Says what was trained and where it is."""
+    """Trains, and prints the folder of the checkpoint."""
     from llava_consensus.evaluation.models import Loading
     from llava_consensus.methods import make
     from llava_consensus.training.plan import TrainingPlan

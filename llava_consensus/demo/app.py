@@ -226,7 +226,7 @@ class _Page:
         )
 
     def take(self, path: str | None, question: str | None) -> tuple[Any, ...]:
-        """An uploaded picture, without the questions about the samples. One that cannot be read is said, and the
+        """Callback of an upload: the picture, without the samples' questions. An unreadable one is an error, and the
         picture before it stays.
         """
         try:

@@ -138,7 +138,7 @@ def card(shown: Sequence[Seen], question: str, lines: Sequence[str]) -> Image:
 
 
 def counted(shown: Sequence[Seen]) -> str:
-    """Numbers of patches and tokens, in words."""
+    """Numbers of patches and tokens as text."""
     before, after = (sum(getattr(one, name) for one in shown) for name in ("before", "after"))
     kept, merged, dropped = (sum(one.counts[place] for one in shown) for place in range(3))
     parts = [f"{kept} kept"] + ([f"{merged} merged"] if merged else [])

@@ -267,7 +267,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def write_out(path: Path, data: bytes) -> None:
-    """Writes to where a user says: a file is replaced in one step, a link's target too; `-` is the standard output.
+    """Writes to a path given by the user: a file is replaced atomically, a link's target too; `-` is standard output.
 
     Raises:
         DataError: it cannot be written; for a pipe, nobody reads from it.
@@ -345,7 +345,7 @@ def _is_json(line: bytes) -> bool:
 
 
 def take_lock(path: Path, what: str) -> int:
-    """Takes the lock file `path`, made if absent: a descriptor to close. The system lets go of it when a process dies.
+    """Takes the lock file `path`, made if absent: a descriptor to close. The system releases it when a process dies.
 
     Raises:
         BusyError: another process has it; `what` says in words what that one works on.
@@ -373,9 +373,7 @@ WRONG = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, Re
 
 @contextlib.contextmanager
 def misread(what: str, remedy: str = "Fetch it again") -> Iterator[None]:
-    """Raises DataError for an error that a value of another type than expected leads to in the block; `what` says where
-    the value may be.
-    """
+    """Turns errors of values of an unexpected type in the block into a DataError; `what` names the file or place."""
     try:
         yield
     except ConsensusError:

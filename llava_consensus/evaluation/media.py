@@ -181,7 +181,7 @@ def read_frames(path: str | Path, count: int) -> list[Image.Image]:
 
 
 def read_clip(path: str | Path, count: int) -> Clip:
-    """`count` frames of a video, RGB, and where they stand in it; ImageError names the file that cannot be read."""
+    """`count` frames of a video, RGB, with their indices; ImageError names the file that cannot be read."""
     path = Path(path)
     check_file(path, "video")
     try:

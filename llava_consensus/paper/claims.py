@@ -99,7 +99,7 @@ def matters_not(contrasts: Iterable[Contrast | None]) -> Verdict:
 
 
 def _stand(family: Sequence[Contrast]) -> list[bool] | None:
-    """Differences that stand after Holm's correction over the family; None where one cannot be tested, or none is."""
+    """Which differences are significant after Holm's correction over the family; None where one cannot be tested."""
     values = corrected({place: one.p for place, one in enumerate(family)})
     return [p < SIGNIFICANT for p in values.values()] if values and len(values) == len(family) else None
 

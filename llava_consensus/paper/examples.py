@@ -82,7 +82,7 @@ def rows(examples: Sequence[Example], tokens: int) -> "Figure":
 
 
 def methods(image: Image.Image, side: int, chosen: Mapping[str, KeptPatches], words: str) -> "Figure":
-    """A picture and what every method keeps of it, under words that say which model looked."""
+    """A picture and the patches that every method keeps of it, with a caption that names the model."""
     figure, panels = _grid(-(-(len(chosen) + 1) // 4), 4, Example(image, side, ""))
     seen = _view(image, side)
     places = [panel for row in panels for panel in row]

@@ -20,7 +20,7 @@ AGAIN = "Measure again with llava-consensus bench, or move it away"
 
 
 class NotMeasured(Exception):
-    """The results that a figure shows are not there; says which."""
+    """Results of a figure are missing; the message names them."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Material:
 
 
 def read(out: Path, known: Catalogue | None = None) -> Material:
-    """Everything in a folder of results.
+    """Reads a folder of results.
 
     Args:
         out: the folder.

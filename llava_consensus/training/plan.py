@@ -282,7 +282,7 @@ def _refuse(path: Path, problems: list[str], what: str) -> None:
 
 
 def _unreadable(picture: Path) -> Iterator[str]:
-    """Why a picture cannot be read, as far as its head says."""
+    """The reason why a picture's header cannot be read."""
     try:
         check_file(picture)
         with open_header(picture) as opened:

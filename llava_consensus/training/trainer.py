@@ -169,7 +169,7 @@ class ReducingTrainer(_Trainer):
         self.accelerator.wait_for_everyone()
 
     def log(self, logs: dict[str, float], *more: Any) -> None:
-        """Tells step, loss and budget."""
+        """Logs step, loss and budget."""
         super().log(logs, *more)
         if "loss" in logs:
             budget = self.plan.budget(self.state.global_step - 1) if self.plan.method is not None else "all"

@@ -144,7 +144,7 @@ def peak_meaning() -> str:
 
 
 def free_bytes(device: str) -> int | None:
-    """Memory of a device (`cpu`, `cuda`, `cuda:N`) that can still be had; None where the system does not tell."""
+    """Memory of a device (`cpu`, `cuda`, `cuda:N`) that is free; None where the system does not report it."""
     if device.startswith("cuda"):
         return torch.cuda.mem_get_info(device)[0]
     return _bytes_in(AVAILABLE, "MemAvailable")

@@ -50,7 +50,7 @@ def check(benchmark: Benchmark, data: Path) -> Iterator[DataFinding]:
 
 
 def uses(benchmark: Benchmark, data: Path, findings: Sequence[DataFinding]) -> dict[str, str]:
-    """State of the data for each use: `ready`, `not ready`, or who does it instead."""
+    """State of the data for each use: `ready`, `not ready`, or the external tool that does it."""
     blocked = {use for finding in findings for use in finding.blocks}
     states = {use: "not ready" if use in blocked else "ready" for use in USES}
     elsewhere = benchmark.scored_by(data)

@@ -117,5 +117,5 @@ def _size(path: Path) -> int:
 
 
 def mark(path: Path, text: str) -> None:
-    """Says that a file was unpacked, so that it need not stay."""
+    """Marks an archive as unpacked, so that it may be deleted."""
     replace(path, text.encode())

@@ -40,7 +40,7 @@ class JudgeError(ConsensusError):
 
 
 class NoReply(Exception):
-    """One request has no reply; says why, and whether the server refuses this very request."""
+    """A request without a reply: the reason, and whether the server refuses this very request."""
 
     def __init__(self, why: str, refused: bool = False) -> None:
         super().__init__(why)

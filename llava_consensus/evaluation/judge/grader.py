@@ -43,7 +43,7 @@ class JudgePrompt:
 
     @property
     def sha256(self) -> str:
-        """Hash of the prompt before its slots are filled: all fixed text, and which slot stands where."""
+        """Hash of the prompt before its slots are filled: all fixed text and the order of slots."""
         texts = [self.messages, self.reminder, self.chinese] if self.chinese else [self.messages, self.reminder]
         return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 

@@ -83,12 +83,12 @@ class Grading:
             self.outcome = end.value._replace(model=reply.model)
 
     def recall(self, replies: Replies) -> None:
-        """Goes on as far as stored replies reach."""
+        """Replays stored replies."""
         while self.outcome is None and (reply := replies.known.get(key_of(self.request))) is not None:
             self.hear(reply)
 
     async def finish(self, client: Client) -> None:
-        """Goes on to the outcome, or notes why there is none."""
+        """Asks until there is an outcome, or records why there is none."""
         try:
             while self.outcome is None:
                 self.hear(await client.ask(self.request))
@@ -157,7 +157,7 @@ def _count_copies(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _recall(gradings: Sequence[Grading], replies: Replies, grader: Grader) -> Spending:
-    """Goes as far as stored replies reach, and says what the rest may cost."""
+    """Replays stored replies and estimates the cost of the rest."""
     if replies.repair:
         log.warning("%s", replies.repair)
     for grading in gradings:
@@ -171,7 +171,7 @@ def _recall(gradings: Sequence[Grading], replies: Replies, grader: Grader) -> Sp
 
 
 def _finish(gradings: Sequence[Grading], replies: Replies, config: JudgeConfig, progress: bool) -> Spending:
-    """Asks what is still open; returns what that cost, and says it even where it ends early."""
+    """Asks the open requests; returns their cost, which is logged even if it ends early."""
     pending = [grading for grading in gradings if grading.outcome is None]
     known = set(replies.known)
     client = Client(config, replies) if pending else None  # a complete run needs no server, no key and no package

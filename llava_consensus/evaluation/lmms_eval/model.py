@@ -172,9 +172,7 @@ class ReducedModel(lmms):
 
 
 def _counts(answer: Answer, account: Record, output_tokens: int) -> AnswerCounts:
-    """The counts of one answer; `account` as `runs/metrics.py` counts it, empty where the runner does not tell what it
-    read.
-    """
+    """The counts of one answer; `account` is that of `runs/metrics.py`, empty where the runner reports no prefill."""
     measured, flops = account.get("measured", {}), account.get("flops", {}).get("total")
     reduction = {
         "visual_before": answer.before,

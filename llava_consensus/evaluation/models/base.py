@@ -106,7 +106,7 @@ class Runner:
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """Words that stand for pictures in prompts of this model."""
+        """Placeholder texts for pictures in prompts of this model."""
         return ()
 
     @property
@@ -275,8 +275,8 @@ class Runner:
 
 @contextmanager
 def last_row_alone(head: nn.Module, call: Call) -> Iterator[None]:
-    """While the body runs, this call's logits are made of the last row of states [R, S, D] alone: who answers reads no
-    others.
+    """Hook for the body: the head of this call gets the last row of states [R, S, D] alone, as generation reads no
+    other logits.
     """
 
     def last(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:

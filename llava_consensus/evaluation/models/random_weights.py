@@ -41,7 +41,7 @@ class Size:
 
 
 def tokenizer() -> transformers.PreTrainedTokenizerFast:
-    """A tokenizer of one word, whose prompts have the right length and say nothing."""
+    """A tokenizer of one word, for prompts of the right length without meaning."""
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
     special = {"<pad>": 0, "<image>": IMAGE_ID, "<video>": IMAGE_ID - 1}

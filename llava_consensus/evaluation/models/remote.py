@@ -151,7 +151,7 @@ class QwenVLRunner(RemoteRunner):
         return {"input_ids": torch.cat([*[picture] * pictures, words])}
 
     def own_inputs(self, prompt: Prompt, image: Image.Image, folder: Path) -> dict[str, Any]:
-        """The picture as a file, whose path stands in the prompt."""
+        """The picture as a file, with its path in the prompt."""
         ids, start = self.prompt_ids(prompt)[None], self.view.marks[0]
         path = folder / "picture.png"
         image.save(path)

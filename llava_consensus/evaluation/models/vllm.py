@@ -180,7 +180,7 @@ class VllmRunner(HfRunner):
         ]
 
     def _answer(self, row: int, shown: list[Shown], output: Any) -> Answer:
-        """An answer with the tokens that vLLM says it was given from."""
+        """An answer with the token counts that vLLM reports."""
         text = self.tokenizer.decode(output.outputs[0].token_ids, skip_special_tokens=True)
         pictures = [picture for one in shown for picture in one.layout.pictures]
         structural = sum(picture.structural for picture in pictures)

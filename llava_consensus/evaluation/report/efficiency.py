@@ -20,7 +20,7 @@ Row = Mapping[str, Any]
 
 
 def read(*keys: str) -> Callable[[Row], Any]:
-    """Reads a value that stands so deep in a row; None where it is not there."""
+    """Getter of a nested value of a row; None where it is absent."""
 
     def value(row: Row) -> Any:
         found: Any = row
@@ -113,7 +113,7 @@ def csv_rows(content: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def protocol(content: Mapping[str, Any]) -> str:
-    """The protocol, in words."""
+    """The protocol as text."""
     protocol, machine, loads = content["protocol"], content["machine"], content["load_average"]
     parts = [
         f"{content['weights']}, {content['loading']['dtype']}, on {machine['device']} ({machine['processor']}, "
@@ -128,7 +128,7 @@ def protocol(content: Mapping[str, Any]) -> str:
 
 
 def printed_table(model: str) -> str:
-    """The name of the paper's table of a model; of a model that it did not measure, the one that stands beside."""
+    """Name of the paper's table for a model, or the fallback for one that it did not measure."""
     return TABLES.get(model, TABLES[FALLBACK])
 
 

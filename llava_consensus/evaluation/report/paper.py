@@ -24,7 +24,7 @@ def printed_tables() -> dict[str, list[dict[str, Any]]]:
 
 
 def columns(table: str) -> list[str]:
-    """The benchmarks of a table, as its keys: what stands before the mean, without the scores a judge gave beside."""
+    """The benchmarks of a table by their keys: the columns before the mean, without a judge's average scores."""
     keys = list(printed_tables()[table][0])
     mean = next(place for place, key in enumerate(keys) if key in ("acc", "avg_acc"))
     return [key for key in keys[:mean] if key not in ("tokens", "method") and not key.endswith("_score")]

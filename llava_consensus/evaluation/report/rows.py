@@ -96,11 +96,11 @@ class Catalogue:
         return self.benchmarks.get(name, Facts(name))
 
     def named(self, column: str) -> str:
-        """The benchmark that stands in a column of the paper's tables."""
+        """The benchmark of a column of the paper's tables."""
         return next((name for name, facts in self.benchmarks.items() if facts.column == column), column)
 
     def told_by(self, runs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any] | None]]) -> "Catalogue":
-        """This and what runs, given as (config, metrics), say of themselves."""
+        """A copy with the titles and facts that runs, given as (config, metrics), record."""
         methods, benchmarks = dict(self.methods), dict(self.benchmarks)
         for config, metrics in runs:
             if metrics and "titles" in metrics:
@@ -112,7 +112,7 @@ class Catalogue:
 
 @dataclass(frozen=True)
 class Row:
-    """One run as its folder tells it; `metrics` is None while it is incomplete, `answered` counts what is there."""
+    """One run as read from its folder; `metrics` is None while it is incomplete, `answered` counts its answers."""
 
     config: Mapping[str, Any]
     metrics: Mapping[str, Any] | None
@@ -179,7 +179,7 @@ class Row:
 
     @property
     def part(self) -> str:
-        """Part of its benchmark that was asked, in words; empty for all of it."""
+        """The asked part of its benchmark as text; empty for all of it."""
         if self.config.get("sample"):
             return f"{self.config['sample']} questions drawn at random"
         return f"the first {self.config['limit']} questions" if self.config["limit"] else ""
@@ -230,7 +230,7 @@ class Row:
 
     @cached_property
     def sample(self) -> Sample | None:
-        """Per-picture sums of the score; None while it is incomplete, or where its scorer does not say."""
+        """Per-picture sums of the score; None while it is incomplete, or where its scorer gives none."""
         if self.seeds:
             samples = [row.sample for row in self.seeds]
             return pooled([one for one in samples if one is not None]) if all(samples) else None

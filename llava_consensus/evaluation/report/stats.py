@@ -148,7 +148,7 @@ def sample(report: Report, score: float | None) -> Sample | None:
 
 
 def counted(report: Report) -> list[Answer]:
-    """The rows that enter the headline; none unless each of them says whether it is correct."""
+    """The rows of the headline score; none unless each has `correct`."""
     groups = report.get("counted")
     rows = [row for row in report.get("extracted", ()) if groups is None or row.get("group") in groups]
     return rows if all(row.get("correct") is not None for row in rows) else []

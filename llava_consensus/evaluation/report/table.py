@@ -82,7 +82,7 @@ class Table:
 
 
 def groups(lines: Iterable[tuple[str, Cells]]) -> tuple[Group, ...]:
-    """Lines, each with the heading it stands under, gathered in the order in which headings appear."""
+    """Lines by heading, in the order in which headings appear."""
     found: dict[str, list[Cells]] = {}
     for heading, cells in lines:
         found.setdefault(heading, []).append(cells)
@@ -119,7 +119,7 @@ def retained(tokens: float, full: float | None) -> str:
 
 
 def upper_bound(tokens: float) -> str:
-    """The heading of the full model; 0 stands for a number that no finished run tells."""
+    """The heading of the full model; 0 is an unknown number of tokens."""
     return f"Upper bound, {tokens or 'all'} tokens"
 
 

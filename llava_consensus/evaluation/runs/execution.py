@@ -117,7 +117,7 @@ def raise_if_device_failed(error: Exception, what: str) -> None:
 
 
 def describe(error: Exception) -> str:
-    """The class of an exception and the beginning of what it says."""
+    """The class of an exception and the start of its message."""
     return f"{type(error).__name__}: {error}"[:QUOTED]
 
 

@@ -142,7 +142,7 @@ def _merge(plan: RunPlan, folder: Run, out: Path) -> None:
 
 
 def _tell_missing(plan: RunPlan, pending: Sequence[Question]) -> None:
-    """Says before a model is loaded which pictures are not there."""
+    """Warns about missing pictures before a model is loaded."""
     if plan.content is not None:  # they are inside a file
         return
     folder = plan.benchmark.place(plan.data) / plan.benchmark.images
@@ -250,7 +250,7 @@ def _store(plan: RunPlan, folder: Run, results: Iterator[Result], again: set[int
 
 
 def _in_this_process(asker: "Asker", asking: Asking, questions: list[Question], batch: int) -> Iterator[Result]:
-    """Results in file order; a note on disk says which questions are in flight."""
+    """Results in file order; a note on disk holds the questions in flight."""
     results = asker.batches(questions, batch)
     for first in range(0, len(questions), batch):
         indexes = [question.index for question in questions[first : first + batch]]
@@ -325,7 +325,7 @@ class Asker:
         return [self._record(question, answer) for (question, _), answer in zip(asked, answers, strict=True)]
 
     def _record(self, question: Question, answer: Answer) -> Record:
-        """LLaVA's answer record; metadata says how many visual tokens went in and came out, and what that cost. The id
+        """LLaVA's answer record; its metadata has visual tokens before and after, and costs. The id
         follows from the run and the question, so that a run done twice gives the same bytes.
         """
         plan, budget = self.plan, self.budget

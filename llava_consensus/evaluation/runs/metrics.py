@@ -70,7 +70,7 @@ def match_budget(
     asked: Iterable[tuple[Prompt, int]],
     shape: Shape | None = None,
 ) -> Budget:
-    """The budget with which a method costs what `budget` says.
+    """The budget at which a method costs as much as `budget` allows.
 
     Args:
         by: see `reduction.costs.match`.
@@ -109,7 +109,7 @@ class AnswerCosts:
         tokens: Sequence[int] = (),
         outcomes: Sequence[PictureOutcome] = (),
     ) -> Record:
-        """The entry `account` of an answer's metadata; nothing where the runner does not tell what it read.
+        """The entry `account` of an answer's metadata; empty where the runner reports no prefill.
 
         Args:
             prefill: what was read.

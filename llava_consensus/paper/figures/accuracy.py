@@ -86,7 +86,7 @@ def _curves(section: Section, name: str) -> Curves:
 
 
 def _styles(section: Section, names: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Colour and marker of the methods that stand out: ours, random selection, and the best others."""
+    """Colour and marker of the highlighted methods: ours, random selection, and the best others."""
     totals: dict[str, list[float]] = {}
     for name in names:
         scale = section.catalogue.benchmark(name).scale

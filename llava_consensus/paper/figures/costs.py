@@ -180,7 +180,7 @@ class Quantity(NamedTuple):
 
 
 def plain(scale: float, *keys: str) -> Callable[[Row, Row], float | None]:
-    """Reads a number that stands so deep in a row, times `scale`."""
+    """Getter of a nested number of a row, times `scale`."""
     find = read(*keys)
     return lambda row, _: None if find(row) is None else scale * find(row)
 

@@ -44,7 +44,7 @@ def look(number: int) -> Look:
 
 @contextlib.contextmanager
 def sheet() -> Iterator[None]:
-    """Whatever is drawn inside follows the style sheet.
+    """Applies the style sheet inside the block.
 
     Raises:
         MissingDependency: without matplotlib.
