@@ -53,7 +53,6 @@ FORMAT = arg("--format", default="markdown", choices=terminal.FORMATS, help="for
 ONLY = arg("--bench", metavar="NAMES", help="only these benchmarks (those of each table)")
 AT = arg("--tokens", metavar="NUMBERS", help="only these budgets, such as 64 (those of the table)")
 POSITIONS = arg("--positions", choices=("keep",), help="every row with positions kept (closed up, as the paper does)")
-CARDS = {"ada": "RTX 6000 Ada, as the paper prints its times"}  # on which a plan knows times
 
 
 class Part(NamedTuple):
@@ -201,31 +200,26 @@ def _measured(preset: "Preset", given: argparse.Namespace, load: "RunnerLoader |
 
 @command(
     "paper plan",
-    "the runs of a table: how long they take, what each needs, and the command; nothing is loaded",
+    "the runs of a table: how many, what each needs, and the command; nothing is loaded",
     arg("name", metavar="NAME", nargs="?", default="t1", help="a table, as of `paper table` (%(default)s)"),
     ONLY,
     AT,
     arg("--model", help="checkpoint that will be asked (one that the table is about)"),
     arg("--data", default="playground/data", type=Path, metavar="DIR", help="folder of the benchmarks (%(default)s)"),
-    arg("--card", default="ada", choices=CARDS, help="GPU to estimate hours for: ada, the paper's (%(default)s)"),
-    examples=("paper plan t1 --tokens 64", "paper plan t1 --model liuhaotian/llava-v1.5-13b --card ada"),
+    examples=("paper plan t1 --tokens 64", "paper plan t1 --model liuhaotian/llava-v1.5-13b"),
 )
 def plan(given: argparse.Namespace) -> Iterator[Any]:
     """A line for each benchmark, what is missing, and the command that runs them."""
     from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.benchmarks.check import ANSWERING, check, uses
     from llava_consensus.evaluation.report.table import Group, Table
-    from llava_consensus.paper.preset import at_budgets, first_token_ms, read, with_benchmarks
+    from llava_consensus.paper.preset import at_budgets, read, with_benchmarks
 
     preset = at_budgets(with_benchmarks(read(given.name), given.bench), given.tokens)
-    model, lines, total, unready = given.model or preset.model, [], 0.0, []
+    model, lines, unready = given.model or preset.model, [], []
     for name in preset.benchmarks:
         benchmark = benchmarks.make(name)
-        rows = [row for row in preset.rows if name in preset.asked_at(row.tokens)]
-        each = [first_token_ms(preset, model, tokens) for tokens in (None, *(row.tokens for row in rows))]
-        count, known = benchmark.count or 0, [ms for ms in each if ms is not None]
-        seconds = count * sum(known) / 1e3 if count and len(known) == len(each) else None
-        total += seconds or 0.0
+        runs = 1 + sum(name in preset.asked_at(row.tokens) for row in preset.rows)
         findings = list(check(benchmark, given.data))
         unready += [name] if uses(benchmark, given.data, findings)[ANSWERING] == "not ready" else []
         needs, elsewhere = ["files"] if name in unready else [], benchmark.scored_by(given.data)
@@ -234,26 +228,16 @@ def plan(given: argparse.Namespace) -> Iterator[Any]:
         if elsewhere:
             how = f"judge {name}" if benchmark.judge else f"score {name} --export FILE"
             needs.append(f"{elsewhere} (llava-consensus {how})")
-        lines.append((name, f"{count:,}", str(len(each)), _hours(seconds), ", ".join(needs) or "nothing"))
+        lines.append((name, f"{benchmark.count or 0:,}", str(runs), ", ".join(needs) or "nothing"))
     budgets = ", ".join(dict.fromkeys(f"{row.tokens:g}" for row in preset.rows))
-    note = (
-        f"Hours: to the first token alone, on {CARDS[given.card]} for ConsensusDrop with as many tokens; loading, "
-        f"pictures, further words and methods that are slower come on top. In all at least {_hours(total)}."
-        if total
-        else "Hours are known of LLaVA-1.5 7B and 13B alone."
-    )
-    head = ("benchmark", "questions", "runs", "hours", "still needs")
-    yield terminal.drawn(Table(f"{preset.title}, at {budgets} tokens", head, (Group("", tuple(lines)),), note))
+    head = ("benchmark", "questions", "runs", "still needs")
+    yield terminal.drawn(Table(f"{preset.title}, at {budgets} tokens", head, (Group("", tuple(lines)),)))
     yield f"weights: {model}" + (f", of {preset.weights}" if preset.weights else "")
     if unready:
         yield f"first: llava-consensus data download {' '.join(unready)} --data {given.data}"
     own = " --trust-remote-code" * preset.remote_code
     asked = "".join(f" --{one} '{value}'" for one in ("bench", "tokens") if (value := getattr(given, one)))
     yield f"then:  llava-consensus paper table {given.name}{asked} --model {model}{own} --data {given.data}"
-
-
-def _hours(seconds: float | None) -> str:
-    return "not known" if seconds is None else f"{seconds / 3600:.1f}"
 
 
 def _available(preset: "Preset", given: argparse.Namespace) -> "tuple[Preset, dict[str, DataError]]":

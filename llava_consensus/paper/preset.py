@@ -30,8 +30,6 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation.files import misread, read_json
 from llava_consensus.evaluation.report import paper
@@ -161,22 +159,6 @@ def keeping_positions(preset: Preset) -> Preset:
 
     rows = tuple(replace(row, method=kept(row.method), against=kept(row.against)) for row in preset.rows)
     return replace(preset, name=f"{preset.name}-keep", reference=kept(preset.reference), rows=rows)
-
-
-def first_token_ms(preset: Preset, model: str, tokens: int | float | None) -> float | None:
-    """The paper's time to first token at a budget (None: all tokens), linear between its own budgets.
-
-    Returns:
-        Milliseconds; None for another model than LLaVA-1.5 7B and 13B.
-    """
-    size = next((size for size in ("13b", "7b") if size in model.lower()), None)
-    if size is None or preset.full.get("tokens") != 576 or preset.weights:
-        return None
-    rows = paper.printed_tables()[f"efficiency_llava_1_5_{size}"]
-    ours = [row for row in rows if row["method"].startswith(("Baseline", "ConsensusDrop"))]
-    points = sorted((row["tokens"], row["ttft_ms"]) for row in ours)
-    budgets, times = zip(*points, strict=True)
-    return float(np.interp(tokens or 576, budgets, times))
 
 
 def _check_fewer(content: Mapping[str, Any], rows: Sequence[PresetRow], path: Path) -> None:

@@ -1,9 +1,10 @@
 """RESTORE's calibration of attention, alone and with its merging, against its formula on plain numbers in float64."""
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
@@ -12,12 +13,37 @@ from models import tiny_llava
 from llava_consensus.hosts import view_of
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.methods import make
-from llava_consensus.paper.study.methods import ClosedFrom
+from llava_consensus.paper.study.methods import vision_saliency
 from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder
+from llava_consensus.reduction.selection import top
+from llava_consensus.reduction.tokens import Need, Stopwatch
 
 TOKENS = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibrated(InDecoder):
+    """The T patches that the class token looks at most, before the first layer, calibrated."""
+
+    positions: Literal["renumber", "keep"] = "keep"
+
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION})
+    attention: ClassVar[str] = "none"
+
+    @property
+    def calibrates(self) -> bool:
+        return True
+
+    def plan(self, tokens: int, available: int, layers: int) -> list[Cut]:
+        return [Cut(0, tokens)]
+
+    def select(self, view: DecoderView, watch: Stopwatch) -> Chosen:
+        return Chosen(top(vision_saliency(view.tower), view.cut.kept))
+
+
 WAYS = {
-    "kept tokens": ClosedFrom(calibrate=True),
+    "kept tokens": Calibrated(),
     "merged tokens": make("restore_calibrated", selector="divprune"),
 }
 

@@ -283,16 +283,12 @@ def test_a_preset_that_asks_what_it_has_not(tmp_path: Path, fewer: dict[str, Any
         preset.read(str(tmp_path / "wrong.json"))
 
 
-def test_a_plan_says_hours_needs_and_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_says_needs_and_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "eval").mkdir()
     assert cli.main(["paper", "plan", "t1", "--tokens", "64", "--data", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     lines = {line.split()[0]: line.split()[1:] for line in out.splitlines() if len(line.split()) > 4}
-    rows = {row["tokens"]: row["ttft_ms"] for row in printed.printed_tables()["efficiency_llava_1_5_7b"]
-            if row["method"].startswith(("Baseline", "ConsensusDrop"))}  # fmt: skip
-    at_64 = rows[57.0] + (rows[144.0] - rows[57.0]) * (64 - 57) / (144 - 57)
-    hours = 107394 * (rows[576.0] + 7 * at_64) / 3.6e6
-    assert lines["vqav2"][:3] == ["107,394", "8", f"{hours:.1f}"] and "EvalAI" in " ".join(lines["vqav2"])
+    assert lines["vqav2"][:2] == ["107,394", "8"] and "EvalAI" in " ".join(lines["vqav2"])
     assert "a judge (llava-consensus judge mmvet)" in " ".join(lines["mmvet"]) and "judge" not in lines["mmbench"]
     assert "first: llava-consensus data download vqav2 gqa" in out
     command = next(line for line in out.splitlines() if line.startswith("then:"))

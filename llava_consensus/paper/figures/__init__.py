@@ -129,7 +129,6 @@ FIGURES = (
     _ablation("f12-anchors", "how many tokens are merged ones", ablations.anchors, "anchors"),
     _ablation("f13-score", "how saliencies are scored", ablations.score, "score"),
     Figure("f16-efficiency", "six costs over the share taken away", costs.over_ratio, BENCH, of_bench),
-    Figure("f18-speedup", "speed-ups by budget", costs.speedups, BENCH, of_bench),
     Figure("claim-11-scap", "where the probe looks whatever the picture shows", study.scap_by_place, STUDY, of_scap),
 )
 

@@ -1,4 +1,4 @@
-"""Figures of time and memory: F6 (accuracy over time and cache), F16 and F18 (from files of `llava-consensus bench`).
+"""Figures of time and memory: F6 (accuracy over time and cache) and F16 (from files of `llava-consensus bench`).
 
 Accuracy comes from runs, times from bench files. Beside a small model the paper's seconds mean nothing: its numbers are
 grey where they can be compared, which speed-ups, savings and shares of the full model's always can, milliseconds and
@@ -14,7 +14,6 @@ from llava_consensus.evaluation.report.efficiency import (
     OURS,
     TABLES,
     label,
-    printed_name,
     printed_table,
     read,
 )
@@ -166,7 +165,7 @@ def _lines_of(panel: "Axes", curves: Mapping[str, Sequence[Bought]]) -> None:
     panel.grid(True)
 
 
-# ---- F16 and F18
+# ---- F16
 
 
 class Quantity(NamedTuple):
@@ -230,46 +229,6 @@ def over_ratio(material: Material) -> "Figure":
     return _over_ratio(material, known, 3)
 
 
-def speedups(material: Material) -> "Figure":
-    """F18: a group of bars for each budget of the first model, the paper's beside them in grey."""
-    content = material.measured[0]
-    rows = [row for row in content["rows"] if row["method"] != FULL]
-    ratios = sorted({row["reduction_percent"] for row in rows})
-    methods = list(dict.fromkeys(label(row) for row in rows))
-    figure, (panel,) = style.panels(1, 1, (6.4, 2.6))
-    width = 0.85 / len(methods)
-    table = printed_table(content["model"])
-    printed = {(row["method"], row["tokens"]): row["speedup"] for row in paper.printed_tables()[table]}
-    for number, name in enumerate(methods):
-        own = {row["reduction_percent"]: row for row in rows if label(row) == name}
-        places = [place for place, ratio in enumerate(ratios) if ratio in own]
-        across = [place + (number - (len(methods) - 1) / 2) * width for place in places]
-        found = [own[ratios[place]] for place in places]
-        hatch = ("", "///", "...", "xxx", "\\\\\\")[number % 5]
-        panel.bar(
-            across,
-            [row["speedup"] for row in found],
-            0.92 * width,
-            color=style.look(number).colour,
-            label=name,
-            hatch=hatch,
-            edgecolor="white",
-            linewidth=0,
-        )
-        words = f"printed in the paper ({_model_of(table)})"
-        for x, row in zip(across, found, strict=True):
-            value = printed.get((printed_name(row), row["tokens"]))
-            if value is not None:
-                ends = x - width / 2, x + width / 2
-                panel.hlines(value, *ends, color="#555555", linewidth=1.4, label=words)
-    panel.axhline(1, color="black", linestyle=":", linewidth=0.8)
-    panel.set_xticks(range(len(ratios)), [f"{ratio:.0f} % fewer" for ratio in ratios])
-    panel.set_ylabel("speed-up of the first token")
-    panel.set_title(f"{content['model']} on {content['machine']['device']}")
-    style.key(figure, [panel], 5)
-    return figure
-
-
 def _over_ratio(material: Material, quantities: Sequence[Quantity], columns: int) -> "Figure":
     contents = material.measured
     first = contents[0]
@@ -324,6 +283,3 @@ def _grey_line(panel: "Axes", quantity: Quantity, table: str) -> None:
 
 def _model_of(table: str) -> str:
     return next(model for model, name in TABLES.items() if name == table)
-
-
-# ---- F19
