@@ -147,7 +147,6 @@ RUN = (
     NO_PROGRESS,
     arg("--retry-errors", action="store_true", help="ask questions that failed before again"),
     arg("--allow-outside", action="store_true", help="allow pictures outside their folder: absolute, .., symlinks"),
-    arg("--fail-on-error", metavar="N|SHARE", help="stop with exit code 6 if more questions fail: 5, 0.01, 1%%"),
 )
 SHARDED = (
     arg("--shard", metavar="N/COUNT", help="ask one of COUNT equal parts, for several machines; then --merge"),
@@ -272,7 +271,6 @@ def execution(given: argparse.Namespace) -> Execution:
         given.workers,
         not given.no_progress,
         given.retry_errors,
-        given.fail_on_error,
         given.allow_outside,
         _shard(getattr(given, "shard", None)),
         tuple(getattr(given, "merge", ())),

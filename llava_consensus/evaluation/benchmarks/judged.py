@@ -41,11 +41,6 @@ def report(name: str, joined: Joined, references: Mapping[int, str], judged: Map
     return base.report(name, joined, {**judged, **numbers, "judge": None}, extracted)
 
 
-def matches(report: Mapping[str, Any]) -> dict[str, Any]:
-    """The scores of such a report that are computed without a judge."""
-    return {name: report[name] for name in ("exact", "contains")}
-
-
 def _share(values: Iterable[bool]) -> float:
     return 100 * mean(map(float, values))
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.benchmarks import Benchmark, judged
+from llava_consensus.evaluation.benchmarks import Benchmark
 from llava_consensus.evaluation.files import Record
 
 OWN = "own wording"
@@ -163,16 +163,6 @@ class Grader(ABC):
     def grades(self, candidates: Sequence[Candidate], outcomes: Outcomes) -> dict[str, Any]:
         """The content of the official grade file."""
 
-    def unjudged(self, report: Mapping[str, Any]) -> dict[str, Any]:
-        """The scores in the benchmark's own report that need no judge: exact and contained matches."""
-        return judged.matches(report)
-
     def summary(self, metrics: Mapping[str, Any]) -> Iterator[str]:
         """The judge's numbers beside the headline, as lines for people."""
         yield from ()
-
-    def unjudged_summary(self, metrics: Mapping[str, Any]) -> str | None:
-        """The scores computed without a judge, as a line for people."""
-        if metrics.get("contains") is None:
-            return None
-        return f"without a judge: exact {metrics['exact']:.1f} %, contained {metrics['contains']:.1f} %"

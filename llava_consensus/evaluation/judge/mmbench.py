@@ -103,10 +103,6 @@ class MMBenchGrader(Grader):
             candidates.append(Candidate(row["at"], str(row["index"]), _fields(row, options), options, outcome))
         return candidates, joined.counts
 
-    def unjudged(self, report: Mapping[str, Any]) -> dict[str, Any]:
-        """Circular accuracy by the rules alone, and how many answers they cannot read."""
-        return {"by_rules": report["accuracy"], "undecided_by_rules": report["undecided"]}
-
     def dialogue(self, candidate: Candidate) -> Dialogue:
         """Repeats one request until its reply has a letter, three times at most."""
         text = None
@@ -135,13 +131,6 @@ class MMBenchGrader(Grader):
             key: {"opt": said[0].value or None, "log": said[0].content, "judge": said[0].model}
             for key, said in outcomes.items()
         }
-
-    def unjudged_summary(self, metrics: Mapping[str, Any]) -> str | None:
-        """Circular accuracy by the rules alone."""
-        if metrics.get("by_rules") is None:
-            return None
-        unread = f"which cannot read {metrics['undecided_by_rules']} answers"
-        return f"without a judge: {metrics['by_rules']:.2f} by the rules, {unread}"
 
     def _score(self, candidates: Sequence[Candidate], outcomes: Sequence[Outcome], data: Path) -> dict[str, Any]:
         answers = [

@@ -110,7 +110,6 @@ def run(config: JudgeConfig, dry: bool = False, progress: bool = True) -> Judged
     with misread(place):
         records = benchmark.read(config.answers, config.data)
         found, counts = grader.candidates(records, config.data)
-        beside = grader.unjudged(benchmark.score(records, config.data))
     candidates = _count_copies(found)
     gradings = [Grading(grader, prompt, one, number, config) for number in range(config.runs) for one in candidates]
     with Replies(config.out) as replies:
@@ -133,7 +132,6 @@ def run(config: JudgeConfig, dry: bool = False, progress: bool = True) -> Judged
         "unreadable": unreadable,
         "complete": not counts["missing"] and not lacking and not unreadable,
         "counts": counts | {"graded": len(outcomes), "ungraded": lacking},
-        **beside,
         # an alias may move during a run, so the record says in how many replies the server named which model
         "judge": _describe(config, prompt) | {"reported": dict(Counter(str(one.model) for one in used).most_common())},
         "replies": odd,
@@ -257,18 +255,13 @@ def _open(config: JudgeConfig, prompt: JudgePrompt) -> Path:
 
 
 def lines(metrics: Mapping[str, Any]) -> Iterator[str]:
-    """A judged run for people: headline, the grader's own lines, scores computed without a judge, the judge, and the
-    counts of replies.
-    """
+    """A judged run as text: headline, the grader's own lines, the judge, and the counts of replies."""
     counts, replies, judge = metrics["counts"], metrics["replies"], metrics["judge"]
     grader = grader_of(metrics["benchmark"])
     score = "none" if metrics["score"] is None else f"{metrics['score']:.2f}"
     answers = f"{counts['graded']} of {counts['asked']} questions graded"
     yield f"{metrics['benchmark']}: {metrics['metric']} {score}, {answers}"
     yield from grader.summary(metrics)
-    unjudged = grader.unjudged_summary(metrics)
-    if unjudged is not None:
-        yield unjudged
     reported = ", ".join(f"{name} ({count} replies)" for name, count in judge["reported"].items()) or "nobody"
     yield f"judge: {reported}; prompt: {judge['prompt']['official'] or judge['prompt']['origin']}"
     odd = f"{replies['refused']} refused, {replies['unreadable']} unreadable, {replies['given_up']} given up"

@@ -95,10 +95,6 @@ class Catalogue:
         """Facts of a benchmark."""
         return self.benchmarks.get(name, Facts(name))
 
-    def named(self, column: str) -> str:
-        """The benchmark of a column of the paper's tables."""
-        return next((name for name, facts in self.benchmarks.items() if facts.column == column), column)
-
     def told_by(self, runs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any] | None]]) -> "Catalogue":
         """A copy with the titles and facts that runs, given as (config, metrics), record."""
         methods, benchmarks = dict(self.methods), dict(self.benchmarks)

@@ -1,7 +1,7 @@
 """Execution of a run: batches, workers, shards, and questions without an answer. Needs no torch: the parser uses it.
 
 One question must not stop the others: what a model raises about it alone is written to errors.jsonl, and the run goes
-on. `--fail-on-error` bounds how many such questions there may be, `--retry-errors` asks them again.
+on. `--retry-errors` asks them again.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ QUOTED = 300  # characters of what was raised
 
 
 class TooManyErrors(ConsensusError):
-    """More questions without an answer than the user allows, or none answered at all."""
+    """A run in which question after question fails."""
 
     exit_code = 6
 
@@ -48,20 +48,17 @@ class Execution:
     workers: int = 1  # processes, each with a model of its own, on a device of its own where there are several
     progress: bool = True  # whether a bar with questions per second is shown
     retry_errors: bool = False  # whether questions that failed before are asked again
-    # how many questions may fail: a number (`5`) or a share of all (`0.01`, `1%`); None is any number
-    fail_on_error: str | None = None
     allow_outside: bool = False  # whether pictures and videos may lie outside the folder of the benchmark's pictures
     shard: tuple[int, int] | None = None  # (2, 4): only the second of four parts of the questions, of equal length
     merge: tuple[Path, ...] = ()  # other folders of results, from whose same run answers are copied
 
     def check(self) -> None:
-        """Raises OptionError for a number below 1, or a bound on errors that is none. Needs no model."""
+        """Raises OptionError for a number below 1, or a shard that is none. Needs no model."""
         for name in ("batch", "workers"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name}={getattr(self, name)} must be at least 1")
         if self.shard is not None and not 1 <= self.shard[0] <= self.shard[1]:
             raise OptionError(f"--shard {self.shard[0]}/{self.shard[1]}: must be N/COUNT with 1 <= N <= COUNT")
-        self._allowed(1)
 
     def part(self, questions: "Sequence[Question]") -> "Sequence[Question]":
         """The questions of this shard, in LLaVA's chunks: contiguous, of equal length but the last."""
@@ -70,27 +67,6 @@ class Execution:
         number, count = self.shard
         length = -(-len(questions) // count)
         return questions[(number - 1) * length : number * length]
-
-    def check_errors(self, errors: int, questions: int) -> None:
-        """Raises TooManyErrors where more questions failed than `fail_on_error` allows."""
-        if errors > self._allowed(questions):
-            raise TooManyErrors(
-                f"{errors} of {questions} questions have no answer, more than --fail-on-error allows: see errors.jsonl "
-                "in the folder of the run. The same command with --retry-errors asks them again"
-            )
-
-    def _allowed(self, questions: int) -> float:
-        text = self.fail_on_error
-        if text is None:
-            return float("inf")
-        share = text.endswith("%") or "." in text
-        try:
-            value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1) if share else int(text)
-        except ValueError:
-            value = -1
-        if not 0 <= value <= (1 if share else float("inf")):
-            raise OptionError(f"--fail-on-error {text}: must be a number of questions (5) or a share (0.01, 1%)")
-        return value * questions if share else value
 
 
 def check_progress(row: int, result: Result) -> int:

@@ -93,7 +93,7 @@ def evaluate(plan: RunPlan, out: Path, execution: Execution, runner_loader: Runn
         pending = [question for question in execution.part(plan.questions) if question.index not in done]
         stored = folder.metrics()
         if stored is not None and not pending:
-            return _complete(plan, folder, stored, execution)
+            return _complete(plan, folder, stored)
         seconds = 0.0
         if pending:
             if done:
@@ -111,7 +111,6 @@ def evaluate(plan: RunPlan, out: Path, execution: Execution, runner_loader: Runn
             return RunResult(folder.path, {}, len(pending))
         timing = metrics.timing(len(pending), seconds, execution.workers)
         folder.finish(metrics.measure(plan, folder) | {"timing": timing, "environment": metrics.environment(plan)})
-        execution.check_errors(len(folder.errors), len(plan.questions))
         return RunResult(folder.path, folder.metrics() or {}, len(pending))
 
 
@@ -186,14 +185,13 @@ def _opens(plan: RunPlan, question: Question) -> bool:
     return True
 
 
-def _complete(plan: RunPlan, folder: Run, stored: Record, execution: Execution) -> RunResult:
+def _complete(plan: RunPlan, folder: Run, stored: Record) -> RunResult:
     """Metrics of a complete run; scored anew if only the scoring options differ."""
     scored = (folder.path / SCORES).exists()
     log.info("%s: complete already, nothing was asked", folder.path)
     if stored.get("choices", {}) != plan.benchmark.chosen or not scored:
         with misread(str(folder.path / METRICS), AGAIN):
             folder.finish(metrics.measure(plan, folder) | {key: stored[key] for key in ("timing", "environment")})
-    execution.check_errors(len(folder.errors), len(plan.questions))
     return RunResult(folder.path, folder.metrics() or {}, 0)
 
 
@@ -213,7 +211,7 @@ def _ask(
         size = BATCHES * execution.batch
         shards = [tuple(questions)[first : first + size] for first in range(0, len(pending), size)]
         results = run_shards(WorkerFactory(plan, execution.batch, execution.workers, load), execution.workers, shards)
-        _store(plan, folder, _recorded(results, questions), again, execution)
+        _store(plan, folder, _recorded(results, questions), again, execution.progress)
         return time.perf_counter() - start
     asking = Asking.of(folder.path)
     deadly = [index for index in questions if folder.errors.get(index, {}).get("cause") == DEATH]
@@ -223,29 +221,28 @@ def _ask(
         alone, apart = [*alone, *apart], []
     if apart:
         results = one_by_one(WorkerFactory(plan, 1, 1, load), apart)
-        _store(plan, folder, _recorded(results, questions), again, execution)
+        _store(plan, folder, _recorded(results, questions), again, execution.progress)
     runner = load(plan.model, plan.loading, plan.host_options)
     start = time.perf_counter()
     asker = Asker(plan, runner, metrics.budget_of(plan, runner))
     rest = [index for index in questions if index not in {*alone, *apart}]
     for indexes, size in ((alone, 1), (rest, execution.batch)):
         left = [questions[index] for index in indexes]
-        _store(plan, folder, _in_this_process(asker, asking, left, size), again, execution)
+        _store(plan, folder, _in_this_process(asker, asking, left, size), again, execution.progress)
     asking.clear()
     return time.perf_counter() - start
 
 
-def _store(plan: RunPlan, folder: Run, results: Iterator[Result], again: set[int], execution: Execution) -> None:
-    """Writes results down as they come."""
+def _store(plan: RunPlan, folder: Run, results: Iterator[Result], again: set[int], progress: bool) -> None:
+    """Stores results as they come."""
     done, total, row = len(folder.done - again), len(plan.questions), 0
-    with counted(total=total, initial=done, unit="q", desc=plan.benchmark.name, shown=execution.progress) as bar:
+    with counted(total=total, initial=done, unit="q", desc=plan.benchmark.name, shown=progress) as bar:
         for result in results:
             if again:
                 folder.forget(again)
                 again.clear()
             folder.add(*result)
             row = check_progress(row, result)
-            execution.check_errors(len(folder.errors), total)
             bar.update(len(result.answers) + len(result.errors))
 
 

@@ -3,37 +3,19 @@
 The runs are ordinary ones of a sweep, so they are resumed, shared out and kept as any other. What is read of them is
 read from their folders alone; tables (`tables.py`) and figures are made of these files.
 
-`study.json` says how selections inside the language model answer:
+`study.json` has the setting of all runs (`description`), a row for each run and `contrasts`. Of a row, what its name
+does not tell:
 
-    {"description": {"model": ..., "data": ..., "limit": ..., "sample": ..., "layer": 2, "versions": {...}, ...},
-     "rows": [{"benchmark": "pope", "title": "POPE", "metric": "f1", "scale": 1.0, "chance": 50.0,
-               "positions": "keep", "retention": 0.25, "scores": "recovery", "student": "vision", "rate": 0.1,
-               "accuracy": 84.1, "interval": [82.3, 85.8], "questions": 1000,
-               "agreement": 0.61, "disagreement": 0.39, "correction": 0.42,
-               "gain": 1.3, "gain_interval": [0.2, 2.4], "p": 0.02}, ...],
-     "contrasts": [{"of": "gain", "positions": "keep", "retention": 0.25, "student": "vision", "rate": 0.1,
-                    "difference": 0.4, "interval": [-0.2, 1.0], "p": 0.2, "pictures": 50,
-                    "benchmarks": ["pope", ...]}, ...]}
-
-    benchmark, title, metric   what was asked, how papers write it, which number of its scorer `accuracy` is
-    scale         what `accuracy` is divided by to be a percentage: 1, and 20 for MME
-    chance        what guessing scores on these questions, in the unit of `accuracy`; older files do not have it
-    positions     "keep", those of all tokens, or "renumber", closed up after the cut; null for all tokens
-    retention     share of a picture's tokens that are left, rho; 1.0 for the row of all tokens
-    scores        what tokens are ranked by: "vision", "cross", "recovery" (the student's ranking, corrected by the
-                  teacher's), or "full" for all tokens
-    student       "vision" or "cross", whose ranking comes first; null unless `scores` is "recovery"
-    rate          r, share of the kept tokens that the teacher adds; null unless `scores` is "recovery"
-    accuracy      the benchmark's own number, from 0 to 100 times `scale`
-    interval      of it, 95 %, bootstrap over questions; null where the scorer's rows do not make it up
-    questions     how many were answered
-    pictures      how many they are about; null in files written before it was counted
+    scale         divisor of `accuracy` to a percentage: 1, and 20 for MME
+    chance        score of guessing on these questions, in the unit of `accuracy`; older files do not have it
+    positions     "keep" or "renumber"; null for all tokens
+    retention     share of a picture's tokens that are left, rho; 1.0 for all tokens
+    scores        ranking of tokens: "vision", "cross", "recovery" (the student's, corrected by the teacher's), "full"
+    student       "vision" or "cross", and `rate`, share of the kept tokens that the teacher adds; null unless
+                  `scores` is "recovery"
+    interval      95 %, bootstrap over pictures; null where the scorer's rows do not make up the score
     agreement     overlap of the two sides' K best tokens as a share of K, mean over pictures; null for all tokens
-    disagreement  1 - agreement
-    correction    correction factor, mean over pictures; null unless `scores` is "recovery"
-    gain          accuracy less that of the student alone; null unless `scores` is "recovery"
-    gain_interval, p   of the gain, paired by question; null where `gain` is, where rows do not make up a score, or
-                  from too few pictures
+    gain          accuracy less that of the student alone, with `gain_interval` and `p`, paired by question
 
 A contrast is a mean over the benchmarks in which all tokens are above guessing, paired by question, in points:
 
@@ -45,18 +27,11 @@ A contrast is a mean over the benchmarks in which all tokens are above guessing,
 
 `scap.json` says how SCAP, which is the attention of the first layer, compares with the attention of every layer:
 
-    {"description": {...}, "benchmark": "gqa", "questions": 400, "retention": 0.25,
-     "layers": [{"layer": 1, "aggregate": "all", "correlation": 1.0, "overlap": 1.0}, ...],
-     "pictures": 50, "positions": [{"rotated": true, "saliency": [...]}, {"rotated": false, "saliency": [...]}],
-     "contrasts": [{"of": "late", ...}, {"of": "rotation", ...}]}
-
-    layer         a decoder layer, counted from 1
-    aggregate     how the rows of the text become one saliency, of SCAP and of the layer alike: "all", "last" or "max"
-    correlation   Spearman's rank correlation of SCAP with the layer's own attention, mean over pictures
-    overlap       share of SCAP's K best tokens that are among the layer's K best, K = retention times their number
-    positions     SCAP's mean saliency (aggregate "all") with and without rotation of queries and keys, by patch index:
-                  that of each of 24 equal stretches, from the first patch to the last. It is a multiple of what each
-                  patch would have if all had the same, so 1 is no preference.
+    layers        for each decoder layer, from 1, and `aggregate` ("all", "last" or "max" of the text rows):
+                  Spearman's rank `correlation` of SCAP with the layer's own attention, and the `overlap` of their best
+                  tokens
+    positions     SCAP's mean saliency with and without rotation of queries and keys, in 24 equal stretches of patch
+                  indices, as a multiple of an even one: 1 is no preference
     contrasts     "late": SCAP in the last third of the patches less that in the first, in percent of no preference;
                   "rotation": the same less that without rotation
 

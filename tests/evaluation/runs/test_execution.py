@@ -122,25 +122,6 @@ def test_a_question_too_long_to_be_asked_is_told_by_its_length(data: Path, tmp_p
     assert "16,385 characters" in read_lines(result.path / "errors.jsonl", ())[0]["error"]
 
 
-@pytest.mark.parametrize(("bound", "stops"), [("4", False), ("3", True), ("0", True), ("20%", False), ("0.19", True)])
-def test_fail_on_error_bounds_them(data: Path, tmp_path: Path, bound: str, stops: bool) -> None:
-    if not stops:
-        assert go(data, tmp_path, Delicate(POISON), fail_on_error=bound).metrics["errors"] == 4
-        return
-    with pytest.raises(TooManyErrors, match="--retry-errors") as caught:
-        go(data, tmp_path, Delicate(POISON), fail_on_error=bound)
-    assert caught.value.exit_code == 6
-    assert go(data, tmp_path, Delicate(POISON)).metrics["answered"] == 16, "nothing is lost"
-    with pytest.raises(TooManyErrors):
-        go(data, tmp_path, fail_on_error=bound)
-
-
-@pytest.mark.parametrize("text", ["-1", "two", "101%", "1.5", "nan%", "inf", ""])
-def test_a_wrong_bound_is_told_before_anything_is_loaded(text: str) -> None:
-    with pytest.raises(OptionError, match="--fail-on-error"):
-        Execution(fail_on_error=text).check()
-
-
 def test_a_model_that_fails_at_everything_stops_the_run(tmp_path: Path) -> None:
     data = make_place(tmp_path / "data", pictures=40)
     poison: dict[str, Exception] = {f"what {one} {two}": ValueError("no") for one in range(40) for two in range(5)}
