@@ -119,8 +119,8 @@ def test_export_lists_what_is_twice_or_unknown(data: Path, tmp_path: Path, capsy
 @pytest.mark.parametrize(
     ("command", "code", "words"),
     [
-        (["score", "gqa", "--export", "x"], 2, "gqa has no submission"),
-        (["score", "gqa", "--benchmark-option", "split=x"], 2, "unknown option of gqa 'split'"),
+        (["score", "pope", "--export", "x"], 2, "pope has no submission"),
+        (["score", "vqav2", "--benchmark-option", "split=x"], 2, "unknown option of vqav2 'split'"),
         (["score", "pope", "--benchmark-option", "split=x"], 2, "pope has no options"),
         (["score", "mmbench", "--benchmark-option", "split"], 2, "must be KEY=VALUE"),
         (["score", "gqa"], 3, "none of the answers belongs"),
