@@ -26,7 +26,6 @@ from torch import Tensor
 from llava_consensus.errors import ConsensusError, DataError
 from llava_consensus.evaluation.files import FRESH, read_json, write_json
 from llava_consensus.evaluation.models.llava import CONVERSATION, FLAG
-from llava_consensus.evaluation.models.loading import Checkpoint
 from llava_consensus.hosts.next_grid import check_pictures
 from llava_consensus.hosts.pretrained import load_pretrained
 
@@ -62,7 +61,6 @@ def convert(source: Path, out: Path) -> str:
     file = source / "config.json"
     if not file.is_file():
         raise DataError(f"{source}: no config.json in it, so it is no checkpoint")
-    Checkpoint(str(source), source).files()  # or there is a pipe among them
     if out.exists():
         raise DataError(f"{out}: is there already. Give a folder that is not")
     fresh = out.with_name(f".{out.name}{FRESH}")

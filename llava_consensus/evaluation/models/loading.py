@@ -340,13 +340,10 @@ class Checkpoint(NamedTuple):
         """Files that can change answers, downloaded if missing; a vision tower in a folder below included.
 
         Raises:
-            DataError: for a model of the hub whose weights cannot be had, or not all of them; for a pipe in a folder.
+            DataError: for a model of the hub whose weights cannot be had, or not all of them.
         """
         if self.commit is None:
             found = (*self.folder.glob("[!.]*"), *self.folder.glob("[!.]*/[!.]*"))
-            pipes = [path for path in found if path.is_fifo()]
-            if pipes:
-                raise DataError(f"{pipes[0]}: is a pipe, and a checkpoint is made of files. Fetch the checkpoint again")
             return sorted(path for path in found if path.suffix in SUFFIXES)
         from huggingface_hub import snapshot_download
 
@@ -412,29 +409,18 @@ def hub_name(folder: Path) -> str:
 
 
 def _ask_hub(function: Callable[..., str], model: str, revision: str | None, **arguments: Any) -> str:
-    """The path that a function of huggingface_hub returns, its errors as what the user can mend."""
+    """The path that a function of huggingface_hub returns. DataError with the library's own message."""
     from huggingface_hub import constants, errors
 
     silence = _silence(constants.ENDPOINT, constants.HF_HUB_OFFLINE)
-    page = f"{constants.ENDPOINT}/{model}"
     try:
         return str(function(model, revision=revision, **arguments, local_files_only=bool(silence)))
-    except errors.GatedRepoError:
-        problem = f"gated. Ask for access at {page}, then type: hf auth login"
-    except errors.RevisionNotFoundError:
-        problem = f"{page} has no revision {revision!r}"
-    except errors.RepositoryNotFoundError:
-        problem = f"{page} does not exist, or is private: type hf auth login"
-    except errors.LocalEntryNotFoundError as error:
-        problem = (
-            f"not in the cache ({constants.HF_HUB_CACHE}), and not to be had from the hub: "
-            f"{silence or str(error).splitlines()[0]}. Go online once, or give --model the folder of a checkpoint"
-        )
-    except errors.EntryNotFoundError:
-        problem = f"{page} has no config.json, so it is no checkpoint"
-    except (errors.HfHubHTTPError, OSError) as error:
-        problem = f"{page}: {str(error).splitlines()[0]}"
-    raise DataError(f"model {model!r}: {problem}")
+    except (errors.EntryNotFoundError, OSError) as error:
+        reason, own = f"{silence}. " if silence else "", " ".join(str(error).split())
+        raise DataError(
+            f"model {model!r}: {reason}{own} (cache: {constants.HF_HUB_CACHE}). A gated or private model needs: hf "
+            "auth login. Without the hub, give --model the folder of a checkpoint"
+        ) from None
 
 
 @cache

@@ -91,7 +91,7 @@ def test_weights_that_are_not_all_there_are_told(cache: Path) -> None:
 
 
 def test_a_model_that_is_not_in_the_cache_offline(cache: Path) -> None:
-    with pytest.raises(DataError, match=r"'owner/absent': not in the cache \(.*HF_HUB_OFFLINE is set"):
+    with pytest.raises(DataError, match="'owner/absent': HF_HUB_OFFLINE is set"):
         models.check("owner/absent")
 
 
@@ -138,9 +138,9 @@ def refusing() -> Iterator[str]:
     ("endpoint", "name", "why"),
     [
         ("http://127.0.0.1:9", "owner/model", "does not answer"),
-        ("", "gated/model", "gated. Ask for access at"),
-        ("", "missing/model", "does not exist, or is private"),
-        ("", "revised/model", "has no revision 'v2'"),
+        ("", "gated/model", "hf auth login"),
+        ("", "missing/model", "hf auth login"),
+        ("", "revised/model", "Revision Not Found"),
     ],
 )
 def test_one_line_within_seconds(refusing: str, tmp_path: Path, endpoint: str, name: str, why: str) -> None:
@@ -180,7 +180,7 @@ def test_a_vision_tower_of_the_hub_is_taken_from_the_cache(cache: Path, tmp_path
     shutil.copytree(mini, folder, ignore=shutil.ignore_patterns("vision_tower", ".work"))
     told = json.loads((folder / "config.json").read_text()) | {"mm_vision_tower": "owner/clip-tiny"}
     (folder / "config.json").write_text(json.dumps(told))
-    with pytest.raises(DataError, match="'owner/clip-tiny': not in the cache"):
+    with pytest.raises(DataError, match="'owner/clip-tiny': HF_HUB_OFFLINE is set"):
         models.check(str(folder))
     files = [file for file in (mini / "vision_tower").iterdir() if file.is_file()]
     snapshot = lay_out(cache, "owner/clip-tiny", {file.name: file for file in files})

@@ -1,7 +1,6 @@
 """A checkpoint in Hugging Face's layout answers like the official one, and comes back bit for bit."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from llava_consensus import cli
-from llava_consensus.errors import DataError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import make
 from llava_consensus.evaluation.media import open_image
@@ -163,17 +161,6 @@ def test_a_damaged_configuration_is_a_line(
     assert cli.main(["model", "convert", str(source), str(tmp_path / "out")]) == 3
     assert "Traceback" not in (said := capsys.readouterr().err) and str(source) in said
     assert list(tmp_path.iterdir()) == [source]
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer_config.json", "vision_tower/model.safetensors"])
-def test_a_pipe_in_a_checkpoint_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    source = made(tmp_path / "llava-source")
-    (source / name).unlink()
-    os.mkfifo(source / name)
-    assert cli.main(["model", "convert", str(source), str(tmp_path / "out")]) == 3
-    assert "is a pipe" in capsys.readouterr().err
-    with pytest.raises(DataError, match="is a pipe"):
-        models.load(str(source), models.Loading("cpu"))
 
 
 def test_damaged_weights_are_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
