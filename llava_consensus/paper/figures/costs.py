@@ -68,14 +68,14 @@ def pareto(material: Material) -> "Figure":
     section, bench = drawn(material)
     figure, panels = style.panels(4, 2, (3.2, 2.4))
     for column, price in enumerate(PRICES):
-        full, curves = _curves(section, bench, price, None)
+        full, curves = _curves(section, bench, price)
         _lines_of(panels[column], curves)
         for one in (bought for line in curves.values() for bought in line):
             panels[column].annotate(
                 f"{one.tokens:g}", (one.cost, one.score), textcoords="offset points", xytext=(3, 3), fontsize=5.5
             )
         panels[column].set(xlabel=price.title, ylabel=f"Acc over {len(section.averaged)} benchmarks")
-        _shares(panels[2 + column], full, curves, price, "acc", "Acc (% of all tokens)")
+        _shares(panels[2 + column], full, curves, price)
     style.key(figure, panels, 4)
     return figure
 
@@ -94,19 +94,15 @@ def drawn(material: Material) -> tuple[Section, Sequence[Row]]:
     return section, material.bench_of(line.tokens for line in section.reduced if line.label in DRAWN)
 
 
-def _curves(
-    section: Section, bench: Sequence[Row], price: Price, name: str | None
-) -> tuple[Bought, dict[str, list[Bought]]]:
-    """All tokens, and the budgets of every method that have both a score and a measured cost; of Acc without a
-    benchmark's name. NotMeasured where there are none.
-    """
+def _curves(section: Section, bench: Sequence[Row], price: Price) -> tuple[Bought, dict[str, list[Bought]]]:
+    """All tokens, and the budgets of every method that have both an Acc and a measured cost. NotMeasured for none."""
     assert section.full is not None
     full_row = next((row for row in bench if row["method"] == FULL), None)
-    whole, curves = _score(section, section.full, name), {}
+    whole, curves = _accuracy(section, section.full), {}
     for method in DRAWN:
         found = []
         for line in (line for line in section.reduced if line.label == method):
-            score, row = _score(section, line, name), next((row for row in bench if _is_of(row, line)), None)
+            score, row = _accuracy(section, line), next((row for row in bench if _is_of(row, line)), None)
             if score is not None and whole and row is not None and full_row is not None:
                 found.append(_bought(row, price, score, line.tokens))
         curves[method] = sorted(found)
@@ -127,31 +123,26 @@ def _is_of(row: Row, line: Line) -> bool:
     return row["tokens"] == line.tokens and row["method"] in names
 
 
-def _score(section: Section, line: Line, name: str | None) -> float | None:
-    if name is None:
-        mean = section.accuracy(line)
-        return None if mean is None else mean.value
-    run = line.runs.get(name)
-    return run.score if run is not None and run.complete else None
+def _accuracy(section: Section, line: Line) -> float | None:
+    mean = section.accuracy(line)
+    return None if mean is None else mean.value
 
 
-def _shares(
-    panel: "Axes", full: Bought, curves: Mapping[str, Sequence[Bought]], price: Price, column: str, words: str
-) -> None:
-    """Shares of the full model's cost and score; in grey the methods as the paper's Table 1 prints them."""
+def _shares(panel: "Axes", full: Bought, curves: Mapping[str, Sequence[Bought]], price: Price) -> None:
+    """Shares of the full model's cost and Acc; in grey the methods as the paper's Table 1 prints them."""
     rows = paper.printed_tables()[paper.PICTURES]
     printed = rows[0]
     for number, name in enumerate(DRAWN):
-        own = [row for row in rows if row["method"] == name and column in row and row.get(price.printed)]
+        own = [row for row in rows if row["method"] == name and "acc" in row and row.get(price.printed)]
         points = sorted(
-            (100 * row[price.printed] / printed[price.printed], 100 * row[column] / printed[column]) for row in own
+            (100 * row[price.printed] / printed[price.printed], 100 * row["acc"] / printed["acc"]) for row in own
         )
         if points:
             look: Row = {"color": style.GREY, "marker": style.look(number).marker, "markersize": 3.5, "linewidth": 0.8}
             panel.plot(*zip(*points, strict=True), **look, label=f"{name}, printed (7B)", zorder=1)
     _lines_of(panel, {label: [one.of(full) for one in line] for label, line in curves.items()})
     panel.axhline(100, color="black", linestyle=":", linewidth=0.8)
-    panel.set(xlabel=f"{price.title.split(' (')[0]} (% of all tokens)", ylabel=words)
+    panel.set(xlabel=f"{price.title.split(' (')[0]} (% of all tokens)", ylabel="Acc (% of all tokens)")
 
 
 def _lines_of(panel: "Axes", curves: Mapping[str, Sequence[Bought]]) -> None:
@@ -205,13 +196,10 @@ def _speedups(row: Row, full: Row) -> tuple[float, float]:
     return full["ttft_ms"] / high, full["ttft_ms"] / low
 
 
-TTFT = Quantity("time to first token (ms)", plain(1.0, "ttft_ms"), lambda row, _: row["ttft_ms"], quartiles=_times)
-SPEEDUP = Quantity("speed-up", plain(1.0, "speedup"), lambda row, _: row["speedup"], anywhere=True, quartiles=_speedups)
-KV = Quantity("KV cache (MiB)", plain(MIB, "kv_bytes"), lambda row, _: row["kv_mb"])
 QUANTITIES = (
-    TTFT,
-    SPEEDUP,
-    KV,
+    Quantity("time to first token (ms)", plain(1.0, "ttft_ms"), lambda row, _: row["ttft_ms"], quartiles=_times),
+    Quantity("speed-up", plain(1.0, "speedup"), lambda row, _: row["speedup"], anywhere=True, quartiles=_speedups),
+    Quantity("KV cache (MiB)", plain(MIB, "kv_bytes"), lambda row, _: row["kv_mb"]),
     Quantity("TFLOPs of the language model", plain(TERA, "paper", "flops"), lambda row, _: row["flops_t"]),
     Quantity("peak memory (GB)", allocated, lambda row, _: row["gpu_mem_gb"]),
     Quantity("KV saved (%)", saving, lambda row, full: 100 * (1 - row["kv_mb"] / full["kv_mb"]), anywhere=True),
@@ -225,14 +213,10 @@ def over_ratio(material: Material) -> "Figure":
         for one in material.measured
         for row in one["rows"]
     ]
-    known = [quantity for quantity in QUANTITIES if any(quantity.ours(*pair) is not None for pair in rows)]
-    return _over_ratio(material, known, 3)
-
-
-def _over_ratio(material: Material, quantities: Sequence[Quantity], columns: int) -> "Figure":
+    quantities = [quantity for quantity in QUANTITIES if any(quantity.ours(*pair) is not None for pair in rows)]
     contents = material.measured
     first = contents[0]
-    figure, panels = style.panels(len(quantities), columns, (2.5, 2.0))
+    figure, panels = style.panels(len(quantities), 3, (2.5, 2.0))
     names = list(dict.fromkeys(label(row) for content in contents for row in content["rows"]))
     looks = {name: style.look(number) for number, name in enumerate(name for name in names if name != "full")}
     for panel, quantity in zip(panels, quantities, strict=True):
