@@ -19,7 +19,6 @@ from llava_consensus.evaluation.files import write_out
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator
 
 SHEET = "paper.mplstyle"
 KINDS = ("png", "svg")
@@ -76,14 +75,6 @@ def reaches(values: Sequence[float], ends: Sequence[tuple[float, float]]) -> tup
     below = [max(0.0, value - low) for value, (low, _) in zip(values, ends, strict=True)]
     above = [max(0.0, high - value) for value, (_, high) in zip(values, ends, strict=True)]
     return below, above
-
-
-def ticks(*parts: float) -> "LogLocator":
-    """Ticks of a logarithmic axis at these multiples of every power of ten."""
-    _matplotlib()
-    from matplotlib.ticker import LogLocator
-
-    return LogLocator(subs=parts)
 
 
 def key(figure: "Figure", axes: "Sequence[Axes]", columns: int = 4) -> None:
