@@ -42,6 +42,7 @@ GROUPS = {
     "paper": "the paper's tables, figures and claims, made again",
 }
 COMPLETION = "--print-completion"
+VLLM = "--vllm"  # takes arguments of another program, in one text
 INTRODUCED = ("ask", "eval", "list")  # commands whose first example the general help has
 
 
@@ -60,11 +61,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     if wrong:
         error(str(wrong))
         return wrong.exit_code
-    given = reader.parse_args(words)
+    given = reader.parse_args(joined(words))
     _log_to_stderr()
     with _stops() as stop:
         code = _run(given)
     return 128 + stop[0] if stop and code == STOPPED else code
+
+
+def joined(words: Sequence[str]) -> list[str]:
+    """The words with the text of `--vllm` joined to it: argparse takes one word that begins with a dash for an option
+    of ours.
+    """
+    words = list(words)
+    for place in reversed(range(len(words) - 1)):
+        if words[place] == VLLM:
+            words[place : place + 2] = [f"{VLLM}={words[place + 1]}"]
+    return words
 
 
 def unknown_command(words: Sequence[str]) -> OptionError | None:

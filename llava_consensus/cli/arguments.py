@@ -142,6 +142,7 @@ RUN = (
     LIMIT,
     SAMPLE,
     arg("--engine", metavar="ENGINE", help="inference engine: vllm (docs/serving.md)"),
+    arg("--vllm", metavar="'--ARGUMENT ...'", help="with --engine vllm: arguments of `vllm serve` for the engine"),
     arg("--batch", default=Execution.batch, type=int, help="questions answered together (%(default)s)"),
     arg("--workers", default=Execution.workers, type=int, help="processes, each with its own model (%(default)s)"),
     NO_PROGRESS,
@@ -233,7 +234,7 @@ def loading(given: argparse.Namespace) -> "Loading":
     """Loading options of the model."""
     from llava_consensus.evaluation.models import Loading
 
-    names = ("device", "dtype", "device_map", "bits", "attn", "revision", "trust_remote_code", "engine")
+    names = ("device", "dtype", "device_map", "bits", "attn", "revision", "trust_remote_code", "engine", "vllm")
     told: list[Any] = [getattr(given, name, None) for name in names]  # commands without runs have no engine
     return Loading(*told)
 

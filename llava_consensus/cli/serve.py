@@ -12,18 +12,6 @@ from pathlib import Path
 
 from llava_consensus.cli import arguments
 from llava_consensus.cli.arguments import METHOD, OPTION, arg, command
-from llava_consensus.errors import OptionError
-
-REFUSED: dict[str, tuple[str, ...]] = {  # arguments of vLLM, and the values that they may have
-    "--pipeline-parallel-size": ("1",),
-    "-pp": ("1",),
-    "--enable-lora": (),
-    "--speculative-config": (),
-    "-sc": (),
-    "--ec-transfer-config": (),
-    "--mm-encoder-tp-mode": ("weights",),
-    "--video-pruning-rate": ("0", "0.0"),
-}
 
 
 @command(
@@ -64,7 +52,7 @@ def serve(given: argparse.Namespace) -> Iterator[str]:
 
 def line(given: argparse.Namespace) -> list[str]:
     """The words of vLLM's command. OptionError for what cannot be served."""
-    from llava_consensus.serving.setting import Setting, config_of
+    from llava_consensus.serving.setting import Setting, config_of, further
     from llava_consensus.serving.supported import check_version
 
     check_version()
@@ -73,24 +61,6 @@ def line(given: argparse.Namespace) -> list[str]:
     overrides = setting.overrides(config_of(given.model))
     details = "--enable-prompt-tokens-details"  # an answer's `usage` says how many tokens of pictures it was given from
     return [*server(), given.model, "--hf-overrides", json.dumps(overrides), details, *more]
-
-
-def further(text: str) -> list[str]:
-    """Arguments in `--vllm`. OptionError for those that do not go with a reduction; options from a file or in JSON are
-    checked by vLLM's own process (`serving/server.py`).
-    """
-    try:
-        words = shlex.split(text)
-    except ValueError as wrong:
-        raise OptionError(f"--vllm {text!r}: {wrong}. Close the quote") from wrong
-    for place, word in enumerate(words):
-        name, _, value = word.partition("=")
-        name, value = name.replace("_", "-"), value or (words[place + 1] if place + 1 < len(words) else "")
-        if name == "--hf-overrides":
-            raise OptionError(f"{name}: this command gives vLLM its own. Put yours into the checkpoint's config.json")
-        if name in REFUSED and value not in REFUSED[name]:
-            raise OptionError(f"{word}: not adapted to reduced pictures. Leave it out")
-    return words
 
 
 def server() -> list[str]:

@@ -13,6 +13,7 @@ Nothing heavy is imported here: vLLM calls `register` in each of its processes, 
 import logging
 
 from llava_consensus.errors import OptionError
+from llava_consensus.serving.parent import end_with_parent
 from llava_consensus.serving.supported import FAMILIES, architecture, check_version
 
 
@@ -20,6 +21,7 @@ def register() -> None:
     """Makes our classes known to vLLM, each imported when a model asks for it. With another version of vLLM it says so
     and leaves vLLM alone.
     """
+    end_with_parent()
     try:
         check_version()
     except OptionError as wrong:

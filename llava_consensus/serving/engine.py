@@ -101,17 +101,20 @@ class Layer0:
         self._host.module = SimpleNamespace(rotary_emb=rotary.to(next(self.layer.parameters()).device))
 
     def normed(self, layer: int, hidden: Tensor) -> Tensor:
-        """States as the attention of the layer reads them."""
-        normed: Tensor = self.layer.input_layernorm(hidden.flatten(0, 1))
-        return normed.view_as(hidden)
+        """Queries, keys and values [R, S, E] of these states [R, S, D]: vLLM has one projection for all three, so it
+        runs once, and `query` and `key` take their part.
+        """
+        normed = self.layer.input_layernorm(hidden.flatten(0, 1))
+        projected: Tensor = self.layer.self_attn.qkv_proj(normed)[0]
+        return projected.unflatten(0, hidden.shape[:2])
 
-    def query(self, layer: int, normed: Tensor) -> Tensor:
-        """Queries of all heads before rotation: [R, L, D] -> [R, H, L, d]."""
-        return self._heads(normed, 0)
+    def query(self, layer: int, projected: Tensor) -> Tensor:
+        """Queries of all heads before rotation: [R, L, E] -> [R, H, L, d]."""
+        return self._heads(projected, 0)
 
-    def key(self, layer: int, normed: Tensor) -> Tensor:
-        """Keys of all heads before rotation: [R, S, D] -> [R, H_kv, S, d]."""
-        return self._heads(normed, 1)
+    def key(self, layer: int, projected: Tensor) -> Tensor:
+        """Keys of all heads before rotation: [R, S, E] -> [R, H_kv, S, d]."""
+        return self._heads(projected, 1)
 
     def scale(self, layer: int) -> float:
         """Scale of the attention logits."""
@@ -123,14 +126,13 @@ class Layer0:
         cos, sin = self._host.rotary(hidden, positions)
         return cos, sin
 
-    def _heads(self, normed: Tensor, which: int) -> Tensor:
+    def _heads(self, projected: Tensor, which: int) -> Tensor:
         attention = self.layer.self_attn
         sizes = [attention.q_size, attention.kv_size, attention.kv_size]
-        states = attention.qkv_proj(normed.flatten(0, 1))[0].split(sizes, dim=-1)[which]
-        heads = states.unflatten(-1, (-1, attention.head_dim))
+        heads = projected.split(sizes, dim=-1)[which].unflatten(-1, (-1, attention.head_dim))
         norm = getattr(attention, ("q_norm", "k_norm")[which], None)
-        heads = heads if norm is None else norm(heads.contiguous())
-        return all_heads(heads.unflatten(0, normed.shape[:2]).transpose(1, 2))
+        heads = heads if norm is None else norm(heads.flatten(0, 1).contiguous()).view_as(heads)
+        return all_heads(heads.transpose(1, 2))
 
 
 def all_heads(states: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 is loaded, travels as plain values in the model's configuration, and is read back in every process of vLLM.
 """
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,16 @@ from llava_consensus.serving.supported import FAMILIES, architecture, check_vers
 ENTRY = "visual_reduction"  # of a configuration
 TOKENS, ASKED = "visual_tokens", "question"  # of a request's `mm_processor_kwargs`
 RATIO = "anyres_max_9"  # of LLaVA-OneVision, as vLLM 0.32 takes every checkpoint
+REFUSED: dict[str, tuple[str, ...]] = {  # arguments of vLLM, and the values that they may have
+    "--pipeline-parallel-size": ("1",),
+    "-pp": ("1",),
+    "--enable-lora": (),
+    "--speculative-config": (),
+    "-sc": (),
+    "--ec-transfer-config": (),
+    "--mm-encoder-tp-mode": ("weights",),
+    "--video-pruning-rate": ("0", "0.0"),
+}
 
 
 @dataclass(frozen=True)
@@ -151,6 +162,24 @@ def asked(value: object) -> Budget | Share:
         return budget(value)
     except OptionError as wrong:
         raise OptionError(f"visual_{wrong}") from wrong
+
+
+def further(text: str) -> list[str]:
+    """Arguments in `--vllm`. OptionError for those that do not go with a reduction; options from a file or in JSON are
+    checked by vLLM's own process (`serving/server.py`).
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as wrong:
+        raise OptionError(f"--vllm {text!r}: {wrong}. Close the quote") from wrong
+    for place, word in enumerate(words):
+        name, _, value = word.partition("=")
+        name, value = name.replace("_", "-"), value or (words[place + 1] if place + 1 < len(words) else "")
+        if name == "--hf-overrides":
+            raise OptionError(f"{name}: this command gives vLLM its own. Put yours into the checkpoint's config.json")
+        if name in REFUSED and value not in REFUSED[name]:
+            raise OptionError(f"{word}: not adapted to reduced pictures. Leave it out")
+    return words
 
 
 def config_of(model: str) -> Any:

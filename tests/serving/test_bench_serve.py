@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -39,6 +40,23 @@ def test_a_table_gives_medians_and_ratios_within_a_round() -> None:
     *_, plain_line, line = serving.lines(records)
     assert plain_line == "| plain | all | 2 at once | 10.00 (1.00) | 100, 200 (1.00) | 100.0 (1.00) |"
     assert line == "| visionzip | 64 | 2 at once | 20.00 (3.00) | 50, 100 (0.33) | 100.0 (1.00) |"
+
+
+def test_a_server_ends_with_its_engines_while_it_starts_too() -> None:
+    engine = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+    program = (
+        "import subprocess, sys, time; engine = subprocess.Popen([sys.executable, '-c', sys.argv[1]], stdout=-1); "
+        "engine.stdout.readline(); print(engine.pid, flush=True); time.sleep(60)"
+    )
+    with pytest.raises(KeyboardInterrupt), serving.server(lambda _: ["-c", program, engine]) as started:
+        while not (said := started.log.read_text()):
+            time.sleep(0.05)
+        raise KeyboardInterrupt  # what SIGTERM is made
+    state = Path(f"/proc/{said.strip()}/stat")
+    end = time.monotonic() + 10
+    while state.exists() and state.read_text().split()[2] != "Z":
+        assert time.monotonic() < end, "the engine lives on"
+        time.sleep(0.05)
 
 
 class Streaming(BaseHTTPRequestHandler):

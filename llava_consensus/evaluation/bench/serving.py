@@ -9,6 +9,7 @@ import http.client
 import io
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -82,7 +83,7 @@ class Server(NamedTuple):
 
 @contextmanager
 def server(command: Callable[[str], list[str]], environment: Record | None = None) -> Iterator[Server]:
-    """A server that starts, and ends with the body.
+    """A server that starts, and ends with the body: all of its processes, also one that is still starting.
 
     Args:
         command: words after Python's own, given vLLM's arguments that say host and port.
@@ -97,12 +98,21 @@ def server(command: Callable[[str], list[str]], environment: Record | None = Non
         log = Path(folder) / "log"
         with (
             log.open("wb") as file,
-            subprocess.Popen(words, stdout=file, stderr=file, env=variables) as process,
+            subprocess.Popen(words, stdout=file, stderr=file, env=variables, start_new_session=True) as process,
         ):
             try:
                 yield Server(port, process, log)
             finally:
-                process.terminate()
+                end_group(process)
+
+
+def end_group(process: "subprocess.Popen[bytes]", patience: float = 20) -> None:
+    """Ends a process that leads a process group. It has these seconds to end what it started; the rest is killed."""
+    with suppress(ProcessLookupError):  # nothing of the group is left
+        os.killpg(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def measure(

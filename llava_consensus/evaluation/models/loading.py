@@ -81,6 +81,7 @@ class Loading:
         revision: branch, tag or commit of a model of the hub; None is its main branch.
         trust_remote_code: whether code that a checkpoint carries may run.
         engine: `vllm`, which loads the model itself; None is torch.
+        vllm: arguments of that engine in one text, as its command takes them.
     Raises:
         OptionError: for a value outside these, a device beside a device map, or what an engine is not told.
     """
@@ -93,6 +94,7 @@ class Loading:
     revision: str | None = None
     trust_remote_code: bool = False
     engine: str | None = None
+    vllm: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "trust_remote_code", truth("trust_remote_code", self.trust_remote_code))
@@ -121,9 +123,11 @@ class Loading:
 
     def _check_engine(self) -> None:
         if self.engine is None:
+            if self.vllm is not None:
+                raise OptionError(f"vllm={self.vllm!r} is for engine='vllm'. Leave it out, or give the engine")
             return
         choose("engine", self.engine, tuple(ENGINES))
-        if replace(self, engine=None) != Loading(self.device, self.dtype, revision=self.revision):
+        if replace(self, engine=None, vllm=None) != Loading(self.device, self.dtype, revision=self.revision):
             raise OptionError(
                 f"engine={self.engine!r} loads the model itself: leave out device maps, bits, attention kernels and "
                 "code of checkpoints"

@@ -2,8 +2,14 @@
 tower and language model run inside vLLM, which batches and keeps what it reads (docs/serving.md).
 """
 
+import argparse
 import gc
-from collections.abc import Mapping
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +18,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from llava_consensus.entry_points import load_place
-from llava_consensus.errors import OptionError
+from llava_consensus.errors import ConsensusError, OptionError
 from llava_consensus.evaluation.models.base import Answer, Clip, Prompt
 from llava_consensus.evaluation.models.hf import HfRunner, processor_of
 from llava_consensus.evaluation.models.hf import check as check_hf
@@ -22,9 +28,13 @@ from llava_consensus.hosts.sequence import Layout, Sharing, read_layout
 from llava_consensus.methods import method_name
 from llava_consensus.reduction.budget import Budget, Share, amount
 from llava_consensus.reduction.method import Method
+from llava_consensus.serving.parent import children_end_too
 from llava_consensus.serving.plan import row_kinds
-from llava_consensus.serving.setting import ASKED, Setting, config_of
+from llava_consensus.serving.setting import ASKED, Setting, config_of, further
 from llava_consensus.serving.supported import check_version
+
+RAISED = re.compile(r"\b(\w*(?:Error|Exception): .+)")  # the last line of a traceback
+TOLD = re.compile(rb"\b(WARNING|ERROR)\b")  # lines of a log that are shown where an engine starts
 
 if TYPE_CHECKING:
     from transformers import ProcessorMixin
@@ -43,6 +53,77 @@ def check(model: str, conversation: str | None, videos: bool, options: Mapping[s
     return check_hf(model, conversation, videos, options)
 
 
+def arguments_of(text: str | None) -> dict[str, Any]:
+    """Arguments of vLLM's `LLM(...)`, from those of its command in one text. OptionError for what it does not know."""
+    words = further(text or "")
+    if not words:
+        return {}
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    reader = EngineArgs.add_cli_args(FlexibleArgumentParser(exit_on_error=False))
+    try:
+        given, unknown = reader.parse_known_args(words)
+    except argparse.ArgumentError as wrong:
+        raise OptionError(f"--vllm {text!r}: {wrong}") from wrong
+    if unknown:
+        raise OptionError(f"--vllm {text!r}: an engine has no {unknown[0]}. vllm serve --help lists what it has")
+    usual = vars(reader.parse_known_args([])[0])
+    return {name: value for name, value in vars(given).items() if value != usual[name]}
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """Holds back what vLLM and its processes print while an engine starts: warnings come at the end. Of one that does
+    not start the first error is raised as OptionError, with the name of a file that has all lines.
+    """
+    lines: list[bytes] = []
+    source, sink = os.pipe()
+    streams = {stream: os.dup(stream) for stream in (1, 2)}
+    held = True
+
+    def read() -> None:
+        """Reads as long as a process of vLLM writes; what it prints later is shown at once."""
+        with open(source, "rb") as pipe:
+            for line in pipe:
+                if held:
+                    lines.append(line)
+                else:
+                    os.write(2, line)
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    for stream in streams:
+        os.dup2(sink, stream)
+    os.close(sink)
+    failed: Exception | None = None
+    try:
+        yield
+    except Exception as wrong:
+        failed = wrong
+    finally:
+        for stream, before in streams.items():
+            os.dup2(before, stream)
+            os.close(before)
+    if failed is not None:
+        thread.join(timeout=2)  # until processes that end have written all
+    held = False
+    if failed is None:
+        os.write(2, b"".join(filter(TOLD.search, lines)))
+    elif isinstance(failed, ConsensusError):
+        raise failed
+    else:
+        with tempfile.NamedTemporaryFile("wb", prefix="vllm-", suffix=".log", delete=False) as log:
+            log.writelines(lines)
+        raise OptionError(f"vLLM does not start: {cause(lines, failed)}. All that it said: {log.name}") from failed
+
+
+def cause(lines: Sequence[bytes], failed: Exception) -> str:
+    """The first error in a log, in which those of the processes above follow; else what was raised."""
+    found = (RAISED.search(line.decode(errors="replace")) for line in lines)
+    return next((one[1] for one in found if one), None) or " ".join(str(failed).split())[:500]
+
+
 def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> "VllmRunner":
     """A checkpoint of transformers; its weights are loaded by vLLM when a method is attached.
 
@@ -52,8 +133,9 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
         view: the family's view, as `module:class`.
         options: all options of the host.
     Raises:
-        OptionError: for options of the host, which vLLM does not have.
+        OptionError: for options of the host, which vLLM does not have, or arguments of vLLM that it does not know.
     """
+    arguments_of(loading.vllm)
     import transformers
 
     made = load_place(view)
@@ -128,8 +210,10 @@ class VllmRunner(HfRunner):
         from vllm import LLM
 
         # on a CPU, compiling takes longer than it gains on a benchmark
-        on_cpu = self._loading.device == "cpu"
-        return LLM(self._path, hf_overrides=setting, dtype=self._loading.torch_dtype(), enforce_eager=on_cpu, seed=0)
+        own = {"enforce_eager": self._loading.device == "cpu", "dtype": self._loading.torch_dtype(), "seed": 0}
+        own |= arguments_of(self._loading.vllm)
+        with starting(), children_end_too():
+            return LLM(self._path, hf_overrides=setting, **own)
 
     def _stop(self) -> None:
         if self._engine is not None:
