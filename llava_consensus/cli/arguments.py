@@ -126,9 +126,8 @@ REDUCED = (
     METHOD,
     arg(
         "--tokens",
-        default=64,
         type=lambda text: number(text),
-        help="visual tokens of one picture that are kept: a number, or a share such as 0.1; not for full (%(default)s)",
+        help="visual tokens of one picture that are kept: a number, or a share such as 0.1; not for full (64)",
     ),
     arg("--merged", type=int, help="merged tokens among --tokens (the paper's ratio, 10 of 64)"),
     OPTION,
@@ -215,7 +214,7 @@ def budget(given: argparse.Namespace) -> "Budget | Share":
     """The visual tokens of one picture, and how many of them are merged ones."""
     from llava_consensus.reduction import budget as budgets
 
-    return budgets.budget(given.tokens, given.merged)
+    return budgets.budget(64 if given.tokens is None else given.tokens, given.merged)
 
 
 def budgets(text: str) -> "list[Budget | Share]":

@@ -26,8 +26,8 @@ from llava_consensus.evaluation.runs import DATA, DRAWINGS, knows_drawings_alone
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from llava_consensus.evaluation.media import Clip
     from llava_consensus.evaluation.models import Answer, Encoding, Runner
-    from llava_consensus.evaluation.models.base import Clip
 
 URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")

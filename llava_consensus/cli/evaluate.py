@@ -13,6 +13,7 @@ from llava_consensus.cli import arguments, terminal
 from llava_consensus.cli.arguments import arg, command
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.files import METRICS, misread
+from llava_consensus.evaluation.runs import MODEL
 
 if TYPE_CHECKING:
     from llava_consensus.evaluation.report.table import Table
@@ -32,11 +33,15 @@ LINEUP = "consensusdrop consensusdrop:alpha=1.0 consensusdrop:alpha=0.0 consensu
     *arguments.RUN,
     *arguments.SHARDED,
     arguments.BENCHMARK_OPTION,
+    arg("--url", metavar="URL", help="ask this server (OpenAI's chat API): method and prompts are its own"),
     arg("--json", action="store_true", help="everything measured, as JSON"),
     examples=("eval gqa --tokens 64", "eval pope --method visionzip --tokens 0.1 --sample 100 --json"),
 )
 def evaluate(given: argparse.Namespace) -> Iterator[str]:
     """One run, and what it measured."""
+    if given.url is not None:
+        yield from _by_url(given)
+        return
     benchmark, method = arguments.benchmark(given.name, given), arguments.method(given)
 
     # only now: a wrong name is refused before anything heavy is imported
@@ -68,6 +73,29 @@ def evaluate(given: argparse.Namespace) -> Iterator[str]:
             log.warning("%s: %s", result.path, said)
         else:
             yield said
+
+
+def _by_url(given: argparse.Namespace) -> Iterator[str]:
+    """One run that a server answers."""
+    from llava_consensus.evaluation.runs.by_url import UrlConfig, run, summary
+
+    config = UrlConfig(
+        arguments.benchmark(given.name, given),
+        given.url,
+        None if given.model == MODEL else given.model,
+        given.tokens,
+        given.data,
+        given.limit,
+        given.sample,
+        given.max_new_tokens,
+    )
+    result = run(config, given.out, arguments.execution(given))
+    if not result.metrics:
+        yield f"shard {given.shard}: {result.asked} questions asked. Ask the others too"
+    elif given.json:
+        yield json.dumps({**result.metrics, "run": str(result.path)}, indent=1)
+    else:
+        yield from summary(result, given.name)
 
 
 @command(

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from PIL.Image import Image, Resampling
 
 from llava_consensus.errors import OptionError
+from llava_consensus.evaluation.media import Clip
 from llava_consensus.evaluation.models import Answer, Encoding, Runner
-from llava_consensus.evaluation.models.base import Clip
 from llava_consensus.evaluation.report import overlay
 from llava_consensus.evaluation.report.overlay import MARGIN, PANEL, SIDE, Fates, View, contact_sheet, fates, view
 from llava_consensus.hosts.base import PictureOutcome

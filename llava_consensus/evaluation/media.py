@@ -26,13 +26,12 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from llava_consensus.errors import ImageError, missing_extra
-from llava_consensus.evaluation.models.base import Clip
 
 MAX_PIXELS = 89_478_485  # from here on Pillow itself suspects a decompression bomb
 MAX_PADDED = 8_192  # side of a square that a picture is padded to: 1 GB in LLaVA's preprocessing
@@ -53,6 +52,15 @@ _TURNS = {
     (0, -1, -1, 0): Image.Transpose.TRANSVERSE,
 }
 _HEADERS = threading.Lock()  # the filter of warnings is one per process
+
+
+class Clip(NamedTuple):
+    """Frames of a video that are shown as one video."""
+
+    frames: tuple[Image.Image, ...]
+    places: tuple[int, ...]  # of the frames in the video, ascending
+    length: int  # frames of the video
+    rate: float | None = None  # frames a second; None where the file does not say
 
 
 def open_image(path: str | Path, upright: bool = False, content: bytes | None = None) -> Image.Image:

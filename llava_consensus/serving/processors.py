@@ -28,7 +28,8 @@ from llava_consensus.hosts.hf.rows import PictureRows
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.serving.plan import Plan
 from llava_consensus.serving.server import admit_own_arguments, tell_bad_media
-from llava_consensus.serving.setting import ASKED, TOKENS, asked, check_keys
+from llava_consensus.serving.setting import asked, check_keys
+from llava_consensus.serving.supported import ASKED, TOKENS
 
 REQUEST = "llava_consensus_request"  # where ours stands among vLLM's arguments, on its way through a processor
 OWN = "reduction_"  # what fields of ours begin with

@@ -12,10 +12,9 @@ from llava_consensus.hosts import HOSTS
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget, Share, budget
 from llava_consensus.reduction.method import Method, Place
-from llava_consensus.serving.supported import FAMILIES, architecture, check_version
+from llava_consensus.serving.supported import ASKED, FAMILIES, TOKENS, architecture, check_version
 
 ENTRY = "visual_reduction"  # of a configuration
-TOKENS, ASKED = "visual_tokens", "question"  # of a request's `mm_processor_kwargs`
 RATIO = "anyres_max_9"  # of LLaVA-OneVision, as vLLM 0.32 takes every checkpoint
 REFUSED: dict[str, tuple[str, ...]] = {  # arguments of vLLM, and the values that they may have
     "--pipeline-parallel-size": ("1",),

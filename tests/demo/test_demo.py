@@ -19,8 +19,9 @@ from llava_consensus.demo import desk, markup
 from llava_consensus.demo.desk import DemoPicture, Desk, Form, Side, Told, offered, samples
 from llava_consensus.demo.seen import Seen, card, counted, seen_by
 from llava_consensus.errors import ConsensusError, MissingDependency, OptionError, QuestionError
+from llava_consensus.evaluation.media import Clip
 from llava_consensus.evaluation.models import Loading, load
-from llava_consensus.evaluation.models.base import Clip, Encoding
+from llava_consensus.evaluation.models.base import Encoding
 from llava_consensus.evaluation.models.llava import LlavaRunner
 from llava_consensus.evaluation.report.overlay import view
 from llava_consensus.hosts.base import PictureOutcome, Tiles

@@ -21,8 +21,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import llava_consensus
 from llava_consensus import attach, make
 from llava_consensus.errors import QuestionError
+from llava_consensus.evaluation.media import Clip
 from llava_consensus.evaluation.models import Prompt
-from llava_consensus.evaluation.models.base import Clip
 from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.execution import Execution
 from llava_consensus.evaluation.runs.metrics import AnswerCosts

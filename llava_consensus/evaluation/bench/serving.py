@@ -28,7 +28,7 @@ from PIL import ImageChops
 from PIL.Image import Image
 
 from llava_consensus.evaluation.files import Record
-from llava_consensus.serving.setting import ASKED, TOKENS
+from llava_consensus.serving.supported import ASKED, TOKENS
 
 ENVIRONMENT = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_NO_USAGE_STATS": "1"}
 PLAIN = ("-m", "vllm.entrypoints.openai.api_server", "--model")  # and the model

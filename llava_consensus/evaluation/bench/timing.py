@@ -20,7 +20,8 @@ from PIL.Image import Image
 
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.files import Record
-from llava_consensus.evaluation.models.base import Clip, Prompt, Runner
+from llava_consensus.evaluation.media import Clip
+from llava_consensus.evaluation.models.base import Prompt, Runner
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.timing import now
 from llava_consensus.reduction.budget import Budget, Share

@@ -81,7 +81,7 @@ class JudgeConfig:
             raise OptionError(f"--judge-timeout {self.timeout} must be above 0 seconds")
         if self.max_requests is not None and self.max_requests < 0:
             raise OptionError(f"--max-requests {self.max_requests} must be 0 or more")
-        _check_url(self.place)
+        check_url(self.place)
         _check_options(self.options)
 
     @property
@@ -90,7 +90,7 @@ class JudgeConfig:
         return (self.url or os.environ.get("OPENAI_BASE_URL") or OPENAI).rstrip("/")
 
 
-def _check_url(url: str) -> None:
+def check_url(url: str, option: str = "--judge-url") -> None:
     """Raises OptionError for what is no base URL, or carries a key; shows no more of it than the host."""
     try:
         parts = urlsplit(url)
@@ -98,9 +98,9 @@ def _check_url(url: str) -> None:
     except ValueError:
         fine = False
     if not fine:
-        raise OptionError("--judge-url (or OPENAI_BASE_URL) must be like http://localhost:8000/v1")
+        raise OptionError(f"{option} (or OPENAI_BASE_URL) must be like http://localhost:8000/v1")
     if parts.username or parts.password or parts.query or parts.fragment:
-        raise OptionError(f"--judge-url at {parts.hostname}: no key in the URL, it is recorded. Set {KEY} instead")
+        raise OptionError(f"{option} at {parts.hostname}: no key in the URL, it is recorded. Set {KEY} instead")
 
 
 def _check_options(options: Mapping[str, Any]) -> None:

@@ -2,7 +2,8 @@
 model), held against what they compute themselves (`check_host.py`), and written in another layout (`convert.py`).
 """
 
-from llava_consensus.evaluation.models.base import Answer, Clip, Encoding, Prompt, Runner
+from llava_consensus.evaluation.media import Clip
+from llava_consensus.evaluation.models.base import Answer, Encoding, Prompt, Runner
 from llava_consensus.evaluation.models.loading import CLIPS, Checkpoint, Loading, check, find, load, name_of, pinned
 
 __all__ = [

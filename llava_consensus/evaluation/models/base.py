@@ -29,19 +29,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
+    from llava_consensus.evaluation.media import Clip
     from llava_consensus.hosts.base import Model
 
 COUNTS = ("before", "after", "structural")
 FULL = make("full"), Budget(1)
-
-
-class Clip(NamedTuple):
-    """Frames of a video that are shown as one video."""
-
-    frames: "tuple[Image, ...]"
-    places: tuple[int, ...]  # of the frames in the video, ascending
-    length: int  # frames of the video
-    rate: float | None = None  # frames a second; None where the file does not say
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,9 @@ from torch import Tensor
 
 from llava_consensus.entry_points import load_place
 from llava_consensus.errors import ConsensusError, DataError, MissingDependency, OptionError, missing_extra
-from llava_consensus.evaluation.media import shrink_to_pad
+from llava_consensus.evaluation.media import Clip, shrink_to_pad
 from llava_consensus.evaluation.models.base import (
     Answer,
-    Clip,
     Encoding,
     Prompt,
     Runner,

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from llava_consensus.entry_points import load_place
 from llava_consensus.errors import ConsensusError, OptionError
-from llava_consensus.evaluation.models.base import Answer, Clip, Prompt
+from llava_consensus.evaluation.media import Clip
+from llava_consensus.evaluation.models.base import Answer, Prompt
 from llava_consensus.evaluation.models.hf import HfRunner, processor_of
 from llava_consensus.evaluation.models.hf import check as check_hf
 from llava_consensus.evaluation.models.loading import Loading
@@ -30,8 +31,8 @@ from llava_consensus.reduction.budget import Budget, Share, amount
 from llava_consensus.reduction.method import Method
 from llava_consensus.serving.parent import children_end_too
 from llava_consensus.serving.plan import row_kinds
-from llava_consensus.serving.setting import ASKED, Setting, config_of, further
-from llava_consensus.serving.supported import check_version
+from llava_consensus.serving.setting import Setting, config_of, further
+from llava_consensus.serving.supported import ASKED, check_version
 
 RAISED = re.compile(r"\b(\w*(?:Error|Exception): .+)")  # the last line of a traceback
 TOLD = re.compile(rb"\b(WARNING|ERROR)\b")  # lines of a log that are shown where an engine starts

@@ -9,12 +9,10 @@ carried out (`Execution`) and the folder of results are not in it.
 """
 
 import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
-from importlib import metadata
 from pathlib import Path
-from random import Random
 
 from llava_consensus.errors import DataError, OptionError, choose
 from llava_consensus.evaluation import models
@@ -23,6 +21,7 @@ from llava_consensus.evaluation.checksums import checksum_of
 from llava_consensus.evaluation.files import Record, gc_paused
 from llava_consensus.evaluation.models import CLIPS, Loading, Prompt
 from llava_consensus.evaluation.runs import DATA, MODEL
+from llava_consensus.evaluation.runs.questions import OWN, place, read_questions, versions
 from llava_consensus.hosts import known_hosts
 from llava_consensus.methods import method_name
 from llava_consensus.reduction.budget import Budget, Share, amount
@@ -30,40 +29,10 @@ from llava_consensus.reduction.costs import MATCHES
 from llava_consensus.reduction.method import Method
 from llava_consensus.serving.supported import DISTRIBUTIONS
 
-OWN = "llava-consensus"
-PACKAGES = (
-    OWN,
-    "torch",
-    "transformers",
-    "llava-torch",
-    "tokenizers",
-    "pillow",
-)  # their versions can change answers
 # Versions of the answers of code that all runs share, as `answer_version` is of one method, host or benchmark. The name
 # of a run holds these numbers and no bytes of source, so that an edit which changes no answer restarts nothing.
 REDUCTION = 1  # raise it where reduction/ or hosts/ change the answers of every method
 SERVING = 1  # raise it where the vLLM plugin answers otherwise
-
-
-def place(name: str) -> str:
-    """A folder as seen from here if it lies below, else its full path; the name of a hub's model as it is."""
-    path = Path(name).expanduser()
-    if not path.exists():
-        return name
-    path = path.resolve()
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
-
-
-def versions(*more: str) -> dict[str, str | None]:
-    """Versions of the packages that can change answers, and of `more`; None for one that is not installed."""
-    return {name: _version(name) for name in (*PACKAGES, *more)}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _answer_versions(config: "RunConfig") -> Record:
@@ -222,7 +191,7 @@ def prepare(config: RunConfig) -> RunPlan:
         from llava_consensus.evaluation.media import decoder  # only now: it takes a while
 
         decoder()  # or says what to install
-    return RunPlan(**vars(checked), questions=_read_questions(checked), description=_describe(checked, of_host))
+    return RunPlan(**vars(checked), questions=read_questions(checked), description=_describe(checked, of_host))
 
 
 def _meant(method: Method, budget: Budget | Share | None, match: str) -> tuple[Budget | Share | None, str]:
@@ -237,41 +206,6 @@ def _meant(method: Method, budget: Budget | Share | None, match: str) -> tuple[B
             "Take match=kept, or tokens as a whole number"
         )
     return budget, match
-
-
-def _read_questions(config: RunConfig) -> list[Question]:
-    """The questions to ask. Files that are missing are named by the benchmark, a missing folder of pictures here."""
-    benchmark, data = config.benchmark, config.data
-    folder = data / "eval" / benchmark.folder
-    if data == Path(DATA) and not (data / "eval").is_dir():
-        raise DataError(
-            f"{data / 'eval'}: not generated yet. Type: llava-consensus data mini (in a checkout: make data)"
-        )
-    questions = benchmark.load(data)[: config.limit]
-    if config.sample is not None:
-        questions = drawn(questions, config.sample, benchmark.together)
-    if not questions:
-        raise DataError(f"{folder / benchmark.question_file}: no questions in it")
-    as_files = benchmark.picture is None and any(question.images for question in questions)
-    if as_files and not (folder / benchmark.images).is_dir():
-        raise DataError(f"missing folder: {folder / benchmark.images}\n  it holds the pictures of {benchmark.name}")
-    return questions
-
-
-def drawn(questions: Sequence[Question], count: int, together: Callable[[Question], Hashable]) -> list[Question]:
-    """At least `count` of these questions in their order, all of them where there are fewer. Each has the same chance,
-    whatever its picture is: a score of them is one of the whole set, and they are about as many pictures as can be.
-    """
-    groups: dict[Hashable, list[Question]] = {}
-    for question in questions:
-        groups.setdefault(together(question), []).append(question)
-    chance = Random(0)  # the same questions on every machine: `random()` gives the same numbers in every Python
-    found: list[Question] = []
-    for group in sorted(groups.values(), key=lambda _: chance.random()):
-        if len(found) >= count:
-            break
-        found += group
-    return sorted(found, key=lambda question: question.index)
 
 
 def _describe(config: RunConfig, of_host: Record) -> Record:

@@ -110,7 +110,8 @@ def evaluate(plan: RunPlan, out: Path, execution: Execution, runner_loader: Runn
         if len(folder.done) < len(plan.questions):  # a shard
             return RunResult(folder.path, {}, len(pending))
         timing = metrics.timing(len(pending), seconds, execution.workers)
-        folder.finish(metrics.measure(plan, folder) | {"timing": timing, "environment": metrics.environment(plan)})
+        environment = metrics.environment(plan.loading.device)
+        folder.finish(metrics.measure(plan, folder) | {"timing": timing, "environment": environment})
         return RunResult(folder.path, folder.metrics() or {}, len(pending))
 
 

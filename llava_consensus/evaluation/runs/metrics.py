@@ -6,6 +6,8 @@ without weights, and several workers end with what one ends with. The formulas a
 (docs/accounting.md).
 """
 
+from __future__ import annotations
+
 import logging
 import os
 import platform
@@ -14,18 +16,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.files import Record, gc_paused, misread
-from llava_consensus.evaluation.models import Prompt, Runner
-from llava_consensus.evaluation.models.base import Prefill
-from llava_consensus.evaluation.runs.configuration import RunPlan, versions
+from llava_consensus.evaluation.runs.questions import OWN, versions
 from llava_consensus.evaluation.runs.store import Run
-from llava_consensus.hosts.base import PictureOutcome
 from llava_consensus.reduction.budget import Budget, Share
-from llava_consensus.reduction.costs import account, match
-from llava_consensus.reduction.method import Method, Shape
+
+if TYPE_CHECKING:  # runs that ask a server by URL are measured without torch
+    from llava_consensus.evaluation.models import Prompt, Runner
+    from llava_consensus.evaluation.models.base import Prefill
+    from llava_consensus.evaluation.runs.configuration import RunPlan
+    from llava_consensus.hosts.base import PictureOutcome
+    from llava_consensus.reduction.method import Method, Shape
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +83,8 @@ def match_budget(
     Raises:
         OptionError: where no budget does.
     """
+    from llava_consensus.reduction.costs import match
+
     shape = shape or runner.shape()
     if by == "flops":  # of the mean prompt of those of the first questions that have a picture
         rows = [runner.rows(prompt, pictures) for prompt, pictures in islice(asked, TYPICAL) if pictures] or [(0, 0)]
@@ -141,6 +147,8 @@ def seen(shape: Shape, outcomes: Sequence[PictureOutcome]) -> Shape:
 
 @lru_cache(maxsize=4096)
 def _analytic(method: Method, budget: Budget, shape: Shape, text: int, question: int, pictures: int) -> Record:
+    from llava_consensus.reduction.costs import account
+
     shape = shape._replace(text=text, question=question, pictures=pictures)
     return account(method, budget, shape).record()
 
@@ -237,15 +245,14 @@ def timing(asked: int, seconds: float, workers: int) -> Record:
     return {"asked": asked, "seconds": seconds, "questions_per_second": speed, "workers": workers}
 
 
-def environment(plan: RunPlan) -> Record:
+def environment(device: str) -> Record:
     """Machine and release a run was done with."""
-    device = plan.loading.device
     if device.startswith("cuda"):
         import torch
 
         device = torch.cuda.get_device_name(device)
     return {
-        "llava-consensus": versions()["llava-consensus"],
+        "llava-consensus": versions()[OWN],
         "python": platform.python_version(),
         "system": platform.platform(),
         "processors": os.cpu_count(),

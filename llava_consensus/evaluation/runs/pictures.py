@@ -7,9 +7,8 @@ from pathlib import Path
 from PIL import Image
 
 from llava_consensus.errors import ConsensusError, ImageError
-from llava_consensus.evaluation.media import open_image, read_clip, read_frames, reason
+from llava_consensus.evaluation.media import Clip, open_image, read_clip, read_frames, reason
 from llava_consensus.evaluation.models import Encoding, Runner
-from llava_consensus.evaluation.models.base import Clip
 from llava_consensus.evaluation.runs.configuration import RunPlan
 from llava_consensus.evaluation.runs.execution import raise_if_device_failed
 

@@ -1,0 +1,289 @@
+"""A run whose questions go to a server by URL (`eval --url`): any server with OpenAI's chat API, with as many machines
+behind its address as there are. No model is loaded here, and no torch.
+
+Which method the server runs, and how its prompts are made, is the server's. A run is its address, its model and its
+questions; it resumes as every run does, and every answer is on the disk as soon as it has come.
+"""
+
+import base64
+import io
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import shortuuid
+
+from llava_consensus.errors import ConsensusError, ImageError, Interrupted, OptionError, missing_extra, unknown_name
+from llava_consensus.evaluation.benchmarks import Benchmark, Question
+from llava_consensus.evaluation.checksums import checksum_of, picture_checksums
+from llava_consensus.evaluation.files import Record
+from llava_consensus.evaluation.judge.client import KEY, check_url
+from llava_consensus.evaluation.media import open_image
+from llava_consensus.evaluation.progress import counted
+from llava_consensus.evaluation.runs import DATA, metrics
+from llava_consensus.evaluation.runs.execution import Execution, Result, check_progress, describe, error_record
+from llava_consensus.evaluation.runs.questions import place, read_questions
+from llava_consensus.evaluation.runs.store import Run, open_run, run_name
+from llava_consensus.reduction.budget import budget
+from llava_consensus.serving.supported import ASKED, TOKENS
+
+SERVED = "served"  # stands for the method in the name of a run
+PATIENCE = 600.0  # seconds for one answer
+UNTOLD = "the server does not say how many visual tokens it read (vLLM: --enable-prompt-tokens-details)"
+
+log = logging.getLogger(__name__)
+
+
+class ServerError(ConsensusError):
+    """The server cannot be asked; what was answered is kept."""
+
+    exit_code = 5
+
+
+@dataclass(frozen=True)
+class UrlConfig:
+    """A benchmark, and the server that answers it.
+
+    Args:
+        benchmark: what is asked, its options chosen; its files are pictures.
+        url: base URL of the server, such as http://localhost:8000/v1.
+        model: its name there; None is the one that the server has.
+        tokens: asked for with each request, a number, a share or `auto`; None leaves it to the server.
+        data, limit, sample, max_new_tokens: as in `RunConfig`.
+    Raises:
+        OptionError: for a value outside its bound.
+    """
+
+    benchmark: Benchmark
+    url: str
+    model: str | None = None
+    tokens: int | float | str | None = None
+    data: Path = Path(DATA)
+    limit: int | None = None
+    sample: int | None = None
+    max_new_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        check_url(self.url, "--url")
+        if self.tokens is not None:
+            budget(self.tokens)
+        if self.benchmark.frames:
+            raise OptionError(f"--url: {self.benchmark.name} shows videos, which are not sent to servers. Leave it out")
+
+
+@dataclass(frozen=True)
+class UrlPlan:
+    """A run with nothing left open, as `metrics.measure` reads it."""
+
+    benchmark: Benchmark
+    data: Path
+    questions: list[Question]
+    description: Record
+    method: None = None  # the server's
+    match: str = "kept"
+
+
+@dataclass(frozen=True)
+class UrlResult:
+    """Folder of a run, the content of metrics.json (empty while shards are missing), questions asked by this call."""
+
+    path: Path
+    metrics: Record
+    asked: int
+
+
+def run(config: UrlConfig, out: Path, execution: Execution) -> UrlResult:
+    """Asks a server what is not answered yet, `execution.batch` questions at once, and scores the answers.
+
+    Raises:
+        ServerError: the server cannot be reached, has no such model, or lets nobody in.
+        ConsensusError: everything else the user can mend, see `errors.py`; Interrupted on Ctrl-C.
+    """
+    execution.check()
+    if execution.merge or execution.workers > 1:
+        raise OptionError("--url: one process asks as many questions at once as --batch says. Leave --workers out")
+    client = Client(config)
+    plan = _plan(config, client.model)
+    with open_run(out, plan.description, {question.index for question in plan.questions}) as folder:
+        for repair in folder.repairs:
+            log.warning("%s", repair)
+        again = set(folder.errors) if execution.retry_errors else set()
+        done = folder.done - again
+        pending = [question for question in execution.part(plan.questions) if question.index not in done]
+        begun = time.perf_counter()
+        if pending:
+            if again:
+                folder.forget(again)
+            _ask(client, plan, folder, pending, execution)
+        if len(folder.done) < len(plan.questions):  # a shard
+            return UrlResult(folder.path, {}, len(pending))
+        if pending or folder.metrics() is None:
+            timing = metrics.timing(len(pending), time.perf_counter() - begun if pending else 0.0, 1)
+            measured: Any = metrics.measure(plan, folder)  # type: ignore[arg-type]
+            folder.finish(measured | {"timing": timing, "environment": metrics.environment(config.url)})
+        return UrlResult(folder.path, folder.metrics() or {}, len(pending))
+
+
+def _plan(config: UrlConfig, model: str) -> UrlPlan:
+    """The questions, and all that the answers depend on."""
+    benchmark, data = config.benchmark, Path(config.data).expanduser()
+    questions = read_questions(config)
+    files = [benchmark.place(data) / file.path for file in benchmark.files]
+    description = {
+        "benchmark": benchmark.name,
+        "benchmark_version": benchmark.answer_version,
+        "method": SERVED,
+        "tokens": config.tokens if isinstance(config.tokens, int | float) else None,
+        "merged": None,
+        "options": {} if config.tokens is None else {TOKENS: config.tokens},
+        "changed": {} if config.tokens is None else {TOKENS: config.tokens},
+        "model": model,
+        "url": config.url,
+        "data": place(str(config.data)),
+        "questions": checksum_of(path for path in files if path.exists()),
+        "limit": config.limit,
+        **({} if config.sample is None else {"sample": config.sample}),
+        "max_new_tokens": config.max_new_tokens or benchmark.max_new_tokens,
+        "decoding": "greedy",
+        "device": "server",
+        "versions": {},
+        **({"choices": benchmark.asking} if benchmark.asking else {}),
+    }
+    return UrlPlan(benchmark, data, questions, description)
+
+
+class Client:
+    """A server and the model that it answers with.
+
+    Args:
+        config: says where it is.
+    Raises:
+        ServerError: see `run`.
+    """
+
+    def __init__(self, config: UrlConfig) -> None:
+        try:
+            import openai
+        except ImportError as error:
+            raise missing_extra("--url asks through the openai package", "judge") from error
+        self.openai, self.config = openai, config
+        key = os.environ.get(KEY, "").strip() or "none"
+        self.api = openai.OpenAI(api_key=key, base_url=config.url, timeout=PATIENCE, max_retries=3)
+        try:
+            known = [one.id for one in self.api.with_options(timeout=10, max_retries=0).models.list()]
+        except openai.OpenAIError as wrong:
+            raise ServerError(f"--url {config.url}: {' '.join(str(wrong).split())[:300]}") from wrong
+        if config.model is None and len(known) != 1:
+            raise OptionError(f"--url {config.url} has {len(known)} models: say one with --model: {', '.join(known)}")
+        if config.model is not None and config.model not in known:
+            raise unknown_name(f"model of {config.url}", config.model, known)
+        self.model = config.model or known[0]
+
+    def answer(self, text: str, pictures: Sequence[bytes], length: int) -> tuple[str, int | None]:
+        """Answer to a question about pictures, given as PNG, and the visual tokens that were read for it; None where
+        the server does not say.
+        """
+        urls = [f"data:image/png;base64,{base64.b64encode(picture).decode()}" for picture in pictures]
+        shown = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+        tokens = self.config.tokens
+        own = {} if tokens is None else {"mm_processor_kwargs": {TOKENS: tokens, ASKED: text}}
+        create: Any = self.api.chat.completions.create
+        answer = create(
+            model=self.model,
+            messages=[{"role": "user", "content": [*shown, {"type": "text", "text": text}]}],
+            max_tokens=length,
+            temperature=0,
+            extra_body=own,
+        )
+        details = getattr(answer.usage, "prompt_tokens_details", None)
+        read = getattr(details, "multimodal_tokens", None) or {}
+        return (answer.choices[0].message.content or "").strip(), sum(read.values()) if read else None
+
+
+def _ask(client: Client, plan: UrlPlan, folder: Run, pending: Sequence[Question], execution: Execution) -> None:
+    """Asks and stores what comes. A question that fails is recorded; a server that is gone ends the call."""
+    done, total, row = len(folder.done), len(plan.questions), 0
+    ask: Callable[[Question], Result] = lambda question: _one(client, plan, question)  # noqa: E731
+    try:
+        with (
+            counted(total=total, initial=done, unit="q", desc=plan.benchmark.name, shown=execution.progress) as bar,
+            Threads(execution.batch) as pool,
+        ):
+            for future in as_completed([pool.submit(ask, question) for question in pending]):
+                result = future.result()
+                folder.add(*result)
+                row = check_progress(row, result)
+                bar.update(1)
+    except KeyboardInterrupt:
+        count = f"{len(folder.done)} of {total}"
+        raise Interrupted(f"stopped after {count} questions. The same command resumes: {folder.path}") from None
+    except ServerError:
+        folder.leave_nothing()
+        raise
+
+
+class Threads(ThreadPoolExecutor):
+    """Threads that begin nothing more where the body fails."""
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self.shutdown(cancel_futures=error is not None)
+
+
+def _one(client: Client, plan: UrlPlan, question: Question) -> Result:
+    """The record of an answer, or of why there is none."""
+    openai, benchmark = client.openai, plan.benchmark
+    folder = benchmark.place(plan.data) / benchmark.images
+    try:
+        pictures = [_png(folder / name, benchmark, plan.data) for name in question.images]
+        text, read = client.answer(question.text, pictures, plan.description["max_new_tokens"])
+    except ImageError as error:
+        return Result([], [error_record(question, str(error))])
+    except (openai.APIConnectionError, openai.AuthenticationError, openai.PermissionDeniedError) as error:
+        if isinstance(error, openai.APITimeoutError):
+            return Result([], [error_record(question, f"no answer within {PATIENCE:g} seconds", "model")])
+        raise ServerError(
+            f"--url {client.config.url}: {describe(error)}. What was answered is kept; the same command resumes"
+        ) from error
+    except openai.BadRequestError as error:
+        return Result([], [error_record(question, describe(error), "question")])
+    except (openai.OpenAIError, AttributeError, IndexError, TypeError) as error:  # or it is no answer
+        return Result([], [error_record(question, describe(error), "model")])
+    record = {
+        "question_id": question.question_id,
+        "prompt": question.text if question.prompt is None else question.prompt,
+        "text": text,
+        "answer_id": shortuuid.uuid(f"{run_name(plan.description)}/{question.index}"),
+        "model_id": Path(client.model).name,
+        "metadata": {
+            "index": question.index,
+            "before": 0,  # no server says it
+            "after": read or 0,
+            "structural": 0,
+            "notes": [UNTOLD] if read is None and question.images else [],
+            **(picture_checksums([folder / name for name in question.images]) if benchmark.picture is None else {}),
+        },
+    }
+    return Result([record], [])
+
+
+def _png(path: Path, benchmark: Benchmark, data: Path) -> bytes:
+    """A picture as the models of this project see it, without loss."""
+    picture, file = open_image(path, content=benchmark.picture and benchmark.picture(data, path.name)), io.BytesIO()
+    picture.save(file, "PNG", compress_level=1)
+    return file.getvalue()
+
+
+def summary(result: UrlResult, name: str) -> Iterator[str]:
+    """What a run measured, for people."""
+    measured = result.metrics
+    score = "none" if measured["score"] is None else f"{measured['score']:.2f}"
+    yield f"{name}: {measured['metric']} {score} on {measured['answered']} of {measured['questions']} questions"
+    yield from (f"note ({count} answers): {note}" for note, count in measured["notes"].items())
+    if measured["tokens"]["after"]:
+        yield f"visual tokens per question, as the server says: {measured['tokens']['after']:g}"
+    yield str(result.path)

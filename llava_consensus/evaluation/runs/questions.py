@@ -1,0 +1,92 @@
+"""Questions of a run, and what its description says of files and packages. Needs no torch: runs that ask a server by
+URL have it too.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from importlib import metadata
+from pathlib import Path
+from random import Random
+from typing import Protocol
+
+from llava_consensus.errors import DataError
+from llava_consensus.evaluation.benchmarks import Benchmark, Question
+from llava_consensus.evaluation.runs import DATA
+
+OWN = "llava-consensus"
+PACKAGES = (
+    OWN,
+    "torch",
+    "transformers",
+    "llava-torch",
+    "tokenizers",
+    "pillow",
+)  # their versions can change answers
+
+
+class Asked(Protocol):
+    """Configuration of a run, as far as it chooses questions."""
+
+    @property
+    def benchmark(self) -> Benchmark: ...
+    @property
+    def data(self) -> Path: ...
+    @property
+    def limit(self) -> int | None: ...
+    @property
+    def sample(self) -> int | None: ...
+
+
+def place(name: str) -> str:
+    """A folder as seen from here if it lies below, else its full path; the name of a hub's model as it is."""
+    path = Path(name).expanduser()
+    if not path.exists():
+        return name
+    path = path.resolve()
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def versions(*more: str) -> dict[str, str | None]:
+    """Versions of the packages that can change answers, and of `more`; None for one that is not installed."""
+    return {name: _version(name) for name in (*PACKAGES, *more)}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def read_questions(config: Asked) -> list[Question]:
+    """The questions to ask. Files that are missing are named by the benchmark, a missing folder of pictures here."""
+    benchmark, data = config.benchmark, config.data
+    folder = data / "eval" / benchmark.folder
+    if data == Path(DATA) and not (data / "eval").is_dir():
+        raise DataError(
+            f"{data / 'eval'}: not generated yet. Type: llava-consensus data mini (in a checkout: make data)"
+        )
+    questions = benchmark.load(data)[: config.limit]
+    if config.sample is not None:
+        questions = drawn(questions, config.sample, benchmark.together)
+    if not questions:
+        raise DataError(f"{folder / benchmark.question_file}: no questions in it")
+    as_files = benchmark.picture is None and any(question.images for question in questions)
+    if as_files and not (folder / benchmark.images).is_dir():
+        raise DataError(f"missing folder: {folder / benchmark.images}\n  it holds the pictures of {benchmark.name}")
+    return questions
+
+
+def drawn(questions: Sequence[Question], count: int, together: Callable[[Question], Hashable]) -> list[Question]:
+    """At least `count` of these questions in their order, all of them where there are fewer. Each has the same chance,
+    whatever its picture is: a score of them is one of the whole set, and they are about as many pictures as can be.
+    """
+    groups: dict[Hashable, list[Question]] = {}
+    for question in questions:
+        groups.setdefault(together(question), []).append(question)
+    chance = Random(0)  # the same questions on every machine: `random()` gives the same numbers in every Python
+    found: list[Question] = []
+    for group in sorted(groups.values(), key=lambda _: chance.random()):
+        if len(found) >= count:
+            break
+        found += group
+    return sorted(found, key=lambda question: question.index)

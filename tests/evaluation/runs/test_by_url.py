@@ -1,0 +1,148 @@
+"""`eval --url`: a server answers, and nothing of a model is loaded here."""
+
+import base64
+import io
+import json
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import Fake, make_data
+from PIL import Image
+
+from llava_consensus.errors import OptionError
+from llava_consensus.evaluation.files import read_answers
+from llava_consensus.evaluation.media import open_image
+from llava_consensus.evaluation.runs.by_url import UNTOLD, ServerError, UrlConfig, run
+from llava_consensus.evaluation.runs.execution import Execution
+
+pytest.importorskip("openai")
+QUIET = Execution(4, progress=False)
+
+
+class Chat(ThreadingHTTPServer):
+    """A server of OpenAI's chat API; answers with the question's length, and waits until `together` have come."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked: list[dict[str, Any]] = []
+        self.statuses = Counter[str]()  # what questions get in place of an answer, by their text
+        self.dies_after = 10**9
+        self.tells: dict[str, Any] = {"prompt_tokens_details": {"multimodal_tokens": {"image": 5}}}
+        self.gate = threading.Barrier(1)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers for `Chat`."""
+
+    server: Chat
+
+    def do_GET(self) -> None:
+        self.send(200, {"object": "list", "data": [{"id": "small", "object": "model"}]})
+
+    def do_POST(self) -> None:
+        body, own = json.loads(self.rfile.read(int(self.headers["Content-Length"]))), self.server
+        text = body["messages"][0]["content"][-1]["text"]
+        if len(own.asked) >= own.dies_after:
+            self.close_connection = True
+            return
+        own.asked.append(body)
+        own.gate.wait(timeout=20)
+        if status := own.statuses[text]:
+            self.send(status, {"error": {"message": "no such thing", "type": "BadRequestError"}})
+            return
+        message = {"role": "assistant", "content": f" {len(text)} words\n"}
+        self.send(200, {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": own.tells})
+
+    def send(self, status: int, content: Any) -> None:
+        data = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def chat() -> Iterator[Chat]:
+    with Chat() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def test_a_server_answers_several_at_once_and_a_stopped_run_goes_on(chat: Chat, tmp_path: Path) -> None:
+    data, text = make_data(tmp_path / "data", 4, 5), ""
+    config = UrlConfig(Fake(), chat.url, data=data, tokens=0.25)
+    chat.gate, chat.dies_after = threading.Barrier(4), 8  # a request that has three beside it, or a timeout
+    with pytest.raises(ServerError, match="the same command resumes"):
+        run(config, tmp_path / "out", QUIET)
+    chat.gate, chat.dies_after = threading.Barrier(1), 10**9
+    result = run(config, tmp_path / "out", QUIET)
+    assert result.asked == 20 - 8 and len(chat.asked) == 20
+    texts = [body["messages"][0]["content"][-1]["text"] for body in chat.asked]
+    assert sorted(texts) == sorted(one.text for one in Fake().load(data)) and result.metrics["answered"] == 20
+    body = next(one for one in chat.asked if one["messages"][0]["content"][-1]["text"] == texts[0])
+    url, text = body["messages"][0]["content"][0]["image_url"]["url"], texts[0]
+    question = next(one for one in Fake().load(data) if one.text == text)
+    shown = Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2])))
+    assert shown.tobytes() == open_image(data / "eval" / "fake" / "images" / question.images[0]).tobytes()
+    assert (body["model"], body["max_tokens"], body["temperature"]) == ("small", 8, 0)
+    assert body["mm_processor_kwargs"] == {"visual_tokens": 0.25, "question": text}
+    answers = read_answers(result.path / "answers.jsonl")
+    assert [one["metadata"]["index"] for one in answers] == list(range(20))
+    assert {one["metadata"]["after"] for one in answers} == {5} and answers[0]["text"].endswith("words")
+    assert run(config, tmp_path / "out", QUIET).asked == 0
+    assert run(replace(config, tokens=None), tmp_path / "out", QUIET).path != result.path
+
+
+def test_a_question_that_fails_is_recorded_and_asked_again_by_retry_errors(chat: Chat, tmp_path: Path) -> None:
+    data = make_data(tmp_path / "data", 4, 5)
+    questions = Fake().load(data)
+    chat.statuses.update({questions[3].text: 400})
+    chat.tells = {}
+    (data / "eval" / "fake" / "images" / questions[19].images[0]).write_bytes(b"no picture")
+    config = UrlConfig(Fake(), chat.url, data=data)
+    result = run(config, tmp_path / "out", QUIET)
+    broken = sum(one.images == questions[19].images for one in questions)
+    assert result.metrics["errors"] == 1 + broken and result.metrics["notes"] == {UNTOLD: 19 - broken}
+    assert "mm_processor_kwargs" not in chat.asked[0]
+    chat.statuses.clear()
+    again = run(config, tmp_path / "out", replace(QUIET, retry_errors=True))
+    assert again.asked == 1 + broken and again.metrics["errors"] == broken
+
+
+def test_what_cannot_be_asked_is_refused_in_a_line(chat: Chat, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"unknown model of .*'large'.*small"):
+        run(UrlConfig(Fake(), chat.url, "large"), tmp_path, QUIET)
+    for url, tokens, reason in (("localhost:8000", None, "must be like"), (chat.url, 0, "tokens=0 must be at least 1")):
+        with pytest.raises(OptionError, match=reason):
+            UrlConfig(Fake(), url, tokens=tokens)
+    with pytest.raises(OptionError, match="Leave --workers out"):
+        run(UrlConfig(Fake(), chat.url), tmp_path, Execution(4, 2))
+    chat.server_close()
+    with pytest.raises(ServerError, match=r"--url http://127.0.0.1:\d+/v1: Connection error"):
+        run(UrlConfig(Fake(), chat.url), tmp_path, QUIET)
+
+
+def test_the_command_loads_no_torch(chat: Chat, tmp_path: Path) -> None:
+    program = (
+        "import sys; from llava_consensus.cli import main; code = main(sys.argv[1:]); "
+        "print(code, sorted({'torch', 'transformers', 'vllm'} & sys.modules.keys()))"
+    )
+    words = ["eval", "pope", "--url", chat.url, "--limit", "2", "--no-progress", "--out", str(tmp_path)]
+    said = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines()[-1] == "0 []" and "visual tokens per question, as the server says: 5" in said
