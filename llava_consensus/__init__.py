@@ -51,8 +51,9 @@ def __getattr__(name: str) -> Any:
 def attach(
     model: Any,
     method: str = "consensusdrop",
-    tokens: int | float = 64,
+    tokens: int | float | str = 64,
     merged: int | None = None,
+    total: int | None = None,
     host_options: dict[str, str] | None = None,
     **options: Any,
 ) -> "Attachment":
@@ -63,8 +64,10 @@ def attach(
         model: a loaded model of a class some host adapts (`HOSTS`).
         method: name in `METHODS`.
         tokens: T, visual tokens handed to the language model for one image; N or more is the unpatched model. A
-            fraction in (0, 1), such as 0.1, is that share of each picture's own tokens.
+            fraction in (0, 1), such as 0.1, is that share of each picture's own tokens; `"auto"` a share that follows
+            from the small print of each picture, said around the call: `with attached.seeing([picture]): ...`.
         merged: M of them, merged; None is the paper's share.
+        total: the most visual tokens of one prompt: where its pictures have more, the older ones are made smaller.
         host_options: what the model's host leaves open (`HOSTS`), for example `{"class_tokens": "drop"}`.
         options: fields of the method, for example `alpha=1.0`.
     Raises:
@@ -73,6 +76,8 @@ def attach(
     from llava_consensus.hosts import view_of
     from llava_consensus.hosts.attachment import Attachment
     from llava_consensus.methods import make
-    from llava_consensus.reduction.budget import budget
+    from llava_consensus.reduction.budget import checked_total, wanted
 
-    return Attachment(view_of(model, host_options), make(method, **options), budget(tokens, merged))
+    return Attachment(
+        view_of(model, host_options), make(method, **options), wanted(tokens, merged), checked_total(total)
+    )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.runs import DATA, MODEL, OUT
 from llava_consensus.evaluation.runs.execution import Execution
+from llava_consensus.reduction.budget import AUTO
 
 if TYPE_CHECKING:
     from llava_consensus.evaluation.benchmarks import Benchmark
@@ -127,7 +128,8 @@ REDUCED = (
     arg(
         "--tokens",
         type=lambda text: number(text),
-        help="visual tokens of one picture that are kept: a number, or a share such as 0.1; not for full (64)",
+        help="visual tokens of one picture that are kept: a number, or a share such as 0.1; not for full (64). With "
+        "--url it is asked of the server, and may be auto",
     ),
     arg("--merged", type=int, help="merged tokens among --tokens (the paper's ratio, 10 of 64)"),
     OPTION,
@@ -205,8 +207,10 @@ def one_word_method(text: str) -> "Method":
     return make(name, **options(filter(None, rest.split(","))))
 
 
-def number(text: str) -> int | float:
-    """A whole number, or a fraction where the text has a point."""
+def number(text: str) -> int | float | str:
+    """A whole number, a fraction where the text has a point, or `auto` as it is."""
+    if text == AUTO:
+        return text
     return int(text) if text.lstrip("+-").isdigit() else float(text)
 
 

@@ -24,13 +24,19 @@ from llava_consensus.cli.arguments import METHOD, OPTION, arg, command
         "--tokens",
         default=64,
         type=arguments.number,
-        help="visual tokens of one picture: a number, or a share such as 0.1 (%(default)s)",
+        help="visual tokens of one picture: a number, a share such as 0.1, or auto (%(default)s)",
     ),
     arg(
         "--largest",
         type=arguments.number,
         metavar="TOKENS",
-        help="the most a request may ask for by mm_processor_kwargs (as --tokens)",
+        help="the most a picture is given, asked for by mm_processor_kwargs or by auto (as --tokens)",
+    ),
+    arg(
+        "--total",
+        type=int,
+        metavar="TOKENS",
+        help="the most visual tokens of one prompt: where it has more, its older pictures get fewer",
     ),
     arg("--print", action="store_true", help="print the command of vLLM in place of running it"),
     arg("--vllm", default="", metavar="'--ARGUMENT ...'", help="further arguments of `vllm serve`, in one text"),
@@ -56,7 +62,7 @@ def line(given: argparse.Namespace) -> list[str]:
     from llava_consensus.serving.supported import check_version
 
     check_version()
-    setting = Setting(given.method, given.tokens, given.largest, arguments.options(given.option))
+    setting = Setting(given.method, given.tokens, given.largest, arguments.options(given.option), given.total)
     more = further(given.vllm)
     overrides = setting.overrides(config_of(given.model))
     details = "--enable-prompt-tokens-details"  # an answer's `usage` says how many tokens of pictures it was given from

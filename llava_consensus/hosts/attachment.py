@@ -41,7 +41,8 @@ from llava_consensus.hosts.call import (
 from llava_consensus.hosts.reduce import NO_TEXT, reduce, untouched
 from llava_consensus.hosts.sequence import Assembled, Layout, RowKinds, Sharing, read_layout
 from llava_consensus.hosts.towers import blocks_read, earlier_block, fingerprint, lacking
-from llava_consensus.reduction.budget import Budget, Share
+from llava_consensus.reduction.budget import AUTO, Auto, Budget, Share, amount, of_prompts
+from llava_consensus.reduction.detail import auto_share
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import ClipSides, Need, Stopwatch
 
@@ -53,14 +54,15 @@ class Attachment:
     Args:
         model: a host's view of the model.
         method: what reduces.
-        budget: of one picture, a number of tokens or a share of those it has.
+        budget: of one picture, a number of tokens, a share of those it has, or `Auto`.
+        total: the most tokens of the pictures of one prompt; None is any number.
     Raises:
         OptionError: for a method this model has no parts for, or a model that has a method already.
     """
 
-    def __init__(self, model: Model, method: Method, budget: Budget | Share) -> None:
+    def __init__(self, model: Model, method: Method, budget: Budget | Share | Auto, total: int | None = None) -> None:
         # A view of its own: views keep the parts they have read, and the model may have changed since then.
-        self.model, self.method, self.budget = model.of(model.module), method, budget
+        self.model, self.method, self.budget, self.total = model.of(model.module), method, budget, total
         self.active = False
         self._check()
         self._clip = model.clip_text() if Need.QUESTION in method.needs else None
@@ -131,6 +133,11 @@ class Attachment:
     def _check(self) -> None:
         """Raises OptionError for what cannot be attached, with the remedy."""
         self.model.check(self.method)
+        if (self.total is not None or isinstance(self.budget, Auto)) and self.method.place is not Place.TOKENS:
+            raise OptionError(
+                f"tokens={AUTO!r} and total are for methods that act after the vision tower, and "
+                f"{type(self.method).__name__} acts elsewhere: give tokens as a number or a share"
+            )
         hooks = self.model.module._forward_pre_hooks.values()
         if any(isinstance(getattr(hook, "__self__", None), Attachment) for hook in hooks):
             raise OptionError("this model has a method attached already: detach it first")
@@ -163,11 +170,11 @@ class Attachment:
         self._handles, self._shadows, self.active = [], [], False
 
     def __repr__(self) -> str:
-        amount = f"{self.budget.share:g} of the" if isinstance(self.budget, Share) else f"{self.budget.tokens}"
+        given = f"{self.budget.share:g} of the" if isinstance(self.budget, Share) else f"{amount(self.budget)}"
         method, model = self.method.title or type(self.method).__name__, type(self.model.module).__name__
         before, after = (sum(getattr(one, side) for one in self.outcomes) for side in ("before", "after"))
         last = f"last call {before} -> {after} ({after / before:.1%} kept)" if before else "no call yet"
-        return f"<{method} on {model}, {amount} tokens, {last if self.active else 'detached'}>"
+        return f"<{method} on {model}, {given} tokens, {last if self.active else 'detached'}>"
 
     def __enter__(self) -> "Attachment":
         return self
@@ -199,6 +206,12 @@ class Attachment:
         the text asked in each row of the batch.
         """
         return self.call(questions=questions)
+
+    def seeing(self, pictures: list[Any], questions: list[str] | None = None) -> Any:
+        """A call for `tokens="auto"`, with the pictures of PIL that the batch shows, in order; `questions` as in
+        `asking`.
+        """
+        return self.call(pictures=pictures, questions=questions)
 
     def current(self, fresh: bool = True) -> Call:
         """The active call. Without a scoped one a new call starts here and lasts until the next; `fresh` starts a new
@@ -301,7 +314,30 @@ class Attachment:
 
     def layout(self, kinds: RowKinds) -> Layout:
         """Layout of the pictures in assembled sequences: their rows, and the units to reduce."""
-        return read_layout(kinds, self.sharing)
+        return read_layout(kinds, replace(self.sharing, budgets=self._budgets(kinds)))
+
+    def _budgets(self, kinds: RowKinds) -> tuple[Budget | Share, ...]:
+        """Budgets of the pictures of a call where they differ; none where all have the same."""
+        if not self.method.reduces or (self.total is None and not isinstance(self.budget, Auto)):
+            return ()
+        count = int(kinds.picture.max()) + 1
+        found: list[Budget | Share]
+        if isinstance(self.budget, Auto):
+            pictures = self.current(fresh=False).given.pictures
+            if pictures is None or len(pictures) != count:
+                raise OptionError(
+                    f"tokens={AUTO!r} looks at the pictures: say them around the call, `with attached.seeing([...]):`, "
+                    f"{count} of PIL, one for each that the batch shows"
+                )
+            found = [auto_share(picture) for picture in pictures]
+        else:
+            found = [self.budget] * count
+        if self.total is None:
+            return tuple(found)
+        places = [(kinds.picture == picture) & (kinds.token >= 0) for picture in range(count)]
+        sizes = [int(place.sum()) for place in places]
+        rows = [int(place.any(1).nonzero()[0, 0]) if size else -1 for place, size in zip(places, sizes, strict=True)]
+        return of_prompts(found, sizes, rows, self.total)
 
     def pass_by(self, call: Call, layout: Layout, limit: int | None = None) -> None:
         """Reports the pictures of a call that stay as they are, `limit` being the rows that are left of a longer

@@ -48,6 +48,11 @@ class Sharing:
     tile_tokens: int  # of one tile; the most there can be
     most_tiles: int  # of a picture of this model
     varies: bool = False  # whether a tile has as many tokens as its picture's size asks for
+    budgets: tuple[Budget | Share, ...] = ()  # of each picture of the call, where they differ
+
+    def of_call(self, picture: int) -> "Sharing":
+        """The rule for one picture of the call, by its index."""
+        return replace(self, budget=self.budgets[picture]) if self.budgets else self
 
     @property
     def before_sequence(self) -> bool:
@@ -220,7 +225,13 @@ def read_layout(kinds: RowKinds, sharing: Sharing) -> Layout:
             video = source in kinds.videos
             tiles = kinds.tiles[source] if kinds.tiles else int(kinds.tile[row, places].max()) + 1
             own = _units(
-                len(pictures), places, kinds.tile[row, places], kinds.token[row, places], sharing, tiles, video
+                len(pictures),
+                places,
+                kinds.tile[row, places],
+                kinds.token[row, places],
+                sharing.of_call(source),
+                tiles,
+                video,
             )
             structural = tuple((in_picture & (kinds.token[row] < 0)).nonzero()[:, 0].tolist())
             leave = method.newlines == "drop" and not video and any(unit.is_reduced for unit in own)

@@ -1,6 +1,8 @@
-"""The budget: how many visual tokens the language model is handed for one image, as a number or as a share of its own.
+"""The budget: how many visual tokens the language model is handed for one image, as a number, as a share of its own, or
+by what is in it.
 
-`budget(64)` is `Budget(64)`, `budget(0.1)` is `Share(0.1)`; `of(N)` of either is the budget of a picture of N tokens.
+`budget(64)` is `Budget(64)`, `budget(0.1)` is `Share(0.1)`, `wanted("auto")` is `Auto()`, which `detail.py` makes a
+share of; `of(N)` of each is the budget of a picture of N tokens.
 """
 
 import contextlib
@@ -11,6 +13,10 @@ from fractions import Fraction
 from typing import Any
 
 from llava_consensus.errors import OptionError
+
+AUTO = "auto"
+MOST = 0.5  # share of its tokens that `Auto` gives a picture at most
+FEWEST = 8  # part of its budget that an old picture of a conversation keeps at least, as 1 / FEWEST
 
 
 @dataclass(frozen=True)
@@ -119,12 +125,38 @@ class Share:
         return Budget(max(1, int(exact)))
 
 
+@dataclass(frozen=True)
+class Auto:
+    """A share of each picture's own tokens that follows from its small print (`detail.auto_share`)."""
+
+    def of(self, available: int) -> Budget:
+        """The most that a picture of `available` tokens may be given."""
+        return Share(MOST).of(available)
+
+
+def wanted(tokens: int | float | str, merged: int | None = None) -> Budget | Share | Auto:
+    """A budget as a user gives it: a whole number of tokens, a fraction as a share of each picture's own, or `auto`.
+
+    Raises:
+        OptionError: for a value outside its bound, or `merged` beside a share or `auto`.
+    """
+    if isinstance(tokens, str) and tokens == AUTO:
+        if merged is not None:
+            raise OptionError(f"merged={merged} beside tokens={AUTO!r}, which is a share. Leave merged out")
+        return Auto()
+    if isinstance(tokens, str):
+        raise OptionError(f"tokens={tokens!r} must be a whole number of tokens, a share in (0, 1), or {AUTO!r}")
+    return budget(tokens, merged)
+
+
 def budget(tokens: int | float, merged: int | None = None) -> Budget | Share:
     """A whole number of tokens, or a fraction as a share of each picture's own.
 
     Raises:
         OptionError: for a value outside its bound, or `merged` beside a share.
     """
+    if isinstance(tokens, str) and tokens == AUTO:
+        raise OptionError(f"tokens={AUTO!r} is for attach, serve and eval --url: give a number or a share here")
     tokens, merged = _number(tokens), _number(merged)
     if not isinstance(tokens, float):
         return Budget(tokens, merged)
@@ -146,11 +178,68 @@ def _number(value: Any) -> Any:
     return value
 
 
+def conversation(tokens: Sequence[int], total: int) -> list[int]:
+    """Budgets of the pictures of one prompt that add up to `total` at most. Where they do not as they are, pictures are
+    halved from the oldest on, the latest never; then from the oldest on once more, down to an eighth.
+
+    Args:
+        tokens: of each picture without a bound, the oldest first.
+        total: of all.
+    Raises:
+        OptionError: where they do not fit so.
+    """
+    found = list(tokens)
+    part = 2
+    while sum(found) > total:
+        if part > FEWEST:
+            raise OptionError(
+                f"total={total} visual tokens are too few for {len(found)} pictures: {tokens[-1]} of the latest "
+                f"and an eighth of the others are {sum(found)}. Give more, or fewer tokens for each picture"
+            )
+        for place in range(len(found) - 1):
+            if sum(found) <= total:
+                break
+            found[place] = max(1, tokens[place] // part)
+        part *= 2
+    return found
+
+
+def of_prompts(
+    budgets: Sequence[Budget | Share], sizes: Sequence[int], prompts: Sequence[int], total: int
+) -> tuple[Budget | Share, ...]:
+    """Budgets of pictures of several prompts, made smaller where those of one prompt have more than `total`.
+
+    Args:
+        budgets: of each picture, those of a prompt with the oldest first.
+        sizes: tokens of each picture.
+        prompts: which prompt each is of.
+        total: of one prompt.
+    """
+    found = list(budgets)
+    for prompt in set(prompts):
+        places = [place for place, one in enumerate(prompts) if one == prompt and sizes[place]]
+        tokens = [min(budgets[place].of(sizes[place]).tokens, sizes[place]) for place in places]
+        for place, before, left in zip(places, tokens, conversation(tokens, total), strict=True):
+            if left < before:
+                found[place] = Budget(left)
+    return tuple(found)
+
+
+def checked_total(total: Any) -> int | None:
+    """A bound on the visual tokens of a prompt, None for none. OptionError for anything but a whole number above 0."""
+    total = _number(total)
+    if total is not None and (not isinstance(total, int) or isinstance(total, bool) or total < 1):
+        raise OptionError(f"total={total!r} must be a whole number of visual tokens, at least 1")
+    return total
+
+
 def most_first(budgets: "set[Budget | Share]") -> "list[Budget | Share]":
     """Budgets in the order of tables: numbers from many to few, then shares."""
     return sorted(budgets, key=lambda one: (isinstance(one, Share), -amount(one)))
 
 
-def amount(budget: Budget | Share) -> int | float:
-    """The number or the share, as it was given."""
+def amount(budget: Budget | Share | Auto) -> Any:
+    """The number, the share or `auto`, as it was given."""
+    if isinstance(budget, Auto):
+        return AUTO
     return budget.share if isinstance(budget, Share) else budget.tokens

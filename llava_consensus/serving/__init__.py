@@ -31,7 +31,9 @@ def register() -> None:
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
     from llava_consensus.serving.server import Configured
+    from llava_consensus.serving.wire import send_once
 
+    send_once()
     for family, name in FAMILIES.items():
         ModelRegistry.register_model(architecture(family), f"{__name__}.models:{name}")
         MODELS_CONFIG_MAP[architecture(family)] = Configured

@@ -56,7 +56,7 @@ class Prompt(NamedTuple):
     ids: Tensor  # [S]
     picture: Tensor  # [S] which of its pictures a row is of, or -1
     pictures: Sequence[Encoded]
-    budget: Budget | Share
+    budgets: Sequence[Budget | Share]  # of its pictures
     question: str = ""  # of methods that read it by CLIP's text tower
 
 
@@ -229,17 +229,10 @@ class Engine:
 
     def reduced(self, prompts: Sequence[Prompt], modality: str) -> list[list[Tensor]]:
         """Reduced tokens of each picture of each prompt: [K, D'], and with kept positions [K, D' + 2 axes]."""
-        out: list[list[Tensor]] = [[] for _ in prompts]
-        for budget in {prompt.budget for prompt in prompts}:
-            places = [place for place, prompt in enumerate(prompts) if prompt.budget == budget]
-            for batch in batches(places, [len(prompt.ids) for prompt in prompts]):
-                found = self._reduce([prompts[place] for place in batch], modality, budget)
-                for place, left in zip(batch, found, strict=True):
-                    out[place] = left
-        return out
+        return [left for batch in batches(prompts) for left in self._reduce(batch, modality)]
 
-    def _reduce(self, prompts: Sequence[Prompt], modality: str, budget: Budget | Share) -> list[list[Tensor]]:
-        """Reduces prompts of one budget."""
+    def _reduce(self, prompts: Sequence[Prompt], modality: str) -> list[list[Tensor]]:
+        """Reduces prompts together."""
         pictures = [picture for prompt in prompts for picture in prompt.pictures]
         firsts = [sum(len(prompt.pictures) for prompt in prompts[:i]) for i in range(len(prompts))]
         numbered = [
@@ -247,7 +240,7 @@ class Engine:
             for prompt, first in zip(prompts, firsts, strict=True)
         ]
         kinds = row_kinds(numbered, [picture.rows for picture in pictures], modality, self.view.around)
-        layout = self.plan.layout(kinds, budget)
+        layout = self.plan.layout(kinds, [budget for prompt in prompts for budget in prompt.budgets])
         full = self._assembled(prompts, pictures, kinds)
         ids = full.channels["ids"].values
         marks = fingerprints(*once(ids, full.real, kinds.picture.to(ids.device)))
@@ -292,14 +285,14 @@ class Engine:
         return Assembled(embeds[..., : self.width], real, self.positions(inputs, ids, real), channels)
 
 
-def batches(places: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
-    """The places of prompts of these lengths in batches of at most BATCH_ROWS rows."""
-    batch: list[int] = []
-    for place in places:
-        if batch and (len(batch) + 1) * max(lengths[one] for one in (*batch, place)) > BATCH_ROWS:
+def batches(prompts: Sequence[Prompt]) -> Iterator[list[Prompt]]:
+    """The prompts in their order, in batches of at most BATCH_ROWS rows."""
+    batch: list[Prompt] = []
+    for prompt in prompts:
+        if batch and (len(batch) + 1) * max(len(one.ids) for one in (*batch, prompt)) > BATCH_ROWS:
             yield batch
             batch = []
-        batch.append(place)
+        batch.append(prompt)
     yield batch
 
 

@@ -51,6 +51,7 @@ from llava_consensus.serving.plan import PIXELS, Plan
 from llava_consensus.serving.processors import (
     ALL,
     COUNT,
+    COUNTS,
     INDEX,
     KEY,
     KEYS,
@@ -60,6 +61,7 @@ from llava_consensus.serving.processors import (
     QUESTION,
     ROWS,
     SHARE,
+    SHARES,
     Reducing,
     budget_of,
 )
@@ -94,22 +96,23 @@ class Reduced:
             return super().embed_multimodal(**kwargs)
         modality = next(iter(own)).partition("_")[0]
         own = {name.partition("_")[2]: value for name, value in own.items()}
-        budgets = [budget_of(*one) for one in zip(own[COUNT], own[SHARE], strict=True)]
         with torch.no_grad():
-            if not self.engine.method.reads_prompt:
-                return self._alone(self.encode(modality, kwargs), budgets, modality)
-            return self._asked(modality, kwargs, own, budgets)
+            return (self._asked if self.engine.method.reads_prompt else self._alone)(modality, kwargs, own)
 
-    def _alone(self: Any, pictures: list[Encoded], budgets: list[Any], modality: str) -> list[Tensor]:
-        """Pictures that nothing is asked about."""
+    def _alone(self: Any, modality: str, kwargs: dict[str, Any], own: dict[str, Any]) -> list[Tensor]:
+        """Pictures that nothing is asked about; one that comes under several budgets is encoded once."""
+        keys = [tuple(key.tolist()) for key in own[KEY]]
+        places = [keys.index(key) for key in dict.fromkeys(keys)]
+        encoded = self.encode(modality, kwargs if len(places) == len(keys) else self.some(kwargs, places))
+        known = {keys[place]: one for place, one in zip(places, encoded, strict=True)}
         prompts = [
             Prompt(
-                torch.full((len(one.rows.token),), self.placeholder(modality)),
-                torch.zeros_like(one.rows.token),
-                [one],
-                budget,
+                torch.full((len(known[key].rows.token),), self.placeholder(modality)),
+                torch.zeros_like(known[key].rows.token),
+                [known[key]],
+                [budget_of(*budget)],
             )
-            for one, budget in zip(pictures, budgets, strict=True)
+            for key, *budget in zip(keys, own[COUNT], own[SHARE], strict=True)
         ]
         return [left for (left,) in self.engine.reduced(prompts, modality)]
 
@@ -122,27 +125,25 @@ class Reduced:
         """Id of the tokens that stand for a modality."""
         return int(self.engine.view.placeholder(modality))
 
-    def _asked(
-        self: Any, modality: str, kwargs: dict[str, Any], own: dict[str, Any], budgets: list[Any]
-    ) -> list[Tensor]:
+    def _asked(self: Any, modality: str, kwargs: dict[str, Any], own: dict[str, Any]) -> list[Tensor]:
         """Pictures of prompts that say what is asked about them; a prompt is reduced once for all of its pictures."""
         known: dict[tuple[int, ...], Encoded] = {}
         keys = [[tuple(key.tolist()) for key in group] for group in own[KEYS]]
         self._encode_missing(modality, kwargs, [tuple(key.tolist()) for key in own[KEY]], known)
-        for number, group in enumerate(keys):
-            others = {name.removeprefix(ALL): value[number] for name, value in own.items() if name.startswith(ALL)}
-            if len(group) > 1:
-                self._encode_missing(modality, others, group, known)
+        others = {name.removeprefix(ALL): value for name, value in own.items() if name.startswith(ALL)}
+        if others:  # vLLM batches items alone whose others are the same
+            self._encode_missing(modality, others, keys[0], known)
         first: dict[Any, int] = {}
         prompts: list[Prompt] = []
         which = []
         for number, group in enumerate(keys):
             ids, pictures = own[PROMPT][number], own[PICTURES][number]
             question = own[QUESTION][number].numpy().tobytes().decode()
-            name = (tuple(group), budgets[number], ids.numpy().tobytes(), question)
+            budgets = tuple(map(budget_of, own[COUNTS][number], own[SHARES][number]))
+            name = (tuple(group), budgets, ids.numpy().tobytes(), question)
             if name not in first:
                 first[name] = len(prompts)
-                prompts.append(Prompt(ids, pictures, [known[key] for key in group], budgets[number], question))
+                prompts.append(Prompt(ids, pictures, [known[key] for key in group], budgets, question))
             which.append(first[name])
         reduced = self.engine.reduced(prompts, modality)
         return [reduced[prompt][int(index)] for prompt, index in zip(which, own[INDEX], strict=True)]

@@ -15,7 +15,7 @@ from llava_consensus.hosts import view_of
 from llava_consensus.hosts.hf import text_side
 from llava_consensus.hosts.hf.rows import PictureRows
 from llava_consensus.hosts.sequence import Layout, RowKinds, Sharing, read_layout
-from llava_consensus.reduction.budget import Budget, Share
+from llava_consensus.reduction.budget import MOST, Budget, Share
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need
 from llava_consensus.serving.setting import Setting, of_config
@@ -52,7 +52,7 @@ class Plan:
     @property
     def share(self) -> float:
         """Tokens that are left of a tile where a request does not say, as a share of its own."""
-        tokens = self.setting.tokens
+        tokens = MOST if isinstance(self.setting.tokens, str) else self.setting.tokens
         return tokens if isinstance(tokens, float) else min(1.0, tokens / min(self.view.tower.tokens, TYPICAL))
 
     @cached_property
@@ -67,13 +67,14 @@ class Plan:
         rows: list[PictureRows] = self.view.pictures(modality, inputs, None)
         return rows
 
-    def layout(self, kinds: RowKinds, budget: Budget | Share) -> Layout:
-        """Layout of the pictures: their rows, and the units to reduce."""
-        return read_layout(kinds, Sharing(self.method, budget, self.view.tower.tokens, self.view.most_tiles))
+    def layout(self, kinds: RowKinds, budgets: Sequence[Budget | Share]) -> Layout:
+        """Layout of pictures with these budgets: their rows, and the units to reduce."""
+        sizes = self.view.tower.tokens, self.view.most_tiles
+        return read_layout(kinds, Sharing(self.method, budgets[0], *sizes, budgets=tuple(budgets)))
 
     def left(self, modality: str, rows: PictureRows, budget: Budget | Share) -> int:
         """Rows that are left of a picture."""
-        layout = self.layout(row_kinds([torch.zeros(len(rows.token), dtype=torch.long)], [rows], modality), budget)
+        layout = self.layout(row_kinds([torch.zeros(len(rows.token), dtype=torch.long)], [rows], modality), [budget])
         gone = sum(len(unit.places) - unit.budget.tokens for unit in layout.reduced())
         return len(rows.token) - gone - sum(len(picture.leaving) for picture in layout.pictures)
 

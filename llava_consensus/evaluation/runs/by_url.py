@@ -29,7 +29,7 @@ from llava_consensus.evaluation.runs import DATA, metrics
 from llava_consensus.evaluation.runs.execution import Execution, Result, check_progress, describe, error_record
 from llava_consensus.evaluation.runs.questions import place, read_questions
 from llava_consensus.evaluation.runs.store import Run, open_run, run_name
-from llava_consensus.reduction.budget import budget
+from llava_consensus.reduction.budget import wanted
 from llava_consensus.serving.supported import ASKED, TOKENS
 
 SERVED = "served"  # stands for the method in the name of a run
@@ -71,7 +71,7 @@ class UrlConfig:
     def __post_init__(self) -> None:
         check_url(self.url, "--url")
         if self.tokens is not None:
-            budget(self.tokens)
+            wanted(self.tokens)
         if self.benchmark.frames:
             raise OptionError(f"--url: {self.benchmark.name} shows videos, which are not sent to servers. Leave it out")
 
