@@ -14,7 +14,7 @@ import logging
 
 from llava_consensus.errors import OptionError
 from llava_consensus.serving.parent import end_with_parent
-from llava_consensus.serving.supported import FAMILIES, architecture, check_version
+from llava_consensus.serving.supported import FAMILIES, check_version
 
 
 def register() -> None:
@@ -34,6 +34,6 @@ def register() -> None:
     from llava_consensus.serving.wire import send_once
 
     send_once()
-    for family, name in FAMILIES.items():
-        ModelRegistry.register_model(architecture(family), f"{__name__}.models:{name}")
-        MODELS_CONFIG_MAP[architecture(family)] = Configured
+    for name in FAMILIES.values():
+        ModelRegistry.register_model(name, f"{__name__}.models:{name}")
+        MODELS_CONFIG_MAP[name] = Configured

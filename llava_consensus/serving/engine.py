@@ -28,7 +28,7 @@ BATCH_ROWS = 1 << 15  # of prompts that are reduced together, padding included; 
 BASE = 128  # positions travel in two columns each, as digits that every number format holds exactly
 
 
-class Encoded(NamedTuple):
+class EncodedPicture(NamedTuple):
     """Output of the tower for one picture."""
 
     tiles: Tiles
@@ -42,7 +42,7 @@ class Encoded(NamedTuple):
         tensors = (self.tokens, self.tiles.projected, *self.tiles.parts.values())
         return sum(one.numel() * one.element_size() for one in tensors)
 
-    def copied(self) -> "Encoded":
+    def copied(self) -> "EncodedPicture":
         """A copy in memory of its own: views would keep all pictures of their batch alive."""
         tiles = self.tiles
         parts = {name: one.clone() for name, one in tiles.parts.items()}
@@ -50,12 +50,12 @@ class Encoded(NamedTuple):
         return self._replace(tiles=tiles, tokens=self.tokens.clone())
 
 
-class Prompt(NamedTuple):
+class FullPrompt(NamedTuple):
     """A prompt as it would be without reduction, or a picture alone."""
 
     ids: Tensor  # [S]
     picture: Tensor  # [S] which of its pictures a row is of, or -1
-    pictures: Sequence[Encoded]
+    pictures: Sequence[EncodedPicture]
     budgets: Sequence[Budget | Share]  # of its pictures
     question: str = ""  # of methods that read it by CLIP's text tower
 
@@ -64,17 +64,17 @@ class Kept:
     """The pictures that were encoded last, by their keys."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[int, ...], Encoded] = OrderedDict()
+        self._known: OrderedDict[tuple[int, ...], EncodedPicture] = OrderedDict()
         self._bytes = 0
 
-    def get(self, key: tuple[int, ...]) -> Encoded | None:
+    def get(self, key: tuple[int, ...]) -> EncodedPicture | None:
         """A picture, which is then the latest."""
         found = self._known.get(key)
         if found is not None:
             self._known.move_to_end(key)
         return found
 
-    def put(self, key: tuple[int, ...], picture: Encoded) -> None:
+    def put(self, key: tuple[int, ...], picture: EncodedPicture) -> None:
         """Keeps a picture, and lets the oldest go that there is no room for."""
         if key in self._known:
             return
@@ -227,11 +227,11 @@ class Engine:
         positions: Tensor = self.view.positions(inputs, ids.cpu(), real.cpu())
         return positions.to(ids.device)
 
-    def reduced(self, prompts: Sequence[Prompt], modality: str) -> list[list[Tensor]]:
+    def reduced(self, prompts: Sequence[FullPrompt], modality: str) -> list[list[Tensor]]:
         """Reduced tokens of each picture of each prompt: [K, D'], and with kept positions [K, D' + 2 axes]."""
         return [left for batch in batches(prompts) for left in self._reduce(batch, modality)]
 
-    def _reduce(self, prompts: Sequence[Prompt], modality: str) -> list[list[Tensor]]:
+    def _reduce(self, prompts: Sequence[FullPrompt], modality: str) -> list[list[Tensor]]:
         """Reduces prompts together."""
         pictures = [picture for prompt in prompts for picture in prompt.pictures]
         firsts = [sum(len(prompt.pictures) for prompt in prompts[:i]) for i in range(len(prompts))]
@@ -266,7 +266,7 @@ class Engine:
             found.append(own)
         return [found[first : first + len(prompt.pictures)] for prompt, first in zip(prompts, firsts, strict=True)]
 
-    def _assembled(self, prompts: Sequence[Prompt], pictures: Sequence[Encoded], kinds: Any) -> Assembled:
+    def _assembled(self, prompts: Sequence[FullPrompt], pictures: Sequence[EncodedPicture], kinds: Any) -> Assembled:
         """The prompts as the language model would have read them."""
         device = pictures[0].tokens.device
         real, picture = kinds.real.to(device), kinds.picture.to(device)
@@ -285,9 +285,9 @@ class Engine:
         return Assembled(embeds[..., : self.width], real, self.positions(inputs, ids, real), channels)
 
 
-def batches(prompts: Sequence[Prompt]) -> Iterator[list[Prompt]]:
+def batches(prompts: Sequence[FullPrompt]) -> Iterator[list[FullPrompt]]:
     """The prompts in their order, in batches of at most BATCH_ROWS rows."""
-    batch: list[Prompt] = []
+    batch: list[FullPrompt] = []
     for prompt in prompts:
         if batch and (len(batch) + 1) * max(len(one.ids) for one in (*batch, prompt)) > BATCH_ROWS:
             yield batch

@@ -46,7 +46,7 @@ from llava_consensus.hosts.hf.qwen_vl import picture_tiles
 from llava_consensus.hosts.hf.rows import PictureRows
 from llava_consensus.hosts.towers import blocks_read, fingerprint, lacking
 from llava_consensus.reduction.tokens import Need
-from llava_consensus.serving.engine import Encoded, Engine, Prompt, offsets
+from llava_consensus.serving.engine import EncodedPicture, Engine, FullPrompt, offsets
 from llava_consensus.serving.plan import PIXELS, Plan
 from llava_consensus.serving.processors import (
     ALL,
@@ -106,7 +106,7 @@ class Reduced:
         encoded = self.encode(modality, kwargs if len(places) == len(keys) else self.some(kwargs, places))
         known = {keys[place]: one for place, one in zip(places, encoded, strict=True)}
         prompts = [
-            Prompt(
+            FullPrompt(
                 torch.full((len(known[key].rows.token),), self.placeholder(modality)),
                 torch.zeros_like(known[key].rows.token),
                 [known[key]],
@@ -127,14 +127,14 @@ class Reduced:
 
     def _asked(self: Any, modality: str, kwargs: dict[str, Any], own: dict[str, Any]) -> list[Tensor]:
         """Pictures of prompts that say what is asked about them; a prompt is reduced once for all of its pictures."""
-        known: dict[tuple[int, ...], Encoded] = {}
+        known: dict[tuple[int, ...], EncodedPicture] = {}
         keys = [[tuple(key.tolist()) for key in group] for group in own[KEYS]]
         self._encode_missing(modality, kwargs, [tuple(key.tolist()) for key in own[KEY]], known)
         others = {name.removeprefix(ALL): value for name, value in own.items() if name.startswith(ALL)}
         if others:  # vLLM batches items alone whose others are the same
             self._encode_missing(modality, others, keys[0], known)
         first: dict[Any, int] = {}
-        prompts: list[Prompt] = []
+        prompts: list[FullPrompt] = []
         which = []
         for number, group in enumerate(keys):
             ids, pictures = own[PROMPT][number], own[PICTURES][number]
@@ -143,13 +143,17 @@ class Reduced:
             name = (tuple(group), budgets, ids.numpy().tobytes(), question)
             if name not in first:
                 first[name] = len(prompts)
-                prompts.append(Prompt(ids, pictures, [known[key] for key in group], budgets, question))
+                prompts.append(FullPrompt(ids, pictures, [known[key] for key in group], budgets, question))
             which.append(first[name])
         reduced = self.engine.reduced(prompts, modality)
         return [reduced[prompt][int(index)] for prompt, index in zip(which, own[INDEX], strict=True)]
 
     def _encode_missing(
-        self: Any, modality: str, kwargs: dict[str, Any], keys: Sequence[tuple[int, ...]], known: dict[Any, Encoded]
+        self: Any,
+        modality: str,
+        kwargs: dict[str, Any],
+        keys: Sequence[tuple[int, ...]],
+        known: dict[Any, EncodedPicture],
     ) -> None:
         """Puts these pictures into `known`: those that were encoded before, and the others through the tower."""
         kept = self.engine.kept
@@ -167,7 +171,7 @@ class Reduced:
             for name, values in kwargs.items()
         }
 
-    def encode(self: Any, modality: str, inputs: dict[str, Any]) -> list[Encoded]:
+    def encode(self: Any, modality: str, inputs: dict[str, Any]) -> list[EncodedPicture]:
         """Pictures through vLLM's tower and projector, with what the method reads."""
         view = self.engine.view
         with self.engine.collecting() as parts:
@@ -177,7 +181,7 @@ class Reduced:
         tiles = self.tiles(modality, inputs, [one[:, : self.engine.width] for one in tokens], taken, rows)
         placed = {name: torch.as_tensor(inputs[name]).cpu() for name in view.placed_by if name in inputs}
         return [
-            Encoded(tiles[i], tokens[i], rows[i], {name: value[i : i + 1] for name, value in placed.items()})
+            EncodedPicture(tiles[i], tokens[i], rows[i], {name: value[i : i + 1] for name, value in placed.items()})
             for i in range(len(tokens))
         ]
 
@@ -306,7 +310,7 @@ class LlavaProcessor(Reducing, LlavaMultiModalProcessor):
 
 
 @MULTIMODAL_REGISTRY.register_processor(LlavaProcessor, info=LlavaProcessingInfo, dummy_inputs=LlavaDummyInputsBuilder)
-class Llava(SquareTower, LlavaForConditionalGeneration, SupportsMRoPE):
+class ConsensusDropLlava(SquareTower, LlavaForConditionalGeneration, SupportsMRoPE):
     """LLaVA 1.5."""
 
 
@@ -317,7 +321,7 @@ class LlavaNextProcessor(Reducing, LlavaNextMultiModalProcessor):
 @MULTIMODAL_REGISTRY.register_processor(
     LlavaNextProcessor, info=LlavaNextProcessingInfo, dummy_inputs=LlavaDummyInputsBuilder
 )
-class LlavaNext(SquareTower, LlavaNextForConditionalGeneration, SupportsMRoPE):
+class ConsensusDropLlavaNext(SquareTower, LlavaNextForConditionalGeneration, SupportsMRoPE):
     """LLaVA-NeXT."""
 
 
@@ -328,7 +332,7 @@ class LlavaOnevisionProcessor(Reducing, LlavaOnevisionMultiModalProcessor):
 @MULTIMODAL_REGISTRY.register_processor(
     LlavaOnevisionProcessor, info=LlavaOnevisionProcessingInfo, dummy_inputs=LlavaOnevisionDummyInputsBuilder
 )
-class LlavaOnevision(SquareTower, LlavaOnevisionForConditionalGeneration, SupportsMRoPE):
+class ConsensusDropLlavaOnevision(SquareTower, LlavaOnevisionForConditionalGeneration, SupportsMRoPE):
     """LLaVA-OneVision."""
 
     def tiles(self: Any, modality: str, *given: Any) -> list[Tiles]:
@@ -390,7 +394,7 @@ class Qwen25Processor(Reducing, Qwen2_5_VLMultiModalProcessor):
 
 
 @MULTIMODAL_REGISTRY.register_processor(Qwen25Processor, info=Qwen25Info, dummy_inputs=Qwen2_5_VLDummyInputsBuilder)
-class Qwen25(Qwen, Qwen2_5_VLForConditionalGeneration):
+class ConsensusDropQwen25(Qwen, Qwen2_5_VLForConditionalGeneration):
     """Qwen2.5-VL."""
 
 
@@ -409,5 +413,5 @@ class Qwen3Processor(Reducing, Qwen3VLMultiModalProcessor):
 
 
 @MULTIMODAL_REGISTRY.register_processor(Qwen3Processor, info=Qwen3Info, dummy_inputs=Qwen3VLDummyInputsBuilder)
-class Qwen3(Qwen, Qwen3VLForConditionalGeneration):
+class ConsensusDropQwen3(Qwen, Qwen3VLForConditionalGeneration):
     """Qwen3-VL."""

