@@ -5,6 +5,7 @@ efficiency tables hold.
 """
 
 import argparse
+import json
 import logging
 import os
 import platform
@@ -171,7 +172,7 @@ def _serving(
 ) -> Iterator[str]:
     """A table; every measurement is in the file as soon as it is made."""
     from llava_consensus.evaluation.bench import serving
-    from llava_consensus.evaluation.files import write_json
+    from llava_consensus.evaluation.files import canonical, read_json, write_json
     from llava_consensus.evaluation.models.vllm import setting_of
     from llava_consensus.reduction.budget import amount, most_first
     from llava_consensus.serving.setting import Setting, config_of
@@ -182,7 +183,6 @@ def _serving(
         Setting("full", 1).overrides(config_of(given.model))
     loads = [serving.Load(given.requests, at_once=int(word)) for word in given.at_once.split()]
     loads += [serving.Load(given.requests, rate=float(word)) for word in given.rates.split()]
-    records = []
     with tempfile.TemporaryDirectory() as folder:
         runner: Any = _runner(given, arguments.loading(given))
         described = _description(given, arguments.loading(given), runner)
@@ -200,8 +200,14 @@ def _serving(
         del runner
         asked = serving.Asked(QUESTION, pictures, given.length)
         further = f"--dtype {dtype} --max-model-len 1024{' --enforce-eager' * on_cpu}"
-        for record in serving.measure(model, cases, loads, asked, given.repeats, further):
+        described = json.loads(canonical({**described, "arguments": further, "length": given.length}))
+        stored = read_json(given.out, "Give another --out", dict) if given.out.exists() and not given.again else {}
+        records = stored.pop("measured", [])
+        if stored and stored != described:
+            other = ", ".join(key for key in described if stored.get(key) != described[key])
+            raise DataError(f"--out {given.out}: was measured with another {other}. Give another --out, or --again")
+        for record in serving.measure(model, cases, loads, asked, given.repeats, further, tuple(records)):
             records.append({**record, "load_average": os.getloadavg()[0]})
-            write_json(given.out, {**described, "arguments": further, "measured": records})
+            write_json(given.out, {**described, "measured": records})
     yield from serving.lines(records)
     yield f"written to {given.out}"

@@ -87,10 +87,10 @@ class Reducing:
         total = None if self._sizing else asked_total(given.get(TOTAL), setting.total)
         question, arguments = given.get(ASKED), {}
         if self.plan.method.reduces:
-            self._check(inputs.mm_data_items, question, total)
+            self._check(inputs.mm_data_items, question)
             question = question if self.plan.clip_name and not self._sizing else ""
             hashes = None
-            if self.plan.method.reads_prompt or total:  # vLLM would cache what is of one prompt: `_made` has pictures
+            if setting.looks_around:  # what vLLM would cache is of one prompt alone: `_made` caches pictures
                 inputs = replace(inputs, hf_processor_mm_kwargs={}, mm_uuid_items=None, cache=None)
                 hashes = super()._get_mm_hashes(inputs)
             arguments[REQUEST] = Request(tokens, total, list(inputs.prompt), question, hashes)
@@ -112,11 +112,11 @@ class Reducing:
                     AFTER.labels(modality).inc(content.after)
         return found
 
-    def _check(self, items: Any, question: object, total: int | None) -> None:
+    def _check(self, items: Any, question: object) -> None:
         """Raises OptionError for pictures that cannot be reduced, or a question that is none where one is read."""
         if any(isinstance(one, EmbeddingItems) for one in items.values()):
             raise OptionError("embeddings in place of pictures cannot be reduced: send the pictures")
-        if not self.plan.method.reads_prompt and not total:
+        if not self.plan.setting.looks_around:
             return
         if sum(bool(len(one)) for one in items.values()) > 1:
             raise OptionError(

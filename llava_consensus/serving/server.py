@@ -52,8 +52,8 @@ class Configured:
             check(vllm_config)
         except OptionError as wrong:  # pydantic would lay a ValueError out in several lines
             raise ConsensusError(str(wrong)) from None
-        if of_config(vllm_config.model_config.hf_config).made.reads_prompt:
-            # it would hold every picture once for each question; the processor has a cache of its own
+        if of_config(vllm_config.model_config.hf_config).looks_around:
+            # it would hold every picture once for each prompt; the processor has a cache of its own
             vllm_config.model_config.multimodal_config.mm_processor_cache_gb = 0
         plan = Plan(vllm_config.model_config.hf_config, vllm_config.model_config.model)
         scheduler = vllm_config.scheduler_config

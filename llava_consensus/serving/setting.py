@@ -74,6 +74,11 @@ class Setting:
         return make(self.method, **self.options)
 
     @property
+    def looks_around(self) -> bool:
+        """True if what becomes of a picture depends on the rest of its prompt, so that vLLM cannot cache it alone."""
+        return self.made.reads_prompt or self.total is not None
+
+    @property
     def most(self) -> int | float:
         """The largest budget."""
         if self.largest is not None:
@@ -187,9 +192,13 @@ def asked_total(value: Any, most: int | None) -> int | None:
         found = checked_total(value)
     except OptionError as wrong:
         raise OptionError(f"visual_tokens_{wrong}") from wrong
-    if found is not None and most is not None and found > most:
+    if found is None:
+        return most
+    if most is None:
+        raise OptionError(f"{TOTAL}={found}: this server has no total (--total), which a request could make smaller")
+    if found > most:
         raise OptionError(f"{TOTAL}={found} is more than this server allows, {most}")
-    return most if found is None else found
+    return found
 
 
 def further(text: str) -> list[str]:

@@ -1,6 +1,7 @@
 """Random requests to a server, each followed by a question whose answer is known: what a stranger sends harms that
-request alone. `PYTHONPATH=.:tests python tests/serving/strangers.py --count 5000` sends that many to each of two
-servers of tiny models.
+request alone. `PYTHONPATH=.:tests python tests/serving/strangers.py --count 5000 --state FILE` sends that many to each
+of two servers of tiny models, in pieces of PIECE: the file has what was answered and the memory of each server, and
+the same command goes on where it was stopped. `--minutes 3` stops by itself.
 """
 
 import argparse
@@ -9,6 +10,7 @@ import io
 import json
 import random
 import tempfile
+import time
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -23,6 +25,7 @@ from llava_consensus.evaluation.bench.serving import server
 
 ARGUMENTS = "--dtype float32 --enforce-eager --max-model-len 256 --max-num-seqs 4"
 BOUND = 1e-4  # of log-probabilities
+PIECE = 50  # requests
 VALUES: list[Any] = [
     *(None, True, False, 0, 1, -1, 5, 9, 10, 576, 2**31, 2**40, 2**41, 2**63 - 1, 2**63, 10**30, 0.1, 0.5, 0.999, 1.0),
     *(1e-300, -0.5, 1e308, float("nan"), float("inf"), "", "64", "auto", "\ud800", "w7 " * 2000, [], [5], [[[]]], {}),
@@ -40,8 +43,19 @@ MODES = ["RGB", "L", "RGBA", "P", "1", "LA", "I", "I;16", "F", "CMYK"]
 class Server:
     """A server that is up."""
 
-    def __init__(self, url: str, name: str, log: Path) -> None:
-        self.url, self.name, self.log = url, name, log
+    def __init__(self, url: str, name: str, log: Path, group: int = 0) -> None:
+        self.url, self.name, self.log, self.group = url, name, log, group
+
+    def memory(self) -> int:
+        """MiB in memory of all its processes, what they share counted with each."""
+        pages = 0
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = stat.read_text().rpartition(")")[2].split()
+                pages += int(fields[21]) if int(fields[2]) == self.group else 0
+            except (OSError, IndexError):  # it has ended
+                continue
+        return pages * 4096 >> 20
 
     def body(self, *pictures: bytes, words: str = "w7 w8 w9", **more: Any) -> dict[str, Any]:
         """One question about pictures."""
@@ -94,7 +108,7 @@ def serving(folder: Path, words: str) -> Iterator[Server]:
     serve = ["-m", "llava_consensus.cli", "serve", str(folder), *words.split(), "--vllm"]
     with server(lambda own: [*serve, f"{ARGUMENTS} {own}"], small.ENVIRONMENT) as started:
         started.wait()
-        yield Server(f"http://127.0.0.1:{started.port}", str(folder), started.log)
+        yield Server(f"http://127.0.0.1:{started.port}", str(folder), started.log, started.process.pid)
 
 
 def picture_file(dice: random.Random) -> bytes:
@@ -176,16 +190,28 @@ def main() -> None:
     """Two servers, one whose method reads the prompt and one whose does not."""
     reader = argparse.ArgumentParser(description=__doc__)
     reader.add_argument("--count", type=int, default=500)
-    reader.add_argument("--seed", type=int, default=0)
+    reader.add_argument("--state", type=Path, default=Path("strangers.json"))
+    reader.add_argument("--minutes", type=float, default=1e9)
     given = reader.parse_args()
+    end = time.monotonic() + 60 * given.minutes
+    state = json.loads(given.state.read_text()) if given.state.exists() else {}
     for family, words in (
         ("llava", "--method visionzip --tokens 5 --largest 9"),
         ("llava_next", "--method consensusdrop --tokens 6 --largest 0.9"),
     ):
+        pieces = state.setdefault(f"{family} {words}", [])
+        if PIECE * len(pieces) >= given.count or time.monotonic() > end:
+            continue
         with tempfile.TemporaryDirectory() as folder:
             small.FAMILIES[family](Path(folder))
             with serving(Path(folder), words) as server:
-                print(family, words, dict(fuzz(server, given.count, given.seed)), flush=True)
+                while PIECE * len(pieces) < given.count and time.monotonic() < end:
+                    statuses = fuzz(server, PIECE, seed=len(pieces))
+                    pieces.append({"statuses": dict(sorted(statuses.items())), "memory": server.memory()})
+                    given.state.write_text(json.dumps(state, indent=1))
+    for name, pieces in state.items():
+        total = sum((Counter(piece["statuses"]) for piece in pieces), Counter[str]())
+        print(name, PIECE * len(pieces), dict(total), "MiB:", [piece["memory"] for piece in pieces], flush=True)
 
 
 if __name__ == "__main__":

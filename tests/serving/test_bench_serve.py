@@ -89,6 +89,12 @@ def test_servers_take_turns_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = [ServedCase("plain"), ServedCase("visionzip", {"a": 1}, 5), ServedCase("visionzip", {"a": 1}, 3)]
     asked, loads = Asked("w9 w10", [small.picture(1)], length=4), [Load(6, at_once=3), Load(3, rate=50)]
     found = list(serving.measure("MODEL", cases, loads, asked, 1, "--dtype float32"))
+    requests, starts = len(Streaming.asked), len(commands)
+    again = list(serving.measure("MODEL", cases, loads, asked, 1, "--dtype float32", found[:-1]))
+    assert [one["case"] for one in again] == ["visionzip"] and len(Streaming.asked) == requests + 3 * (6 + 3) + 3
+    assert not list(serving.measure("MODEL", cases, loads, asked, 1, "--dtype float32", found))
+    assert len(commands) == 2 * starts  # not where nothing is left to measure
+    del Streaming.asked[requests:], commands[starts:]
     there.shutdown()
     assert commands == [
         [*serving.PLAIN, *["MODEL", "--dtype", "float32", "--port", "7"], *own] for own in ([], OVERRIDES)

@@ -115,7 +115,7 @@ def test_budgets_that_follow_from_pictures_are_those_of_attach(llava: Any, metho
     folder, model = llava
     asked = requests("llava", 8)
     asked[1] = asked[1]._replace(pictures=[page()])
-    with served(folder, method, "auto", largest=9) as engine:
+    with served(folder, method, "auto", largest=9, total=100) as engine:
         found = answers(engine, asked)
         both = answers(engine, asked, mm_processor_kwargs={"visual_tokens": 6, "visual_tokens_total": 10})
         with pytest.raises(ValueError, match="total=3 visual tokens are too few for 3 pictures"):

@@ -61,9 +61,11 @@ def test_bad_budgets_of_requests_are_refused(value: object) -> None:
 
 
 def test_a_request_bounds_its_prompt_within_the_servers_bound() -> None:
-    assert [asked_total(*given) for given in ((None, None), (None, 9), (5, 9), (5, None))] == [None, 9, 5, 5]
+    assert [asked_total(*given) for given in ((None, None), (None, 9), (5, 9))] == [None, 9, 5]
     with pytest.raises(OptionError, match="visual_tokens_total=10 is more than this server allows, 9"):
         asked_total(10, 9)
+    with pytest.raises(OptionError, match=r"visual_tokens_total=5: this server has no total \(--total\)"):
+        asked_total(5, None)
 
 
 def test_a_setting_goes_through_a_configuration_and_back() -> None:

@@ -116,7 +116,13 @@ def end_group(process: "subprocess.Popen[bytes]", patience: float = 20) -> None:
 
 
 def measure(
-    model: str, cases: Sequence[ServedCase], loads: Sequence[Load], asked: Asked, repeats: int, arguments: str
+    model: str,
+    cases: Sequence[ServedCase],
+    loads: Sequence[Load],
+    asked: Asked,
+    repeats: int,
+    arguments: str,
+    done: Sequence[Record] = (),
 ) -> Iterator[Record]:
     """A record for each case and load in each round; the first round does not count, and is left out.
 
@@ -127,8 +133,13 @@ def measure(
         asked: what is asked.
         repeats: measured rounds.
         arguments: of vLLM, the same for all servers.
+        done: records that were measured before, which are not measured again.
     """
     overrides, number = {case.name: case.overrides for case in cases}, 0
+    known = {_place(record) for record in done}
+    wanted = {(turn, *case[::2], str(load)) for turn in range(repeats) for load in loads for case in cases}
+    if wanted <= known:
+        return
 
     def command(name: str, where: str) -> list[str]:
         own = [] if overrides[name] is None else ["--hf-overrides", json.dumps(overrides[name])]
@@ -142,10 +153,17 @@ def measure(
             for load in loads:
                 for case in cases:
                     first, number = number, number + load.requests
+                    if (turn, *case[::2], str(load)) in known:
+                        continue
                     bodies = [_body(model, asked, picture, case.tokens) for picture in range(first, number)]
                     found = driven(servers[case.name].port, bodies, load)
                     if turn >= 0:
                         yield {"round": turn, "case": case.name, "tokens": case.tokens, "load": str(load), **found}
+
+
+def _place(record: Record) -> tuple[int, str, int | float | None, str]:
+    """Round, case and load of a record."""
+    return record["round"], record["case"], record["tokens"], record["load"]
 
 
 def _body(model: str, asked: Asked, number: int, tokens: int | float | None) -> bytes:
