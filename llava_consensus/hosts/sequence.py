@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from llava_consensus.hosts.base import Attending
-from llava_consensus.reduction.budget import Budget, Share
+from llava_consensus.reduction.budget import Auto, Budget, Share
 from llava_consensus.reduction.method import Method, Tiled
 
 # A row's place is one number by which rows are sorted; spaced so that inserted rows need no renumbering.
@@ -44,7 +44,7 @@ class Sharing:
     """Rule by which the budget of a picture is split over its tiles."""
 
     method: Method
-    budget: Budget | Share
+    budget: Budget | Share | Auto
     tile_tokens: int  # of one tile; the most there can be
     most_tiles: int  # of a picture of this model
     varies: bool = False  # whether a tile has as many tokens as its picture's size asks for

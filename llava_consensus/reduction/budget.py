@@ -149,7 +149,7 @@ def wanted(tokens: int | float | str, merged: int | None = None) -> Budget | Sha
     return budget(tokens, merged)
 
 
-def budget(tokens: int | float, merged: int | None = None) -> Budget | Share:
+def budget(tokens: int | float | str, merged: int | None = None) -> Budget | Share:
     """A whole number of tokens, or a fraction as a share of each picture's own.
 
     Raises:
@@ -157,15 +157,15 @@ def budget(tokens: int | float, merged: int | None = None) -> Budget | Share:
     """
     if isinstance(tokens, str) and tokens == AUTO:
         raise OptionError(f"tokens={AUTO!r} is for attach, serve and eval --url: give a number or a share here")
-    tokens, merged = _number(tokens), _number(merged)
-    if not isinstance(tokens, float):
-        return Budget(tokens, merged)
+    found, merged = _number(tokens), _number(merged)
+    if not isinstance(found, float):
+        return Budget(found, merged)
     if merged is not None:
         raise OptionError(
-            f"merged={merged} beside tokens={tokens}: with a share the merged tokens follow from the paper's split. "
+            f"merged={merged} beside tokens={found}: with a share the merged tokens follow from the paper's split. "
             "Leave merged out, or give tokens as a whole number"
         )
-    return Share(tokens)
+    return Share(found)
 
 
 def _number(value: Any) -> Any:
