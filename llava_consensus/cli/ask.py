@@ -118,10 +118,11 @@ def _drawn(
     from PIL.Image import registered_extensions
 
     from llava_consensus.demo.seen import card, counted, seen_by
+    from llava_consensus.reduction.budget import amount
 
     seen = seen_by(runner, shown, encoded, answer)
     truth = f"    truth: {given.truth}" if given.truth else ""
-    tokens = "" if given.method == "full" else f" at {given.tokens} tokens"
+    tokens = "" if given.method == "full" else f" at {amount(arguments.budget(given))} tokens"
     lines = (f"answer: {answer.text}{truth}", f"{given.method}{tokens}; {counted(seen)}", times)
     content = io.BytesIO()
     card(seen, given.question, lines).save(content, registered_extensions()[given.overlay.suffix.lower()])
