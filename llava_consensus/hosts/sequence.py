@@ -48,7 +48,7 @@ class Sharing:
     tile_tokens: int  # of one tile; the most there can be
     most_tiles: int  # of a picture of this model
     varies: bool = False  # whether a tile has as many tokens as its picture's size asks for
-    budgets: tuple[Budget | Share, ...] = ()  # of each picture of the call, where they differ
+    budgets: tuple[Budget | Share | Auto, ...] = ()  # of each picture of the call, where they differ
 
     def of_call(self, picture: int) -> "Sharing":
         """The rule for one picture of the call, by its index."""

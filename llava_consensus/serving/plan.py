@@ -15,7 +15,7 @@ from llava_consensus.hosts import view_of
 from llava_consensus.hosts.hf import text_side
 from llava_consensus.hosts.hf.rows import PictureRows
 from llava_consensus.hosts.sequence import Layout, RowKinds, Sharing, read_layout
-from llava_consensus.reduction.budget import MOST, Budget, Share
+from llava_consensus.reduction.budget import MOST, Auto, Budget, Share
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need
 from llava_consensus.serving.setting import Setting, of_config
@@ -67,12 +67,12 @@ class Plan:
         rows: list[PictureRows] = self.view.pictures(modality, inputs, None)
         return rows
 
-    def layout(self, kinds: RowKinds, budgets: Sequence[Budget | Share]) -> Layout:
+    def layout(self, kinds: RowKinds, budgets: Sequence[Budget | Share | Auto]) -> Layout:
         """Layout of pictures with these budgets: their rows, and the units to reduce."""
         sizes = self.view.tower.tokens, self.view.most_tiles
         return read_layout(kinds, Sharing(self.method, budgets[0], *sizes, budgets=tuple(budgets)))
 
-    def left(self, modality: str, rows: PictureRows, budget: Budget | Share) -> int:
+    def left(self, modality: str, rows: PictureRows, budget: Budget | Share | Auto) -> int:
         """Rows that are left of a picture."""
         layout = self.layout(row_kinds([torch.zeros(len(rows.token), dtype=torch.long)], [rows], modality), [budget])
         gone = sum(len(unit.places) - unit.budget.tokens for unit in layout.reduced())

@@ -100,7 +100,7 @@ class Setting:
             raise OptionError(
                 f"vision_aspect_ratio={ratio!r}: vLLM lays pictures out as {RATIO!r} says, and no other way"
             )
-        own = {"method": self.method, "tokens": self.tokens, "largest": self.largest}
+        own: dict[str, Any] = {"method": self.method, "tokens": self.tokens, "largest": self.largest}
         own |= {"options": self.options, "total": self.total}
         found = {"architectures": [FAMILIES[config.model_type]], ENTRY: own}
         if self.made.positions != "renumber" and "qwen" not in config.model_type:

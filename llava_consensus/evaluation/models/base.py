@@ -21,7 +21,7 @@ from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import PictureOutcome, Tiles
 from llava_consensus.hosts.call import CachedLayer, Call, current_call
 from llava_consensus.methods import make
-from llava_consensus.reduction.budget import Budget, Share
+from llava_consensus.reduction.budget import Auto, Budget, Share
 from llava_consensus.reduction.method import Method, Place, Shape
 from llava_consensus.reduction.tokens import Need
 
@@ -56,7 +56,7 @@ class Encoding:
     tiled: bool  # several tiles of one picture, as against one square
     size: tuple[int, int]  # width and height of the picture in pixels
     method: Method  # it was encoded for
-    budget: Budget | Share
+    budget: Budget | Share | Auto
 
 
 class Prefill(NamedTuple):
