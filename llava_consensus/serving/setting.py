@@ -59,7 +59,7 @@ class Setting:
             raise OptionError(f"largest={AUTO!r} must be a number or a share")
         checked_total(self.total)
         if (
-            self.tokens != AUTO
+            not isinstance(self.tokens, str)
             and isinstance(self.tokens, int) == isinstance(self.most, int)
             and self.most < self.tokens
         ):
