@@ -140,7 +140,7 @@ def _description(given: argparse.Namespace, loading: "Loading", runner: "Runner"
     """Model, machine and versions."""
     import torch
 
-    from llava_consensus.evaluation.runs.configuration import versions
+    from llava_consensus.evaluation.runs.questions import versions
 
     device = runner.model.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)

@@ -22,7 +22,7 @@ from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.checksums import checksum_of
 from llava_consensus.evaluation.files import Record, misread, read_json, remove_leftovers, take_lock, write_json
-from llava_consensus.evaluation.runs.configuration import place, versions
+from llava_consensus.evaluation.runs.questions import place, versions
 from llava_consensus.hosts import HOSTS
 from llava_consensus.training.plan import Conversations, TrainingPlan, read
 from llava_consensus.training.trainer import inner, trained

@@ -21,7 +21,7 @@ from PIL import Image
 
 from llava_consensus.evaluation.benchmarks import BENCHMARKS, Benchmark, make
 from llava_consensus.evaluation.media import read_frames
-from llava_consensus.evaluation.runs.configuration import drawn
+from llava_consensus.evaluation.runs.questions import drawn
 from playground.mini import build as builder
 from playground.mini.benchmarks import BUILDERS, WITH_SPLIT, files
 from playground.mini.benchmarks.choices import WRITERS, choose
