@@ -129,6 +129,8 @@ METHODS = Methods(
         "restore": "restore:Restore",
         "otprune": "otprune:OTPrune",
         "hiprune": "hiprune:HiPrune",
+        "hydart": "hydart:HyDART",
+        "anchorprune": "anchorprune:AnchorPrune",
         "vscan": "vscan:VScan",
         "tome_post": "tome_post:ToMePost",
         "random": "random:Random",

@@ -40,6 +40,10 @@ class HiPrune(Selector, ReadsBlocks):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.EARLIER})
     early: ClassVar[float] = 9 / 24
 
+    def anchors(self, count: int) -> int:
+        """Anchors among `count` kept tokens."""
+        return round(count * self.alpha / BESIDE)
+
     def flops(self, shape: Shape, budget: Budget) -> float:
         """The attention of two blocks."""
         rows = shape.patches + shape.classes
@@ -50,7 +54,7 @@ class HiPrune(Selector, ReadsBlocks):
         """Anchors, their neighbours, and the most looked at in the last block."""
         middle = tokens.by_token(looked_at(tokens.needed(Need.EARLIER)))  # [U, N_tile]
         last = tokens.of_tiles(looked_at(tokens.needed(Need.ATTENTION)))
-        anchors = top(middle[tokens.tile, tokens.patch], round(count * self.alpha / BESIDE))
+        anchors = top(middle[tokens.tile, tokens.patch], self.anchors(count))
         near = beside(tokens, anchors, middle.shape[1])
         return Selected(top(last.masked_fill(near, torch.inf), count), vision=last)
 

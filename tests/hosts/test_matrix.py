@@ -117,7 +117,7 @@ def test_every_refusal_of_a_host_of_remote_code_is_what_its_double_meets(
 def test_which_methods_read_other_things_than_of_llava(capsys: pytest.CaptureFixture[str]) -> None:
     found = matrix.otherwise()
     inside = ["downsample", "tome"]
-    assert list(found) == [*inside, "prumerge", "prumerge_plus", "visionzip", "cdpruner", "mfpruner"]
+    assert list(found) == [*inside, "prumerge", "prumerge_plus", "visionzip", "cdpruner", "mfpruner", "anchorprune"]
     before = {"llava", "llava-hf", "llava-next", "llava-next-video", "video-llava", "cogvlm", "internvl-chat"}
     unread = {name for name, host in HOSTS.items() if TOWER in host.lacks}
     assert set(HOSTS) - set(found["visionzip"]) == before | unread  # whose towers have a class token and project it

@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import one_hot, pad
 
 from llava_consensus.methods import make
+from llava_consensus.methods.anchorprune import AnchorPrune
 from llava_consensus.methods.scope import cover
 from llava_consensus.methods.vidcom2 import likeness, shares, still
 from llava_consensus.reduction.budget import Budget
@@ -55,6 +56,12 @@ def without_class(tokens: torch.Tensor, arrays: dict[str, torch.Tensor], case: s
         if f"qwen-{front}query_{case}" in arrays
     ]
     return seen(tokens)._replace(attention=blocks[0], earlier=blocks[-1])
+
+
+def asked(patches: torch.Tensor, text: torch.Tensor) -> ClipSides:
+    """Patches [U, n, P], and one question of segments or words [M, P] about all of their tiles."""
+    shape = len(patches), *text.shape
+    return ClipSides(patches, text.float().expand(shape), torch.ones(shape[:2], dtype=torch.bool))
 
 
 def video_of(case: str, arrays: dict[str, torch.Tensor]) -> tuple[VisualTokens, int]:
@@ -192,3 +199,44 @@ def test_evs_equals_the_official_code(case: str) -> None:
     arrays = golden("evs")
     given, tokens = video_of(case, arrays)
     assert torch.equal(make("evs").reduce(given, Budget(tokens)).kept, arrays[f"kept_{case}"].long())
+
+
+@pytest.mark.parametrize("case", cases("anchorprune", "kept"))
+def test_anchorprune_equals_the_official_code(case: str) -> None:
+    """The anchor in the order of relevance and what stays, of every tile."""
+    arrays = golden("anchorprune")
+    features = arrays[f"features_{case}"].float()
+    sides = asked(features @ arrays[f"projection_{case}"].float().T, arrays[f"text_{case}"])
+    given = seen(features, arrays[f"attention_{case}"])._replace(clip=sides)
+    kept, anchor = arrays[f"kept_{case}"].long(), arrays[f"anchor_{case}"].long()
+    method = AnchorPrune()
+    result = method.reduce(given, Budget(kept.shape[1]))
+    assert torch.equal(result.kept, kept) and result.cross is not None
+    ranked, anchored = method.anchor(result.cross, directions(sides.patches), kept.shape[1])
+    assert torch.equal(ranked.masked_fill(~anchored, -1), anchor)
+
+
+@pytest.mark.parametrize("case", cases("anchorprune", "qwen-kept"))
+def test_anchorprune_equals_the_official_code_for_qwen(case: str) -> None:
+    """Tokens of four patches, the words of the question in the language model's space."""
+    arrays = golden("anchorprune")
+    projected, level = arrays[f"qwen-tokens_{case}"].float()[None], arrays[f"qwen-received_{case}"].log()
+    key = level[None, None, :, None]
+    given = seen(projected)._replace(
+        attention=VisionAttention(torch.ones_like(key), key, 1.0, 0),
+        members=torch.arange(len(level)).view(-1, 4),
+        clip=asked(projected, arrays[f"qwen-words_{case}"])._replace(words=True),
+    )
+    kept = arrays[f"qwen-kept_{case}"].long()
+    assert torch.equal(AnchorPrune().reduce(given, Budget(len(kept))).kept[0], kept)
+
+
+@pytest.mark.parametrize("case", cases("hydart", "kept"))
+def test_hydart_equals_the_official_code(case: str) -> None:
+    """Rows x columns_T, and alpha, near and picked where the case names them."""
+    arrays, (grid, _, *options) = golden("hydart"), case.split("_")
+    given = seen(arrays[f"tokens_{case}"][None])._replace(side=int(grid.partition("x")[2]))
+    given = given._replace(earlier=seen(given.projected, arrays[f"early_{case}"][None]).attention)
+    kept = arrays[f"kept_{case}"].long()
+    method = make("hydart", **dict(zip(("alpha", "near", "picked"), map(float, options), strict=False)))
+    assert torch.equal(method.reduce(given, Budget(len(kept))).kept[0], kept)

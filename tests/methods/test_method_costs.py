@@ -42,7 +42,7 @@ def otprune(method: Any, shape: Shape, tokens: int) -> float:
     return tokens**2 * shape.patches
 
 
-def mfpruner(method: Any, shape: Shape, tokens: int) -> float:
+def in_clip(method: Any, shape: Shape, tokens: int) -> float:
     """CLIP's text tower and its projection of the patches."""
     return shape.text_tower + 2.0 * shape.patches * shape.joint * shape.vision_width
 
@@ -73,7 +73,8 @@ ELSEWHERE: dict[str, Callable[[Any, Shape, int], float]] = {
     "consensusdrop": consensusdrop,
     "consensusdrop+": consensusdrop,
     "cdpruner": cdpruner,
-    "mfpruner": mfpruner,
+    "mfpruner": in_clip,
+    "anchorprune": in_clip,
     "otprune": otprune,
     "pyramiddrop": pyramiddrop,
     "restore_calibrated": calibrated,
