@@ -1,4 +1,6 @@
-"""The commands `report` (tables of all results) and `report compare` (two runs, by question)."""
+"""The commands `report` (tables of all results), `report compare` (two runs, by question) and `report import` (results
+of other tools as runs).
+"""
 
 import argparse
 import sys
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from llava_consensus.cli import arguments, terminal
 from llava_consensus.cli.arguments import arg, command
-from llava_consensus.errors import DataError
+from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation.files import misread, read_text, write_out
 
 if TYPE_CHECKING:
@@ -137,3 +139,33 @@ def compare(given: argparse.Namespace) -> Iterator[str]:
         runs = [versus.find(name, given.out) for name in (given.run_a, given.run_b)]
         found = versus.lines(*runs)
     yield from found
+
+
+@command(
+    "report import",
+    "per-question results of lmms-eval, VLMEvalKit, or any csv, as a run that can be compared",
+    arg("file", type=Path, metavar="FILE", help="*_samples_*.jsonl of lmms-eval, *_result.xlsx of VLMEvalKit, csv"),
+    arg("--benchmark", required=True, metavar="NAME", help="name of the benchmark: the same for files to be compared"),
+    arg("--method", required=True, metavar="NAME", help="name of the method in tables; full for all tokens"),
+    arg("--tokens", type=int, metavar="T", help="visual tokens it kept (all)"),
+    arg("--model", required=True, metavar="NAME", help="name of the model"),
+    arg("--columns", action="append", default=[], metavar="WHAT=NAME", help="column of id, right or picture"),
+    arg("--where", action="append", default=[], metavar="NAME=VALUE", help="only rows with this value in a column"),
+    arg("--out", default=argparse.SUPPRESS, type=Path, metavar="DIR", help="folder of results (results)"),
+    examples=("report import pope_samples.jsonl --benchmark pope --method stride --tokens 64 --model gemma-4-e4b",),
+)
+def import_(given: argparse.Namespace) -> Iterator[str]:
+    """The folder of the run.
+
+    Raises:
+        OptionError: a column of something else than id, right, picture.
+        DataError: a file that cannot be read, or is not one of those.
+    """
+    from llava_consensus.evaluation.report.imported import Columns, Origin, import_file
+
+    named = dict(one.partition("=")[::2] for one in given.columns)
+    if wrong := named.keys() - {"id", "right", "picture"}:
+        raise OptionError(f"--columns {wrong.pop()}: must be id=NAME, right=NAME or picture=NAME")
+    origin = Origin(given.benchmark, given.model, given.method, given.tokens)
+    where = dict(one.partition("=")[::2] for one in given.where)
+    yield str(import_file(given.file, origin, given.out, Columns(**named), where))

@@ -72,15 +72,15 @@ class AnchorPrune(Selector, ReadsTower):
     def choose(self, tokens: VisualTokens, count: int) -> Selected:
         """The anchor and what expands it; `cross` is the relevance."""
         sides = tokens.needed(Need.QUESTION)
-        importance = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION), own=True))  # [B, N]
+        saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION), own=True))  # [B, N]
         meaning = directions(tokens.of_tiles(sides.patches.float()))  # [B, N, P]
         features = tokens.projected if sides.words else tokens.of_tiles(tokens.needed(Need.FEATURES))
         points = directions(ensure_finite("features that tokens are compared by", features.float()))
         score = relevance(meaning, sides, tokens.tile[:, 0])
-        score = torch.where(score > -torch.inf, score, importance)
+        score = torch.where(score > -torch.inf, score, saliency)
         ranked, anchored = self.anchor(score, meaning, count)
-        kept = expand(points, importance, ranked, anchored, count, self.sizes(count)[0])
-        return Selected(kept, vision=importance, cross=score)
+        kept = expand(points, saliency, ranked, anchored, count, self.sizes(count)[0])
+        return Selected(kept, vision=saliency, cross=score)
 
     def anchor(self, score: Tensor, meaning: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """The most relevant tokens [B, A] by falling relevance [B, N], and which of them are in the anchor [B, A]."""

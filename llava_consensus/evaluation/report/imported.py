@@ -1,0 +1,146 @@
+"""Per-question results of other tools as runs: `llava-consensus report import`.
+
+    lmms-eval      *_samples_*.jsonl of `--log_samples`: `doc_id`, and a number under the metric's name
+    VLMEvalKit     *_result.xlsx, .tsv, .csv: `index`, and `hit` or the metric's column
+    csv, tsv, JSON lines of anything else, with the names of its columns
+
+A run made so holds a score, and for each question whether it was right, so that `report compare` pairs it with another
+import of the same questions. It says nothing of how it was asked but what the caller says.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llava_consensus.errors import DataError
+from llava_consensus.evaluation.files import ANSWERS, CONFIG, read_lines, write_json, write_metrics
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+IDS = ("index", "doc_id", "question_id", "questionId", "id")
+RIGHT = ("hit", "correct", "exact_match", "accuracy", "acc", "score")
+PICTURES = ("image_path", "image_id", "imageId", "image", "picture")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns that hold a question's id, whether it was right, and its picture; empty: found by name."""
+
+    id: str = ""
+    right: str = ""
+    picture: str = ""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What the caller says of a file: benchmark, model, method and its tokens (None: all of them)."""
+
+    benchmark: str
+    model: str
+    method: str
+    tokens: int | None
+
+
+def import_file(
+    path: Path, origin: Origin, out: Path, columns: Columns | None = None, where: Mapping[str, str] | None = None
+) -> Path:
+    """Write the folder of a run for a file of another tool.
+
+    Args:
+        where: values of columns that a row must have, as text: for files that hold several runs.
+    Returns:
+        the folder: named by benchmark, method, tokens and the file's content, so that a second import changes nothing.
+    Raises:
+        DataError: the file cannot be read, or a column is missing, ambiguous or holds no number.
+    """
+    table = _table(path)
+    for name, value in (where or {}).items():
+        table = table[table[_column(path, table, name, (), "right")].astype(str) == value].reset_index(drop=True)
+    columns = columns or Columns()
+    ids = _column(path, table, columns.id, IDS, "id")
+    right = _column(path, table, columns.right, RIGHT, "right")
+    picture = _column(path, table, columns.picture, PICTURES, "picture", needed=False)
+    values = _numbers(path, table, right)
+    keys = [str(value) for value in table[ids]]
+    if len(set(keys)) < len(keys):
+        again = len(keys) - len(set(keys))
+        raise DataError(f"{path}: {again} ids of column {ids!r} occur twice. Name another: --columns id=NAME")
+    order = sorted(range(len(keys)), key=keys.__getitem__)  # by id, so that files in another order are paired
+    rows = [
+        {"index": place, "correct": values[row]} | ({"picture": str(table[picture][row])} if picture else {})
+        for place, row in enumerate(order)
+    ]
+    score = 100 * sum(values) / len(values)
+    asked = hashlib.sha256(json.dumps(sorted(keys)).encode()).hexdigest()
+    content = hashlib.sha256(path.read_bytes() + json.dumps(where).encode()).hexdigest()[:12]
+    tokens = "all" if origin.tokens is None else str(origin.tokens)
+    folder = out / f"{origin.benchmark}-{origin.method}-{tokens}-{content}"
+    config = {
+        "benchmark": origin.benchmark, "method": origin.method, "tokens": origin.tokens, "merged": None, "options": {},
+        "changed": {}, "model": origin.model, "data": None, "questions": asked, "limit": None, "device": None,
+        "conversation": None, "max_new_tokens": None, "versions": {}, "imported": path.name, "where": where,
+    }  # fmt: skip
+    metrics = {
+        "score": score, "metric": right, "questions": len(rows), "answered": len(rows), "errors": 0, "account": None,
+        "tokens": {"before": 0.0, "after": origin.tokens or 0.0, "structural": 0.0}, "scale": 1.0, "column": None,
+        "titles": {"method": origin.method, "benchmark": origin.benchmark}, "report": {},
+    }  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / CONFIG, config)
+    (folder / ANSWERS).write_text("".join(json.dumps({"question_id": keys[row]}) + "\n" for row in order))
+    write_metrics(folder, metrics, rows)
+    return folder
+
+
+def _table(path: Path) -> "pd.DataFrame":
+    """The rows of a file; fields of lmms-eval's `doc` are among a line's own."""
+    import pandas as pd
+
+    if path.suffix in (".jsonl", ".json"):
+        lines = read_lines(path, ())
+        return pd.DataFrame(
+            [{**(inner if isinstance(inner := line.get("doc"), dict) else {}), **line} for line in lines]
+        )
+    readers = {".csv": pd.read_csv, ".tsv": lambda name: pd.read_csv(name, sep="\t"), ".xlsx": pd.read_excel}
+    if path.suffix not in readers:
+        raise DataError(f"{path}: must end with .jsonl, .csv, .tsv or .xlsx")
+    try:
+        return readers[path.suffix](path)
+    except ImportError as error:
+        raise DataError(f"{path}: {error}") from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as a table: {error}") from error
+
+
+def _column(path: Path, table: "pd.DataFrame", named: str, usual: Sequence[str], what: str, needed: bool = True) -> str:
+    """The column that is named, or the first usual one."""
+    found = [named] if named in table.columns else [name for name in usual if name in table.columns and not named]
+    if not found and (needed or named):
+        names = ", ".join(map(str, table.columns[:20]))
+        raise DataError(
+            f"{path}: no column {named or ' or '.join(usual)}. Name it: --columns {what}=NAME, one of {names}"
+        )
+    return found[0] if found else ""
+
+
+def _numbers(path: Path, table: "pd.DataFrame", name: str) -> list[float]:
+    """Whether each question was right, 0 to 1; True and the first number of an object count."""
+    values = []
+    for number, cell in enumerate(table[name], start=1):
+        if isinstance(cell, dict):
+            cell = next((one for one in cell.values() if isinstance(one, int | float)), None)
+        try:
+            value = float(cell)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            value = -1.0
+        if not 0 <= value <= 1:
+            what = f"{path}, row {number}: {name} is {cell!r}, not a number of 0 to 1"
+            raise DataError(f"{what}. Name another: --columns right=NAME")
+        values.append(value)
+    if not values:
+        raise DataError(f"{path}: no rows in it")
+    return values
