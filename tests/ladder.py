@@ -633,18 +633,6 @@ def counted(found: list[dict[str, str]]) -> str:
     )
 
 
-def read(text: str) -> dict[tuple[str, str], str]:
-    """What a page says of every family and method, with reasons in the place of their numbers."""
-    notes = dict(re.findall(r"^- (\[\d+\]) (.*)$", text, re.MULTILINE))
-    lines = text.split("## By method\n\n")[1].split("\n\n")[0].splitlines()
-    (_, *families), _, *rows = ([one.strip() for one in line.strip("|").split(" | ")] for line in lines)
-    return {
-        (name, method): re.sub(r"\[\d+\]", lambda found: notes[found[0]], cell)
-        for method, *row in rows
-        for name, cell in zip(families, row, strict=True)
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--random", nargs=2, type=int, metavar=("SEED", "COUNT"), default=(25, 74))

@@ -45,14 +45,9 @@ INDEXING = {
 NUMBERS = {aten._local_scalar_dense.default, aten.equal.default}  # which return no tensor
 
 
-def apart(work: Callable[..., Any], *given: Any, start: str = "fork") -> Any:
-    """What `work` returns in a process of its own; the test fails with its traceback where it raises.
-
-    Args:
-        work: a function of a module.
-        start: of the process: `fork` has everything imported already, `spawn` is for what computes gradients.
-    """
-    context = multiprocessing.get_context(start)
+def apart(work: Callable[..., Any], *given: Any) -> Any:
+    """Return what `work` returns in a forked process; the test fails with its traceback where it raises."""
+    context = multiprocessing.get_context("fork")
     mine, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_tell, args=(theirs, work, given))
     process.start()

@@ -26,7 +26,7 @@ def on_request() -> Any:
 
 
 @pytest.mark.skipif(not CURRENT, reason="static caches of transformers 5")
-@pytest.mark.parametrize("method", ["consensusdrop", "consensusdrop+", "visionzip"])
+@pytest.mark.parametrize("method", ["consensusdrop", "consensusdrop+"])
 def test_a_compiled_step_gives_the_ids_of_the_plain_path(method: str) -> None:
     case = hf_models.CASES["llava"]
     model, inputs = case.build(), hf_models.prompts([1, case.picture(0), 7, 8, 9])

@@ -16,7 +16,6 @@ from llava_consensus import attach
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import DERIVED, HOSTS
 from llava_consensus.methods import METHODS
-from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.saliency import QUERY_CHUNK, class_saliency, received_saliency, text_attention
 from llava_consensus.reduction.tokens import VisionAttention
 
@@ -93,8 +92,8 @@ def recording(family: Tiny) -> Iterator[None]:
     RECORDED.clear()
 
 
-@torch.no_grad()
-def test_captured_attention_is_that_of_the_tower(family: Tiny, recording: None, seen: list[Any]) -> None:
+def check_tower(family: Tiny, seen: list[Any]) -> None:
+    """Captured attention is that of the tower."""
     with family.attach():
         family.model(**family.one())
     blocks = family.case.blocks(family.model)
@@ -112,8 +111,8 @@ def test_captured_attention_is_that_of_the_tower(family: Tiny, recording: None, 
     assert torch.allclose(*order, atol=1e-6)
 
 
-@torch.no_grad()
-def test_scap_rows_are_those_of_layer_0(family: Tiny, recording: None, seen: list[Any]) -> None:
+def check_probe(family: Tiny, seen: list[Any]) -> None:
+    """Text rows of SCAP are those of the first layer."""
     inputs = prompts(*family.rows()[:2])
     family.model(**inputs)
     layer = family.model.get_decoder().layers[0].self_attn
@@ -238,8 +237,7 @@ def projected(name: str, inner: Any, tokens: Any) -> torch.Tensor:
     return torch.stack([projector(one, [size]) for one in tokens.features])
 
 
-@torch.no_grad()
-def test_parts_of_the_tower_stand_in_the_order_of_the_tokens(family: Tiny, seen: list[Any]) -> None:
+def check_order(family: Tiny, seen: list[Any]) -> None:
     """The model's own projector makes the tokens of the features that were captured, where it takes them one by one."""
     inner = family.model.model
     with family.attach():
@@ -266,6 +264,14 @@ def test_parts_of_the_tower_stand_in_the_order_of_the_tokens(family: Tiny, seen:
         assert torch.allclose(made[tokens.tile, tokens.patch], tokens.projected, atol=1e-5)
         if tokens.members is not None and family.name.startswith("qwen"):
             assert torch.equal(tokens.members.flatten(), torch.arange(features.shape[1]))
+
+
+@torch.no_grad()
+def test_what_a_method_reads_is_what_the_model_computes(family: Tiny, recording: None, seen: list[Any]) -> None:
+    for check in (check_tower, check_probe, check_order):
+        seen.clear()
+        RECORDED.clear()
+        check(family, seen)
 
 
 @torch.no_grad()
@@ -316,7 +322,6 @@ def test_blocks_of_windows_are_refused() -> None:
         assert attached.outcomes[0].after == tiny.case.tokens
 
 
-@torch.no_grad()
 class Largest(torch.utils._python_dispatch.TorchDispatchMode):
     """The bytes of the largest tensor that was made."""
 
@@ -381,38 +386,6 @@ def test_a_deep_copy_is_attached_by_itself(name: str) -> None:
     assert torch.equal(twin(**inputs).logits, reduced)
     vars(twin)["generate"].args[0].detach()
     assert torch.equal(twin(**inputs).logits, plain)
-
-
-# ---- every method on every host
-
-
-def count_hooks(model: Any) -> int:
-    return sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in model.modules())
-
-
-REFUSED = {
-    **{name: {"tome": "forms no grid"} for name in ("qwen2_5_vl", "gemma3", "internvl")},
-    "llava_onevision video": dict.fromkeys(("tome", "downsample"), "pools the patches"),
-}
-
-
-@pytest.mark.parametrize("name", [*MECHANISMS, "llava_onevision video"])
-def test_every_method_runs_or_says_what_is_missing(name: str) -> None:
-    tiny = Tiny(name)
-    inputs = prompts(*tiny.rows())
-    for method in METHODS:
-        hooks = count_hooks(tiny.model)  # transformers leaves some of its own on a model that has run
-        budget = tiny.case.square if METHODS[method].place is Place.PICTURE else tiny.case.tokens
-        if method in REFUSED.get(name, {}):
-            with pytest.raises(OptionError, match=REFUSED[name][method]), tiny.attach(method, budget):
-                generate(tiny.model, inputs)
-            assert count_hooks(tiny.model) == hooks, method
-            continue
-        with tiny.attach(method, budget) as attached:
-            said = generate(tiny.model, inputs)
-            assert [one.row for one in attached.outcomes] == [0, 1, 1, 3], method
-            assert method == "full" or all(one.after < one.before for one in attached.outcomes), method
-        assert said.shape[1] == inputs["input_ids"].shape[1] + NEW, method
 
 
 def test_every_hugging_face_host_is_tested() -> None:

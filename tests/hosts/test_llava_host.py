@@ -174,11 +174,10 @@ class NumberedModel:
         return torch.arange(1, len(images) * PATCHES + 1).float().view(len(images), PATCHES, 1)
 
 
-@pytest.mark.parametrize("order", ["top_then_merged", "raster"])
-@pytest.mark.parametrize("tile_budget", ["per_tile", "global"])
+@pytest.mark.parametrize(("order", "tile_budget"), [("top_then_merged", "per_tile"), ("raster", "global")])
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
-def test_every_branch_equals_the_slow_reference(tower_folder: Path, case: str, tile_budget: str, order: str) -> None:
+def test_every_branch_equals_the_slow_reference(tower_folder: Path, case: str, order: str, tile_budget: str) -> None:
     spec = CASES[case]
     model = tiny_llava(tower_folder, **spec.get("config", {}))
     left = spec.get("left", False)

@@ -21,7 +21,7 @@ NEEDS_HF = pytest.mark.skipif(
     tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 19),
     reason="models of transformers need version 5.19 or later",
 )
-METHODS = ["consensusdrop", "visionzip", "vispruner", "random", "tome"]
+METHODS = ["consensusdrop", "visionzip", "tome"]
 
 
 def arguments(left: bool) -> dict[str, Any]:
@@ -40,9 +40,9 @@ def assembled(model: Any, given: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
     return [(embeds[index][real.bool()], labels[index][real.bool()]) for index, real in enumerate(mask)]
 
 
-@pytest.mark.parametrize("tile_budget", ["per_tile", "global"])
-@pytest.mark.parametrize("left", [False, True])
-@pytest.mark.parametrize("order", ["top_then_merged", "raster"])
+@pytest.mark.parametrize(
+    ("order", "left", "tile_budget"), [("top_then_merged", False, "per_tile"), ("raster", True, "global")]
+)
 @torch.no_grad()
 def test_dropped_newlines_are_all_that_is_missing(tower_folder: Path, order: str, left: bool, tile_budget: str) -> None:
     model = tiny_llava(tower_folder, **UNPAD, tokenizer_padding_side="left" if left else "right")
