@@ -46,7 +46,7 @@ CUTTING: list[tuple[str, dict[str, Any]]] = [
     ("sparsevlm", {"version": "2.0"}),
     ("sparsevlm", {"version": "1.0", "scale": 1.0}),
 ]
-BUDGETS = (Budget(8), Budget(1), Budget(2), Budget(23), Budget(8, 0), Budget(8, 8))
+BUDGETS = (Budget(8), Budget(1), Budget(2), Budget(13), Budget(23), Budget(8, 0), Budget(8, 8))
 WORDS = {"projected": "projected", "features": "features", "class_feature": "class_feature"}
 
 
@@ -65,6 +65,7 @@ def blank(tokens: VisualTokens, value: float) -> VisualTokens:
 
 
 DEGENERATE: list[Callable[[VisualTokens], VisualTokens]] = [
+    lambda tokens: tokens,
     lambda tokens: attended(tokens, 6),
     lambda tokens: attended(tokens, 6, 10),
     lambda tokens: attended(tokens, 0),

@@ -13,20 +13,14 @@ from llava_consensus.methods import METHODS, truth
 FLAGS = [(name, field.name) for name in METHODS for field in fields(METHODS[name]) if isinstance(field.default, bool)]
 
 
-@pytest.mark.parametrize("word", ["no", "No", "false", "OFF", "0", " false ", False, 0])
-def test_what_is_false(word: object) -> None:
-    assert truth("exact", word) is False
-
-
-@pytest.mark.parametrize("word", ["yes", "True", "on", "1", True, 1])
-def test_what_is_true(word: object) -> None:
-    assert truth("exact", word) is True
-
-
-@pytest.mark.parametrize("word", ["", "maybe", "nope", "2", None, 0.5, [True]])
-def test_what_is_neither_is_refused(word: object) -> None:
-    with pytest.raises(OptionError, match=r"exact=.* must be true or false"):
-        truth("exact", word)
+def test_words_for_true_and_false_and_neither() -> None:
+    for word in ("no", "No", "false", "OFF", "0", " false ", False, 0):
+        assert truth("exact", word) is False, word
+    for word in ("yes", "True", "on", "1", True, 1):
+        assert truth("exact", word) is True, word
+    for word in ("", "maybe", "nope", "2", None, 0.5, [True]):
+        with pytest.raises(OptionError, match=r"exact=.* must be true or false"):
+            truth("exact", word)
 
 
 @pytest.mark.parametrize(("method", "flag"), FLAGS)

@@ -62,18 +62,6 @@ def test_evs_keeps_the_first_frame_and_what_changes() -> None:
     assert make("evs").reduce(unit(size=24, batch=1), Budget(6)).kept.tolist() == [[3, 7, 11, 15, 19, 23]]
 
 
-def test_vidcom2_gives_the_odd_frame_more() -> None:
-    """Frames that are all alike share equally; one that differs gets the most."""
-    alike = clip(4, 9)
-    alike = alike._replace(projected=alike.projected[:, :9].repeat(1, 4, 1))
-    noise = torch.randn(1, 9, 5, generator=torch.Generator().manual_seed(4))
-    odd = alike._replace(projected=torch.cat((alike.projected[:, :27], noise), dim=1))
-    for video, most in ((alike, False), (odd, True)):
-        kept = make("vidcom2").reduce(video, Budget(12)).kept[0]
-        each = torch.bincount(kept // 9, minlength=4).tolist()
-        assert sum(each) == 12 and (each == [3, 3, 3, 3]) != most and each[3] == max(each)
-
-
 def test_restore_halves_the_budget_unless_it_says_otherwise() -> None:
     method, tokens = make("restore"), unit(size=24)
     assert method.counts(Budget(9), 24) == (4, 5) and method.counts(Budget(8, 2), 24) == (6, 2)
@@ -87,21 +75,6 @@ def looking(early: list[float], last: list[float], side: int = 3) -> VisualToken
     """A grid of one row of patches after the other, whose class token looks at them in two blocks."""
     tokens = seen(last, None, [1.0] * len(last))
     return tokens._replace(earlier=seen(early, None, [1.0] * len(last)).attention, side=side)
-
-
-def test_hiprune_by_hand() -> None:
-    """Of a 3 x 3 grid 4 is the anchor, and its neighbours come before what the last block looks at; from a corner the
-    first row's upper neighbours are token 0 and a row's end is beside the next one's beginning.
-    """
-    early, last = [0.01] * 9, [0.3, 0.01, 0.2, 0.01, 0.01, 0.01, 0.1, 0.01, 0.01]
-    for anchor, near in ((4, [1, 3, 4, 5, 7]), (2, [0, 1, 2, 3, 5]), (8, [5, 7, 8])):
-        early[anchor] = 0.9
-        kept = make("hiprune", alpha=0.8).reduce(looking(early, last), Budget(6)).kept[0].tolist()
-        early[anchor] = 0.01
-        rest = [one for one in (0, 2, 6) if one not in near]
-        assert kept == sorted([*near, *rest[: 6 - len(near)]])
-    assert make("hiprune", alpha=0.0).reduce(looking(early, last), Budget(3)).kept.tolist() == [[0, 2, 6]]
-    assert make("hiprune", alpha=1.0).reduce(looking([0.9, *early[1:]], last), Budget(3)).kept.tolist() == [[0, 1, 3]]
 
 
 def test_vscan_by_hand() -> None:

@@ -27,25 +27,6 @@ from llava_consensus.reduction.tokens import VisualTokens
 LLAVA_7B = SHAPES["llava-1.5-7b"]
 
 
-@pytest.mark.parametrize(
-    ("protected", "count", "values", "sizes"),
-    [
-        (False, 2, [40, 5, 25, 50], [1, 2, 2, 1]),
-        (False, 3, [5, 30, 50], [2, 3, 1]),
-        (True, 1, [0, 40, 10, 25, 50], [1, 1, 1, 2, 1]),
-        (True, 2, [0, 10, 30, 50], [1, 1, 3, 1]),
-        (False, 0, [0, 20, 40, 10, 30, 50], [1] * 6),
-    ],
-)
-def test_worked_example_of_tome(protected: bool, count: int, values: list[float], sizes: list[int]) -> None:
-    bag = fresh(torch.arange(0.0, 60, 10)[None, :, None])
-    pairing = pair(at_angles(0, 10, 90, 80, 180, 45), count, protected)
-    after = merge(bag, pairing)
-    assert after.values.flatten().tolist() == values and after.size.flatten().tolist() == sizes
-    members = [[i for i in range(6) if after.place[0, i] == slot] for slot in range(6 - count)]
-    assert [10 * sum(own) / len(own) for own in members] == values  # the bookkeeping says who is where
-
-
 @settings(max_examples=40, deadline=None)
 @given(length=st.integers(2, 40), protected=st.booleans(), seed=st.integers(0, 99), rounds=st.integers(1, 4))
 def test_invariants_of_merging(length: int, protected: bool, seed: int, rounds: int) -> None:

@@ -1,38 +1,28 @@
-"""PruMerge(+), VisionZip and VisPruner: the worked examples of the specification, their invariants and edges, what
-they cost, and the contract on both kinds of host layout.
+"""PruMerge(+), VisionZip and VisPruner where their authors' arrays (test_golden_attention.py) say nothing: options,
+edges, and the contract on both kinds of host layout.
 """
 
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from models import IMAGE, PATCHES, as_units, tiny_llava
+from models import IMAGE, as_units, tiny_llava
 from prompts import ANYRES, batch, row, tiles
-from units import headed, of_batch, seen, unit
+from units import headed, seen, unit
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
 from llava_consensus.methods import make, vispruner
-from llava_consensus.methods.prumerge import outliers
 from llava_consensus.methods.vispruner import thin, thin_once
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.tokens import AFTER, AHEAD, PLACE, VisionAttention, VisualTokens
+from llava_consensus.reduction.tokens import VisionAttention, VisualTokens
 
 NAMES = ("prumerge", "prumerge_plus", "visionzip", "vispruner")
 
 
 # ---- worked examples
-
-
-def test_prumerge_outliers_and_spacing() -> None:
-    saliency = torch.tensor([[1.0] * 6 + [2.0] * 4 + [10.0, 12.0]])
-    assert outliers(saliency).nonzero()[:, 1].tolist() == [10, 11]
-    assert make("prumerge", budget="adaptive").select(saliency, 0).tolist() == [[11, 10]]
-    plus = make("prumerge_plus", budget="adaptive").select(saliency, 0)
-    assert plus.tolist() == [[11, 10, 0, 2, 4, 6, 8]]  # step 6, spacing 2, up to but not at 11, less what is kept
 
 
 def test_prumerge_two_tokens() -> None:
@@ -43,9 +33,7 @@ def test_prumerge_two_tokens() -> None:
     assert torch.allclose(mean.tokens[0, :, 0], torch.tensor([4.0, 1.2]))
 
 
-@pytest.mark.parametrize(
-    ("count", "spacing"), [(36, 5), (48, 4), (57, 3), (64, 3), (65, 2), (96, 2), (97, 1), (143, 1)]
-)
+@pytest.mark.parametrize(("count", "spacing"), [(36, 5), (65, 2), (143, 1)])
 def test_prumerge_plus_published_spacings(count: int, spacing: int) -> None:
     saliency = torch.linspace(1.0, 1.1, 576)[None].clone()
     saliency[0, -count:] = 9.0 + torch.arange(count)
@@ -54,15 +42,10 @@ def test_prumerge_plus_published_spacings(count: int, spacing: int) -> None:
     assert kept == strong + [place for place in range(0, 575, spacing) if place not in strong]
 
 
-def test_visionzip_example() -> None:
+def test_visionzip_without_a_class_token_and_with_plain_means() -> None:
     saliency = [0.05, 0.30, 0.05, 0.05, 0.25, 0.05, 0.05, 0.05]
     angles = [0.0, 45.0, 8.0, 80.0, 45.0, 20.0, 70.0, 90.0]  # of patches 1..8; those of 2 and 5 do not matter
     tokens = seen(saliency, angles, [1.0, 2, 3, 4, 5, 6, 7, 8])
-    result = make("visionzip").reduce(tokens, Budget(5, 2))
-    assert torch.allclose(result.tokens[0, :, 0], torch.tensor([0.0, 2, 5, 1 + 3, 6 + 19 / 3]))
-    assert result.kept.tolist() == [[1, 4]] and result.anchors.tolist() == [[0, 5]]
-    assert result.source.tolist() == [[-1, 1, 4, 0, 5]] and result.owner.tolist() == [[3, 1, 3, 4, 2, 4, 4, 4]]
-    assert result.zone is not None and result.zone.tolist() == [[AHEAD, PLACE, PLACE, AFTER, AFTER]]
     mean = make("visionzip", contextual="mean").reduce(tokens, Budget(5, 2)).tokens[0, :, 0]
     assert torch.allclose(mean, torch.tensor([0.0, 2, 5, 2, 25 / 4]))
     without = make("visionzip", class_token=False).reduce(tokens, Budget(4, 2))
@@ -121,26 +104,6 @@ def test_vispruner_example() -> None:
 
 
 # ---- invariants and edges
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("count", [1, 2, 6, 7, 8, 13, 23, 24])
-def test_every_budget_gives_exactly_its_tokens(name: str, count: int) -> None:
-    """T = 8, 6, 2 and 1 and every odd rest crash the official VisPruner; M = 0 crashes the official VisionZip."""
-    given = unit(24)
-    result = make(name).reduce(given, Budget(count))
-    assert result.tokens.shape == (2, count, 6) and result.source.shape == (2, count)
-    for index in range(2):
-        kept, owner = result.kept[index].tolist(), result.owner[index].tolist()
-        assert kept == sorted(set(kept)) and [result.source[index, owner[k]] for k in kept] == kept
-        assert set(owner) - {-1} == {slot for slot in range(count) if result.source[index, slot] >= 0}
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_constant_pictures_give_numbers_and_the_first_patches(name: str) -> None:
-    given = seen([1 / 40] * 40, None, [1.0] * 40)
-    result = make(name).reduce(given, Budget(12))
-    assert torch.isfinite(result.tokens).all() and result.kept[0, 0] == 0
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -279,15 +242,6 @@ def test_entering_of_adaptive_methods_is_a_bound() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_gradients_flow_and_half_precision_keeps_its_type(name: str) -> None:
-    given = unit(24, dtype=torch.bfloat16)
-    result = make(name).reduce(given, Budget(9))
-    assert result.tokens.dtype == torch.bfloat16
-    alone = make(name).reduce(of_batch(given, 1), Budget(9))
-    assert torch.equal(result.kept[1], alone.kept[0])
-
-
 # ---- on a host
 
 
@@ -325,41 +279,21 @@ def test_a_tower_that_ends_with_the_features_is_refused(tower_folder: Path) -> N
         pass
 
 
-@pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
-def test_full_budget_and_detach(tower_folder: Path, prompt: SimpleNamespace, name: str) -> None:
-    model = tiny_llava(tower_folder)
-    dense = model(prompt.ids, images=prompt.images).logits
-    hooks = {module: len(part._forward_hooks) for module, part in model.named_modules()}
-    with attach(model, name, tokens=PATCHES):
-        assert torch.equal(model(prompt.ids, images=prompt.images).logits, dense)
-    with attach(model, name, tokens=7) as attached:
-        assert model(prompt.ids, images=prompt.images).logits.shape[1] == dense.shape[1] - PATCHES + 7
-        assert attached.outcomes[0][:4] == (0, PATCHES, 7, 0)
-    assert torch.equal(model(prompt.ids, images=prompt.images).logits, dense)
-    assert {module: len(part._forward_hooks) for module, part in model.named_modules()} == hooks
-
-
-@pytest.mark.parametrize(
-    ("name", "budget"),
-    [*((name, "fixed") for name in NAMES), ("prumerge", "adaptive"), ("prumerge_plus", "adaptive")],
-)
-@torch.no_grad()
-def test_left_padded_batches_generate_as_singles(tower_folder: Path, name: str, budget: str) -> None:
+def test_left_padded_batches_of_adaptive_counts_generate_as_singles(tower_folder: Path) -> None:
     model = tiny_llava(tower_folder, tokenizer_padding_side="left")
     rows = [row(5, 6), row(5, after=9), row(7, 8, 9, after=2), row(5, images=2)]
     images = tiles(5, 1)  # pictures with different numbers of outliers on both stacks
     ids, mask = batch(*rows, left=True)
-    options = {"budget": budget} if name.startswith("prumerge") else {}
     parts = [images[:1], images[1:2], images[2:3], images[3:]]
-    with attach(model, name, tokens=6, **options) as attached:
+    with attach(model, "prumerge", tokens=6, budget="adaptive") as attached:
         together = model.generate(ids, images=images, attention_mask=mask, max_new_tokens=6, do_sample=False)
         left = [one.after for one in attached.outcomes]
         for index, (one, own) in enumerate(zip(rows, parts, strict=True)):
             alone = model.generate(torch.tensor([one]), images=own, max_new_tokens=6, do_sample=False)
             said = together[index].tolist()  # padded with 0 where it ended before the others
             assert said == alone[0].tolist() + [0] * (len(said) - alone.shape[1])
-    assert left == [6] * 5 if budget == "fixed" else len(set(left)) > 1
+    assert len(set(left)) > 1
 
 
 def rows_of(model: Any, name: str, tokens: int, images: Any, **options: Any) -> tuple[torch.Tensor, Any]:
@@ -410,13 +344,13 @@ def test_prumerge_order_of_tiles_is_tile_by_tile(tower_folder: Path) -> None:
     assert torch.equal(rows, torch.cat([reduction.tokens[0] for _, reduction in outcome.reductions]))
 
 
-@pytest.mark.parametrize("tile_budget", ["per_tile", "global"])
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
-def test_anyres_with_newlines(tower_folder: Path, name: str, tile_budget: str) -> None:
+def test_anyres_with_newlines(tower_folder: Path, name: str) -> None:
     model = tiny_llava(tower_folder, **ANYRES, mm_patch_merge_type="spatial_unpad")
-    rows, outcome = rows_of(model, name, 20, [tiles(5)], sizes=[(100, 60)], tile_budget=tile_budget)
-    assert outcome.after == 20 and outcome.structural == 4 and len(rows) == 24
+    for tile_budget in ("per_tile", "global"):
+        rows, outcome = rows_of(model, name, 20, [tiles(5)], sizes=[(100, 60)], tile_budget=tile_budget)
+        assert outcome.after == 20 and outcome.structural == 4 and len(rows) == 24
     if name.startswith("prumerge"):
         rows, outcome = rows_of(model, name, 20, [tiles(5)], sizes=[(100, 60)], budget="adaptive")
         assert len(rows) == outcome.after + 4
