@@ -15,7 +15,8 @@ from llava_consensus.hosts import view_of
 from llava_consensus.hosts.hf import text_side
 from llava_consensus.hosts.hf.rows import PictureRows
 from llava_consensus.hosts.sequence import Layout, RowKinds, Sharing, read_layout
-from llava_consensus.reduction.budget import MOST, Auto, Budget, Share
+from llava_consensus.reduction.budget import Auto, Budget, Share
+from llava_consensus.reduction.detail import PLAIN
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need
 from llava_consensus.serving.setting import Setting, of_config
@@ -51,8 +52,8 @@ class Plan:
 
     @property
     def share(self) -> float:
-        """Tokens that are left of a tile where a request does not say, as a share of its own."""
-        tokens = MOST if isinstance(self.setting.tokens, str) else self.setting.tokens
+        """Tokens that are left of a tile where a request does not say, as a share of its own: the fewest of `auto`."""
+        tokens = PLAIN if isinstance(self.setting.tokens, str) else self.setting.tokens
         return tokens if isinstance(tokens, float) else min(1.0, tokens / min(self.view.tower.tokens, TYPICAL))
 
     @cached_property
