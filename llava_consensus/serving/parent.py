@@ -32,5 +32,11 @@ def _watch_forks() -> None:
 
 def end_with_parent() -> None:
     """Makes this process end with its parent, if it was started so. Spawned ones are told by `register`."""
-    if os.environ.get(PARENT) == str(os.getppid()) and sys.platform == "linux":
+    if os.environ.get(PARENT) == str(os.getppid()):
+        bind()
+
+
+def bind() -> None:
+    """Makes this process, and the program it becomes, end when the thread that started it ends."""
+    if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)

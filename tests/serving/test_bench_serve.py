@@ -1,6 +1,8 @@
 """`bench --serve`: servers take turns under requests."""
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -52,10 +54,24 @@ def test_a_server_ends_with_its_engines_while_it_starts_too() -> None:
         while not (said := started.log.read_text()):
             time.sleep(0.05)
         raise KeyboardInterrupt  # what SIGTERM is made
-    state = Path(f"/proc/{said.strip()}/stat")
-    end = time.monotonic() + 10
+    assert_ended(int(said))
+
+
+def test_a_server_ends_with_a_measurement_that_is_killed() -> None:
+    program = (
+        "import os; from llava_consensus.evaluation.bench.serving import server\n"
+        "with server(lambda _: ['-c', 'import time; time.sleep(60)']) as started:\n"
+        "    print(started.process.pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    said = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, timeout=60).stdout
+    assert_ended(int(said))
+
+
+def assert_ended(process: int) -> None:
+    """AssertionError where it still runs after ten seconds."""
+    state, end = Path(f"/proc/{process}/stat"), time.monotonic() + 10
     while state.exists() and state.read_text().split()[2] != "Z":
-        assert time.monotonic() < end, "the engine lives on"
+        assert time.monotonic() < end, f"{process} lives on"
         time.sleep(0.05)
 
 

@@ -22,15 +22,17 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from PIL import ImageChops
 from PIL.Image import Image
 
 from llava_consensus.evaluation.files import Record
+from llava_consensus.serving.parent import bind
 from llava_consensus.serving.supported import ASKED, TOKENS
 
 ENVIRONMENT = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_NO_USAGE_STATS": "1"}
+OWN_GROUP: Any = {"start_new_session": True, "preexec_fn": bind}  # of what ends with this process
 PLAIN = ("-m", "vllm.entrypoints.openai.api_server", "--model")  # and the model
 
 
@@ -98,7 +100,7 @@ def server(command: Callable[[str], list[str]], environment: Record | None = Non
         log = Path(folder) / "log"
         with (
             log.open("wb") as file,
-            subprocess.Popen(words, stdout=file, stderr=file, env=variables, start_new_session=True) as process,
+            subprocess.Popen(words, stdout=file, stderr=file, env=variables, **OWN_GROUP) as process,
         ):
             try:
                 yield Server(port, process, log)
