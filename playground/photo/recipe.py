@@ -4,7 +4,7 @@
 
 Fetches and converts the parts, caches the tower's features in a process beside, aligns the projector, trains at 168
 pixels and then at 336, and writes the adapter to `checkpoints/llava-photo`. Everything lies in `PHOTO_WORK` and every
-stage goes on where it was stopped. By arithmetic an hour and a half of two free cores; `--steps` makes it shorter.
+stage goes on where it was stopped. About 70 core-minutes; `--steps` makes it longer or shorter.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def wait_for(side: int, scenes: int, beside: subprocess.Popen[bytes]) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=2500, help="at 168 pixels; a fifth of it at 336 (%(default)s)")
+    parser.add_argument("--steps", type=int, default=930, help="at 168 pixels; an eighth of it at 336 (%(default)s)")
     parser.add_argument("--only", choices=("features",), help="what the process beside does")
     given = parser.parse_args()
     try:
@@ -62,9 +62,9 @@ def main() -> None:
             wait_for(WHOLE, ENOUGH[WHOLE], beside)
             if not any(path.exists() for path in (WORK / "projector.pt", CHECKPOINT / checkpoint.ADAPTER)):
                 align.align(1500, SCENES[SMALL])
-            train.train(SMALL, 0, given.steps, (1.0, 0.5))
+            train.train(SMALL, 0, given.steps, (1.0, 0.4))
             wait_for(WHOLE, SCENES[WHOLE], beside)
-            train.train(WHOLE, given.steps, given.steps + given.steps // 5, (0.5, 0.0), drilled=0.3)
+            train.train(WHOLE, given.steps, given.steps + given.steps // 8, (0.5, 0.0), drilled=0.3)
         finally:
             beside.terminate()
         checkpoint.write_adapter()

@@ -41,10 +41,10 @@ def cut(value: Any, rows: Tensor, size: int, visual: Tensor) -> Any:
     return value
 
 
-def answer(model: Any, inputs: dict[str, Any], outcomes: list[Any], keeps: bool) -> Tensor:
+def answer(model: Any, inputs: dict[str, Any], outcomes: list[Any], keeps: bool, image: int = IMAGE) -> Tensor:
     """Logits [V] after one prompt without padding, of whose pictures these are the outcomes, in order."""
     call, size = called(model, inputs), inputs["input_ids"].shape[1]
-    visual = (inputs["input_ids"][0] == IMAGE).nonzero()[:, 0]
+    visual = (inputs["input_ids"][0] == image).nonzero()[:, 0]
     left, merged = torch.ones(size, dtype=torch.bool), {}
     first = 0
     for outcome in outcomes:
@@ -104,7 +104,7 @@ def probabilities(query: Tensor, key: Tensor, scale: float, causal: bool) -> Ten
     return logits.softmax(-1).mean(0)
 
 
-def cross(model: Any, inputs: dict[str, Any], layer: int) -> list[Tensor]:
+def cross(model: Any, inputs: dict[str, Any], layer: int, image: int = IMAGE) -> list[Tensor]:
     """SCAP of each picture of a prompt, by the first attention on the embeddings; the layers before it are left out."""
     decoder = model.get_decoder()
     layers = getattr(decoder, "layers", None) or decoder.model.layers
@@ -117,7 +117,7 @@ def cross(model: Any, inputs: dict[str, Any], layer: int) -> list[Tensor]:
     inside = {id(module) for module in model.get_decoder().modules()}
     _, query, key, scale = next(call for call in calls if id(call[0]) in inside)
     weights = probabilities(query[0], key[0], scale, causal=True)
-    visual = inputs["input_ids"][0] == IMAGE
+    visual = inputs["input_ids"][0] == image
     found = []
     for start, stop in spans(visual):
         text = torch.arange(len(visual)) >= stop
