@@ -254,7 +254,8 @@ class MethodInputs:
     @cached_property
     def _same(self) -> tuple[int, ...]:
         """For each picture of the call, the index of the first that has the same tiles."""
-        return tuple(range(len(self.tiles))) if self.clip is not None else same_pictures(self.tiles)
+        asked = self.clip is not None or self.words is not None  # a tile goes with the question of one prompt
+        return tuple(range(len(self.tiles))) if asked else same_pictures(self.tiles)
 
     def _part(self, name: str, used: list[tuple[int, int]]) -> Tensor:
         """One part of these tiles: [U, ...]."""
