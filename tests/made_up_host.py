@@ -321,7 +321,7 @@ def assemble(attachment: Attachment, ids: Tensor, pixels: Tensor) -> tuple[Tenso
     embeds, places, mask = module.place(ids, torch.cat(projected) if projected else torch.empty(0, TOKENS, WIDTH))
     layout = attachment.layout(kinds(ids, mask))
     if attachment.cuts is not None or not layout.reduced():
-        attachment.arm(call, layout, embeds)
+        attachment.arm(call, layout, embeds, tiles)
         return embeds, places, mask
     out = attachment.reduce(call, Assembled(embeds, mask, places), layout, tiles, ids.abs().sum(1))
     out = pad_left(out)

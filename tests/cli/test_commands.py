@@ -120,7 +120,7 @@ def test_export_lists_what_is_twice_or_unknown(data: Path, tmp_path: Path, capsy
     ("command", "code", "words"),
     [
         (["score", "pope", "--export", "x"], 2, "pope has no submission"),
-        (["score", "vqav2", "--benchmark-option", "split=x"], 2, "unknown option of vqav2 'split'"),
+        (["score", "vqav2", "--benchmark-option", "splt=x"], 2, "unknown option of vqav2 'splt'"),
         (["score", "pope", "--benchmark-option", "split=x"], 2, "pope has no options"),
         (["score", "mmbench", "--benchmark-option", "split"], 2, "must be KEY=VALUE"),
         (["score", "gqa"], 3, "none of the answers belongs"),

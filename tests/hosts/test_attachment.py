@@ -16,7 +16,6 @@ import transformers
 from made_up_host import IMAGE, SIDE, TOKENS, MadeUpModel
 from models import PATCHES, tiny_llava
 from prompts import ANYRES, batch, row, tiles
-from torch import Tensor
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
@@ -26,117 +25,77 @@ from llava_consensus.methods import METHODS
 from llava_consensus.reduction.method import Place
 
 MAJOR = int(transformers.__version__.split(".")[0])
-REDUCING = [name for name in METHODS if name != "full"]
-MISSING = {  # what the made-up model has no parts for, and what it says
-    "tome": "adapted to CLIP towers",
-    "downsample": "adapted to CLIP towers",
-}
+MISSING = ("tome", "downsample")  # the made-up model has no CLIP tower
+PROMPTS = torch.tensor([[0, 5, 6, IMAGE, 7, 8, 9], [5, 11, 12, IMAGE, 13, IMAGE, 14], [0, 0, 0, 21, IMAGE, 22, 23]])
 
 
-def pixels(count: int, seed: int = 0) -> Tensor:
-    return torch.randn(count, SIDE * SIDE, 12, generator=torch.Generator().manual_seed(seed))
-
-
-def ids(*rows: list[int]) -> Tensor:
-    width = max(map(len, rows))
-    return torch.tensor([[0] * (width - len(one)) + one for one in rows])
-
-
-PROMPTS = ids([5, 6, IMAGE, 7, 8, 9], [5, 11, 12, IMAGE, 13, IMAGE, 14], [21, IMAGE, 22, 23])
-
-
-@pytest.fixture(scope="module")
-def model() -> MadeUpModel:
-    return MadeUpModel().eval()
-
-
-# ---- every method on a model that has nothing of LLaVA
-
-
-@pytest.mark.parametrize("name", REDUCING)
-def test_every_method_runs_on_another_host_or_says_which_part_is_missing(model: MadeUpModel, name: str) -> None:
-    if name in MISSING:
-        with pytest.raises(OptionError, match=MISSING[name]):
-            made_up_host.attach(model, name, 6)
-        assert not any(one._forward_hooks or one._forward_pre_hooks for one in model.modules())
-        return
-    with made_up_host.attach(model, name, 6) as attached:
-        said = model.generate(PROMPTS, pixels(4))
-        assert [(one.row, one.before) for one in attached.outcomes] == [(0, 16), (1, 16), (1, 16), (2, 16)]
-        assert {one.after for one in attached.outcomes} == {6}
-        singles = []
-        for number, (row, count) in enumerate(zip(PROMPTS, (1, 2, 1), strict=True)):
-            first = (0, 1, 3)[number]
-            singles.append(model.generate(row[row != 0][None], pixels(4)[first : first + count]))
-    assert torch.equal(said, torch.cat(singles)), "a batch answers like single prompts"
-
-
-@pytest.mark.parametrize("name", ["full", "consensusdrop", "prumerge", "fastv", "sparsevlm"])
-def test_all_tokens_and_detach_are_bit_identical_on_another_host(model: MadeUpModel, name: str) -> None:
-    with torch.no_grad():
-        dense, _ = model(PROMPTS, pixels(4))
+@torch.no_grad()
+def test_every_method_runs_on_another_host_or_says_which_part_is_missing() -> None:
+    model = MadeUpModel().eval()
+    pixels = torch.randn(4, SIDE * SIDE, 12, generator=torch.Generator().manual_seed(0))
+    dense, _ = model(PROMPTS, pixels)
+    for name in METHODS:
+        if MAJOR < 5 and getattr(METHODS[name], "attention", "") == "none":
+            continue  # cuts before the first layer are refused there
+        if name in MISSING:
+            with pytest.raises(OptionError, match="adapted to CLIP towers"):
+                made_up_host.attach(model, name, 6)
+            continue
+        with made_up_host.attach(model, name, 6) as attached:
+            said, outcomes = model.generate(PROMPTS, pixels), list(attached.outcomes)
+            rows = zip(PROMPTS, (pixels[:1], pixels[1:3], pixels[3:]), strict=True)
+            singles = [model.generate(row[row != 0][None], own) for row, own in rows]
+        assert [(one.row, one.before) for one in outcomes] == [(0, 16), (1, 16), (1, 16), (2, 16)], name
+        assert {one.after for one in outcomes} == {16 if name == "full" else 6}, name
+        assert torch.equal(said, torch.cat(singles)), f"{name}: a batch answers like single prompts"
         with made_up_host.attach(model, name, TOKENS):
-            assert torch.equal(model(PROMPTS, pixels(4))[0], dense)
-        assert "assemble" not in vars(model)
-        assert torch.equal(model(PROMPTS, pixels(4))[0], dense)
-
-
-@torch.no_grad()
-def test_selection_equals_masking_the_dropped_tokens_with_positions_of_three_axes(model: MadeUpModel) -> None:
-    prompt = ids([5, 6, IMAGE, 7, 8, 9])
-    with made_up_host.attach(model, "consensusdrop", 5, merged=0) as attached:
-        reduced, _ = model(prompt, pixels(1))
-        kept = attached.outcomes[0].reductions[0][1].kept[0]
-    embeds, places, mask = model.assemble(prompt, pixels(1))
-    stays = torch.ones(embeds.shape[1], dtype=torch.bool)
-    stays[2 : 2 + TOKENS] = False
-    stays[2 + kept] = True
-    seen = mask & stays
-    states = model.language(embeds, places, attention_mask=seen, past_key_values=made_up_host.Cache())
-    assert torch.allclose(model.head(states)[:, stays], reduced, atol=1e-5)
-
-
-@torch.no_grad()
-def test_saliency_of_a_merged_token_is_the_mean_of_its_patches(model: MadeUpModel) -> None:
-    block, found = model.sight.blocks[2], []
-    handle = block.qkv.register_forward_hook(lambda module, inputs, output: found.append(output))
-    with made_up_host.attach(model, "consensusdrop", 5, alpha=1.0) as attached:
-        model(ids([5, IMAGE, 7]), pixels(1))
-    handle.remove()
-    query, key, _ = found[0].unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
-    weights = torch.softmax(query @ key.transpose(-1, -2) * 12**-0.5, -1).mean(1)[0]
-    received = (weights.sum(0) - weights.diagonal()) / (SIDE * SIDE - 1)
-    expected = received[model.sight.members].mean(1)
-    saliency = attached.outcomes[0].reductions[0][1].vision
-    assert saliency is not None and torch.allclose(saliency[0], expected, atol=1e-6)
+            assert torch.equal(model(PROMPTS, pixels)[0], dense), name
+        assert "assemble" not in vars(model) and torch.equal(model(PROMPTS, pixels)[0], dense), name
 
 
 # ---- calls do not meet
 
-TOGETHER = ("consensusdrop", "fastv", "tome", "downsample", "cdpruner")
+TOGETHER = ("consensusdrop", "fastv", "tome", "downsample")  # a method for each place
+KINDS = ("plain", "generate", "autocast", "copy", "failure")
 
 
-@pytest.mark.parametrize("name", ["consensusdrop", "fastv", "tome", "downsample", "sparsevlm", "visionzip"])
-def test_twenty_four_calls_in_six_threads_answer_like_single_calls(tower_folder: Path, name: str) -> None:
+@pytest.mark.parametrize("name", TOGETHER)
+def test_calls_in_six_threads_answer_like_single_calls(tower_folder: Path, name: str) -> None:
+    """Plain and generating ones, under autocast, on copies made meanwhile, and some that fail."""
     model = tiny_llava(tower_folder)
-    prompts = [(torch.tensor([row(5 + n, images=1, after=4 + n % 3)]), tiles(1, n)) for n in range(24)]
+    prompts = [(torch.tensor([row(5 + n % 5, images=1, after=4 + n % 3)]), tiles(1, n)) for n in range(60)]
+    model(prompts[0][0], images=prompts[0][1])  # transformers installs hooks of its own at the first call
+    before = {key: (set(vars(module)), len(module._forward_hooks)) for key, module in model.named_modules()}
     start = threading.Barrier(6)
 
-    def ask(number: int) -> tuple[list[int], list[Any]]:
+    @torch.no_grad()
+    def ask(number: int) -> Any:
         words, images = prompts[number]
-        said = model.generate(words, images=images, max_new_tokens=6, do_sample=False)
+        kind = KINDS[number * 7 // 3 % len(KINDS)]
+        if kind == "failure":
+            with pytest.raises((RuntimeError, ValueError, IndexError)):
+                model(words, images=images[:, :2])  # no picture of this tower
+            return "failed"
+        if kind == "copy":
+            return copy.deepcopy(model)(words, images=images).logits.tolist()
+        if kind == "generate":
+            said = model.generate(words, images=images, max_new_tokens=4, do_sample=False)
+        else:
+            with torch.autocast("cpu", torch.bfloat16, enabled=kind == "autocast"):
+                said = model(words, images=images).logits
         return said.tolist(), [(*one[:4], one.reductions[0][1].kept.tolist()) for one in attached.outcomes]
 
     def work(worker: int) -> dict[int, Any]:
         start.wait()
-        return {number: ask(number) for number in range(worker, 24, 6)}
+        return {number: ask(number) for number in range(worker, len(prompts), 6)}
 
     with attach(model, name, tokens=6 if name != "downsample" else 4) as attached:
-        alone = {number: ask(number) for number in range(24)}
+        alone = {number: ask(number) for number in range(len(prompts))}
         with ThreadPoolExecutor(6) as pool:
             together = {number: one for part in pool.map(work, range(6)) for number, one in part.items()}
     assert together == alone
-    assert not any("forward" in vars(module) for module in model.modules()), "nothing stays on the model"
+    after = {key: (set(vars(module)), len(module._forward_hooks)) for key, module in model.named_modules()}
+    assert after == before, "nothing stays on the model"
 
 
 @torch.no_grad()
@@ -188,16 +147,19 @@ def replica(model: Any) -> Any:
     return copies[model]
 
 
-@pytest.mark.parametrize("name", ["consensusdrop", "fastv", "divprune"])
+@pytest.mark.skipif(MAJOR < 5, reason="models of transformers need version 5.19 or later")
+@pytest.mark.parametrize("name", ["consensusdrop", "fastv"])
 @torch.no_grad()
-def test_a_replica_of_data_parallel_reads_its_own_weights(model: MadeUpModel, name: str) -> None:
-    own = copy.deepcopy(model)
-    with made_up_host.attach(own, name, 6):
-        reduced, _ = own(PROMPTS, pixels(4))
+def test_a_replica_of_data_parallel_reads_its_own_weights(name: str) -> None:
+    from hf_models import CASES, prompts
+
+    own, inputs = CASES["llava"].build(), prompts([1, 5, CASES["llava"].picture(0), 7, 8])
+    with attach(own, name, 6):
+        reduced = own(**inputs).logits
         twin = replica(own)
         for parameter in own.parameters():
             parameter.zero_()
-        assert torch.equal(twin(PROMPTS, pixels(4))[0], reduced)
+        assert torch.equal(twin(**inputs).logits, reduced)
 
 
 @pytest.mark.skipif(MAJOR >= 5, reason="official LLaVA reads `device`, which replicas have not on transformers 5")
@@ -213,7 +175,7 @@ def test_a_replica_of_llava_reads_its_own_weights(tower_folder: Path, prompt: Si
         assert torch.equal(twin(prompt.ids, images=prompt.images).logits, reduced)
 
 
-@pytest.mark.parametrize(("name", "before"), [("consensusdrop", True), ("consensusdrop", False), ("fastv", True)])
+@pytest.mark.parametrize(("name", "before"), [("consensusdrop", False), ("fastv", True)])
 @torch.no_grad()
 def test_a_compiled_model_answers_like_the_plain_one(
     tower_folder: Path, prompt: SimpleNamespace, name: str, before: bool
