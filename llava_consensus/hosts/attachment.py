@@ -9,11 +9,15 @@ where there is none. The class of the model is never touched.
 """
 
 import copy
+import inspect
+import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from time import sleep
 from typing import Any
 
 import torch
@@ -29,14 +33,17 @@ from llava_consensus.hosts.call import (
     Shadow,
     begin,
     called,
+    code_of,
     collecting,
     current_call,
     enter_model,
     install_taps,
     latest_call,
     leave_model,
+    on_stack,
     scope,
     skip_unread,
+    uncompiled,
 )
 from llava_consensus.hosts.reduce import NO_TEXT, reduce, untouched
 from llava_consensus.hosts.sequence import Assembled, Layout, RowKinds, Sharing, read_layout
@@ -45,6 +52,8 @@ from llava_consensus.reduction.budget import AUTO, Auto, Budget, Share, amount, 
 from llava_consensus.reduction.detail import auto_share
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import ClipSides, Need, Stopwatch
+
+POLL = 0.002  # seconds between looks at what other threads run
 
 
 class Attachment:
@@ -64,6 +73,7 @@ class Attachment:
         # A view of its own: views keep the parts they have read, and the model may have changed since then.
         self.model, self.method, self.budget, self.total = model.of(model.module), method, budget, total
         self.active = False
+        self._open = False  # whether calls that begin are reduced
         self._check()
         self._clip = model.clip_text() if Need.QUESTION in method.needs else None
         self._warned = False
@@ -77,7 +87,7 @@ class Attachment:
         except BaseException:
             self.detach()
             raise
-        self.active = True
+        self.active = self._open = True
 
     def _install(self) -> None:
         """Hooks and shadows, silent until a call is under way."""
@@ -162,7 +172,21 @@ class Attachment:
             check_inside(tower, self.method, [*sharing.of_tiles(1), *sharing.of_tiles(self.model.most_tiles)])
 
     def detach(self) -> None:
-        """Gives the model back as it was, bit for bit. Detaching twice does nothing."""
+        """Gives the model back as it was, bit for bit. Detaching twice does nothing. Waits for calls that other threads
+        have begun, which end with the method; those that begin meanwhile are plain.
+
+        Raises:
+            OptionError: inside a call of the model, which would wait for itself.
+        """
+        shadows = [one.value for one in self._shadows if isinstance(one.value, partial)]
+        entrances = [inspect.unwrap(one.func) for one in shadows if one.args and one.args[0] is self]
+        codes = {code_of(one): one.__code__.co_varnames[0] for one in entrances}
+        if on_stack(sys._getframe(), codes, self):
+            raise OptionError("detach: a call of this model is under way in this thread. Detach once it has returned")
+        self._open = False
+        # No lock: a thread that has looked at `_open` is in an entrance, where it is seen, and any later one is plain.
+        while any(on_stack(frame, codes, self) for frame in sys._current_frames().values()):
+            sleep(POLL)
         for handle in self._handles:
             handle.remove()
         for shadow in reversed(self._shadows):
@@ -212,6 +236,17 @@ class Attachment:
         `asking`.
         """
         return self.call(pictures=pictures, questions=questions)
+
+    @uncompiled
+    def takes(self) -> bool:
+        """True if the function that is called now belongs to a call of this attachment: to one it began, or to a new
+        one. A plain `generate` that began before somebody attached goes on as it began.
+        """
+        call = current_call(self)
+        if call is not None and call.scoped:
+            return True
+        generating = {code_of(type(self.model.module).generate): "self"}
+        return self._open and not on_stack(sys._getframe(), generating, self.model.module)
 
     def current(self, fresh: bool = True) -> Call:
         """The active call. Without a scoped one a new call starts here and lasts until the next; `fresh` starts a new

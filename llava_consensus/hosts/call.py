@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -142,11 +143,31 @@ Result = TypeVar("Result")
 _ABSENT = ...  # survives a deep copy as the same object
 
 
+def on_stack(frame: FrameType | None, codes: Mapping[tuple[str, str], str], value: Any) -> bool:
+    """True if one of these functions runs in a frame or in one that called it, and was given `value`.
+
+    Args:
+        codes: name of the argument by the file and name of a function: the compiler makes code objects of its own.
+    """
+    while frame is not None:
+        argument = codes.get((frame.f_code.co_filename, frame.f_code.co_name))
+        if argument is not None and frame.f_locals.get(argument) is value:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def code_of(function: Any) -> tuple[str, str]:
+    """File and name of a function, as `on_stack` takes them."""
+    code = inspect.unwrap(function).__code__
+    return code.co_filename, code.co_name
+
+
 class Shadow:
     """`name` of `target` is `value` until `restore`."""
 
     def __init__(self, target: Any, name: str, value: Any) -> None:
-        self.target, self.name = target, name
+        self.target, self.name, self.value = target, name, value
         self.before = vars(target).get(name, _ABSENT)
         # Past the model's own `__setattr__`, which would register what it takes for a submodule or a parameter.
         object.__setattr__(target, name, value)

@@ -220,6 +220,8 @@ def generate(attachment: Attachment, *args: Any, **kwargs: Any) -> Any:
     """`generate` as the class has it, as one call. OptionError for an `assistant_model`, which it cannot use."""
     if kwargs.get("assistant_model") is not None:
         raise OptionError(ASSISTED)
+    if not attachment.takes():
+        return type(attachment.here.module).generate(attachment.here.module, *args, **kwargs)
     if not attachment.current(fresh=False).scoped:
         with attachment.call():
             return generate(attachment, *args, **kwargs)
@@ -237,6 +239,8 @@ def forward(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> An
     model = attachment.here.module
     inputs = named(type(model).forward, args, kwargs)
     run = plain or partial(type(model).forward, model)
+    if not attachment.takes():
+        return run(**inputs)
     state, cache = attachment.current(fresh=False).state, cache_given(inputs)
     cached = cached_rows(cache)
     if cached:
@@ -249,7 +253,10 @@ def forward(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> An
 
 def prepare(attachment: Attachment, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
     """Replaces the official function on this instance: same arguments, same six results."""
-    return prepared(attachment, getattr(type(attachment.here.module), PREPARE), Arguments(*args, **kwargs))
+    official = getattr(type(attachment.here.module), PREPARE)
+    if not attachment.takes():
+        return cast("tuple[Any, ...]", official(attachment.here.module, *args, **kwargs))
+    return prepared(attachment, official, Arguments(*args, **kwargs))
 
 
 @uncompiled

@@ -7,6 +7,7 @@ not a matter of pictures goes through as it is given.
 """
 
 import functools
+import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +28,7 @@ from llava_consensus.hosts.caches import (
     remember,
     shortened,
 )
-from llava_consensus.hosts.call import Call, Report, named, running, uncompiled
+from llava_consensus.hosts.call import Call, Report, code_of, named, on_stack, running, uncompiled
 from llava_consensus.hosts.hf.rows import Features, ModalityRows, row_kinds, without_dropped
 from llava_consensus.hosts.lengths import MORE, UNDER_WAY
 from llava_consensus.hosts.sequence import Assembled, Channel, Layout, Rule, fingerprints, pad_left
@@ -129,6 +130,8 @@ def generate(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> A
     module = attachment.here.module
     kwargs = named(type(module).generate, args, kwargs)
     run = plain or functools.partial(type(module).generate, module)
+    if not attachment.takes():
+        return run(**kwargs)
     call = attachment.current(fresh=False)
     if UNDER_WAY in call.state:  # the model assists itself
         return run(**kwargs)
@@ -162,6 +165,9 @@ def check_outer(attachment: Attachment, inner: Any, args: Any, kwargs: dict[str,
     """Forward pre-hook of the model without its head: called by itself it would see all tokens of a picture."""
     if torch.compiler.is_compiling() or running() is not None or not attachment.method.reduces:
         return
+    outer = attachment.model.module
+    if on_stack(sys._getframe(), {code_of(type(outer).forward): "self"}, outer):
+        return  # a forward that began before the method was attached
     if any(kwargs.get(name) is not None for name in PIXELS):
         raise OptionError(
             f"{type(inner).__name__}: pictures are reduced on their way into {type(attachment.model.module).__name__}, "
@@ -193,6 +199,8 @@ def gathered(attachment: Attachment, name: str, plain: Any, *args: Any, **kwargs
 def _entering(attachment: Attachment, inputs: dict[str, Any]) -> tuple[dict[str, Any], Shortened | None]:
     """Arguments of a forward for the reduced prompts, and, of a prefill, the metadata for the cache it leaves."""
     view: Any = attachment.here
+    if not attachment.takes():
+        return inputs, None
     call = attachment.current(fresh=False)
     generating, cache = call.state.get(UNDER_WAY), cache_given(inputs)
     cached = cached_rows(cache)

@@ -111,9 +111,14 @@ def prepare(
     Raises:
         OptionError: for prompts of several lengths, which that function cannot mask.
     """
+    older = getattr(type(attachment.here.module), PREPARE)
+    if not attachment.takes():
+        plain: tuple[Any, ...] = older(
+            attachment.here.module, input_ids, attention_mask, past_key_values, labels, images
+        )
+        return plain
     if attention_mask is not None and images is not None and not attention_mask.all():
         raise OptionError("attention_mask: InternVL-Chat's own code answers no padded batch. Ask prompt by prompt")
-    older = getattr(type(attachment.here.module), PREPARE)
 
     def official(model: Any, *given: Any) -> tuple[Any, ...]:
         """Adapts the older function to the form of the later one, with positions and sizes of pictures: seven

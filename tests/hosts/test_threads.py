@@ -1,0 +1,126 @@
+"""Attaching and detaching while another thread generates: what has begun goes on with what it began with."""
+
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from models import tiny_llava
+from transformers import StoppingCriteriaList
+
+from llava_consensus import attach
+from llava_consensus.errors import OptionError
+
+sys.path.insert(0, str(Path(__file__).parent / "derived"))
+
+PLACES = ("at the first step", "before the pictures are encoded")
+
+
+class Pause:
+    """Stops the other thread at a place until it may go on."""
+
+    def __init__(self) -> None:
+        self.here, self.on, self.main = threading.Event(), threading.Event(), threading.get_ident()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        if threading.get_ident() != self.main and not self.here.is_set():
+            self.here.set()
+            assert self.on.wait(30)
+
+
+class Asked:
+    """A model, and how it answers."""
+
+    def __init__(self, model: Any, tower: Any, inputs: dict[str, Any]) -> None:
+        self.model, self.tower, self.inputs = model, tower, inputs
+
+    def answer(self, pause: Callable[[], None] | None = None) -> list[int]:
+        def stop(ids: torch.Tensor, scores: Any) -> torch.Tensor:
+            if pause is not None:
+                pause()
+            return torch.zeros(len(ids), dtype=torch.bool)
+
+        words = self.model.generate(
+            **self.inputs, max_new_tokens=5, do_sample=False, stopping_criteria=StoppingCriteriaList([stop])
+        )
+        return list(words[0].tolist())
+
+    def begun(self, pause: Pause, place: str) -> tuple[threading.Thread, list[Any], Any]:
+        """A thread that answers and waits at a place, what it will have answered, and the handle of its hook."""
+        said: list[Any] = []
+
+        def work() -> None:
+            try:
+                said.append(self.answer(pause if place == PLACES[0] else None))
+            except Exception as error:
+                said.append(error)
+
+        handle = None if place == PLACES[0] else self.tower.register_forward_pre_hook(pause)
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert pause.here.wait(30)
+        return thread, said, handle
+
+
+@pytest.fixture(params=["official", "transformers", "derived"])
+def asked(request: pytest.FixtureRequest, tower_folder: Path, prompt: SimpleNamespace) -> Asked:
+    if request.param == "official":
+        model = tiny_llava(tower_folder, num_hidden_layers=4)
+        inputs = dict(inputs=prompt.ids, images=prompt.images, attention_mask=torch.ones_like(prompt.ids))
+        return Asked(model, model.get_vision_tower().vision_tower, inputs)
+    if request.param == "transformers":
+        from hf_models import CASES, prompts
+
+        model = CASES["llava"].build()
+        return Asked(model, model.model.vision_tower, prompts([1, 5, 6, CASES["llava"].picture(0), 7, 8, 9]))
+    import families
+
+    family = families.FAMILIES["paligemma"]
+    model = families.build(family)
+    return Asked(model, model.model.vision_tower, families.prompts(model, family, [0]))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_detach_waits_for_what_has_begun_and_the_rest_is_plain(asked: Asked, place: str) -> None:
+    for method in ("consensusdrop", "fastv"):
+        if method == "fastv" and "PaliGemma" in type(asked.model).__name__:
+            continue
+        plain, pause = asked.answer(), Pause()
+        attached = attach(asked.model, method, tokens=3)
+        reduced = asked.answer()
+        thread, said, handle = asked.begun(pause, place)
+        leaving = threading.Thread(target=attached.detach)
+        leaving.start()
+        leaving.join(0.05)
+        assert leaving.is_alive() and asked.answer() == plain, "a call that begins meanwhile"
+        pause.on.set()
+        thread.join(30)
+        leaving.join(30)
+        if handle is not None:
+            handle.remove()
+        assert said == [reduced] and reduced != plain
+        assert not leaving.is_alive() and "generate" not in vars(asked.model) and asked.answer() == plain
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_attaching_leaves_a_plain_call_as_it_began(asked: Asked, place: str) -> None:
+    plain, pause = asked.answer(), Pause()
+    thread, said, handle = asked.begun(pause, place)
+    with attach(asked.model, "consensusdrop", tokens=3):
+        assert asked.answer() != plain
+        pause.on.set()
+        thread.join(30)
+    if handle is not None:
+        handle.remove()
+    assert said == [plain]
+
+
+def test_a_call_cannot_wait_for_itself(asked: Asked) -> None:
+    with attach(asked.model, "consensusdrop", tokens=3) as attached:
+        with pytest.raises(OptionError, match="detach: a call of this model is under way in this thread"):
+            asked.answer(attached.detach)
+        asked.answer()

@@ -1,0 +1,66 @@
+"""What a server knows of a picture before it is encoded, on models of transformers: no vLLM is needed."""
+
+import copy
+from typing import Any
+
+import hf_models
+import pytest
+import torch
+
+from llava_consensus import attach
+from llava_consensus.hosts import view_of
+from llava_consensus.hosts.hf.rows import PictureRows
+from llava_consensus.reduction.budget import Budget, Share
+from llava_consensus.serving.plan import Plan, row_kinds
+from llava_consensus.serving.setting import Setting
+
+
+def plan(model: Any, tokens: int | float = 6, method: str = "divprune", **options: Any) -> Plan:
+    return Plan(Setting(method, tokens, None, options)(copy.deepcopy(model.config)), "")
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return hf_models.CASES["llava_next"].build()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("newlines", ["keep", "drop"])
+def test_rows_left_of_a_tiled_picture_are_those_that_attach_leaves(model: Any, newlines: str) -> None:
+    case, before = hf_models.CASES["llava_next"], copy.deepcopy(model.config.to_dict())
+    inputs = hf_models.prompts([1, 5, 6, case.picture(0), 7, 8, 9])
+    (rows,) = view_of(model).pictures("image", inputs, None)
+    own = plan(model, newlines=newlines)
+    for budget in (Budget(6), Budget(1), Share(0.5), Budget(4096)):
+        with attach(model, "divprune", getattr(budget, "share", None) or budget.tokens, newlines=newlines) as attached:
+            model(**inputs)
+            (outcome,) = attached.outcomes
+        gone = outcome.structural if newlines == "drop" and outcome.after < outcome.before else 0
+        assert own.left("image", rows, budget) == len(rows.token) - (outcome.before - outcome.after) - gone
+    assert next(own.view.module.parameters()).is_meta and own.config.text_config.num_hidden_layers > 1
+    assert len(own.view.decoder.layers) == 1 and model.config.to_dict() == before
+
+
+def test_a_share_of_a_tile_is_reserved(model: Any) -> None:
+    tile = view_of(model).tower.tokens
+    assert plan(model, 0.25).share == 0.25 and plan(model, 4).share == 4 / tile and plan(model, tile + 1).share == 1.0
+    varied = plan(hf_models.CASES["qwen2_5_vl"].build(), 256)
+    varied.view.tower.tokens = 5000
+    assert varied.share == 256 / 1024
+
+
+def test_the_question_is_read_by_the_clip_that_the_tower_is_of(model: Any) -> None:
+    assert plan(model).clip_name == "" and plan(model, method="cdpruner").clip_name == view_of(model).clip_name != ""
+
+
+def test_rows_of_prompts_are_numbered_on_the_side_of_the_processor() -> None:
+    second = torch.zeros(2, dtype=torch.long)
+    pictures = [PictureRows(torch.tensor([0, 0, 1]), torch.tensor([4, -1, 5]), 2), PictureRows(second, second, 1)]
+    prompts = [torch.tensor([-1, 0, 0, 0, -1, 1, 1]), torch.tensor([-1, -1])]
+    kinds = row_kinds(prompts, pictures, "video", (1, 2))
+    assert kinds.real.tolist() == [[True] * 7, [True] * 2 + [False] * 5]
+    assert kinds.picture.tolist() == [[-1, 0, 0, 0, -1, 1, 1], [-1] * 7]
+    assert kinds.tile.tolist() == [[-1, 0, -1, 1, -1, 0, 0], [-1] * 7]
+    assert kinds.token.tolist() == [[-1, 4, -1, 5, -1, 0, 0], [-1] * 7]
+    assert kinds.videos == {0, 1} and kinds.tiles == (2, 1) and kinds.around == (1, 2)
+    assert row_kinds(prompts, pictures, "image").videos == frozenset()
