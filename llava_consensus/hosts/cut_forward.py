@@ -330,7 +330,7 @@ class CutForward:
                 self.cuts[cut.layer].append(index)
         positions = self.decoder.positions(kwargs, len(embeds), state.outer)
         self.source: MethodInputs | None = None  # of what the vision tower says of these pictures
-        if attachment.cuts_by_tower:
+        if attachment.cuts_by_tower and armed.tiles:  # of a host that hands them over
             real = armed.layout.real.to(embeds.device)
             full = Assembled(embeds[::beams], real, positions[::beams])
             prompts = torch.zeros(len(real), dtype=torch.long)  # no fingerprint is asked for here

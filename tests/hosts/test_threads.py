@@ -38,16 +38,19 @@ class Asked:
     def __init__(self, model: Any, tower: Any, inputs: dict[str, Any]) -> None:
         self.model, self.tower, self.inputs = model, tower, inputs
 
-    def answer(self, pause: Callable[[], None] | None = None) -> list[int]:
+    def answer(self, pause: Callable[[], None] | None = None) -> list[list[float]]:
+        """Logits of every step."""
+
         def stop(ids: torch.Tensor, scores: Any) -> torch.Tensor:
             if pause is not None:
                 pause()
             return torch.zeros(len(ids), dtype=torch.bool)
 
-        words = self.model.generate(
-            **self.inputs, max_new_tokens=5, do_sample=False, stopping_criteria=StoppingCriteriaList([stop])
-        )
-        return list(words[0].tolist())
+        made = self.model.generate(
+            **self.inputs, max_new_tokens=5, do_sample=False, stopping_criteria=StoppingCriteriaList([stop]),
+            return_dict_in_generate=True, output_logits=True,
+        )  # fmt: skip
+        return [step[0].tolist() for step in made.logits]
 
     def begun(self, pause: Pause, place: str) -> tuple[threading.Thread, list[Any], Any]:
         """A thread that answers and waits at a place, what it will have answered, and the handle of its hook."""
