@@ -68,6 +68,7 @@ HOSTS: dict[str, HostEntry] = {
         ("LlavaForConditionalGeneration",),
         "LLaVA 1.5 in transformers, CLIP and SigLIP towers",
         types=("llava",),
+        answer_version=2,
     ),
     "llava-next": HostEntry(
         f"{OURS}.hf.tiled:LlavaNext",
@@ -76,7 +77,7 @@ HOSTS: dict[str, HostEntry] = {
         "LLaVA-NeXT (1.6) in transformers: tiles",
         types=("llava_next",),
         options={"layout": LAYOUTS},
-        answer_version=2,
+        answer_version=3,
     ),
     "qwen2.5-vl": HostEntry(
         f"{OURS}.hf.qwen_vl:QwenVL",
@@ -85,7 +86,7 @@ HOSTS: dict[str, HostEntry] = {
         "Qwen2.5-VL: pictures of any size, videos",
         types=("qwen2_5_vl",),
         clips=True,
-        answer_version=2,
+        answer_version=3,
     ),
     "qwen2-vl": HostEntry(
         f"{OURS}.hf.qwen_vl:QwenVL",
@@ -94,7 +95,7 @@ HOSTS: dict[str, HostEntry] = {
         "Qwen2-VL: pictures of any size, videos",
         types=("qwen2_vl",),
         clips=True,
-        answer_version=2,
+        answer_version=3,
     ),
     "qwen3-vl": HostEntry(
         f"{OURS}.hf.qwen_vl:QwenVL",
@@ -103,7 +104,7 @@ HOSTS: dict[str, HostEntry] = {
         "Qwen3-VL, dense and of experts: pictures of any size, videos",
         types=("qwen3_vl", "qwen3_vl_moe"),
         clips=True,
-        answer_version=2,
+        answer_version=3,
     ),
     "glm-4v": HostEntry(
         f"{OURS}.hf.glm4v:Glm4v",
@@ -112,7 +113,7 @@ HOSTS: dict[str, HostEntry] = {
         "GLM-4.1V, GLM-4.5V and GLM-4.6V: pictures of any size, videos",
         types=("glm4v", "glm4v_moe", "glm46v"),
         clips=True,
-        answer_version=2,
+        answer_version=3,
     ),
     "internvl": HostEntry(
         f"{OURS}.hf.internvl:InternVL",
@@ -120,7 +121,7 @@ HOSTS: dict[str, HostEntry] = {
         ("InternVLForConditionalGeneration",),
         "InternVL 2.5 / 3 in transformers: tiles",
         types=("internvl",),
-        answer_version=2,
+        answer_version=3,
     ),
     "smolvlm": HostEntry(
         f"{OURS}.hf.smolvlm:SmolVLM",
@@ -128,7 +129,7 @@ HOSTS: dict[str, HostEntry] = {
         ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration"),
         "SmolVLM and Idefics3: tiles with text between them",
         types=("smolvlm", "idefics3"),
-        answer_version=2,
+        answer_version=3,
     ),
     "llava-onevision": HostEntry(
         f"{OURS}.hf.tiled:LlavaOnevision",
@@ -137,7 +138,7 @@ HOSTS: dict[str, HostEntry] = {
         "LLaVA-OneVision: tiles, videos",
         types=("llava_onevision",),
         clips=True,
-        answer_version=2,
+        answer_version=3,
     ),
     "llava-next-video": HostEntry(
         f"{OURS}.hf.tiled:LlavaNextVideo",
@@ -146,7 +147,7 @@ HOSTS: dict[str, HostEntry] = {
         "LLaVA-NeXT-Video: tiles, videos",
         types=("llava_next_video",),
         clips=True,
-        answer_version=2,
+        answer_version=3,
     ),
     "gemma-3": HostEntry(
         f"{OURS}.hf.gemma3:Gemma3",
@@ -154,7 +155,7 @@ HOSTS: dict[str, HostEntry] = {
         ("Gemma3ForConditionalGeneration",),
         "Gemma 3: crops, pictures that attend both ways",
         types=("gemma3",),
-        answer_version=2,
+        answer_version=3,
     ),
     "aya-vision": HostEntry(
         f"{OURS}.hf.aya_vision:AyaVision",
@@ -162,7 +163,7 @@ HOSTS: dict[str, HostEntry] = {
         ("AyaVisionForConditionalGeneration",),
         "Aya Vision: tiles with tags between them",
         types=("aya_vision",),
-        answer_version=2,
+        answer_version=3,
     ),
     "cohere2-vision": HostEntry(
         f"{OURS}.hf.aya_vision:Cohere2Vision",
@@ -170,7 +171,7 @@ HOSTS: dict[str, HostEntry] = {
         ("Cohere2VisionForConditionalGeneration",),
         "Command A Vision: tiles",
         types=("cohere2_vision",),
-        answer_version=2,
+        answer_version=3,
     ),
     "ovis-2": HostEntry(
         f"{OURS}.hf.ovis2:Ovis2",
@@ -178,7 +179,7 @@ HOSTS: dict[str, HostEntry] = {
         ("Ovis2ForConditionalGeneration",),
         "Ovis 2: tiles with one row between them",
         types=("ovis2",),
-        answer_version=2,
+        answer_version=3,
     ),
     "mistral-3": HostEntry(
         f"{OURS}.hf.mistral3:Mistral3",
@@ -186,7 +187,7 @@ HOSTS: dict[str, HostEntry] = {
         ("Mistral3ForConditionalGeneration",),
         "Mistral Small 3.1 and later, Ministral 3: pictures of any size",
         types=("mistral3",),
-        answer_version=2,
+        answer_version=3,
     ),
     "pixtral": HostEntry(
         f"{OURS}.hf.mistral3:Pixtral",
@@ -195,7 +196,7 @@ HOSTS: dict[str, HostEntry] = {
         "Pixtral, LLaVA in transformers with a tower of that name: pictures of any size",
         types=("llava",),
         towers=("pixtral",),
-        answer_version=2,
+        answer_version=3,
     ),
     "video-llava": HostEntry(
         f"{OURS}.hf.video_llava:VideoLlava",
@@ -205,6 +206,7 @@ HOSTS: dict[str, HostEntry] = {
         types=("video_llava",),
         options={"class_tokens": ("keep", "drop", "candidates")},
         clips=True,
+        answer_version=2,
     ),
     "qwen3.5": _derived(
         "Qwen3.5, dense and of experts: SCAP reads layer 3, the first one with attention",
@@ -213,16 +215,14 @@ HOSTS: dict[str, HostEntry] = {
         "Qwen3_5MoeForConditionalGeneration",
         lacks=(LAYERS, ONE_AXIS),
     ),
-    "gemma-4": _derived(
-        "Gemma 4: pictures of any shape", ("gemma4",), "Gemma4ForConditionalGeneration", lacks=(LAYERS,)
-    ),
+    "gemma-4": _derived("Gemma 4: pictures of any shape", ("gemma4",), "Gemma4ForConditionalGeneration"),
     "gemma-3n": _derived(
         "Gemma 3n: a tower without attention, which no method reads",
         ("gemma3n",),
         "Gemma3nForConditionalGeneration",
         lacks=(TOWER, LAYERS),
     ),
-    "molmo-2": _derived("Molmo 2: overview and crops", ("molmo2",), "Molmo2ForConditionalGeneration", lacks=(LAYERS,)),
+    "molmo-2": _derived("Molmo 2: overview and crops", ("molmo2",), "Molmo2ForConditionalGeneration"),
     "minicpm-v": _derived(
         "MiniCPM-V 4.6 and 4.7: SCAP reads layer 3, the first one with attention",
         ("minicpmv4_6", "minicpmv4_7"),
@@ -237,13 +237,11 @@ HOSTS: dict[str, HostEntry] = {
         "Lfm3VlForConditionalGeneration",
         lacks=(LAYERS,),
     ),
-    "llama-4": _derived("Llama 4: tiles", ("llama4",), "Llama4ForConditionalGeneration", lacks=(LAYERS,)),
-    "paligemma": _derived("PaliGemma 1 and 2", ("paligemma",), "PaliGemmaForConditionalGeneration", lacks=(LAYERS,)),
-    "kimi-k2.5": _derived(
-        "Kimi-K2.5: pictures of any size", ("kimi_k25",), "Kimi_K25ForConditionalGeneration", lacks=(LAYERS,)
-    ),
+    "llama-4": _derived("Llama 4: tiles", ("llama4",), "Llama4ForConditionalGeneration"),
+    "paligemma": _derived("PaliGemma 1 and 2", ("paligemma",), "PaliGemmaForConditionalGeneration"),
+    "kimi-k2.5": _derived("Kimi-K2.5: pictures of any size", ("kimi_k25",), "Kimi_K25ForConditionalGeneration"),
     "glm-ocr": _derived(
-        "GLM-OCR: pictures of any size", ("glm_ocr",), "GlmOcrForConditionalGeneration", lacks=(LAYERS, ONE_AXIS)
+        "GLM-OCR: pictures of any size", ("glm_ocr",), "GlmOcrForConditionalGeneration", lacks=(ONE_AXIS,)
     ),
     "perception-lm": _derived(
         "PerceptionLM: a tower of timm, which no method reads",

@@ -96,7 +96,8 @@ class Attachment:
             from llava_consensus.hosts.layer_hooks import Cuts
 
             self.cuts = Cuts(self)
-        if self.cuts is not None or (Need.PROBE in self.method.needs and not getattr(self.model, "records", False)):
+        reads = self.cuts is not None or Need.PROBE in self.method.needs
+        if reads and not getattr(self.model, "records", False):
             check = getattr(self.model.decoder, "check_attention", None)
             if check is not None:
                 check(self.cuts is not None)

@@ -62,6 +62,17 @@ class Attending(NamedTuple):
     cap: float = 0.0  # of logits, tanh(x / cap) * cap; 0 for none
 
 
+class Heads(NamedTuple):
+    """Queries of asked rows and keys of all rows in one layer's attention."""
+
+    query: Tensor  # [P, H, L, d]
+    key: Tensor  # [R, H_kv, S, d]
+    cos: Tensor  # [R, S, d] of the rotation that is still to be done
+    sin: Tensor
+    scale: float
+    cap: float = 0.0  # of logits, tanh(x / cap) * cap; 0 for none
+
+
 class Tap(NamedTuple):
     """A module of a model whose output is read while it runs; the output itself stays as it is."""
 
@@ -150,8 +161,8 @@ class ExpertDecoder(Decoder, Protocol):
 
 class CutDecoder(Decoder, Protocol):
     """A decoder that methods can cut between its layers. One whose layers are of several kinds has `at(layer)`, a view
-    for the layers of one `kind`, with their `window`; one whose rows attend in both directions has `blocks` (see
-    `decoders.py` and `hf/gemma3.py`).
+    for the layers of one `kind`, with their `window`; one whose rows attend to later ones too has `sees_ahead` (see
+    `derived/decoder.py`).
     """
 
     def positions(self, layer_arguments: dict[str, Any], rows: int, outer: Mapping[str, Any]) -> Tensor:
@@ -168,6 +179,10 @@ class CutDecoder(Decoder, Protocol):
         """Kwargs of a layer's forward for these positions [R, W] or [R, W, A] and this mask [R, 1, q, W]: true where a
         column is seen, or additive; None is the plain causal mask.
         """
+        ...
+
+    def angles(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines by which attention is calibrated by distance."""
         ...
 
     def tables(self) -> Sequence[nn.Module]:

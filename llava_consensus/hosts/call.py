@@ -129,7 +129,7 @@ def called(model: nn.Module) -> nn.Module:
     return module if module is not None and getattr(module, "_is_replica", False) else model
 
 
-def enter_model(module: nn.Module, *args: Any) -> None:
+def enter_model(module: nn.Module | None, *args: Any) -> None:
     """Forward pre-hook of a model: notes which module runs in this context."""
     _CALLED.set(module)
 

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 from torch import Tensor
-from torch.nn.functional import pad
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.base import CutDecoder, PictureOutcome, Tiles
+from llava_consensus.hosts.base import CutDecoder, Heads, PictureOutcome, Tiles
 from llava_consensus.hosts.caches import cache_given
 from llava_consensus.hosts.sequence import (
     NEVER,
@@ -35,7 +34,7 @@ from llava_consensus.hosts.sequence import (
     rows_of,
     wide,
 )
-from llava_consensus.hosts.source import MethodInputs
+from llava_consensus.hosts.source import MethodInputs, read_heads
 from llava_consensus.reduction.calibration import far_logits, seen_logits
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView
 from llava_consensus.reduction.tokens import Reduction, TextProbe
@@ -278,8 +277,9 @@ class CutState:
 
     armed: PendingPrefill | None = None  # a sequence that is about to be read and cut
     forward: "CutForward | DecodeStep | None" = None  # under way
-    given: Mapping[str, Any] = field(default_factory=dict)  # arguments of the model, where it makes the mask itself
+    given: Any = None  # mask that the model was given, where it makes those of layers itself
     layer_parts: dict[str, Tensor] = field(default_factory=dict)  # queries and keys of the layer before a cut
+    kernel_call: Any = None  # or the call of its attention kernel
     mask: Any = None  # [R, columns] of the forward under way
     outer: Mapping[str, Any] = field(default_factory=dict)  # positions among the arguments of that forward
     cache: Any = None  # that a prefill which is cut will fill
@@ -337,8 +337,7 @@ class CutForward:
             self.source = MethodInputs(full, armed.layout, armed.tiles, attachment.here.tower, self.method, prompts)
         self.rows: BatchRows = full_rows(armed.layout, self.seen, positions, beams)
         self.full, self.reach = self.rows, self.rows.size
-        blocks = self.decoder.blocks(state.given) if hasattr(self.decoder, "blocks") else None
-        self.blocks: Tensor | None = None if blocks is None else pad(blocks, (0, 1))  # [R, S + 1], 0 for padding
+        self.sees_ahead: bool = getattr(self.decoder, "sees_ahead", False)
         self.columns: dict[int, Columns] = {}
         self.memories: dict[tuple[int, ...], dict[str, Tensor]] = defaultdict(dict)  # of pictures cut together
         self.cached: Columns | None = None  # of the layers since the last cut
@@ -351,8 +350,9 @@ class CutForward:
 
     def enter(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         """States and changed arguments of layer `index`."""
+        entering = hidden
         if index in self.cuts:
-            hidden = self._cut(index, hidden)
+            hidden = self._cut(index, hidden, kwargs)
         calibrates = self.method.calibrates
         if index in self.cuts or (calibrates and index == 1 and 0 in self.columns):  # sizes are others from there on
             self.sizes, self.changes = self._sizes(index) if calibrates else None, {}
@@ -364,20 +364,34 @@ class CutForward:
         self.columns[index], view = self.cached, at(self.decoder, index)
         kind = getattr(view, "kind", "")
         if kind not in self.changes:
-            self.changes[kind] = view.arguments(hidden, self.rows.positions, self._mask(view, hidden))
-        return hidden, self.changes[kind]
+            mask = self._mask(view, hidden, kwargs.get("attention_mask"))
+            self.changes[kind] = view.arguments(hidden, self.rows.positions, mask)
+        others = {
+            name: along(value, self.rows.origin)
+            for name, value in kwargs.items()
+            if name not in self.changes[kind] and isinstance(value, Tensor) and value is not entering and value.ndim > 1
+            and value.shape[1] == self.rows.size and value.shape[0] in (1, len(hidden))
+        }  # fmt: skip
+        return hidden, {**self.changes[kind], **others}
 
-    def _mask(self, view: CutDecoder, hidden: Tensor) -> Tensor | None:
-        """Attention mask of a layer for rows [R, W, D]: [R, 1, W, W], boolean or additive; None is plain causal."""
+    def _mask(self, view: CutDecoder, hidden: Tensor, given: Any) -> Tensor | None:
+        """Attention mask of a layer for rows [R, W, D]: [R, 1, W, W], boolean or additive; None is plain causal.
+        `given` is that of the full prompt.
+        """
         rows, width, window = self.rows, hidden.shape[1], getattr(view, "window", None)
-        need = rows.padded or view.kernel == "eager" or self.blocks is not None or self.sizes is not None
+        ahead = None
+        if self.sees_ahead and isinstance(given, Tensor) and given.ndim == 4:
+            seen = given if given.dtype == torch.bool else given > torch.finfo(given.dtype).min / 2
+            ahead = seen[:, 0].triu(1)
+            ahead = ahead | ahead.transpose(1, 2)  # merged rows stand behind some that they see
+            ahead = along(along(ahead, rows.origin).transpose(1, 2), rows.origin)  # [R, W, W], symmetric
+        need = rows.padded or view.kernel == "eager" or ahead is not None or self.sizes is not None
         if not need and (window is None or width <= window):
             return None
-        blocks = None if self.blocks is None else self.blocks.gather(1, rows.origin)
-        mask = causal(rows.real, width, window, blocks)
+        mask = causal(rows.real, width, window, ahead)
         if self.sizes is None:
             return mask
-        return seen_logits(mask, self.sizes, far_logits(*view.rotary(hidden, rows.positions)), hidden.dtype)
+        return seen_logits(mask, self.sizes, far_logits(*view.angles(hidden, rows.positions)), hidden.dtype)
 
     def _sizes(self, layer: int) -> Tensor:
         """Number of tokens each row stands for, [R, W]: those it was made of, and in the first layer for each visual
@@ -401,7 +415,7 @@ class CutForward:
         closes: bool = self.method.closes_gaps(layer)
         return closes and not getattr(self.decoder, "keeps_positions", False)
 
-    def _cut(self, layer: int, hidden: Tensor) -> Tensor:
+    def _cut(self, layer: int, hidden: Tensor, given: dict[str, Any]) -> Tensor:
         """Lets the method choose among all pictures cut here, equal ones together, and shortens the sequences."""
         method, watch = self.method, self.watch
         batches: dict[Any, list[int]] = defaultdict(list)
@@ -414,7 +428,7 @@ class CutForward:
         groups = []
         for (*_, cut, _), indices in batches.items():
             with watch.time("view"):
-                view = self._view(layer, cut, indices, hidden)
+                view = self._view(layer, cut, indices, hidden, given)
             # as in `reduce`: autocast would compute saliencies in half precision
             with torch.autocast(hidden.device.type, enabled=False):
                 groups.append(CutGroup(indices, view.columns, cut, method.select(view, watch)))
@@ -427,19 +441,19 @@ class CutForward:
             note_measures(self.seen, indices, chosen.measures)
         return hidden
 
-    def _view(self, layer: int, cut: Cut, indices: list[int], hidden: Tensor) -> DecoderView:
+    def _view(
+        self, layer: int, cut: Cut, indices: list[int], hidden: Tensor, given: dict[str, Any]
+    ) -> DecoderView:  # fmt: skip
         """Input of the method at a cut, for these pictures."""
         rows, decoder = self.rows, self.decoder
         batch = torch.tensor([self.seen[index].row for index in indices], device=hidden.device)
         text_places, asked_columns, mask = text_of(rows, self.seen, indices)
         columns = columns_of(rows, self.seen, indices)
         visual_places = torch.stack([self.seen[index].unit.places for index in indices]).to(hidden.device)
-        query, key = self._projected(layer, hidden.detach(), asked_columns, batch)
-        looked = layer if self.method.attention == "own" else max(layer - 1, 0)
-        cos, sin = at(decoder, looked).rotary(hidden, rows.positions)
+        query, key, cos, sin, scale, cap = self._heads(layer, hidden.detach(), asked_columns, batch, given)
         all_rows = [self.seen[index].row for index in indices] == list(range(len(hidden)))  # then nothing is copied
         key, cos, sin, real = (tensor if all_rows else tensor[batch] for tensor in (key, cos, sin, rows.real))
-        probe = TextProbe(query, key, cos, sin, decoder.scale(looked), asked_columns, mask, real)
+        probe = TextProbe(query, key, cos, sin, scale, asked_columns, mask, real, cap=cap)
         embeds = self.embeds.detach()
         inputs = embeds[batch[:, None], visual_places], embeds[batch[:, None], text_places]
         states = hidden[batch[:, None], columns], hidden[batch[:, None], asked_columns]
@@ -449,18 +463,27 @@ class CutForward:
         return DecoderView(units[0].budget.tokens, cut, *states, columns, probe, *inputs, decoder.norm, tower, memory)
 
     @torch.no_grad()
-    def _projected(self, layer: int, hidden: Tensor, asked_columns: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+    def _heads(
+        self, layer: int, hidden: Tensor, asked_columns: Tensor, batch: Tensor, given: dict[str, Any]
+    ) -> Heads:  # fmt: skip
         """Queries [P, H, L, d] of the asked rows and keys [R, H_kv, W, d], of the layer the method looks at; without
         heads where it looks at none.
         """
         if self.method.attention == "none":
-            sizes = (len(batch), 0, asked_columns.shape[1], 1), (len(hidden), 0, hidden.shape[1], 1)
-            return hidden.new_empty(sizes[0]), hidden.new_empty(sizes[1])
+            query = hidden.new_empty(len(batch), 0, asked_columns.shape[1], 1)
+            none = hidden.new_empty(len(hidden), 0, hidden.shape[1], 1)
+            return Heads(query, none, none.sum(1), none.sum(1), 1.0)
         if self.method.attention == "own":
-            normed = self.decoder.normed(layer, hidden)
-            return self.decoder.query(layer, normed[batch[:, None], asked_columns]), self.decoder.key(layer, normed)
+            more = {"given": given} if hasattr(self.decoder, "read") else {}
+            return read_heads(self.decoder, layer, hidden, self.rows.positions, batch, asked_columns, **more)
+        if self.state.kernel_call is not None:
+            heads: Heads = self.decoder.heads_of(self.state.kernel_call, batch, asked_columns)
+            return heads
+        looked = max(layer - 1, 0)
         query, key = self.state.layer_parts["query"], self.state.layer_parts["key"]  # [R, H, W, d], [R, H_kv, W, d]
-        return query.transpose(1, 2)[batch[:, None], asked_columns].transpose(1, 2), key
+        query = query.transpose(1, 2)[batch[:, None], asked_columns].transpose(1, 2)
+        angles = at(self.decoder, looked).rotary(hidden, self.rows.positions)
+        return Heads(query, key, *angles, self.decoder.scale(looked))
 
     def end(self, hidden: Tensor) -> Tensor:
         """The states at the full length again, zero where a token was dropped."""
@@ -538,18 +561,25 @@ def at(decoder: CutDecoder, layer: int) -> CutDecoder:
     return view
 
 
-def causal(real: Tensor, new: int, window: int | None = None, blocks: Tensor | None = None) -> Tensor:
+def along(values: Tensor, origin: Tensor) -> Tensor:
+    """Values [R or 1, S, ...] of the rows that are left, by their places in the full sequence [R, W]; zero for
+    padding, whose place is S.
+    """
+    values = torch.cat((values, torch.zeros_like(values[:, :1])), dim=1)
+    return rows_of(values.expand(len(origin), *values.shape[1:]), origin)
+
+
+def causal(real: Tensor, new: int, window: int | None = None, ahead: Tensor | None = None) -> Tensor:
     """Mask of the last `new` rows over real columns up to themselves, `window` of them where that is given, and over
-    those of the same block [R, W] where blocks attend in both directions. Padding sees itself, so that it stays finite.
+    those that attend to each other `ahead` [R, W, W]. Padding sees itself, so that it stays finite.
     [R, W] -> [R, 1, new, W].
     """
     width = real.shape[1]
     place = torch.arange(width, device=real.device)
     row = place[width - new :, None]
     seen = (place <= row) & real[:, None]
-    if blocks is not None:
-        own = blocks[:, width - new :, None]
-        seen |= (own == blocks[:, None]) & (own > 0)
+    if ahead is not None:
+        seen |= ahead
     if window is not None:
         seen &= place > row - window
     return (seen | (place == row))[:, None]
@@ -574,7 +604,15 @@ def check_first_layer(units: list[tuple[Unit, list[Cut]]]) -> None:
 
 
 def check_window(decoder: CutDecoder, size: int) -> None:
-    """Raises OptionError where a sliding window would be narrower than the prompt, and transformers is old."""
+    """Raises OptionError where a sliding window would be narrower than the prompt, and transformers is old, or where a
+    prompt is longer than the chunks that rows attend within.
+    """
+    chunk = getattr(getattr(decoder.module, "config", None), "attention_chunk_size", None)
+    if chunk and size > chunk:
+        raise OptionError(
+            f"attention_chunk_size={chunk} is less than this prompt of {size} rows, whose chunks a cut between layers "
+            "would move. Take a method that acts before the language model"
+        )
     window = getattr(decoder, "window", None)
     if window and size >= window and OLD:
         raise OptionError(

@@ -1,6 +1,6 @@
-"""Language models as methods read them: Llama-like ones (Llama, Mistral, Qwen2, ...) in transformers 4.37 and 5, with
-separate projections of queries and keys, norms of them where a model has some, and rotary positions; and those of
-Qwen2.5-VL and Qwen3-VL, whose positions have three axes (M-RoPE).
+"""Language models of official LLaVA as methods read them: Llama-like ones (Llama, Mistral, ...) in transformers 4.37
+and 5, with separate projections of queries and keys, norms of them where a model has some, and rotary positions. Those
+of transformers' own models are read by `derived/decoder.py`.
 """
 
 import contextlib
@@ -14,12 +14,11 @@ from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import Tap
-from llava_consensus.hosts.caches import cache_given
-from llava_consensus.hosts.call import current_call
+from llava_consensus.hosts.call import named
 from llava_consensus.hosts.towers import RETURNS_TENSOR, split_heads
 from llava_consensus.reduction.saliency import rotate
 
-FULL, SLIDING = "full_attention", "sliding_attention"  # types of layers
+SLIDING = "sliding_attention"  # type of layers
 LENGTHWISE = ("dynamic", "longrope")  # types of rotary embeddings
 # Of the check of a layer: rows, the size of their embeddings, the standard deviation of their logits, and how far from
 # its view a layer may be in float64 and in other formats.
@@ -101,6 +100,10 @@ class LlamaDecoder:
         cos, sin = rotary(hidden, seq_len=max(self.reach, hidden.shape[1]))
         return cos[positions], sin[positions]
 
+    def angles(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [R, S, d] by which attention is calibrated by distance."""
+        return self.rotary(hidden, positions)
+
     def positions(self, layer_arguments: dict[str, Any], rows: int, outer: Mapping[str, Any]) -> Tensor:
         """Position ids [rows, S] that a layer was given."""
         positions: Tensor = layer_arguments["position_ids"]
@@ -160,7 +163,7 @@ class LlamaDecoder:
         """Difference of each tried layer from its view, as a share of its attention output."""
         first: dict[Any, int] = {}
         for index, layer in enumerate(self.layers if cut else self.layers[:1]):
-            first.setdefault(_kind(layer.self_attn), index)
+            first.setdefault(kind_of(layer.self_attn), index)
         tried = list(first.values())
         reached = [Recorder(layer, ends=index == tried[-1]) for index, layer in enumerate(self.layers)]
         view = copy.copy(self)
@@ -172,17 +175,17 @@ class LlamaDecoder:
         )  # fmt: skip
         embeds = (EMBEDDED * noise).to(like.device, dtype or like.dtype)
         with torch.autocast(like.device.type, enabled=False):
-            _run(view.module, inputs_embeds=embeds, use_cache=False)
-            yield 0, _distance(embeds * self.embedding_scale, reached[0].given[0])
+            run(view.module, inputs_embeds=embeds, use_cache=False)
+            yield 0, distance(embeds * self.embedding_scale, reached[0].given[0])
             for index in tried:
                 hidden, arguments = reached[index].given
                 layer, attention = self.layers[index], twin(self.layers[index].self_attn, dtype)
                 entering = Recorder(attention, ends=True)
                 parts = {"self_attn": entering, "input_layernorm": twin(layer.input_layernorm, dtype)}
                 view.layers[index] = twin(layer, **parts)
-                _run(view.layers[index], hidden, **arguments)
+                run(view.layers[index], hidden, **arguments)
                 states, arguments = entering.given
-                yield index, _distance(view.normed(index, hidden), states)
+                yield index, distance(view.normed(index, hidden), states)
                 yield index, view._attention_distance(index, attention, states, arguments)
 
     def _attention_distance(self, layer: int, attention: Any, states: Tensor, arguments: dict[str, Any]) -> float:
@@ -196,7 +199,7 @@ class LlamaDecoder:
         value = split_heads(attention.v_proj(states), attention.v_proj.out_features // attention.head_dim)
         value = value.to(probability.dtype).repeat_interleave(probability.shape[1] // value.shape[1], 1)
         ours = attention.o_proj((probability @ value).transpose(1, 2).flatten(2).to(states.dtype))
-        return _distance(ours, attention(hidden_states=states, **arguments)[0])
+        return distance(ours, attention(hidden_states=states, **arguments)[0])
 
     def _logits(self, layer: int, states: Tensor, positions: Tensor) -> Tensor:
         """Attention logits [1, H, S, S], in float32 at least."""
@@ -238,8 +241,9 @@ class Recorder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.module, name)
 
-    def __call__(self, *states: Tensor, **arguments: Any) -> Any:
-        hidden: Tensor = states[0] if states else arguments.pop("hidden_states")
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        arguments = named(type(self.module).forward, args, kwargs)
+        hidden: Tensor = arguments.pop("hidden_states")
         self.given = hidden, arguments
         if self.ends:
             raise Reached
@@ -247,11 +251,11 @@ class Recorder:
 
 
 def twin(module: nn.Module, dtype: torch.dtype | None = None, **parts: Any) -> Any:
-    """A module with the same weights, or copies of them in `dtype`, in evaluation mode and without hooks; named
-    children are replaced.
+    """A module with the same weights, or copies of them in `dtype`, in evaluation mode, without hooks and with the
+    forward of its class; named children are replaced.
     """
     copied: Any = object.__new__(type(module))
-    copied.__dict__.update(vars(module))
+    copied.__dict__.update({name: value for name, value in vars(module).items() if name != "forward"})
     children = {name: child for name, child in module._modules.items() if name not in parts}
     weights = {
         name: weight if weight is None or dtype is None else nn.Parameter(weight.detach().to(dtype), False)
@@ -270,19 +274,19 @@ def _holds_buffers(module: nn.Module) -> bool:
     return hasattr(module, "in_features") and not isinstance(getattr(module, "weight", None), nn.Parameter)
 
 
-def _run(module: Any, *args: Any, **kwargs: Any) -> None:
+def run(module: Any, *args: Any, **kwargs: Any) -> None:
     """Runs a module until a stand-in ends it."""
     with contextlib.suppress(Reached):
         module(*args, **kwargs)
 
 
-def _kind(attention: nn.Module) -> Any:
+def kind_of(attention: nn.Module) -> Any:
     """Equal for attention modules that work alike: all but their weights and their number."""
     told = {name: value for name, value in vars(attention).items() if isinstance(value, int | float | str | None)}
     return type(attention), *sorted((name, str(value)) for name, value in told.items() if name != "layer_idx")
 
 
-def _distance(ours: Tensor, own: Tensor) -> float:
+def distance(ours: Tensor, own: Tensor) -> float:
     """Distance relative to the size of `own`."""
     wide = torch.promote_types(own.dtype, torch.float32)
     return float((ours.to(wide) - own.to(wide)).norm() / own.to(wide).norm().clamp_min(1e-12))
@@ -299,80 +303,3 @@ def _follows_length(config: Any) -> bool:
     given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kinds = [given, *(value for value in given.values() if isinstance(value, Mapping))]  # one for each type of layer
     return any(kind.get("rope_type", kind.get("type")) in LENGTHWISE for kind in kinds)
-
-
-AXES = 3
-
-
-class NeighbourDecoder(LlamaDecoder):
-    """Pairs are neighbours in a head: the even channels stand before the odd ones here, which changes no product.
-    Layers of Cohere 2 that see everything rotate nothing.
-    """
-
-    def rotary(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [R, S, d] of heads in that order."""
-        cos, sin = super().rotary(hidden, positions)
-        if self.kind == FULL:
-            return torch.ones_like(cos), torch.zeros_like(sin)
-        return halves(cos), halves(sin)
-
-    def arguments(self, hidden: Tensor, positions: Tensor, mask: Tensor | None) -> dict[str, Any]:
-        """The layers rotate in their own order."""
-        return {**super().arguments(hidden, positions, mask), "position_embeddings": super().rotary(hidden, positions)}
-
-    @staticmethod
-    def _heads(attention: Any, states: Tensor, norm: str) -> Tensor:
-        return halves(LlamaDecoder._heads(attention, states, norm))
-
-
-def halves(values: Tensor) -> Tensor:
-    """Even channels, then odd ones: [..., d]."""
-    return torch.cat((values[..., ::2], values[..., 1::2]), dim=-1)
-
-
-class MRopeDecoder(LlamaDecoder):
-    """Positions are those of the full prompt, whatever a method wants: numbering three axes anew has no meaning."""
-
-    keeps_positions = True
-    axes = AXES
-
-    def rotary(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [R, S, d] for positions [R, S, 3]."""
-        cos, sin = self.module.rotary_emb(hidden, positions.permute(2, 0, 1))
-        return cos, sin
-
-    def positions(self, layer_arguments: dict[str, Any], rows: int, outer: Mapping[str, Any]) -> Tensor:
-        """Positions [rows, S, 3] that the inner model was given; its layers are given only what rotates by them."""
-        positions = outer.get("position_ids")
-        if positions is None:
-            size = layer_arguments["position_embeddings"][0].shape[-2]
-            cache = cache_given(layer_arguments)
-            start = 0 if cache is None else cache.get_seq_length()
-            positions = torch.arange(start, start + size, device=layer_arguments["position_embeddings"][0].device)[None]
-        positions = positions[None] if positions.ndim == 2 else positions[-AXES:]
-        return positions.expand(AXES, rows, -1).permute(1, 2, 0)
-
-    def arguments(self, hidden: Tensor, positions: Tensor, mask: Tensor | None) -> dict[str, Any]:
-        """Layers need no position ids beside what rotates by them."""
-        return {**super().arguments(hidden, positions, mask), "position_ids": None}
-
-    @property
-    def replaced(self) -> dict[str, Any]:
-        """Functions of the inner model that must know of a shortened sequence, by name."""
-        return {"_deepstack_process": add_planes} if hasattr(self.module, "_deepstack_process") else {}
-
-
-def add_planes(attachment: Any, plain: Any, hidden: Tensor, visual_pos_masks: Tensor, visual_embeds: Tensor) -> Tensor:
-    """Replaces Qwen3-VL's `_deepstack_process`, which adds features [visual tokens, D] to visual rows: after a cut it
-    adds them to the rows that are left.
-    """
-    call, module = current_call(attachment), attachment.here.decoder.module
-    state = call.state.get("cuts") if call is not None else None
-    rows = getattr(state.forward, "rows", None) if state is not None else None
-    if rows is None or hidden.shape[1] == visual_pos_masks.shape[1]:
-        run = plain or type(module)._deepstack_process.__get__(module)
-        states: Tensor = run(hidden, visual_pos_masks, visual_embeds)
-        return states
-    plane = hidden.new_zeros(len(hidden), rows.size + 1, hidden.shape[2])
-    plane[:, :-1][visual_pos_masks.to(hidden.device)] = visual_embeds.to(hidden.device, hidden.dtype)
-    return hidden + plane.gather(1, rows.origin[..., None].expand_as(hidden))

@@ -22,12 +22,11 @@ from torch import Tensor, nn
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import CutDecoder, Tiles
 from llava_consensus.hosts.caches import cache_given, known, remember
-from llava_consensus.hosts.call import Call, Report, Shadow, current_call, uncompiled
+from llava_consensus.hosts.call import Call, Report, Shadow, current_call, named, uncompiled
 from llava_consensus.hosts.cut_forward import CutCache, CutForward, CutState, DecodeStep, PendingPrefill, fits
 from llava_consensus.hosts.sequence import Layout
 from llava_consensus.reduction.tokens import Stopwatch
 
-GIVEN = ("attention_mask", "token_type_ids")  # arguments of a model that masks of layers are made of
 _NONE: Mapping[int, tuple[Any, CutCache]] = {}
 _LAST: ContextVar[Mapping[int, tuple[Any, CutCache]]] = ContextVar(
     "llava_consensus_last_cut", default=_NONE
@@ -77,10 +76,13 @@ class Cuts:
         """
         replacements = {"forward": _forward, **getattr(decoder, "replaced", {})}
         attributes = vars(decoder.module)
-        return [
+        shadows = [
             Shadow(decoder.module, name, partial(replacement, self.attachment, attributes.get(name)))
             for name, replacement in replacements.items()
         ]
+        if hasattr(decoder, "tapped") and self.method.attention != "none":
+            shadows += decoder.tapped(range(self.depth), self._observe if self.method.attention == "previous" else None)
+        return shadows
 
     def arm(self, call: Call, layout: Layout, embeds: Tensor, tiles: list[Tiles]) -> None:
         """The next forward of this call over a sequence of this shape, while `embeds` [R, S, D] is alive, is cut. The
@@ -105,16 +107,16 @@ class Cuts:
 
     def given(self, call: Call, inputs: dict[str, Any]) -> None:
         """Tells the arguments of the model whose forward begins."""
-        _state(call).given = {name: inputs.get(name) for name in GIVEN}
+        _state(call).given = inputs.get("attention_mask")
 
     def _begin(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         call = current_call(self.attachment)
         if call is not None:
             state = _state(call)
             mask, given = kwargs.get("attention_mask"), state.given
-            state.forward, state.mask, state.layer_parts = None, mask, {}
+            state.forward, state.mask, state.layer_parts, state.kernel_call = None, mask, {}, None
             if isinstance(mask, Mapping):  # one for each type of layer, which the model made of what it was given
-                state.mask = given.get("attention_mask")
+                state.mask = given
             state.outer = {"position_ids": kwargs.get("position_ids")}
 
     def _enter(self, index: int, layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -127,12 +129,15 @@ class Cuts:
             state.forward = self._recognise(call, state, hidden, kwargs)
         if state.forward is None:
             return None
-        hidden, changes = state.forward.enter(index, hidden, kwargs)
+        given = named(type(layer).forward, args, kwargs) if len(args) > 1 else kwargs
+        hidden, changes = state.forward.enter(index, hidden, given)
         if not changes:
             return None
+        if len(args) > 1:
+            given = {name: value for name, value in given.items() if value is not args[0]}
         if args:
-            return (hidden, *args[1:]), {**kwargs, **changes}
-        return args, {**kwargs, **changes, "hidden_states": hidden}
+            return (hidden,), {**given, **changes}
+        return args, {**given, **changes, "hidden_states": hidden}
 
     def _recognise(
         self, call: Call, state: CutState, hidden: Tensor, kwargs: dict[str, Any]
@@ -194,6 +199,13 @@ class Cuts:
             tap = state.forward.decoder.taps(index)[which]  # of the replica that runs, where it is one
             with torch.no_grad():  # a checkpoint that computes the layer again collects nothing, and must save as much
                 state.layer_parts |= {name: value.detach() for name, value in tap.read(output).items()}
+
+    def _observe(self, index: int, kernel_call: Any) -> None:
+        """Keeps the kernel call of a layer that the next one is cut by."""
+        call = current_call(self.attachment)
+        if call is not None and (state := _state(call)).forward is not None and state.forward.wants(index):
+            query, key = kernel_call.query.detach(), kernel_call.key.detach()
+            state.kernel_call = kernel_call._replace(query=query, key=key, value=None, mask=None)
 
     def _reach(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Version 4.37 looks positions up in a table as long as the layer's own cache, too short for positions kept."""

@@ -94,7 +94,8 @@ def reduce(
         probe = None
         with watch.time("probe"):
             if Need.PROBE in method.needs:
-                probe = probe_text(full, layout, model.decoder, shared_fronts(layout, tiles) if begin_alike else None)
+                fronts = shared_fronts(layout, tiles) if begin_alike else None
+                probe = probe_text(full, layout, model.decoder, fronts, getattr(method, "scap_rope", True))
         by_words = clip is None and Need.QUESTION in method.needs
         words = words_after(full, layout) if by_words else None
         # All inputs stay those of the full sequences: no unit sees the reduction of another.

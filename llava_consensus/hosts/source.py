@@ -5,12 +5,12 @@ model as the words after a picture see it (`probe_text`).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from llava_consensus.hosts.base import EXPERTS, Decoder, ExpertDecoder, Tiles, Tower
+from llava_consensus.hosts.base import EXPERTS, Decoder, ExpertDecoder, Heads, Tiles, Tower
 from llava_consensus.hosts.sequence import Assembled, Layout, Picture, Unit
 from llava_consensus.hosts.towers import EARLIER, blocks_read, earlier_block, needs_of
 from llava_consensus.reduction.method import Method
@@ -55,7 +55,23 @@ def shared_fronts(layout: Layout, tiles: list[Tiles]) -> Fronts | None:
     return Fronts([shown.index(source) for source in first], which, ends.pop() + 1)
 
 
-def probe_text(full: Assembled, layout: Layout, decoder: Decoder, fronts: Fronts | None = None) -> TextProbe:
+def read_heads(
+    decoder: Any, layer: int, hidden: Tensor, positions: Tensor, row: Tensor, columns: Tensor, **more: Any
+) -> Heads:
+    """Queries of the rows `columns` [P, L] of the sequences `row` [P] and all keys of a layer that states [R, S, D]
+    enter; `more` is for decoders that are read by their layers (`derived/decoder.py`).
+    """
+    if hasattr(decoder, "read"):
+        heads: Heads = decoder.read(layer, hidden, positions, row, columns, **more)
+        return heads
+    normed, view = decoder.normed(layer, hidden), decoder.at(layer) if hasattr(decoder, "at") else decoder
+    query, key = decoder.query(layer, normed[row[:, None], columns]), decoder.key(layer, normed)
+    return Heads(query, key, *view.rotary(normed, positions), decoder.scale(layer))
+
+
+def probe_text(
+    full: Assembled, layout: Layout, decoder: Decoder, fronts: Fronts | None = None, rope: bool = True
+) -> TextProbe:
     """The decoder's layer 0 as the text rows after each picture see it, once where several pictures have the same
     text: their queries, and the keys of the whole sequence, by the layer's own modules. Nothing runs but the two
     projections (paper section 3.2). Rows that prompts have in common at their beginning are projected once: `front`.
@@ -79,18 +95,22 @@ def probe_text(full: Assembled, layout: Layout, decoder: Decoder, fronts: Fronts
     start = 0 if fronts is None else fronts.size
     texts = (texts - start).clamp_min(0) if start else texts  # padding among the text rows has place 0
     front = None
+    more = {} if rope else {"rope": False}
     with torch.no_grad():
         embeds = full.embeds if decoder.embedding_scale == 1 else full.embeds * decoder.embedding_scale
-        normed = decoder.normed(0, embeds[:, start:] if start else embeds)
-        query, key = decoder.query(0, normed[row[:, None], texts]), decoder.key(0, normed)
-        cos, sin = decoder.rotary(normed, full.positions[:, start:])
+        rest = embeds[:, start:] if start else embeds
+        query, key, cos, sin, scale, cap = read_heads(
+            decoder, 0, rest, full.positions[:, start:], row, texts, **more
+        )  # fmt: skip
         real = full.real[:, start:]
         if fronts is not None:
-            shared = decoder.normed(0, embeds[fronts.rows, :start])
-            angles = decoder.rotary(shared, full.positions[fronts.rows, :start])
-            front = FrontKeys(decoder.key(0, shared), *angles, torch.tensor(fronts.which, device=device)[row])
+            ahead, places = embeds[fronts.rows, :start], full.positions[fronts.rows, :start]
+            none = texts.new_zeros(len(fronts.rows))
+            shared = read_heads(decoder, 0, ahead, places, none, none[:, None], **more)
+            which = torch.tensor(fronts.which, device=device)[row]
+            front = FrontKeys(shared.key, shared.cos, shared.sin, which)
         key, cos, sin, real = (value if every else value[row] for value in (key, cos, sin, real))
-    return TextProbe(query, key, cos, sin, decoder.scale(0), texts, row_mask, real, padded, front)
+    return TextProbe(query, key, cos, sin, scale, texts, row_mask, real, padded, front, cap)
 
 
 def text_rows(asking: Sequence[Picture]) -> tuple[Tensor, Tensor]:

@@ -23,9 +23,9 @@ from torch.nn.functional import pad
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import IGNORE, Attending, Offer
-from llava_consensus.hosts.call import Shadow
-from llava_consensus.hosts.decoders import LlamaDecoder, MRopeDecoder
+from llava_consensus.hosts.call import Shadow, enter_model, running
 from llava_consensus.hosts.derived import record as deriving
+from llava_consensus.hosts.derived.decoder import TapDecoder
 from llava_consensus.hosts.derived.proof import prove, tower_facts
 from llava_consensus.hosts.derived.record import (
     DecoderCall,
@@ -46,7 +46,7 @@ from llava_consensus.hosts.derived.record import (
 )
 from llava_consensus.hosts.derived.rows import Mapped, Mixed, sides_of, unread
 from llava_consensus.hosts.derived.tap import attention_modules, install, recording
-from llava_consensus.hosts.hf.generate import EMBEDS, padding_id, row_types
+from llava_consensus.hosts.hf.generate import EMBEDS, check_outer, padding_id, row_types
 from llava_consensus.hosts.hf.model import HfModel
 from llava_consensus.hosts.hf.rows import Features, PictureRows, runs
 from llava_consensus.hosts.hf.towers import PATCHES
@@ -160,7 +160,10 @@ class DerivedModel(HfModel):
     @property
     def decoder(self) -> Any:
         """The language side, for methods between its layers."""
-        return (MRopeDecoder if self.keeps_positions else LlamaDecoder)(self.module.get_decoder())
+        record = self.record
+        return TapDecoder(
+            self.module.get_decoder(), *((1, False) if record is None else (record.axes, record.ahead))
+        )  # fmt: skip
 
     def check(self, method: Method) -> None:
         """Raises OptionError for a model or a method that derivation does not cover."""
@@ -201,6 +204,10 @@ class DerivedModel(HfModel):
         """Taps and hooks, silent until a call records: of the modules the record names, or of all that may be they."""
         module, record = self.module, self.record
         hook = module.get_decoder().register_forward_pre_hook(note_entry, with_kwargs=True)
+        check = partial(check_outer, attachment)
+        attachment.add(
+            [], [module.model.register_forward_pre_hook(check, with_kwargs=True)] if hasattr(module, "model") else []
+        )
         if record is None:
             attachment.add(install(attention_modules(module)), [hook])
         else:
@@ -268,12 +275,15 @@ class DerivedModel(HfModel):
         plain, modules = attachment.plain(self.module), attention_modules(self.module)
         modes = [(one, one.training) for one in (plain, *self.module.modules())]
         plain.eval()  # dropout, of LoRA for example, would make every run another one
+        around = running()
+        enter_model(plain)
         try:
             record, text, fields = self._derived(plain, inputs)
             self._install_record(attachment, record)
             first = self.module.get_submodule(record.first) if record.first else None
             return prove(plain, record, inputs, text, fields, "image", modules, first)
         finally:
+            enter_model(around)
             for one, mode in modes:
                 one.training = mode
 
@@ -291,6 +301,12 @@ class DerivedModel(HfModel):
             outside = [one for one in modules if id(one) not in seen]
             entered = decoder_call(plain, text, {"image": output}, outside)
         language = language_facts(self.module, entered, fields, ids == placeholder)
+        decoder = TapDecoder(self.module.get_decoder(), language["axes"], language["ahead"])
+        if not language["uncut"]:
+            try:
+                decoder.check_layers(True, entered.arguments)
+            except OptionError as error:
+                language["uncut"] = str(error).partition(": ")[2].partition(". ")[0]
 
         def counts(found: Fields) -> list[int]:
             return sizes_of(found, arguments, known_ids, placeholder)
@@ -444,7 +460,7 @@ class DerivedModel(HfModel):
         call = entered.attention
         if call is None:
             return None
-        return Attending(call.query.detach(), call.key.detach(), call.scale, float(call.options.get("softcap") or 0.0))
+        return Attending(call.query.detach(), call.key.detach(), call.scale, call.cap)
 
     def entering(self, attachment: Attachment, inputs: dict[str, Any]) -> Any:
         """Around a forward: merged rows as they are, where the model makes other embeddings of features than these."""

@@ -11,7 +11,6 @@ tower block       the last attention module of the tower each of whose positions
 import copy
 import hashlib
 import inspect
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -48,6 +47,7 @@ class Record:
     full: tuple[int, ...]  # blocks of that list that see as much as this one does; others look at windows
     classes: int  # class tokens in front of the patches
     why: str = ""  # the tower cannot be read
+    ahead: bool = False  # whether rows of pictures attend to later ones
     uncut: str = ""  # why rows cannot leave between the decoder's layers
     unkept: str = ""  # why positions cannot be kept
     unasked: str = "no attention module hands it to a kernel"  # why SCAP cannot be read, where there is no `first`
@@ -388,12 +388,11 @@ def language_facts(module: Any, entered: DecoderCall, fields: Fields, visual: Te
     """The record's fields about the language model, given its call by prompts with these visual rows [R, S]."""
     embeds, positions = entered.arguments["inputs_embeds"], entered.arguments.get("position_ids")
     rows, features = embeds[visual], fields.flat()[0]
-    first, layers, number, uncut = "", "", 0, ""
+    first, layers, number, uncut, ahead = "", "", 0, "", False
     if entered.attention is not None and entered.attention.query.shape[2] == visual.shape[1]:
         first = next(path for path, one in module.named_modules() if one is entered.attention.module)
         layers, number = listed_in(module, first)
-        if sees_ahead(entered.attention):
-            uncut = "rows of pictures attend to later ones"
+        ahead = sees_ahead(entered.attention)
     if fields.deep and not hasattr(module.get_decoder(), "_deepstack_process"):
         uncut = "features are added between its layers"
     return {
@@ -404,6 +403,7 @@ def language_facts(module: Any, entered: DecoderCall, fields: Fields, visual: Te
         "first": first,
         "layer": number,
         "layers": layers,
+        "ahead": ahead,
         "uncut": uncut,
     }
 
@@ -445,10 +445,3 @@ def fingerprint(module: Any) -> str:
         transformers.__version__,
     )
     return hashlib.sha256("\n".join(told).encode()).hexdigest()
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """True if any part of a model is compiled: an exception cannot leave its graph."""
-    return "torch._dynamo" in sys.modules and any(
-        getattr(one, "_compiled_call_impl", None) is not None for one in module.modules()
-    )

@@ -8,7 +8,7 @@ so no code knows how a family makes its queries. Other modules, and other models
 
 import copy
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -17,12 +17,13 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from llava_consensus.hosts.attachment import Shadow
+from llava_consensus.hosts.call import Shadow
 
 # Transformers 4.37 has none; its models are not attached, but `list --hosts` reads this file there.
 AttentionInterface: Any = getattr(transformers, "AttentionInterface", None)
 NAME = "_attn_implementation_internal"  # attribute of a configuration behind its `_attn_implementation`
 OWN = "_llava_consensus_own"  # attribute of a tapped configuration: the one it stands for
+OBSERVE = "_llava_consensus_observe"  # another one: a function that is given each kernel call
 
 
 class KernelName(str):
@@ -55,6 +56,11 @@ class KernelCall(NamedTuple):
         """The factor of the products of queries and keys."""
         scaling = self.options.get("scaling")
         return self.query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+
+    @property
+    def cap(self) -> float:
+        """The bound of their logits, tanh(x / cap) * cap; 0 for none."""
+        return float(self.options.get("softcap") or 0.0)
 
 
 class Left(Exception):
@@ -92,16 +98,21 @@ def attention_modules(model: nn.Module) -> list[nn.Module]:
     ]
 
 
-def install(modules: Collection[nn.Module]) -> list[Shadow]:
-    """Taps on these modules; `restore` of the shadows takes them off. Modules that are tapped already are left out."""
+def install(modules: Collection[nn.Module], observe: Callable[[KernelCall], None] | None = None) -> list[Shadow]:
+    """Taps on these modules; `restore` of the shadows takes them off. Modules that are tapped already are left out.
+
+    Args:
+        observe: is given each kernel call that runs.
+    """
     shadows = []
     for module in modules:
         own: Any = module.config
         if OWN in vars(own):
+            own.__dict__[OBSERVE] = observe or vars(own)[OBSERVE]
             continue
         config = copy.copy(own)
         # In the instance and not in a closure, so that a deep copy of the model reads its own configuration.
-        config.__dict__[OWN] = own
+        config.__dict__.update({OWN: own, OBSERVE: observe})
         config.__class__ = type("Tapped" + type(own).__name__, (type(own),), {NAME: property(_kernel_name, _ignore)})
         shadows.append(Shadow(module, "config", config))
     return shadows
@@ -169,6 +180,9 @@ def _tapped(
     library: Any = next(file for file in files if hasattr(file, "ALL_ATTENTION_FUNCTIONS"))
     kernel = library.ALL_ATTENTION_FUNCTIONS.get_interface(str(getattr(own, NAME)), _eager(library, module))
     output = kernel(_WithOwnConfig(module, own), query, key, value, attention_mask, *args, **options)
+    observe = vars(module.config)[OBSERVE]
+    if observe is not None:
+        observe(KernelCall(module, query, key, value, attention_mask, options, None))
     if active is not None:
         attended = output[0]
         if active.cuts_graph:

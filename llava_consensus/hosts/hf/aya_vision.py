@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llava_consensus.hosts.base import CutDecoder, Offer
-from llava_consensus.hosts.decoders import NeighbourDecoder
+from llava_consensus.hosts.base import Offer
+from llava_consensus.hosts.derived.decoder import TapDecoder
 from llava_consensus.hosts.hf.internvl import InternVL
 from llava_consensus.hosts.hf.rows import PictureRows, runs, whole_tiles
 from llava_consensus.hosts.hf.smolvlm import tagged
@@ -54,9 +54,9 @@ class AyaVision(InternVL):
         return tokens
 
     @cached_property
-    def decoder(self) -> CutDecoder:
-        """The language side."""
-        return NeighbourDecoder(self.inner.language_model)
+    def decoder(self) -> TapDecoder:
+        """The language side, of whose layers those that see everything rotate nothing."""
+        return TapDecoder(self.inner.language_model, unturned="full_attention")
 
     def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[PictureRows]:
         """A picture is its tiles, the last of which shows the whole of it."""

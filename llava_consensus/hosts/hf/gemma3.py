@@ -6,36 +6,14 @@ block, after a cut between decoder layers too. What methods read of a layer's at
 window, which is wider than most prompts.
 """
 
-from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
 
 from torch import Tensor
-from torch.nn.functional import pad
 
-from llava_consensus.hosts.base import CutDecoder, Offer
-from llava_consensus.hosts.decoders import LlamaDecoder
+from llava_consensus.hosts.base import Offer
+from llava_consensus.hosts.derived.decoder import TapDecoder
 from llava_consensus.hosts.hf.internvl import Shuffled
 from llava_consensus.hosts.hf.towers import PATCHES, ShuffledTower, squares
-
-
-class GemmaDecoder(LlamaDecoder):
-    """Layers of two kinds, with a rotation each."""
-
-    def rotary(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [R, S, d] of layers of this kind."""
-        cos, sin = self.module.rotary_emb(hidden, positions, self.kind)
-        return cos, sin
-
-    def blocks(self, given: Mapping[str, Any]) -> Tensor | None:
-        """Number of the bidirectional block that every row belongs to, from 1, else 0: [R, S], given the arguments of
-        the model. Every run of rows of pictures is one block.
-        """
-        types = given.get("token_type_ids")
-        if types is None:
-            return None
-        shown = (types == 1).int()
-        return (pad(shown, (1, 0)).diff() == 1).cumsum(1) * shown
 
 
 class Gemma3(Shuffled):
@@ -71,6 +49,6 @@ class Gemma3(Shuffled):
         return {"token_type_ids": (ids == self.placeholder("image")).long()}
 
     @cached_property
-    def decoder(self) -> CutDecoder:
+    def decoder(self) -> TapDecoder:
         """The language side."""
-        return GemmaDecoder(self.inner.language_model)
+        return TapDecoder(self.inner.language_model, sees_ahead=True)

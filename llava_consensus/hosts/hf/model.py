@@ -15,8 +15,8 @@ import transformers
 from torch import Tensor
 
 from llava_consensus.hosts.attachment import Attachment
-from llava_consensus.hosts.base import CutDecoder, Offer, Tiles
-from llava_consensus.hosts.decoders import LlamaDecoder
+from llava_consensus.hosts.base import Offer, Tiles
+from llava_consensus.hosts.derived.decoder import TapDecoder
 from llava_consensus.hosts.environment import check_version
 from llava_consensus.hosts.hf import generate as entrances
 from llava_consensus.hosts.hf.rows import Features, PictureRows
@@ -24,6 +24,7 @@ from llava_consensus.hosts.hf.towers import PATCHES
 from llava_consensus.hosts.lengths import COUNTING, recounting
 from llava_consensus.hosts.sequence import Assembled
 from llava_consensus.reduction.method import Method
+from llava_consensus.reduction.tokens import Need
 
 
 class HfModel:
@@ -62,9 +63,9 @@ class HfModel:
         raise NotImplementedError
 
     @cached_property
-    def decoder(self) -> CutDecoder:
+    def decoder(self) -> TapDecoder:
         """The language side."""
-        return LlamaDecoder(self.inner.language_model)
+        return TapDecoder(self.module.get_decoder())
 
     @property
     def most_tiles(self) -> int:
@@ -184,7 +185,8 @@ class HfModel:
     def install(self, attachment: Attachment) -> None:
         """Called when a method is attached, for hooks of the host's own."""
         check = partial(entrances.check_outer, attachment)
-        attachment.add([], [self.inner.register_forward_pre_hook(check, with_kwargs=True)])
+        taps = self.decoder.tapped([0]) if Need.PROBE in attachment.method.needs else []
+        attachment.add(taps, [self.inner.register_forward_pre_hook(check, with_kwargs=True)])
 
     def try_picture(self, inputs: dict[str, Any]) -> None:
         """Called with a prompt about a picture once the harness has loaded the model."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer, Tap, Tiles
-from llava_consensus.hosts.decoders import MRopeDecoder
+from llava_consensus.hosts.derived.decoder import TapDecoder
 from llava_consensus.hosts.hf.model import HfModel, joined, run_encoder
 from llava_consensus.hosts.hf.rows import Features, PictureRows, whole_tiles
 from llava_consensus.hosts.hf.towers import MERGER, PATCHES
@@ -90,9 +90,9 @@ class QwenVL(HfModel):
         return QwenTower(self.inner.visual, self.decoder.reach)
 
     @cached_property
-    def decoder(self) -> MRopeDecoder:
+    def decoder(self) -> TapDecoder:
         """The language side."""
-        return MRopeDecoder(self.inner.language_model)
+        return TapDecoder(self.inner.language_model, axes=3)
 
     def check(self, method: Method) -> None:
         """Raises OptionError for new positions that somebody asks for. A default of a method means one axis."""

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.base import CutDecoder, Offer
-from llava_consensus.hosts.decoders import LlamaDecoder
+from llava_consensus.hosts.base import Offer
 from llava_consensus.hosts.hf.internvl import Shuffled
 from llava_consensus.hosts.hf.rows import PictureRows, runs, whole_tiles
 from llava_consensus.hosts.hf.towers import PATCHES, ShuffledTower
@@ -56,11 +55,6 @@ class SmolVLM(Shuffled):
             return MOST_TILES
         grid = math.ceil(processor.size["longest_edge"] / processor.max_image_size["longest_edge"])
         return 1 + grid**2 if processor.do_image_splitting else 1
-
-    @cached_property
-    def decoder(self) -> CutDecoder:
-        """The language side."""
-        return LlamaDecoder(self.inner.text_model)
 
     def tiles(self, inputs: dict[str, Any]) -> Tensor:
         """Tiles that are no padding."""

@@ -339,15 +339,15 @@ QWEN = by_grid(3 * 2 * 16 * 16)
 FAMILIES: dict[str, Family] = {
     "qwen3_5": Family("qwen3_5", _qwen3_5(), QWEN, (6, 8), in_fours, layer=3, cuts=False, axes=3),
     "qwen3_5_moe": Family("qwen3_5_moe", _qwen3_5(**EXPERTS), QWEN, (6, 8), in_fours, layer=3, cuts=False, axes=3),
-    "gemma4": Family("gemma4", _gemma4, _gemma4_pixels, (6, 9), lambda one: squares(one, 3, GEMMA_GRIDS), cuts=False),
+    "gemma4": Family("gemma4", _gemma4, _gemma4_pixels, (6, 9), lambda one: squares(one, 3, GEMMA_GRIDS)),
     "gemma3n": Family("gemma3n", _gemma3n, tiles(1, 1, side=64), (256, 256), tower=False, cuts=False, timm=True),
-    "molmo2": Family("molmo2", _molmo2, _molmo2_pixels, (4, 12), cuts=False),
+    "molmo2": Family("molmo2", _molmo2, _molmo2_pixels, (4, 12)),
     "minicpmv4_6": Family("minicpmv4_6", _minicpm, _minicpm_pixels, (6, 8), layer=3, cuts=False),
     "lfm2_vl": Family("lfm2_vl", _lfm2, _lfm2_pixels, (6, 8), squares, layer=2, cuts=False),
-    "llama4": Family("llama4", _llama4, tiles(1, 3), (4, 12), in_tiles, tiles=(1, 3), beside=1, cuts=False),
-    "paligemma": Family("paligemma", _paligemma, tiles(1, 1), (16, 16), one_each(16), cuts=False, turns=False),
-    "kimi_k25": Family("kimi_k25", _kimi, by_grid(3, 14, 14), (6, 8), squares, cuts=False),
-    "glm_ocr": Family("glm_ocr", _glm_ocr, by_grid(3 * 2 * 14 * 14), (6, 8), in_fours, axes=3, cuts=False),
+    "llama4": Family("llama4", _llama4, tiles(1, 3), (4, 12), in_tiles, tiles=(1, 3), beside=1),
+    "paligemma": Family("paligemma", _paligemma, tiles(1, 1), (16, 16), one_each(16), turns=False),
+    "kimi_k25": Family("kimi_k25", _kimi, by_grid(3, 14, 14), (6, 8), squares),
+    "glm_ocr": Family("glm_ocr", _glm_ocr, by_grid(3 * 2 * 14 * 14), (6, 8), in_fours, axes=3),
     "perception_lm": Family("perception_lm", _perception, _perception_pixels, (4, 12), tower=False, timm=True),
     "granite4_vision": Family(
         "granite4_vision", _granite, _granite_pixels, (16, 14), tower=False, cuts=False, turns=False

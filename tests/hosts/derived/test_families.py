@@ -10,7 +10,7 @@ import torch
 
 transformers = pytest.importorskip("transformers", minversion="5.19")
 
-from families import FAMILIES, build, prompts  # noqa: E402
+from families import FAMILIES, IMAGE, build, prompts  # noqa: E402
 from reference import answer, called, cross, kernel_calls, received  # noqa: E402
 
 from llava_consensus import attach  # noqa: E402
@@ -127,6 +127,50 @@ def test_peers_are_read_so_too_or_refused_in_one_line(name: str) -> None:
         assert all(0 < one.after < one.before for one in outcomes), method
         if method != "fastv":
             near(logits[0], answer(model, inputs, outcomes, family.axes > 1))
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.cuts])
+@pytest.mark.parametrize("method", ["fastv", "pyramiddrop"])
+def test_a_cut_between_layers_hides_what_it_drops(name: str, method: str) -> None:
+    """The plain model gives the same logits where its later layers do not see those rows; a step of decoding too."""
+    model = model_of(name)
+    inputs = prompts(model, FAMILIES[name], BOTH)
+    size, options = inputs["input_ids"].shape[1], {"layer": 2} if method == "fastv" else {"layers": "2"}
+    with attach(model, method, tokens=3, positions="keep", **options) as attached, torch.no_grad():
+        logits = model(**inputs).logits[0, -1]
+        outcomes = attached.outcomes
+        found = model.generate(
+            **inputs, max_new_tokens=2, do_sample=False, return_dict_in_generate=True, output_logits=True
+        )
+    near(found.logits[0][0], logits)
+    visual = (inputs["input_ids"][0] == IMAGE).nonzero()[:, 0]
+    hidden = torch.zeros(size + 1, dtype=torch.bool)
+    for outcome in outcomes:
+        own, visual = visual[: outcome.before], visual[outcome.before + outcome.structural :]
+        hidden[own] = True
+        hidden[own[outcome.reductions[0][1].kept[0]]] = False
+
+    def hide(layer: Any, args: Any, kwargs: Any) -> Any:
+        mask, rows = kwargs.get("attention_mask"), (args[0] if args else kwargs["hidden_states"]).shape[1]
+        mask = torch.ones(1, 1, rows, rows, dtype=torch.bool).tril() if mask is None else mask
+        return args, {**kwargs, "attention_mask": mask.masked_fill(hidden[:rows], False)}
+
+    decoder = model.get_decoder()
+    layers = getattr(decoder, "layers", None) or decoder.model.layers
+    handles = [one.register_forward_pre_hook(hide, with_kwargs=True) for one in layers[2:]]
+    word = found.sequences[:, size : size + 1]
+    more = {"input_ids": word, "attention_mask": torch.ones_like(word)}
+    longer = {
+        key: torch.cat((value, more.get(key, torch.zeros_like(word))), 1)
+        if value.shape == inputs["input_ids"].shape else value
+        for key, value in inputs.items()
+    }  # fmt: skip
+    with torch.no_grad():
+        near(logits, model(**inputs).logits[0, -1])
+        if FAMILIES[name].turns:
+            near(found.logits[1][0], model(**longer).logits[0, -1])
+    for handle in handles:
+        handle.remove()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,290 @@
+"""A language model of transformers as its layers tell of it: queries and keys are read where a layer hands them to its
+attention kernel, so that norms, rotation, compression and scale of a family need no code.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.base import Heads
+from llava_consensus.hosts.caches import CACHE, cache_given
+from llava_consensus.hosts.call import Shadow, current_call
+from llava_consensus.hosts.decoders import (
+    EMBEDDED,
+    EXACT,
+    ROUNDED,
+    TRIED_ROWS,
+    LlamaDecoder,
+    Recorder,
+    distance,
+    kind_of,
+    run,
+    twin,
+)
+from llava_consensus.hosts.derived.tap import KernelCall, Left, attention_modules, install, recording
+
+# Arguments of a layer that follow from positions and mask; others with a row for each of the prompt's are cut with it.
+PLACED = ("position_ids", "position_embeddings", "attention_mask", "cache_position")
+
+
+class TapDecoder(LlamaDecoder):
+    """A language model with `layers` and, where they rotate, a module `rotary_emb`.
+
+    Args:
+        module: the language model, or the one that has it as `model`.
+        axes: of positions; several are kept, since numbering them anew has no meaning.
+        sees_ahead: whether rows of pictures attend to later ones, as the model's own mask says.
+        unturned: type of the layers that rotate nothing.
+    """
+
+    def __init__(self, module: Any, axes: int = 1, sees_ahead: bool = False, unturned: str = "-") -> None:
+        super().__init__(module if hasattr(module, "layers") else getattr(module, "model", module))
+        self.axes, self.keeps_positions, self.sees_ahead, self._unturned = axes, axes > 1, sees_ahead, unturned
+
+    def attention(self, layer: int) -> nn.Module | None:
+        """The attention module of a layer; None where it has none that hands queries and keys to a kernel."""
+        return next(iter(attention_modules(self.layers[layer])), None)
+
+    def tapped(self, layers: Iterable[int], observe: Callable[[int, KernelCall], None] | None = None) -> list[Shadow]:
+        """Taps on the attention modules of layers; `observe` is given the number and each kernel call of one."""
+        shadows: list[Shadow] = []
+        for layer in layers:
+            module = self.attention(layer)
+            if module is not None:
+                shadows += install([module], None if observe is None else _Observer(layer, observe))
+        return shadows
+
+    def taps(self, layer: int) -> list[Any]:
+        """No taps of modules: kernel calls are observed."""
+        return []
+
+    def rotary(self, hidden: Tensor, positions: Tensor) -> Any:
+        """Positions [R, S], or [R, S, A] of A axes, as layers of this kind rotate by them."""
+        rotary = self.module.rotary_emb
+        places = positions.permute(2, 0, 1) if positions.ndim == 3 else positions
+        by_kind = "layer_type" in inspect.signature(rotary.forward).parameters
+        return rotary(hidden, places, self.kind) if by_kind else rotary(hidden, places)
+
+    def angles(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [R, S, d] of a head's channels in any order, those that do not turn among them."""
+        turned = self.rotary(hidden, positions)
+        cos, sin = (turned.real, turned.imag) if isinstance(turned, Tensor) else turned
+        if self.kind == self._unturned:
+            return torch.ones_like(cos), torch.zeros_like(sin)
+        rest = 0 if isinstance(turned, Tensor) else self.layers[0].self_attn.head_dim - cos.shape[-1]
+        pad = torch.nn.functional.pad
+        return pad(cos, (0, rest), value=1.0), pad(sin, (0, rest))
+
+    def positions(self, layer_arguments: dict[str, Any], rows: int, outer: Mapping[str, Any]) -> Tensor:
+        """Position ids [rows, S], or [rows, S, A]: those a layer was given, or that the model was."""
+        own = None if self.axes > 1 else layer_arguments.get("position_ids")
+        given = outer.get("position_ids") if own is None else own
+        if given is None:
+            turned, cache = layer_arguments["position_embeddings"], cache_given(layer_arguments)
+            turned = turned if isinstance(turned, Tensor) else turned[0]  # [..., S, d]
+            start = 0 if cache is None else cache.get_seq_length()
+            given = torch.arange(start, start + turned.shape[-2], device=turned.device)[None]
+        if self.axes == 1:
+            positions: Tensor = given.expand(rows, -1)
+            return positions
+        axes = given[None] if given.ndim == 2 else given[-self.axes :]
+        coordinates: Tensor = axes.expand(self.axes, rows, -1).permute(1, 2, 0)
+        return coordinates
+
+    def arguments(self, hidden: Tensor, positions: Tensor, mask: Tensor | None) -> dict[str, Any]:
+        """Kwargs of a layer's forward for these positions and this mask."""
+        given = super().arguments(hidden, positions, mask)
+        return given if self.axes == 1 else {**given, "position_ids": None}
+
+    @torch.no_grad()
+    def read(
+        self, layer: int, hidden: Tensor, positions: Tensor, row: Tensor, columns: Tensor,
+        rope: bool = True, given: Mapping[str, Any] | None = None,
+    ) -> Heads:  # fmt: skip
+        """Queries of asked rows and keys of all rows that enter a layer, by the layer itself as far as its kernel.
+
+        Args:
+            hidden: [R, S, D] that enters the layer.
+            row, columns: [P] and [P, L] rows that ask.
+            rope: whether they are rotated.
+            given: kwargs that the layer was given, of which those that are no rows are passed.
+        """
+        attention = self.attention(layer)
+        assert attention is not None
+        arguments = self.at(layer).arguments(hidden, positions, None)
+        if not rope and "position_embeddings" in arguments:
+            arguments["position_embeddings"] = _still(arguments["position_embeddings"])
+        other = {
+            name: value for name, value in (given or {}).items()
+            if not isinstance(value, Tensor) and name not in (*PLACED, *CACHE)
+        }  # fmt: skip
+        with recording([attention], leaves=True) as calls, suppress(Left):
+            # past the layer's hooks, which are for the model's own forward
+            self.layers[layer].forward(hidden, **{**other, **arguments})
+        return self.heads_of(calls[0], row, columns)
+
+    @staticmethod
+    def heads_of(call: KernelCall, row: Tensor, columns: Tensor) -> Heads:
+        """Queries of asked rows and all keys of a kernel call: they are rotated, so its angles turn nothing."""
+        query = call.query.detach().transpose(1, 2)[row[:, None], columns].transpose(1, 2)
+        key = call.key.detach()
+        still = key.new_ones(len(key), key.shape[2], key.shape[3])
+        return Heads(query, key, still, torch.zeros_like(still), call.scale, call.cap)
+
+    def check_attention(self, cut: bool) -> None:
+        """Holds the first layer of each kind, on a few rows of noise, to what is read of it: it gets the positions as
+        they are made here, and its kernel does softmax of queries and keys. Twins of the modules run, so that no hook
+        fires, no mode changes and no number is drawn. Weights that are not there are taken on trust.
+
+        Args:
+            cut: whether rows leave between layers: then every kind of layer is tried, and none may mix rows but by
+                attention.
+        Raises:
+            OptionError: the language model works in another way.
+        """
+        if not self.layers:
+            raise self._other("it has no layers like Llama's")
+        weights = list(self.layers[0].parameters())
+        if any(weight.is_meta or not weight.numel() for weight in weights):
+            return
+        like = next(weight for weight in weights if weight.is_floating_point())
+        size = self.module.config.hidden_size
+        noise = torch.randn(
+            1, TRIED_ROWS, size, generator=torch.Generator().manual_seed(0), device="cpu", dtype=torch.float32
+        )
+        embeds = (EMBEDDED * noise).to(like.device, like.dtype)
+        self.check_layers(cut, {"inputs_embeds": embeds}, embeds * self.embedding_scale)
+
+    @torch.no_grad()
+    def check_layers(self, cut: bool, call: Mapping[str, Any], entering: Tensor | None = None) -> None:
+        """`check_attention` by a call of the language model.
+
+        Args:
+            cut: whether rows leave between layers.
+            call: its arguments.
+            entering: [R, S, D] what should enter the first layer, where that is known.
+        Raises:
+            OptionError: the language model works in another way.
+        """
+        if cut and any(isinstance(one, nn.Conv1d) for layer in self.layers for one in layer.modules()):
+            raise self._other("its layers mix rows by a convolution too")
+        if cut and getattr(self.module.config, "num_kv_shared_layers", 0):
+            raise self._other("its last layers read keys of earlier ones")
+        tried: dict[Any, int] = {}
+        for index, _ in enumerate(self.layers if cut else self.layers[:1]):
+            module = self.attention(index)
+            if module is None:
+                raise self._other(f"layer {index} hands no queries and keys to an attention kernel")
+            tried.setdefault((kind_of(module), self.at(index).kind), index)
+        try:
+            for index, what, difference in self._layer_differences(list(tried.values()), call, entering):
+                room = EXACT if call["inputs_embeds"].dtype in (torch.float32, torch.float64) else ROUNDED
+                if not difference <= room:
+                    raise self._other(f"{what} of layer {index} differs by {difference:.2g} of its size")
+        except OptionError:
+            raise
+        except (AttributeError, ImportError, LookupError, TypeError, ValueError, RuntimeError, AssertionError) as error:
+            raise self._other(f"its first layers cannot be read ({error})") from error
+
+    def _layer_differences(self, tried: list[int], call: Mapping[str, Any], entering: Tensor | None) -> Any:
+        """Number of a layer, what is compared, and the difference as a share of its size."""
+        reached = [Recorder(layer, ends=index == tried[-1]) for index, layer in enumerate(self.layers)]
+        embeds = call["inputs_embeds"]
+        with torch.autocast(embeds.device.type, enabled=False):
+            run(twin(self.module, layers=reached), **{**call, "use_cache": False, "past_key_values": None})
+            states = reached[0].given[0]
+            if states.shape != embeds.shape:
+                raise ValueError("they hand on more than one row of states for each row of the prompt")
+            if entering is not None:
+                yield 0, "what enters the attention", distance(entering, states)
+            for index in tried:
+                hidden, given = reached[index].given
+                positions = self.positions(given, len(hidden), call)
+                for name, value in given.items():
+                    rows = isinstance(value, Tensor) and hidden.shape[1] in value.shape and name not in PLACED
+                    if rows and value.shape[:2] not in (hidden.shape[:2], (1, hidden.shape[1])):
+                        raise ValueError(f"they are given {name} of a shape that cannot be cut")
+                ours = self.at(index).arguments(hidden, positions, None).get("position_embeddings")
+                for one, own in zip(_tensors(ours), _tensors(given.get("position_embeddings")), strict=True):
+                    yield index, "the rotation", distance(one, own.expand(one.shape))
+                layer = twin(self.layers[index])
+                (attention, *_) = attention_modules(layer)
+                install([attention])
+                with recording([attention]) as calls:
+                    layer.forward(hidden, **given)
+                (kernel,) = calls
+                assert kernel.output is not None
+                attended, seen = _attended(kernel)
+                yield index, "the attention", distance(attended[seen], kernel.output.transpose(1, 2)[seen])
+
+    @property
+    def replaced(self) -> dict[str, Any]:
+        """Functions of the inner model that must know of a shortened sequence, by name."""
+        return {"_deepstack_process": add_planes} if hasattr(self.module, "_deepstack_process") else {}
+
+
+class _Observer:
+    """Tells a function of the kernel calls of a layer."""
+
+    def __init__(self, layer: int, observe: Callable[[int, KernelCall], None]) -> None:
+        self.layer, self.observe = layer, observe
+
+    def __call__(self, call: KernelCall) -> None:
+        self.observe(self.layer, call)
+
+
+def _still(turned: Any) -> Any:
+    """What rotates nothing, in the form that a rotation has."""
+    if isinstance(turned, Tensor):
+        return torch.ones_like(turned)
+    cos, sin = turned
+    return torch.ones_like(cos), torch.zeros_like(sin)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """The tensors of a rotation, complex ones as pairs of numbers."""
+    parts = [] if value is None else [value] if isinstance(value, Tensor) else list(value)
+    return [torch.view_as_real(one) if one.is_complex() else one for one in parts]
+
+
+def _attended(call: KernelCall) -> tuple[Tensor, Tensor]:
+    """Softmax of a call's queries and keys, times its values, in float32 at least [R, H, S, d_v], and which of these
+    see a row at all [R, H, S].
+    """
+    if call.options.get("s_aux") is not None:
+        raise ValueError("their attention has sinks")
+    groups = call.query.shape[1] // call.key.shape[1]
+    key, value = (one.repeat_interleave(groups, 1) for one in (call.key, call.value))
+    wide = torch.promote_types(call.query.dtype, torch.float32)
+    logits = call.query.to(wide) @ key.to(wide).transpose(-1, -2) * call.scale
+    if call.cap:
+        logits = torch.tanh(logits / call.cap) * call.cap
+    mask = call.mask
+    if not isinstance(mask, Tensor):
+        mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()
+    elif mask.ndim == 2:
+        mask = mask[:, None, None].bool() & torch.ones_like(logits[0, 0], dtype=torch.bool).tril()
+    mask = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    logits = logits.masked_fill(~mask, float("-inf"))
+    return logits.softmax(-1) @ value.to(wide), mask.any(-1).expand(logits.shape[:-1])
+
+
+def add_planes(attachment: Any, plain: Any, hidden: Tensor, visual_pos_masks: Tensor, visual_embeds: Tensor) -> Tensor:
+    """Replaces Qwen3-VL's `_deepstack_process`, which adds features [visual tokens, D] to visual rows: after a cut it
+    adds them to the rows that are left.
+    """
+    call, module = current_call(attachment), attachment.here.decoder.module
+    state = call.state.get("cuts") if call is not None else None
+    rows = getattr(state.forward, "rows", None) if state is not None else None
+    if rows is None or hidden.shape[1] == visual_pos_masks.shape[1]:
+        run_plain = plain or type(module)._deepstack_process.__get__(module)
+        states: Tensor = run_plain(hidden, visual_pos_masks, visual_embeds)
+        return states
+    plane = hidden.new_zeros(len(hidden), rows.size + 1, hidden.shape[2])
+    plane[:, :-1][visual_pos_masks.to(hidden.device)] = visual_embeds.to(hidden.device, hidden.dtype)
+    return hidden + plane.gather(1, rows.origin[..., None].expand_as(hidden))
