@@ -16,6 +16,7 @@ from llava_consensus.reduction.tokens import (
     VisionAttention,
     VisualTokens,
     WholePictures,
+    Words,
 )
 
 WATCH = Stopwatch(torch.device("cpu"))
@@ -60,6 +61,7 @@ def unit(
         whole=WholePictures(torch.arange(batch), torch.ones(batch, size, dtype=torch.bool)),
         slot=(torch.arange(size) * 9 // size).expand(batch, -1),  # as if a tower had merged them to nine
         earlier=VisionAttention(noise(batch, 4, size + 1, 8), noise(batch, 4, size + 1, 8), 8**-0.5, 1),
+        words=Words(noise(batch, text, 6), torch.ones(batch, text, dtype=torch.bool)),
     )
 
 
@@ -87,6 +89,7 @@ def of_batch(tokens: VisualTokens, index: int) -> VisualTokens:
         slot=tokens.slot[cut],
         clip=ClipSides(*(side[cut] for side in clip[:3])),
         whole=WholePictures(*(side[cut] for side in whole)),
+        words=Words(*(side[cut] for side in tokens.words or ())),
     )
 
 
@@ -205,6 +208,7 @@ def blank_unit(shape: Shape) -> VisualTokens:
         probe=blank_probe(shape, shape.known("question"), size),
         fingerprint=places(1),
         whole=WholePictures(places(1), masks(1, size)),
+        words=Words(blank(1, shape.known("question"), shape.width), masks(1, shape.known("question"))),
     )
 
 

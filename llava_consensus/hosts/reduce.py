@@ -97,7 +97,7 @@ def reduce(
                 fronts = shared_fronts(layout, tiles) if begin_alike else None
                 probe = probe_text(full, layout, model.decoder, fronts, getattr(method, "scap_rope", True))
         by_words = clip is None and Need.QUESTION in method.needs
-        words = words_after(full, layout) if by_words else None
+        words = words_after(full, layout) if by_words or Need.WORDS in method.needs else None
         # All inputs stay those of the full sequences: no unit sees the reduction of another.
         source = MethodInputs(full, layout, tiles, model.tower, method, prompts, probe, clip, words)
         groups = []

@@ -22,6 +22,7 @@ from llava_consensus.reduction.tokens import (
     VisionAttention,
     VisualTokens,
     WholePictures,
+    Words,
 )
 
 MOST_TILES = 1 << 20  # of a picture
@@ -230,6 +231,7 @@ class MethodInputs:
             earlier=earlier,
             project=self.tower.project if Need.PROJECTOR in needs else None,
             clip=self._clip(used),
+            words=Words(*(side[prompt] for side in self.words or ())) if Need.WORDS in needs else None,
             probe=self._probe(units[0]),
             fingerprint=fingerprint,
             whole=self._whole(used) if Need.WHOLE_PICTURES in needs else None,
@@ -296,7 +298,7 @@ class MethodInputs:
     def _clip(self, used: list[tuple[int, int]]) -> ClipSides | None:
         """Patches of these tiles, and the question of the row each is asked about in."""
         pictures, sizes = self.layout.pictures, [len(tiles.projected) for tiles in self.tiles]
-        if self.words is not None:
+        if self.words is not None and Need.QUESTION in self.method.needs:
             text, real = self.words
             tokens = [self.tiles[pictures[picture].source].projected[tile] for picture, tile in used]
             prompt = torch.tensor([self.layout.probes[1][picture] for picture, _ in used], device=text.device)

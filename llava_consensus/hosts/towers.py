@@ -22,7 +22,9 @@ from llava_consensus.reduction.tokens import ClipSides, Need
 
 EARLIER = "earlier "  # in front of the names of parts that an earlier block gave
 FRONTS = ("", EARLIER)  # in front of the names of all parts
-GIVEN = frozenset({Need.PROBE, Need.FINGERPRINT, Need.QUESTION, Need.WHOLE_PICTURES})  # whatever the tower is
+GIVEN = frozenset(
+    {Need.PROBE, Need.FINGERPRINT, Need.QUESTION, Need.WORDS, Need.WHOLE_PICTURES}
+)  # whatever the tower is
 
 
 def needs_of(tower: Tower, method: Method) -> frozenset[Need]:

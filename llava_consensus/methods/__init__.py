@@ -131,6 +131,7 @@ METHODS = Methods(
         "hiprune": "hiprune:HiPrune",
         "hydart": "hydart:HyDART",
         "anchorprune": "anchorprune:AnchorPrune",
+        "mmtok": "mmtok:MMTok",
         "vscan": "vscan:VScan",
         "tome_post": "tome_post:ToMePost",
         "random": "random:Random",

@@ -49,8 +49,10 @@ class Scope(Selector, ReadsTower):
 
 
 def cover(similarity: Tensor, weight: Tensor, count: int) -> Tensor:
-    """`count` tokens in the order they are chosen: [B, N, N] symmetric, [B, N] -> [B, count]."""
-    covered, left = torch.zeros_like(weight), torch.ones_like(weight, dtype=torch.bool)
+    """`count` tokens in the order they are chosen, from how much each covers of each of R things: [B, N, R], [B, N] ->
+    [B, count].
+    """
+    covered, left = torch.zeros_like(similarity[:, 0]), torch.ones_like(weight, dtype=torch.bool)
     chosen: list[Tensor] = []  # [B, 1] each
     for _ in range(count):
         gain = (similarity - covered[:, None]).clamp_min_(0).sum(2) * weight

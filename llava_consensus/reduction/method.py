@@ -149,7 +149,7 @@ class Method:
     @property
     def reads_prompt(self) -> bool:
         """True if the choice of tokens depends on the question asked about the picture."""
-        return bool(self.needs & {Need.PROBE, Need.FINGERPRINT, Need.QUESTION})
+        return bool(self.needs & {Need.PROBE, Need.FINGERPRINT, Need.QUESTION, Need.WORDS})
 
     @property
     def acts_inside(self) -> bool:

@@ -28,6 +28,7 @@ class Need(Enum):
     CLASS_FEATURE = "class_feature"
     PROJECTOR = "project"
     QUESTION = "clip"
+    WORDS = "words"
     PROBE = "probe"
     FINGERPRINT = "fingerprint"
     WHOLE_PICTURES = "whole"
@@ -90,6 +91,13 @@ class ClipSides(NamedTuple):
     words: bool = False  # whether the space is that of the language model's embeddings
 
 
+class Words(NamedTuple):
+    """The text after the picture of each unit, as the language model embeds it."""
+
+    text: Tensor  # [B, M, D]
+    real: Tensor  # [B, M] true where there is a word
+
+
 class WholePictures(NamedTuple):
     """The U tiles are all tiles of the pictures that the units belong to, also those of other units."""
 
@@ -117,6 +125,7 @@ class VisualTokens(NamedTuple):
     class_feature: Tensor | None = None  # [U, D_v]
     project: Callable[[Tensor], Tensor] | None = None  # [..., D_v] -> [..., D] the host's projector
     clip: ClipSides | None = None
+    words: Words | None = None
     probe: TextProbe | None = None
     fingerprint: Tensor | None = None  # [B] int64 of picture and prompt, the same in every batch
     whole: WholePictures | None = None

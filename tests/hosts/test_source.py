@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("name", ["anchorprune"])
+@pytest.mark.parametrize("name", ["anchorprune", "mmtok"])
 @torch.no_grad()
 def test_each_question_about_one_encoding_is_read(name: str) -> None:
     """The evaluation encodes a picture once for its questions: what they choose is what they choose alone."""

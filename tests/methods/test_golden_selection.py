@@ -16,7 +16,7 @@ from llava_consensus.methods.vidcom2 import likeness, shares, still
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import directions
 from llava_consensus.reduction.saliency import class_saliency
-from llava_consensus.reduction.tokens import ClipSides, Need, VisionAttention, VisualTokens, WholePictures
+from llava_consensus.reduction.tokens import ClipSides, Need, VisionAttention, VisualTokens, WholePictures, Words
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -239,4 +239,17 @@ def test_hydart_equals_the_official_code(case: str) -> None:
     given = given._replace(earlier=seen(given.projected, arrays[f"early_{case}"][None]).attention)
     kept = arrays[f"kept_{case}"].long()
     method = make("hydart", **dict(zip(("alpha", "near", "picked"), map(float, options), strict=False)))
+    assert torch.equal(method.reduce(given, Budget(len(kept))).kept[0], kept)
+
+
+@pytest.mark.parametrize("case", cases("mmtok", "kept"))
+def test_mmtok_equals_the_official_code(case: str) -> None:
+    """N_T, and the temperatures and alpha where the case names them."""
+    arrays, options = golden("mmtok"), case.split("_")[2:]
+    given, text = seen(arrays[f"tokens_{case}"][None]), arrays[f"words_{case}"].float()[None]
+    words = Words(text, torch.ones(text.shape[:2], dtype=torch.bool))
+    given = given._replace(features=arrays[f"features_{case}"].float()[None], words=words)
+    names = "word_temperature", "token_temperature", "alpha"
+    kept = arrays[f"kept_{case}"].long()
+    method = make("mmtok", **dict(zip(names, map(float, options), strict=False)))
     assert torch.equal(method.reduce(given, Budget(len(kept))).kept[0], kept)

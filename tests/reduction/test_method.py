@@ -404,7 +404,8 @@ def test_a_method_reads_the_prompt_if_its_choice_changes_with_the_question() -> 
     tokens, other = unit(size=60), unit(size=60, seed=1)
     assert tokens.clip is not None and other.clip is not None and tokens.fingerprint is not None
     asked = tokens.clip._replace(text=other.clip.text)
-    differently = tokens._replace(probe=other.probe, clip=asked, fingerprint=tokens.fingerprint + 1)
+    more = {"words": other.words, "fingerprint": tokens.fingerprint + 1}
+    differently = tokens._replace(probe=other.probe, clip=asked, **more)
     for name in METHODS:
         method = make(name)
         if name not in AFTER_TOWER:
