@@ -144,6 +144,12 @@ class LlamaDecoder:
             raise self._other("it has no layers like Llama's")
         if cut and any(isinstance(one, nn.Conv1d) for layer in self.layers for one in layer.modules()):
             raise self._other("its layers mix rows by a convolution too")
+        if any(isinstance(one, nn.Linear) and getattr(one, "weight", None) is None for one in self.layers[0].modules()):
+            raise OptionError(
+                f"language model {type(self.module).__name__}: its weights are packed until its first forward "
+                "(compressed-tensors). Run the model once, or load with CompressedTensorsConfig(dequantize=True), and "
+                "attach then"
+            )
         weights = list(getattr(self.layers[0], "self_attn", self.layers[0]).parameters())
         if any(weight.is_meta or not weight.numel() for weight in weights):
             return
