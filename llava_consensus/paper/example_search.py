@@ -65,7 +65,7 @@ def answers(
                 yield question, runner.answer([encoded], [prompt])[0]
 
 
-def survey(plan: RunPlan, runner: Runner, method: Method, budget: Budget, progress: bool = True) -> list[Surveyed]:
+def survey(plan: RunPlan, runner: Runner, method: Method, budget: Budget) -> list[Surveyed]:
     """Every question about one picture, with how much its two signals disagree.
 
     Raises:
@@ -74,7 +74,7 @@ def survey(plan: RunPlan, runner: Runner, method: Method, budget: Budget, progre
     questions = [question for question in plan.questions if len(question.images) == 1]
     found = []
     asked = answers(plan, runner, method, budget, questions, longest=1)
-    for question, answer in counted(asked, total=len(questions), unit="q", desc="looking", shown=progress):
+    for question, answer in counted(asked, total=len(questions), unit="q", desc="looking"):
         reduction = reduction_of(answer)
         found.append(Surveyed(question, disagreement(reduction), frozenset(reduction.kept[0].tolist())))
     return found

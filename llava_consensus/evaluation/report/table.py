@@ -182,12 +182,10 @@ def latex(table: Table) -> str:
     return "\n".join([*above, *lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"])
 
 
-def csv_text(rows: Sequence[Mapping[str, Any]], keys: Sequence[str] | None = None) -> str:
-    """Rows as CSV with these keys, those of the first row unless given; what is not known is empty. Lines end as
-    RFC 4180 says.
-    """
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as CSV with the keys of the first; missing values are empty. Lines end as RFC 4180 says."""
     out = io.StringIO()
-    writer = csv.DictWriter(out, list(keys or rows[0]), restval="")
+    writer = csv.DictWriter(out, list(rows[0]), restval="")
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()
