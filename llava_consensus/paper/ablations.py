@@ -7,7 +7,7 @@ which setting a printed row is about, is read off the preset of the table (`pres
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from math import floor, isclose
+from math import floor
 from typing import Any
 
 from llava_consensus.evaluation.report.rows import Row
@@ -18,13 +18,6 @@ from llava_consensus.paper.material import Material, NotMeasured
 from llava_consensus.paper.preset_tables import scale
 
 METHOD = "consensusdrop"
-TITLES = {  # for figures, by the name of the preset
-    "alpha": "alpha",
-    "temperature": "temperature",
-    "recovery": "recovery",
-    "anchors": "merged tokens",
-    "score": "scores",
-}
 MERGED = 20  # of 128 tokens, which the paper merges
 Setting = tuple[Any, ...]  # values of an ablation's options, in their order
 
@@ -33,7 +26,6 @@ Setting = tuple[Any, ...]  # values of an ablation's options, in their order
 class Ablation:
     """One of the paper's ablations."""
 
-    title: str  # for figures
     options: tuple[str, ...]  # of the method, in which its runs differ; a setting holds their values in this order
     # the paper's scores in percent, by setting and our name of the benchmark
     printed: Mapping[Setting, Mapping[str, float]]
@@ -71,7 +63,7 @@ def ablation(name: str) -> Ablation:
         beside = found.printed_row(row.printed) or {}
         percent = {name: beside[column] / scale(column) for name, column in found.benchmarks.items()}
         scores[tuple(own[key] for key in options)] = percent
-    return Ablation(TITLES[name], options, scores, str(whole[0]["fuser"]))
+    return Ablation(options, scores, str(whole[0]["fuser"]))
 
 
 @dataclass(frozen=True)
@@ -108,12 +100,6 @@ class Settings:
     def percent(self, setting: Setting, name: str) -> float:
         """A score in percent."""
         return self.cells[setting][name].percent
-
-    @property
-    def best(self) -> list[Setting]:
-        """The settings with the highest mean: several where it is the same."""
-        totals = {one: sum(self.percent(one, name) for name in self.averaged) for one in self.cells}
-        return [one for one, total in totals.items() if isclose(total, max(totals.values()))]
 
 
 def settings(material: Material, name: str, policy: str = "renumber") -> Settings:

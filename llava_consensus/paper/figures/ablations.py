@@ -1,6 +1,5 @@
-"""Figures of the ablations: F9 alpha, F10 temperatures, F11 recovery, F12 merged tokens, F13 scores, F14 and F15 the
-best of each. What the paper prints stands beside ours in grey: another model on other data, so shapes can be compared
-and levels cannot.
+"""Figures of the ablations: F9 alpha, F10 temperatures, F11 recovery, F12 merged tokens, F13 scores. The paper's
+numbers stand beside ours in grey: another model on other data, so shapes can be compared and levels cannot.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
