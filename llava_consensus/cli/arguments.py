@@ -238,17 +238,17 @@ def loading(given: argparse.Namespace) -> "Loading":
     from llava_consensus.evaluation.models import Loading
 
     names = ("device", "dtype", "device_map", "bits", "attn", "revision", "trust_remote_code", "engine", "vllm")
-    told: list[Any] = [getattr(given, name, None) for name in names]  # commands without runs have no engine
-    return Loading(*told)
+    options: list[Any] = [getattr(given, name, None) for name in names]  # commands without runs have no engine
+    return Loading(*options)
 
 
 def load(given: argparse.Namespace) -> "Runner":
     """Checks and loads the given model."""
     from llava_consensus.evaluation import models
 
-    told, own = loading(given), host_options(given)
-    models.check(given.model, None, told, host_options=own)
-    return models.load(given.model, told, own)
+    options, own = loading(given), host_options(given)
+    models.check(given.model, None, options, host_options=own)
+    return models.load(given.model, options, own)
 
 
 def config(

@@ -75,26 +75,28 @@ def _about(name: str, as_json: bool) -> Iterator[str]:
     """Description of a method from its file: idea, paper and differences; its options, and its cost."""
     from llava_consensus.methods import about
 
-    told = about(name)
+    described = about(name)
     if as_json:
-        found = {"method": name, "acts": told.place, "about": told.paragraphs}
-        options = [one._asdict() for one in told.options]
-        yield json.dumps({**found, "options": options, "counted": told.counted, "cost": told.cost}, indent=1)
+        found = {"method": name, "acts": described.place, "about": described.paragraphs}
+        options = [one._asdict() for one in described.options]
+        yield json.dumps({**found, "options": options, "counted": described.counted, "cost": described.cost}, indent=1)
         return
-    yield terminal.wrapped(f"{name}, acts here: {told.place}")
-    for paragraph in told.paragraphs:
+    yield terminal.wrapped(f"{name}, acts here: {described.place}")
+    for paragraph in described.paragraphs:
         yield "\n" + terminal.wrapped(paragraph, "", WIDTH)
-    yield "\noptions, each with its default:" if told.options else "\noptions: none"
-    for one in told.options:
+    yield "\noptions, each with its default:" if described.options else "\noptions: none"
+    for one in described.options:
         values = f"  ({one.values})" if one.values else ""
         yield terminal.wrapped(f"  {one.name}={one.default}{values}", " " * 6, WIDTH)
         yield terminal.wrapped(" " * 6 + one.text, " " * 6, WIDTH)
-    if told.options:
-        first = told.options[0]
+    if described.options:
+        first = described.options[0]
         yield terminal.wrapped(f"give them as: --method {name} --option {first.name}={first.default}")
     yield "\n" + terminal.wrapped("cost of one picture, FLOPs, two for each multiply-add (docs/accounting.md):")
-    yield from (terminal.wrapped(f"  {function}: {counted}", most=WIDTH) for function, counted in told.counted.items())
-    yield terminal.wrapped(f"  {told.cost}")
+    yield from (
+        terminal.wrapped(f"  {function}: {counted}", most=WIDTH) for function, counted in described.counted.items()
+    )
+    yield terminal.wrapped(f"  {described.cost}")
 
 
 def _matrix(as_json: bool) -> Iterator[str]:

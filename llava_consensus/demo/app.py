@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from PIL.Image import Image
 
 from llava_consensus.demo import desk, markup
-from llava_consensus.demo.desk import DemoPicture, Desk, Form, Told, offered
+from llava_consensus.demo.desk import DemoPicture, Desk, Form, SideAnswer, offered
 from llava_consensus.errors import ConsensusError, OptionError, missing_extra
 from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.models import Runner
@@ -102,7 +102,7 @@ class _Page:
     ) -> None:
         self.gradio, self.samples, self.megabytes, self.desk = gradio, samples, megabytes, Desk(runner)
         self.note = note  # about pictures that are none of the samples
-        self.picture, self.told = gradio.State(None), gradio.State(())
+        self.picture, self.answers = gradio.State(None), gradio.State(())
         with gradio.Row():
             with gradio.Column(scale=2, min_width=280):
                 self._pictures()
@@ -174,7 +174,7 @@ class _Page:
 
     def wire(self, blocks: "Blocks") -> None:
         """Connects the widgets to their callbacks."""
-        shown = [self.told, self.results, self.message]
+        shown = [self.answers, self.results, self.message]
         chosen = [self.picture, self.thumbnail, self.first, self.second]
         once = {"concurrency_limit": 1, "concurrency_id": "model", "show_progress": "minimal"}
         asked: list[Callable[..., Any]] = [self.ask.click, self.tokens.release, self.alpha.release]
@@ -191,20 +191,20 @@ class _Page:
         seen.append(taken.success(self.answer, [*self.form, self.view], shown, **once))
         for answered in (seen[0], seen[-1]):  # of `Ask` and of an upload; a moved slider must stay in view
             answered.success(js=SHOW)
-        self.view.change(markup.results, [self.told, self.view], self.results, show_progress="hidden")
+        self.view.change(markup.results, [self.answers, self.view], self.results, show_progress="hidden")
         if self.samples:
             first = blocks.load(lambda: self._chosen(0), None, chosen)
             first.then(self.answer, [*self.form, self.view], shown, **once)
 
-    def answer(self, *values: Any) -> tuple[tuple[Told, ...], str, str]:
+    def answer(self, *values: Any) -> tuple[tuple[SideAnswer, ...], str, str]:
         """Both answers, drawn, and what the visitor must know."""
         *form, view = values
         try:
-            told = self.desk.ask(desk.request(Form(*form), self.samples))
+            answers = self.desk.ask(desk.request(Form(*form), self.samples))
         except ConsensusError as error:
             return (), "", markup.message(str(error))
         strange = form[0] not in {str(sample.picture) for sample in self.samples}
-        return told, markup.results(told, view), markup.message(self.note if strange else "")
+        return answers, markup.results(answers, view), markup.message(self.note if strange else "")
 
     def picks(self) -> Callable[..., Any]:
         """Callback that picks one of the examples. Gradio reads from the annotation which event it hands over."""

@@ -206,7 +206,7 @@ def _mixed(asked: dict[str, str]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Told:
+class SideAnswer:
     """One side of a comparison, answered."""
 
     side: Side
@@ -242,9 +242,9 @@ class Desk:
     def __init__(self, runner: Runner, seconds: float = SECONDS) -> None:
         self.runner, self.seconds = runner, seconds
         self._busy = threading.Lock()
-        self._last: tuple[Inquiry, tuple[Told, ...]] | None = None
+        self._last: tuple[Inquiry, tuple[SideAnswer, ...]] | None = None
 
-    def ask(self, request: Inquiry) -> tuple[Told, ...]:
+    def ask(self, request: Inquiry) -> tuple[SideAnswer, ...]:
         """Both sides of a request, answered. What a side cannot do is said there. The last request is not answered
         again: a page asks whenever one of its menus is left.
 
@@ -260,19 +260,19 @@ class Desk:
                 question: self._answer(image, make("full"), budget, question, request.short)[0].text
                 for question in dict.fromkeys(side.question for side in request.sides)
             }
-            told = [self._told(image, side, budget, request.short) for side in request.sides]
-            told = [replace(one, full=full[one.side.question]) for one in told]
-            self._last = request, tuple(self._timed(image, told, budget, request.short))
+            answers = [self._answer_side(image, side, budget, request.short) for side in request.sides]
+            answers = [replace(one, full=full[one.side.question]) for one in answers]
+            self._last = request, tuple(self._timed(image, answers, budget, request.short))
             return self._last[1]
 
-    def _told(self, image: Image, side: Side, budget: Budget, short: bool) -> Told:
+    def _answer_side(self, image: Image, side: Side, budget: Budget, short: bool) -> SideAnswer:
         """The answer of one side, not timed."""
         try:
             method = make(side.method, **side.options)
             answer, seen = self._answer(image, method, budget, side.question, short)
         except ConsensusError as error:
-            return Told(side, error=str(error))
-        return Told(side, answer.text, seen=seen)
+            return SideAnswer(side, error=str(error))
+        return SideAnswer(side, answer.text, seen=seen)
 
     def _answer(
         self, image: Image, method: Method, budget: Budget, question: str, short: bool
@@ -286,10 +286,10 @@ class Desk:
             return answer, None
         return answer, seen
 
-    def _timed(self, image: Image, told: Sequence[Told], budget: Budget, short: bool) -> list[Told]:
+    def _timed(self, image: Image, answers: Sequence[SideAnswer], budget: Budget, short: bool) -> list[SideAnswer]:
         """The results with times: of each side, and of all tokens."""
-        methods = [make("full"), *(make(one.side.method, **one.side.options) for one in told if not one.error)]
-        questions = [told[0].side.question, *(one.side.question for one in told if not one.error)]
+        methods = [make("full"), *(make(one.side.method, **one.side.options) for one in answers if not one.error)]
+        questions = [answers[0].side.question, *(one.side.question for one in answers if not one.error)]
         samples: list[list[float]] = [[] for _ in methods]
         end = time.perf_counter() + self.seconds
         while len(samples[0]) < ROUNDS and (not samples[0] or time.perf_counter() < end):
@@ -300,5 +300,5 @@ class Desk:
         times = iter(rest)
         return [
             one if one.error else replace(one, milliseconds=next(times), full_milliseconds=full, rounds=len(samples[0]))
-            for one in told
+            for one in answers
         ]

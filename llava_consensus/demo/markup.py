@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL.Image import Image
 
-from llava_consensus.demo.desk import VIEWS, Told
+from llava_consensus.demo.desk import VIEWS, SideAnswer
 from llava_consensus.demo.seen import SALIENCIES, Seen
 from llava_consensus.evaluation.report import overlay
 from llava_consensus.evaluation.report.overlay import View
@@ -22,9 +22,9 @@ HINT = "Point at a patch, or touch it, to see its rank, its saliencies and where
 KEPT, MERGED, DROPPED = "kept", "merged", "dropped"
 
 
-def results(told: Sequence[Told], view: str) -> str:
+def results(answers: Sequence[SideAnswer], view: str) -> str:
     """Both sides of an answered request, side by side."""
-    return f'<div class="cd-results">{"".join(_column(one, view) for one in told)}</div>'
+    return f'<div class="cd-results">{"".join(_column(one, view) for one in answers)}</div>'
 
 
 def message(text: str) -> str:
@@ -47,7 +47,7 @@ def address(image: Image, width: int = WIDTH) -> str:
     return "data:image/jpeg;base64," + base64.b64encode(content.getvalue()).decode()
 
 
-def _column(one: Told, view: str) -> str:
+def _column(one: SideAnswer, view: str) -> str:
     head = (
         f'<h3>{escape(one.side.title)}</h3><p class="cd-question">{escape(one.side.question)}</p>'
         if one.side.question
@@ -60,7 +60,7 @@ def _column(one: Told, view: str) -> str:
     return f'<section class="cd-column">{head}{_answer(one)}{_facts(one)}{body}{foot}</section>'
 
 
-def _answer(one: Told) -> str:
+def _answer(one: SideAnswer) -> str:
     truth = ""
     if one.side.truth:
         right = one.answer.strip().lower().rstrip(".") == one.side.truth.strip().lower()
@@ -70,7 +70,7 @@ def _answer(one: Told) -> str:
     return f'<p class="cd-answer"><b>{escape(one.answer) or "(no answer)"}</b>{truth}{full}</p>'
 
 
-def _facts(one: Told) -> str:
+def _facts(one: SideAnswer) -> str:
     seen, facts = one.seen, []
     if seen is not None:
         counts = zip(seen.counts, ("kept", "merged", "dropped"), strict=True)

@@ -16,7 +16,7 @@ from PIL import Image
 
 from llava_consensus import cli
 from llava_consensus.demo import desk, markup
-from llava_consensus.demo.desk import DemoPicture, Desk, Form, Side, Told, offered, samples
+from llava_consensus.demo.desk import DemoPicture, Desk, Form, Side, SideAnswer, offered, samples
 from llava_consensus.demo.seen import Seen, card, counted, seen_by
 from llava_consensus.errors import ConsensusError, MissingDependency, OptionError, QuestionError
 from llava_consensus.evaluation.media import Clip
@@ -143,15 +143,15 @@ def test_ranks_begin_with_the_largest() -> None:
     assert markup.ranks([0.2, 0.9, 0.2, float("nan")]).tolist() == [2, 1, 3, 4]
 
 
-def told(**changes: Any) -> Told:
+def side_answer(**changes: Any) -> SideAnswer:
     side = Side("consensusdrop", "consensusdrop", {}, "What <b>is</b> it?", "a cat")
     given = {"answer": "A cat.", "full": "a dog", "milliseconds": 12.4, "full_milliseconds": 30.2, "rounds": 3,
              "seen": a_seen([0], [1], [4, 5, 5, -1], vision=[0.1, 0.2, 0.3, 0.4])}  # fmt: skip
-    return Told(side, **given | changes)
+    return SideAnswer(side, **given | changes)
 
 
 def test_a_column_says_question_answer_truth_tokens_and_times() -> None:
-    html = markup.results([told(), told(answer="a dog")], "kept and merged")
+    html = markup.results([side_answer(), side_answer(answer="a dog")], "kept and merged")
     assert html.count("cd-column") == 2 and "What &lt;b&gt;is&lt;/b&gt; it?" in html and "<b>is</b>" not in html
     assert "right" in html and "wrong" in html and "truth: a cat" in html and "from all tokens: a dog" in html
     assert "<b>2</b> of 4 tokens <small>1 kept, 1 merged, 1 dropped" in html
@@ -159,7 +159,7 @@ def test_a_column_says_question_answer_truth_tokens_and_times() -> None:
 
 
 def test_patches_travel_inside_the_page_and_nothing_is_fetched() -> None:
-    html = markup.results([told()], "kept and merged")
+    html = markup.results([side_answer()], "kept and merged")
     (data,) = re.findall(r'data-patches="([^"]+)"', html)
     assert json.loads(unescape(data))["slot"] == [1, 2, 2, 0]
     assert re.findall(r'src="(.{11})', html) == ["data:image/"] and "http" not in html
@@ -168,14 +168,14 @@ def test_patches_travel_inside_the_page_and_nothing_is_fetched() -> None:
 @pytest.mark.parametrize("name", desk.VIEWS)
 def test_every_view_shows_something_and_says_what_a_method_lacks(name: str) -> None:
     pytest.importorskip("matplotlib")
-    html = markup.results([told()], name)
+    html = markup.results([side_answer()], name)
     lacks = desk.VIEWS[name] in ("cross", "fused")
     assert (f"no {desk.VIEWS[name]} saliency" in html) == lacks
     assert f'data-view="{"selection" if lacks else desk.VIEWS[name]}"' in html
 
 
 def test_what_a_side_cannot_do_stands_in_its_column() -> None:
-    html = markup.results([told(error="needs <attention>", seen=None)], "kept and merged")
+    html = markup.results([side_answer(error="needs <attention>", seen=None)], "kept and merged")
     assert "needs &lt;attention&gt;" in html and "cd-picture" not in html
     assert markup.message("") == "" and 'role="alert"' in markup.message("no")
 
@@ -197,8 +197,8 @@ def test_both_sides_are_answered_and_timed_and_refusals_are_told(tmp_path: Path)
     host = SquareHost()
     asked = desk.request(form(picture=str(picture), right="fastv", tokens=4, second="And where?"))
     asking = Desk(host, seconds=0)
-    left, right = told = asking.ask(asked)
-    assert asking.ask(asked) is told, "the same again is not answered again"
+    left, right = answers = asking.ask(asked)
+    assert asking.ask(asked) is answers, "the same again is not answered again"
     assert left.answer.startswith("What is it?") and left.rounds == 1 and left.milliseconds is not None
     assert right.error == "fastv: not here" and right.milliseconds is None
     assert left.seen is not None and left.seen.before == 16

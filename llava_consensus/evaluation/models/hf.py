@@ -339,8 +339,8 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
         processor = processor_of(path, code)
         config = load_pretrained(transformers.AutoConfig, path, **code)
         cls: Any = getattr(transformers, (config.architectures or ["AutoModelForImageTextToText"])[0])
-        told = {"dtype": loading.torch_dtype(), "output_loading_info": True, **loading.told()}
-        model, info = load_pretrained(cls, path, **told)
+        kwargs = {"dtype": loading.torch_dtype(), "output_loading_info": True, **loading.from_pretrained_kwargs()}
+        model, info = load_pretrained(cls, path, **kwargs)
     except MissingDependency:
         raise
     except Exception as error:  # a damaged checkpoint breaks foreign code in any way

@@ -441,7 +441,9 @@ def load_official(path: str, loading: Loading) -> tuple[Any, Any, Any]:
     own_tower = trains_tower(path)
     changes: dict[str, Any] = {**_tower(path), **({FLAG: False} if own_tower else {})}
     # what the loader hands on to transformers; where the model stands is its own to say
-    changes |= {key: value for key, value in loading.told().items() if key != "device_map" or value == "auto"}
+    changes |= {
+        key: value for key, value in loading.from_pretrained_kwargs().items() if key != "device_map" or value == "auto"
+    }
     device = "cuda" if loading.device_map else loading.device
     with incomplete_refused():
         model, tokenizer, processor = quietly_loaded(

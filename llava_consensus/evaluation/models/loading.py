@@ -165,18 +165,18 @@ class Loading:
         if self.bits is None and dtype != "auto":
             model.to(dtype)
 
-    def told(self) -> dict[str, Any]:
+    def from_pretrained_kwargs(self) -> dict[str, Any]:
         """Kwargs of `from_pretrained` of transformers, apart from the type of the weights."""
-        told: dict[str, Any] = {}
+        kwargs: dict[str, Any] = {}
         if self.device_map is not None:
-            told["device_map"] = self.device_map
+            kwargs["device_map"] = self.device_map
         if self.attention != "auto":
-            told["attn_implementation"] = self.attention
-        told["trust_remote_code"] = self.trust_remote_code  # where nothing is said, transformers asks standard input
+            kwargs["attn_implementation"] = self.attention
+        kwargs["trust_remote_code"] = self.trust_remote_code  # where nothing is said, transformers asks standard input
         if self.bits is not None:
-            told["quantization_config"] = self._quantisation()
-            told.setdefault("device_map", {"": self.device})
-        return told
+            kwargs["quantization_config"] = self._quantisation()
+            kwargs.setdefault("device_map", {"": self.device})
+        return kwargs
 
     def _quantisation(self) -> "BitsAndBytesConfig":
         """Configuration of bitsandbytes: 4 bits as in QLoRA, 8 bits as in LLM.int8."""
@@ -226,13 +226,13 @@ def load(model: str, loading: Loading | None = None, host_options: Mapping[str, 
     options = chosen(entry, model, host_options)
     checkpoint.files()
     keep_freed_memory()
-    with _nobody_is_asked():
+    with _no_interactive_prompts():
         runner: Runner = _of_kind(entry, loading, "load")(str(checkpoint.folder), loading, entry.view, options)
     return runner
 
 
 @contextmanager
-def _nobody_is_asked() -> Iterator[None]:
+def _no_interactive_prompts() -> Iterator[None]:
     """While a model loads, transformers does not ask standard input whether a checkpoint's code may run, which loaders
     of other packages leave to it: it refuses.
     """

@@ -264,8 +264,8 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
         raise OptionError(f"attention={loading.attention!r}: the code of {path} has a kernel of its own. Leave it out")
     try:
         tokenizer = load_pretrained(transformers.AutoTokenizer, path, loading.trust_remote_code)
-        told = {"torch_dtype": loading.torch_dtype(), "output_loading_info": True, **loading.told()}
-        model, info = load_pretrained(transformers.AutoModelForCausalLM, path, **told)
+        kwargs = {"torch_dtype": loading.torch_dtype(), "output_loading_info": True, **loading.from_pretrained_kwargs()}
+        model, info = load_pretrained(transformers.AutoModelForCausalLM, path, **kwargs)
     except Exception as error:  # foreign code breaks in any way
         raise DataError(
             f"model={path!r} cannot be loaded: {type(error).__name__}: {error}. Its code is of 2023, written for "

@@ -95,7 +95,7 @@ class Catalogue:
         """Facts of a benchmark."""
         return self.benchmarks.get(name, Facts(name))
 
-    def told_by(self, runs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any] | None]]) -> "Catalogue":
+    def with_facts_of(self, runs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any] | None]]) -> "Catalogue":
         """A copy with the titles and facts that runs, given as (config, metrics), record."""
         methods, benchmarks = dict(self.methods), dict(self.benchmarks)
         for config, metrics in runs:
@@ -260,7 +260,7 @@ def read_row(folder: Path) -> Row:
     if absent:
         raise DataError(f"{folder / CONFIG}: no {', '.join(absent)} in it. Move the folder away")
     answered = read_bytes(answers).count(b"\n") if answers.exists() else 0
-    return Row(config, metrics, answered, folder, Catalogue().told_by([(config, metrics)]))
+    return Row(config, metrics, answered, folder, Catalogue().with_facts_of([(config, metrics)]))
 
 
 def read_rows(out: Path, fallback: Catalogue | None = None) -> list[Row]:
@@ -274,7 +274,7 @@ def read_rows(out: Path, fallback: Catalogue | None = None) -> list[Row]:
     """
     grades = _read_judged(out)
     rows = [read_row(path.parent) for path in sorted(out.glob(f"*/{CONFIG}"))]
-    catalogue = (fallback or Catalogue()).told_by((row.config, row.metrics) for row in rows)
+    catalogue = (fallback or Catalogue()).with_facts_of((row.config, row.metrics) for row in rows)
     begun = [replace(row, catalogue=catalogue) for row in rows if row.answered or row.metrics]
     return [judged for row in begun for judged in _with_grades(row, grades)]
 
