@@ -32,7 +32,7 @@ from llava_consensus.evaluation.files import (
     read_json,
     read_lines,
 )
-from llava_consensus.evaluation.report.stats import Bounds, Comparison, Sample, bounds, pooled, sample
+from llava_consensus.evaluation.report.stats import RESAMPLES, Bounds, Comparison, Sample, bounds, pooled, sample
 
 CHOICE = ("method", "options", "changed", "tokens", "merged")  # keys of a configuration in which compared runs differ
 OF_BENCHMARK = ("benchmark", "questions", "conversation", "max_new_tokens")
@@ -238,16 +238,17 @@ class Row:
         return None if self.sample is None else bounds(self.sample, self.benchmark)
 
 
-def compare(first: Row, second: Row) -> Comparison | None:
+def compare(first: Row, second: Row, count: int = RESAMPLES) -> Comparison | None:
     """Difference of two runs' scores, paired by question; None unless rows make up both scores of the same questions.
 
     Args:
         first, second: runs that were asked the same questions.
+        count: resamples.
     """
     one, other = first.sample, second.sample
     if one is None or other is None or not np.array_equal(one.questions, other.questions):
         return None
-    return Comparison(one, other, first.benchmark)
+    return Comparison(one, other, first.benchmark, count)
 
 
 def read_row(folder: Path) -> Row:
