@@ -198,7 +198,7 @@ def _serving(
             overrides = setting_of(method, sizes[0]).overrides(runner.model.config)
             cases += [serving.ServedCase(name, overrides, size if method.reduces else None) for size in own]
         del runner
-        asked = serving.Asked(QUESTION, pictures, given.length)
+        asked = serving.ServedQuestion(QUESTION, pictures, given.length)
         further = f"--dtype {dtype} --max-model-len 1024{' --enforce-eager' * on_cpu}"
         described = json.loads(canonical({**described, "arguments": further, "length": given.length}))
         stored = read_json(given.out, "Give another --out", dict) if given.out.exists() and not given.again else {}

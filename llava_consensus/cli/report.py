@@ -161,11 +161,11 @@ def import_(given: argparse.Namespace) -> Iterator[str]:
         OptionError: a column of something else than id, right, picture.
         DataError: a file that cannot be read, or is not one of those.
     """
-    from llava_consensus.evaluation.report.imported import Columns, Origin, import_file
+    from llava_consensus.evaluation.report.imported import ColumnNames, Origin, import_file
 
     named = dict(one.partition("=")[::2] for one in given.columns)
     if wrong := named.keys() - {"id", "right", "picture"}:
         raise OptionError(f"--columns {wrong.pop()}: must be id=NAME, right=NAME or picture=NAME")
     origin = Origin(given.benchmark, given.model, given.method, given.tokens)
     where = dict(one.partition("=")[::2] for one in given.where)
-    yield str(import_file(given.file, origin, given.out, Columns(**named), where))
+    yield str(import_file(given.file, origin, given.out, ColumnNames(**named), where))

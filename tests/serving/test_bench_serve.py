@@ -16,7 +16,7 @@ import pytest
 import small
 
 from llava_consensus.evaluation.bench import serving
-from llava_consensus.evaluation.bench.serving import Asked, Load, ServedCase
+from llava_consensus.evaluation.bench.serving import Load, ServedCase, ServedQuestion
 
 OVERRIDES = ["--hf-overrides", '{"a": 1}']
 
@@ -103,7 +103,7 @@ def test_servers_take_turns_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(serving, "server", started)
     cases = [ServedCase("plain"), ServedCase("visionzip", {"a": 1}, 5), ServedCase("visionzip", {"a": 1}, 3)]
-    asked, loads = Asked("w9 w10", [small.picture(1)], length=4), [Load(6, at_once=3), Load(3, rate=50)]
+    asked, loads = ServedQuestion("w9 w10", [small.picture(1)], length=4), [Load(6, at_once=3), Load(3, rate=50)]
     found = list(serving.measure("MODEL", cases, loads, asked, 1, "--dtype float32"))
     requests, starts = len(Streaming.asked), len(commands)
     again = list(serving.measure("MODEL", cases, loads, asked, 1, "--dtype float32", found[:-1]))

@@ -55,7 +55,7 @@ class ServedCase(NamedTuple):
     tokens: int | float | None = None  # of each picture
 
 
-class Asked(NamedTuple):
+class ServedQuestion(NamedTuple):
     """Prompt of one measurement: question, pictures, length of the answer."""
 
     question: str
@@ -121,7 +121,7 @@ def measure(
     model: str,
     cases: Sequence[ServedCase],
     loads: Sequence[Load],
-    asked: Asked,
+    asked: ServedQuestion,
     repeats: int,
     arguments: str,
     done: Sequence[Record] = (),
@@ -168,7 +168,7 @@ def _place(record: Record) -> tuple[int, str, int | float | None, str]:
     return record["round"], record["case"], record["tokens"], record["load"]
 
 
-def _body(model: str, asked: Asked, number: int, tokens: int | float | None) -> bytes:
+def _body(model: str, asked: ServedQuestion, number: int, tokens: int | float | None) -> bytes:
     """A question about a picture that none has shown before: one of the given, moved on by some pixels all over, as a
     change of a few may be lost where it is resized and cut.
     """

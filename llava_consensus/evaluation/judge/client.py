@@ -193,7 +193,7 @@ class Replies:
             self.repair = f"{self.path}: the last line was cut in the middle of a write; dropped it"
 
 
-class Client:
+class JudgeClient:
     """Sends requests and stores what comes back. Use it inside one event loop, then `close` it."""
 
     def __init__(self, config: JudgeConfig, replies: Replies) -> None:

@@ -21,7 +21,7 @@ from llava_consensus.errors import Interrupted
 from llava_consensus.evaluation.files import ANSWERS, CONFIG, Record, canonical, misread, write_json, write_metrics
 from llava_consensus.evaluation.judge import grader_of
 from llava_consensus.evaluation.judge.client import (
-    Client,
+    JudgeClient,
     JudgeConfig,
     NoReply,
     Replies,
@@ -87,7 +87,7 @@ class Grading:
         while self.outcome is None and (reply := replies.known.get(key_of(self.request))) is not None:
             self.hear(reply)
 
-    async def finish(self, client: Client) -> None:
+    async def finish(self, client: JudgeClient) -> None:
         """Asks until there is an outcome, or records why there is none."""
         try:
             while self.outcome is None:
@@ -172,7 +172,7 @@ def _finish(gradings: Sequence[Grading], replies: Replies, config: JudgeConfig, 
     """Asks the open requests; returns their cost, which is logged even if it ends early."""
     pending = [grading for grading in gradings if grading.outcome is None]
     known = set(replies.known)
-    client = Client(config, replies) if pending else None  # a complete run needs no server, no key and no package
+    client = JudgeClient(config, replies) if pending else None  # a complete run needs no server, no key and no package
     try:
         if client:
             asyncio.run(_ask(pending, client, counted(total=len(pending), unit="q", shown=progress)))
@@ -191,7 +191,7 @@ def _finish(gradings: Sequence[Grading], replies: Replies, config: JudgeConfig, 
     return cost
 
 
-async def _ask(pending: Sequence[Grading], client: Client, bar: Any) -> None:
+async def _ask(pending: Sequence[Grading], client: JudgeClient, bar: Any) -> None:
     """Finishes all open dialogues, limited by the client's concurrency. A JudgeError cancels the rest."""
     tasks = [asyncio.create_task(grading.finish(client)) for grading in pending]
     try:

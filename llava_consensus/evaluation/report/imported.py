@@ -27,7 +27,7 @@ PICTURES = ("image_path", "image_id", "imageId", "image", "picture")
 
 
 @dataclass(frozen=True)
-class Columns:
+class ColumnNames:
     """Names of the columns that hold a question's id, whether it was right, and its picture; empty: found by name."""
 
     id: str = ""
@@ -46,7 +46,7 @@ class Origin:
 
 
 def import_file(
-    path: Path, origin: Origin, out: Path, columns: Columns | None = None, where: Mapping[str, str] | None = None
+    path: Path, origin: Origin, out: Path, columns: ColumnNames | None = None, where: Mapping[str, str] | None = None
 ) -> Path:
     """Write the folder of a run for a file of another tool.
 
@@ -60,7 +60,7 @@ def import_file(
     table = _table(path)
     for name, value in (where or {}).items():
         table = table[table[_column(path, table, name, (), "right")].astype(str) == value].reset_index(drop=True)
-    columns = columns or Columns()
+    columns = columns or ColumnNames()
     ids = _column(path, table, columns.id, IDS, "id")
     right = _column(path, table, columns.right, RIGHT, "right")
     picture = _column(path, table, columns.picture, PICTURES, "picture", needed=False)
