@@ -67,7 +67,8 @@ def read_heads(
         return heads
     normed, view = decoder.normed(layer, hidden), decoder.at(layer) if hasattr(decoder, "at") else decoder
     query, key = decoder.query(layer, normed[row[:, None], columns]), decoder.key(layer, normed)
-    return Heads(query, key, *view.rotary(normed, positions), decoder.scale(layer))
+    cos, sin = view.rotary(normed, positions)
+    return Heads(query, key, cos, sin, decoder.scale(layer))
 
 
 def probe_text(

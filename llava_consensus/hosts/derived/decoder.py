@@ -173,7 +173,7 @@ class TapDecoder(LlamaDecoder):
         """
         if cut and any(isinstance(one, nn.Conv1d) for layer in self.layers for one in layer.modules()):
             raise self._other("its layers mix rows by a convolution too")
-        if cut and getattr(self.module.config, "num_kv_shared_layers", 0):
+        if cut and getattr(self.module.config, "num_kv_shared_layers", None):
             raise self._other("its last layers read keys of earlier ones")
         tried: dict[Any, int] = {}
         for index, _ in enumerate(self.layers if cut else self.layers[:1]):
