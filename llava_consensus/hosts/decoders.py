@@ -144,12 +144,7 @@ class LlamaDecoder:
             raise self._other("it has no layers like Llama's")
         if cut and any(isinstance(one, nn.Conv1d) for layer in self.layers for one in layer.modules()):
             raise self._other("its layers mix rows by a convolution too")
-        if any(isinstance(one, nn.Linear) and getattr(one, "weight", None) is None for one in self.layers[0].modules()):
-            raise OptionError(
-                f"language model {type(self.module).__name__}: its weights are packed until its first forward "
-                "(compressed-tensors). Run the model once, or load with CompressedTensorsConfig(dequantize=True), and "
-                "attach then"
-            )
+        check_unpacked(self.module, self.layers[0])
         weights = list(getattr(self.layers[0], "self_attn", self.layers[0]).parameters())
         if any(weight.is_meta or not weight.numel() for weight in weights):
             return
@@ -271,6 +266,16 @@ def twin(module: nn.Module, dtype: torch.dtype | None = None, **parts: Any) -> A
     twins = {name: child if child is None else twin(child, dtype) for name, child in children.items()}
     copied.__dict__.update(hooks, _modules=twins, _parameters=weights, training=False, **parts)
     return copied
+
+
+def check_unpacked(model: nn.Module, layer: nn.Module) -> None:
+    """Raises OptionError for a layer whose weights are not there until the model has run."""
+    if any(isinstance(one, nn.Linear) and getattr(one, "weight", None) is None for one in layer.modules()):
+        raise OptionError(
+            f"language model {type(model).__name__}: its weights are packed until its first forward "
+            "(compressed-tensors). Run the model once, or load with CompressedTensorsConfig(dequantize=True), and "
+            "attach then"
+        )
 
 
 def _holds_buffers(module: nn.Module) -> bool:

@@ -21,6 +21,7 @@ from llava_consensus.hosts.decoders import (
     TRIED_ROWS,
     LlamaDecoder,
     Recorder,
+    check_unpacked,
     distance,
     kind_of,
     run,
@@ -149,6 +150,7 @@ class TapDecoder(LlamaDecoder):
         """
         if not self.layers:
             raise self._other("it has no layers like Llama's")
+        check_unpacked(self.module, self.layers[0])
         weights = list(self.layers[0].parameters())
         if any(weight.is_meta or not weight.numel() for weight in weights):
             return
