@@ -42,7 +42,7 @@ PLACES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # files of each 
     "benchmarks": (("evaluation/benchmarks/*.py",), ("tests/evaluation/benchmarks",)),
     "serving": (
         ("serving/setting.py", "serving/plan.py"),
-        ("tests/serving/test_setting.py", "tests/serving/test_video.py"),
+        ("tests/serving/test_setting.py", "tests/serving/test_plan.py", "tests/serving/test_video.py"),
     ),
 }
 LEFT_OUT = ("RemoveDecorator", "ExceptionReplacer")  # which say nothing of what is computed
