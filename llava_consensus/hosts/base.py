@@ -182,7 +182,7 @@ class CutDecoder(Decoder, Protocol):
         ...
 
     def angles(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines by which attention is calibrated by distance."""
+        """Cosines and sines by which attention is calibrated by distance; without it those of `rotary`."""
         ...
 
     def tables(self) -> Sequence[nn.Module]:

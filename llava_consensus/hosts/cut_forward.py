@@ -391,7 +391,8 @@ class CutForward:
         mask = causal(rows.real, width, window, ahead)
         if self.sizes is None:
             return mask
-        return seen_logits(mask, self.sizes, far_logits(*view.angles(hidden, rows.positions)), hidden.dtype)
+        angles = getattr(view, "angles", view.rotary)  # of another package's view they are those of its taps
+        return seen_logits(mask, self.sizes, far_logits(*angles(hidden, rows.positions)), hidden.dtype)
 
     def _sizes(self, layer: int) -> Tensor:
         """Number of tokens each row stands for, [R, W]: those it was made of, and in the first layer for each visual
