@@ -134,7 +134,7 @@ def _numbers(path: Path, table: "pd.DataFrame", name: str) -> list[float]:
         if isinstance(cell, dict):
             cell = next((one for one in cell.values() if isinstance(one, int | float)), None)
         try:
-            value = float(cell)  # type: ignore[arg-type]
+            value = float(cell)
         except (TypeError, ValueError):
             value = -1.0
         if not 0 <= value <= 1:
