@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.files import ANSWERS, CONFIG, read_lines, write_json, write_metrics
+from llava_consensus.evaluation.files import ANSWERS, CONFIG, read_lines, replace, to_lines, write_json, write_metrics
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,7 +59,9 @@ def import_file(
     """
     table = _table(path)
     for name, value in (where or {}).items():
-        table = table[table[_column(path, table, name, (), "right")].astype(str) == value].reset_index(drop=True)
+        if name not in table.columns:
+            raise DataError(f"{path}: no column {name} for --where, only {', '.join(map(str, table.columns[:20]))}")
+        table = table[table[name].astype(str) == value].reset_index(drop=True)
     columns = columns or ColumnNames()
     ids = _column(path, table, columns.id, IDS, "id")
     right = _column(path, table, columns.right, RIGHT, "right")
@@ -91,7 +93,7 @@ def import_file(
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / CONFIG, config)
-    (folder / ANSWERS).write_text("".join(json.dumps({"question_id": keys[row]}) + "\n" for row in order))
+    replace(folder / ANSWERS, to_lines({"question_id": keys[row]} for row in order))
     write_metrics(folder, metrics, rows)
     return folder
 

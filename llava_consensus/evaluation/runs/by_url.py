@@ -18,7 +18,7 @@ from typing import Any
 
 import shortuuid
 
-from llava_consensus.errors import ConsensusError, ImageError, Interrupted, OptionError, missing_extra, unknown_name
+from llava_consensus.errors import ConsensusError, ImageError, OptionError, missing_extra, unknown_name
 from llava_consensus.evaluation.benchmarks import Benchmark, Question
 from llava_consensus.evaluation.checksums import checksum_of, picture_checksums
 from llava_consensus.evaluation.files import Record
@@ -209,22 +209,16 @@ def _ask(client: Client, plan: UrlPlan, folder: Run, pending: Sequence[Question]
     """Asks and stores what comes. A question that fails is recorded; a server that is gone ends the call."""
     done, total, row = len(folder.done), len(plan.questions), 0
     ask: Callable[[Question], Result] = lambda question: _one(client, plan, question)  # noqa: E731
-    try:
-        with (
-            counted(total=total, initial=done, unit="q", desc=plan.benchmark.name, shown=execution.progress) as bar,
-            Threads(execution.batch) as pool,
-        ):
-            for future in as_completed([pool.submit(ask, question) for question in pending]):
-                result = future.result()
-                folder.add(*result)
-                row = check_progress(row, result)
-                bar.update(1)
-    except KeyboardInterrupt:
-        count = f"{len(folder.done)} of {total}"
-        raise Interrupted(f"stopped after {count} questions. The same command resumes: {folder.path}") from None
-    except ServerError:
-        folder.leave_nothing()
-        raise
+    with (
+        folder.asking(total),
+        counted(total=total, initial=done, unit="q", desc=plan.benchmark.name, shown=execution.progress) as bar,
+        Threads(execution.batch) as pool,
+    ):
+        for future in as_completed([pool.submit(ask, question) for question in pending]):
+            result = future.result()
+            folder.add(*result)
+            row = check_progress(row, result)
+            bar.update(1)
 
 
 class Threads(ThreadPoolExecutor):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import shortuuid
 
-from llava_consensus.errors import ConsensusError, DataError, ImageError, Interrupted, OptionError, QuestionError
+from llava_consensus.errors import ConsensusError, DataError, ImageError, OptionError, QuestionError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import Question
 from llava_consensus.evaluation.checksums import changed_pictures, picture_checksums
@@ -99,14 +99,8 @@ def evaluate(plan: RunPlan, out: Path, execution: Execution, runner_loader: Runn
             if done:
                 log.info("%s: going on after %d of %d questions", folder.path, len(done), len(plan.questions))
             _tell_missing(plan, pending)
-            try:
+            with folder.asking(len(plan.questions)):
                 seconds = _ask(plan, folder, pending, again, execution, runner_loader)
-            except KeyboardInterrupt:
-                count = f"{len(folder.done)} of {len(plan.questions)}"
-                raise Interrupted(f"stopped after {count} questions. The same command resumes: {folder.path}") from None
-            except ConsensusError:
-                folder.leave_nothing()
-                raise
         if len(folder.done) < len(plan.questions):  # a shard
             return RunResult(folder.path, {}, len(pending))
         timing = metrics.timing(len(pending), seconds, execution.workers)

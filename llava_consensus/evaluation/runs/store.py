@@ -29,7 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from llava_consensus.errors import DataError
+from llava_consensus.errors import ConsensusError, DataError, Interrupted
 from llava_consensus.evaluation.files import (
     ANSWERS,
     CONFIG,
@@ -121,6 +121,20 @@ class Run:
     def _rewrite(self) -> None:
         for name, records in ((ERRORS, self.errors), (ANSWERS, self.answers)):
             replace(self.path / name, to_lines(records[index] for index in sorted(records)))
+
+    @contextlib.contextmanager
+    def asking(self, total: int) -> Iterator[None]:
+        """Context for asking the `total` questions of a run: Ctrl-C becomes Interrupted, and an error before the first
+        answer leaves no folder.
+        """
+        try:
+            yield
+        except KeyboardInterrupt:
+            count = f"{len(self.done)} of {total}"
+            raise Interrupted(f"stopped after {count} questions. The same command resumes: {self.path}") from None
+        except ConsensusError:
+            self.leave_nothing()
+            raise
 
     def leave_nothing(self) -> None:
         """Removes a folder in which nothing was asked, as where the model could not be loaded."""
