@@ -22,6 +22,7 @@ OUTSIDE = {  # pages of the site that are files elsewhere in the repository
     "model-card-no-matchers.md": "checkpoints/llava-mini-seed-1-no-matchers/README.md",
     "model-card-theta-1e4.md": "checkpoints/llava-mini-theta-1e4/README.md",
     "model-card-12-layers.md": "checkpoints/llava-mini-12-layers/README.md",
+    "model-card-photo.md": "checkpoints/llava-photo/README.md",
 }
 NOTEBOOK = "docs/notebook.ipynb"
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s]+)((?:#[^)]*)?\))")
