@@ -433,19 +433,22 @@ def quantized(trial: Trial) -> None:
 
 
 RUNGS: dict[str, tuple[Callable[[Trial], None], str]] = {
-    "keep-all": (keep_all, "a budget of all tokens changes nothing, bit for bit"),
-    "detach": (detach, "nothing is left of a method, bit for bit"),
-    "rows and positions": (decoding, "`generate` answers as the twin that is given the rows that are left"),
-    "own loop": (own_loop, "so does a loop of one's own over the cache, which gives no positions"),
+    "keep-all": (keep_all, "a budget of all tokens changes no logit, bit for bit"),
+    "detach": (detach, "the model is as before, bit for bit"),
+    "rows and positions": (decoding, "`generate` answers as the twin"),
+    "own loop": (own_loop, "so does a loop over the KV cache that passes no positions"),
     "mixed batch": (mixed, "prompts of one and of two pictures, padded on the left, are answered as each alone"),
-    "masking": (masking, "with kept positions, rows that are dropped are rows masked out of the twin"),
-    "second turn": (second_turn, "a conversation goes on by the reduced cache, without pixels"),
+    "masking": (
+        masking,
+        "with kept positions, dropped rows equal rows masked out of the twin; not defined for rows made of several",
+    ),
+    "second turn": (second_turn, "a conversation continues from the reduced cache, without pixels"),
     "static": (partial(decoding, cache_implementation="static"), "`generate` with a static cache"),
-    "quantized": (quantized, "with the fp8 cache, whose numbers stay in float32 here, so that they can be compared"),
+    "quantized": (quantized, "with an fp8 cache, whose numbers stay in float32 here"),
     "no cache": (partial(decoding, use_cache=False), "without a cache"),
-    "beams": (beams, "the scores of two beams of each prompt of the mixed batch are those by the twin"),
-    "assisted": (partial(decoding, assistant_model=True), "a second model, almost the same one, guesses ahead"),
-    "compiled": (partial(own_loop, compiled=True), "the loop of one's own, the model compiled, backend `eager`"),
+    "beams": (beams, "the scores of two beams of each prompt of the mixed batch are the twin's"),
+    "assisted": (partial(decoding, assistant_model=True), "with an assistant model"),
+    "compiled": (partial(own_loop, compiled=True), "the own loop on the compiled model, backend `eager`"),
 }
 
 
@@ -554,28 +557,40 @@ def at_random(seed: int, count: int) -> Iterator[tuple[str, str, dict[str, str]]
 
 HEAD = """# The ladder
 
-Every family of transformers with every method, on tiny models with random weights. What is held on each rung:
+Look up here whether a method works with a model of transformers in every way of calling it. Every (model, method) pair
+either works or raises a clear error of this package in one line; where the plain model itself fails, the error is the
+plain model's. The models are tiny and have random weights; the shapes of their parts are real.
+
+`make ladder` climbs every cell (twenty minutes on a core) and writes this page; `make ladder ARGS=gemma3` prints every
+cell of one family that does not work. `tests/hosts/test_ladder.py` climbs one family for each mechanism in every run of
+the tests.
+
+{cells}
+
+## Rungs
+
+The *twin* is the plain model, which gets the rows that are left and their positions, layer by layer where a method cuts
+between layers.
 
 {rungs}
 
-The twin is the plain model, to which no method is ever attached. It is given the rows that are left and their
-positions; where a method cuts between decoder layers, it is given them layer by layer. A cell works, or is refused by
-an error of this package in one line, or the plain model ends in the very same error. There is no third state:
-{cells}
+## By family
 
-`make ladder` makes this page anew, and `tests/hosts/test_ladder.py` holds some of it in every run of the tests.
+How many methods attach, which do not, and how many are refused on which rungs; `-` is none.
 
-## By rung
+{families}
 
-How many of the methods that can be attached work, and how many are refused for which reason. Masking is not defined
-for methods that make new rows of several.
-"""
-OTHERS = """## Other configurations
+{notes}
 
-The same for configurations that no test has: sizes, budgets, towers (CLIP, SigLIP) and language models drawn at random,
-five methods each, on every rung but `compiled`, which takes too long here.
+## Random configurations
+
+Sizes, budgets, towers (CLIP, SigLIP) and language models drawn at random, five methods each, on every rung but
+`compiled`:
+
+{others}
 """
 FINE = ("works", "undefined")
+Cells = dict[tuple[str, str], dict[str, str]]  # by family and method, the state on each rung
 
 
 def reason(state: str) -> str:
@@ -585,42 +600,38 @@ def reason(state: str) -> str:
     )
 
 
-def told(states: dict[str, str], note: Callable[[str], str]) -> str:
-    """The rungs of one method in few words: which do not work, and why."""
-    why = {rung: reason(state) for rung, state in states.items() if state not in FINE}
-    if len(set(why.values())) == 1 and len(why) == len(states):
-        return note(why.popitem()[1])
-    return ", ".join(["works", *(f"{rung} {note(words)}" for rung, words in why.items())])
-
-
-def page(cells: dict[tuple[str, str], dict[str, str]], others: str) -> str:
+def page(cells: Cells, others: str) -> str:
     """docs/ladder.md."""
     notes: list[str] = []
 
-    def note(words: str) -> str:
+    def note(state: str) -> str:
+        words = reason(state)
         notes.extend([] if words in notes else [words])
         return f"[{notes.index(words) + 1}]"
 
-    families, methods = (list(dict.fromkeys(side)) for side in zip(*cells, strict=True))
-    by_method = table(["", *families], [[one, *(told(cells[name, one], note) for name in families)] for one in methods])
-    rungs = []
-    for name in families:
-        climbing = [cells[name, one] for one in methods if "works" in cells[name, one].values()]
-        row = {rung: Counter(states[rung] for states in climbing) for rung in RUNGS}
-        rungs.append([name])
-        for states in row.values():
-            why = {note(reason(one)): count for one, count in states.items() if one not in FINE}
-            rungs[-1].append(
-                "; ".join([f"{states['works']} work", *(f"{count} {number}" for number, count in why.items())])
-            )
-    about = "\n".join(f"- {name}: {what}" for name, (_, what) in RUNGS.items())
-    lines = [HEAD.format(rungs=about, cells=counted(list(cells.values()))), *table(["", *RUNGS], rungs), ""]
-    lines += ["## By method", "", *by_method, "", *(f"- [{i + 1}] {words}" for i, words in enumerate(notes)), ""]
-    return "\n".join([*lines, OTHERS, others, ""])
+    rows = []
+    for family in dict.fromkeys(name for name, _ in cells):
+        of = {method: states for (name, method), states in cells.items() if name == family}
+        attached = [method for method, states in of.items() if "works" in states.values()]
+        without = [f"{method} {note(of[method]['keep-all'])}" for method in of if method not in attached]
+        refused: dict[str, list[str]] = {}
+        for rung in RUNGS:
+            why = Counter(note(of[one][rung]) for one in attached if of[one][rung] not in FINE)
+            if why:
+                refused.setdefault(", ".join(f"{count} {number}" for number, count in why.items()), []).append(rung)
+        told = "; ".join(f"{', '.join(rungs)}: {counts}" for counts, rungs in refused.items())
+        rows.append([family, str(len(attached)), ", ".join(without) or "-", told or "-"])
+    return HEAD.format(
+        cells=counted(list(cells.values())),
+        rungs=table(["rung", "holds when"], [[name, what] for name, (_, what) in RUNGS.items()]),
+        families=table(["family", "methods", "not", "refused"], rows),
+        notes="\n".join(f"- [{number}] {words}" for number, words in enumerate(notes, 1)),
+        others=others,
+    )
 
 
-def table(head: list[str], rows: list[list[str]]) -> list[str]:
-    return ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
+def table(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))
 
 
 def counted(found: list[dict[str, str]]) -> str:
@@ -635,19 +646,26 @@ def counted(found: list[dict[str, str]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help="print these cells, write no page")
     parser.add_argument("--random", nargs=2, type=int, metavar=("SEED", "COUNT"), default=(25, 74))
-    seed, count = parser.parse_args().random
-    cells = {}
-    for name, case in FAMILIES.items():
-        family = Family(case)
+    given = parser.parse_args()
+    cells: Cells = {}
+    for name in given.families or FAMILIES:
+        family = Family(FAMILIES[name])
         cells |= {(name, method): climbed(family, method) for method in METHODS}
         print(name, counted([states for (one, _), states in cells.items() if one == name]), flush=True)
-    others = list(at_random(seed, count))
-    said = f"`python tests/ladder.py --random {seed} {count}`: {counted([states for *_, states in others])}"
-    PAGE.write_text(page(cells, said))
-    everything = [*((name, method, one) for (name, method), one in cells.items()), *others]
-    third = [(*at, rung, state) for *at, one in everything for rung, state in one.items() if state.startswith("third")]
-    print(*third, f"{len(third)} third states", sep="\n")
+    everything = [(*at, one) for at, one in cells.items()]
+    if not given.families:
+        seed, count = given.random
+        others = list(at_random(seed, count))
+        said = f"`python tests/ladder.py --random {seed} {count}`: {counted([states for *_, states in others])}"
+        PAGE.write_text(page(cells, said))
+        everything += others
+    shown = "third" if not given.families else ("refused", "plain", "third")
+    bad = [(*at, rung, state) for *at, one in everything for rung, state in one.items() if state.startswith(shown)]
+    print(*bad, sep="\n")
+    third = sum(state.startswith("third") for *_, state in bad)
+    print(f"{third} third states")
     sys.exit(bool(third))
 
 

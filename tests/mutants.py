@@ -6,9 +6,9 @@ many of the 40 of each place do not.
     python tests/mutants.py try mutants.json [240]    # where the tests run; for so many seconds
 
 The process that tries imports what is slow to import once and forks for every mutant. A mutant stands in the child's
-memory alone, in place of what Python would have read of the file, so that no file is ever changed. Which test runs
-which line, and the verdicts, are kept in files beside `mutants.json`: after a stop the same command goes on, and after
-a test has changed it asks the survivors of its place again.
+memory alone, in place of what Python would have read of the file, so that no file is ever changed. The fastest tests
+come first. Which test runs which line, and the verdicts, are kept in files beside `mutants.json`: after a stop the same
+command goes on, and after a test has changed it asks the survivors of its place again.
 """
 
 import ast
@@ -16,14 +16,16 @@ import hashlib
 import json
 import os
 import random
+import resource
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 SEED = 0
@@ -90,11 +92,28 @@ def sampled(count: int) -> list[dict[str, object]]:
     return drawn
 
 
-def tried(asked: list[str], file: str = "", code: str = "", limit: float = 3600) -> tuple[int, float]:
-    """Exit code of pytest with this text in place of a file, 1 where it takes too long; and the seconds."""
+class Durations:
+    """Plugin of pytest that writes the seconds of every test to a JSON file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.seconds: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.seconds[report.nodeid] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        self.path.write_text(json.dumps(self.seconds), "utf-8")
+
+
+def tried(asked: list[str], file: str = "", code: str = "", limit: float = 3600, plugins: Sequence[Any] = ()) -> int:
+    """Exit code of pytest with this text in place of a file; not 0 where it takes more than `limit` seconds of the
+    processor, or twenty times as many by the clock.
+    """
     begun, child = time.monotonic(), os.fork()
     if not child:
         os.setsid()
+        resource.setrlimit(resource.RLIMIT_CPU, (int(limit) + 1, int(limit) + 2))
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.dup2(null, 2)
@@ -107,28 +126,30 @@ def tried(asked: list[str], file: str = "", code: str = "", limit: float = 3600)
         SourceFileLoader.get_code = get_code  # type: ignore[method-assign, assignment]
         import pytest
 
-        os._exit(int(pytest.main(["-x", "-q", "-n0", "-p", "no:cacheprovider", *asked])))
-    while time.monotonic() - begun < limit:
+        os._exit(int(pytest.main(["-x", "-q", "-n0", "-p", "no:cacheprovider", *asked], plugins=list(plugins))))
+    while time.monotonic() - begun < 20 * limit:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
-            return os.waitstatus_to_exitcode(status), time.monotonic() - begun
+            return os.waitstatus_to_exitcode(status)
         time.sleep(0.05)
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return 1, limit
+    return 1
 
 
-def lines_run(tests: list[str], kept: Path) -> "dict[str, dict[str, list[str]]]":
-    """For every file and line, the tests that run it, as those say that pass without a mutant; "" is an import."""
-    place = kept.with_name(f"lines-{hashlib.sha256(' '.join(tests).encode()).hexdigest()[:8]}.json")
+@cache
+def measured(tests: tuple[str, ...], folder: Path) -> tuple[dict[str, dict[str, list[str]]], dict[str, float]]:
+    """For every file and line, the tests that run it, "" for an import; and the seconds of every test."""
+    place = folder / f"lines-{contents(tests)}.json"
     if not place.exists():
-        measured = place.with_suffix(".coverage")
-        os.environ["COVERAGE_FILE"] = str(measured)
-        if tried([*tests, "--cov=llava_consensus", "--cov-context=test", "--cov-report="])[0]:
+        coverage, seconds = place.with_suffix(".coverage"), place.with_suffix(".seconds")
+        os.environ["COVERAGE_FILE"] = str(coverage)
+        options = ["--cov=llava_consensus", "--cov-context=test", "--cov-report="]
+        if tried([*tests, *options], plugins=[Durations(seconds)]):
             sys.exit(f"{' '.join(tests)}: fails without any mutant")
         from coverage import CoverageData
 
-        data = CoverageData(str(measured))
+        data = CoverageData(str(coverage))
         data.read()
         found = {
             str(Path(file).relative_to(ROOT)): {
@@ -137,8 +158,9 @@ def lines_run(tests: list[str], kept: Path) -> "dict[str, dict[str, list[str]]]"
             }
             for file in sorted(data.measured_files())
         }
-        place.write_text(json.dumps(found), "utf-8")
-    return dict(json.loads(place.read_text("utf-8")))
+        place.write_text(json.dumps([found, json.loads(seconds.read_text("utf-8"))]), "utf-8")
+    lines, durations = json.loads(place.read_text("utf-8"))
+    return lines, durations
 
 
 def running(by: "dict[str, list[str]]", file: str, line: int) -> list[str]:
@@ -177,9 +199,11 @@ def try_all(path: str, seconds: float) -> int:
         if verdict not in ("killed", state := contents(tuple(one["tests"]))):
             if time.monotonic() - begun > seconds:
                 return 3
-            by = lines_run(one["tests"], Path(path)).get(one["file"], {})
-            tests = running(by, one["file"], one["line"]) or one["tests"]
-            verdict = "killed" if tried(tests, one["file"], one["code"], 120)[0] else state
+            lines, durations = measured(tuple(one["tests"]), Path(path).parent)
+            tests = running(lines.get(one["file"], {}), one["file"], one["line"]) or list(durations)
+            tests.sort(key=lambda test: durations[test])
+            limit = 60 + 3 * sum(durations[test] for test in tests)
+            verdict = "killed" if tried(tests, one["file"], one["code"], limit) else state
             with log.open("a", encoding="utf-8") as file:
                 file.write(f"{name} {verdict}\n")
         counts.setdefault(one["place"], Counter())["killed" if verdict == "killed" else "survived"] += 1

@@ -66,4 +66,5 @@ def test_rows_of_prompts_are_numbered_on_the_side_of_the_processor() -> None:
     assert kinds.tile.tolist() == [[-1, 0, -1, 1, -1, 0, 0], [-1] * 7]
     assert kinds.token.tolist() == [[-1, 4, -1, 5, -1, 0, 0], [-1] * 7]
     assert kinds.videos == {0, 1} and kinds.tiles == (2, 1) and kinds.around == (1, 2)
-    assert row_kinds(prompts, pictures, "image").videos == frozenset()
+    alone = row_kinds(prompts, pictures, "image")
+    assert alone.videos == frozenset() and alone.around == (0, 0)

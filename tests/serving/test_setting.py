@@ -1,6 +1,7 @@
 """What a server may be asked for, checked before anything is loaded."""
 
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 import llava_consensus
 from llava_consensus.errors import MissingDependency, OptionError
 from llava_consensus.methods import METHODS, make
+from llava_consensus.reduction.budget import MOST
 from llava_consensus.reduction.method import Place
 from llava_consensus.serving import supported
-from llava_consensus.serving.setting import Setting, asked, asked_total, of_config
+from llava_consensus.serving.setting import Setting, asked, asked_total, check_keys, config_of, further, of_config
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -72,6 +74,68 @@ def test_a_setting_goes_through_a_configuration_and_back() -> None:
     setting = Setting("consensusdrop", 0.25, 128, {"alpha": 0.5})
     config = setting(SimpleNamespace(model_type="llava"))
     assert config.architectures == ["ConsensusDropLlava"] and of_config(config) == setting
+
+
+def test_the_largest_budget_is_bounded_below_by_the_own_one() -> None:
+    assert [Setting("visionzip", 64, most).most for most in (None, 64, 65, 0.1)] == [64, 64, 65, 0.1]
+    assert Setting("visionzip", "auto").most == MOST and Setting("visionzip", "auto", 8).most == 8
+    with pytest.raises(OptionError, match="largest='auto' must be a number or a share"):
+        Setting("visionzip", 64, "auto")  # type: ignore[arg-type]
+
+
+def test_what_depends_on_the_rest_of_a_prompt_is_known() -> None:
+    assert not Setting("visionzip", 64).looks_around and Setting("visionzip", 64, total=99).looks_around
+    assert Setting("consensusdrop", 64).looks_around
+
+
+def test_vllm_asks_for_positions_where_they_are_kept() -> None:
+    def asks(positions: str, kind: str) -> bool:
+        config = Setting("visionzip", 64, options={"positions": positions})(SimpleNamespace(model_type=kind))
+        return hasattr(config, "rope_parameters")
+
+    assert asks("keep", "llava") and asks("mean", "llava") and not asks("renumber", "llava")
+    assert not asks("keep", "qwen2_5_vl")  # of which vLLM always asks
+
+
+def test_a_request_may_say_no_other_arguments_of_processors() -> None:
+    check_keys({"visual_tokens": 8, "visual_tokens_total": 9, "question": "?"})
+    with pytest.raises(OptionError, match="mm_processor_kwargs: 'crop', 'size': a request may say visual_tokens"):
+        check_keys({"size": 1, "visual_tokens": 8, "crop": 2})
+
+
+def test_arguments_of_vllm_that_go_with_a_reduction() -> None:
+    assert further("--port 80 -pp 1 --mm_encoder_tp_mode weights --video-pruning-rate=0.0") == [
+        *("--port", "80", "-pp", "1", "--mm_encoder_tp_mode", "weights", "--video-pruning-rate=0.0")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("--port 80 -pp 2", "^-pp: not adapted"),
+        ("-pp", "^-pp: not adapted"),
+        ("1 -pp", "^-pp: not adapted"),
+        ("--pipeline_parallel_size=2", "^--pipeline_parallel_size=2: not adapted"),
+        ("--enable-lora", "^--enable-lora: not adapted"),
+        ("--mm-encoder-tp-mode data", "^--mm-encoder-tp-mode: not adapted"),
+        ("--hf_overrides {}", "^--hf-overrides: this command gives vLLM its own"),
+        ("--model 'a", "Close the quote"),
+    ],
+)
+def test_arguments_of_vllm_that_do_not_are_refused(text: str, words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        further(text)
+
+
+def test_a_checkpoint_without_a_configuration_for_vllm_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    with pytest.raises(OptionError, match="its configuration cannot be read"):
+        config_of(str(tmp_path))
+    file.write_text('{"model_type": "llava_llama"}')
+    with pytest.raises(OptionError, match=f"official LLaVA.* model convert {tmp_path} OUT"):
+        config_of(str(tmp_path))
+    file.write_text('{"model_type": "clip"}')
+    assert config_of(str(tmp_path)).model_type == "clip"
 
 
 def test_a_model_that_is_not_adapted_is_refused() -> None:
