@@ -36,6 +36,7 @@ class OpenTower(Tower, Protocol):
 
     kernel: str
     embeddings: Any
+    resizes_by: int | None
 
     def parts(self, block: int) -> BlockParts: ...
     def key_tap(self, block: int) -> Tap: ...
@@ -219,6 +220,8 @@ def _embed(
     if not isinstance(small, Shrinking):
         return plain(pixel_values, *args, **kwargs)
     tower = towers_of(attachment.here.tower)[number]
+    if (patch := tower.resizes_by) is not None:
+        return plain(shrink(pixel_values, small.rows * patch, small.columns * patch), *args, **kwargs)
     return shrunk_picture(tower.embeddings, pixel_values, small.rows, small.columns)
 
 

@@ -136,6 +136,7 @@ class ClipBlocks:
 
     classes = 1
     class_is_token = False  # whether the class token is a token, the first one, whose features are read too
+    resizes_by: int | None = None  # pixels in a row of a patch, where the embeddings take pictures of any size
     members: Tensor | None = None
     offers = frozenset({Need.ATTENTION, Need.FEATURES, Need.CLASS_FEATURE, Need.PROJECTOR})
     # where methods can act before the projector; where one cannot, why, in the words of `check_inside`

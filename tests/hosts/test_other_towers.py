@@ -41,6 +41,20 @@ def test_dinov2_under_thirty_layers_of_grouped_queries_equals_float64(method: st
     assert kept == same and torch.allclose(found.double(), expected, atol=1e-3)
 
 
+def test_dinov2_encodes_the_smaller_picture_as_if_it_had_been_given() -> None:
+    model, given = llava_over("dinov2").double(), inputs()
+    pixels = given["pixel_values"].double()
+    with torch.no_grad():
+        small = torch.nn.functional.interpolate(pixels.float(), (28, 28), mode="bicubic", antialias=True).double()
+        states = model.model.vision_tower(small, output_hidden_states=True).hidden_states[-2][:, 1:]
+        expected = model.model.multi_modal_projector(states)[0]
+        with attach(model, "downsample", 5) as attached:
+            model(**{**given, "pixel_values": pixels})
+            outcome = attached.outcomes[0]
+    assert (outcome.before, outcome.after) == (16, 4)
+    assert torch.allclose(outcome.reductions[0][1].tokens[0], expected, atol=1e-9)
+
+
 def test_registers_are_tokens_as_the_model_has_it() -> None:
     model = llava_over("dinov2_with_registers")
     with attach(model, "visionzip", 5) as attached, torch.no_grad():

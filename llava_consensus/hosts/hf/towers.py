@@ -18,8 +18,8 @@ PATCHES = frozenset({Need.ATTENTION, Need.FEATURES})  # what every tower offers
 ACTED_INSIDE = ("clip_vision_model", "siglip_vision_model")
 READ = {"dinov2": "encoder.layer", "dinov2_with_registers": "encoder.layer", "vit": "layers"}  # where the blocks are
 UNREAD = MappingProxyType(
-    {place: "acts inside the vision tower, which is done in CLIP and SigLIP towers alone" for place in
-     (Place.PICTURE, Place.TOWER)}
+    {Place.PICTURE: "acts before the vision tower, which is done for CLIP, SigLIP and DINOv2 towers alone",
+     Place.TOWER: "acts inside the vision tower, which is done in CLIP and SigLIP towers alone"}
 )  # fmt: skip
 MERGER = MappingProxyType(  # where methods can act before a projector that takes several patches at a time
     {
@@ -33,8 +33,8 @@ MERGER = MappingProxyType(  # where methods can act before a projector that take
 class LlavaTower(ClipBlocks):
     """A vision transformer under a LLaVA-type model, with its projector: one token for each patch.
 
-    CLIP and SigLIP are read and methods act inside them; DINOv2 and ViT are read. Any other tower serves methods that
-    read tokens alone.
+    CLIP and SigLIP are read and methods act inside them; DINOv2 and ViT are read, and DINOv2 takes smaller pictures.
+    Any other tower serves methods that read tokens alone.
 
     Args:
         inner: the model without its head.
@@ -65,6 +65,9 @@ class LlavaTower(ClipBlocks):
             if kind in READ:
                 self.blocks = list(attrgetter(READ[kind])(module))
                 self.feature_block = hidden_state_block(layer, len(self.blocks))
+                if kind == "dinov2":
+                    self.embeddings, self.resizes_by = module.embeddings, vision.patch_size
+                    self.inside = {**UNREAD, Place.PICTURE: ""}
             else:
                 self.blocks, self.feature_block, self.offers = [module], 0, frozenset()
         if kind in (*ACTED_INSIDE, *READ) and self.drops != bool(self.classes):
