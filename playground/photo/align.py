@@ -34,6 +34,9 @@ TEMPERATURE = 0.05
 class Projector(nn.Module):
     """LLaVA's projector over standardised features; `folded` is LLaVA's own over the features as they are."""
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, hidden: int = 576) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(WIDTH))

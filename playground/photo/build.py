@@ -56,7 +56,7 @@ def views(benchmark: str, split: str, signs: float = 0.3) -> Iterator[tuple[int,
 def picture(path: Path, view: PhotoView) -> None:
     """The picture as a JPEG."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    render(view.scene)[0].save(path, format="JPEG", quality=92)  # type: ignore[arg-type]
+    render(view.scene)[0].save(path, format="JPEG", quality=92)
 
 
 def questions(view: PhotoView, kinds: tuple[str, ...], rng: random.Random) -> list[QA]:
@@ -114,7 +114,8 @@ def build_pope(folder: Path, split: str) -> None:
 
 def build_textvqa(folder: Path, split: str) -> None:
     """TextVQA: `llava_textvqa_val_v051_ocr.jsonl`, `TextVQA_0.5.1_val.json`, `train_images`; the OCR line is empty."""
-    lines, records = [], []
+    lines: list[Any] = []
+    records: list[dict[str, Any]] = []
     for index, view in views("textvqa", split, signs=1.0):
         if view.scene.sign is None:  # four things leave no room for one
             continue
@@ -185,7 +186,7 @@ def build_mmbench(folder: Path, split: str) -> None:
     groups, kinds = [], ("identity", "place", "counting", "side", "sign")
     for index, view in views("mmbench", split):
         rng, file = random.Random(index), io.BytesIO()
-        render(view.scene)[0].save(file, format="JPEG", quality=85)  # type: ignore[arg-type]
+        render(view.scene)[0].save(file, format="JPEG", quality=85)
         image = base64.b64encode(file.getvalue()).decode("ascii")
         found = [made for kind in rng.sample(kinds, len(kinds)) if (made := choice(view, kind, rng))]
         for number, made in enumerate(found[:2]):

@@ -89,7 +89,7 @@ def merge(language: dict[str, Tensor], low: dict[str, Tensor], gain: float) -> d
     return merged
 
 
-def model_of(adapter: dict[str, Tensor], gain: float) -> torch.nn.Module:
+def model_of(adapter: dict[str, Tensor], gain: float) -> Any:
     """The whole model in float32."""
     from transformers import AutoModel, AutoModelForCausalLM, LlavaConfig, LlavaForConditionalGeneration
 

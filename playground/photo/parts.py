@@ -19,6 +19,7 @@ import urllib.error
 import urllib.request
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -163,7 +164,7 @@ def tower_config(side: int = 518, layers: int = 12, width: int = 384) -> dict[st
             "image_size": side, "mlp_ratio": 4}  # fmt: skip
 
 
-def original_tower() -> torch.nn.Module:
+def original_tower() -> Any:
     """The DINOv2 of the wheel, with its 37 x 37 positions."""
     from transformers import Dinov2Config, Dinov2Model
 
@@ -176,7 +177,7 @@ def original_tower() -> torch.nn.Module:
 
 
 @torch.no_grad()
-def tower() -> torch.nn.Module:
+def tower() -> Any:
     """The tower for pictures of 336 pixels: its 24 x 24 positions are what DINOv2 interpolates for that size."""
     from transformers import Dinov2Config, Dinov2Model
 
@@ -190,7 +191,7 @@ def tower() -> torch.nn.Module:
     return model
 
 
-def language() -> tuple[torch.nn.Module, object]:
+def language() -> tuple[Any, Any]:
     """SmolLM2-135M-Instruct, dequantised to float32, and its tokenizer."""
     readers()
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM

@@ -24,6 +24,9 @@ def a(word: str) -> str:
 class PhotoView(View):
     """A scene as the question writers look at it."""
 
+    scene: PhotoScene  # type: ignore[assignment]
+    items: tuple[Thing, ...]  # type: ignore[assignment]
+
     def __init__(self, shown: PhotoScene, known: list[str] | None = None) -> None:
         super().__init__(shown)  # type: ignore[arg-type]
         self.known = known or list(shown_in("train"))  # names that may be asked for
@@ -60,7 +63,7 @@ def existence(view: PhotoView, rng: random.Random) -> QA | None:
         if yes and not present:
             return None
         named = (rng.choice(present),) if yes else ()
-        word = view.items[named[0]].name if yes else _absent(view, rng)
+        word = view.items[named[0]].name if named else _absent(view, rng)
     form = rng.choice(("Is there {a} in the picture?", "Do you see {a} in the picture?", "Is there {a} in the image?"))
     return QA("existence", form.format(a=a(word)), "yes" if yes else "no", "verify", detailed, word, named=named)
 

@@ -70,7 +70,7 @@ class Encoder:
 
     def ids(self, text: str) -> list[int]:
         """Tokens of a text, without marks around it."""
-        return self.tokenizer(text, add_special_tokens=False).input_ids  # type: ignore[operator,no-any-return]
+        return self.tokenizer(text, add_special_tokens=False).input_ids  # type: ignore[operator]
 
     def encode(self, qa: QA | Drill, suffix: bool) -> tuple[list[int], list[float]]:
         """Tokens of a question and its answer, and the weight of each as a target."""
@@ -147,18 +147,18 @@ def pack(asked: list[list[Asked]], patches: int, encoder: Encoder, kind: torch.d
             weight += [*worth[1:], 0.0]
         rows.append((ids, number, place, target, weight))
     long = max(len(row[0]) for row in rows)
-    ids, number, place, target, weight = (
-        torch.tensor([row[part] + [filler] * (long - len(row[0])) for row in rows])
+    words, segments, places, targets, weights = (
+        torch.tensor([list(row[part]) + [filler] * (long - len(row[0])) for row in rows])
         for part, filler in enumerate((0, -1, 0, -1, 0.0))
     )
     visual = torch.arange(front, front + patches).expand(len(rows), -1)
-    position = torch.cat([place[:, :front], visual, place[:, front:]], 1)
-    segment = torch.cat([number[:, :front], torch.zeros_like(visual), number[:, front:]], 1)
+    position = torch.cat([places[:, :front], visual, places[:, front:]], 1)
+    segment = torch.cat([segments[:, :front], torch.zeros_like(visual), segments[:, front:]], 1)
     size = segment.shape[1]
     same = (segment[:, None, :] == 0) | (segment[:, None, :] == segment[:, :, None])
     seen = (same & torch.ones(size, size, dtype=torch.bool).tril()).unsqueeze(1)
     mask = torch.zeros(seen.shape, dtype=kind).masked_fill(~seen, torch.finfo(kind).min)
-    return Batch(ids, position, mask, target, weight, number, [[qa for qa, _ in row] for row in asked], front)
+    return Batch(words, position, mask, targets, weights, segments, [[qa for qa, _ in row] for row in asked], front)
 
 
 def text_states(language: Any, seen: Tensor, batch: Batch) -> Tensor:

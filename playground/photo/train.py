@@ -49,7 +49,7 @@ class LowRank(nn.Module):
         return self.base(x) + functional.linear(low, GAIN * self.up.to(x.dtype))
 
 
-def adapted(kind: torch.dtype = torch.bfloat16) -> nn.Module:
+def adapted(kind: torch.dtype = torch.bfloat16) -> Any:
     """The language model, frozen, with a low-rank part beside every matrix of its layers."""
     from transformers import AutoModelForCausalLM
 
@@ -77,7 +77,7 @@ class Learner:
         self.model, self.projector, self.step = adapted(), Projector(), 0
         self.encoder = Encoder(AutoTokenizer.from_pretrained(converted() / "language"))
         self.low = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-        self.groups = [
+        self.groups: list[dict[str, Any]] = [
             {"params": list(self.low.values()), "peak": 1e-3},
             {"params": list(self.projector.parameters()), "peak": 3e-4},
         ]
@@ -133,7 +133,8 @@ class Learner:
 
 def evaluate(learner: Learner, side: int, scenes: int, size: int = 5) -> dict[str, tuple[float, int]]:
     """Share of right answers to one held-out question of each kind a picture, and how many were asked."""
-    shards, found = opened("val", side, scenes), {kind: [] for kind in KINDS}
+    shards = opened("val", side, scenes)
+    found: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for first in range(0, scenes, size):
         indices = range(first, min(first + size, scenes))
         batch = pack([one_of_each(KINDS, "val", i) for i in indices], shards[0].shape[1], learner.encoder)
