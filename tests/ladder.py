@@ -41,7 +41,10 @@ PAGE = Path(__file__).parents[1] / "docs" / "ladder.md"
 NEW = 3  # words of an answer
 FIRST = hf_models.IMAGE  # of the ids that are no words
 ALL = 4000  # a budget above every picture
-MAKE_ROWS = ("prumerge", "prumerge_plus", "visionzip", "tome_post", "pool", "tome", "downsample", "sparsevlm", "vscan")
+MAKE_ROWS = (
+    *("prumerge", "prumerge_plus", "visionzip", "tome_post", "pool", "tome", "downsample", "sparsevlm", "vscan"),
+    "restore_calibrated",
+)
 # of a module's code, before which nothing may silently go back to what is not compiled
 GRAPHS = {"recompile_limit": 99, "accumulated_recompile_limit": 9999, "fail_on_recompile_limit_hit": True}
 Words = Callable[[Tensor], Tensor]
@@ -263,7 +266,8 @@ class Trial:
         """By the plain layers, each given the rows that are left of the prompt, their positions, and the words after
         them.
         """
-        entered, visual = self.entered(inputs), (~text_rows(inputs)).nonzero()[:, 0].tolist()
+        with laid_out(attached) as layouts:
+            entered, visual = self.entered(inputs), (~text_rows(inputs)).nonzero()[:, 0].tolist()
         size, pictures = inputs["input_ids"].shape[1], attached.outcomes
         ahead, behind = range(visual[0]), range(visual[-1] + 1 - size, 0)  # rows of words, these from the end
         keeps, layers = getattr(attached.model, "keeps_positions", False), self.family.twin.get_decoder().layers
@@ -289,6 +293,9 @@ class Trial:
                 hidden = torch.cat((rows, (args[0] if args else given["hidden_states"])[:, -count:]), 1)
                 left = (one.entering[index] for one in pictures)
                 mask = self._mask(hidden, inputs.get("token_type_ids"), left, index)
+                if attached.method.calibrates:
+                    still = getattr(layer.self_attn, "head_dim", angles[0].shape[-1]) - angles[0].shape[-1]
+                    mask = calibrated(mask, stands_for(layouts[-1], pictures, index), entered[index][1], still, hidden)
                 near_by = torch.arange(hidden.shape[1])[None]  # for layers that scale by how far on a row stands
                 given = {**given, "position_embeddings": angles, "attention_mask": mask, "position_ids": near_by}
                 return ((hidden, *args[1:]), given) if args else (args, {**given, "hidden_states": hidden})
@@ -317,6 +324,46 @@ class Trial:
         make = getattr(twin, "create_masks_for_generate", transformers.masking_utils.create_masks_for_generate)
         masks = make(config, inputs_embeds=hidden, attention_mask=None, past_key_values=None, position_ids=None, **more)
         return masks[config.layer_types[layer]] if isinstance(masks, dict) else masks
+
+
+@contextlib.contextmanager
+def laid_out(attached: Any) -> Iterator[list[Any]]:
+    """The layouts that an attachment makes meanwhile."""
+    found: list[Any] = []
+    original = attached.layout
+    attached.layout = lambda kinds: found.append(original(kinds)) or found[-1]
+    yield found
+    del attached.layout
+
+
+def stands_for(layout: Any, pictures: Any, index: int) -> list[float]:
+    """How many tokens each row of a prompt stands for in RESTORE's calibration of a layer."""
+    sizes = dict.fromkeys(range(layout.real.shape[1]), 1.0)
+    reductions = [one for picture in pictures for _, one in picture.reductions]
+    for unit, reduction in zip(layout.reduced(), reductions, strict=True):
+        source, places = reduction.source[0].tolist(), unit.places.tolist()
+        members = [len(places) / len(source)] * len(source)  # in the first layer an equal part of the picture
+        members = members if not index else torch.bincount(reduction.owner[0][reduction.owner[0] >= 0]).tolist()
+        for place in places:
+            del sizes[place]
+        sizes |= {places[token]: count for token, count in zip(source, members, strict=True)}
+    return [sizes[place] for place in sorted(sizes)]
+
+
+def calibrated(mask: Any, sizes: list[float], angles: tuple[Tensor, Tensor], still: int, hidden: Tensor) -> Tensor:
+    """RESTORE's additive mask: log s_n + log(2 - D(m - n)), the second for rows of the prompt alone. So many channels
+    of a head do not turn.
+    """
+    width, prompt, (cos, sin) = hidden.shape[1], len(sizes), angles
+    if mask is None:
+        mask = torch.ones(1, 1, width, width).bool().tril()
+    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    turned = torch.atan2(sin, cos)[0]
+    decay = torch.nn.functional.pad((turned[:, None] - turned[None]).cos(), (0, still), value=1.0).mean(-1)
+    added = torch.zeros(width, width)
+    added[:prompt, :prompt] = (2 - decay).log()
+    added[:, :prompt] += torch.tensor(sizes).log()
+    return added.masked_fill(~seen, torch.finfo(hidden.dtype).min)
 
 
 # ---- the rungs
@@ -408,9 +455,8 @@ def masking(trial: Trial) -> None:
             raise Undefined  # windows are counted in rows
         if attached.method.place is Place.DECODER:
             entered = trial.entered(inputs)
-        layouts, original = [], attached.layout
-        attached.layout = lambda kinds: layouts.append(original(kinds)) or layouts[-1]
-        found = trial.model(**inputs).logits[:, -1]
+        with laid_out(attached) as layouts:
+            found = trial.model(**inputs).logits[:, -1]
         hold(not attached.method.reduces or all(one.after < one.before for one in attached.outcomes), "whole")
         if not entered:
             for unit, (_, one) in zip(layouts[-1].reduced(), attached.outcomes[0].reductions, strict=True):

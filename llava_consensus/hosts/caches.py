@@ -103,6 +103,17 @@ def cached_rows(cache: Any) -> int:
     return int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
 
 
+def check_counted(cache: Any) -> None:
+    """Raises OptionError for a later turn of `generate` on a cache whose first layer holds fewer rows than its prompt
+    had: `generate` takes for new what stands after that many ids.
+    """
+    if cached_rows(cache) and getattr(known(cache), "behind", 0):
+        raise OptionError(
+            "past_key_values: the method leaves the first layer fewer rows than the prompt has, by which generate() "
+            "counts the conversation. Pass it whole, with its pictures and without a cache"
+        )
+
+
 def going_on(inputs: dict[str, Any], cached: int, counted: bool) -> dict[str, Any]:
     """Rewrites the arguments of a forward on a cache of `cached` rows for the reduced prompt.
 

@@ -278,6 +278,7 @@ class CutState:
     armed: PendingPrefill | None = None  # a sequence that is about to be read and cut
     forward: "CutForward | DecodeStep | None" = None  # under way
     given: Any = None  # mask that the model was given, where it makes those of layers itself
+    placed: bool | None = None  # whether it was given positions; None where its entrance does not tell
     layer_parts: dict[str, Tensor] = field(default_factory=dict)  # queries and keys of the layer before a cut
     kernel_call: Any = None  # or the call of its attention kernel
     mask: Any = None  # [R, columns] of the forward under way
@@ -302,6 +303,11 @@ class CutCache:
     size: int  # S
     columns: dict[int, Columns]  # of each layer from the first cut on
     holes: bool = False  # whether a later turn may have left padding after the prompt
+
+    @property
+    def behind(self) -> int:
+        """Rows of the prompt that are missing in the first layer, by whose length models and `generate` count."""
+        return self.size - self.columns[0].width if 0 in self.columns else 0
 
     def grown(self, cache: Any) -> int:
         """Rows a cache was given since. Its own length is that of the first layer, which may have been cut before."""
@@ -392,7 +398,10 @@ class CutForward:
         if self.sizes is None:
             return mask
         angles = getattr(view, "angles", view.rotary)  # of another package's view they are those of its taps
-        return seen_logits(mask, self.sizes, far_logits(*angles(hidden, rows.positions)), hidden.dtype)
+        far = far_logits(*angles(hidden, rows.positions))
+        if self.more:  # rows after the prompt, which are read as decode steps are
+            far = far.masked_fill((rows.origin >= rows.size - self.more)[..., None], 0.0)
+        return seen_logits(mask, self.sizes, far, hidden.dtype)
 
     def _sizes(self, layer: int) -> Tensor:
         """Number of tokens each row stands for, [R, W]: those it was made of, and in the first layer for each visual
@@ -505,6 +514,8 @@ class DecodeStep:
 
     def __init__(self, decoder: CutDecoder, cut_cache: CutCache, grown: int, state: CutState) -> None:
         self.decoder, self.cut_cache, self.grown, self.outer = decoder, cut_cache, grown, state.outer
+        placed = state.outer.get("position_ids") is not None if state.placed is None else state.placed
+        self.behind = 0 if placed else cut_cache.behind
         mask = state.mask if isinstance(state.mask, Tensor) and state.mask.ndim == 2 else None
         self.mask = None if mask is None else mask[:, cut_cache.size :].bool()
         self.reach = 0
@@ -520,7 +531,7 @@ class DecodeStep:
         alike = id(columns), getattr(view, "kind", "")
         if alike not in self.layer_arguments:
             positions = self.decoder.positions(kwargs, len(hidden), self.outer)
-            positions = positions - wide(columns.shift, positions)
+            positions = positions + self.behind - wide(columns.shift, positions)
             given = columns.width + self.grown + hidden.shape[1]
             if hasattr(cache := cache_given(kwargs), "get_mask_sizes"):  # a sliding window keeps no more than it needs
                 given = cache.get_mask_sizes(hidden.shape[1], index)[0]

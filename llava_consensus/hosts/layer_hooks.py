@@ -108,6 +108,7 @@ class Cuts:
     def given(self, call: Call, inputs: dict[str, Any]) -> None:
         """Tells the arguments of the model whose forward begins."""
         _state(call).given = inputs.get("attention_mask")
+        _state(call).placed = inputs.get("position_ids") is not None
 
     def _begin(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         call = current_call(self.attachment)

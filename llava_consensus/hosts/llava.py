@@ -22,7 +22,15 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import IGNORE, Offer, Tiles
-from llava_consensus.hosts.caches import cache_given, cache_of, cached_rows, going_on, remember, shortened
+from llava_consensus.hosts.caches import (
+    cache_given,
+    cache_of,
+    cached_rows,
+    check_counted,
+    going_on,
+    remember,
+    shortened,
+)
 from llava_consensus.hosts.call import Call, named, uncompiled
 from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.environment import check_llava_version
@@ -226,6 +234,7 @@ def generate(attachment: Attachment, *args: Any, **kwargs: Any) -> Any:
         with attachment.call():
             return generate(attachment, *args, **kwargs)
     model, state = attachment.here.module, attachment.current(fresh=False).state
+    check_counted(cache_given(kwargs))
     state[UNDER_WAY] = True
     try:
         return type(model).generate(model, *args, **kwargs)
@@ -241,13 +250,17 @@ def forward(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> An
     run = plain or partial(type(model).forward, model)
     if not attachment.takes():
         return run(**inputs)
-    state, cache = attachment.current(fresh=False).state, cache_given(inputs)
-    cached = cached_rows(cache)
+    call, cache = attachment.current(fresh=False), cache_given(inputs)
+    state, cached = call.state, cached_rows(cache)
+    if attachment.cuts is not None:
+        attachment.cuts.given(call, inputs)
     if cached:
         return run(**going_on(inputs, cached, UNDER_WAY in state))
     remember(cache, None)  # of a prompt before, where the cache was emptied
     output = run(**inputs)
-    remember(cache_of(output), attachment.current(fresh=False).state.pop(PROMPT, None))
+    prompt = attachment.current(fresh=False).state.pop(PROMPT, None)
+    if prompt is not None:  # else a method between layers may have noted its cuts there
+        remember(cache_of(output), prompt)
     return output
 
 

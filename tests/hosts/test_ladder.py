@@ -52,6 +52,14 @@ def test_every_family_answers_a_mixed_batch(name: str) -> None:
         assert set(states.values()) == {"works"}, method
 
 
+@pytest.mark.parametrize("name", ["official LLaVA", "llava", "qwen3_vl", "gemma3", "glm4v"])
+def test_calibrated_attention_of_a_prompt_cut_before_the_first_layer(name: str) -> None:
+    family, refused = ladder.Family(ladder.FAMILIES[name]), ("second turn", "static")
+    rungs = ("keep-all", "rows and positions", "own loop", "mixed batch", "no cache", *refused)
+    for rung, state in ladder.climbed(family, "restore_calibrated", rungs).items():
+        assert state.split(":")[0] == ("refused" if rung in refused else "works"), (rung, state)
+
+
 def narrow(name: str, window: int) -> ladder.Family:
     """A family whose language model has windows of so many rows."""
     case = ladder.FAMILIES[name]

@@ -142,5 +142,7 @@ def test_costs_where_the_counter_sees_one_tile() -> None:
     tome, unnamed = make("tome"), SEVEN._replace(feature_blocks=0)
     assert tome.flops(unnamed, Budget(64)) == tome.flops(SEVEN, Budget(64))
     assert tome.vision_tokens(Budget(64), unnamed) == tome.vision_tokens(Budget(64), SEVEN)
+    own = 2.0 * 576 * 576 * (4096 + 576) + 3 * 2 * 576
+    assert make("otprune").flops(SEVEN, Budget(3)) == own
     kernel = 2.0 * 576 * (768 * 1025 + 576 * 4096)
     assert make("cdpruner").flops(SEVEN, Budget(3)) == SEVEN.text_tower + kernel + 3 * 2 * 576

@@ -8,9 +8,12 @@ from llava_consensus.errors import OptionError
 from llava_consensus.methods import make
 from llava_consensus.methods.idselection import suppress
 from llava_consensus.methods.mfpruner import elect
+from llava_consensus.methods.random import draw
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.selection import seated, topped_up
 from llava_consensus.reduction.tokens import VisualTokens
+
+NUMBERS = [[771458.0, 11717804.0], [1697900.0, 11548674.0]]  # of 24 bits
 
 
 def test_idselection_by_hand() -> None:
@@ -30,6 +33,23 @@ def test_idselection_far_and_near_gamma() -> None:
     for gamma in (0.0, 1e9):
         assert make("idselection", gamma=gamma).reduce(tokens, Budget(3)).kept.tolist() == [[0, 1, 2]]
     assert make("idselection", gamma=20.0).reduce(tokens, Budget(3)).kept.tolist() == [[0, 3, 4]]
+
+
+def test_random_numbers_are_the_same_on_every_machine() -> None:
+    numbers = draw(torch.tensor([0, 1]), 20_000)
+    assert (numbers[:, :2] * 2**24).tolist() == NUMBERS
+    assert (numbers.mean(1) - 0.5).abs().max() < 0.01 and ((numbers < 0.25).float().mean(1) - 0.25).abs().max() < 0.01
+
+
+def test_means_of_prumerge_weigh_one_in_all() -> None:
+    method, saliency = make("prumerge", weights="mean", neighbours=2), torch.tensor([[0.4, 0.3, 0.2, 0.1]])
+    weights = method._weights(saliency, at_angles(0, 10, 20, 90), torch.tensor([[0, 1]]))
+    assert torch.allclose(weights.sum(-1), torch.ones(1, 2))
+    assert torch.allclose(weights[0], torch.tensor([[0, 0.6, 0.4, 0], [4 / 6, 0, 2 / 6, 0]]))
+
+
+def test_sparsevlm_waits_for_its_counts_in_version_1_alone() -> None:
+    assert [make("sparsevlm", version=version).adaptive for version in ("1.0", "1.5", "2.0")] == [True, False, False]
 
 
 def test_votes_come_before_the_sum() -> None:

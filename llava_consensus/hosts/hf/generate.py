@@ -23,6 +23,7 @@ from llava_consensus.hosts.caches import (
     cache_given,
     cache_of,
     cached_rows,
+    check_counted,
     going_on,
     known,
     remember,
@@ -258,6 +259,7 @@ def _generate(attachment: Attachment, run: Any, kwargs: dict[str, Any]) -> Any:
         return run(**kwargs)
     if changed is kwargs and cached_rows(cache) and isinstance(known(cache), Shortened):
         changed = _later_turn(attachment, kwargs, known(cache))
+    check_counted(cache)
     read = changed["input_ids"].shape[1] if "input_ids" in changed else 0  # of embeddings, `generate` returns nothing
     rows = read or changed["inputs_embeds"].shape[1]
     armed = None if attachment.cuts is None else attachment.cuts.armed(call)
@@ -537,7 +539,8 @@ def reduced_arguments(
     arguments.pop("position_ids", None)
     arguments |= {name: value for name, value in values.items() if name in inputs and name != "input_ids"}
     arguments |= {"input_ids": ids, "attention_mask": out.real.long()}
-    if view.keeps_positions or attachment.method.positions != "renumber":
+    whole = attachment.method.place is Place.DECODER and inputs.get("position_ids") is None  # the model's own are right
+    if view.keeps_positions or (attachment.method.positions != "renumber" and not whole):
         arguments |= view.placing(inputs, out.positions, out.real)
     elif inputs.get("position_ids") is not None:
         arguments["position_ids"] = (out.real.cumsum(1) - 1).clamp_min(0)

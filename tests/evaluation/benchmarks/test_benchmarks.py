@@ -10,7 +10,7 @@ import pytest
 from tiny_data import MADE
 
 from llava_consensus.errors import DataError, OptionError
-from llava_consensus.evaluation.benchmarks import BENCHMARKS, make
+from llava_consensus.evaluation.benchmarks import BENCHMARKS, base, make
 
 Change = Callable[[list[dict[str, Any]]], None]
 
@@ -159,6 +159,12 @@ def test_a_stated_index_counts_only_if_its_id_agrees(data: Path) -> None:
     assert make("gqa").score(records, data)["counts"]["missing"] == 0
 
 
+def test_answers_about_one_id_go_where_their_index_says() -> None:
+    questions = [base.Question(index, "same", ("a.jpg",), "What?") for index in range(2)]
+    records = [{"question_id": "same", "text": str(index), "metadata": {"index": index}} for index in (1, 0)]
+    assert base.join(records, questions).answers == {0: records[1], 1: records[0]}
+
+
 # GQA
 
 
@@ -259,6 +265,8 @@ def test_mme_pairs_and_totals(data: Path) -> None:
     assert report["tasks"]["color"] == {"acc": 50.0, "acc_plus": 0.0, "score": 50.0, "pictures": 2}
     half = make("mme").score(answers_to("mme", data, "Yes")[:3], data)
     assert half["tasks"]["color"]["pictures"] == 1 and half["counts"]["answered"] == 3
+    tasks = len(report["tasks"])
+    assert make("mme").chance(make("mme").load(data), data) == 75 * tasks
 
 
 def test_mme_results_folder_is_what_the_official_tool_reads(data: Path, tmp_path: Path) -> None:

@@ -78,8 +78,18 @@ def test_finished_grades_of_a_video_set(tmp_path: Path) -> None:
     (tmp_path / "combined.json").write_text(json.dumps(whole))
     report = msvd.score_file(tmp_path / "combined.json", data)
     assert report["accuracy"] == 60.0 and report["average_score"] == 2.5
+    assert report["counts"] == {"asked": 6, "graded": 6, "missing": 0, "unknown": 0}
+    (tmp_path / "combined.json").write_text(json.dumps({**whole, "another": whole[keys[0]]}))
+    assert msvd.score_file(tmp_path / "combined.json", data)["counts"]["unknown"] == 1
     rows = [{"id": key, "question": "", "answer": f"act {number}", "pred": "act 1"} for number, key in enumerate(keys)]
-    assert msvd.score_file(lines(tmp_path / "p.json", rows), data)["counts"]["answered"] == 6
+    for text in (
+        "\n".join(map(str, rows)),
+        "\n".join(map(json.dumps, rows)),
+    ):  # as Video-LLaVA writes them, and as JSON
+        (tmp_path / "p.json").write_text(text)
+        assert msvd.score_file(tmp_path / "p.json", data)["counts"]["answered"] == 6
+    rows = [{"question_id": keys[0], "text": "act 0"}]
+    assert msvd.score_file(lines(tmp_path / "own.jsonl", rows), data)["counts"]["answered"] == 1
 
 
 def test_an_mmbench_sheet_and_a_table_of_only_what_is_scored(tmp_path: Path) -> None:

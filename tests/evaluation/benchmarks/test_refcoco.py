@@ -43,6 +43,7 @@ def test_overlaps_and_answers_that_are_no_box(tmp_path: Path) -> None:
     for text, overlap in (("200 50 400 150", 100 / 3), ("100 50 200 150", 50), ("300 50 400 150", 0), ("no", 0)):
         report = benchmark.score([{"question_id": 0, "text": text}], data)
         assert report["mean_iou"] == pytest.approx(overlap) and report["accuracy"] == 100 * (overlap >= 50)
+        assert report["extracted"][0]["correct"] == (overlap >= 50)
         assert report["unreadable_answers"] == (text == "no")
 
 

@@ -137,6 +137,7 @@ def test_a_submission_covers_the_whole_of_test2015(data: Path, tmp_path: Path) -
 
 def test_split_changes_the_questions_and_rules_only_the_score(data: Path) -> None:
     whole = make("vqav2", split="test")
+    assert [len(make("vqav2", split=split).files) for split in ("test-dev", "test", "val")] == [3, 2, 2]
     assert len(whole.load(data)) == 4 and whole.asking == {"split": "test"} and whole.count == 447793
     assert make("vqav2", rules="2017").asking == {} and make("vqav2", rules="2021") == make("vqav2")
     with pytest.raises(OptionError, match="must be one of test-dev, test, val"):
@@ -147,6 +148,13 @@ def test_split_changes_the_questions_and_rules_only_the_score(data: Path) -> Non
         make("pope", split="val")
     with pytest.raises(OptionError, match="unknown option of vqav2"):
         make("vqav2", **{"name": "val"})
+
+
+def test_a_damaged_question_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "questions.json"
+    path.write_text(json.dumps({"questions": [{"question_id": 1, "image_id": 2, "question": "?"}, {"question_id": 2}]}))
+    with pytest.raises(DataError, match="entry 2 of questions"):
+        vqav2._read_official(path)
 
 
 def test_real_validation_questions(tmp_path: Path) -> None:
