@@ -1,14 +1,17 @@
 """Show that `tokens=T` is T for pictures of any size on models that cut them into tiles.
 
     python tools/tile_budgets.py            # a table; exit code 1 where a picture keeps another number than it should
+    .venv-vllm/bin/python tools/tile_budgets.py    # with vLLM's own processors
 
 Twenty sizes, seven families with the tiles of their published processors (weights are tiny and random), T = 16, 64 and
-256: visual tokens left by `attach` (as its outcomes count them, of a real call), by vLLM's plan where the family is
-served, and by the account of FLOPs. Right is T, or all tokens of a picture that has fewer.
+256: visual tokens left by `attach` (as its outcomes count them, of a real call); where the family is served, by the
+plan of a server and, with vLLM, as placeholders of its processor for a picture of that size; and by the account of
+FLOPs. Right is T, or all tokens of a picture that has fewer.
 """
 
 import copy
 import sys
+import tempfile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -16,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "serving"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import hf_models  # type: ignore[import-not-found]
 from hf_models import END, IMAGE, START, TAG, TEXT
@@ -28,6 +32,7 @@ from llava_consensus.reduction.costs import SHAPES
 from llava_consensus.serving.plan import Plan
 from llava_consensus.serving.setting import Setting
 from llava_consensus.serving.supported import FAMILIES as SERVED
+from llava_consensus.serving.supported import TOKENS, installed
 
 BUDGETS = 16, 64, 256
 SIZES = [
@@ -150,12 +155,62 @@ def plan(model: Any, kind: str, method: str, tokens: int) -> Plan:
     return made
 
 
+class Server:
+    """vLLM's own processor of a family, with the reduction in it and without an engine."""
+
+    def __init__(self, family: Family, model: Any, method: str) -> None:
+        import small
+        from vllm.config import ModelConfig
+        from vllm.multimodal import MULTIMODAL_REGISTRY
+
+        from llava_consensus.serving import register
+
+        register()
+        side, pins = family.vision["image_size"], family.config["image_grid_pinpoints"]
+        words = small.tokenizer({"<image>": IMAGE, "<video>": hf_models.VIDEO})
+        if family.case == "llava_next":
+            one = {"shortest_edge": side}
+            pictures = transformers.LlavaNextImageProcessor(
+                size=one, crop_size={"height": side, "width": side}, image_grid_pinpoints=pins
+            )
+            processor = transformers.LlavaNextProcessor(
+                pictures, words, patch_size=14, vision_feature_select_strategy="default", image_token="<image>",
+                num_additional_image_tokens=1,
+            )  # fmt: skip
+        else:
+            size = {"height": side, "width": side}
+            processor = transformers.LlavaOnevisionProcessor(
+                transformers.LlavaOnevisionImageProcessor(size=size, image_grid_pinpoints=pins), words,
+                transformers.LlavaOnevisionVideoProcessor(size=size), num_image_tokens=(side // 14) ** 2,
+                vision_feature_select_strategy="full",
+            )  # fmt: skip
+        small.ready()
+        self.folder = tempfile.TemporaryDirectory()
+        model.config.save_pretrained(self.folder.name)
+        processor.save_pretrained(self.folder.name)
+        config = ModelConfig(
+            model=self.folder.name, dtype="float32", hf_overrides=Setting(method, 1, max(BUDGETS)), max_model_len=16384,
+            limit_mm_per_prompt={"image": 1},
+        )  # fmt: skip
+        self.processor = MULTIMODAL_REGISTRY.create_processor(config)
+
+    def left(self, width: int, height: int, tokens: int) -> int:
+        """Placeholders of a picture of this size, those of newlines among them."""
+        import small
+
+        items = self.processor.info.parse_mm_data({"image": [small.picture(0, (width, height))]})
+        made = self.processor("w5 <image> w7 w8", items, hf_processor_mm_kwargs={TOKENS: tokens})
+        (place,) = made["mm_placeholders"]["image"]
+        return int(place.get_num_embeds())
+
+
 @torch.no_grad()
 def counted(family: Family, sizes: list[tuple[int, int]], budgets: tuple[int, ...], method: str) -> list[list[Any]]:
-    """Lines of the table: family, size, tiles, tokens; T, and what `attach`, vLLM's plan and the account leave."""
+    """Lines of the table: family, size, tiles, tokens; T, and what `attach`, the plan, vLLM and the account leave."""
     torch.manual_seed(0)
     model, lines = build(family), []
     view, kind = view_of(model), model.config.model_type
+    server = Server(family, model, method) if kind in SERVED and installed() else None
     for width, height in sizes:
         shown = picture(family, view, width, height)
         before = int((shown.rows.token >= 0).sum())
@@ -163,28 +218,32 @@ def counted(family: Family, sizes: list[tuple[int, int]], budgets: tuple[int, ..
             with attach(model, method, tokens) as attached:
                 model(**shown.inputs, logits_to_keep=1)
                 (outcome,) = attached.outcomes
-            left: Any = "-"
+            planned: Any = "-"
+            placed: Any = "-"
+            newlines = int((shown.rows.token < 0).sum())
             if kind in SERVED:
-                planned = plan(model, kind, method, tokens).left("image", shown.rows, Budget(tokens))
-                left = planned - int((shown.rows.token < 0).sum())
+                planned = plan(model, kind, method, tokens).left("image", shown.rows, Budget(tokens)) - newlines
+            if server is not None:
+                placed = server.left(width, height, tokens) - newlines
             shape = SHAPES["llava-next-7b"]._replace(tiles=shown.tiles, patches=view.tower.tokens)
             account = make(method).entering(Budget(tokens), before, shape.layers)[0]
             if tokens < shape.available:
                 units = make(method).units(shape, Budget(tokens))
                 assert sum(min(budget.tokens, size) for budget, size in units) == tokens
-            lines.append([family.case, f"{width}x{height}", shown.tiles, before, tokens, outcome.after, left, account])
+            counts = [outcome.after, planned, placed, account]
+            lines.append([family.case, f"{width}x{height}", shown.tiles, before, tokens, *counts])
     return lines
 
 
 def wrong(line: list[Any]) -> bool:
     """Whether any of the counts of a line is another than T, or all tokens of a picture that has fewer."""
-    *_, before, tokens, attached, planned, account = line
-    return any(count not in ("-", min(tokens, before)) for count in (attached, planned, account))
+    before, tokens, *counts = line[3:]
+    return any(count not in ("-", min(tokens, before)) for count in counts)
 
 
 def main() -> int:
     """Print the table; 1 where a line is wrong."""
-    head = ["family", "size", "tiles", "tokens", "T", "attach", "vLLM", "account"]
+    head = ["family", "size", "tiles", "tokens", "T", "attach", "plan", "vLLM", "account"]
     print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
     assert TEXT["vocab_size"] > END
     bad = 0

@@ -10,6 +10,7 @@ from hf_models import CASES, END, TAG, prompts
 
 from llava_consensus import attach
 from llava_consensus.errors import NonFiniteError, OptionError
+from llava_consensus.hosts import view_of
 
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 pytestmark = pytest.mark.skipif(VERSION < (5, 19), reason="methods on models of transformers need >= 5.19")
@@ -62,6 +63,18 @@ def test_without_token_types_pictures_would_stand_elsewhere() -> None:
             model(**inputs)
         with attach(model, "fastv", 4096):
             assert torch.equal(model(**inputs).logits, plain)
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen2_5_vl video"])
+def test_types_of_rows_follow_from_the_ids(name: str) -> None:
+    view, inputs = view_of(CASES[name].build()), one(name, 0, 1)
+    typed, ids = inputs["mm_token_type_ids"], inputs["input_ids"]
+    assert typed.any() and torch.equal(view.types(inputs, ids), typed)
+    del inputs["mm_token_type_ids"]
+    real = torch.ones_like(ids, dtype=torch.bool)
+    places = view.positions(inputs, ids, real)
+    assert torch.equal(places, view.positions({**inputs, "mm_token_type_ids": typed}, ids, real))
+    assert torch.equal(places, view.positions({**inputs, "position_ids": places.permute(2, 0, 1)}, ids, real))
 
 
 @torch.no_grad()

@@ -20,11 +20,11 @@ from llava_consensus.errors import OptionError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.models.convert import convert
 from llava_consensus.hosts.llava import PREPARE
-from llava_consensus.hosts.reduce import _zones
+from llava_consensus.hosts.reduce import _means, _zones
 from llava_consensus.hosts.sequence import ROW, RowKinds, Sharing, read_layout
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.tokens import AFTER, AHEAD, BEHIND
+from llava_consensus.reduction.tokens import AFTER, AHEAD, BEHIND, Reduction
 from llava_consensus.training.official import check as check_training
 from llava_consensus.training.plan import TrainingPlan
 
@@ -162,6 +162,17 @@ def test_what_stands_alone_has_a_place_of_its_own_and_what_is_mixed_has_none() -
     whole = read_layout(kinds, Sharing(make("divprune", tile_budget="global"), Budget(6), 4, 3))
     (ranked,) = (_zones(whole, unit) for unit in whole.units)
     assert ranked[AHEAD] < 1 * ROW and ranked[AFTER] > 13 * ROW
+
+
+def test_means_of_merged_tokens() -> None:
+    """Whole numbers are rounded; a token that stands alone is itself, and a slot of no patch is zero."""
+    none, owner = torch.empty(0), torch.tensor([[1, 1, 0, -1, 1, 3, 3]])
+    reduction = Reduction(none, none, none, torch.tensor([[2, 0, -1, 5]]), owner)
+    places = torch.tensor([[0, 4, 7, 8, 4, 10, 11]])
+    assert _means(places, reduction).tolist() == [[7, 3, 0, 10]]  # of 7, of 0, 4 and 4, of none, of 10 and 11
+    both = torch.stack((places, places + 1), -1)
+    assert _means(both, reduction)[..., 1].tolist() == [[8, 4, 0, 12]]
+    assert torch.allclose(_means(places.float(), reduction), torch.tensor([[7, 8 / 3, 0, 10.5]]))
 
 
 def test_words_after_a_prompt_are_of_no_picture_and_ask_nothing() -> None:

@@ -133,6 +133,20 @@ def test_models_of_transformers_drop_them_too(name: str) -> None:
         assert targets == [[word for word in row if word % 2] for row in text]
 
 
+@NEEDS_HF
+@torch.no_grad()
+def test_those_of_videos_stay() -> None:
+    case, left = hf_models.CASES["llava_onevision video"], []
+    model = case.build()
+    for newlines in ("keep", "drop"):
+        with attach(model, "consensusdrop", case.tokens, newlines=newlines) as attached:
+            model(**prompts([1, 5, case.picture(0), 7]))
+            (outcome,) = attached.outcomes
+        assert outcome.after < outcome.before
+        left.append(outcome.structural)
+    assert left[0] == left[1] > 0
+
+
 def test_methods_that_cannot_drop_them_say_so() -> None:
     with pytest.raises(OptionError, match="newlines"):
         make("fastv", newlines="drop")
