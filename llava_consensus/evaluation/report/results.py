@@ -46,9 +46,10 @@ BENCH = "bench.json"
 AGAIN = "Measure again, or move it away"
 MARKS = (
     "† differs from the full model, paired by picture (exact sign flips, McNemar's test where each has one question; "
-    f"random swaps for F1; p < 0.05), ‡ also after Holm's correction over all cells; from fewer than {LEAST} "
+    f"of right answers for F1; p < 0.05), ‡ also after Holm's correction over all cells; from fewer than {LEAST} "
     "pictures no test."
 )
+ALIKE = "Where no answer differs, the interval is what so many pictures can exclude."
 NAME = Column("method", lambda line: line.label)
 
 Bench = Sequence[Mapping[str, Any]]
@@ -135,7 +136,7 @@ def intervals(section: Section) -> Table:
         columns.append(replace(column, title=f"{column.title} ({asked})"))
     note = (
         f"Score ± half of its 95 % interval: bootstrap over pictures, {RESAMPLES} resamples; sd: over seeds. MME in "
-        f"points. {MARKS} "
+        f"points. {ALIKE} {MARKS} "
         "A score without an interval has a scorer that does not say what it is made of."
     )
     return tabulate(section, "Scores with 95 % intervals", columns, note)
@@ -190,7 +191,7 @@ def differences(section: Section) -> Table | None:
         return ABSENT if test is None else f"{test.difference:+.1f}{half(test.bounds)}"
 
     columns = [Column(section.title(name), partial(difference, name=name)) for name in section.names]
-    note = "Difference ± half of its 95 % interval (bootstrap over pictures, paired by question)."
+    note = f"Difference ± half of its 95 % interval (bootstrap over pictures, paired by question). {ALIKE}"
     table = tabulate(section, "Difference to random selection with the same budget", columns, note, lines)
     return None if table.empty else table
 

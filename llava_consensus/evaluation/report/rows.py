@@ -144,7 +144,9 @@ class Row:
         """The headline number, in percent where the benchmark's scale is 1."""
         if self.seeds and self.complete:
             return fmean(row.score or 0.0 for row in self.seeds)
-        return None if self.metrics is None else self.metrics["score"]
+        if self.metrics is None or self.metrics["report"].get("rounded") is None or self.sample is None:
+            return None if self.metrics is None else self.metrics["score"]
+        return self.sample.value  # what the scorer rounds is rounded once, where it is printed
 
     @property
     def spread(self) -> float | None:
@@ -230,7 +232,7 @@ class Row:
         if self.seeds:
             samples = [row.sample for row in self.seeds]
             return pooled([one for one in samples if one is not None]) if all(samples) else None
-        return sample(self.report, self.score) if self.complete else None
+        return sample(self.report, self.metrics["score"]) if self.metrics and self.complete else None
 
     @cached_property
     def bounds(self) -> Bounds | None:

@@ -13,11 +13,13 @@ statistic is one function of sums and one line in STATISTICS. The run adds `pict
 Questions about one picture go right and wrong together, so pictures are what is drawn and swapped; a row that names no
 picture is its own. The bootstrap draws them with replacement (Efron and Tibshirani 1993, chapters 6, 13 and 16), within
 groups where the statistic has a term per group. Two runs are compared by swapping their answers picture by picture
-(Edgington 1969): all swaps at once, exactly, where the score is a sum over pictures (McNemar's test where each has one
-question), and SWAPS random ones for F1 and for means of benchmarks. Pictures with equal sums are interchangeable, so a
-draw is one multinomial over the distinct ones: exact, and 100,000 questions cost what 1,000 do.
+(Edgington 1969), all swaps at once, of what each picture adds to the score (McNemar's test where each has one
+question), for F1 of its right answers. Pictures with equal sums are interchangeable, so a draw is one multinomial over
+the distinct ones: exact, and 100,000 questions cost what 1,000 do.
 
-From fewer than LEAST pictures there is a score, and no interval, no test and no mark.
+Where no answer differs, resamples do not vary, and the interval is what so many pictures can exclude (`Sample.reach`), in
+a cell and in its part of a mean alike. From fewer than LEAST pictures there is a score, and no interval, no test and
+no mark.
 """
 
 import functools
@@ -33,8 +35,7 @@ import numpy as np
 
 TOLERANCE = 1e-6  # how exactly the rows must make up the score, relative
 RESAMPLES = 2000
-SWAPS = 9999  # so no p by swapping is below 0.0001, and one of 400 in a table can stand after Holm's correction
-WORK = 2e9  # additions that all swaps at once may cost: seconds
+WORK = 2e8  # additions that all swaps at once may cost: a second
 LEAST = 10  # pictures
 LEVEL = 95.0  # percent
 SEED = 20260
@@ -55,6 +56,7 @@ class Sample(NamedTuple):
     questions: np.ndarray  # [R] int, their indices
     score: Score
     most: float  # the highest score there is
+    points: np.ndarray  # [P] what each picture adds to the score in points; to the accuracy where it is no sum
 
     @property
     def value(self) -> float:
@@ -117,6 +119,17 @@ def _mme(sums: np.ndarray) -> np.ndarray:
 SUMS = (_mean, _mme)  # scores that are sums over pictures, where the numbers of questions are given
 
 
+def _points(sums: np.ndarray, score: Score, questions: int) -> np.ndarray:
+    """`Sample.points` of sums [P, C]."""
+    if score in SUMS:
+        added = sums.copy()
+        added[:, 1::2] = 0.0
+        whole = sums.sum(axis=0)
+        return score(np.where(np.arange(len(whole)) % 2, whole, added))
+    wrong = sums[:, 1::3] + sums[:, 2::3]
+    return -100 * wrong.sum(axis=1) / questions
+
+
 STATISTICS = {
     "mean": Statistic(False, lambda rows: [rows.total(rows.correct), rows.number], _mean),
     "circular": Statistic(False, lambda rows: [rows.whole, rows.number > 0], _mean),
@@ -177,7 +190,8 @@ def _sample(rows: Sequence[Answer], name: str) -> Sample | None:
     # a picture that lies in several groups cannot be drawn within one
     strata = np.zeros(pictures, dtype=np.int64) if (count.sum(axis=1) > 1).any() else count.argmax(axis=1)
     most = statistic.most * (groups if statistic.score is _mme else 1)
-    return Sample(sums, strata, np.array([row["index"] for row in rows]), statistic.score, most)
+    points = _points(sums, statistic.score, len(rows))
+    return Sample(sums, strata, np.array([row["index"] for row in rows]), statistic.score, most, points)
 
 
 def _codes(values: Sequence[Hashable]) -> tuple[int, np.ndarray]:
@@ -199,7 +213,8 @@ def _named(row: Answer, name: str, *keys: str) -> Hashable:
 
 def pooled(samples: Sequence[Sample]) -> Sample:
     """The mean score of runs that asked the same questions, of several seeds for example."""
-    width, first = samples[0].sums.shape[1], samples[0]
+    width, points = samples[0].sums.shape[1], np.mean([one.points for one in samples], axis=0)
+    first = samples[0]._replace(points=points)
     if first.score in SUMS and all(np.array_equal(one.sums[:, 1::2], first.sums[:, 1::2]) for one in samples):
         return first._replace(sums=np.mean([one.sums for one in samples], axis=0))
 
@@ -223,16 +238,19 @@ def draws(sample: Sample, name: str, count: int = RESAMPLES) -> np.ndarray:
 
 
 def interval(values: np.ndarray, reach: float = 0.0) -> Bounds:
-    """The middle LEVEL percent of resampled scores (percentile interval); `reach` to both sides where none differs."""
-    low, high = map(float, np.percentile(values, [(100 - LEVEL) / 2, (100 + LEVEL) / 2]))
-    return (low, high) if low < high else (low - reach, high + reach)
+    """The middle LEVEL percent of resampled scores (percentile interval), wider by `reach`, the half width of what does
+    not vary in them.
+    """
+    low, middle, high = map(float, np.percentile(values, [(100 - LEVEL) / 2, 50, (100 + LEVEL) / 2]))
+    return middle - math.hypot(middle - low, reach), middle + math.hypot(high - middle, reach)
 
 
 def bounds(sample: Sample, name: str) -> Bounds | None:
     """The interval of a score; None from too few pictures."""
     if len(sample.sums) < LEAST:
         return None
-    low, high = interval(draws(sample, name), sample.reach)
+    values = draws(sample, name)
+    low, high = interval(values, 0.0 if np.ptp(values) else sample.reach)
     return max(low, 0.0), min(high, sample.most)
 
 
@@ -276,50 +294,30 @@ class Comparison:
         return draws(both, self.benchmark, self.count)
 
     @cached_property
-    def swapped(self) -> np.ndarray:
-        """The difference [SWAPS] if neither run were better: each picture's answers swapped or not, as a coin falls."""
-        first, second = self.first.sums, self.second.sums
-        if first.shape != second.shape:  # one is the mean of several runs: the other one is swapped with each of them
-            times = max(first.shape[1], second.shape[1])
-            first, second = (np.tile(sums, times // sums.shape[1]) for sums in (first, second))
-        one, other = self.first, self.second
-        score = one.score if one.sums.shape[1] >= other.sums.shape[1] else other.score
-        distinct, counts = np.unique(second - first, axis=0, return_counts=True)
-        random = np.random.default_rng([SEED, zlib.crc32(self.benchmark.encode()), 1])
-        moved = random.binomial(counts, 0.5, size=(SWAPS, len(counts))) @ distinct
-        return score(first.sum(axis=0) + moved) - score(second.sum(axis=0) - moved)
+    def alike(self) -> bool:
+        """True if no picture adds another amount in the two runs."""
+        return bool((self.first.points == self.second.points).all())
 
     @cached_property
     def bounds(self) -> Bounds | None:
         """The interval of the difference; None from too few pictures."""
         shift = self.draws[:, 0] - self.draws[:, 1]
-        return interval(shift, self.first.reach) if self.enough else None
-
-    @cached_property
-    def _exact(self) -> float | None:
-        """p of all swaps; None where the score is no sum over pictures or they are too many."""
-        one, other = self.first, self.second
-        if one.score is not other.score or one.score not in SUMS or (one.sums - other.sums)[:, 1::2].any():
-            return None
-        total = one.sums.sum(axis=0)
-        return sign_flips(one.score(total) - one.score(total - one.sums + other.sums))
+        return interval(shift, self.first.reach * self.alike) if self.enough else None
 
     @property
     def test(self) -> str:
         """The name of the test that `p` comes from."""
         if not self.enough:
             return f"fewer than {LEAST} pictures, no test"
-        if self._exact is None:
-            return "swaps of pictures"
+        if self.first.score not in SUMS:
+            return "exact sign flips of right answers"
         alone = self.first.score is _mean and self.first.sums[:, 1].max() == 1
         return "exact McNemar" if alone else "exact sign flips of pictures"
 
     @cached_property
     def p(self) -> float | None:
         """Two-sided, of no difference; None from too few pictures."""
-        if not self.enough:
-            return None
-        return swap_p(self.swapped, self.difference) if self._exact is None else self._exact
+        return sign_flips(self.first.points - self.second.points) if self.enough else None
 
 
 def paired(first: Report, second: Report, name: str, count: int = RESAMPLES) -> Comparison | None:
@@ -342,22 +340,27 @@ def paired(first: Report, second: Report, name: str, count: int = RESAMPLES) -> 
     return Comparison(one, other, name, count) if alike and one is not None and other is not None else None
 
 
-def sign_flips(steps: np.ndarray) -> float | None:
+def sign_flips(steps: np.ndarray) -> float:
     """Two-sided p of no difference: the share of all 2 ** P ways to swap pictures that differ as much.
 
     Args:
-        steps: [P] what each picture adds to the difference, whole multiples of some number.
+        steps: [P] what each picture adds to the difference.
     Returns:
-        None where that number is so small that the sums would be too many to count.
+        exact, where steps are multiples of a number that is large enough to count in (above 1e-12 where there are too
+        many to count one by one); else an upper bound, from steps rounded to such a number.
     """
     sizes, counts = np.unique(np.round(np.abs(steps[steps != 0]), 12), return_counts=True)
     if not len(sizes):
         return 1.0
     unit = functools.reduce(lambda one, other: _measure(one, other, 1e-9 * sizes[-1]), sizes)
+    finest, slack, least = float(sizes @ counts) * len(sizes) / WORK, 0.0, 1e-12
+    if unit < finest:  # Hoeffding (1963): rounding moves a sum of P signed steps by more in one of 3e7 ways
+        unit, slack, least = finest, 3 * math.sqrt(counts.sum()), 3.1e-8
     whole = np.rint(sizes / unit).astype(np.int64)
-    reach = int(whole @ counts)
-    if reach * float(counts.sum()) > WORK:
-        return None
+    reach, observed = int(whole @ counts), max(0, math.ceil(abs(round(steps.sum() / unit)) - slack))
+    before = np.cumsum(whole * counts) - whole * counts + 1.0  # sums that are there when a size is added
+    if slack or before @ counts > WORK:
+        return min(1.0, least + _tails(whole, counts, reach, observed))
     shares = np.ones(1)  # of the ways whose swapped pictures add up to 0, 1, 2, ... units
     for size, count in zip(whole.tolist(), counts.tolist(), strict=True):
         longer = np.zeros(len(shares) + size * count)
@@ -365,8 +368,19 @@ def sign_flips(steps: np.ndarray) -> float | None:
             ways = math.lgamma(count + 1) - math.lgamma(swapped + 1) - math.lgamma(count - swapped + 1)
             longer[swapped * size : swapped * size + len(shares)] += math.exp(ways - count * math.log(2)) * shares
         shares = longer
-    as_far = np.abs(2 * np.arange(reach + 1) - reach) >= abs(round(steps.sum() / unit))
+    as_far = np.abs(2 * np.arange(reach + 1) - reach) >= observed
     return max(min(1.0, float(shares[as_far].sum())), sys.float_info.min)
+
+
+def _tails(sizes: np.ndarray, counts: np.ndarray, reach: int, observed: int) -> float:
+    """Share of sums of signed whole steps that lie `observed` or more from 0, by their characteristic function."""
+    length = 2 * reach + 2
+    turns = np.pi * np.arange(reach + 2) / (reach + 1)
+    waves = np.ones_like(turns)
+    for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
+        waves *= np.cos(size * turns) ** count
+    shares = np.fft.irfft(waves, length)
+    return float(2 * shares[observed : reach + 1].sum()) if observed else 1.0
 
 
 def _measure(one: float, other: float, least: float) -> float:
@@ -374,12 +388,6 @@ def _measure(one: float, other: float, least: float) -> float:
     while other > least:
         one, other = other, abs(one - other * round(one / other))
     return one
-
-
-def swap_p(swapped: np.ndarray, observed: float) -> float:
-    """Two-sided p of no difference: the share of swaps that differ as much, what was observed among them."""
-    as_far = np.abs(swapped) >= abs(observed) - TOLERANCE
-    return float(1 + as_far.sum()) / (1 + len(swapped))
 
 
 def holm(values: Sequence[float]) -> list[float]:
@@ -434,15 +442,14 @@ def mean_draws(tests: Sequence[Comparison], scales: Sequence[float]) -> np.ndarr
 
 
 def mean_difference(tests: Sequence[Comparison], scales: Sequence[float]) -> MeanDifference:
-    """Mean of paired differences, its interval and p, from resamples and swaps that are added one by one."""
+    """Mean of paired differences, its interval from resamples that are added one by one, and its exact p."""
     pairs = list(zip(tests, scales, strict=True))
     mean = sum(test.difference / scale for test, scale in pairs) / len(pairs)
     pictures = min(test.pictures for test in tests)
     if not all(test.enough for test in tests):
         return MeanDifference(mean, None, None, pictures)
     resampled = mean_draws(tests, scales)
-    reach = math.sqrt(sum((test.first.reach / scale) ** 2 for test, scale in pairs)) / len(pairs)
-    between = interval(resampled[:, 0] - resampled[:, 1], reach)
-    swapped = np.mean([test.swapped / scale for test, scale in pairs], axis=0)
-    p = tests[0].p if len(tests) == 1 else swap_p(swapped, mean)
-    return MeanDifference(mean, between, p, pictures)
+    alike = [test.first.reach / scale for test, scale in pairs if test.alike]
+    between = interval(resampled[:, 0] - resampled[:, 1], math.hypot(*alike) / len(pairs))
+    steps = [(test.first.points - test.second.points) / scale for test, scale in pairs]
+    return MeanDifference(mean, between, sign_flips(np.concatenate(steps) / len(pairs)), pictures)

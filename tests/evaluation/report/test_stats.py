@@ -78,9 +78,7 @@ def test_rows_of_a_unit_are_drawn_together() -> None:
 
 
 def flips(first: int, second: int) -> float:
-    found = stats.sign_flips(np.repeat([1.0, -1.0], [first, second]))
-    assert found is not None
-    return found
+    return stats.sign_flips(np.repeat([1.0, -1.0], [first, second]))
 
 
 @pytest.mark.parametrize("parts", [1, 3, 10, 60])
@@ -92,21 +90,19 @@ def test_sign_flips_are_all_ways_to_swap(parts: int) -> None:
     assert stats.sign_flips(steps) == pytest.approx(as_far.mean(), rel=1e-12)
 
 
-def test_swaps_at_random_agree_with_all_swaps() -> None:
-    random = np.random.default_rng(0)
-    first, second = (
-        {
-            "statistic": "mme",
-            "extracted": [
-                {"index": k, "correct": int(right), "picture": f"{k // 2}.jpg", "group": ("count", "OCR")[k >= 60]}
-                for k, right in enumerate(random.random(100) < 0.6)
-            ],
-        }
-        for _ in range(2)
+def test_many_steps_are_counted_by_their_waves() -> None:
+    """More than can be counted one by one, and of a measure that is too small: the same p, and one a little above it."""
+    steps = np.random.default_rng(2).integers(-4, 6, 3000).astype(float)
+    sizes, counts = np.unique(np.abs(steps[steps != 0]), return_counts=True)
+    normal = math.erfc(abs(steps.sum()) / math.sqrt(2 * (steps**2).sum()))
+    assert stats.sign_flips(steps) == pytest.approx(normal, rel=0.05)
+    assert stats._tails(sizes.astype(int), counts, int(sizes @ counts), 100) == pytest.approx(
+        math.erfc(99 / math.sqrt(2 * (steps**2).sum())), rel=0.02
     )
-    found = stats.paired(first, second, "mme")
-    assert found is not None and found.test == "exact sign flips of pictures" and found.p is not None
-    assert stats.swap_p(found.swapped, found.difference) == pytest.approx(found.p, abs=0.02)
+    some = np.repeat([1.0, -1.0, 1.0], [60, 40, 10])
+    fine = some * (1 + 1e-7 * np.random.default_rng(4).random(110))
+    assert stats.sign_flips(some) == pytest.approx(2 * sum(math.comb(110, k) for k in range(41)) / 2**110)
+    assert stats.sign_flips(some) <= stats.sign_flips(fine) < 1.2 * stats.sign_flips(some) + 4e-8
 
 
 @pytest.mark.parametrize(
@@ -160,8 +156,7 @@ def about(correct: Any, of_picture: int) -> dict[str, Any]:
 def test_swapping_pictures_is_mcnemar_where_each_has_one_question() -> None:
     first, second = [1] * 10 + [0] * 12, [0] * 8 + [1] * 4 + [0] * 10
     found = stats.paired(report(first), report(second), "gqa")
-    assert found is not None and found.test == "exact McNemar"
-    assert stats.swap_p(found.swapped, found.difference) == pytest.approx(found.p, abs=0.02)
+    assert found is not None and found.test == "exact McNemar" and found.p == pytest.approx(flips(8, 2))
 
 
 @pytest.mark.parametrize(("pictures", "enough"), [(1, False), (9, False), (10, True)])
@@ -202,7 +197,6 @@ def test_runs_of_several_seeds_are_their_mean_and_are_compared_as_one() -> None:
     assert score(one) == pytest.approx(np.mean([score(seed) for seed in seeds]))
     found = stats.Comparison(one, full, "gqa")
     assert found.difference == pytest.approx(score(one) - 90) and 0 < found.p < 1e-9
-    assert abs(found.swapped.mean()) < 1 and found.swapped.std() > 1
 
 
 def test_a_paired_comparison(tmp_path: Path) -> None:
@@ -246,6 +240,26 @@ def test_f1_without_positives_counts_nothing() -> None:
     rows = [{"index": place, "extracted": "no", "correct": True, "group": "random"} for place in range(3)]
     rows += [{"index": 3, "extracted": "yes", "correct": True, "group": "popular"}]
     assert score(made({"extracted": rows, "statistic": "f1_mean"})) == 100
+
+
+def test_f1_is_tested_by_right_answers() -> None:
+    random = np.random.default_rng(8)
+    first, second = (binary(random, 120)[0] for _ in range(2))
+    rows = zip(first["extracted"], second["extracted"], strict=True)
+    steps = [float(one["correct"]) - float(other["correct"]) for one, other in rows]
+    found = stats.paired(first, second, "pope")
+    assert found is not None and found.test == "exact sign flips of right answers"
+    assert found.p == pytest.approx(flips(steps.count(1), steps.count(-1)))
+
+
+def test_a_mean_of_benchmarks_is_tested_exactly_and_counts_one_without_a_difference() -> None:
+    one, other, same = report([1] * 12 + [0] * 28), report([0] * 2 + [1] * 2 + [0] * 36), report([1, 0] * 20)
+    tests = [stats.paired(*pair, "gqa") for pair in ((one, other), (same, same))]
+    assert all(test is not None for test in tests)
+    mean = stats.mean_difference(tests, [1.0, 1.0])  # type: ignore[arg-type]
+    assert mean.difference == pytest.approx(12.5) and mean.p == pytest.approx(flips(10, 0))
+    alone, reach = tests[0].bounds, tests[1].first.reach  # type: ignore[union-attr]
+    assert mean.bounds[1] - mean.difference == pytest.approx(math.hypot(alone[1] - 25, reach) / 2, abs=0.7)
 
 
 def test_groups_keep_their_size_when_drawn() -> None:
