@@ -121,7 +121,7 @@ tables: data  ## every run of the results table (llava_consensus/paper/presets/r
 	$(CLI) paper table results $(RUN) $(ARGS)
 	$(CLI) report --out $(OUT) --preset results $(FEWER) --markdown $(OUT)/tables.md --csv $(OUT)/tables.csv --latex $(OUT)/tables.tex
 
-pages: $(READY)  ## the generated numbers of README.md and docs, from docs/measured.tar.xz
+pages: $(READY)  ## the generated numbers of README.md and docs, from docs/measured*.tar.xz
 	$(PYTHON) -m tools.pages write
 
 ladder: $(DEV_READY)  ## docs/ladder.md anew: every family of transformers x every method x ways of calling, twenty minutes on a core

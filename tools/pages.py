@@ -1,58 +1,67 @@
 """Generates the numbers of the pages from the results that are in the repository.
 
-    python -m tools.pages write             # `make pages`: blocks of README.md and docs/, docs/results.csv, index.json
+    python -m tools.pages write             # `make pages`: docs/, results.csv, the blocks of README.md, index.json
     python -m tools.pages pack results      # keeps a folder of results as docs/measured.tar.xz
+    python -m tools.pages pack FOLDER --photo    # those of the photograph model as docs/measured-photo.tar.xz
 
-Of a run the archive keeps its configuration, its metrics, and for every question whether it was answered right; of the
-study what `llava-consensus paper study` leaves. What `bench --serve` wrote is in docs/efficiency. No model is loaded.
-`tests/project/test_pages.py` fails where a page and the results differ.
+Of a run an archive keeps its configuration, its metrics, and for every question whether it was answered right; of the
+study what `llava-consensus paper study` leaves. `docs/measured.sha256` has the hash of each; another one is refused.
+What `bench --serve` wrote is in docs/efficiency. No model is loaded.
+
+The pages of `TEMPLATES` are wholly made of tools/templates: prose with expressions, in which no number stands
+(`tests/project/test_pages.py`); what others printed comes out of tools/templates/sources.json with its source.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import io
 import json
+import re
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from llava_consensus import cli
+import jinja2
+import numpy as np
+
 from llava_consensus.cli.arguments import one_word_method
 from llava_consensus.cli.report import known
 from llava_consensus.evaluation.files import CONFIG, METRICS, SCORES, write_out
 from llava_consensus.evaluation.report.efficiency import bench_tables
 from llava_consensus.evaluation.report.rows import Row, compare, read_rows
 from llava_consensus.evaluation.report.section import Section, half, signed
+from llava_consensus.evaluation.report.stats import LEVEL, SIGNIFICANT, sign_flips
 from llava_consensus.evaluation.report.table import csv_text, markdown
 from llava_consensus.evaluation.runs.configuration import describe_reduction
 from llava_consensus.methods import INDEX, written
-from llava_consensus.paper import preset
+from llava_consensus.paper import material, preset
+from llava_consensus.paper.claims import claims_table
 from llava_consensus.paper.study.tables import study_csv
 from llava_consensus.reduction.budget import budget
+from tools.photo import Photo, p_value
 
 ROOT = Path(__file__).parents[1]
-MEASURED = Path("docs/measured.tar.xz")
+MEASURED, PHOTO = Path("docs/measured.tar.xz"), Path("docs/measured-photo.tar.xz")
+HASHES = Path("docs/measured.sha256")  # as sha256sum writes them, seen from docs/
+NAMED = Path("docs/paper/named.json")
+FOLDER = Path("tools/templates")
+TEMPLATES = ("results.md", "paper.md", "positions.md", "efficiency.md")
 BESIDE = ("study.json", "scap.json")
 BENCHES = ("docs/paper/bench.json", "docs/paper/bench-tradeoff.json")
 TIMED = "llava-1.5-1b.json"  # in docs/efficiency
-BEGIN, END = "<!-- numbers:begin -->", "<!-- numbers:end -->"
-BENCHMARKS = ("textvqa", "gqa", "pope", "vqav2")
-FRONT = {  # of README: first column, and the variant whose runs stand in the row
-    "**ConsensusDrop** → **ConsensusDrop+**": "ConsensusDrop",
-    "VisPruner": "VisPruner",
-    "CDPruner (`relevance=cosine`)": "CDPruner, relevance=cosine",
-    "DivPrune": "DivPrune",
-    "FastV (which keeps positions by default)": "FastV",
-    "random, mean of five seeds (sd)": "random",
-}
+BEGIN, END = "<!-- numbers:begin -->", "<!-- numbers:end -->"  # of README's table
+SPAN = re.compile(r"(<!--(photo|drawn)-->).*?(<!--/-->)", re.DOTALL)  # of its sentences
 
 
 def pack(results: Path, file: Path = ROOT / MEASURED) -> None:
-    """Keeps the finished runs of a folder of results; the same bytes for the same results."""
+    """Keeps the finished runs of a folder of results, and the hash of what keeps them; the same bytes for the same
+    results.
+    """
     kept: dict[str, bytes] = {}
     for config in sorted([*results.glob(f"*/{CONFIG}"), *results.glob(f"*/*/{CONFIG}")]):
         folder = config.parent
@@ -68,12 +77,27 @@ def pack(results: Path, file: Path = ROOT / MEASURED) -> None:
             entry.size = len(kept[name])
             archive.addfile(entry, io.BytesIO(kept[name]))
     write_out(file, out.getvalue())
+    if file.parent == ROOT / HASHES.parent:
+        hashes = {**kept_hashes(), file.name: hashlib.sha256(out.getvalue()).hexdigest()}
+        lines = [f"{value}  {name}\n" for name, value in sorted(hashes.items())]
+        write_out(ROOT / HASHES, "".join(lines).encode())
+
+
+def kept_hashes() -> dict[str, str]:
+    """Hash of each archive by the name of its file."""
+    lines = (ROOT / HASHES).read_text("utf-8").splitlines() if (ROOT / HASHES).is_file() else []
+    return {name: value for value, name in (line.split() for line in lines)}
 
 
 @contextmanager
 def unpacked(file: Path = ROOT / MEASURED) -> Iterator[Path]:
-    """A folder of these results, with the bench files of docs/paper beside them."""
-    with tempfile.TemporaryDirectory() as place, tarfile.open(file) as archive:
+    """A folder of these results, with the bench files of docs/paper beside them. SystemExit for other bytes than those
+    that were packed.
+    """
+    content = file.read_bytes()
+    if kept_hashes().get(file.name) != hashlib.sha256(content).hexdigest():
+        raise SystemExit(f"{file}: not what {HASHES} says. Take both from one commit, or pack again")
+    with tempfile.TemporaryDirectory() as place, tarfile.open(fileobj=io.BytesIO(content)) as archive:
         archive.extractall(place, filter="data")
         for bench in BENCHES:
             (Path(place) / Path(bench).name).write_bytes((ROOT / bench).read_bytes())
@@ -81,23 +105,39 @@ def unpacked(file: Path = ROOT / MEASURED) -> Iterator[Path]:
 
 
 def write(root: Path = ROOT) -> None:
-    """Writes every generated block and file of a folder that has README.md and docs/ as the repository does."""
-    docs = root / "docs"
-    with unpacked() as out, redirect_stdout(io.StringIO()):
-        if cli.main(["paper", "claims", "--out", str(out), "--write", str(docs / "paper.md")]):
-            raise SystemExit("docs/paper.md: not written")
-        section = of_preset(out)
-        replace(root / "README.md", scores_table(section, FRONT))
-        labels = dict.fromkeys(row.variant for row in at_64(section))
-        replace(docs / "results.md", scores_table(section, {label: label for label in labels}))
-        timed = json.loads((ROOT / "docs/efficiency" / TIMED).read_text())
-        replace(docs / "efficiency.md", markdown(bench_tables(timed)[0]))
-        write_out(docs / "results.csv", csv_text(every_run(out)).encode())
-        study = json.loads((out / "study.json").read_text())
-        write_out(docs / "paper/study.csv", csv_text(study_csv(study)).encode())
-        for name in BESIDE:
-            write_out(docs / "paper" / name, (out / name).read_bytes())
+    """Writes every generated file of a folder that has README.md and docs/ as the repository does."""
+    for name, text in pages(root / "README.md").items():
+        write_out(root / name, text.encode())
+    with unpacked() as out, unpacked(ROOT / PHOTO) as photo:
+        write_out(root / "docs/results.csv", csv_text(every_run({"": out, "photo": photo})).encode())
     write_out(root / INDEX.relative_to(ROOT), written().encode())
+
+
+def pages(readme: Path) -> dict[str, str]:
+    """Every generated page by its name, and the README with its blocks, as they must read."""
+    with unpacked() as out, unpacked(ROOT / PHOTO) as runs:
+        photo, section = Photo(runs, ROOT / NAMED), of_preset(out)
+        drawn = drawn_facts(section)
+        given = {
+            "photo": photo,
+            "drawn": drawn,
+            "claims": claims_table(material.read(out, known())),
+            "timed": markdown(bench_tables(json.loads((ROOT / "docs/efficiency" / TIMED).read_text()))[0]),
+            "source": json.loads((ROOT / FOLDER / "sources.json").read_text("utf-8")),
+            "level": f"{LEVEL:g} %",
+            "significant": SIGNIFICANT,
+            "flips": lambda one, other: p_value(sign_flips(np.repeat([1.0, -1.0], [one, other]))),
+        }
+        loader = jinja2.FileSystemLoader(ROOT / FOLDER)
+        made = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+        found = {f"docs/{name}": made.get_template(name).render(given) for name in TEMPLATES}
+        head, rest = readme.read_text("utf-8").split(BEGIN)
+        text = f"{head}{BEGIN}\n{photo.scores_table(whole=False)}\n{END}{rest.split(END)[1]}"
+        spans = {"photo": photo.sentence, "drawn": drawn["sentence"]}
+        found["README.md"] = SPAN.sub(lambda span: span[1] + spans[span[2]] + span[3], text)
+        study = json.loads((out / "study.json").read_text())
+        found["docs/paper/study.csv"] = csv_text(study_csv(study))
+        return found | {f"docs/paper/{name}": (out / name).read_text("utf-8") for name in BESIDE}
 
 
 def of_preset(out: Path) -> Section:
@@ -107,77 +147,66 @@ def of_preset(out: Path) -> Section:
     return preset.sections(chosen, [describe_reduction(*one) for one in made], read_rows(out, known()))[0]
 
 
-def replace(page: Path, block: str) -> None:
-    """Puts a block between the markers of a page."""
-    head, rest = page.read_text(encoding="utf-8").split(BEGIN)
-    write_out(page, f"{head}{BEGIN}\n{block}\n{END}{rest.split(END)[1]}".encode())
+def drawn_facts(section: Section) -> dict[str, str]:
+    """What the pages say of the drawn model, from its runs on TextVQA."""
+    assert section.full is not None
+    full = section.full.runs["textvqa"]
+    at_64 = [line.runs["textvqa"] for line in section.reduced if line.tokens == 64 and "textvqa" in line.runs]
+    runs = {(row.variant, row.config["options"]["positions"]): row for row in at_64}
+    own = {way: runs["ConsensusDrop", way] for way in ("renumber", "keep")}
+    test = compare(own["keep"], own["renumber"])
+    assert test is not None and full.metrics is not None
+    numbers = {way: f"{row.score:.1f}{half(row.bounds)}" for way, row in own.items()}
+    grid = runs["uniform grid", "renumber"]
+    return {
+        "full": f"{full.score:.1f}",
+        "grid": f"{grid.score:.1f}{half(grid.bounds)}",
+        "positions": signed(test.difference, test.bounds),
+        "sentence": f"It reads {full.score:.1f}{half(full.bounds)} % of {full.metrics['questions']} drawn signs from "
+        f"all 576 tokens, {numbers['keep']} % from 64 that keep their positions, and {numbers['renumber']} % from 64 "
+        "that are renumbered.",
+    }
 
 
-def scores_table(section: Section, shown: dict[str, str]) -> str:
-    """Scores at 64 tokens with positions renumbered and kept, and the difference of ConsensusDrop's two.
+def every_run(folders: Mapping[str, Path]) -> list[dict[str, Any]]:
+    """A line for each model, benchmark, method and budget of the kept runs, positions as two columns.
 
     Args:
-        section: the runs of one model.
-        shown: first column of each row -> variant whose runs stand in it.
+        folders: of results, by the first part of `set`.
     """
-    names = [name for name in BENCHMARKS if name in section.names]
-    assert section.full is not None
-    of_full = [section.full.runs[name] for name in names]
-    lines = ["| | " + " | ".join(map(about, of_full)) + " |", "|---" + "|--:" * len(names) + "|"]
-    lines.append("| all 576 tokens | " + " | ".join(f"{row.score:.1f}{half(row.bounds)}" for row in of_full) + " |")
-    runs = {(row.variant, row.benchmark, row.config["options"]["positions"]): row for row in at_64(section)}
-    for words, label in shown.items():
-        cells = [" → ".join(_score(runs.get((label, name, way))) for way in ("renumber", "keep")) for name in names]
-        lines.append(f"| {words} | {' | '.join(cells)} |")
-    tests = [compare(runs["ConsensusDrop", name, "keep"], runs["ConsensusDrop", name, "renumber"]) for name in names]
-    cells = ["-" if test is None else signed(test.difference, test.bounds) for test in tests]
-    return "\n".join([*lines, f"| kept less renumbered, ConsensusDrop | {' | '.join(cells)} |"])
+    lines: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for first, out in folders.items():
+        for folder in sorted({out, *(path.parents[1] for path in out.glob(f"*/*/{CONFIG}"))}):
+            name = "/".join(filter(None, (first, folder.relative_to(out).as_posix()))).removesuffix("/.")
+            for row in read_rows(folder, known()):
+                about, own = csv_cells(row, name)
+                key = tuple(about.values())
+                lines[key] = {**about, **dict.fromkeys(SCORED), **lines.get(key, {}), **own}
+    return list(lines.values())
 
 
-def at_64(section: Section) -> list[Row]:
-    """Runs of a section at 64 tokens."""
-    return [row for line in section.reduced if line.tokens == 64 for row in line.runs.values()]
+SCORED = ("score", "low", "high", "kept_score", "kept_low", "kept_high")
 
 
-def every_run(out: Path) -> list[dict[str, Any]]:
-    """A line for each kept run: what was asked of which model with which method, and the score with its interval."""
-    lines = []
-    for folder in sorted({out, *(path.parents[1] for path in out.glob(f"*/*/{CONFIG}"))}):
-        for row in read_rows(folder, known()):
-            config, (low, high) = row.config, row.bounds or (None, None)
-            changed = ",".join(f"{key}={value}" for key, value in sorted(config["changed"].items()))
-            lines.append(
-                {
-                    "set": folder.relative_to(out).as_posix(),
-                    "model": Path(config["model"]).name,
-                    "data": config["data"],
-                    "benchmark": row.benchmark,
-                    "method": config["method"],
-                    "options": changed,
-                    "positions": config["options"].get("positions"),
-                    "tokens": config["tokens"],
-                    "merged": config["merged"],
-                    "part": row.part,
-                    "questions": row.metrics and row.metrics["questions"],
-                    "pictures": row.pictures,
-                    "score": row.score,
-                    "low": low,
-                    "high": high,
-                }
-            )
-    return lines
-
-
-def about(row: Row) -> str:
-    """The benchmark of a run with its numbers of questions and pictures."""
-    assert row.metrics is not None
-    return f"{row.facts.title} ({row.metrics['questions']} questions, {row.pictures} pictures)"
-
-
-def _score(row: Row | None) -> str:
-    if row is None or row.score is None:
-        return "-"
-    return f"{row.score:.1f}" + ("" if row.spread is None else f" ({row.spread:.1f})")
+def csv_cells(row: Row, folder: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a line of the csv is about, and what a run adds to it."""
+    config, (low, high) = row.config, row.bounds or (None, None)
+    way = config["options"].get("positions")
+    changed = {key: value for key, value in config["changed"].items() if key != "positions" or value == "mean"}
+    about = {
+        "set": folder,
+        "model": Path(config["model"]).name,
+        "data": config["data"],
+        "benchmark": row.benchmark,
+        "method": config["method"],
+        "options": ",".join(f"{key}={value}" for key, value in sorted(changed.items())),
+        "tokens": config["tokens"],
+        "merged": config["merged"],
+        "part": row.part,
+        "questions": row.metrics and row.metrics["questions"],
+        "pictures": row.pictures,
+    }
+    return about, dict(zip(SCORED[3:] if way == "keep" else SCORED[:3], (row.score, low, high), strict=True))
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -185,10 +214,12 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("write", help="generate the pages")
-    commands.add_parser("pack", help="keep a folder of results").add_argument("results", type=Path)
+    packing = commands.add_parser("pack", help="keep a folder of results")
+    packing.add_argument("results", type=Path)
+    packing.add_argument("--photo", action="store_true", help="as those of the photograph model")
     given = parser.parse_args(words)
     if given.command == "pack":
-        pack(given.results)
+        pack(given.results, ROOT / (PHOTO if given.photo else MEASURED))
     else:
         write()
 

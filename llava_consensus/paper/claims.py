@@ -33,7 +33,7 @@ LITTLE, MUCH = 0.05, 0.2  # share of the time to first token
 
 class Contrast(NamedTuple):
     """A difference in points: what less what, its 95 % interval, p, and of how many pictures; neither of the two where
-    these are too few.
+    these are too few. `scope` is the benchmarks that it is a mean of, with their numbers of questions.
     """
 
     words: str
@@ -41,6 +41,7 @@ class Contrast(NamedTuple):
     bounds: Bounds | None
     p: float | None
     pictures: int
+    scope: str = ""
 
     def __str__(self) -> str:
         few = "" if self.bounds else f" ({self.pictures} picture{'s' * (self.pictures != 1)})"
@@ -48,11 +49,12 @@ class Contrast(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Verdict on a claim, the number of comparisons in its family, and the evidence."""
+    """Verdict on a claim, the number of comparisons in its family, the evidence, and what it was measured on."""
 
     verdict: str
     evidence: str = ""
     family: int = 0
+    scope: str = ""
 
 
 def paired(words: str, first: Mapping[str, Row], second: Mapping[str, Row]) -> Contrast | None:
@@ -61,7 +63,8 @@ def paired(words: str, first: Mapping[str, Row], second: Mapping[str, Row]) -> C
     tests = {name: test for name, test in found.items() if test is not None}
     if not tests:
         return None
-    return Contrast(words, *mean_difference(list(tests.values()), [first[name].scale for name in tests]))
+    scope = ", ".join(f"{first[name].facts.title} {test.questions}" for name, test in tests.items())
+    return Contrast(words, *mean_difference(list(tests.values()), [first[name].scale for name in tests]), scope)
 
 
 def measured(rows: Iterable[Mapping[str, Any]], *kinds: str, policy: str | None = None) -> list[Contrast]:
@@ -73,7 +76,8 @@ def measured(rows: Iterable[Mapping[str, Any]], *kinds: str, policy: str | None 
             at = "" if row.get("retention") is None else f"{100 * row['retention']:g} % kept{student}"
             words = ", ".join(filter(None, (row["of"] if len(kinds) > 1 or not at else "", at)))
             bounds = None if row["interval"] is None else tuple(row["interval"])
-            found.append(Contrast(words, row["difference"], bounds, row["p"], row["pictures"]))
+            scope = ", ".join(row.get("benchmarks", ()))
+            found.append(Contrast(words, row["difference"], bounds, row["p"], row["pictures"], scope))
     return found
 
 
@@ -85,7 +89,7 @@ def beats(contrasts: Iterable[Contrast | None]) -> Verdict:
         return _unable(known)
     below = any(real and one.difference < 0 for one, real in zip(known, stands, strict=True))
     above = all(real and one.difference > 0 for one, real in zip(known, stands, strict=True))
-    return Verdict(FALSE if below else TRUE if above else UNDECIDED, _first(known), len(known))
+    return Verdict(FALSE if below else TRUE if above else UNDECIDED, _first(known), len(known), _scope(known))
 
 
 def matters_not(contrasts: Iterable[Contrast | None]) -> Verdict:
@@ -95,7 +99,8 @@ def matters_not(contrasts: Iterable[Contrast | None]) -> Verdict:
     if stands is None:
         return _unable(known)
     close = all(one.bounds and max(map(abs, one.bounds)) < MARGIN for one in known)
-    return Verdict(TRUE if close else FALSE if any(stands) else UNDECIDED, _first(known), len(known))
+    verdict = TRUE if close else FALSE if any(stands) else UNDECIDED
+    return Verdict(verdict, _first(known), len(known), _scope(known))
 
 
 def _stand(family: Sequence[Contrast]) -> list[bool] | None:
@@ -108,6 +113,11 @@ def _unable(family: Sequence[Contrast]) -> Verdict:
     return Verdict(
         TOO_FEW if family else NOT_RUN, _first([one for one in family if not one.bounds] or family), len(family)
     )
+
+
+def _scope(contrasts: Sequence[Contrast]) -> str:
+    """The benchmarks of a family, each once."""
+    return "; ".join(dict.fromkeys(one.scope for one in contrasts if one.scope))
 
 
 def _first(contrasts: Sequence[Contrast]) -> str:
@@ -129,19 +139,20 @@ class Claim(NamedTuple):
 
 def of_study(*kinds: str) -> Callable[[Material, str], Verdict]:
     """Judges that every contrast of these kinds in study.json is above zero."""
-    return lambda material, policy: beats(measured((material.study or {}).get("contrasts", ()), *kinds, policy=policy))
 
+    def judge(material: Material, policy: str) -> Verdict:
+        content = material.study or {}
+        found = beats(measured(content.get("contrasts", ()), *kinds, policy=policy))
+        if not found.family:
+            return found
+        asked = {row["benchmark"]: f"{row['title']} {row['questions']}" for row in content.get("rows", ())}
+        kept = sorted({row["retention"] for row in content.get("rows", ()) if row["retention"] < 1}, reverse=True)
+        names = [name for name in found.scope.replace(";", ",").split(", ") if name]
+        scope = ", ".join(dict.fromkeys(asked.get(name, name) for name in names)) or "its benchmarks"
+        where = "" if (layer := content.get("description", {}).get("layer")) is None else f", after layer {layer}"
+        return found._replace(scope=f"{scope}; {', '.join(f'{100 * one:g}' for one in kept)} % kept{where}")
 
-def vision_beats_cross(material: Material, policy: str) -> Verdict:
-    """Claim 2: ConsensusDrop with alpha 1 less alpha 0, at each budget; without such runs the study's selections."""
-    for section in material.sections:
-        budgets = _by_budget(section, policy).items()
-        pairs = {tokens: lines for tokens, lines in budgets if {VISION_ONLY, CROSS_ONLY} <= lines.keys()}
-        if pairs:
-            return beats(
-                paired(f"{tokens:g} tokens", lines[VISION_ONLY], lines[CROSS_ONLY]) for tokens, lines in pairs.items()
-            )
-    return of_study("sides")(material, policy)
+    return judge
 
 
 def best_of(ablation: str, setting: Setting) -> Callable[[Material, str], Verdict]:
@@ -157,9 +168,10 @@ def best_of(ablation: str, setting: Setting) -> Callable[[Material, str], Verdic
 
 
 def temperature_matters_not(material: Material, policy: str) -> Verdict:
-    """Claim 6: every pair of settings."""
+    """Claim 6: every pair of settings, each benchmark on its own, so that one that moves is not averaged away."""
     found = settings(material, "temperature", policy)
-    return matters_not(_between(found, one, other) for one, other in combinations(found.cells, 2))
+    pairs = combinations(found.cells, 2)
+    return matters_not(_between(found, *pair, name) for pair in pairs for name in found.averaged)
 
 
 def vision_is_the_better_student(material: Material, policy: str) -> Verdict:
@@ -171,20 +183,37 @@ def vision_is_the_better_student(material: Material, policy: str) -> Verdict:
 
 
 def papers_order(material: Material, policy: str) -> Verdict:
-    """Claim 10: every two methods that the paper's Table 1 has in an order, at every budget."""
+    """Claim 10: every two methods that the paper's Table 1 has in an order, at every budget with several benchmarks."""
     contrasts: list[Contrast | None] = []
     for section in material.sections:
         for tokens, lines in _by_budget(section, policy).items():
             printed = sorted(paper.printed_tables()[paper.PICTURES], key=lambda row: -row["acc"])
-            ranked = [row["method"] for row in printed if row["tokens"] == tokens and row["method"] in lines]
+            ranked = [
+                row["method"] for row in printed if row["tokens"] == tokens and len(lines.get(row["method"], ())) > 1
+            ]
             for first, second in combinations(ranked, 2):
                 contrasts.append(paired(f"{tokens:g} tokens, {first} less {second}", lines[first], lines[second]))
     return beats(contrasts)
 
 
 def scap_looks_late(material: Material, _policy: str) -> Verdict:
-    """Claim 11: SCAP in the last third of the patches less the first, and the same less that without rotation."""
-    return beats(measured((material.scap or {}).get("contrasts", ()), "late", "rotation"))
+    """Claim 11: SCAP in the last third of the patches less the first, and the same less that without rotation. The
+    evidence names what other probed models say, which may have another rotation.
+    """
+    content = material.scap or {}
+    found = beats(measured(content.get("contrasts", ()), "late", "rotation"))
+    if not found.family:
+        return found
+    others = []
+    for one in material.other_scaps:
+        late = measured(one["contrasts"], "late")
+        others += (
+            [f"{one['description']['model'].rpartition('/')[2]} {signed(late[0].difference, late[0].bounds)}"]
+            if late
+            else []
+        )
+    asked = f"{content['benchmark']} {content['questions']}" if "benchmark" in content else ""
+    return found._replace(evidence="; ".join([found.evidence, *others]), scope=asked)
 
 
 def time_is_linear(material: Material, _policy: str) -> Verdict:
@@ -197,7 +226,7 @@ def time_is_linear(material: Material, _policy: str) -> Verdict:
     share = max(row["share"] or 0.0 for row in rows)
     good, bad = explained >= STRAIGHT and share <= LITTLE, explained < BENT or share > MUCH
     words = f"a line explains {100 * explained:.0f} %; selection at most {100 * share:.1f} % ({len(rows)} budgets)"
-    return Verdict(TRUE if good else FALSE if bad else UNDECIDED, words, 1)
+    return Verdict(TRUE if good else FALSE if bad else UNDECIDED, words, 1, material.measured[0]["model"])
 
 
 CLAIMS = (
@@ -207,7 +236,7 @@ CLAIMS = (
         "gain at each retention, student and rate",
         of_study("gain"),
     ),
-    Claim("Vision-only beats cross-only", "f02-recovery-helps", "each budget", vision_beats_cross),
+    Claim("Vision-only beats cross-only", "f02-recovery-helps", "each retention", of_study("sides")),
     Claim(
         "Lower retention: more disagreement, correction and gain",
         "f03-three-way",
@@ -229,7 +258,7 @@ CLAIMS = (
     Claim(
         "Temperatures do not matter",
         "f10-temperature",
-        "each pair of settings",
+        "each pair of settings on each benchmark",
         temperature_matters_not,
     ),
     Claim(
@@ -274,19 +303,22 @@ CLAIMS = (
 
 
 def claims_table(material: Material) -> str:
-    """Every claim with its verdict under both position policies and the difference that speaks most against it."""
-    head = "| claim | renumbered | kept | compared | most against it, in points (95 % interval) | figure |"
-    lines = [head, "|---|---|---|---|---|---|"]
+    """Every claim with its verdict under both position policies, the difference that speaks most against it, and the
+    benchmarks with their numbers of questions.
+    """
+    lines = ["| claim | verdict | most against it, in points (95 % interval) | benchmarks and n |", "|---|---|---|---|"]
     for number, claim in enumerate(CLAIMS, 1):
-        found = {policy: _judged(claim, material, policy) for policy in POLICIES}
-        verdicts = [f"**{one.verdict}**" for one in found.values()]
-        evidence = [f"{POLICIES[policy]}: {one.evidence}" for policy, one in found.items() if one.evidence]
-        if claim.any_policy:
-            one = next(iter(found.values()))
-            verdicts, evidence = [verdicts[0], "the same"], [one.evidence] if one.evidence else []
+        found = {
+            policy: _judged(claim, material, policy) for policy in list(POLICIES)[: 1 if claim.any_policy else None]
+        }
+        named = {policy: "" if claim.any_policy else f"{POLICIES[policy]}: " for policy in found}
+        verdicts = [f"{named[policy]}**{one.verdict}**" for policy, one in found.items()]
+        evidence = [f"{named[policy]}{one.evidence}" for policy, one in found.items() if one.evidence]
+        scope = dict.fromkeys(one.scope for one in found.values() if one.scope)
         counts = " / ".join(dict.fromkeys(str(one.family) for one in found.values()))
-        cells = (f"{number}. {claim.words}", *verdicts, f"{claim.family}: {counts}", "<br>".join(evidence) or "-")
-        lines.append(f"| {' | '.join((*cells, claim.figure))} |")
+        scopes = "<br>".join([*scope, f"{claim.family}: {counts}"])
+        cells = (f"{number}. {claim.words}", "<br>".join(verdicts), "<br>".join(evidence) or "-", scopes)
+        lines.append(f"| {' | '.join(cells)} |")
     scopes = []
     for section in material.sections:
         config = section.rows[0].config
@@ -318,8 +350,10 @@ def _by_budget(section: Section, policy: str) -> dict[float, dict[str, Mapping[s
     return found
 
 
-def _between(found: Settings, first: Setting, second: Setting) -> Contrast | None:
-    """Two settings of an ablation, first less second."""
-    runs = [{name: found.cells[setting][name].row for name in found.averaged} for setting in (first, second)]
+def _between(found: Settings, first: Setting, second: Setting, benchmark: str | None = None) -> Contrast | None:
+    """Two settings of an ablation, first less second, on all its benchmarks or on one."""
+    names = found.averaged if benchmark is None else [benchmark]
+    runs = [{name: found.cells[setting][name].row for name in names} for setting in (first, second)]
     words = ["/".join(map(str, setting)) for setting in (first, second)]
-    return paired(" less ".join(words), *runs)
+    where = "" if benchmark is None else f"{found.section.title(benchmark)}, "
+    return paired(where + " less ".join(words), *runs)

@@ -32,6 +32,7 @@ class Material:
 
     study: dict[str, Any] | None = None  # content of study.json
     scap: dict[str, Any] | None = None  # content of scap.json
+    other_scaps: Sequence[dict[str, Any]] = ()  # of further models, FOLDER/MODEL.scap.json
 
     @property
     def measured(self) -> list[dict[str, Any]]:
@@ -62,8 +63,9 @@ def read(out: Path, known: Catalogue | None = None) -> Material:
         DataError: a file is not what its command writes.
     """
     benches = [read_json(path, AGAIN) for path in sorted(out.glob("bench*.json"))]
+    others = [read_json(path, STUDY_AGAIN, dict) for path in sorted(out.glob(f"*/*.{SCAP}"))]
     measured = [content for content in benches if isinstance(content, dict) and content.get("rows")]
-    return Material(in_sections(read_rows(out, known)), measured, _of_study(out, STUDY), _of_study(out, SCAP))
+    return Material(in_sections(read_rows(out, known)), measured, _of_study(out, STUDY), _of_study(out, SCAP), others)
 
 
 def _of_study(out: Path, name: str) -> dict[str, Any] | None:

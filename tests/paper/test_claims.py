@@ -10,7 +10,7 @@ from llava_consensus import cli
 from llava_consensus.evaluation.report.rows import Row, read_row
 from llava_consensus.paper import claims
 from llava_consensus.paper.claims import FALSE, NOT_RUN, TOO_FEW, TRUE, UNDECIDED, Contrast, beats, matters_not, paired
-from llava_consensus.paper.figures import Material, read
+from llava_consensus.paper.figures import Material
 
 
 def contrast(low: float, high: float, pictures: int = 50) -> Contrast:
@@ -94,8 +94,8 @@ def test_a_study_of_few_pictures_decides_nothing() -> None:
         assert judge(material, "keep").verdict == TOO_FEW
 
 
-def test_without_runs_of_one_side_the_study_tells_which_is_better() -> None:
-    found = claims.vision_beats_cross(Material(study=study_files.study()), "renumber")
+def test_the_study_tells_which_side_is_better() -> None:
+    found = claims.of_study("sides")(Material(study=study_files.study()), "renumber")
     assert found.verdict == TRUE and found.family == 2 and "25 % kept: +3.0 (+2.0 to +4.0)" in found.evidence
 
 
@@ -107,19 +107,18 @@ def test_times_on_a_line_are_linear() -> None:
     assert claims.time_is_linear(Material(benches=[content]), "keep").verdict == FALSE
 
 
-def test_runs_decide_and_the_page_says_how_few_they_were(tmp_path: Path) -> None:
+def test_the_page_says_what_decided_and_on_how_many_questions(tmp_path: Path) -> None:
     out = tmp_path / "results"
-    for name in ("gqa", "pope"):
-        for alpha, right in ((1.0, 38), (0.0, 10)):
-            store(out, [1.0] * right + [0.0] * (40 - right), benchmark=name, changed={"alpha": alpha}, limit=40)
-        for method, right in (("consensusdrop", 5), ("vispruner", 35)):
-            more = {"options": {}, "limit": 40, "method": method, "benchmark": name}
-            store(out, [1.0] * right + [0.0] * (40 - right), **more)
-    assert claims.vision_beats_cross(read(out), "renumber").verdict == TRUE
-    assert claims.vision_beats_cross(read(out), "keep").verdict == NOT_RUN
+    store(out, [1.0] * 40, limit=40)
     page = tmp_path / "paper.md"
     page.write_text("before\n<!-- results:begin -->\n<!-- results:end -->\nafter\n")
     assert cli.main(["paper", "claims", "--out", str(out), "--write", str(page)]) == 0
     text = page.read_text()
     assert "the first 40 questions" in text and text.startswith("before") and text.endswith("after\n")
-    assert "2. Vision-only beats cross-only | **true** | **not run yet** | each budget: 1 / 0 |" in text
+    table = claims.claims_table(Material(study=study_files.study()))
+    line = next(line for line in table.splitlines() if line.startswith("| 2. "))
+    assert (
+        "renumbered: **true**<br>kept: **true**" in line
+        and "50, 25 % kept" in line
+        and "<br>each retention: 2 |" in line
+    )

@@ -17,9 +17,9 @@ groups where the statistic has a term per group. Two runs are compared by swappi
 question), for F1 of its right answers. Pictures with equal sums are interchangeable, so a draw is one multinomial over
 the distinct ones: exact, and 100,000 questions cost what 1,000 do.
 
-Where no answer differs, resamples do not vary, and the interval is what so many pictures can exclude (`Sample.reach`), in
-a cell and in its part of a mean alike. From fewer than LEAST pictures there is a score, and no interval, no test and
-no mark.
+Where no answer differs, resamples do not vary, and the interval is what so many pictures can exclude
+(`Sample.reach`), in a cell and in its part of a mean alike. From fewer than LEAST pictures there is a score, and no
+interval, no test and no mark.
 """
 
 import functools
@@ -340,47 +340,69 @@ def paired(first: Report, second: Report, name: str, count: int = RESAMPLES) -> 
     return Comparison(one, other, name, count) if alike and one is not None and other is not None else None
 
 
-def sign_flips(steps: np.ndarray) -> float:
-    """Two-sided p of no difference: the share of all 2 ** P ways to swap pictures that differ as much.
+def sign_flips(*benchmarks: np.ndarray) -> float:
+    """Two-sided p of no difference: the share of all ways to swap pictures in which the sum is as far from 0.
 
     Args:
-        steps: [P] what each picture adds to the difference.
+        benchmarks: [P] each, what each picture adds to the difference.
     Returns:
-        exact, where steps are multiples of a number that is large enough to count in (above 1e-12 where there are too
-        many to count one by one); else an upper bound, from steps rounded to such a number.
+        exact, above 1e-12 where there are too many sums to count one by one. Of several benchmarks, or of steps that
+        are no multiples of a number large enough to count in, an upper bound, from rounded sums or steps.
     """
-    sizes, counts = np.unique(np.round(np.abs(steps[steps != 0]), 12), return_counts=True)
-    if not len(sizes):
+    found = [_flipped(steps) for steps in benchmarks if steps.any()]
+    if not found:
         return 1.0
+    sums, shares, slack, least = found[0]
+    if len(found) > 1:
+        reach = sum(float(one.sums[-1]) for one in found)
+        unit = reach / 2**17
+        waves = np.ones(2**17 + 1, dtype=complex)
+        for one in found:
+            place = np.rint((one.sums + one.sums[-1]) / unit).astype(np.int64)
+            waves *= np.fft.rfft(np.bincount(place, one.shares, 2**18))
+        shares = np.fft.irfft(waves)
+        sums = unit * np.arange(2**18) - reach
+        slack = sum(one.slack for one in found) + unit * len(found) / 2
+        least = sum(one.least for one in found) + 1e-12
+    observed = abs(sum(float(steps.sum()) for steps in benchmarks))
+    as_far = np.abs(sums) >= observed - slack - 1e-9 * abs(sums[0])
+    return max(min(1.0, least + float(shares[as_far].sum())), sys.float_info.min)
+
+
+class _Flipped(NamedTuple):
+    """How the sum of steps is distributed if each has its sign by the fall of a coin."""
+
+    sums: np.ndarray  # from the lowest to the highest
+    shares: np.ndarray  # of all ways
+    slack: float  # by which rounding may have moved a sum
+    least: float  # share of ways that may be missing
+
+
+def _flipped(steps: np.ndarray) -> _Flipped:
+    sizes, counts = np.unique(np.round(np.abs(steps[steps != 0]), 12), return_counts=True)
     unit = functools.reduce(lambda one, other: _measure(one, other, 1e-9 * sizes[-1]), sizes)
-    finest, slack, least = float(sizes @ counts) * len(sizes) / WORK, 0.0, 1e-12
+    finest, slack, least = float(sizes @ counts) / max(2**17, 64 * int(counts.sum())), 0.0, 0.0
     if unit < finest:  # Hoeffding (1963): rounding moves a sum of P signed steps by more in one of 3e7 ways
-        unit, slack, least = finest, 3 * math.sqrt(counts.sum()), 3.1e-8
+        unit, slack, least = finest, finest * 3 * math.sqrt(counts.sum()), 3.1e-8
     whole = np.rint(sizes / unit).astype(np.int64)
-    reach, observed = int(whole @ counts), max(0, math.ceil(abs(round(steps.sum() / unit)) - slack))
+    reach = int(whole @ counts)
+    sums = 2 * np.arange(reach + 1) - reach
     before = np.cumsum(whole * counts) - whole * counts + 1.0  # sums that are there when a size is added
-    if slack or before @ counts > WORK:
-        return min(1.0, least + _tails(whole, counts, reach, observed))
-    shares = np.ones(1)  # of the ways whose swapped pictures add up to 0, 1, 2, ... units
+    if before @ counts > WORK:
+        length = 1 << (2 * reach + 1).bit_length()
+        turns = 2 * np.pi / length * np.arange(length // 2 + 1)
+        waves = np.ones_like(turns)  # the characteristic function
+        for size, count in zip(whole.tolist(), counts.tolist(), strict=True):
+            waves *= np.cos(size * turns) ** count
+        return _Flipped(unit * sums, np.fft.irfft(waves)[sums], slack, least + 1e-12)
+    shares = np.ones(1)
     for size, count in zip(whole.tolist(), counts.tolist(), strict=True):
         longer = np.zeros(len(shares) + size * count)
         for swapped in range(count + 1):
             ways = math.lgamma(count + 1) - math.lgamma(swapped + 1) - math.lgamma(count - swapped + 1)
             longer[swapped * size : swapped * size + len(shares)] += math.exp(ways - count * math.log(2)) * shares
         shares = longer
-    as_far = np.abs(2 * np.arange(reach + 1) - reach) >= observed
-    return max(min(1.0, float(shares[as_far].sum())), sys.float_info.min)
-
-
-def _tails(sizes: np.ndarray, counts: np.ndarray, reach: int, observed: int) -> float:
-    """Share of sums of signed whole steps that lie `observed` or more from 0, by their characteristic function."""
-    length = 2 * reach + 2
-    turns = np.pi * np.arange(reach + 2) / (reach + 1)
-    waves = np.ones_like(turns)
-    for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
-        waves *= np.cos(size * turns) ** count
-    shares = np.fft.irfft(waves, length)
-    return float(2 * shares[observed : reach + 1].sum()) if observed else 1.0
+    return _Flipped(unit * sums, shares, slack, least)
 
 
 def _measure(one: float, other: float, least: float) -> float:
@@ -442,7 +464,7 @@ def mean_draws(tests: Sequence[Comparison], scales: Sequence[float]) -> np.ndarr
 
 
 def mean_difference(tests: Sequence[Comparison], scales: Sequence[float]) -> MeanDifference:
-    """Mean of paired differences, its interval from resamples that are added one by one, and its exact p."""
+    """Mean of paired differences, its interval from resamples that are added one by one, and its p of all swaps."""
     pairs = list(zip(tests, scales, strict=True))
     mean = sum(test.difference / scale for test, scale in pairs) / len(pairs)
     pictures = min(test.pictures for test in tests)
@@ -452,4 +474,4 @@ def mean_difference(tests: Sequence[Comparison], scales: Sequence[float]) -> Mea
     alike = [test.first.reach / scale for test, scale in pairs if test.alike]
     between = interval(resampled[:, 0] - resampled[:, 1], math.hypot(*alike) / len(pairs))
     steps = [(test.first.points - test.second.points) / scale for test, scale in pairs]
-    return MeanDifference(mean, between, sign_flips(np.concatenate(steps) / len(pairs)), pictures)
+    return MeanDifference(mean, between, sign_flips(*steps), pictures)

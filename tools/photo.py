@@ -1,0 +1,277 @@
+"""What docs/results.md and docs/positions.md say of the photograph model, computed from its kept runs.
+
+The templates in tools/templates call the methods of `Photo`; a number, a sign, a name beside it and a verdict stand in
+no template. What was not run says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from llava_consensus.cli.arguments import one_word_method
+from llava_consensus.cli.report import known
+from llava_consensus.evaluation.report.rows import FULL, Row, compare, over_seeds, read_rows
+from llava_consensus.evaluation.report.section import half, signed
+from llava_consensus.evaluation.report.stats import SIGNIFICANT, MeanDifference, holm, mean_difference
+
+NOT_RUN = "not run"
+SEEDS = 5
+BENCHMARKS = ("gqa", "pope", "vqav2", "refcoco")
+WAYS = ("renumber", "keep")
+ROWS = {  # of the table, by the method of one word
+    "consensusdrop": "ConsensusDrop",
+    "consensusdrop:alpha=1.0": "vision side alone (alpha 1)",
+    "consensusdrop:alpha=0.0": "question side alone (alpha 0)",
+    "visionzip": "VisionZip",
+    "vispruner": "VisPruner",
+    "divprune": "DivPrune",
+    "scope": "SCOPE",
+    "fastv": "FastV",
+    "downsample": "downsample",
+    "uniform_grid": "uniform grid",
+    "random": "random",
+}
+NAMES = {**ROWS, FULL: "all tokens"}
+Key = tuple[str, str, str | None, float]  # benchmark, method and options of one word, positions, tokens
+
+
+@dataclass(frozen=True)
+class Named:
+    """A comparison that was named beforehand, as far as it was run."""
+
+    first: str
+    second: str
+    benchmarks: Sequence[str]
+    runs: Sequence[tuple[Row, Row]]  # one pair for each benchmark; fewer than these if one was not run
+    found: MeanDifference | None
+    corrected: float = 1.0
+
+    @property
+    def verdict(self) -> str:
+        """What its p says."""
+        if self.found is None:
+            return NOT_RUN
+        return "shown" if self.corrected < SIGNIFICANT else "not shown"
+
+    @property
+    def difference(self) -> str:
+        """The difference with its interval, its p after the correction, and the verdict."""
+        if self.found is None:
+            return NOT_RUN
+        return f"{signed(self.found.difference, self.found.bounds)}, {self.verdict}, p {p_value(self.corrected)}"
+
+
+class Photo:
+    """The runs of a folder on one model, and the comparisons that were named for them.
+
+    Args:
+        runs: folder of results.
+        named: file of the comparisons.
+    """
+
+    def __init__(self, runs: Path, named: Path) -> None:
+        self.plan: dict[str, Any] = json.loads(named.read_text("utf-8"))
+        self.rows = [row for row in read_rows(runs, known()) if row.complete]
+        self.tokens: int = self.plan["tokens"]
+        self.sample: int = self.plan["sample"]
+        self.seeds = SEEDS
+
+    @cached_property
+    def runs(self) -> Mapping[Key, Row]:
+        """Every run; those of a method that draws are one where all seeds are there."""
+        found: dict[Key, list[Row]] = {}
+        for row in self.rows:
+            changed = {key: value for key, value in row.config["changed"].items() if key not in ("positions", "seed")}
+            word = word_of(row.config["method"], changed)
+            place = row.benchmark, word, row.config["options"].get("positions"), row.tokens
+            found.setdefault(place, []).append(row)
+        single = {key: own for key, own in found.items() if key[1] != "random" or len(own) == SEEDS}
+        return {key: over_seeds(own) for key, own in single.items()}
+
+    def run(self, benchmark: str, method: str, tokens: float | None = None) -> Row | None:
+        """The run of a method of one word, whose options may name its positions."""
+        if method == FULL:
+            return self.runs.get((benchmark, FULL, None, 0))
+        made = one_word_method(method)
+        name, _, rest = method.partition(":")
+        changed = dict(word.split("=") for word in rest.split(",") if word and not word.startswith("positions="))
+        word = word_of(name, {key: getattr(made, key) for key in changed})
+        return self.runs.get((benchmark, word, getattr(made, "positions", None), tokens or self.tokens))
+
+    @cached_property
+    def named(self) -> list[Named]:
+        """The comparisons that were named, Holm's correction over all of them, run or not."""
+        found = []
+        for one in self.plan["comparisons"]:
+            pairs = [(self.run(name, one["first"]), self.run(name, one["second"])) for name in one["benchmarks"]]
+            runs = [(first, second) for first, second in pairs if first is not None and second is not None]
+            tests = [test for first, second in runs if (test := compare(first, second)) is not None]
+            whole = len(tests) == len(pairs)
+            mean = mean_difference(tests, [first.scale for first, _ in runs]) if whole else None
+            found.append(Named(one["first"], one["second"], one["benchmarks"], runs, mean))
+        values = holm([1.0 if one.found is None or one.found.p is None else one.found.p for one in found])
+        return [replace(one, corrected=p) for one, p in zip(found, values, strict=True)]
+
+    def compared(self, first: str, second: str, *benchmarks: str) -> str:
+        """A named comparison in words."""
+        wanted = (first, second, list(benchmarks or ("gqa", "pope")))
+        return next(one for one in self.named if (one.first, one.second, one.benchmarks) == wanted).difference
+
+    @property
+    def shown(self) -> list[Named]:
+        """Those whose difference is shown."""
+        return [one for one in self.named if one.verdict == "shown"]
+
+    @property
+    def named_table(self) -> str:
+        """The named comparisons with n, difference, exact p, p after the correction, and the verdict."""
+        head = (
+            f"| compared | on | questions (pictures) | difference, points | p | p (Holm, {len(self.named)}) | verdict |"
+        )
+        lines = [head, "|---|---|--:|--:|--:|--:|---|"]
+        for one in self.named:
+            titles = " and ".join(self.title(name) for name in one.benchmarks)
+            asked = " and ".join(questions(first) for first, _ in one.runs) or "-"
+            cells = ["-"] * 3
+            if one.found is not None:
+                p = [p_value(one.found.p), p_value(one.corrected)]
+                cells = [signed(one.found.difference, one.found.bounds), *p]
+            words = f"{self.words(one.first)} less {self.words(one.second)}"
+            lines.append(f"| {' | '.join((words, titles, asked, *cells, one.verdict))} |")
+        return "\n".join(lines)
+
+    def scores_table(self, whole: bool = True) -> str:
+        """Scores at the budget with intervals, positions renumbered and kept; the whole has rows without a run too."""
+        names = [name for name in BENCHMARKS if any(key[0] == name for key in self.runs)]
+        titles = [f"{self.title(name)} ({self.asked(name)})" for name in names]
+        lines = ["| | " + " | ".join(titles) + " |", "|---" + "|--:" * len(names) + "|"]
+        lines.append("| all tokens | " + " | ".join(score(self.run(name, FULL)) for name in names) + " |")
+        for method, label in ROWS.items():
+            cells = [self.both(name, method) for name in names]
+            if whole or any(cell.replace(NOT_RUN, "") != " → " for cell in cells):
+                lines.append(f"| {label} | {' | '.join(cells)} |")
+        return "\n".join(lines)
+
+    def both(self, benchmark: str, method: str, tokens: float | None = None) -> str:
+        """Scores with positions renumbered and kept."""
+        own = (self.run(benchmark, f"{method}{',' if ':' in method else ':'}positions={way}", tokens) for way in WAYS)
+        return " → ".join(map(score, own))
+
+    def budgets_table(self, benchmark: str) -> str:
+        """Scores at every budget with positions renumbered, as published."""
+        budgets = sorted({key[3] for key in self.runs if key[0] == benchmark and key[3] >= 1}, reverse=True)
+        lines = ["| | " + " | ".join(f"{tokens:g} tokens" for tokens in budgets) + " |"]
+        lines.append("|---" + "|--:" * len(budgets) + "|")
+        for method, label in ROWS.items():
+            found = [self.run(benchmark, method, tokens) for tokens in budgets]
+            if sum(run is not None for run in found) > 1:
+                lines.append(f"| {label} | {' | '.join(map(score, found))} |")
+        return "\n".join(lines)
+
+    def order(self, benchmark: str) -> str:
+        """The highest and the lowest score of all methods that ran at the budget, as published."""
+        found = {
+            key[1]: run
+            for key, run in self.runs.items()
+            if key[0] == benchmark and key[3] == self.tokens and run is self.run(benchmark, key[1])
+        }
+        ranked = sorted(found, key=lambda word: -(found[word].score or 0.0))
+        ends = ", ".join(f"{self.words(word)} {found[word].score:.1f}" for word in ranked[:3])
+        last = ", ".join(f"{self.words(word)} {found[word].score:.1f}" for word in ranked[-3:])
+        return f"of {len(ranked)} methods {ends} are the highest and {last} the lowest" if len(ranked) > 5 else NOT_RUN
+
+    def title(self, benchmark: str) -> str:
+        """A benchmark's name as papers write it."""
+        return known().benchmark(benchmark).title
+
+    def words(self, method: str) -> str:
+        """A method of one word, in words."""
+        plain, kept = method.replace(",positions=keep", "").replace(":positions=keep", ""), "positions=keep" in method
+        return NAMES.get(plain, plain) + (", positions kept" if kept else "")
+
+    def asked(self, benchmark: str) -> str:
+        """Numbers of questions and pictures of a benchmark."""
+        row = next(row for row in self.rows if row.benchmark == benchmark and row.pictures)
+        return f"{(row.metrics or {}).get('questions')} questions, {row.pictures} pictures"
+
+    def score(self, benchmark: str, method: str) -> str:
+        """A score with half of its interval."""
+        return score(self.run(benchmark, method))
+
+    @property
+    def pictures(self) -> str:
+        """The least and the most pictures of a benchmark's sample."""
+        found = sorted({row.pictures for row in self.rows if row.pictures})
+        return f"{found[0]} to {found[-1]}"
+
+    @property
+    def resolution(self) -> str:
+        """Half of the interval of a named difference of several benchmarks, the median of those that were run."""
+        found = [one.found.bounds for one in self.named if one.found and one.found.bounds and len(one.benchmarks) > 1]
+        return f"{median((high - low) / 2 for low, high in found):.0f}" if found else NOT_RUN
+
+    @property
+    def plus(self) -> str:
+        """What the comparisons of positions say of the name `consensusdrop+`."""
+        own = [one for one in self.named if one.second == "consensusdrop" and "positions=keep" in one.first]
+        for_it = [one for one in own if one.verdict == "shown" and one.found and one.found.difference > 0]
+        names = " and ".join(self.title(one.benchmarks[0]) for one in for_it)
+        if not for_it:
+            return "is `positions=keep` under another name: no gain of it is shown here, so take it as an option to try"
+        return f"is `positions=keep` under another name, and its gain is shown on {names}"
+
+    @property
+    def sentence(self) -> str:
+        """What the README says."""
+        scores = "; ".join(
+            f"{self.title(name)} {self.both(name, 'consensusdrop')}, all tokens {self.score(name, FULL)}"
+            for name in ("gqa", "pope")
+        )
+        against = self.compared("consensusdrop", "uniform_grid")
+        head = f"ConsensusDrop with {self.tokens} tokens, positions renumbered → kept"
+        return f"{head}: {scores}. Less a uniform grid: {against}."
+
+    @property
+    def versions(self) -> str:
+        """Versions and arithmetic of the runs; where runs differ, all of them, which a reader must know."""
+        seen: dict[str, set[str]] = {}
+        for row in self.rows:
+            own = {name: row.config["versions"].get(name) for name in ("torch", "transformers", "reduction", "host")}
+            for name, value in {
+                **own,
+                "arithmetic": row.config["dtype"],
+                "weights": row.config["weights"][:12],
+            }.items():
+                seen.setdefault(name, set()).add(str(value))
+        mixed = [name for name, values in seen.items() if len(values) > 1]
+        words = ", ".join(f"{name} {' and '.join(sorted(values))}" for name, values in seen.items())
+        return f"{len(self.rows)} runs, {words}" + (f" (mixed: {', '.join(mixed)})" if mixed else "")
+
+
+def word_of(method: str, options: Mapping[str, Any]) -> str:
+    """A method with options as one word."""
+    rest = ",".join(f"{key}={options[key]}" for key in sorted(options))
+    return f"{method}:{rest}" if rest else method
+
+
+def questions(row: Row) -> str:
+    """Numbers of questions and pictures of a run."""
+    return f"{(row.metrics or {}).get('questions')} ({row.pictures})"
+
+
+def score(row: Row | None) -> str:
+    """A score with half of its interval, of several seeds with their spread."""
+    if row is None or row.score is None:
+        return NOT_RUN
+    return f"{row.score:.1f}{half(row.bounds)}" + ("" if row.spread is None else f" (sd {row.spread:.1f})")
+
+
+def p_value(p: float | None) -> str:
+    """A p in two digits."""
+    return "-" if p is None else f"{p:.2g}" if p >= 1e-4 else f"{p:.0e}"
