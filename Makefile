@@ -35,7 +35,7 @@ READY := $(VENV)/.ready
 DEV_READY := $(VENV)/.ready-dev
 PINNED_READY := $(PINNED)/.ready
 VLLM_READY := $(VLLM)/.ready
-CLI := $(PYTHON) -m llava_consensus.cli
+CLI := CONSENSUS_BY_MAKE=1 $(PYTHON) -m llava_consensus.cli
 PYTEST := -m pytest -n auto --dist worksteal
 FEWER := $(if $(LIMIT),--limit $(LIMIT)) $(if $(SAMPLE),--sample $(SAMPLE))
 RUN := --model $(MODEL) --data $(DATA) --out $(OUT) --batch $(BATCH) $(FEWER) $(if $(BENCH),--bench "$(BENCH)")
@@ -80,9 +80,11 @@ lock:  ## exact versions and hashes of what pyproject.toml names but torch, whos
 	$(LOCK) --excludes requirements/.torch --group pinned -o requirements/pinned.lock
 	printf '%s\n' torch torchaudio torchcodec triton > requirements/.torch
 	$(subst 3.10,3.11,$(LOCK)) --excludes requirements/.torch pyproject.toml --extra eval --extra video --group build --group vllm -o requirements/vllm.lock
+	echo 'pillow>=12' > requirements/.override
+	$(LOCK) --overrides requirements/.override --group demo -c requirements/main.lock -c requirements/dev.lock -o requirements/demo.lock
 	$(LOCK) --no-deps --group llava -o requirements/llava.lock
 	$(LOCK) --no-deps --group lmms-eval -o requirements/lmms-eval.lock
-	rm requirements/.torch
+	rm requirements/.torch requirements/.override
 
 $(HF_MINI)/config.json: $(READY) checkpoints/llava-mini/model.safetensors
 	rm -rf $(HF_MINI) $(HF_MINI).new
@@ -119,7 +121,7 @@ sweep: data  ## a grid: make sweep BENCH="gqa pope" METHODS="consensusdrop rando
 
 tables: data  ## every run of the results table (llava_consensus/paper/presets/results.json) on MODEL, then tables.md, tables.csv, tables.tex in OUT
 	$(CLI) paper table results $(RUN) $(ARGS)
-	$(CLI) report --out $(OUT) --preset results $(FEWER) --markdown $(OUT)/tables.md --csv $(OUT)/tables.csv --latex $(OUT)/tables.tex
+	$(CLI) report --out $(OUT) --preset results --paper $(FEWER) --markdown $(OUT)/tables.md --csv $(OUT)/tables.csv --latex $(OUT)/tables.tex
 
 pages: $(READY)  ## the generated numbers of README.md and docs, from docs/measured*.tar.xz
 	$(PYTHON) -m tools.pages write
@@ -173,7 +175,7 @@ endif
 endif
 
 demo: data  ## a page to play with, in the browser: two methods or two questions side by side; make demo ARGS="--port 8000"
-	$(PYTHON) -c "import gradio" 2>/dev/null || $(PYTHON) -m pip install -e ".[demo]"
+	@$(PYTHON) -c "import gradio" 2>/dev/null || $(PYTHON3) requirements/set_up.py demo $(VENV)
 	$(CLI) demo --model $(MODEL) --data $(DATA) $(ARGS)
 
 space: $(HF_MINI)/config.json  ## a folder that is pushed to a Space of Hugging Face as it is: the page with the embedded model, in space/
@@ -204,6 +206,7 @@ dist: $(DEV_READY)  ## wheel and sdist in dist/, checked
 
 site: $(DEV_READY)  ## these pages, the notebook and the API as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
+	@echo "site/ is made; with its search: $(PYTHON) -m http.server -d site, then http://localhost:8000"
 
 style: $(DEV_READY)  ## ruff and mypy
 	$(VENV)/bin/ruff check .

@@ -40,6 +40,7 @@ def front_page(version: str) -> str:
     if not name:
         return text
     address = f"https://github.com/{name}"
+    text = text.replace("](../../", f"]({address}/")
     text = re.sub(r"(!\[[^\]]*\]\()(?!https?:|#)", rf"\1{address}/raw/v{version}/", text)
     return re.sub(r"(\[[^\]]*\]\()(?!https?:|#)", rf"\1{address}/blob/v{version}/", text)
 
@@ -57,9 +58,23 @@ class WithMini(build_py):
             shutil.copytree(part, target, ignore=LEFT_OUT, dirs_exist_ok=True)
 
 
+def urls() -> dict[str, str]:
+    """Addresses of the project, those of the repository where GITHUB_REPOSITORY names it."""
+    found, name = {"Paper": "https://arxiv.org/abs/2602.00946"}, os.environ.get("GITHUB_REPOSITORY")
+    if name:
+        address = f"https://github.com/{name}"
+        found |= {
+            "Repository": address,
+            "Issues": f"{address}/issues",
+            "Changelog": f"{address}/blob/main/CHANGELOG.md",
+        }
+    return found
+
+
 VERSION = version()
 setup(
     version=VERSION,
+    project_urls=urls(),
     long_description=front_page(VERSION),
     long_description_content_type="text/markdown",
     cmdclass={"build_py": WithMini},

@@ -42,6 +42,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("llava-consensus")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, attribute = _HOME[name].partition(":")
@@ -73,11 +77,14 @@ def attach(
     Raises:
         OptionError: for an unknown name, or a value outside its bound.
     """
+    from llava_consensus.errors import OptionError
     from llava_consensus.hosts import view_of
     from llava_consensus.hosts.attachment import Attachment
     from llava_consensus.methods import make
     from llava_consensus.reduction.budget import checked_total, wanted
 
+    if isinstance(method, int | float):
+        raise OptionError(f"method={method!r}: must be a name. A number of tokens is given as tokens={method!r}")
     return Attachment(
         view_of(model, host_options), make(method, **options), wanted(tokens, merged), checked_total(total)
     )

@@ -2,6 +2,7 @@
 
     python3 requirements/set_up.py main .venv            # what answering questions needs
     python3 requirements/set_up.py dev .venv             # tests, style, figures, further hosts: into the same venv
+    python3 requirements/set_up.py demo .venv            # the page in the browser: into the same venv
     python3 requirements/set_up.py pinned .venv-pinned   # LLaVA's own pins
     python3 requirements/set_up.py vllm .venv-vllm       # vLLM on the CPU
 
@@ -22,6 +23,7 @@ TORCH = "torch==2.13.0"
 STAGES = {  # the lock files of a stage, and whether torch and this project come with it
     "main": (("main.lock", "llava.lock"), True),
     "dev": (("dev.lock", "lmms-eval.lock"), False),
+    "demo": (("demo.lock",), False),
     "pinned": (("pinned.lock", "llava.lock"), True),
     "vllm": (("vllm.lock", "llava.lock"), True),
 }

@@ -55,7 +55,7 @@ BESIDE = ("study.json", "scap.json")
 BENCHES = ("docs/paper/bench.json", "docs/paper/bench-tradeoff.json")
 TIMED = "llava-1.5-1b.json"  # in docs/efficiency
 BEGIN, END = "<!-- numbers:begin -->", "<!-- numbers:end -->"  # of README's table
-SPAN = re.compile(r"(<!--(photo|drawn)-->).*?(<!--/-->)", re.DOTALL)  # of its sentences
+SPAN = re.compile(r"(<!--(photo|drawn|time)-->).*?(<!--/-->)", re.DOTALL)  # of its sentences
 
 
 def pack(results: Path, file: Path = ROOT / MEASURED) -> None:
@@ -133,11 +133,24 @@ def pages(readme: Path) -> dict[str, str]:
         found = {f"docs/{name}": made.get_template(name).render(given) for name in TEMPLATES}
         head, rest = readme.read_text("utf-8").split(BEGIN)
         text = f"{head}{BEGIN}\n{photo.scores_table(whole=False)}\n{END}{rest.split(END)[1]}"
-        spans = {"photo": photo.sentence, "drawn": drawn["sentence"]}
+        spans = {"photo": photo.sentence, "drawn": drawn["sentence"], "time": first_token()}
         found["README.md"] = SPAN.sub(lambda span: span[1] + spans[span[2]] + span[3], text)
         study = json.loads((out / "study.json").read_text())
         found["docs/paper/study.csv"] = csv_text(study_csv(study))
         return found | {f"docs/paper/{name}": (out / name).read_text("utf-8") for name in BESIDE}
+
+
+def first_token() -> str:
+    """The README's sentence about time, from the bench of a real-sized model."""
+    bench = json.loads((ROOT / "docs/efficiency" / TIMED).read_text())
+    rows = {(row["method"], row["tokens"]): row for row in bench["rows"]}
+    full, own = rows["full", 576], rows["consensusdrop", 57]
+    machine, times = bench["machine"], [f"{row['ttft_ms'] / 1000:.1f} s" for row in (own, full)]
+    where = f"{machine['threads']} core of an {machine['processor']}"
+    return (
+        f"{bench['model']} ({bench['weights']}), {where}: first token after {times[0]} from 57 tokens, {times[1]} from "
+        f"576 (median of {len(own['samples'])}; [all rows](docs/efficiency.md))."
+    )
 
 
 def of_preset(out: Path) -> Section:

@@ -1,6 +1,7 @@
 """What a tag releases: `python tools/release.py v0.3.0` names what CHANGELOG.md calls Unreleased by it,
-and prints the notes, which are that section. Where GITHUB_REPOSITORY names the repository, README.md gets the link that
-opens the notebook in Colab. The workflow `release.yml` runs it before it builds, and commits what it wrote afterwards.
+and prints the notes, which are that section; CITATION.cff gets version and date. Where GITHUB_REPOSITORY names the
+repository, README.md gets the link that opens the notebook in Colab, and the notebook the address. The workflow
+`release.yml` runs it before it builds, and commits what it wrote afterwards.
 """
 
 import os
@@ -30,6 +31,14 @@ def released(log: str, tag: str, day: date) -> tuple[str, str]:
     return log, section[1].strip()
 
 
+def cited(citation: str, tag: str, day: date) -> str:
+    """CITATION.cff with the version of the tag; the date stays where that version has one."""
+    if f"\nversion: {tag[1:]}\n" in citation:
+        return citation
+    citation = re.sub(r"^version: .*$", f"version: {tag[1:]}", citation, flags=re.MULTILINE)
+    return re.sub(r"^date-released: .*$", f"date-released: {day}", citation, flags=re.MULTILINE)
+
+
 def with_colab(readme: str, repository: str) -> str:
     """The front page, whose first word of the notebook has a link beside it that opens it in Colab."""
     link = f" ([in Colab](https://colab.research.google.com/github/{repository}/blob/main/docs/notebook.ipynb))"
@@ -37,12 +46,16 @@ def with_colab(readme: str, repository: str) -> str:
 
 
 def main(tag: str, root: Path = ROOT) -> None:
-    """Writes both files, and prints the notes."""
-    changelog, readme = root / "CHANGELOG.md", root / "README.md"
+    """Write the files, and print the notes."""
+    changelog, readme, citation = root / "CHANGELOG.md", root / "README.md", root / "CITATION.cff"
     log, notes = released(changelog.read_text("utf-8"), tag, date.today())
     changelog.write_text(log, "utf-8")
+    citation.write_text(cited(citation.read_text("utf-8"), tag, date.today()), "utf-8")
     if repository := os.environ.get("GITHUB_REPOSITORY"):
         readme.write_text(with_colab(readme.read_text("utf-8"), repository), "utf-8")
+        notebook = root / "docs" / "notebook.ipynb"
+        address = f'ADDRESS = \\"https://github.com/{repository}\\"'
+        notebook.write_text(notebook.read_text("utf-8").replace('ADDRESS = \\"\\"', address), "utf-8")
     print(notes)
 
 

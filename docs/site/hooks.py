@@ -4,8 +4,9 @@
 """
 
 import logging
-import os.path
+import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,22 @@ OUTSIDE = {  # pages of the site that are files elsewhere in the repository
     "model-card-photo.md": "checkpoints/llava-photo/README.md",
 }
 NOTEBOOK = "docs/notebook.ipynb"
+BADGES = re.compile(r"^\[!\[.*\]\(\.\./\.\./.*\n", re.MULTILINE)  # of the repository's page at GitHub
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s]+)((?:#[^)]*)?\))")
 ROOTED = re.compile(r'\b(href|src)="/(?=[^/])')
 log = logging.getLogger("mkdocs.hooks.site")
+
+
+def on_config(config: Any) -> Any:
+    """Sets the repository's address, where the clone or GITHUB_REPOSITORY knows it."""
+    name = os.environ.get("GITHUB_REPOSITORY")
+    if name:
+        config.repo_url = f"https://github.com/{name}"
+    else:
+        asked = subprocess.run(["git", "-C", str(ROOT), "remote", "get-url", "origin"], capture_output=True, text=True)
+        if asked.stdout.startswith("https://"):
+            config.repo_url = asked.stdout.strip().removesuffix(".git")
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -46,6 +60,7 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Links of a page that comes from, or leads, outside docs/, as links of the site."""
     source = OUTSIDE.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+    markdown = BADGES.sub("", markdown)
     return LINK.sub(lambda link: link[1] + _on_site(link[2], source, page.file.src_uri, files) + link[3], markdown)
 
 

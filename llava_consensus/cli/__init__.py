@@ -11,19 +11,29 @@ import contextlib
 import io
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 from unicodedata import category
 
 from llava_consensus.cli.arguments import COMMANDS, named
-from llava_consensus.errors import ConsensusError, DataError, OptionError, unknown_name
+from llava_consensus.errors import (
+    ConsensusError,
+    DataError,
+    OptionError,
+    missing_module,
+    unfit_torchvision,
+    unknown_name,
+)
 
 WIDE = 200  # columns where there is no terminal to ask
+BY_MAKE = "CONSENSUS_BY_MAKE"  # set by the Makefile
+MADE = ("tokens", "method", "model", "data", "out", "batch", "limit", "sample")  # its variables
 STOPPED = 130  # exit code of a command that was asked to stop
 FILES = {  # of this folder, and the first words of their commands in the order of the general help
     "evaluate": ("eval", "sweep"),
@@ -38,11 +48,29 @@ FILES = {  # of this folder, and the first words of their commands in the order 
 }
 GROUPS = {
     "data": "fetch and check the files of benchmarks",
-    "model": "convert a checkpoint, or check that methods work on it",
+    "model": "convert or merge a checkpoint, or check that methods work on it",
     "paper": "the paper's tables, figures and claims, made again",
 }
 COMPLETION = "--print-completion"
 VLLM = "--vllm"  # takes arguments of another program, in one text
+LLAVA = {  # options of LLaVA's own scripts, and what does the same here
+    "--model-path": "--model",
+    "--model-base": "model merge LORA BASE OUT, then --model OUT",
+    "--conv-mode": "--conversation",
+    "--question-file": "eval custom --question-file",
+    "--image-folder": "eval custom --image-folder",
+    "--answers-file": "eval custom --answers-file",
+    "--num-chunks": "eval --shard N/COUNT",
+    "--chunk-idx": "eval --shard N/COUNT, where N begins at 1",
+    "--temperature": "leave it out, answers are greedy",
+    "--top_p": "leave it out, answers are greedy",
+    "--num_beams": "leave it out, answers are greedy",
+    "--max_new_tokens": "--max-new-tokens",
+    "--image-file": "ask PICTURE QUESTION",
+    "--query": "ask PICTURE QUESTION",
+    "--result-file": "score BENCHMARK --answers",
+    "--annotation-file": "--data, the folder that holds the annotations",
+}
 INTRODUCED = ("ask", "eval", "list")  # commands whose first example the general help has
 
 
@@ -61,7 +89,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if wrong:
         error(str(wrong))
         return wrong.exit_code
-    given = reader.parse_args(joined(words))
+    given, unread = reader.parse_known_args(joined(words))
+    if unread:
+        error(_unread(unread, given.options))
+        return OptionError.exit_code
     _log_to_stderr()
     with _stops() as stop:
         code = _run(given)
@@ -91,12 +122,41 @@ def unknown_command(words: Sequence[str]) -> OptionError | None:
     return None
 
 
+def _unread(words: Sequence[str], options: Sequence[str]) -> str:
+    """Error message for words that a command does not take: what LLaVA's option is called here, or the nearest one."""
+    first = next((word for word in words if word.startswith("-")), words[0]).partition("=")[0]
+    if first in LLAVA:
+        return f"unknown argument {first}, of LLaVA's scripts. Here: {LLAVA[first]}"
+    return str(unknown_name("argument", first, options))
+
+
+def as_typed(text: str, given: argparse.Namespace) -> str:
+    """A message with `name=value` as this user gave it: `--name value`, or `NAME=value` where make was asked."""
+
+    def typed(found: re.Match[str]) -> str:
+        name, value = found[1], found[2].strip("'")
+        flag = "--" + name.replace("_", "-")
+        if flag not in given.options or value != str(getattr(given, name, None)):  # such as an option of a method
+            return found[0]
+        return f"{name.upper()}={value}" if os.environ.get(BY_MAKE) and name in MADE else f"{flag} {value}"
+
+    return re.sub(r"(?<![^\s(])([a-z_]+)=('[^']*'|[^\s:;,]+)", typed, text)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Ends with a line, not with all options of a command."""
+
+    def error(self, message: str) -> NoReturn:
+        error(f"{message.removeprefix('argument ')}. What it takes: {self.prog} --help")
+        self.exit(OptionError.exit_code)
+
+
 def parser(first: str = "") -> argparse.ArgumentParser:
     """Reads command lines: those of the file that has the command `first`, or of all files where none has it."""
     wanted = [name for name, words in FILES.items() if first in words]
     for name in wanted or FILES:
         import_module(f"{__name__}.{name}")
-    top = argparse.ArgumentParser(
+    top = _Parser(
         prog="llava-consensus",
         description="Fewer visual tokens for vision-language models, measured.",
         epilog=_examples([COMMANDS[name].examples[0] for name in INTRODUCED if name in COMMANDS]),
@@ -122,7 +182,8 @@ def parser(first: str = "") -> argparse.ArgumentParser:
 
     for name, one in COMMANDS.items():
         own = add(name, help=one.line, description=one.line, epilog=_examples(one.examples))
-        own.set_defaults(lines=one.lines)
+        flags = [flag for argument in one.arguments for flag in argument.flags if flag.startswith("-")]
+        own.set_defaults(lines=one.lines, options=flags)
         alone = own.add_mutually_exclusive_group() if any(argument.alone for argument in one.arguments) else own
         for argument in one.arguments:
             made = (alone if argument.alone else own).add_argument(*argument.flags, **argument.settings)
@@ -187,12 +248,15 @@ def _run(given: argparse.Namespace) -> int:
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
-    except ConsensusError as wrong:
-        if wrong.exit_code == STOPPED:  # by the user, which is no error
-            print(printable(str(wrong)), file=sys.stderr)
+    except (ConsensusError, ModuleNotFoundError, RuntimeError) as wrong:
+        known = unfit_torchvision(wrong) or _known(wrong)
+        if known is None:
+            raise
+        if known.exit_code == STOPPED:  # by the user, which is no error
+            print(printable(str(known)), file=sys.stderr)
         else:
-            error(str(wrong))
-        return wrong.exit_code
+            error(as_typed(str(known), given))
+        return known.exit_code
     except OSError as wrong:  # a full disk, a folder that vanished: wherever it is met first
         error((f"{wrong.filename}: " if wrong.filename else "") + str(wrong.strerror or wrong))
         return DataError.exit_code
@@ -200,6 +264,13 @@ def _run(given: argparse.Namespace) -> int:
         print("stopped", file=sys.stderr)
         return STOPPED
     return 0
+
+
+def _known(wrong: Exception) -> ConsensusError | None:
+    """An error as one that the user can mend; None for one of ours."""
+    if isinstance(wrong, ConsensusError):
+        return wrong
+    return missing_module(wrong.name or "") if isinstance(wrong, ModuleNotFoundError) else None
 
 
 class _Formatter(logging.Formatter):

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llava_consensus.errors import OptionError
+from llava_consensus.entry_points import registered
+from llava_consensus.errors import OptionError, any_case
 from llava_consensus.evaluation.runs import DATA, MODEL, OUT
 from llava_consensus.evaluation.runs.execution import Execution
 from llava_consensus.reduction.budget import AUTO
@@ -70,7 +71,13 @@ LIMIT = arg("--limit", type=int, help="only the first questions (smoke test; bia
 SAMPLE = arg("--sample", type=int, help="random sample of this many questions, the same one for every run")
 NO_PROGRESS = arg("--no-progress", action="store_true", help="no progress bar")
 JSON = arg("--json", action="store_true", help="as JSON")
-BENCHMARK = arg("name", metavar="BENCHMARK", names="benchmarks", help="see `llava-consensus list benchmarks`")
+BENCHMARK = arg(
+    "name",
+    metavar="BENCHMARK",
+    names="benchmarks",
+    type=lambda text: benchmark_named(text),
+    help="see `llava-consensus list benchmarks`",
+)
 BENCHMARK_OPTION = arg(
     "--benchmark-option",
     action="append",
@@ -79,7 +86,11 @@ BENCHMARK_OPTION = arg(
     help="option of the benchmark, for example split=test; a wrong key lists them",
 )
 METHOD = arg(
-    "--method", default="consensusdrop", names="methods", help="see `llava-consensus list methods` (%(default)s)"
+    "--method",
+    default="consensusdrop",
+    names="methods",
+    type=lambda text: method_named(text),
+    help="see `llava-consensus list methods` (%(default)s)",
 )
 OPTION = arg(
     "--option",
@@ -208,10 +219,27 @@ def one_word_method(text: str) -> "Method":
 
 
 def number(text: str) -> int | float | str:
-    """A whole number, a fraction where the text has a point, or `auto` as it is."""
+    """A whole number, a fraction where the text has a point, or `auto` as it is. ArgumentTypeError for another text."""
     if text == AUTO:
         return text
-    return int(text) if text.lstrip("+-").isdigit() else float(text)
+    try:
+        return int(text) if text.lstrip("+-").isdigit() else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, or a share such as 0.1") from None
+
+
+def method_named(text: str) -> str:
+    """The name of a method, however its capitals were typed."""
+    from llava_consensus.methods import GROUP, METHODS
+
+    return any_case(text, (*METHODS, *registered(GROUP)))
+
+
+def benchmark_named(text: str) -> str:
+    """The name of a benchmark, however its capitals were typed."""
+    from llava_consensus.evaluation.benchmarks import BENCHMARKS, GROUP
+
+    return any_case(text, (*BENCHMARKS, *registered(GROUP)))
 
 
 def budget(given: argparse.Namespace) -> "Budget | Share":
@@ -229,7 +257,7 @@ def budgets(text: str) -> "list[Budget | Share]":
         return [budgets.budget(number(word)) for word in text.split()]
     except OptionError:
         raise
-    except ValueError:
+    except argparse.ArgumentTypeError:
         raise OptionError(f"--tokens {text!r}: must be whole numbers or shares, such as '192 64 0.1'") from None
 
 

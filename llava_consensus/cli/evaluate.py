@@ -11,17 +11,32 @@ from typing import TYPE_CHECKING, Any
 
 from llava_consensus.cli import arguments, terminal
 from llava_consensus.cli.arguments import arg, command
-from llava_consensus.errors import DataError
+from llava_consensus.errors import DataError, OptionError, plural
 from llava_consensus.evaluation.files import METRICS, misread
 from llava_consensus.evaluation.runs import MODEL
 
 if TYPE_CHECKING:
+    from llava_consensus.evaluation.benchmarks import Benchmark
     from llava_consensus.evaluation.report.table import Table
     from llava_consensus.evaluation.runs.loop import RunnerLoader, RunResult
     from llava_consensus.evaluation.runs.sweep import Cell
 
 log = logging.getLogger(__name__)
 
+CUSTOM = "custom"  # in place of a benchmark: any question file
+LLAVA = (  # what LLaVA's own scripts take
+    arg("--question-file", type=Path, metavar="FILE", help="of custom: lines with question_id, text and image"),
+    arg("--image-folder", type=Path, metavar="DIR", help="of custom: the folder of pictures"),
+    arg("--answers-file", type=Path, metavar="FILE", help="of custom: a file that gets the answers, beside the run's"),
+    arg("--num-chunks", default=1, type=int, metavar="COUNT", help="of custom: equal parts of the questions"),
+    arg("--chunk-idx", default=0, type=int, metavar="N", help="of custom: the part that is asked, from 0"),
+    arg("--temperature", default=0.0, type=float, help="0: answers are greedy (%(default)s)"),
+    arg("--num_beams", default=1, type=int, metavar="COUNT", help="1: answers are greedy (%(default)s)"),
+    arg("--top_p", type=float, metavar="P", help="changes nothing at temperature 0"),
+    arg("--model-path", dest="model", default=argparse.SUPPRESS, metavar="MODEL", help="as --model"),
+    arg("--conv-mode", dest="conversation", default=argparse.SUPPRESS, metavar="NAME", help="as --conversation"),
+    arg("--max_new_tokens", dest="max_new_tokens", default=argparse.SUPPRESS, type=int, help=argparse.SUPPRESS),
+)
 LINEUP = "consensusdrop consensusdrop:alpha=1.0 consensusdrop:alpha=0.0 consensusdrop:fuser=recovery random"
 
 
@@ -35,16 +50,22 @@ LINEUP = "consensusdrop consensusdrop:alpha=1.0 consensusdrop:alpha=0.0 consensu
     arguments.BENCHMARK_OPTION,
     arg("--url", metavar="URL", help="ask this server (OpenAI's chat API): method and prompts are its own"),
     arg("--json", action="store_true", help="everything measured, as JSON"),
-    examples=("eval gqa --tokens 64", "eval pope --method visionzip --tokens 0.1 --sample 100 --json"),
+    *LLAVA,
+    examples=(
+        "eval gqa --tokens 64",
+        "eval pope --method visionzip --tokens 0.1 --sample 100 --json",
+        "eval custom --question-file questions.jsonl --image-folder images --answers-file answers.jsonl",
+    ),
 )
 def evaluate(given: argparse.Namespace) -> Iterator[str]:
     """One run, and what it measured."""
     if given.url is not None:
         yield from _by_url(given)
         return
-    benchmark, method = arguments.benchmark(given.name, given), arguments.method(given)
+    benchmark, method = _benchmark(given), arguments.method(given)
 
     # only now: a wrong name is refused before anything heavy is imported
+    from llava_consensus.evaluation.benchmarks.custom import write_answers
     from llava_consensus.evaluation.runs.loop import run
     from llava_consensus.evaluation.runs.store import AGAIN, full_score
 
@@ -52,9 +73,13 @@ def evaluate(given: argparse.Namespace) -> Iterator[str]:
     config = replace(config, conversation=given.conversation, max_new_tokens=given.max_new_tokens)
     result = run(config, given.out, arguments.execution(given))
     if not result.metrics:
-        yield f"shard {given.shard}: {result.asked} questions asked. When all shards are, --merge their folders"
+        asked = plural(result.asked, "question")
+        yield f"shard {given.shard}: {asked} asked. When all shards are, --merge their folders"
         yield str(result.path)
         return
+    if given.answers_file:
+        write_answers(result.path, given.answers_file)
+        log.info("answers: %s", given.answers_file)
     stored = json.loads((result.path / "config.json").read_bytes())
     try:
         full = full_score(given.out, stored)
@@ -75,12 +100,40 @@ def evaluate(given: argparse.Namespace) -> Iterator[str]:
             yield said
 
 
+def _benchmark(given: argparse.Namespace) -> "Benchmark":
+    """The benchmark, or the questions of any file; what LLaVA's scripts take beside them is checked.
+
+    Raises:
+        OptionError: for an argument that has no meaning here.
+    """
+    for name, greedy in (("temperature", 0), ("num_beams", 1)):
+        if getattr(given, name) != greedy:
+            raise OptionError(f"{name}={getattr(given, name)} must be {greedy}: answers are greedy, as LLaVA's are")
+    if given.name != CUSTOM:
+        own = [name for name in ("question_file", "image_folder", "answers_file") if getattr(given, name)]
+        if own or given.num_chunks != 1:
+            name = (own or ["num_chunks"])[0]
+            raise OptionError(
+                f"{name}={getattr(given, name)}: is for `eval {CUSTOM}`. A benchmark reads its files in --data, writes "
+                "its answers into a folder of --out, and is asked in parts by --shard"
+            )
+        return arguments.benchmark(given.name, given)
+    from llava_consensus.evaluation.benchmarks.custom import Custom
+
+    missing = [name for name in ("question_file", "image_folder") if not getattr(given, name)]
+    if missing:
+        raise OptionError(f"eval {CUSTOM}: needs --{missing[0].replace('_', '-')}")
+    return Custom(
+        questions=given.question_file, pictures=given.image_folder, chunks=given.num_chunks, chunk=given.chunk_idx
+    )
+
+
 def _by_url(given: argparse.Namespace) -> Iterator[str]:
     """One run that a server answers."""
     from llava_consensus.evaluation.runs.by_url import UrlConfig, run, summary
 
     config = UrlConfig(
-        arguments.benchmark(given.name, given),
+        _benchmark(given),
         given.url,
         None if given.model == MODEL else given.model,
         given.tokens,
@@ -91,7 +144,7 @@ def _by_url(given: argparse.Namespace) -> Iterator[str]:
     )
     result = run(config, given.out, arguments.execution(given))
     if not result.metrics:
-        yield f"shard {given.shard}: {result.asked} questions asked. Ask the others too"
+        yield f"shard {given.shard}: {plural(result.asked, 'question')} asked. Ask the others too"
     elif given.json:
         yield json.dumps({**result.metrics, "run": str(result.path)}, indent=1)
     else:
@@ -129,7 +182,7 @@ def sweep(given: argparse.Namespace) -> Iterator[Any]:
             log.info("%s", remaining(time.monotonic() - begun, len(done), len(grid)))
     yield terminal.drawn(_table(done))
     missing = sum(cell.result.metrics.get("errors", 0) for cell in done if cell.result)
-    more = f", with {missing} questions without an answer in them (errors.jsonl)" if missing else ""
+    more = f", with {plural(missing, 'question')} without an answer in them (errors.jsonl)" if missing else ""
     yield f"{sum(cell.error is None for cell in done)} of {len(grid)} runs are complete{more}: {given.out}"
     folders(done)
 
@@ -152,7 +205,7 @@ def carry_out(
         measured = cell.result.metrics if cell.result else {}
         became = f"failed: {cell.error}" if cell.error else _score(measured)
         missing = measured.get("errors", 0)
-        became += f", {missing} questions without an answer" if missing else ""
+        became += f", {plural(missing, 'question')} without an answer" if missing else ""
         yield f"[{number}/{len(grid)}] {cell.name}: {became}", cell
 
 
@@ -218,9 +271,8 @@ def _summary(result: "RunResult", name: str, full: float | None) -> list[str]:
     metrics, tokens = result.metrics, result.metrics["tokens"]
     score = "none" if metrics["score"] is None else f"{metrics['score']:.2f}"
     errors = f", {metrics['errors']} without an answer (errors.jsonl)" if metrics["errors"] else ""
-    lines = [
-        f"{name}: {metrics['metric']} {score} on {metrics['answered']} of {metrics['questions']} questions{errors}"
-    ]
+    asked = plural(metrics["questions"], "question")
+    lines = [f"{name}: {metrics['metric']} {score} on {metrics['answered']} of {asked}{errors}"]
     if tokens["before"] == tokens["after"]:
         lines.append("all tokens: this run is the full model")
     elif full is None:
@@ -230,7 +282,7 @@ def _summary(result: "RunResult", name: str, full: float | None) -> list[str]:
         lines.append(f"all tokens: {full:.2f}{share}")
     report = metrics["report"]
     if report.get("unreadable_answers"):
-        lines.append(f"unreadable: {report['unreadable_answers']} answers, which count as wrong")
+        lines.append(f"unreadable: {plural(report['unreadable_answers'], 'answer')}, counted as wrong")
     if report.get("contains") is not None:  # a benchmark with a judge
         matches = f"exact {report['exact']:.1f} %, contained {report['contains']:.1f} %"
         lines.append(f"without a judge: {matches}; grades: llava-consensus judge {name} --answers FILE --judge-model M")
@@ -240,4 +292,8 @@ def _summary(result: "RunResult", name: str, full: float | None) -> list[str]:
         lines.append(_cost(metrics["account"]))
     speed = metrics["timing"]["questions_per_second"]
     lines.append(f"speed: {speed:.1f} questions/s" if speed else "speed: nothing was asked")
-    return [*lines, *(f"note ({count} answers): {note}" for note, count in metrics["notes"].items()), str(result.path)]
+    return [
+        *lines,
+        *(f"note ({plural(count, 'answer')}): {note}" for note, count in metrics["notes"].items()),
+        str(result.path),
+    ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from llava_consensus.cli import arguments, columns, terminal
 from llava_consensus.cli.arguments import arg, command
-from llava_consensus.errors import ConsensusError, DataError, Interrupted, OptionError, unknown_name
+from llava_consensus.errors import ConsensusError, DataError, Interrupted, OptionError, any_case, unknown_name
 from llava_consensus.evaluation.runs import DATA
 
 if TYPE_CHECKING:
@@ -58,9 +58,10 @@ def choices(given: argparse.Namespace) -> Iterator[str]:
     lists = known_methods(), {name: host.line for name, host in known_hosts().items()}, known_benchmarks()
     kinds = dict(zip(arguments.KINDS, lists, strict=True))
     if given.what and given.what not in kinds:
-        if given.what not in kinds["methods"]:
+        name = any_case(given.what, kinds["methods"])
+        if name not in kinds["methods"]:
             raise unknown_name("method", given.what, [*kinds, *kinds["methods"]])
-        yield from _about(given.what, given.json)
+        yield from _about(name, given.json)
     elif given.json:
         yield json.dumps(kinds.get(given.what, kinds), indent=1)
     elif given.what:
@@ -292,6 +293,21 @@ def convert(given: argparse.Namespace) -> Iterator[str]:
     from llava_consensus.evaluation.models.convert import convert as write
 
     yield write(given.source.expanduser(), given.out.expanduser())
+
+
+@command(
+    "model merge",
+    "a LoRA checkpoint of LLaVA and its base, as one checkpoint",
+    arg("lora", type=Path, metavar="LORA", help="folder with adapter_config.json"),
+    arg("base", type=Path, metavar="BASE", help="folder of the model that was adapted"),
+    arg("out", type=Path, metavar="OUT", help="folder that is not there yet"),
+    examples=("model merge llava-v1.5-7b-lora vicuna-7b-v1.5 llava-v1.5-7b-merged",),
+)
+def merge(given: argparse.Namespace) -> Iterator[str]:
+    """Prints how many tensors were written, and how many of them are sums."""
+    from llava_consensus.evaluation.models.merge import merge as write
+
+    yield write(given.lora.expanduser(), given.base.expanduser(), given.out.expanduser())
 
 
 @command(

@@ -28,6 +28,7 @@ FORMATS = ("table", "markdown", "csv", "latex")
     arguments.OUT_DIR,
     arg("--format", choices=FORMATS, help="form of what is printed (table in a terminal, else markdown)"),
     arg("--write", type=Path, action="append", default=[], metavar="FILE", help="update FILE between its markers"),
+    arg("--paper", action="store_true", help="also the layout of the paper's table 1, with its means"),
     arg("--preset", metavar="NAME", help="the runs of this grid alone, a table for each of its budgets: results"),
     arg("--limit", type=int, metavar="N", help="with --preset: its runs of the first questions"),
     arg("--sample", type=int, metavar="N", help="with --preset: its runs of N questions drawn at random"),
@@ -58,7 +59,7 @@ def report(given: argparse.Namespace) -> Iterator[Any]:
     files = [(name, path) for name in ("markdown", "csv", "latex") if (path := getattr(given, name))]
     wanted |= {name for name, _ in files}
     with misread(f"{given.out}: a file of a run", CHANGED):
-        texts = {name: results.FORMATS[name](found, bench) for name in wanted}
+        texts = {name: results.FORMATS[name](found, bench, given.paper) for name in wanted}
     for path in given.write:
         if not path.is_file():
             raise DataError(f"{path}: no such file. It needs the two lines {BEGIN} and {END}")
@@ -73,7 +74,7 @@ def report(given: argparse.Namespace) -> Iterator[Any]:
         yield results.NOTHING
     for section in found:
         yield terminal.heading(results.title(section).replace("**", ""))
-        yield from map(terminal.drawn, results.section_tables(section, bench))
+        yield from map(terminal.drawn, results.section_tables(section, bench, given.paper))
 
 
 def _of_preset(given: argparse.Namespace, rows: "Sequence[Row]") -> "list[Section]":

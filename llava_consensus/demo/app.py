@@ -100,6 +100,9 @@ class _Page:
     def __init__(
         self, gradio: ModuleType, runner: Runner, samples: Sequence[DemoPicture], megabytes: float, note: str = ""
     ) -> None:
+        methods, most = offered(runner), runner.visual_tokens
+        if {desk.OURS, desk.OTHER} <= set(methods):
+            samples = desk.telling_first(runner, samples, desk.OTHER, min(desk.TOKENS, most))
         self.gradio, self.samples, self.megabytes, self.desk = gradio, samples, megabytes, Desk(runner)
         self.note = note  # about pictures that are none of the samples
         self.picture, self.answers = gradio.State(None), gradio.State(())
@@ -107,7 +110,7 @@ class _Page:
             with gradio.Column(scale=2, min_width=280):
                 self._pictures()
             with gradio.Column(scale=3, min_width=300):
-                self._questions(desk.choices(offered(runner)), runner.visual_tokens)
+                self._questions(desk.choices(methods), most)
         self.message = gradio.HTML(elem_id="message")
         self.results = gradio.HTML(elem_id="results")
         self.view = gradio.Radio(
@@ -138,14 +141,14 @@ class _Page:
     def _questions(self, methods: list[tuple[str, str]], most: int) -> None:
         gradio = self.gradio
         known = {value for _, value in methods}
-        right = "random" if "random" in known else methods[-1][1]
+        right = desk.OTHER if desk.OTHER in known else methods[-1][1]
         with gradio.Row():
             self.first = _asked(gradio, "Question: pick one, or type your own", "first")
             self.second = _asked(gradio, "Another question on the right (may stay empty)", "second")
         with gradio.Row():
             self.left = _choice(gradio, methods, methods[0][1], "Method on the left", "left")
             self.right = _choice(gradio, methods, right, "Method on the right", "right")
-        tokens = min(64, most)
+        tokens = min(desk.TOKENS, most)
         self.tokens = gradio.Slider(1, most, tokens, step=1, label=f"Visual tokens, of {most}", elem_id="tokens")
         with gradio.Accordion("More", open=False):
             self.alpha = gradio.Slider(

@@ -30,6 +30,7 @@ from llava_consensus.reduction.method import Method
 
 LONGEST_QUESTION = 400  # characters of a question
 OURS = "consensusdrop"
+TOKENS = 64  # that the page opens with
 VARIANTS = {  # choices that are a method with options
     "vision-only": (OURS, {"alpha": 1.0}),
     "cross-only": (OURS, {"alpha": 0.0}),
@@ -48,6 +49,8 @@ ALPHA = 0.7
 ROUNDS = 5
 SECONDS = 0.8  # of measuring
 LONGEST = {True: 16, False: 96}  # tokens of an answer, by whether it is to be short
+SEARCH = 20.0  # seconds of looking for a question to open with
+OTHER = "random"  # what ours is shown beside
 EACH = 8  # questions of a picture
 OF_ANY = "What is in the picture?"
 DULL = ("yes", "no", "0")  # answers that show little
@@ -203,6 +206,29 @@ def _mixed(asked: dict[str, str]) -> dict[str, str]:
         if sum(asked[one] == asked[text] for one in chosen) < 2:
             chosen.append(text)
     return {text: asked[text] for text in chosen[:EACH]}
+
+
+def telling_first(runner: Runner, pictures: Sequence[DemoPicture], other: str, tokens: int) -> list[DemoPicture]:
+    """The pictures, first the one with a question which ours answers rightly from `tokens` tokens and the other method
+    does not; in their order where none is found in `SEARCH` seconds.
+    """
+    end = time.perf_counter() + SEARCH
+    budget = Budget(tokens)
+
+    def says(method: str, image: Image, question: str) -> str:
+        with runner.attach(make(method), budget):
+            _, answer = runner.ask([image], Prompt(question + SHORT, max_new_tokens=LONGEST[True]))
+        return answer.text.strip().lower().rstrip(".")
+
+    for number, one in enumerate(pictures):
+        image = open_image(one.picture, upright=True)
+        for question, truth in one.questions.items():
+            if time.perf_counter() > end:
+                return list(pictures)
+            if says(OURS, image, question) == truth.lower() != says(other, image, question):
+                front = DemoPicture(one.picture, {question: truth} | dict(one.questions))
+                return [front, *pictures[:number], *pictures[number + 1 :]]
+    return list(pictures)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ Ghostscript for EPS).
 Of a video `count` frames are shown, at equal steps from the first to the last as Video-LLaVA samples them, so a video
 of one frame shows it `count` times. Frames are turned and mirrored as the file's display matrix says (phones write one
 for portrait clips), and not otherwise (Video-LLaVA flips half of the videos at random even when it evaluates). Any
-container and codec that PyAV reads (`pip install 'llava-consensus[video]'`); an animated GIF is read by Pillow. Files
+container and codec that PyAV reads (extra `video`); an animated GIF is read by Pillow. Files
 are decoded once, and only the wanted frames are kept in memory.
 
     from llava_consensus.evaluation.media import open_image, read_clip

@@ -304,6 +304,13 @@ def view_of(model: Any, options: Mapping[str, str] | None = None) -> Any:
     """
     model = getattr(model, "_orig_mod", model)
     names = [cls.__name__ for cls in type(model).__mro__]
+    if isinstance(model, str):
+        raise OptionError(
+            f"model={model!r}: must be a loaded model, not a name. With pipe = pipeline('image-text-to-text', "
+            f"{model!r}) of transformers pass pipe.model"
+        )
+    if "Pipeline" in names:
+        raise OptionError(f"model is a {names[0]}: pass pipe.model, the model in it")
     entry = adapting(names, None, tower_named(vars(getattr(model, "config", object))))
     if entry is None and takes_features(model):
         entry = OTHER

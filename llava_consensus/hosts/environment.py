@@ -5,6 +5,7 @@ from importlib.metadata import version
 from llava_consensus.errors import OptionError
 
 REMEDY = "Type: pip install 'transformers>=5.19,<{}'"  # for a version of transformers that is not adapted
+OFFICIAL = f"{REMEDY.format('5.24')} && pip install --no-deps llava-torch==1.2.2.post1"  # its own pins are stale
 
 
 def check_version(transformers: str) -> None:
@@ -24,7 +25,7 @@ def check_llava_version() -> None:
     if _numbers(installed) != (4, 37) and not (5, 19) <= _numbers(installed) < (5, 24):
         raise OptionError(
             f"transformers {installed}: official LLaVA runs here on 4.37.2, its own pin, and on 5.19 to 5.23. "
-            f"{REMEDY.format(5.24)}, or model convert for a checkpoint of transformers' own LLaVA"
+            f"{OFFICIAL}, or convert the checkpoint to transformers' own LLaVA: llava-consensus model convert"
         )
 
 

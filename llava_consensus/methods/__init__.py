@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llava_consensus.entry_points import Registry, load_registered, registered
-from llava_consensus.errors import OptionError, unknown_name
+from llava_consensus.errors import OptionError, any_case, unknown_name
 
 if TYPE_CHECKING:
     from llava_consensus.reduction.method import Method
@@ -157,6 +157,7 @@ def method_class(name: str) -> "type[Method]":
     Raises:
         OptionError: for a name that is neither, or a registered one that is no method or cannot be imported.
     """
+    name = any_case(name, (*METHODS, *registered(GROUP)))
     if name in METHODS:
         ours: type[Method] = METHODS[name]
         return ours

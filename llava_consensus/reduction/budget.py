@@ -116,7 +116,7 @@ class Share:
         if not 0 < self.share < 1:
             raise OptionError(
                 f"tokens={self.share!r}: a share must be above 0 and below 1. A whole number counts tokens (1 is one "
-                "token), and all tokens are --method full"
+                "token), and all tokens are the method full"
             )
 
     def of(self, available: int) -> Budget:

@@ -33,6 +33,7 @@ from llava_consensus.evaluation.models.llava import (
     tower_of_hub,
     trains_tower,
 )
+from llava_consensus.hosts.environment import OFFICIAL
 from llava_consensus.hosts.next_grid import check_pictures
 from llava_consensus.hosts.pretrained import load_pretrained
 from llava_consensus.hosts.towers import without_unused_report
@@ -193,9 +194,7 @@ def _module() -> Any:
         with patch.object(transformers.trainer, "ALL_LAYERNORM_LAYERS", ALL_LAYERNORM_LAYERS, create=True):
             import llava.train.train as training
     except ImportError as error:
-        raise MissingDependency(
-            f"official LLaVA: {error}. Type: pip install --no-deps llava-torch==1.2.2.post1"
-        ) from error
+        raise MissingDependency(f"official LLaVA: {error}. {OFFICIAL}") from error
     return training
 
 

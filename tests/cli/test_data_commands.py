@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from llava_consensus import cli
+from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
 from llava_consensus.evaluation.data import sources
+from llava_consensus.evaluation.models.hf import CHAT_TEMPLATE
 from llava_consensus.evaluation.runs import knows_drawings_alone
 
 ROOT = Path(__file__).parents[2]
@@ -72,10 +74,11 @@ def test_the_embedded_model_is_put_where_one_works(
     monkeypatch.setattr(mini, "generate", generated.append)
     assert cli.main(["data", "mini", "--to", str(tmp_path)]) == 0
     assert "llava-consensus eval gqa" in capsys.readouterr().out and generated == [tmp_path]
-    for part in mini.PARTS:
-        there = {path.relative_to(ROOT / part) for path in (ROOT / part).rglob("*") if path.is_file()}
-        copied = {path.relative_to(tmp_path / part) for path in (tmp_path / part).rglob("*") if path.is_file()}
-        assert copied and copied <= there and not any("eval" in path.parts for path in copied)
+    checkpoint, generator = (tmp_path / part for part in mini.PARTS)
+    assert models.check(str(checkpoint)) == {"conversation": CHAT_TEMPLATE}, "a model of transformers, without LLaVA"
+    there = {path.relative_to(ROOT / mini.PARTS[1]) for path in (ROOT / mini.PARTS[1]).rglob("*") if path.is_file()}
+    copied = {path.relative_to(generator) for path in generator.rglob("*") if path.is_file()}
+    assert copied and copied <= there and not any("eval" in path.parts for path in copied)
     monkeypatch.setattr(mini, "HERE", tmp_path / "nowhere" / "a" / "b" / "c")
     assert cli.main(["data", "mini", "--to", str(tmp_path / "other")]) == 3
     assert "Install the wheel of a release" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from llava_consensus import cli
+from llava_consensus import attach, cli
 from llava_consensus.cli import arguments, terminal
 from llava_consensus.cli.evaluate import remaining
 from llava_consensus.errors import OptionError
@@ -210,6 +210,71 @@ def test_lists_and_ledger_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_unknown_command_says_the_nearest(line: str, near: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(line.split()) == 2
     assert f"Did you mean {near}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("eval gqa --tokens -5", "--tokens -5 must be at least 1"),
+        ("eval gqa --tokens x", "must be a whole number, or a share such as 0.1"),
+        ("eval GQA --method VisionZip --limit 0", "--limit 0 must be at least 1"),
+        ("eval gqa --jsn", "Did you mean '--json'"),
+        ("ask a.png b --model-path x", "Here: --model"),
+        ("bench --conv-mode x", "Here: --conversation"),
+        ("eval gqa --model-base x", "model merge LORA BASE OUT"),
+        ("eval gqa --temperature 0.2", "--temperature 0.2 must be 0"),
+        ("eval gqa --question-file x", "is for `eval custom`"),
+        ("eval custom --question-file x --image-folder y --chunk-idx 1", "--chunk-idx 1 must be in 0..0"),
+    ],
+)
+def test_a_mistake_is_a_line_in_the_words_that_were_typed(
+    line: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        assert cli.main(line.split()) == 2
+    except SystemExit as end:
+        assert end.code == 2
+    (shown,) = capsys.readouterr().err.splitlines()
+    assert shown.startswith("error: ") and said in shown
+
+
+def test_a_torchvision_for_another_torch_is_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    versions = {"torch": "2.13.0+cpu", "torchvision": "0.29.1"}
+    monkeypatch.setattr("llava_consensus.errors.version", versions.get)
+
+    def importing(_: object) -> None:
+        try:
+            raise RuntimeError("operator torchvision::nms does not exist")
+        except RuntimeError as error:
+            raise ModuleNotFoundError("Could not import module 'AutoProcessor'") from error
+
+    monkeypatch.setattr(arguments, "method", importing)
+    assert cli.main(["eval", "gqa"]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("error: torchvision 0.29.1 was not built for torch 2.13.0+cpu. Type: pip install")
+    assert said.endswith("--index-url https://download.pytorch.org/whl/cpu")
+
+
+def test_under_make_its_variables_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(cli.BY_MAKE, "1")
+    assert cli.main(["eval", "gqa", "--tokens", "-5"]) == 2
+    assert capsys.readouterr().err.startswith("error: TOKENS=-5 must be at least 1")
+
+
+def test_what_is_no_model_is_refused_with_what_to_pass() -> None:
+    class ImageTextToTextPipeline(type("Pipeline", (), {})):  # type: ignore[misc]
+        pass
+
+    with pytest.raises(OptionError, match=r"pass pipe\.model"):
+        attach(ImageTextToTextPipeline())
+    with pytest.raises(OptionError, match=r"pass pipe\.model"):
+        attach("llava-hf/llava-1.5-7b-hf")
+    with pytest.raises(OptionError, match="given as tokens=64"):
+        attach(object(), 64)
 
 
 def test_a_shell_completes_methods_and_benchmarks() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import nullcontext
 from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
@@ -284,7 +285,7 @@ def test_examples_are_questions_with_known_answers() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--port", "0"], "port=0 must be in 1..65535"),
+        (["--port", "0"], "--port 0 must be in 1..65535"),
         (["--max-upload", "0"], "max-upload=0.0 must be above 0"),
         (["--model", "./nowhere"], "no such folder"),
     ],
@@ -303,4 +304,26 @@ def test_without_gradio_the_line_to_type_is_said(
 ) -> None:
     monkeypatch.setattr("llava_consensus.cli.ask.find_spec", lambda _: None)
     assert cli.main(["demo"]) == MissingDependency.exit_code
-    assert "pip install 'llava-consensus[demo]'" in capsys.readouterr().err
+    assert capsys.readouterr().err.strip().endswith("[demo]'")
+
+
+def test_the_page_opens_with_a_question_on_which_methods_differ(tmp_path: Path) -> None:
+    class Runner:
+        def attach(self, method: Any, budget: Budget) -> Any:
+            self.name = type(method).__name__
+            return nullcontext()
+
+        def ask(self, _: list[Image.Image], prompt: Any) -> tuple[None, SimpleNamespace]:
+            lost = self.name == "Random" and prompt.text.startswith("Which")
+            return None, SimpleNamespace(text="dog" if lost else "Cat.")
+
+    for name in ("a.png", "b.png"):
+        Image.new("RGB", (8, 8)).save(tmp_path / name)
+    pictures = [
+        DemoPicture(tmp_path / "a.png", {"What?": "cat"}),
+        DemoPicture(tmp_path / "b.png", {"Who?": "cat", "Which?": "cat"}),
+    ]
+    first, second = desk.telling_first(Runner(), pictures, "random", 64)  # type: ignore[arg-type]
+    assert (first.picture, list(first.questions)) == (tmp_path / "b.png", ["Which?", "Who?"])
+    assert second == pictures[0]
+    assert desk.telling_first(Runner(), pictures[:1], "random", 64) == pictures[:1]  # type: ignore[arg-type]

@@ -156,10 +156,10 @@ def test_a_word_that_stands_for_a_picture_is_refused_in_a_question(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["paper", "examples", "--count", "0"], "count=0 must be at least 1"),
+        (["paper", "examples", "--count", "0"], "--count 0 must be at least 1"),
         (["paper", "examples", "--budgets", "0.5"], "must be whole numbers"),
-        (["paper", "examples", "--tokens", "0"], "tokens=0 must be at least 1"),
-        (["paper", "gallery", "{pictures}", "--tokens", "0"], "tokens=0 must be at least 1"),
+        (["paper", "examples", "--tokens", "0"], "--tokens 0 must be at least 1"),
+        (["paper", "gallery", "{pictures}", "--tokens", "0"], "--tokens 0 must be at least 1"),
         (["paper", "gallery", "{pictures}", "--methods", "none"], "unknown method"),
         (["paper", "gallery", "/nowhere"], "no such folder of photographs"),
         (["paper", "gallery", "{empty}"], "no .png"),

@@ -18,7 +18,8 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    targets = re.findall(r"\]\(([^)#]+)\)", page.read_text())
+    text = page.read_text().replace("(../../actions/", "(https://github.com/")  # GitHub's own pages
+    targets = re.findall(r"\]\(([^)#]+)\)", text)
     assert [target for target in targets if "://" not in target and not (page.parent / target).exists()] == []
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tools.release import ROOT, released, with_colab
+from tools.release import ROOT, cited, released, with_colab
 
 DAY = date(2026, 11, 25)
 LOG = "# Changelog\n\n## Unreleased\n\n- one\n- two\n\n## 0.2.0\n\n- old\n"
@@ -27,6 +27,17 @@ def test_a_tag_names_what_was_unreleased_once() -> None:
         released(LOG, "vnext", DAY)
 
 
+def test_the_citation_has_the_version_of_the_tag() -> None:
+    citation = (ROOT / "CITATION.cff").read_text()
+    log = (ROOT / "CHANGELOG.md").read_text()
+    last = yaml.safe_load(citation)
+    assert f"\n## {last['version']} ({last['date-released']})\n" in log
+    found = yaml.safe_load(cited(citation, "v0.3.0", DAY))
+    assert (found["version"], found["date-released"]) == ("0.3.0", DAY)
+    assert found["preferred-citation"] == last["preferred-citation"]
+    assert cited(citation, f"v{last['version']}", DAY) == citation
+
+
 def test_the_front_page_opens_the_notebook_in_colab() -> None:
     readme = (ROOT / "README.md").read_text()
     linked = with_colab(readme, "owner/name")
@@ -38,7 +49,7 @@ def test_the_version_is_that_of_the_last_tag(tmp_path: Path, monkeypatch: pytest
     pytest.importorskip("setuptools")
     for name in ("setup.py", "CHANGELOG.md", "README.md"):
         shutil.copy(ROOT / name, tmp_path)
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\ndynamic = ["version", "readme"]\n')
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\ndynamic = ["version", "readme", "urls"]\n')
 
     def said(what: str) -> str:
         command = [sys.executable, "setup.py", "-q", f"--{what}"]
@@ -69,4 +80,16 @@ def test_the_workflow_asks_for_the_notes_and_for_the_tags_version() -> None:
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())["jobs"]
     steps = " ".join(step.get("run", "") for step in jobs["build"]["steps"])
     assert all(words in steps for words in ("tools/release.py", "twine check --strict", "${GITHUB_REF_NAME#v}"))
-    assert jobs["publish"]["permissions"]["id-token"] == "write" and jobs["publish"]["needs"] == "build"
+    assert jobs["publish"]["needs"] == "build" and jobs["release"]["needs"] == "publish"
+
+
+def test_actions_are_pinned_and_no_job_both_mints_tokens_and_writes() -> None:
+    for file in (ROOT / ".github" / "workflows").glob("*.yml"):
+        workflow = yaml.safe_load(file.read_text())
+        for job in workflow["jobs"].values():
+            rights = job.get("permissions", workflow["permissions"])
+            assert list(rights.values()).count("write") <= 1, file
+            for step in job["steps"]:
+                assert "uses" not in step or re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", step["uses"]), step
+                installed = re.findall(r"pip install ([^-\"].*?)(?: &&|$)", step.get("run", ""), re.MULTILINE)
+                assert all("==" in word for line in installed for word in line.split()), step

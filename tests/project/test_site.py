@@ -53,7 +53,7 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
     """Every page of the site, built as `make site` does."""
-    pytest.importorskip("material", reason="pip install 'llava-consensus[docs]'")
+    pytest.importorskip("material", reason="needs the extra docs")
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-c", ALONE, "build", "--strict", "-f", str(ROOT / "mkdocs.yml"), "-d", str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
@@ -92,8 +92,8 @@ def test_every_method_host_and_benchmark_has_its_place(site: dict[Path, Page]) -
 
 def test_the_notebook_says_what_it_said() -> None:
     """Executed again; figures of time and names of temporary folders aside."""
-    pytest.importorskip("nbclient", reason="pip install 'llava-consensus[docs]'")
-    pytest.importorskip("ipykernel", reason="pip install 'llava-consensus[docs]'")
+    pytest.importorskip("nbclient", reason="needs the extra docs")
+    pytest.importorskip("ipykernel", reason="needs the extra docs")
     import nbformat
 
     spec = importlib.util.spec_from_file_location("notebook", ROOT / "docs" / "site" / "notebook.py")

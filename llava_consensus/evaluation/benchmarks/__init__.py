@@ -10,7 +10,7 @@ from inspect import isclass
 from typing import Any
 
 from llava_consensus.entry_points import Registry, load_registered, registered
-from llava_consensus.errors import OptionError, unknown_name
+from llava_consensus.errors import OptionError, any_case, unknown_name
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question
 
 __all__ = ["BENCHMARKS", "Benchmark", "DataFile", "Question", "benchmark_class", "known_benchmarks", "make"]
@@ -45,6 +45,7 @@ def benchmark_class(name: str) -> type[Benchmark]:
     Raises:
         OptionError: for a name that is neither, or a registered one that is no benchmark or cannot be imported.
     """
+    name = any_case(name, (*BENCHMARKS, *registered(GROUP)))
     if name in BENCHMARKS:
         ours: type[Benchmark] = BENCHMARKS[name]
         return ours

@@ -6,6 +6,7 @@ import os
 import runpy
 import shutil
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 from llava_consensus.errors import DataError
@@ -29,17 +30,23 @@ def source() -> Path:
     )
 
 
-def copy(to: Path) -> list[Path]:
-    """Copies what is not there yet; returns the folders of both parts below `to`."""
+def copy(to: Path) -> tuple[Path, Path]:
+    """Copies what is not there yet; returns the folders of the model and the generator below `to`. The model is in the
+    layout of transformers, which needs no other package; on transformers 4 in that of LLaVA, which alone runs there.
+    """
     found = source()
-    targets = [to / part for part in PARTS]
-    for part, target in zip(PARTS, targets, strict=True):
-        if target.exists():
-            continue
-        fresh = target.with_name(f"{target.name}.new-{os.getpid()}")
-        shutil.copytree(found / part, fresh, ignore=LEFT_OUT)
-        os.replace(fresh, target)
-    return targets
+    checkpoint, generator = (to / part for part in PARTS)
+    if not checkpoint.exists() and not version("transformers").startswith("4."):
+        from llava_consensus.evaluation.models.convert import convert
+
+        checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        convert(found / PARTS[0], checkpoint)
+    for part, target in zip(PARTS, (checkpoint, generator), strict=True):
+        if not target.exists():
+            fresh = target.with_name(f"{target.name}.new-{os.getpid()}")
+            shutil.copytree(found / part, fresh, ignore=LEFT_OUT)
+            os.replace(fresh, target)
+    return checkpoint, generator
 
 
 def generate(to: Path) -> None:

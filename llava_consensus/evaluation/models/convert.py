@@ -5,16 +5,14 @@
 
 transformers 5 has no conversion of official LLaVA's tensors any more (its script went with version 4), so the names
 are here. Tensors are read one at a time and written shard by shard. The Hugging Face layout has one word more,
-`<image>`, which stands for a visual token and is never generated. The prompt's template is taken from the official
-package. The small files of the official checkpoint go along in a folder `official`, by which it comes back; a tower
-that is a whole CLIP model goes along whole, for methods that read the question by its text side, and so does one in
-whose place the checkpoint has a tower of its own.
+`<image>`, which stands for a visual token and is never generated. The small files of the official checkpoint go along
+in a folder `official`, by which it comes back; a tower that is a whole CLIP model goes along whole, for methods that
+read the question by its text side, and so does one in whose place the checkpoint has a tower of its own.
 """
 
 import ast
-import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from torch import Tensor
 
 from llava_consensus.errors import ConsensusError, DataError
 from llava_consensus.evaluation.files import FRESH, read_json, write_json
-from llava_consensus.evaluation.models.llava import CONVERSATION, FLAG
+from llava_consensus.evaluation.models.llava import FLAG
 from llava_consensus.hosts.next_grid import check_pictures
 from llava_consensus.hosts.pretrained import load_pretrained
 
@@ -124,15 +122,15 @@ def _to_hugging_face(source: Path, out: Path, config: dict[str, Any]) -> int:
 
     weights: list[tuple[Path, Rename]] = [(path, of_model) for path in _weight_files(source)]
     weights += [] if own_tower else [(path, of_tower) for path in _weight_files(tower)]
-    written = _write(weights, out)
+    written = write_shards(_tensors(weights), out)
     tower_config = read_json(tower / "config.json", MEND, dict)
     image_id = _write_processor(source, tower, out, config)
     write_json(out / "config.json", _configuration(config, tower_config, image_id))
     settings = source / "generation_config.json"
     generation = read_json(settings, MEND, dict) if settings.is_file() else {}
     write_json(out / "generation_config.json", generation | {"suppress_tokens": [image_id]})
-    _copy_small_files(source, out / OFFICIAL)
-    _copy_small_files(tower, out / OFFICIAL / tower.name)
+    copy_small_files(source, out / OFFICIAL)
+    copy_small_files(tower, out / OFFICIAL / tower.name)
     if own_tower or "text_config" in tower_config:
         for path in _weight_files(tower):
             shutil.copyfile(path, out / OFFICIAL / tower.name / path.name)
@@ -160,9 +158,9 @@ def _to_official(source: Path, out: Path) -> int:
     files = _weight_files(source)
     sides: list[tuple[Path, Rename]] = [] if own_tower else [(path, of_tower) for path in files]
     sides += [(path, of_whole_tower) for path in sorted((official / tower.name).glob("*.safetensors"))]
-    _copy_small_files(official, out)
-    _copy_small_files(official / tower.name, tower)
-    return _write([(path, of_model) for path in files], out) + _write(sides, tower)
+    copy_small_files(official, out)
+    copy_small_files(official / tower.name, tower)
+    return write_shards(_tensors([(path, of_model) for path in files]), out) + write_shards(_tensors(sides), tower)
 
 
 def _renamed(name: str, back: bool = False) -> str:
@@ -173,7 +171,7 @@ def _renamed(name: str, back: bool = False) -> str:
     return name
 
 
-def _copy_small_files(source: Path, out: Path) -> None:
+def copy_small_files(source: Path, out: Path) -> None:
     """Configurations and tokenizer, everything but weights."""
     out.mkdir(parents=True, exist_ok=True)
     for path in source.iterdir():
@@ -195,10 +193,10 @@ def _tensors(weights: list[tuple[Path, Rename]]) -> Iterator[tuple[str, Tensor]]
             for name in file.keys():  # noqa: SIM118
                 new_name, values = rename(name, file.get_tensor(name))
                 if new_name:
-                    yield new_name, values.contiguous()
+                    yield new_name, values
 
 
-def _write(weights: list[tuple[Path, Rename]], out: Path) -> int:
+def write_shards(tensors: Iterable[tuple[str, Tensor]], out: Path) -> int:
     """Writes shards and their index; how many tensors there are."""
     out.mkdir(parents=True, exist_ok=True)
     places: dict[str, str] = {}
@@ -211,10 +209,10 @@ def _write(weights: list[tuple[Path, Rename]], out: Path) -> int:
         places.update(dict.fromkeys(shard, file))
         shard.clear()
 
-    for name, values in _tensors(weights):
+    for name, values in tensors:
         if shard and sum(one.nbytes for one in shard.values()) + values.nbytes > SHARD:
             flush()
-        shard[name] = values
+        shard[name] = values.contiguous()
         total += values.nbytes
     flush()
     write_json(out / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places})
@@ -283,40 +281,31 @@ def _write_processor(source: Path, tower: Path, out: Path, config: dict[str, Any
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
         image_token=IMAGE,
-        chat_template=chat_template(),
+        chat_template=TEMPLATE,
     ).save_pretrained(out)
     image_id: int = tokenizer.convert_tokens_to_ids(IMAGE)
     return image_id
 
 
-# What LLaVA-1.5 is asked, with its words for each part in capitals: a user's pictures come first, then a new line. vLLM
-# gives a template the parts of a message only where it sees a loop over them.
+SYSTEM = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions. "
+)
+# Prompts of LLaVA-1.5 (`vicuna_v1` of the official package): pictures of a user come first, then a new line. vLLM gives
+# a template the parts of a message only where it sees a loop over them.
 TEMPLATE = """
-{{ FRONT }}
+{{ "SYSTEM" }}
 {%- for message in messages -%}
 {%- set texts = message['content'] | selectattr('type', 'equalto', 'text') | map(attribute='text') | join -%}
 {%- if message['role'] == 'user' -%}
-{{ USER + ': ' }}
+{{ "USER" + ': ' }}
 {%- for picture in message['content'] | selectattr('type', 'equalto', 'image') -%}
-{{ IMAGE + ('\\n' if loop.last else '') }}
+{{ "<image>" + ('\\n' if loop.last else '') }}
 {%- endfor -%}
-{{ texts + AFTER_USER }}
+{{ texts + " " }}
 {%- else -%}
-{{ ASSISTANT + ': ' + texts + AFTER_ANSWER }}
+{{ "ASSISTANT" + ': ' + texts + "</s>" }}
 {%- endif -%}
 {%- endfor -%}
-{%- if add_generation_prompt -%}{{ ASSISTANT + ':' }}{%- endif -%}
-"""
-
-
-def chat_template() -> str:
-    """The template of LLaVA-1.5's prompts for Hugging Face's processors, with the words of the official package."""
-    from llava.conversation import conv_templates
-
-    turns = conv_templates[CONVERSATION]
-    words = {"AFTER_ANSWER": turns.sep2, "AFTER_USER": turns.sep, "FRONT": turns.system + turns.sep}
-    words |= {"ASSISTANT": turns.roles[1], "USER": turns.roles[0], "IMAGE": IMAGE}
-    template = TEMPLATE.strip()
-    for name, text in words.items():  # longer names that hold shorter ones come first
-        template = template.replace(name, json.dumps(text))
-    return template
+{%- if add_generation_prompt -%}{{ "ASSISTANT" + ':' }}{%- endif -%}
+""".strip().replace("SYSTEM", SYSTEM)

@@ -48,7 +48,7 @@ from llava_consensus.evaluation.models.loading import (
 )
 from llava_consensus.evaluation.models.room import spread
 from llava_consensus.hosts.attachment import Attachment
-from llava_consensus.hosts.environment import check_llava_version
+from llava_consensus.hosts.environment import OFFICIAL, check_llava_version
 from llava_consensus.hosts.llava import PREPARE, LlavaModel
 from llava_consensus.hosts.next_grid import STOCK, check_layout, check_pictures
 from llava_consensus.hosts.towers import without_unused_report
@@ -426,15 +426,13 @@ def load_official(path: str, loading: Loading) -> tuple[Any, Any, Any]:
         import llava.model.builder
         from llava.mm_utils import get_model_name_from_path
     except ImportError as error:
-        raise MissingDependency(
-            f"official LLaVA: {error}. Type: pip install --no-deps llava-torch==1.2.2.post1"
-        ) from error
+        raise MissingDependency(f"official LLaVA: {error}. {OFFICIAL}") from error
     named = hub_name(Path(path)) or path
     name = get_model_name_from_path(named)
     if "llava" not in name.lower() or "lora" in name.lower():
         raise OptionError(
             f"model={named!r}: LLaVA's loader goes by the model's name, "
-            "which must contain 'llava' and not 'lora' (merge first)"
+            "which must contain 'llava' and not 'lora' (llava-consensus model merge LORA BASE OUT)"
         )
     if Path(path).is_dir():
         check_pictures(_config(Path(path)))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from llava_consensus.errors import DataError, OptionError, choose, missing_extra, unknown_name
+from llava_consensus.errors import DataError, OptionError, choose, missing_extra, plural, unknown_name
 from llava_consensus.evaluation.files import read_json
 from llava_consensus.hosts import HOSTS, HostEntry, adapting, chosen, known_hosts, tower_named
 from llava_consensus.hosts.environment import keep_freed_memory
@@ -489,7 +489,7 @@ def refuse_incomplete(path: str, model: type, info: Mapping[str, Any]) -> None:
         "left over, the model has no place for them": [name for name in unexpected if not UNREAD.search(name)],
     }
     found = [
-        f"{model.__name__}: {len(names)} tensors {problem}: {_listed(names)}"
+        f"{model.__name__}: {plural(len(names), 'tensor')} {problem}: {_listed(names)}"
         for problem, names in problems.items()
         if names
     ]
@@ -512,8 +512,8 @@ def refuse_not_finite(path: str, model: torch.nn.Module) -> None:
     if names:
         kinds = sorted({str(weight.dtype).removeprefix("torch.") for weight in model.parameters()})
         raise DataError(
-            f"model={path!r}: NaN or infinity in {len(names)} tensors (as {', '.join(kinds)}): {_listed(names)}. "
-            "Fetch the checkpoint again; if only --dtype float16 says so, take bfloat16 or float32"
+            f"model={path!r}: NaN or infinity in {plural(len(names), 'tensor')} (as {', '.join(kinds)}): "
+            f"{_listed(names)}. Fetch the checkpoint again; if only --dtype float16 says so, take bfloat16 or float32"
         )
 
 

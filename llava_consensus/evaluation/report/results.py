@@ -75,10 +75,12 @@ def title(section: Section) -> str:
     return f"**{config['model']}** on `{config['data']}`{limit} ({where})"
 
 
-def section_tables(section: Section, bench: Bench = ()) -> list[Table]:
-    """The tables of a section in order: scores, costs, intervals, what needs a judge, differences."""
-    parts: list[Table | None] = [scores(section), costs(section, bench), intervals(section)]
-    parts += [unjudged(section), differences(section)]
+def section_tables(section: Section, bench: Bench = (), layout: bool = True) -> list[Table]:
+    """The tables of a section in order: the paper's layout where `layout` asks for it, each benchmark with its
+    interval, costs, what needs a judge, differences.
+    """
+    parts: list[Table | None] = [scores(section)] if layout else []
+    parts += [intervals(section), costs(section, bench), unjudged(section), differences(section)]
     return [table for table in parts if table is not None]
 
 
@@ -286,8 +288,8 @@ def _times(section: Section, line: Line, bench: Bench) -> Mapping[str, Any]:
 # ---- CSV
 
 
-def as_csv(sections: Iterable[Section], bench: Bench = ()) -> str:
-    """Every cell of all sections as a line, with its costs."""
+def as_csv(sections: Iterable[Section], bench: Bench = (), layout: bool = True) -> str:
+    """Every cell of all sections as a line, with its costs, in whatever layout."""
     lines: list[dict[str, Any]] = []
     for section in sections:
         for line, name in product(section.lines, section.names):
@@ -303,19 +305,20 @@ def as_csv(sections: Iterable[Section], bench: Bench = ()) -> str:
 # ---- all sections as text
 
 
-def as_markdown(sections: Iterable[Section], bench: Bench = ()) -> str:
+def as_markdown(sections: Iterable[Section], bench: Bench = (), layout: bool = True) -> str:
     """All tables: one part for every model, data and setting."""
     parts = [
-        "\n\n".join([title(section), *map(engine.markdown, section_tables(section, bench))]) for section in sections
+        "\n\n".join([title(section), *map(engine.markdown, section_tables(section, bench, layout))])
+        for section in sections
     ]
     return "\n\n".join(parts) if parts else NOTHING
 
 
-def as_latex(sections: Iterable[Section], bench: Bench = ()) -> str:
+def as_latex(sections: Iterable[Section], bench: Bench = (), layout: bool = True) -> str:
     """All tables, to be input into a document that uses booktabs."""
     parts = [r"% needs \usepackage{booktabs}; written by llava-consensus report"]
     for section in sections:
-        parts += [f"% {title(section)}", *map(engine.latex, section_tables(section, bench))]
+        parts += [f"% {title(section)}", *map(engine.latex, section_tables(section, bench, layout))]
     return "\n\n".join(parts)
 
 

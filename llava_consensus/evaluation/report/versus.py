@@ -5,7 +5,7 @@ A pure function of two run folders' files; by question type where the scorer's r
 
 from pathlib import Path
 
-from llava_consensus.errors import DataError
+from llava_consensus.errors import DataError, plural
 from llava_consensus.evaluation.report.rows import OF_SECTION, Row, compare, read_row, version
 from llava_consensus.evaluation.report.section import signed
 from llava_consensus.evaluation.report.stats import LEAST, Comparison, Report, corrected, counted, paired
@@ -46,7 +46,7 @@ def lines(first: Row, second: Row) -> list[str]:
     comparison = compare(first, second, RESAMPLES)
     if comparison is None:
         raise DataError(f"{name}: the scorer's rows do not make up the scores. Remove metrics.json and run eval again")
-    output = [f"{name}, {comparison.questions} questions about {comparison.pictures} pictures"]
+    output = [f"{name}, {plural(comparison.questions, 'question')} about {plural(comparison.pictures, 'picture')}"]
     for letter, row in (("A", first), ("B", second)):
         output.append(f"{letter}: {row.score:.2f}  {row.label}, {'all' if row.full else row.config['tokens']} tokens")
     keys = (*OF_SECTION, "weights", "dtype", "loading")

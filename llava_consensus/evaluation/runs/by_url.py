@@ -18,7 +18,7 @@ from typing import Any
 
 import shortuuid
 
-from llava_consensus.errors import ConsensusError, ImageError, OptionError, missing_extra, unknown_name
+from llava_consensus.errors import ConsensusError, ImageError, OptionError, missing_extra, plural, unknown_name
 from llava_consensus.evaluation.benchmarks import Benchmark, Question
 from llava_consensus.evaluation.checksums import checksum_of, picture_checksums
 from llava_consensus.evaluation.files import Record
@@ -276,8 +276,9 @@ def summary(result: UrlResult, name: str) -> Iterator[str]:
     """What a run measured, for people."""
     measured = result.metrics
     score = "none" if measured["score"] is None else f"{measured['score']:.2f}"
-    yield f"{name}: {measured['metric']} {score} on {measured['answered']} of {measured['questions']} questions"
-    yield from (f"note ({count} answers): {note}" for note, count in measured["notes"].items())
+    asked = plural(measured["questions"], "question")
+    yield f"{name}: {measured['metric']} {score} on {measured['answered']} of {asked}"
+    yield from (f"note ({plural(count, 'answer')}): {note}" for note, count in measured["notes"].items())
     if measured["tokens"]["after"]:
         yield f"visual tokens per question, as the server says: {measured['tokens']['after']:g}"
     yield str(result.path)

@@ -456,7 +456,7 @@ def test_a_missing_package_names_the_line_to_type(
     tmp_path: Path, good: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(MissingDependency, match=r"pip install 'llava-consensus\[judge\]'"):
+    with pytest.raises(MissingDependency, match=r"pip install .*\[judge\]'"):
         judge(judge_config(tmp_path, good.url))
     assert good.total == 0
 

@@ -55,10 +55,10 @@ def set_bad(value: float) -> Callable[[Tensors], Any]:
         (lambda one: one.update({"model.layers.9.mlp.weight": torch.ones(1)}), r"left over.*model\.layers\.9\.mlp"),
         (
             lambda one: one.update({"model.norm.weight": torch.ones(5)}),
-            r"1 tensors of another shape.*model\.norm\.weight",
+            r"1 tensor of another shape.*model\.norm\.weight",
         ),
-        (set_bad(float("nan")), r"NaN or infinity in 1 tensors .*model\.layers\.1\.mlp\.down_proj\.weight"),
-        (set_bad(float("inf")), r"NaN or infinity in 1 tensors .*model\.layers\.1\.mlp\.down_proj\.weight"),
+        (set_bad(float("nan")), r"NaN or infinity in 1 tensor .*model\.layers\.1\.mlp\.down_proj\.weight"),
+        (set_bad(float("inf")), r"NaN or infinity in 1 tensor .*model\.layers\.1\.mlp\.down_proj\.weight"),
     ],
 )
 def test_weights_that_are_not_the_models_are_named(tmp_path: Path, change: Callable[[Tensors], Any], why: str) -> None:
@@ -71,7 +71,7 @@ def test_weights_that_are_not_the_models_are_named(tmp_path: Path, change: Calla
 def test_a_tower_with_a_missing_tensor_is_refused(tmp_path: Path) -> None:
     folder = copy_of_mini(tmp_path)
     change_weights(folder / "vision_tower", lambda one: one.pop("vision_model.encoder.layers.1.mlp.fc1.weight"))
-    with pytest.raises(DataError, match=r"CLIPVisionModel: 1 tensors missing .*layers\.1\.mlp\.fc1\.weight"):
+    with pytest.raises(DataError, match=r"CLIPVisionModel: 1 tensor missing .*layers\.1\.mlp\.fc1\.weight"):
         load_official(str(folder), Loading("cpu"))
 
 

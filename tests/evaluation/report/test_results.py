@@ -425,7 +425,10 @@ def test_report_command_writes_what_is_asked(out: Path, tmp_path: Path, capsys: 
     page = tmp_path / "results.md"
     page.write_text(f"# Title\n{BEGIN}\n{END}\nend\n")
     files = ["--csv", str(tmp_path / "t.csv"), "--latex", str(tmp_path / "t.tex")]
-    assert cli.main(["report", "--out", str(out), "--format", "csv", *files, "--write", str(page)]) == 0
+    assert cli.main(["report", "--out", str(out), "--format", "markdown"]) == 0
+    shown = capsys.readouterr().out
+    assert "50.0 ±" in shown and "| ConsensusDrop | 50.0 | 75.0 |" not in shown, "the paper's layout is asked for"
+    assert cli.main(["report", "--paper", "--out", str(out), "--format", "csv", *files, "--write", str(page)]) == 0
     assert capsys.readouterr().out.startswith("model,data")
     assert "| ConsensusDrop | 50.0 | 75.0 |" in page.read_text() and page.read_text().endswith(f"{END}\nend\n")
     assert (tmp_path / "t.csv").read_bytes().startswith(b"model,data") and "booktabs" in (

@@ -110,7 +110,7 @@ def test_a_package_that_a_processor_needs_is_named_in_one_line_before_weights_lo
     monkeypatch.setattr(transformers, "VideoLlavaForConditionalGeneration", never)
     with pytest.raises(MissingDependency) as caught:
         models.load(str(folder), models.Loading("cpu", "float32"))
-    assert reason in str(caught.value) and "pip install 'llava-consensus[processors]'" in str(caught.value)
+    assert reason in str(caught.value) and str(caught.value).endswith("[processors]'")
     assert "\n" not in str(caught.value)
 
 

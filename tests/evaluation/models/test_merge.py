@@ -1,0 +1,63 @@
+"""A LoRA checkpoint and its base as one: each adapted matrix is the base's plus the scaled product, the projector the
+trained one.
+
+Run: `pytest tests/evaluation/models/test_merge.py`.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from llava_consensus import cli
+from llava_consensus.errors import DataError
+from llava_consensus.evaluation.models.merge import merge
+
+MINI = Path("checkpoints/llava-mini")
+ADAPTED = "model.layers.0.self_attn.q_proj"
+PROJECTOR = "model.mm_projector.0.bias"
+
+
+@pytest.fixture
+def lora(tmp_path: Path) -> Path:
+    folder = tmp_path / "llava-mini-lora"
+    folder.mkdir()
+    (folder / "config.json").write_text((MINI / "config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8}))
+    generator = torch.Generator().manual_seed(0)
+    names = f"base_model.model.{ADAPTED}.lora_A.weight", f"base_model.model.{ADAPTED}.lora_B.weight"
+    down, up = torch.randn(4, 192, generator=generator), torch.randn(192, 4, generator=generator)
+    save_file(dict(zip(names, (down, up), strict=True)), folder / "adapter_model.safetensors")
+    torch.save({f"base_model.model.{PROJECTOR}": torch.ones(192)}, folder / "non_lora_trainables.bin")
+    return folder
+
+
+def test_matrices_are_summed_and_the_projector_is_replaced(lora: Path, tmp_path: Path) -> None:
+    out = tmp_path / "llava-merged"
+    assert cli.main(["model", "merge", str(lora), str(MINI), str(out)]) == 0
+    (file,) = out.glob("*.safetensors")
+    before, after, adapter = (
+        load_file(MINI / "model.safetensors"),
+        load_file(file),
+        load_file(next(lora.glob("*.saf*"))),
+    )
+    down, up = adapter.values() if "lora_A" in next(iter(adapter)) else reversed(adapter.values())
+    assert torch.equal(after[f"{ADAPTED}.weight"], (before[f"{ADAPTED}.weight"].float() + 2 * up @ down).half())
+    assert torch.equal(after[PROJECTOR], torch.ones(192))
+    same = before.keys() - {f"{ADAPTED}.weight", PROJECTOR}
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in same)
+    assert (out / "config.json").is_file() and not (out / "adapter_config.json").exists()
+
+
+def test_an_adapter_of_another_model_is_refused(lora: Path, tmp_path: Path) -> None:
+    save_file({"base_model.model.model.layers.9.x.lora_A.weight": torch.ones(4, 8),
+               "base_model.model.model.layers.9.x.lora_B.weight": torch.ones(8, 4)},
+              lora / "adapter_model.safetensors")  # fmt: skip
+    with pytest.raises(DataError, match=r"layers\.9\.x and 0 more, which .* does not have"):
+        merge(lora, MINI, tmp_path / "out")
+    (lora / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 8, "use_dora": True}))
+    with pytest.raises(DataError, match="use_dora, and only plain LoRA"):
+        merge(lora, MINI, tmp_path / "out")
+    assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".out*"))

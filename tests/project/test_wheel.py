@@ -1,0 +1,103 @@
+"""The wheel where torch and transformers are installed and nothing else: every command works, or says in one line what
+to install.
+
+Run: `pytest tests/project/test_wheel.py`.
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import venv
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+from test_core_alone import CORE, closure, needs_5
+
+from llava_consensus import cli
+from llava_consensus.cli import arguments
+
+ROOT = Path(__file__).parents[2]
+EXTRAS = {  # commands that need more than torch and transformers, and the extra that each must name
+    "eval gqa --tokens 64": "eval",
+    "data mini": "eval",
+    'ask photo.jpg "What is on the table?"': "eval",
+    "model check checkpoints/llava-mini": "eval",
+    "bench": "eval",
+    "demo": "demo",
+    "serve model --tokens 64": "vllm",
+}
+TYPE = """
+import contextlib, io, json, sys
+from llava_consensus import cli
+
+found = []
+for words in json.load(sys.stdin):
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            code = cli.main(words)
+        except SystemExit as end:
+            code = end.code or 0
+    found.append((code, said.getvalue().splitlines()))
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python of an empty venv with the wheel, and links to the packages that torch and transformers come with."""
+    pytest.importorskip("setuptools")
+    place = tmp_path_factory.mktemp("wheel")
+    build = ["egg_info", "--egg-base", place, "build", "--build-base", place / "build", "bdist_wheel", "-d", place]
+    done = subprocess.run([sys.executable, "setup.py", "-q", *build], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = place.glob("*.whl")
+    venv.create(place / "venv")
+    (packages,) = (place / "venv").glob("lib/python*/site-packages")
+    for name in closure(CORE):
+        try:
+            files = distribution(name).files or ()
+        except PackageNotFoundError:  # of another platform
+            continue
+        for top in {file.parts[0] for file in files} - {"..", "__pycache__"}:
+            (packages / top).symlink_to(distribution(name).locate_file(top))
+    made = place / "venv" / "bin" / "python"
+    install = ["install", "-q", "--no-deps", "--no-index", str(wheel)]
+    subprocess.run([sys.executable, "-m", "pip", "--python", str(made), *install], env=bare(), check=True)
+    return made
+
+
+def bare() -> dict[str, str]:
+    """The environment without what leads to this checkout."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+def typed() -> list[str]:
+    """Commands of README, every command's help and every example of it; none that fetches, nor the matrix of hosts,
+    which takes long and test_front_door.py prints.
+    """
+    cli.parser()
+    readme = (ROOT / "README.md").read_text("utf-8")
+    lines = [" ".join(line.split()) for line in re.findall(r"`llava-consensus ([^`]+)`", readme)]
+    lines += re.findall(r"^llava-consensus (.+?)(?: +#.*)?$", readme, re.MULTILINE)
+    lines += [f"{name} --help" for name in ("", *arguments.COMMANDS, *cli.GROUPS)]
+    lines += [example for one in arguments.COMMANDS.values() for example in one.examples]
+    return [line for line in dict.fromkeys(map(str.strip, lines)) if not {"--yes", "--hosts"} & set(line.split())]
+
+
+@needs_5
+def test_every_command_works_or_names_its_extra(python: Path, tmp_path: Path) -> None:
+    lines = [*EXTRAS, *typed()]
+    words = json.dumps([shlex.split(line) for line in lines])
+    done = subprocess.run(
+        [python, "-c", TYPE], input=words, cwd=tmp_path, env=bare(), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    for line, (code, said) in zip(lines, json.loads(done.stdout.splitlines()[-1]), strict=True):
+        assert code == 0 or (len(said) == 1 and said[0].startswith("error: ")), (line, code, said)
+        assert code == 0 or "--help" not in line, (line, said)
+        assert line not in EXTRAS or said[0].endswith(f".whl[{EXTRAS[line]}]'"), (line, said)
