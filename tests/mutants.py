@@ -35,13 +35,14 @@ HOSTS = tuple(
     for name in (
         *("layouts", "shares", "newlines", "hf_hosts", "loops", "decoder", "llava_host", "llava_loops", "kept_axes"),
         *("attachment", "language_models", "ladder", "towers", "calls", "tile_budgets", "caches", "video_llava"),
+        "calibrated",
     )
 )
 PLACES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # files of each place, and the tests that hold them
     "reduction": (("reduction/*.py",), MATHS),
     "methods": (("methods/*.py",), MATHS),
     "hosts": (("hosts/*.py", "hosts/hf/*.py"), HOSTS),
-    "benchmarks": (("evaluation/benchmarks/*.py",), ("tests/evaluation/benchmarks",)),
+    "benchmarks": (("evaluation/benchmarks/*.py",), ("tests/evaluation/benchmarks", "tests/cli/test_commands.py")),
     "serving": (
         ("serving/setting.py", "serving/plan.py"),
         ("tests/serving/test_setting.py", "tests/serving/test_plan.py", "tests/serving/test_video.py"),

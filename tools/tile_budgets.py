@@ -188,10 +188,8 @@ class Server:
         self.folder = tempfile.TemporaryDirectory()
         model.config.save_pretrained(self.folder.name)
         processor.save_pretrained(self.folder.name)
-        config = ModelConfig(
-            model=self.folder.name, dtype="float32", hf_overrides=Setting(method, 1, max(BUDGETS)), max_model_len=16384,
-            limit_mm_per_prompt={"image": 1},
-        )  # fmt: skip
+        setting, limit = Setting(method, 1, max(BUDGETS)), {"image": 1}
+        config = ModelConfig(self.folder.name, dtype="float32", hf_overrides=setting, limit_mm_per_prompt=limit)
         self.processor = MULTIMODAL_REGISTRY.create_processor(config)
 
     def left(self, width: int, height: int, tokens: int) -> int:

@@ -29,9 +29,9 @@ from llava_consensus.hosts.derived.decoder import TapDecoder
 from llava_consensus.hosts.derived.proof import prove, tower_facts
 from llava_consensus.hosts.derived.record import (
     DecoderCall,
-    Encoded,
     Fields,
     Record,
+    RecordedEncoding,
     ReducedRows,
     decoder_call,
     encode,
@@ -60,7 +60,7 @@ MAPS = 256  # shapes of pictures whose maps are kept for a configuration
 _RECORDS: dict[str, Record] = {}  # by configuration
 _MAPS: dict[str, OrderedDict[Any, list[Mapped]]] = {}
 # Encoded pictures whose shapes were new, for the step that would encode them again.
-_STASH: ContextVar[tuple[dict[str, Any], Encoded] | None] = ContextVar("llava_consensus_encoded", default=None)
+_STASH: ContextVar[tuple[dict[str, Any], RecordedEncoding] | None] = ContextVar("llava_consensus_encoded", default=None)
 _DERIVING = threading.RLock()
 
 
@@ -311,7 +311,7 @@ class DerivedModel(HfModel):
         def counts(found: Fields) -> list[int]:
             return sizes_of(found, arguments, known_ids, placeholder)
 
-        def mapped(module: nn.Module) -> Encoded:
+        def mapped(module: nn.Module) -> RecordedEncoding:
             return map_patches(self.inner, "image", arguments, module, count, counts)
 
         return Record(**language, **tower_facts(self.module, self.inner, calls, mapped)), text, fields

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.derived.record import (
     NOT_ROWS,
-    Encoded,
     Fields,
     Record,
+    RecordedEncoding,
     decoder_call,
     listed_in,
     tower_modules,
@@ -210,7 +210,7 @@ def _states(output: Any) -> Tensor:
 
 
 def tower_facts(
-    module: Any, base: Any, calls: list[KernelCall], mapped: Callable[[nn.Module], Encoded]
+    module: Any, base: Any, calls: list[KernelCall], mapped: Callable[[nn.Module], RecordedEncoding]
 ) -> dict[str, Any]:
     """The record's tower fields: the last block whose map is clean and whose kernel output matches its queries, keys
     and values.

@@ -298,7 +298,7 @@ def decoder_call(
     return DecoderCall(found[0], calls[0] if calls else None)
 
 
-class Encoded(NamedTuple):
+class RecordedEncoding(NamedTuple):
     """Output of an encoder for some pictures, and what was read of its tower meanwhile."""
 
     fields: Fields
@@ -307,14 +307,16 @@ class Encoded(NamedTuple):
     map: PatchMap | None = None
 
 
-def encode(base: Any, modality: str, arguments: dict[str, Any], modules: list[nn.Module], count: int) -> Encoded:
+def encode(
+    base: Any, modality: str, arguments: dict[str, Any], modules: list[nn.Module], count: int
+) -> RecordedEncoding:
     """Runs the model's own encoder on pictures of `count` placeholders; records the kernel calls of attention modules,
     and the outputs of hooked blocks.
     """
     states: list[Tensor] = []
     with _set(_OUTPUTS, states), recording(modules) as calls:
         output = getattr(base, f"get_{modality}_features")(**arguments, return_dict=True)
-    return Encoded(Fields(output, count), calls, states)
+    return RecordedEncoding(Fields(output, count), calls, states)
 
 
 def _differentiable(
@@ -339,7 +341,7 @@ def _differentiable(
 
 def map_patches(
     base: Any, modality: str, arguments: dict[str, Any], module: nn.Module, count: int, counts: "Any"
-) -> Encoded:
+) -> RecordedEncoding:
     """Encodes pictures and finds which patches make which row, by one block of the tower.
 
     Args:
@@ -357,7 +359,7 @@ def map_patches(
         raise Mixed("its positions feed no row")
     sizes = counts(fields)
     found = patch_map(calls, fed, sizes, sides_of(arguments, sizes))
-    return Encoded(detached(fields, count), calls, [one.detach() for one in states], found)
+    return RecordedEncoding(detached(fields, count), calls, [one.detach() for one in states], found)
 
 
 def detached(fields: Fields, count: int) -> Fields:
