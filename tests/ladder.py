@@ -294,8 +294,10 @@ class Trial:
                 left = (one.entering[index] for one in pictures)
                 mask = self._mask(hidden, inputs.get("token_type_ids"), left, index)
                 if attached.method.calibrates:
-                    still = getattr(layer.self_attn, "head_dim", angles[0].shape[-1]) - angles[0].shape[-1]
-                    mask = calibrated(mask, stands_for(layouts[-1], pictures, index), entered[index][1], still, hidden)
+                    angle = torch.atan2(*reversed(entered[index][1]))[0] * turns(layer.self_attn)
+                    still = getattr(layer.self_attn, "head_dim", angle.shape[-1]) - angle.shape[-1]
+                    angle = torch.nn.functional.pad(angle, (0, still))
+                    mask = calibrated(mask, stands_for(layouts[-1], pictures, index), angle, hidden)
                 near_by = torch.arange(hidden.shape[1])[None]  # for layers that scale by how far on a row stands
                 given = {**given, "position_embeddings": angles, "attention_mask": mask, "position_ids": near_by}
                 return ((hidden, *args[1:]), given) if args else (args, {**given, "hidden_states": hidden})
@@ -350,16 +352,22 @@ def stands_for(layout: Any, pictures: Any, index: int) -> list[float]:
     return [sizes[place] for place in sorted(sizes)]
 
 
-def calibrated(mask: Any, sizes: list[float], angles: tuple[Tensor, Tensor], still: int, hidden: Tensor) -> Tensor:
-    """RESTORE's additive mask: log s_n + log(2 - D(m - n)), the second for rows of the prompt alone. So many channels
-    of a head do not turn.
+def turns(attention: Any) -> bool:
+    """Whether a layer rotates what it is given angles for."""
+    if type(attention).__name__.startswith("Cohere2"):
+        return attention.sliding_window is not None
+    return bool(getattr(attention, "use_rope", True))
+
+
+def calibrated(mask: Any, sizes: list[float], angle: Tensor, hidden: Tensor) -> Tensor:
+    """RESTORE's additive mask, log s_n + log(2 - D(m - n)), the second for rows of the prompt alone, given the angles
+    [W, d] of their channels.
     """
-    width, prompt, (cos, sin) = hidden.shape[1], len(sizes), angles
+    width, prompt = hidden.shape[1], len(sizes)
     if mask is None:
         mask = torch.ones(1, 1, width, width).bool().tril()
     seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-    turned = torch.atan2(sin, cos)[0]
-    decay = torch.nn.functional.pad((turned[:, None] - turned[None]).cos(), (0, still), value=1.0).mean(-1)
+    decay = (angle[:, None] - angle[None]).cos().mean(-1)
     added = torch.zeros(width, width)
     added[:prompt, :prompt] = (2 - decay).log()
     added[:, :prompt] += torch.tensor(sizes).log()
