@@ -159,7 +159,7 @@ class Server:
     """vLLM's own processor of a family, with the reduction in it and without an engine."""
 
     def __init__(self, family: Family, model: Any, method: str) -> None:
-        import small
+        import small  # type: ignore[import-not-found]
         from vllm.config import ModelConfig
         from vllm.multimodal import MULTIMODAL_REGISTRY
 
