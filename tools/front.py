@@ -1,9 +1,9 @@
 """Draws README's picture: one question about one photograph, answered from all tokens and from 64.
 
-    python -m tools.front coffee.png "Which is in the picture, a mug or a shovel?"
+    python -m tools.front squirrel_cls.jpg "What mammal is in the picture?"
 
-`coffee.png` is that of scikit-image 0.18.3 (docs/images/SOURCES.md). Patches that are kept are in colour, others grey.
-Letters are large enough for a phone.
+docs/images/SOURCES.md says where the photograph is from. Patches that are kept are in colour, others grey. Letters are
+large enough for a phone.
 """
 
 import sys
