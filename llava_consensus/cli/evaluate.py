@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from llava_consensus.cli import arguments, terminal
 from llava_consensus.cli.arguments import arg, command
 from llava_consensus.errors import DataError, OptionError, plural
-from llava_consensus.evaluation.files import METRICS, misread
+from llava_consensus.evaluation.files import ANSWERS, METRICS, misread
 from llava_consensus.evaluation.runs import MODEL
 
 if TYPE_CHECKING:
@@ -79,7 +79,10 @@ def evaluate(given: argparse.Namespace) -> Iterator[str]:
         return
     if given.answers_file:
         write_answers(result.path, given.answers_file)
-        log.info("answers: %s", given.answers_file)
+    if given.name == CUSTOM and not given.json:  # there is nothing to score
+        yield f"{result.metrics['answered']} of {plural(result.metrics['questions'], 'question')} answered"
+        yield str(given.answers_file or result.path / ANSWERS)
+        return
     stored = json.loads((result.path / "config.json").read_bytes())
     try:
         full = full_score(given.out, stored)

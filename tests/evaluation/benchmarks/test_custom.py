@@ -14,7 +14,9 @@ from llava_consensus import cli
 from llava_consensus.evaluation import models
 
 
-def test_the_parts_of_a_question_file_are_answered_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parts_of_a_question_file_are_answered_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     make_place(tmp_path / "place")
     (tmp_path / "pictures").mkdir()
     Image.new("RGB", (4, 4)).save(tmp_path / "pictures" / "a.png")
@@ -28,6 +30,7 @@ def test_the_parts_of_a_question_file_are_answered_in_order(tmp_path: Path, monk
         words += f" --chunk-idx {chunk} --answers-file {answers} --model-path {tmp_path}/place/model --temperature 0"
         words += f" --device cpu --no-progress --out {tmp_path}/out"
         assert cli.main(words.split()) == 0
+        assert capsys.readouterr().out == f"{3 - chunk} of {3 - chunk} questions answered\n{answers}\n"
         whole.append([json.loads(line) for line in answers.read_text().splitlines()])
     assert [row["question_id"] for part in whole for row in part] == [row["question_id"] for row in rows]
     assert [len(part) for part in whole] == [3, 2], "LLaVA's parts have ceil(questions / parts) each"
