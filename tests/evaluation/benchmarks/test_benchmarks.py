@@ -161,8 +161,11 @@ def test_a_stated_index_counts_only_if_its_id_agrees(data: Path) -> None:
 
 def test_answers_about_one_id_go_where_their_index_says() -> None:
     questions = [base.Question(index, "same", ("a.jpg",), "What?") for index in range(2)]
-    records = [{"question_id": "same", "text": str(index), "metadata": {"index": index}} for index in (1, 0)]
-    assert base.join(records, questions).answers == {0: records[1], 1: records[0]}
+    for first, second in ((1, 0), (0, 0), (1, 1)):
+        records = [{"question_id": "same", "text": "x", "metadata": {"index": index}} for index in (first, second)]
+        joined = base.join(records, questions)
+        assert joined.answers == {first: records[0], second: records[1]}
+        assert joined.counts["duplicate"] == (first == second)
 
 
 # GQA
