@@ -183,5 +183,6 @@ def runnable() -> list[str]:
         name
         for name, one in METHODS.items()
         if Need.QUESTION not in one.needs
+        and one.place is not Place.CELLS
         and (advances or one.place is Place.DECODER or not one.reduces or make(name).positions == "renumber")
     ]

@@ -235,5 +235,5 @@ def work(method: Any, shape: Shape, tokens: int) -> None:
             key = blank(1, shape.vision_heads, bag.values.shape[1], shape.vision_width // shape.vision_heads)
             method.bias(bag)
             bag = method.fold(bag, key, count, protected=True)
-    if method.place is not Place.DECODER and method.reduces:
+    if method.place not in (Place.DECODER, Place.CELLS) and method.reduces:  # cells are counted, which waits
         method.reduce(blank_unit(shape), Budget(tokens))

@@ -33,7 +33,7 @@ ROWS = {  # of the table, by the method of one word
     "divprune": "DivPrune",
     "scope": "SCOPE",
     "fastv": "FastV",
-    "downsample": "downsample",
+    "resize": "resize",
     "uniform_grid": "uniform grid",
     "random": "random",
 }

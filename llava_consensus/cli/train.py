@@ -1,6 +1,8 @@
-"""The command `train`: a model is adapted to fewer visual tokens, or trained faster with them.
+"""The command `train`: a model is adapted to fewer visual tokens, or trained faster with them; or a scorer is trained,
+by which the method `scorer` ranks a model's visual tokens.
 
     llava-consensus train --data-path conversations.json --images images --out checkpoints/llava-mine --tokens "64 32"
+    llava-consensus train scorer --data-path conversations.json --images images --out scorer.safetensors --tokens 64
     torchrun --nproc_per_node 8 -m llava_consensus.cli train ... --deepspeed eval_scripts/zero3.json -- --lora_r 16
 
 What comes after `--` goes to LLaVA's own parser (docs/training.md).
@@ -44,8 +46,16 @@ from llava_consensus.evaluation.runs import MODEL
     arg("--device", default="auto", help="auto, cpu, cuda (%(default)s)"),
     arg("--deepspeed", type=Path, metavar="FILE", help="configuration, such as eval_scripts/zero2.json"),
     arg("--conversation", help="template of the prompts (vicuna_v1)"),
-    arg("more", nargs="*", metavar="-- ARGUMENT", help="what comes after -- goes to LLaVA's own parser"),
-    examples=("train --data-path train.json --images pictures --tokens '64 32' --out checkpoints/adapted",),
+    arg(
+        "more",
+        nargs="*",
+        metavar="scorer | -- ARGUMENT",
+        help="`scorer` trains a scorer alone, into a file; what comes after -- goes to LLaVA's own parser",
+    ),
+    examples=(
+        "train --data-path train.json --images pictures --tokens '64 32' --out checkpoints/adapted",
+        "train scorer --model checkpoints/llava-hf --data-path train.json --images pictures --out scorer.safetensors",
+    ),
 )
 def train(given: argparse.Namespace) -> Iterator[str]:
     """Trains, and prints the folder of the checkpoint."""
@@ -53,18 +63,28 @@ def train(given: argparse.Namespace) -> Iterator[str]:
     from llava_consensus.methods import make
     from llava_consensus.training.plan import TrainingPlan
 
+    if given.more[:1] == ["scorer"]:
+        given.tune, given.method, given.more = "scorer", "full", given.more[1:]
     method = make(given.method, **arguments.options(given.option))
     own = {name: value for name, value in vars(given).items() if name in TrainingPlan.__dataclass_fields__}
     own |= {
         "conversations": given.data_path,
         "method": method if method.reduces else None,
-        "budgets": tuple(arguments.budgets(given.tokens)) if method.reduces else (),
+        "budgets": tuple(arguments.budgets(given.tokens)) if method.reduces or given.tune == "scorer" else (),
         "device": Loading(given.device).resolved().device,
         "precision": given.dtype,
         "attention": given.attn,
         "arguments": tuple(given.more),
     }
     plan = TrainingPlan(**own)
+    if plan.tune == "scorer":
+        from llava_consensus.training.scorer import train_scorer
+
+        answers, masks = (sum(own[-10:]) / len(own[-10:]) for own in zip(*train_scorer(plan), strict=True))
+        yield f"{plan.out}: loss of answers {answers:.4f}, of the mask {masks:.4f} at the end"
+        measured = f"--method scorer --option weights={plan.out} --tokens {given.tokens.split()[0]}"
+        yield f"measure it: llava-consensus eval gqa --model {plan.model} {measured}"
+        return
     from llava_consensus.training.run import train as run
 
     result = run(plan, given.method)

@@ -98,7 +98,7 @@ HOSTS: dict[str, HostEntry] = {
         answer_version=3,
     ),
     "qwen3-vl": HostEntry(
-        f"{OURS}.hf.qwen_vl:QwenVL",
+        f"{OURS}.hf.qwen_vl:Qwen3VL",
         "hf",
         ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
         "Qwen3-VL, dense and of experts: pictures of any size, videos",
@@ -214,8 +214,10 @@ HOSTS: dict[str, HostEntry] = {
         "Qwen3_5ForConditionalGeneration",
         "Qwen3_5MoeForConditionalGeneration",
         lacks=(LAYERS, ONE_AXIS),
+    )._replace(view=f"{OURS}.derived.qwen3_5:Qwen35"),
+    "gemma-4": _derived("Gemma 4: pictures of any shape", ("gemma4",), "Gemma4ForConditionalGeneration")._replace(
+        view=f"{OURS}.derived.gemma4:Gemma4"
     ),
-    "gemma-4": _derived("Gemma 4: pictures of any shape", ("gemma4",), "Gemma4ForConditionalGeneration"),
     "gemma-3n": _derived(
         "Gemma 3n: a tower without attention, which no method reads",
         ("gemma3n",),

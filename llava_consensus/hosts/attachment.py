@@ -149,6 +149,13 @@ class Attachment:
                 f"tokens={AUTO!r} and total are for methods that act after the vision tower, and "
                 f"{type(self.method).__name__} acts elsewhere: give tokens as a number or a share"
             )
+        config: Any = getattr(self.model.module, "config", None)
+        width = getattr(getattr(config, "text_config", None) or config, "hidden_size", None)
+        if self.method.width is not None and width is not None and self.method.width != width:
+            raise OptionError(
+                f"{type(self.method).__name__}: trained for tokens of width {self.method.width}, and those of "
+                f"{type(self.model.module).__name__} have {width}. Take weights that were trained for this model"
+            )
         hooks = self.model.module._forward_pre_hooks.values()
         if any(isinstance(getattr(hook, "__self__", None), Attachment) for hook in hooks):
             raise OptionError("this model has a method attached already: detach it first")

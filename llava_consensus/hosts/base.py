@@ -175,6 +175,10 @@ class CutDecoder(Decoder, Protocol):
         """Taps of `query` [R, H, S, d] and `key` [R, H_kv, S, d] of a layer while it runs."""
         ...
 
+    def value_taps(self, layer: int) -> list[Tap]:
+        """Taps of the values of a layer while it runs, as `query` and as `key` [R, H_kv, S, d]."""
+        ...
+
     def arguments(self, hidden: Tensor, positions: Tensor, mask: Tensor | None) -> dict[str, Any]:
         """Kwargs of a layer's forward for these positions [R, W] or [R, W, A] and this mask [R, 1, q, W]: true where a
         column is seen, or additive; None is the plain causal mask.

@@ -39,6 +39,7 @@ from llava_consensus.reduction.calibration import far_logits, seen_logits
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView
 from llava_consensus.reduction.tokens import Reduction, TextProbe
 
+VALUES = "values"  # a method's `attention` that reads no queries and keys
 OLD = int(transformers.__version__.split(".")[0]) < 5
 
 
@@ -488,12 +489,20 @@ class CutForward:
             return read_heads(self.decoder, layer, hidden, self.rows.positions, batch, asked_columns, **more)
         if self.state.kernel_call is not None:
             heads: Heads = self.decoder.heads_of(self.state.kernel_call, batch, asked_columns)
-            return heads
+            return heads if self.method.attention != VALUES else self._of_values(layer, hidden, *heads[:2])
         looked = max(layer - 1, 0)
         query, key = self.state.layer_parts["query"], self.state.layer_parts["key"]  # [R, H, W, d], [R, H_kv, W, d]
         query = query.transpose(1, 2)[batch[:, None], asked_columns].transpose(1, 2)
+        if self.method.attention == VALUES:
+            return self._of_values(layer, hidden, query, key)
         angles = at(self.decoder, looked).rotary(hidden, self.rows.positions)
         return Heads(query, key, *angles, self.decoder.scale(looked))
+
+    def _of_values(self, layer: int, hidden: Tensor, query: Tensor, key: Tensor) -> Heads:
+        """Values in the place of queries and keys, with the angles of a layer, mean over the axes of positions."""
+        angles = at(self.decoder, layer).angles(hidden, self.rows.positions)
+        cos, sin = (part.mean(0) if part.ndim > 3 else part for part in angles)
+        return Heads(query, key, cos, sin, key.shape[-1] ** -0.5)
 
     def end(self, hidden: Tensor) -> Tensor:
         """The states at the full length again, zero where a token was dropped."""

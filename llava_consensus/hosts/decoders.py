@@ -117,6 +117,16 @@ class LlamaDecoder:
             Tap(attention.k_proj, lambda output: {"key": self._heads(attention, output, "k_norm")}),
         ]
 
+    def value_taps(self, layer: int) -> list[Tap]:
+        """Taps of the values of a layer while it runs, in the place of queries and of keys."""
+        attention = self.layers[layer].self_attn
+
+        def read(output: Tensor) -> dict[str, Tensor]:
+            values = self._heads(attention, output, "v_norm")
+            return {"query": values, "key": values}
+
+        return [Tap(attention.v_proj, read)]
+
     def arguments(self, hidden: Tensor, positions: Tensor, mask: Tensor | None) -> dict[str, Any]:
         """Kwargs of a layer's forward for these positions [R, W] and this mask [R, 1, q, W]: true where a column is
         seen, or additive.

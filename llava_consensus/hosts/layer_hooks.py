@@ -20,13 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.base import CutDecoder, Tiles
+from llava_consensus.hosts.base import CutDecoder, Tap, Tiles
 from llava_consensus.hosts.caches import cache_given, known, remember
 from llava_consensus.hosts.call import Call, Report, Shadow, current_call, named, uncompiled
-from llava_consensus.hosts.cut_forward import CutCache, CutForward, CutState, DecodeStep, PendingPrefill, fits
+from llava_consensus.hosts.cut_forward import VALUES, CutCache, CutForward, CutState, DecodeStep, PendingPrefill, fits
 from llava_consensus.hosts.sequence import Layout
 from llava_consensus.reduction.tokens import Stopwatch
 
+OBSERVED = ("previous", VALUES)  # what of a method's `attention` is read while layers run
 _NONE: Mapping[int, tuple[Any, CutCache]] = {}
 _LAST: ContextVar[Mapping[int, tuple[Any, CutCache]]] = ContextVar(
     "llava_consensus_last_cut", default=_NONE
@@ -62,8 +63,8 @@ class Cuts:
         handles = [decoder.module.register_forward_pre_hook(self._begin, with_kwargs=True)]
         for index, layer in enumerate(decoder.layers):
             handles.append(layer.register_forward_pre_hook(partial(self._enter, index), with_kwargs=True))
-            if self.method.attention == "previous":
-                for which, tap in enumerate(decoder.taps(index)):
+            if self.method.attention in OBSERVED:
+                for which, tap in enumerate(self._taps(decoder, index)):
                     handles.append(tap.module.register_forward_hook(partial(self._collect, index, which)))
         for table in decoder.tables():
             handles.append(table.register_forward_pre_hook(self._reach, with_kwargs=True))
@@ -81,8 +82,12 @@ class Cuts:
             for name, replacement in replacements.items()
         ]
         if hasattr(decoder, "tapped") and self.method.attention != "none":
-            shadows += decoder.tapped(range(self.depth), self._observe if self.method.attention == "previous" else None)
+            shadows += decoder.tapped(range(self.depth), self._observe if self.method.attention in OBSERVED else None)
         return shadows
+
+    def _taps(self, decoder: CutDecoder, index: int) -> list[Tap]:
+        """Taps of what the method reads of a layer while it runs."""
+        return decoder.value_taps(index) if self.method.attention == VALUES else decoder.taps(index)
 
     def arm(self, call: Call, layout: Layout, embeds: Tensor, tiles: list[Tiles]) -> None:
         """The next forward of this call over a sequence of this shape, while `embeds` [R, S, D] is alive, is cut. The
@@ -197,7 +202,7 @@ class Cuts:
         if call is None or (state := _state(call)).forward is None:
             return
         if state.forward.wants(index):
-            tap = state.forward.decoder.taps(index)[which]  # of the replica that runs, where it is one
+            tap = self._taps(state.forward.decoder, index)[which]  # of the replica that runs, where it is one
             with torch.no_grad():  # a checkpoint that computes the layer again collects nothing, and must save as much
                 state.layer_parts |= {name: value.detach() for name, value in tap.read(output).items()}
 
@@ -205,8 +210,10 @@ class Cuts:
         """Keeps the kernel call of a layer that the next one is cut by."""
         call = current_call(self.attachment)
         if call is not None and (state := _state(call)).forward is not None and state.forward.wants(index):
-            query, key = kernel_call.query.detach(), kernel_call.key.detach()
-            state.kernel_call = kernel_call._replace(query=query, key=key, value=None, mask=None)
+            query, key = kernel_call.query, kernel_call.key
+            if self.method.attention == VALUES:
+                query = key = kernel_call.value
+            state.kernel_call = kernel_call._replace(query=query.detach(), key=key.detach(), value=None, mask=None)
 
     def _reach(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Version 4.37 looks positions up in a table as long as the layer's own cache, too short for positions kept."""

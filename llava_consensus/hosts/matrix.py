@@ -13,7 +13,7 @@ from torch import nn
 
 from llava_consensus.entry_points import load_place
 from llava_consensus.errors import ConsensusError
-from llava_consensus.hosts import DERIVED, LAYERS, ONE_AXIS, TOWER, HostEntry, known_hosts
+from llava_consensus.hosts import LAYERS, ONE_AXIS, TOWER, HostEntry, known_hosts
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.towers import ClipBlocks, needs_of
 from llava_consensus.methods import known_methods, make
@@ -96,7 +96,7 @@ def stand_in(entry: HostEntry) -> Any:
         feature_block=offer.feature_block,
     )
     parts: dict[str, Any] = {"tower": tower, "most_tiles": 1}
-    if entry.view == DERIVED:
+    if getattr(cls, "records", False):
         parts |= _derived_parts(entry, tower)
     if Need.QUESTION in offer.needs:
         parts["clip_text"] = lambda view: None

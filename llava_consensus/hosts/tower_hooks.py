@@ -28,6 +28,7 @@ from llava_consensus.reduction.saliency import rotate
 ELSEWHERE = (
     "acts before the projector and is adapted to CLIP towers, whose patches are the tokens of the language model"
 )
+CELLS_ELSEWHERE = "leaves out cells of the picture, which is done in the towers of Qwen3-VL and Qwen3.5 alone"
 INSIDE = "inside"  # what the tower is made to do, in the state of a call
 
 
@@ -128,7 +129,8 @@ def shrunk(attachment: Any, grids: list[TokenGrid]) -> Shrunk:
 
 def check_inside(tower: Any, method: Any, tokens: list[int]) -> None:
     """Raises OptionError where this tower cannot be worked on, or a tile cannot be brought to one of these budgets."""
-    if why := getattr(tower, "inside", {}).get(method.place, ELSEWHERE):
+    elsewhere = CELLS_ELSEWHERE if method.place is Place.CELLS else ELSEWHERE
+    if why := getattr(tower, "inside", {}).get(method.place, elsewhere):
         raise OptionError(f"{type(method).__name__} {why}. Take a method that acts after the tower")
     if method.place is not Place.TOWER:
         return

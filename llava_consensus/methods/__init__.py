@@ -91,6 +91,7 @@ def truth(name: str, value: object) -> bool:
 
 
 GROUP = "llava_consensus.methods"  # entry points of other packages
+RENAMED = {"downsample": "resize"}  # names of before, in commands and in the configurations of kept runs
 
 
 class Methods(Registry):
@@ -112,7 +113,8 @@ METHODS = Methods(
         "consensusdrop+": "consensusdrop_plus:ConsensusDropPlus",
         "full": "full:Full",
         # at the picture, or inside the vision tower
-        "downsample": "downsample:Downsample",
+        "resize": "resize:Resize",
+        "pixelprune": "pixelprune:PixelPrune",
         "tome": "tome:ToMe",
         # after the tower, before the language model
         "prumerge": "prumerge:PruMerge",
@@ -130,8 +132,10 @@ METHODS = Methods(
         "otprune": "otprune:OTPrune",
         "hiprune": "hiprune:HiPrune",
         "hydart": "hydart:HyDART",
+        "scorer": "scorer:Scorer",
         "anchorprune": "anchorprune:AnchorPrune",
         "mmtok": "mmtok:MMTok",
+        "eadp": "eadp:EADP",
         "vscan": "vscan:VScan",
         "tome_post": "tome_post:ToMePost",
         "random": "random:Random",
@@ -145,6 +149,7 @@ METHODS = Methods(
         "sparsevlm": "sparsevlm:SparseVLM",
         "pyramiddrop": "pyramiddrop:PyramidDrop",
         "dart": "dart:Dart",
+        "ivcprune": "ivcprune:IVCPrune",
         "restore_calibrated": "restore:RestoreCalibrated",  # before the first of them
     },
 )
@@ -157,7 +162,8 @@ def method_class(name: str) -> "type[Method]":
     Raises:
         OptionError: for a name that is neither, or a registered one that is no method or cannot be imported.
     """
-    name = any_case(name, (*METHODS, *registered(GROUP)))
+    name = any_case(name, (*METHODS, *RENAMED, *registered(GROUP)))
+    name = RENAMED.get(name, name)
     if name in METHODS:
         ours: type[Method] = METHODS[name]
         return ours
@@ -171,12 +177,12 @@ def checked(where: str, candidate: Any) -> "type[Method]":
     Args:
         where: its name and place, for the message.
     Raises:
-        OptionError: unless it is a dataclass that derives from one of the four bases and writes what that one asks for.
+        OptionError: unless it is a dataclass that derives from one of the bases and writes what that one asks for.
     """
     from llava_consensus.reduction.decoder import InDecoder
-    from llava_consensus.reduction.method import AfterTower, AtPicture, InTower
+    from llava_consensus.reduction.method import AfterTower, AtCells, AtPicture, InTower
 
-    bases = (AtPicture, InTower, AfterTower, InDecoder)
+    bases = (AtPicture, AtCells, InTower, AfterTower, InDecoder)
     if not isclass(candidate) or not issubclass(candidate, bases) or not is_dataclass(candidate):
         names = ", ".join(base.__name__ for base in bases)
         raise OptionError(f"{where}: must be a dataclass that derives from one of {names} (docs/adding.md)")

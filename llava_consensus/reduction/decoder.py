@@ -89,7 +89,9 @@ class InDecoder(Method, ABC):
 
     place: ClassVar[Place] = Place.DECODER
     asks: ClassVar[str] = "last"  # whose queries `probe` has: last (row of the prompt) | text (rows after the picture)
-    attention: ClassVar[str] = "previous"  # which layer's `probe` has: previous | own (that is cut before) | none
+    # which layer's `probe` has: previous | own (that is cut before) | none; values: of the previous one its values in
+    # place of queries [P, H_kv, L, d] and keys, and the angles of the layer that is cut before, mean over axes
+    attention: ClassVar[str] = "previous"
 
     @property
     def tile_budget(self) -> str:

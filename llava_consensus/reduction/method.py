@@ -2,6 +2,7 @@
 below, one for each place where a method can act.
 
     AtPicture    on the picture: the vision tower sees fewer patches
+    AtCells      on its cells: the vision tower sees some of the patches
     InTower      inside the vision tower: patches are merged between its blocks
     AfterTower   after the tower: the language model gets fewer tokens
     InDecoder    between the layers of the language model (`decoder.py`)
@@ -77,6 +78,7 @@ class Place(Enum):
     """Stage of the model at which a method acts."""
 
     PICTURE = "the picture"
+    CELLS = "the cells of the picture"
     TOWER = "inside the vision tower"
     TOKENS = "after the vision tower"
     DECODER = "between decoder layers"
@@ -147,6 +149,16 @@ class Method:
         return False
 
     @property
+    def width(self) -> int | None:
+        """Width of the projected tokens that it was trained for; None where it takes any."""
+        return None
+
+    @property
+    def recorded(self) -> dict[str, str]:
+        """Options that a run records otherwise than as they were given: files, with a checksum of what is in them."""
+        return {}
+
+    @property
     def reads_prompt(self) -> bool:
         """True if the choice of tokens depends on the question asked about the picture."""
         return bool(self.needs & {Need.PROBE, Need.FINGERPRINT, Need.QUESTION, Need.WORDS})
@@ -154,7 +166,7 @@ class Method:
     @property
     def acts_inside(self) -> bool:
         """True if it acts before the projector, on the picture or inside the tower."""
-        return self.place in (Place.PICTURE, Place.TOWER)
+        return self.place in (Place.PICTURE, Place.CELLS, Place.TOWER)
 
     def query(self, question: str) -> str:
         """The part of a prompt's text that counts as the question, for methods that read it themselves."""
@@ -292,7 +304,9 @@ class ReadsBlocks(ReadsTower):
 
 @dataclass(frozen=True, kw_only=True)
 class _Spread(Placed):
-    """Common base of `InTower` and `AtPicture`: the tower has left T tokens, spread over the patches they came from."""
+    """Common base of the methods before the projector: the tower has left T tokens, spread over the patches they came
+    from.
+    """
 
     order: Order = "raster"
 
@@ -343,3 +357,30 @@ class AtPicture(_Spread, ABC):
     @abstractmethod
     def picture(self, tokens: int, rows: int = 1, columns: int = 1) -> tuple[int, int]:
         """Rows and columns of tokens that a tile of rows x columns is shrunk to by this budget; 1 x 1 is any square."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtCells(_Spread, ABC):
+    """Base of the methods by which the vision tower sees some cells of a picture, the squares of patches that make a
+    token. How many is known of the picture alone, so pictures are reduced one by one, each waiting once for the device.
+    """
+
+    place: ClassVar[Place] = Place.CELLS
+
+    @property
+    def adaptive(self) -> bool:
+        """True: the picture decides how many tokens stay."""
+        return True
+
+    @abstractmethod
+    def stand_ins(self, cells: Tensor) -> Tensor:
+        """Place of the cell that stands for each, its own for one that stays: pixels [rows, columns, V] -> [rows,
+        columns]. No cell is stood for by a later one.
+        """
+
+    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
+        """One row for each cell that the tower has seen."""
+        if tokens.slot is None:
+            raise LookupError(f"{type(self).__name__} acts before the tower: the host did not let it")
+        slot = tokens.slot[tokens.tile, tokens.patch]
+        return regroup(tokens.projected, slot, int(slot.max()) + 1, self.order)

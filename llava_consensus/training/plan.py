@@ -20,8 +20,8 @@ from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 
-PROJECTOR, LORA, FULL = "projector", "lora", "full"
-RATES = {PROJECTOR: 1e-3, LORA: 2e-4, FULL: 2e-5}  # of LLaVA's own scripts
+PROJECTOR, LORA, FULL, SCORER = "projector", "lora", "full", "scorer"
+RATES = {PROJECTOR: 1e-3, LORA: 2e-4, FULL: 2e-5, SCORER: 1e-3}  # of LLaVA's own scripts, but for a scorer's
 PRECISIONS = ("float32", "bfloat16", "float16")
 OTHER_MODELS = ("lora", "mpt", "mistral")  # by these words in a folder's name LLaVA's loader takes it for another model
 GIVEN = {  # arguments of LLaVA's parser that a plan gives itself, each with the option that does
@@ -68,7 +68,7 @@ class TrainingPlan:
     method: Method | None  # the reduction that is attached; None for the full model
     # visual tokens of a picture. One of them is drawn for each step, so that one model serves all
     budgets: tuple[Budget | Share, ...]
-    # `projector` | `lora` (of the language model, and the projector) | `full` (all but the vision tower)
+    # `projector` | `lora` (of the language model, and the projector) | `full` (all but the vision tower) | `scorer`
     tune: str = PROJECTOR
     steps: int = 100  # optimiser steps
     batch: int = 8  # conversations of one process in one forward
@@ -100,6 +100,20 @@ class TrainingPlan:
             raise OptionError(f"learning_rate={self.learning_rate} must be above 0")
         if self.method is not None and not self.budgets:
             raise OptionError("budgets: give at least one number of visual tokens, such as --tokens 64")
+        self._check_out()
+        for argument in self.arguments:
+            option = GIVEN.get(argument.partition("=")[0].removeprefix("--").replace("-", "_"))
+            if argument.startswith("--") and option:
+                raise OptionError(f"{argument}: is given by {option}. Take that, before the `--`")
+
+    def _check_out(self) -> None:
+        """Raises OptionError for an `out` that LLaVA's loader would take for another model, or that is no file of a
+        scorer.
+        """
+        if self.tune == SCORER:
+            if self.out.suffix != ".safetensors":
+                raise OptionError(f"out={str(self.out)!r}: a scorer is one file. Take a name that ends in .safetensors")
+            return
         name = self.out.name.lower()
         mistaken = any(word in name and word not in Path(self.model).name.lower() for word in OTHER_MODELS)
         if "llava" not in name or mistaken or name.startswith("checkpoint-"):
@@ -108,10 +122,6 @@ class TrainingPlan:
                 f"none of {', '.join(OTHER_MODELS)}, and not begin with 'checkpoint-'. "
                 "Take one such as checkpoints/llava-mine"
             )
-        for argument in self.arguments:
-            option = GIVEN.get(argument.partition("=")[0].removeprefix("--").replace("-", "_"))
-            if argument.startswith("--") and option:
-                raise OptionError(f"{argument}: is given by {option}. Take that, before the `--`")
 
     @property
     def rate(self) -> float:
@@ -204,8 +214,8 @@ class TrainingPlan:
 def _check_method(method: Method, name: str) -> None:
     """Raises OptionError for a method that no model can be trained with, with the reason."""
     take = "Take a method that acts after the tower or between decoder layers (llava-consensus list)"
-    if method.place in (Place.PICTURE, Place.TOWER):
-        where = "on the picture" if method.place is Place.PICTURE else "inside the vision tower"
+    if method.acts_inside:
+        where = "inside the vision tower" if method.place is Place.TOWER else "on the picture"
         raise OptionError(
             f"method {name!r} acts {where}, which training leaves as it is and runs without gradients. {take}"
         )

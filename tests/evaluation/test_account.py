@@ -123,7 +123,7 @@ def blank(host: Any) -> Any:
     return Image.new("RGB", (192, 192), (90, 20, 160))
 
 
-NAMES = ("full", "consensusdrop", "consensusdrop+", "visionzip", "tome", "downsample", "fastv", "sparsevlm")
+NAMES = ("full", "consensusdrop", "consensusdrop+", "visionzip", "tome", "resize", "fastv", "sparsevlm")
 PLACES = [name for name in NAMES if name in runnable()]
 
 

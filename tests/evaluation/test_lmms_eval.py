@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -200,6 +200,13 @@ def test_the_same_command_has_the_same_place_in_the_cache(model: Any) -> None:
     command = ["--model_args", "pretrained=a", "--tasks", "b"]
     assert run_id(command) == run_id(list(command)) != run_id(["--model_args", "pretrained=a --tasks", "b"])
     assert os.environ["LMMS_CACHE_RUN_ID"]
+
+
+def test_a_commit_forgets_no_stored_answer(model: Any) -> None:
+    """By itself lmms-eval puts the commit of the folder that it is called in into the keys of its cache."""
+    from lmms_eval.utils import get_lmms_eval_cache_version
+
+    assert get_lmms_eval_cache_version() == version("lmms-eval")
 
 
 def test_the_model_is_let_go_when_everything_is_answered() -> None:

@@ -57,7 +57,8 @@ def of_method(name: str) -> dict[str, Any]:
     if method.place is Place.TOKENS and method.reduces:
         reduced = method.reduce(unit(), Budget(8))
         return {"version": method.answer_version, "checksum": checksum(reduced.source, reduced.owner)}
-    return {"version": method.answer_version, "checksum": answered("llava", name)}
+    where = "qwen3_vl" if method.place is Place.CELLS else "llava"
+    return {"version": method.answer_version, "checksum": answered(where, name)}
 
 
 def of_host(name: str) -> dict[str, Any]:

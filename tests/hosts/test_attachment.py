@@ -25,7 +25,7 @@ from llava_consensus.methods import METHODS
 from llava_consensus.reduction.method import Place
 
 MAJOR = int(transformers.__version__.split(".")[0])
-MISSING = ("tome", "downsample")  # the made-up model has no CLIP tower
+MISSING = ("tome", "resize", "pixelprune")  # the made-up model has no CLIP tower, nor Qwen3-VL's
 PROMPTS = torch.tensor([[0, 5, 6, IMAGE, 7, 8, 9], [5, 11, 12, IMAGE, 13, IMAGE, 14], [0, 0, 0, 21, IMAGE, 22, 23]])
 
 
@@ -38,7 +38,7 @@ def test_every_method_runs_on_another_host_or_says_which_part_is_missing() -> No
         if MAJOR < 5 and getattr(METHODS[name], "attention", "") == "none":
             continue  # cuts before the first layer are refused there
         if name in MISSING:
-            with pytest.raises(OptionError, match="adapted to CLIP towers"):
+            with pytest.raises(OptionError, match=r"adapted to CLIP towers|towers of Qwen3-VL"):
                 made_up_host.attach(model, name, 6)
             continue
         with made_up_host.attach(model, name, 6) as attached:
@@ -55,7 +55,7 @@ def test_every_method_runs_on_another_host_or_says_which_part_is_missing() -> No
 
 # ---- calls do not meet
 
-TOGETHER = ("consensusdrop", "fastv", "tome", "downsample")  # a method for each place
+TOGETHER = ("consensusdrop", "fastv", "tome", "resize")  # a method for each place
 KINDS = ("plain", "generate", "autocast", "copy", "failure")
 
 
@@ -89,7 +89,7 @@ def test_calls_in_six_threads_answer_like_single_calls(tower_folder: Path, name:
         start.wait()
         return {number: ask(number) for number in range(worker, len(prompts), 6)}
 
-    with attach(model, name, tokens=6 if name != "downsample" else 4) as attached:
+    with attach(model, name, tokens=6 if name != "resize" else 4) as attached:
         alone = {number: ask(number) for number in range(len(prompts))}
         with ThreadPoolExecutor(6) as pool:
             together = {number: one for part in pool.map(work, range(6)) for number, one in part.items()}
@@ -116,7 +116,7 @@ def test_two_models_cut_in_turns_do_not_meet(tower_folder: Path, prompt: SimpleN
 # ---- copies, replicas, compiled models
 
 
-@pytest.mark.parametrize("name", ["consensusdrop", "fastv", "tome", "downsample"])
+@pytest.mark.parametrize("name", ["consensusdrop", "fastv", "tome", "resize"])
 @torch.no_grad()
 def test_a_deep_copy_of_an_attached_model_is_attached_by_itself(
     tower_folder: Path, prompt: SimpleNamespace, name: str

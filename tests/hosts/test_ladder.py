@@ -15,7 +15,7 @@ from llava_consensus.reduction.method import Place
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 pytestmark = pytest.mark.skipif(VERSION < (5, 19), reason="methods on models of transformers need >= 5.19")
 MECHANISMS = ("official LLaVA", "llava", "llava_next", "qwen2_5_vl", "gemma3", "internvl")
-PLACES = ("consensusdrop", "consensusdrop+", "prumerge", "fastv", "sparsevlm", "tome", "downsample")
+PLACES = ("consensusdrop", "consensusdrop+", "prumerge", "fastv", "sparsevlm", "tome", "resize")
 FOLD = ("official LLaVA", "llava", "llava_next")  # whose patches may merge inside the tower
 
 

@@ -167,7 +167,7 @@ def test_quantised_projections_work_by_hooks(family: str) -> None:
     replace_linear(packed, nn.Linear, Packed)
     replace_linear(plain, nn.Linear, lambda linear: Packed(linear).unpacked())
     inputs = prompts([1, 7, case.picture(0), 8, 9], [1, case.picture(1), 5])
-    for name in ("consensusdrop", "consensusdrop+", "prumerge", "tome", "downsample", "fastv", "sparsevlm", "dart"):
+    for name in ("consensusdrop", "consensusdrop+", "prumerge", "tome", "resize", "fastv", "sparsevlm", "dart"):
         answers: list[Any] = []
         for model in (packed, plain):
             try:

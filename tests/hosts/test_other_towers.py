@@ -48,7 +48,7 @@ def test_dinov2_encodes_the_smaller_picture_as_if_it_had_been_given() -> None:
         small = torch.nn.functional.interpolate(pixels.float(), (28, 28), mode="bicubic", antialias=True).double()
         states = model.model.vision_tower(small, output_hidden_states=True).hidden_states[-2][:, 1:]
         expected = model.model.multi_modal_projector(states)[0]
-        with attach(model, "downsample", 5) as attached:
+        with attach(model, "resize", 5) as attached:
             model(**{**given, "pixel_values": pixels})
             outcome = attached.outcomes[0]
     assert (outcome.before, outcome.after) == (16, 4)

@@ -19,7 +19,7 @@ from llava_consensus.reduction.method import Place
 
 CURRENT = int(transformers.__version__.split(".")[0]) >= 5
 current = pytest.mark.skipif(not CURRENT, reason="methods on models of transformers need >= 5.19")
-PLACES = ("consensusdrop+", "prumerge", "downsample", "fastv", "sparsevlm")
+PLACES = ("consensusdrop+", "prumerge", "resize", "fastv", "sparsevlm")
 Call = Callable[[Any, dict[str, Any]], Any]  # of a model with inputs
 
 

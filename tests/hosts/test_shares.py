@@ -137,7 +137,7 @@ def test_each_picture_of_a_batch_gets_its_own_share(family: str, name: str) -> N
 
 
 @main_stack
-@pytest.mark.parametrize("name", ["consensusdrop", "fastv", "downsample"])
+@pytest.mark.parametrize("name", ["consensusdrop", "fastv", "resize"])
 def test_a_budget_above_all_tokens_of_one_row_leaves_that_row_whole(name: str) -> None:
     from hf_models import CASES, prompts
 

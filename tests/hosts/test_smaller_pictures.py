@@ -1,4 +1,4 @@
-"""`downsample` on models of transformers: the tokens that are left are those that the plain model makes of pixels that
+"""`resize` on models of transformers: the tokens that are left are those that the plain model makes of pixels that
 were made smaller beforehand, and each stands where the first token of its cell stood.
 """
 
@@ -15,7 +15,7 @@ from torch.nn.functional import interpolate
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.hf import reduce
-from llava_consensus.methods.downsample import smaller
+from llava_consensus.methods.resize import smaller
 
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 pytestmark = pytest.mark.skipif(VERSION < (5, 19), reason="methods on models of transformers need >= 5.19")
@@ -68,7 +68,7 @@ def test_qwen_reads_a_picture_that_was_prepared_smaller(name: str) -> None:
     apart = "qwen3" in name or "glm" in name
     ids = one * tiles if apart or not video else [placeholder] * tiles * rows * columns
     inputs = prompts([1, 5, Picture(ids, whole), 7, 8])
-    with attach(model, "downsample", tokens=T) as attached:
+    with attach(model, "resize", tokens=T) as attached:
         reduced = reduce(model, **inputs)
     (features,) = reduced["mm_encoder_outputs"].values()
     assert CELLS[tiles] == [smaller(share, rows, columns) for share in ([4, 3] if video else [T])]
@@ -130,7 +130,7 @@ def test_a_model_of_equal_tiles_reads_tiles_that_were_made_smaller(name: str) ->
     inputs = prompts([1, 5, case.picture(2), 7, 8])
     tiles = inputs["pixel_values"].flatten(0, -4)
     cells = {"internvl": (2, 3)}.get(name, (2, 2))
-    with attach(model, "downsample", tokens=cells[0] * cells[1] / 16, positions="keep") as attached:
+    with attach(model, "resize", tokens=cells[0] * cells[1] / 16, positions="keep") as attached:
         reduced = reduce(model, **inputs)
     (features,) = reduced["mm_encoder_outputs"].values()
     small = torch.stack([resized(tile, 28 * cells[0], 28 * cells[1]) for tile in tiles])
@@ -153,7 +153,7 @@ def test_a_tile_that_keeps_its_size_is_read_as_by_the_model(name: str) -> None:
     case = CASES[name]
     model = case.build()
     tiles = case.picture(1).pixels["pixel_values"].flatten(0, -4)
-    with attach(model, "downsample", tokens=0.5) as attached:
+    with attach(model, "resize", tokens=0.5) as attached:
         found = attached.model.read(tiles).flatten(0, 1)
     assert torch.allclose(found, own_features(name, model, tiles), atol=1e-5)
 
@@ -166,7 +166,7 @@ def test_pixtral_reads_a_picture_that_was_prepared_smaller(name: str) -> None:
     model = case.build()
     twin = copy.deepcopy(model)
     inputs = prompts([1, 5, case.picture(0), 6, case.picture(2), 7, 8])  # of 3 x 4 and 2 x 4 tokens
-    with attach(model, "downsample", tokens=8, positions="keep") as attached:
+    with attach(model, "resize", tokens=8, positions="keep") as attached:
         reduced = reduce(model, **inputs)
     pixels, sizes = inputs["pixel_values"].clone(), inputs["image_sizes"].clone()
     small = resized(pixels[0, :, : 3 * size, : 4 * size], 2 * size, 4 * size)
@@ -192,7 +192,7 @@ def test_onevision_packs_the_tokens_that_are_left_and_no_mixture_of_them(number:
     model = case.build()
     twin = copy.deepcopy(model).model
     inputs = prompts([1, 5, case.picture(number), 7, 8])
-    with attach(model, "downsample", tokens=4 * len(inputs["pixel_values"][0])) as attached:  # 4 of each tile
+    with attach(model, "resize", tokens=4 * len(inputs["pixel_values"][0])) as attached:  # 4 of each tile
         reduced = reduce(model, **inputs)
     small = torch.stack([resized(tile, 28, 28) for tile in inputs["pixel_values"][0]])
     states = twin.vision_tower(small, interpolate_pos_encoding=True, output_hidden_states=True).hidden_states[-1]
@@ -211,7 +211,7 @@ def test_video_llava_reads_smaller_frames_and_smaller_pictures_each_by_its_tower
     model, clip, picture = CASES["video_llava"].build(), CASES["video_llava video"].picture(0), square(1)
     twin = copy.deepcopy(model).model
     inputs = prompts([1, 5, clip, 6, picture, 7, 8])
-    with attach(model, "downsample", tokens=0.25, host_options={"class_tokens": class_tokens}) as attached:
+    with attach(model, "resize", tokens=0.25, host_options={"class_tokens": class_tokens}) as attached:
         reduced = reduce(model, **inputs)
     assert [(one.before, one.after) for one in attached.outcomes] == [(16, 4), (4 * 16, 4 * 4)]  # pictures come first
     frames = torch.stack([resized(frame, 28, 28) for frame in inputs["pixel_values_videos"][0]])
@@ -229,6 +229,34 @@ def test_video_llava_reads_smaller_frames_and_smaller_pictures_each_by_its_tower
 @torch.no_grad()
 def test_class_tokens_that_are_candidates_are_no_patches() -> None:
     model = CASES["video_llava"].build()
-    for method in ("downsample", "tome"):
+    for method in ("resize", "tome"):
         with pytest.raises(OptionError, match=r"class_tokens=candidates: .* acts before the projector, on patches"):
             attach(model, method, tokens=8, host_options={"class_tokens": "candidates"})
+
+
+@pytest.mark.parametrize("tokens", [4, 12])
+@torch.no_grad()
+def test_gemma_4_reads_a_picture_that_its_processor_made_smaller(tokens: int) -> None:
+    """A picture of 4 x 6 tokens beside one that fits the larger budget, by the family's own processor."""
+    from derived.families import FAMILIES, IMAGE, build
+
+    processor = transformers.Gemma4ImageProcessor(do_rescale=False)
+    asked = dict(do_resize=False, do_rescale=False, return_tensors="pt")
+    films, grids = [noise(3, 192, 288, seed=1), noise(3, 144, 96, seed=2)], [(4, 6), (3, 2)]
+    films = [film.clamp(0, 1) for film in films]
+    cells = [smaller(tokens, *grid) if tokens < grid[0] * grid[1] else grid for grid in grids]
+    small = [
+        resized(film, 48 * rows, 48 * columns).clamp(0, 1) for film, (rows, columns) in zip(films, cells, strict=True)
+    ]
+    model = build(FAMILIES["gemma4"], torch.float32)
+    counts = [rows * columns for rows, columns in grids]
+    ids = torch.tensor([[1, 10, *[IMAGE] * counts[0], 20, *[IMAGE] * counts[1], 21, 22]])
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": (ids == IMAGE).long()}
+    whole, less = (processor(images=images, **asked) for images in (films, small))
+    pixels = {name: whole[name] for name in ("pixel_values", "image_position_ids")}
+    expected = model.model.get_image_features(less["pixel_values"], less["image_position_ids"]).pooler_output
+    with attach(model, "resize", tokens=tokens) as attached:
+        found = reduce(model, **inputs, **pixels)["mm_encoder_outputs"]["image"].pooler_output
+        model.generate(**inputs, **pixels, max_new_tokens=2)
+    assert torch.allclose(torch.cat(list(found)), torch.cat(list(expected)), atol=1e-4)
+    assert [one.after for one in attached.outcomes] == [rows * columns for rows, columns in cells]

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
     int(transformers.__version__.split(".")[0]) < 5, reason="models of transformers need version 5.19 or later"
 )
 DATA = Path("playground/mini")
-PLACES = ("full", "consensusdrop", "consensusdrop+", "prumerge", "tome", "downsample", "sparsevlm")
+PLACES = ("full", "consensusdrop", "consensusdrop+", "prumerge", "tome", "resize", "sparsevlm")
 
 
 @pytest.fixture(scope="module")

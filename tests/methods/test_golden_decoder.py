@@ -1,5 +1,5 @@
 """FastV, SparseVLM and PyramidDrop against their authors' code on a tiny seeded Llama of 32 layers: the same tokens at
-every cut, the same logits to 1e-5, cached decode steps included (tests/golden/README.md).
+every cut, the same logits to 1e-5, cached decode steps included (tests/golden/README.md); and the choice of IVC-Prune.
 """
 
 import sys
@@ -15,6 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.methods import make, sparsevlm
 from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.decoder import Cut, DecoderView
+from llava_consensus.reduction.tokens import Stopwatch, TextProbe
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 sys.path.insert(0, str(GOLDEN))
@@ -103,3 +105,24 @@ def test_fastv_equals_the_authors_code(model: Any, case: str) -> None:
     cuts, ours = run(model, make("fastv"), visual, tokens, seed, steps=0)
     assert [cut.kept[0].tolist() for cut in cuts] == kept
     assert torch.allclose(ours, logits, rtol=0, atol=TOLERANCE)
+
+
+IVC = [key.removeprefix("kept_") for key in np.load(GOLDEN / "ivcprune.npz") if "kept_" in key]
+
+
+@pytest.mark.parametrize("case", IVC)
+def test_ivcprune_chooses_as_the_official_code_for_qwen(case: str) -> None:
+    """From the values of a layer and the angles of three axes; text is all rows after the picture but the first two."""
+    arrays = np.load(GOLDEN / "ivcprune.npz")
+    stored = {key: torch.from_numpy(arrays[f"{key}_{case}"]) for key in ("values", "angle", "front", "kept")}
+    (size, tokens), front = map(int, case.split("_")), int(stored["front"])
+    values = stored["values"].float().transpose(0, 1)[None]  # [1, H, S, d]
+    rows = torch.arange(front + size + 2, values.shape[2])[None]
+    angle = stored["angle"].float()
+    cos, sin = (function(angle).mean(0)[None] for function in (torch.cos, torch.sin))
+    real = torch.ones(1, values.shape[2]) > 0
+    probe = TextProbe(values[:, :, rows[0]], values, cos, sin, values.shape[3] ** -0.5, rows, rows >= 0, real)
+    columns, none = torch.arange(front, front + size)[None], torch.zeros(1, size, 1)
+    view = DecoderView(tokens, Cut(16, tokens), none, none, columns, probe, none, none, lambda states: states)
+    chosen = make("ivcprune").select(view, Stopwatch(torch.device("cpu")))
+    assert torch.equal(chosen.kept[0], stored["kept"].long())

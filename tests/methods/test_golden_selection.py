@@ -7,11 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.nn.functional import one_hot, pad
 
+from llava_consensus.errors import OptionError
 from llava_consensus.methods import make
 from llava_consensus.methods.anchorprune import AnchorPrune
 from llava_consensus.methods.scope import cover
+from llava_consensus.methods.scorer import PARTS
 from llava_consensus.methods.vidcom2 import likeness, shares, still
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import directions
@@ -253,3 +256,56 @@ def test_mmtok_equals_the_official_code(case: str) -> None:
     kept = arrays[f"kept_{case}"].long()
     method = make("mmtok", **dict(zip(names, map(float, options), strict=False)))
     assert torch.equal(method.reduce(given, Budget(len(kept))).kept[0], kept)
+
+
+@pytest.mark.parametrize("case", cases("eadp", "order"))
+def test_eadp_equals_the_official_code(case: str) -> None:
+    """Rows x columns_T, alpha and beta where the case names them: weights, and the tokens in the order of choice."""
+    arrays, (grid, _, *options) = golden("eadp"), case.split("_")
+    text = arrays[f"words_{case}"].float()[None]
+    given = seen(arrays[f"tokens_{case}"][None])._replace(side=int(grid.partition("x")[2]))
+    given = given._replace(words=Words(text, torch.ones(text.shape[:2], dtype=torch.bool)))
+    method, order = (
+        make("eadp", **dict(zip(("alpha", "beta"), map(float, options), strict=False))),
+        arrays[f"order_{case}"],
+    )
+    chosen = method.choose(given, len(order))
+    assert torch.equal(chosen.kept[0], order.long())
+    assert torch.allclose(chosen.cross[0], arrays[f"weight_{case}"], atol=1e-5)
+
+
+LAYOUTS = {"576_64": "", "576_32": "visual.importance_scorer.", "391_98": "module.visual.importance_scorer."}
+
+
+@pytest.mark.parametrize("case", cases("scorer", "scores"))
+def test_scorer_equals_the_official_code(case: str, tmp_path: Path) -> None:
+    """VisionSelector's and IDPruner's choice by the weights of a folder, with the prefixes that are published; the last
+    one has a norm that is not read.
+    """
+    arrays, prefix = golden("scorer"), LAYOUTS.get(case, "_orig_mod.")
+    weights = {prefix + name: arrays[f"{name}_{case}"].float() for name in PARTS}
+    if "importance" in prefix:
+        weights |= {"model.embed_tokens.weight": torch.zeros(2, 2)}
+    elif prefix:
+        weights |= {prefix + "norm.weight": torch.ones(weights[prefix + PARTS[0]].shape[1])}
+    save_file(weights, tmp_path / "model.safetensors")
+    given, scores = seen(arrays[f"tokens_{case}"][None]), arrays[f"scores_{case}"]
+    for name, balance in (("visionselector", 1.0), ("idpruner", 0.5)):
+        method, kept = make("scorer", weights=str(tmp_path), balance=balance), arrays[f"{name}_{case}"].long()
+        result = method.reduce(given, Budget(len(kept)))
+        assert torch.equal(result.kept[0], kept)
+        assert torch.allclose(result.fused[0], scores, atol=1e-4)
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"k_proj.bias": None}, "without k_proj.bias"),
+    ({"v_proj.weight": (4, 6)}, "with v_proj.weight"),
+    ({"q_proj.weight": (6, 4)}, "Weights are"),
+])  # fmt: skip
+def test_a_scorer_whose_names_or_shapes_are_others_is_refused(
+    tmp_path: Path, change: dict[str, tuple[int, ...] | None], message: str
+) -> None:
+    shapes = {name: (4, 6) if name.endswith("weight") else (4,) for name in PARTS} | change
+    save_file({name: torch.zeros(shape) for name, shape in shapes.items() if shape}, tmp_path / "scorer.safetensors")
+    with pytest.raises(OptionError, match=message):
+        make("scorer", weights=str(tmp_path / "scorer.safetensors"))

@@ -165,3 +165,19 @@ if __name__ == "__main__":
         print(f"tome_post {size}_{count}: {post_deviation(golden('tome_post'), size, count):.1e}")
         print(f"cdpruner {size}_{count}: {cdpruner_deviation(golden('cdpruner'), str(size), count):.1e}")
         print(f"divprune {size}_{count}: {divprune_deviation(golden('divprune'), size, count):.1e}")
+
+
+PIXELS = [key.removeprefix("kept_") for key in np.load(GOLDEN / "pixelprune.npz") if key.startswith("kept_")]
+
+
+@pytest.mark.parametrize("case", PIXELS)
+def test_pixelprune_equals_the_official_code(case: str) -> None:
+    """The cells that stay, and that what stands for each cell is as near as the threshold says."""
+    stored = np.load(GOLDEN / "pixelprune.npz")
+    cells, (threshold, measure) = torch.from_numpy(stored[f"cells_{case}"]), stored[f"rule_{case}"]
+    method = make("pixelprune", threshold=float(threshold), measure=("max", "mae", "rmse")[int(measure)])
+    stand_ins = method.stand_ins(cells).flatten()
+    kept = (stand_ins == torch.arange(len(stand_ins))).nonzero()[:, 0]
+    assert kept.tolist() == stored[f"kept_{case}"].tolist()
+    flat = cells.flatten(0, 1)
+    assert bool(method._equal(flat, flat[stand_ins]).all())

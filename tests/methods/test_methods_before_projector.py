@@ -12,11 +12,11 @@ from prompts import ANYRES, CASES, batch, row, tiles
 
 from llava_consensus import attach
 from llava_consensus.hosts.llava import OfficialTower
-from llava_consensus.methods.downsample import smaller
+from llava_consensus.methods.resize import smaller
 from llava_consensus.reduction.budget import Budget
 
-INSIDE = ("tome", "downsample")
-ALL = ("uniform_grid", "pool", "downsample", "divprune", "tome", "tome_post")
+INSIDE = ("tome", "resize")
+ALL = ("uniform_grid", "pool", "resize", "divprune", "tome", "tome_post")
 
 
 @pytest.mark.parametrize("name", ["pool", *INSIDE])
@@ -66,7 +66,7 @@ def test_every_branch_holds_the_tokens_of_the_tower_in_raster_order(tower_folder
     limit = getattr(model.config, "tokenizer_model_max_length", None) or 10**6
     for outcome, own in zip(outcomes, spec["ranges"], strict=True):
         shares = Budget(tokens).share(len(own))
-        most = [math.prod(smaller(share.tokens)) if name == "downsample" else share.tokens for share in shares]
+        most = [math.prod(smaller(share.tokens)) if name == "resize" else share.tokens for share in shares]
         counts = [reduction.tokens.shape[1] for _, reduction in outcome.reductions]
         assert counts == most and outcome.after == sum(counts)
     lengths = [

@@ -238,7 +238,7 @@ def test_the_example_family(
         with attach(model, method, tokens=16):
             assert torch.equal(model(**inputs).logits, plain)
     assert torch.equal(model(**inputs).logits, plain)
-    for method in ("tome", "downsample"):
+    for method in ("tome", "resize"):
         with pytest.raises(OptionError, match="adapted to CLIP towers"):
             attach(model, method, tokens=5)
     assert cli.main(["list", "--hosts"]) == 0

@@ -16,7 +16,7 @@ from llava_consensus.methods import INDEX, written
 from tools import pages
 
 AGAIN = "make pages, then commit it"
-NAME = r"\b(ConsensusDrop|VisionZip|VisPruner|GQA|POPE|TextVQA|RefCOCO|uniform grid|random|downsample|all tokens)\b"
+NAME = r"\b(ConsensusDrop|VisionZip|VisPruner|GQA|POPE|TextVQA|RefCOCO|uniform grid|random|resize|all tokens)\b"
 FORGED: dict[str, tuple[str, Callable[[re.Match[str]], str]]] = {  # what is looked for, and what it becomes
     "number": (r"\d+\.\d", lambda found: f"{float(found[0]) + 1.3:.1f}"),
     "sign": (r"[+-](?=\d+\.\d)", lambda found: "-" if found[0] == "+" else "+"),

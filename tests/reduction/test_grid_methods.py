@@ -14,7 +14,7 @@ from units import rectangle
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
 from llava_consensus.methods import make
-from llava_consensus.methods.downsample import smaller
+from llava_consensus.methods.resize import smaller
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES
 from llava_consensus.reduction.grid import divide
@@ -60,9 +60,9 @@ def test_without_a_grid_the_tokens_are_one_row() -> None:
 def test_small_pictures_never_have_more_than_the_budget(tokens: int, grid: tuple[int, int]) -> None:
     assert smaller(tokens) == grid
     count = grid[0] * grid[1]
-    assert make("downsample").entering(Budget(tokens), 576, 3) == [count] * 3
-    assert make("downsample").vision_tokens(Budget(tokens), LLAVA_7B) == [count] * 24
-    assert make("downsample").entering(Budget(600), 576, 2) == [576] * 2
+    assert make("resize").entering(Budget(tokens), 576, 3) == [count] * 3
+    assert make("resize").vision_tokens(Budget(tokens), LLAVA_7B) == [count] * 24
+    assert make("resize").entering(Budget(600), 576, 2) == [576] * 2
 
 
 @given(rows=st.integers(1, 40), columns=st.integers(1, 40), data=st.data())
@@ -79,7 +79,7 @@ def test_a_smaller_grid_has_the_form_of_the_larger_one(rows: int, columns: int, 
     assert [smaller(*one) for one in ((2, 19, 10), (40, 10, 30), (40, 30, 10))] == [(2, 1), (4, 10), (10, 4)]
 
 
-@pytest.mark.parametrize("name", ["uniform_grid", "pool", "downsample", "tome"])
+@pytest.mark.parametrize("name", ["uniform_grid", "pool", "resize", "tome"])
 def test_methods_that_rank_nothing_across_tiles_have_no_such_option(name: str) -> None:
     with pytest.raises(OptionError, match=f"unknown option of method '{name}' 'tile_budget'"):
         make(name, tile_budget="global")
@@ -92,7 +92,7 @@ def test_methods_that_rank_nothing_across_tiles_have_no_such_option(name: str) -
 def test_downsample_equals_transformers_own_interpolation(llava_model: Any, tokens: int) -> None:
     images, tower = tiles(2), llava_model.get_vision_tower()
     rows, columns = smaller(tokens)
-    with attach(llava_model, "downsample", tokens=tokens) as attached:
+    with attach(llava_model, "resize", tokens=tokens) as attached:
         tiles_of = attached.encode(images, [1, 1])
     projected, slot = (
         torch.cat(values) for values in zip(*((one.projected, one.parts["slot"]) for one in tiles_of), strict=True)

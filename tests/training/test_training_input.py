@@ -13,7 +13,6 @@ from llava_consensus.cli import main
 from llava_consensus.errors import DataError, MissingDependency, OptionError
 from llava_consensus.methods import METHODS, make
 from llava_consensus.reduction.budget import Budget, Share
-from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.tokens import Need
 from llava_consensus.training import plan as plans
 from llava_consensus.training.plan import TrainingPlan, read
@@ -127,7 +126,7 @@ def test_bad_plans_say_argument_value_and_bound(tmp_path: Path, changes: dict[st
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_trained_with_or_refused_with_the_reason(tmp_path: Path, name: str) -> None:
     method = make(name)
-    refused = method.place in (Place.PICTURE, Place.TOWER) or Need.QUESTION in method.needs
+    refused = method.acts_inside or Need.QUESTION in method.needs
     if not refused:
         plan(tmp_path, method=method if method.reduces else None).check(name)
         return

@@ -39,8 +39,8 @@ BENCHMARKS = Registry(
 
 
 def benchmark_class(name: str) -> type[Benchmark]:
-    """The class of a benchmark: one of BENCHMARKS, or one that an installed package registers under the entry point
-    `llava_consensus.benchmarks`.
+    """The class of a benchmark: one of BENCHMARKS, a task of lmms-eval (`lmms:NAME`), or one that an installed package
+    registers under the entry point `llava_consensus.benchmarks`.
 
     Raises:
         OptionError: for a name that is neither, or a registered one that is no benchmark or cannot be imported.
@@ -49,6 +49,10 @@ def benchmark_class(name: str) -> type[Benchmark]:
     if name in BENCHMARKS:
         ours: type[Benchmark] = BENCHMARKS[name]
         return ours
+    if name.startswith("lmms:"):
+        from llava_consensus.evaluation.benchmarks.lmms import task_class
+
+        return task_class(name.removeprefix("lmms:"))
     found, where = load_registered(GROUP, "benchmark", name, BENCHMARKS)
     if not (isclass(found) and issubclass(found, Benchmark) and is_dataclass(found)):
         raise OptionError(f"{where}: must be a dataclass that derives from Benchmark (docs/adding.md)")

@@ -12,12 +12,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from hashlib import sha256
+from importlib.metadata import version
 from itertools import chain, groupby
 from statistics import mean
 from typing import Any, NoReturn
 
 import torch
+from lmms_eval import utils
 from lmms_eval.api.instance import GenerationResult, TokenCounts
 from lmms_eval.api.model import lmms
 from lmms_eval.models.model_utils.gen_metrics import log_metrics
@@ -93,6 +96,9 @@ class ReducedModel(lmms):
         chosen, tokens_given = make(method, **options), budget(tokens, merged)
         models.check(pretrained, conversation, loading, host_options=host_options)
         os.environ.setdefault(RUN_ID, run_id(sys.argv[1:]))
+        # Its cache keys hold the commit of the repository that the command is typed in, whatever that is of: any commit
+        # between a kill and the next start would forget all answers.
+        utils.get_lmms_eval_cache_version = partial(version, "lmms-eval")
         self.runner = models.load(pretrained, _on_own_device(loading), host_options)
         self.attachment = self.runner.attach(chosen, tokens_given)
         self._encodings: OrderedDict[str, Encoding] = OrderedDict()

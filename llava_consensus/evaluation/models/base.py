@@ -22,7 +22,7 @@ from llava_consensus.hosts.base import PictureOutcome, Tiles
 from llava_consensus.hosts.call import CachedLayer, Call, current_call
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Auto, Budget, Share
-from llava_consensus.reduction.method import Method, Place, Shape
+from llava_consensus.reduction.method import Method, Shape
 from llava_consensus.reduction.tokens import Need
 
 if TYPE_CHECKING:
@@ -288,7 +288,7 @@ def _check_batch(attachment: Attachment, encoded: list[list[Encoding]], prompts:
     if len({prompt.max_new_tokens for prompt in prompts}) != 1:
         raise ValueError("the prompts of one batch must allow answers of one length")
     method, budget = attachment.method, attachment.budget
-    inside = method.place in (Place.TOWER, Place.PICTURE)
+    inside = method.acts_inside
     for picture in (picture for pictures in encoded for picture in pictures):
         if picture.method != method or (inside and picture.budget != budget):
             raise ValueError(

@@ -50,6 +50,7 @@ MARKS = (
     "pictures no test."
 )
 ALIKE = "Where no answer differs, the interval is what so many pictures can exclude."
+SIMPLE_WAYS = ("resize", "uniform_grid", "random")  # which no method is compared without
 NAME = Column("method", lambda line: line.label)
 
 Bench = Sequence[Mapping[str, Any]]
@@ -127,6 +128,18 @@ def scores(section: Section) -> Table | None:
     return tabulate(section, "Scores", [*of_benchmarks(section, names, score), *means(section, count)], note)
 
 
+def without_simple_ways(section: Section) -> str:
+    """A warning about budgets at which methods are compared without the simple ways; empty where none is missing."""
+    missing = []
+    for tokens in dict.fromkeys(line.tokens for line in section.reduced):
+        runs = [run for line in section.reduced if line.tokens == tokens for run in line.runs.values()]
+        names = {run.config["method"] for run in runs}
+        absent = [name for name in SIMPLE_WAYS if name not in names]
+        if absent and len(names.difference(SIMPLE_WAYS)) > 1:
+            missing.append(f"{', '.join(absent)} at {tokens:g} tokens")
+    return f" Missing beside these methods, and simpler than any: {'; '.join(missing)}." if missing else ""
+
+
 def intervals(section: Section) -> Table:
     """Every benchmark that was run, each score with its interval."""
     columns = []
@@ -139,7 +152,7 @@ def intervals(section: Section) -> Table:
     note = (
         f"Score ± half of its 95 % interval: bootstrap over pictures, {RESAMPLES} resamples; sd: over seeds. MME in "
         f"points. {ALIKE} {MARKS} "
-        "A score without an interval has a scorer that does not say what it is made of."
+        f"A score without an interval has a scorer that does not say what it is made of.{without_simple_ways(section)}"
     )
     return tabulate(section, "Scores with 95 % intervals", columns, note)
 

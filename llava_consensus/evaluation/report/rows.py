@@ -33,6 +33,7 @@ from llava_consensus.evaluation.files import (
     read_lines,
 )
 from llava_consensus.evaluation.report.stats import RESAMPLES, Bounds, Comparison, Sample, bounds, pooled, sample
+from llava_consensus.methods import RENAMED
 
 CHOICE = ("method", "options", "changed", "tokens", "merged")  # keys of a configuration in which compared runs differ
 OF_BENCHMARK = ("benchmark", "questions", "conversation", "max_new_tokens")
@@ -259,6 +260,10 @@ def read_row(folder: Path) -> Row:
         raise DataError(f"{folder}: no {CONFIG} in it, so it is not the folder of a run")
     metrics = read_json(folder / METRICS, AWAY, dict) if (folder / METRICS).exists() else None
     config, answers = read_json(folder / CONFIG, AWAY, dict), folder / ANSWERS
+    if config.get("method") in RENAMED:
+        old, config["method"] = config["method"], RENAMED[config["method"]]
+        if metrics and metrics.get("titles", {}).get("method") == old:
+            metrics["titles"]["method"] = config["method"]
     absent = [key for key in CHOICE + OF_BENCHMARK + OF_SECTION if key not in config]
     if absent:
         raise DataError(f"{folder / CONFIG}: no {', '.join(absent)} in it. Move the folder away")

@@ -241,7 +241,7 @@ def describe_reduction(method: Method, budget: Budget | Share | None) -> Record:
     """Method, budget and options in config.json; `tokens` is null where nothing is reduced, a fraction for a share."""
     options, changed = {}, {}
     for one in fields(method):
-        value = getattr(method, one.name)
+        value = method.recorded.get(one.name, getattr(method, one.name))
         if isinstance(one.default, float) and isinstance(value, int):
             value = float(value)  # a whole number given for a fraction counts as one: 1 is 1.0
         options[one.name] = value if value is None or isinstance(value, bool | int | float | str) else repr(value)

@@ -64,6 +64,8 @@ class TapDecoder(LlamaDecoder):
         """No taps of modules: kernel calls are observed."""
         return []
 
+    value_taps = taps
+
     def rotary(self, hidden: Tensor, positions: Tensor) -> Any:
         """Positions [R, S], or [R, S, A] of A axes, as layers of this kind rotate by them."""
         rotary = self.module.rotary_emb

@@ -194,7 +194,7 @@ class DerivedModel(HfModel):
                 f"scap_rope=false: queries and keys of {type(self.module).__name__} are read behind their rotation. "
                 "Leave it out"
             )
-        if method.acts_inside:
+        if method.acts_inside and self.offer.inside.get(method.place) != "":
             raise OptionError(
                 f"{type(method).__name__} acts before the projector, and no file says how the tower of "
                 f"{type(self.module).__name__} takes fewer patches. Take a method that acts after the tower"

@@ -7,7 +7,9 @@ layers (DeepStack), which are reduced with the same rows.
 """
 
 import math
+from collections.abc import Mapping
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer, Tap, Tiles
 from llava_consensus.hosts.derived.decoder import TapDecoder
+from llava_consensus.hosts.hf.cells import ADAPTED, through_tower
 from llava_consensus.hosts.hf.model import HfModel, joined, run_encoder
 from llava_consensus.hosts.hf.rows import Features, PictureRows, whole_tiles
 from llava_consensus.hosts.hf.towers import MERGER, PATCHES
@@ -27,6 +30,7 @@ from llava_consensus.reduction.saliency import rotate
 from llava_consensus.reduction.tokens import Need
 
 MERGED = 4  # patches of a token, in a row
+CELLS = MappingProxyType({**MERGER, **ADAPTED})
 SIDE = 2  # patches in a row of the square that makes a token
 
 
@@ -35,7 +39,7 @@ class QwenTower:
 
     classes, side, offers, merged, varies = 0, 0, PATCHES, MERGED, True
     members: Tensor | None = None
-    inside = MERGER
+    inside: Mapping[Place, str] = MERGER
 
     def __init__(self, visual: Any, most: int) -> None:
         self.visual, self.blocks, self.tokens = visual, list(visual.blocks), most
@@ -119,6 +123,8 @@ class QwenVL(HfModel):
         """The model's own encoder; its rows in the order of the tokens."""
         if attachment.method.place is Place.PICTURE:
             return self.smaller(attachment, modality, inputs)
+        if attachment.method.place is Place.CELLS:
+            return self.fewer(attachment, modality, inputs)
         output, parts = run_encoder(self, attachment, modality, inputs)
         grids = inputs[f"{modality}_grid_thw"]
         parts = self.ordered(parts, grids)
@@ -153,6 +159,10 @@ class QwenVL(HfModel):
         tiles, index = small.tiles(tokens)
         planes = tuple(joined(layer)[index] for layer in getattr(output, "deepstack_features", None) or ())
         return Features(tiles, tokens[index], planes)
+
+    def fewer(self, attachment: Attachment, modality: str, inputs: dict[str, Any]) -> Features:
+        """Refused: only the tower of Qwen3-VL takes some of a picture's patches."""
+        raise NotImplementedError
 
     def ordered(self, parts: dict[str, Tensor], grids: Tensor) -> dict[str, Tensor]:
         """Queries and keys [rows, H, d], rotated, and features [rows, D_v], each token's four rows together."""
@@ -210,6 +220,26 @@ class QwenVL(HfModel):
         from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
 
         return BaseModelOutputWithDeepstackFeatures(pooler_output=tokens, deepstack_features=planes)
+
+
+class Qwen3VL(QwenVL):
+    """Adapter for Qwen3-VL, whose tower looks at whole pictures: it can see some of their cells."""
+
+    offer = Offer(PATCHES, inside=CELLS)
+
+    @cached_property
+    def tower(self) -> QwenTower:
+        """The vision side."""
+        tower = QwenTower(self.inner.visual, self.decoder.reach)
+        tower.inside = CELLS
+        return tower
+
+    def fewer(self, attachment: Attachment, modality: str, inputs: dict[str, Any]) -> Features:
+        """The cells that the method leaves, through the model's own tower, each at its own place in its picture."""
+        seen = through_tower(self.inner.visual, attachment, modality, inputs)
+        tokens = seen.output.pooler_output[seen.stand_in]
+        planes = tuple(layer[seen.stand_in] for layer in seen.output.deepstack_features)
+        return Features(seen.tiles(tokens), tokens, planes)
 
 
 def _image(patches: Tensor, size: list[int], patch: int) -> Tensor:

@@ -221,6 +221,14 @@ def test_difference_to_random(out: Path) -> None:
     assert ours[1].startswith("+25.0 ± ") and ours[2] == "-" and vision[1].startswith("+0.0 ± ")
 
 
+def test_methods_that_are_compared_without_the_simple_ways_are_warned_of(tmp_path: Path) -> None:
+    """Of two methods; `downsample` is what runs of before call `resize`."""
+    for number, method in enumerate(("fastv", "dart", "random", "downsample")):
+        assert ("Missing beside" in text_of(tmp_path)) == (number > 1)
+        store(tmp_path, [1, 0] * 8, method=method)
+    assert "simpler than any: uniform_grid at 64 tokens." in text_of(tmp_path)
+
+
 def test_a_judges_score_joins_the_run_whose_answers_it_graded(tmp_path: Path) -> None:
     folders = [told(store(tmp_path, [1] * 12, benchmark="mmvet", tokens=tokens), score=None) for tokens in (64, 32)]
     (folders[1] / "answers.jsonl").write_text("other answers\n")

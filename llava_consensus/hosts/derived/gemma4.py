@@ -1,0 +1,55 @@
+"""Gemma 4: derived as any family without a file, and `resize` as its own lever, a lower `max_soft_tokens`."""
+
+from typing import Any
+
+import torch
+
+from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.base import Offer
+from llava_consensus.hosts.derived.model import DerivedModel, DerivedTower
+from llava_consensus.hosts.derived.record import Fields, Record
+from llava_consensus.hosts.hf.rows import Features, PictureRows
+from llava_consensus.hosts.hf.towers import MERGER, PATCHES
+from llava_consensus.hosts.tower_hooks import TokenGrid, shrink, shrunk
+from llava_consensus.reduction.method import Place
+
+
+class Gemma4(DerivedModel):
+    """Adapter for Gemma 4."""
+
+    offer = Offer(PATCHES, inside=MERGER)
+
+    def _tower_of(self, record: Record) -> DerivedTower:
+        tower = super()._tower_of(record)
+        tower.inside = MERGER
+        return tower
+
+    def encode(
+        self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[PictureRows]
+    ) -> Features:
+        """Encodes as every derived family does; for `resize` smaller pictures, padded to the room of the full ones."""
+        if attachment.method.place is not Place.PICTURE:
+            return super().encode(attachment, modality, inputs, pictures)
+        vision = self.module.config.vision_config
+        side, patch, pixels = vision.pooling_kernel_size, vision.patch_size, inputs["pixel_values"]
+        room, places = torch.zeros_like(pixels), torch.full_like(inputs["image_position_ids"], -1)
+        sizes = (inputs["image_position_ids"].amax(1) + 1).tolist()  # columns and rows of patches
+        small = shrunk(attachment, [TokenGrid(1, rows // side, columns // side) for columns, rows in sizes])
+        for number, ((columns, rows), (less,)) in enumerate(zip(sizes, small.small, strict=True)):
+            new_rows, new_columns = side * less[0], side * less[1]
+            image = pixels[number, : rows * columns].view(rows, columns, patch, patch, -1)
+            image = image.permute(4, 0, 2, 1, 3).reshape(1, -1, rows * patch, columns * patch)
+            if (new_rows, new_columns) != (rows, columns):  # a processor resizes colours, which end at 0 and 1
+                image = shrink(image, new_rows * patch, new_columns * patch).clamp(0, 1)
+            image = image.view(-1, new_rows, patch, new_columns, patch).permute(1, 3, 2, 4, 0)
+            room[number, : new_rows * new_columns] = image.reshape(new_rows * new_columns, -1).to(pixels.dtype)
+            row, column = torch.meshgrid(torch.arange(new_rows), torch.arange(new_columns), indexing="ij")
+            places[number, : new_rows * new_columns] = torch.stack((column.flatten(), row.flatten()), -1).to(places)
+        output = self.inner.get_image_features(pixel_values=room, image_position_ids=places, return_dict=True)
+        fields = Fields(output, sum(rows * columns for own in small.small for rows, columns in own))
+        tiles, index = small.tiles(fields.flat()[0])
+        counts = [len(one.token) for one in pictures]
+        parts = [list(part[index].split(counts)) for part in fields.flat()]
+        fields = Fields(fields.with_parts(parts, split=True), len(index))
+        tokens, *planes = fields.flat()
+        return Features(tiles, tokens, tuple(planes), fields)

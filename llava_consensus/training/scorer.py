@@ -1,0 +1,158 @@
+"""Train a scorer (`methods/scorer.py`) for a model of transformers, in VisionSelector's way (arXiv 2510.16598): only
+the scorer learns. The tokens of a picture are multiplied by a soft mask, sigmoid(score + t), t such that it sums to the
+budget; the loss is that of the answers, and, with a weight that grows from 0.1 to 2, the distance of the soft mask from
+the hard one.
+
+What differs: weights start with a standard deviation of 0.01, theirs of 0.0001, which minutes of training do not leave;
+and a picture's scores are weighed against the mean of its own tokens alone.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy, linear
+from transformers import get_cosine_schedule_with_warmup
+
+from llava_consensus.errors import DataError, OptionError
+from llava_consensus.evaluation import models
+from llava_consensus.evaluation.files import replace
+from llava_consensus.evaluation.models import Loading
+from llava_consensus.evaluation.models.hf import HfRunner
+from llava_consensus.hosts.hf.generate import contained
+from llava_consensus.methods.scorer import PARTS
+from llava_consensus.reduction.budget import Budget, Share
+from llava_consensus.training.hf import Examples, collated
+from llava_consensus.training.plan import Conversations, TrainingPlan, read
+from llava_consensus.training.trainer import WARM_UP
+
+log = logging.getLogger(__name__)
+START, HALVINGS = 0.01, 64
+NEARNESS = (0.1, 2.0)  # weight of the distance from the hard mask, at the first and at the last step
+
+
+class SoftTop(torch.autograd.Function):
+    """A soft mask of the largest scores: sigmoid(score + t), t by bisection such that the mask sums to `count`."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, count: float) -> Tensor:
+        """[N] -> [N]."""
+        low, high = -scores.max() - 10, -scores.min() + 10
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            few = torch.sigmoid(scores + middle).sum() < count
+            low, high = torch.where(few, middle, low), torch.where(few, high, middle)
+        mask = torch.sigmoid(scores + (low + high) / 2)
+        ctx.save_for_backward(mask * (1 - mask))
+        return mask
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        """The sum stays, so what one score gains the others lose."""
+        (slope,) = ctx.saved_tensors
+        pushed = grads[0] * slope
+        return pushed - slope * pushed.sum() / slope.sum(), None
+
+
+class ScorerWeights(nn.Module):
+    """The trained parameters, named as in the file."""
+
+    def __init__(self, width: int, hidden: int, seed: int) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj = nn.Linear(width, hidden), nn.Linear(width, hidden)
+        generator = torch.Generator().manual_seed(seed)
+        for one in (self.q_proj, self.k_proj):
+            one.weight.data.copy_(torch.randn(hidden, width, generator=generator) * START)
+            one.bias.data.zero_()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Scores of the tokens of one picture: [N, D] -> [N]."""
+        against = linear(tokens.mean(0), self.k_proj.weight, self.k_proj.bias)
+        return self.q_proj(tokens) @ against / against.numel() ** 0.5
+
+
+def train_scorer(plan: TrainingPlan) -> list[tuple[float, float]]:
+    """Trains a scorer and stores it; returns the two losses of each step, of answers and of the mask.
+
+    Args:
+        plan: what it is trained on; soft masks sum to one of its `budgets`, and `out` is a file of safetensors.
+    Raises:
+        ConsensusError: for data or a model that it cannot be trained on.
+    """
+    data = read(plan.conversations, plan.images)
+    data = data._replace(entries=[entry for entry in data.entries if "image" in entry])
+    if not data.entries:
+        raise DataError(f"{plan.conversations}: no conversation about a picture, which is what a scorer learns of")
+    runner = models.load(plan.model, Loading(plan.device, plan.precision, attention=plan.attention))
+    if not isinstance(runner, HfRunner):
+        raise OptionError(
+            f"model={plan.model!r}: a scorer is trained on a model of transformers. `llava-consensus model convert` "
+            "makes one of official LLaVA, and its scorer then serves both"
+        )
+    model = runner.model.requires_grad_(False).eval()
+    width = model.config.get_text_config().hidden_size
+    weights = ScorerWeights(width, max(1, width // 2), plan.seed).to(model.device)
+    optimiser = torch.optim.AdamW(weights.parameters(), lr=plan.rate, weight_decay=0.0)
+    schedule = get_cosine_schedule_with_warmup(optimiser, round(WARM_UP * plan.steps), plan.steps)
+    losses: list[tuple[float, float]] = []
+    for step, batch in enumerate(_batches(plan, data, runner)):
+        nearness = NEARNESS[0] + (NEARNESS[1] - NEARNESS[0]) * step / max(1, plan.steps - 1)
+        answered, distance = _losses(runner, weights, batch, plan.budget(step))
+        (answered + nearness * distance).backward()
+        optimiser.step()
+        schedule.step()
+        optimiser.zero_grad()
+        losses.append((float(answered.detach()), float(distance.detach())))
+        log.info("step %d of %d: loss of answers %.3f, of the mask %.3f", step + 1, plan.steps, *losses[-1])
+    store(weights, plan.out)
+    return losses
+
+
+def store(weights: nn.Module, out: Path) -> None:
+    """Stores the four tensors of a scorer, whole or not at all."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    replace(out, save({name: weights.state_dict()[name].float().cpu().contiguous() for name in PARTS}))
+
+
+def _batches(plan: TrainingPlan, data: Conversations, runner: HfRunner) -> Any:
+    """The batches of all steps, each conversation once before any comes again."""
+    examples, order = Examples(data, plan.images, runner), list[int]()
+    generator = torch.Generator().manual_seed(plan.seed)
+    for _ in range(plan.steps):
+        while len(order) < plan.batch:
+            order += torch.randperm(len(examples), generator=generator).tolist()
+        chosen, order = order[: plan.batch], order[plan.batch :]
+        yield collated([examples[number] for number in chosen], runner.tokenizer.pad_token_id or 0)
+
+
+def _losses(
+    runner: HfRunner, weights: ScorerWeights, batch: dict[str, Tensor], budget: Budget | Share
+) -> tuple[Tensor, Tensor]:
+    """Loss of the answers from softly masked tokens, and the mean distance of the masks from the hard ones."""
+    view: Any = runner.view
+    model, device = view.module, view.module.device
+    batch = {
+        name: value.to(device, model.dtype if value.is_floating_point() else None) for name, value in batch.items()
+    }
+    pixels = view.encoder_inputs(batch)["image"]
+    rows = view.pictures("image", pixels, batch["input_ids"].cpu())
+    with torch.no_grad():
+        output = view.inner.get_image_features(**pixels, return_dict=True)
+    tokens = torch.cat([one.reshape(-1, one.shape[-1]) for one in output.pooler_output])
+    masked, distances = [], []
+    for own, picture in zip(tokens.split([len(one.token) for one in rows]), rows, strict=True):
+        candidates = (picture.token >= 0).to(device)
+        scores = weights(own[candidates].float())
+        count = min(budget.of(len(scores)).tokens, len(scores) - 1)
+        mask = SoftTop.apply(scores, float(count))
+        hard = torch.zeros_like(mask).scatter(0, scores.topk(count).indices, 1.0)
+        distances.append(binary_cross_entropy(mask, hard))
+        factor = torch.ones_like(own[:, 0], dtype=torch.float32).masked_scatter(candidates, mask)
+        masked.append(own * factor[:, None].to(own.dtype))
+    output.pooler_output = masked
+    words = {name: value for name, value in batch.items() if name not in pixels or name in view.placed_by}
+    answered = model(**contained(view, {**words, "mm_encoder_outputs": {"image": output}})).loss
+    return answered, torch.stack(distances).mean()

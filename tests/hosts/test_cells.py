@@ -1,0 +1,124 @@
+"""`pixelprune` on Qwen3-VL: bit for bit the plain model where all cells differ, and elsewhere its own tower on the
+cells that stay, at their own places.
+"""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hf_models import CASES, END, IMAGE, START, Picture, noise, prompts
+from torch import Tensor
+
+from llava_consensus import attach
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.hf import reduce
+
+VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+pytestmark = pytest.mark.skipif(VERSION < (5, 23), reason="the tower of Qwen3-VL is given places since 5.23")
+FAMILY_IMAGE = 190  # id of a placeholder there
+ROWS, COLUMNS = 4, 6  # of cells
+
+
+def picture(cells: Tensor) -> dict[str, Any]:
+    """A prompt about a picture of cells [rows, columns, V / 2], whose two frames are the same."""
+    rows, columns, values = cells.shape
+    pixels = cells.view(rows * columns * 4, 3, 1, values // 12).expand(-1, -1, 2, -1).reshape(rows * columns * 4, -1)
+    given = {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 2 * rows, 2 * columns]])}
+    return prompts([1, 5, Picture([START, *[IMAGE] * rows * columns, END], given), 7, 8])
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return CASES["qwen3_vl"].build()
+
+
+@torch.no_grad()
+def test_a_picture_of_different_cells_is_read_bit_for_bit(model: Any) -> None:
+    inputs = picture(noise(ROWS, COLUMNS, 12 * 256, seed=1))
+    plain, logits = (
+        model.model.get_image_features(inputs["pixel_values"], inputs["image_grid_thw"]),
+        model(**inputs).logits,
+    )
+    with attach(model, "pixelprune", tokens=1) as attached:
+        features = reduce(model, **inputs)["mm_encoder_outputs"]["image"]
+        assert torch.equal(torch.cat(list(features.pooler_output)), torch.cat(list(plain.pooler_output)))
+        for one, other in zip(features.deepstack_features, plain.deepstack_features, strict=True):
+            assert torch.equal(torch.cat(list(one)), torch.cat(list(other)))
+        assert torch.equal(model(**inputs).logits, logits) and attached.outcomes[0].after == ROWS * COLUMNS
+
+
+@torch.no_grad()
+def test_cells_that_stay_go_through_the_tower_alone(model: Any) -> None:
+    cells = noise(ROWS, COLUMNS, 12 * 256, seed=2)
+    cells[1:, 2:] = cells[0, 1]  # the first of each row is predicted by the one left of it, which differs
+    cells[0, 3] = cells[0, 2]
+    inputs, visual = picture(cells), model.model.visual
+    stays = torch.ones(ROWS * COLUMNS, dtype=torch.bool)
+    stays[3] = False
+    stays.view(ROWS, COLUMNS)[1:, 2:] = False
+    stays.view(ROWS, COLUMNS)[1:, 2] = True
+    patches = stays.repeat_interleave(4)
+    states: dict[str, Any] = {}
+    hook = visual.blocks[0].register_forward_pre_hook(
+        lambda block, args, given: states.update(given, hidden=args[0]), with_kwargs=True
+    )
+    visual(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"])
+    hook.remove()
+    hidden = states["hidden"][patches]
+    turned = tuple(one[patches] for one in states["position_embeddings"])
+    ends = torch.tensor([0, len(hidden)], dtype=torch.int32)
+    for block in visual.blocks:
+        hidden = block(hidden, cu_seqlens=ends, position_embeddings=turned)
+    full = reduce_positions(model, inputs)
+    with attach(model, "pixelprune", tokens=1) as attached:
+        reduced = reduce(model, **inputs)
+        assert model.generate(**inputs, max_new_tokens=3, do_sample=False).shape[1] == inputs["input_ids"].shape[1] + 3
+    found = torch.cat(list(reduced["mm_encoder_outputs"]["image"].pooler_output))
+    assert torch.allclose(found, visual.merger(hidden), atol=1e-5)
+    rows = torch.ones(inputs["input_ids"].shape[1], dtype=torch.bool)
+    rows[inputs["input_ids"][0] == IMAGE] = stays
+    assert torch.equal(reduced["position_ids"][-3:], full[..., rows])
+    assert attached.outcomes[0].after == int(stays.sum()) == math.prod(found.shape[:1])
+
+
+def reduce_positions(model: Any, inputs: dict[str, Any]) -> Tensor:
+    """Positions of the plain model, of three axes."""
+    seen: dict[str, Any] = {}
+    hook = model.get_decoder().register_forward_pre_hook(lambda module, _, given: seen.update(given), with_kwargs=True)
+    model(**inputs)
+    hook.remove()
+    return seen["position_ids"][-3:]
+
+
+def test_a_video_and_another_model_are_refused(model: Any) -> None:
+    with pytest.raises(OptionError, match="towers of Qwen3-VL"):
+        attach(CASES["qwen2_5_vl"].build(), "pixelprune", tokens=1)
+
+
+@torch.no_grad()
+def test_qwen_3_5_reads_half_of_a_picture_once() -> None:
+    """The right half repeats one cell; where all differ the features are the plain model's, bit for bit."""
+    from derived.families import FAMILIES, build
+
+    family = FAMILIES["qwen3_5"]
+    model = build(family, torch.float32)
+    for repeats in (False, True):
+        given = family.pixels([0])
+        rows, columns = (side // 2 for side in given["image_grid_thw"][0, 1:].tolist())
+        values = given["pixel_values"].view(rows * columns * 4, 3, 2, -1)[:, :, :1].expand(-1, -1, 2, -1).clone()
+        cells = values.view(rows, columns, 4, -1)
+        if repeats:
+            cells[:, 1:] = cells[:, :1].clone()
+        given["pixel_values"] = cells.reshape(rows * columns * 4, -1)
+        ids = torch.tensor([[1, 10, *[FAMILY_IMAGE] * rows * columns, 20, 21]])
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **given}
+        inputs["mm_token_type_ids"] = (ids == FAMILY_IMAGE).int()
+        with attach(model, "pixelprune", tokens=1) as attached:
+            found = reduce(model, **inputs)["mm_encoder_outputs"]["image"].pooler_output
+            model.generate(**inputs, max_new_tokens=2)
+        assert attached.outcomes[0].after == (rows if repeats else rows * columns)
+        if not repeats:
+            plain = model.model.get_image_features(given["pixel_values"], given["image_grid_thw"]).pooler_output
+            assert torch.equal(torch.cat(list(found)), torch.cat(list(plain)))
