@@ -377,6 +377,38 @@ def _rates(text: str) -> list[float]:
 
 
 @command(
+    "paper verify",
+    "before any method is judged: a model's scores with all tokens against the published ones",
+    arg("--bench", default="gqa pope textvqa", metavar="NAMES", help="benchmarks (%(default)s)"),
+    arg("--published", type=Path, metavar="FILE", help="scores by benchmark, as JSON (LLaVA-1.5-7B's)"),
+    *arguments.LOADED,
+    *arguments.RUN,
+    examples=("paper verify --bench pope --published scores.json --sample 300",),
+)
+def verify(given: argparse.Namespace) -> Iterator[Any]:
+    """A line for every run, then the table.
+
+    Raises:
+        DataError: a score differs by more than its sampling error.
+    """
+    from llava_consensus.evaluation import benchmarks
+    from llava_consensus.evaluation.files import read_json
+    from llava_consensus.evaluation.report.rows import read_row
+    from llava_consensus.evaluation.runs.configuration import prepare
+    from llava_consensus.evaluation.runs.sweep import Cell
+    from llava_consensus.methods import make
+    from llava_consensus.paper.verify import verify_table
+
+    made = [benchmarks.make(name) for name in given.bench.split()]
+    known = {one.name: one.paper for one in made if one.paper is not None}
+    published = read_json(given.published, "Give benchmark: score", dict) if given.published else known
+    cells = [Cell(prepare(arguments.config(given, one, make("full")))) for one in made]
+    found = yield from _all_run([(cells, given.out)], given, loaded_once(given))
+    runs = [read_row(folder) for folder in found]
+    yield terminal.drawn(verify_table(runs, published, {one.name: one.count for one in made}))
+
+
+@command(
     "paper ledger",
     "published results with their budgets as entering, kept, layer mean and FLOPs",
     arg("--sort", default="average", metavar="COLUMN", help="one of the CSV's columns (%(default)s)"),

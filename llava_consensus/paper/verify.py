@@ -1,0 +1,49 @@
+"""All tokens before any method: does a model score what was published, within the sampling error of these questions?"""
+
+from collections.abc import Mapping, Sequence
+from math import sqrt
+
+from llava_consensus.errors import DataError
+from llava_consensus.evaluation.report.rows import Row
+from llava_consensus.evaluation.report.section import half
+from llava_consensus.evaluation.report.table import ABSENT, Group, Table
+
+HEAD = ("benchmark", "questions (pictures)", "ours", "published", "± at all questions", "verdict")
+ROUNDED = 0.05  # a published score has one decimal
+
+
+def verify_table(runs: Sequence[Row], published: Mapping[str, float], counts: Mapping[str, int | None]) -> Table:
+    """A line for each run with all tokens.
+
+    Args:
+        runs: of one model, complete.
+        published: scores by benchmark.
+        counts: questions of each whole benchmark, for the width of an interval that all of them would have.
+    Raises:
+        DataError: a score is outside the interval of its run; the message names the benchmarks and has the table.
+    """
+    lines, wrong = [], []
+    for run in runs:
+        name, wanted, score = run.benchmark, published.get(run.benchmark), run.score
+        verdict, at_all = "nothing published", ABSENT
+        if wanted is not None and score is not None and run.bounds is not None:
+            low, high = run.bounds
+            same = low - ROUNDED <= wanted <= high + ROUNDED
+            verdict = "as published" if same else "differs"
+            wrong += [] if same else [f"{name} {score:.1f}{half(run.bounds)}, published {wanted:.1f}"]
+            asked = (run.metrics or {})["questions"]
+            if count := counts.get(name):
+                at_all = f"{(high - low) / 2 * sqrt(asked / max(count, asked)):.1f}"
+        elif wanted is not None:
+            verdict = "no interval: too few pictures, or not scored here"
+        ours = ABSENT if score is None else f"{score:.1f}{half(run.bounds)}"
+        asked = f"{(run.metrics or {}).get('questions')} ({run.pictures})"
+        lines.append((run.facts.title, asked, ours, ABSENT if wanted is None else f"{wanted:.1f}", at_all, verdict))
+    note = "Ours ± half of the 95 % interval from resampled pictures; as published: within it."
+    table = Table("All tokens against published scores", HEAD, (Group("", tuple(lines)),), note)
+    if wrong:
+        raise DataError(
+            f"{'; '.join(wrong)}: judge no method by this model before prompts, files and weights are the published "
+            "ones (llava-consensus data check, model check)"
+        )
+    return table
