@@ -33,7 +33,7 @@ from llava_consensus.cli.arguments import one_word_method
 from llava_consensus.cli.report import known
 from llava_consensus.evaluation.files import CONFIG, METRICS, SCORES, write_out
 from llava_consensus.evaluation.report.efficiency import bench_tables
-from llava_consensus.evaluation.report.rows import Row, compare, read_rows
+from llava_consensus.evaluation.report.rows import FULL, Row, compare, read_rows
 from llava_consensus.evaluation.report.section import Section, half, signed
 from llava_consensus.evaluation.report.stats import LEVEL, SIGNIFICANT, sign_flips
 from llava_consensus.evaluation.report.table import csv_text, markdown
@@ -43,7 +43,7 @@ from llava_consensus.paper import material, preset
 from llava_consensus.paper.claims import claims_table
 from llava_consensus.paper.study.tables import study_csv
 from llava_consensus.reduction.budget import budget
-from tools.photo import Photo, p_value
+from tools.photo import BENCHMARKS, Photo, p_value
 
 ROOT = Path(__file__).parents[1]
 MEASURED, PHOTO = Path("docs/measured.tar.xz"), Path("docs/measured-photo.tar.xz")
@@ -54,6 +54,7 @@ TEMPLATES = ("results.md", "paper.md", "positions.md", "efficiency.md")
 BESIDE = ("study.json", "scap.json")
 BENCHES = ("docs/paper/bench.json", "docs/paper/bench-tradeoff.json")
 TIMED = "llava-1.5-1b.json"  # in docs/efficiency
+SCORES_OF_PHOTO = "checkpoints/llava-photo/scores.json"  # with all tokens, for `paper verify --published`
 BEGIN, END = "<!-- numbers:begin -->", "<!-- numbers:end -->"  # of README's table
 SPAN = re.compile(r"(<!--(photo|drawn|time)-->).*?(<!--/-->)", re.DOTALL)  # of its sentences
 
@@ -132,9 +133,11 @@ def pages(readme: Path) -> dict[str, str]:
         made = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
         found = {f"docs/{name}": made.get_template(name).render(given) for name in TEMPLATES}
         head, rest = readme.read_text("utf-8").split(BEGIN)
-        text = f"{head}{BEGIN}\n{photo.scores_table(whole=False)}\n{END}{rest.split(END)[1]}"
+        text = f"{head}{BEGIN}\n{photo.scores_table}\n{END}{rest.split(END)[1]}"
         spans = {"photo": photo.sentence, "drawn": drawn["sentence"], "time": first_token()}
         found["README.md"] = SPAN.sub(lambda span: span[1] + spans[span[2]] + span[3], text)
+        scores = {name: row.score for name in BENCHMARKS if (row := photo.run(name, FULL)) is not None}
+        found[SCORES_OF_PHOTO] = json.dumps(scores, indent=1) + "\n"
         study = json.loads((out / "study.json").read_text())
         found["docs/paper/study.csv"] = csv_text(study_csv(study))
         return found | {f"docs/paper/{name}": (out / name).read_text("utf-8") for name in BESIDE}

@@ -22,7 +22,7 @@ from llava_consensus.evaluation.report.stats import SIGNIFICANT, MeanDifference,
 
 NOT_RUN = "not run"
 SEEDS = 5
-BENCHMARKS = ("gqa", "pope", "vqav2", "refcoco")
+BENCHMARKS = ("gqa", "pope", "vqav2")  # of tables; the model does not answer with boxes, so RefCOCO ranks nothing
 WAYS = ("renumber", "keep")
 ROWS = {  # of the table, by the method of one word
     "consensusdrop": "ConsensusDrop",
@@ -33,7 +33,7 @@ ROWS = {  # of the table, by the method of one word
     "divprune": "DivPrune",
     "scope": "SCOPE",
     "fastv": "FastV",
-    "resize": "resize",
+    "resize": "a smaller picture (resize)",
     "uniform_grid": "uniform grid",
     "random": "random",
 }
@@ -146,32 +146,35 @@ class Photo:
             lines.append(f"| {' | '.join((words, titles, asked, *cells, one.verdict))} |")
         return "\n".join(lines)
 
-    def scores_table(self, whole: bool = True) -> str:
-        """Scores at the budget with intervals, positions renumbered and kept; the whole has rows without a run too."""
+    @property
+    def scores_table(self) -> str:
+        """Scores at the budget with intervals, positions renumbered and kept, of the methods that were run."""
         names = [name for name in BENCHMARKS if any(key[0] == name for key in self.runs)]
         titles = [f"{self.title(name)} ({self.asked(name)})" for name in names]
         lines = ["| | " + " | ".join(titles) + " |", "|---" + "|--:" * len(names) + "|"]
         lines.append("| all tokens | " + " | ".join(score(self.run(name, FULL)) for name in names) + " |")
         for method, label in ROWS.items():
             cells = [self.both(name, method) for name in names]
-            if whole or any(cell.replace(NOT_RUN, "") != " → " for cell in cells):
-                lines.append(f"| {label} | {' | '.join(cells)} |")
+            lines += [f"| {label} | {' | '.join(cells)} |"] if any(cells) else []
         return "\n".join(lines)
 
-    def both(self, benchmark: str, method: str, tokens: float | None = None) -> str:
-        """Scores with positions renumbered and kept."""
-        own = (self.run(benchmark, f"{method}{',' if ':' in method else ':'}positions={way}", tokens) for way in WAYS)
-        return " → ".join(map(score, own))
+    def both(self, benchmark: str, method: str) -> str:
+        """Scores with positions renumbered and kept; one alone where the other was not run, nothing without a run."""
+        own = (self.run(benchmark, f"{method}{',' if ':' in method else ':'}positions={way}") for way in WAYS)
+        first, second = (score(run) if run else "" for run in own)
+        return f"{first} → {second}".strip() if first or second else ""
 
     def budgets_table(self, benchmark: str) -> str:
         """Scores at every budget with positions renumbered, as published."""
         budgets = sorted({key[3] for key in self.runs if key[0] == benchmark and key[3] >= 1}, reverse=True)
+        if len(budgets) < 2:
+            return "Other budgets were not run."
         lines = ["| | " + " | ".join(f"{tokens:g} tokens" for tokens in budgets) + " |"]
         lines.append("|---" + "|--:" * len(budgets) + "|")
         for method, label in ROWS.items():
             found = [self.run(benchmark, method, tokens) for tokens in budgets]
             if sum(run is not None for run in found) > 1:
-                lines.append(f"| {label} | {' | '.join(map(score, found))} |")
+                lines.append(f"| {label} | {' | '.join(score(run) if run else '' for run in found)} |")
         return "\n".join(lines)
 
     def order(self, benchmark: str) -> str:
@@ -207,7 +210,7 @@ class Photo:
     @property
     def pictures(self) -> str:
         """The least and the most pictures of a benchmark's sample."""
-        found = sorted({row.pictures for row in self.rows if row.pictures})
+        found = sorted({row.pictures for row in self.rows if row.benchmark in BENCHMARKS and row.pictures})
         return f"{found[0]} to {found[-1]}"
 
     @property

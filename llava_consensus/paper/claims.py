@@ -316,8 +316,8 @@ def claims_table(material: Material) -> str:
         evidence = [f"{named[policy]}{one.evidence}" for policy, one in found.items() if one.evidence]
         scope = dict.fromkeys(one.scope for one in found.values() if one.scope)
         counts = " / ".join(dict.fromkeys(str(one.family) for one in found.values()))
-        scopes = "<br>".join([*scope, f"{claim.family}: {counts}"])
-        cells = (f"{number}. {claim.words}", "<br>".join(verdicts), "<br>".join(evidence) or "-", scopes)
+        asked = "<br>".join([*scope, f"{claim.family}: {counts}"])
+        cells = (f"{number}. {claim.words}", "<br>".join(verdicts), "<br>".join(evidence) or "-", asked)
         lines.append(f"| {' | '.join(cells)} |")
     scopes = []
     for section in material.sections:
