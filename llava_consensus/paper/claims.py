@@ -323,10 +323,9 @@ def claims_table(material: Material) -> str:
     for section in material.sections:
         config = section.rows[0].config
         scopes.append(f"- {config['model']} on {config['data']}, {section.rows[0].part or 'all questions'}")
-    scope = "\n".join(dict.fromkeys(scopes)) or "- no runs"
+    runs = "\n".join(dict.fromkeys(scopes)) or "- no runs"
     return (
-        "\n".join(lines)
-        + f"\n\nFrom these runs, and from study.json, scap.json and bench*.json beside them:\n\n{scope}"
+        "\n".join(lines) + f"\n\nFrom these runs, and from study.json, scap.json and bench*.json beside them:\n\n{runs}"
     )
 
 
