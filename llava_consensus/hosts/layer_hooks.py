@@ -57,6 +57,11 @@ class Cuts:
         self.attachment = attachment
         self.method: Any = attachment.method
         self.depth = len(decoder.layers)
+        if self.method.attention == VALUES and not hasattr(decoder, "value_taps"):  # a decoder of another package
+            raise OptionError(
+                f"{type(self.method).__name__} reads the values of attention, and {type(decoder).__name__} has no "
+                "value_taps that give them. Take another method that acts between layers"
+            )
 
     def install(self, decoder: CutDecoder) -> list[Any]:
         """Handles of all hooks; silent until a call is under way."""

@@ -198,6 +198,8 @@ def states_of(output: Any) -> Tensor:
 
 def hidden_state_block(select_layer: int, blocks: int) -> int:
     """Index of the block whose output is `hidden_states[select_layer]`, which has one entry more than blocks."""
+    if not isinstance(select_layer, int):
+        raise OptionError(f"vision layer {select_layer!r}: features of several layers are not adapted, give one number")
     return select_layer + blocks if select_layer < 0 else select_layer - 1
 
 

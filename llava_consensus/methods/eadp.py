@@ -74,7 +74,7 @@ class EADP(Selector, Tiled):
         overall = -(points @ directions(mean).transpose(1, 2))[..., 0]  # [B, N]
         each = -(points @ directions(text).transpose(1, 2))  # [B, N, M]
         shares = torch.softmax(SHARPNESS * each, dim=1)
-        entropy = -(shares * (shares + 1e-12).log()).sum(1).masked_fill(~real, torch.inf)  # [B, M]
+        entropy = (-(shares * (shares + 1e-12).log()).sum(1)).masked_fill(~real, torch.inf)  # [B, M]
         place = entropy.argsort(dim=1, stable=True).argsort(dim=1)
         telling = real & (place < (count * self.telling).floor().clamp_min(1))
         mixture = torch.softmax((-entropy / TEMPERATURE).masked_fill(~telling, -torch.inf), dim=1).nan_to_num()

@@ -225,12 +225,16 @@ def config_of(model: str) -> Any:
 
     from llava_consensus.hosts.pretrained import load_pretrained
 
+    official = OptionError(
+        f"model {model!r} has the format of official LLaVA, which vLLM does not read. "
+        f"Type: llava-consensus model convert {model} OUT"
+    )
     try:
-        return load_pretrained(transformers.AutoConfig, model)
+        config = load_pretrained(transformers.AutoConfig, model)
     except (OSError, ValueError) as wrong:
         if any(f"`{kind}`" in str(wrong) for kind in HOSTS["llava"].types):
-            raise OptionError(
-                f"model {model!r} has the format of official LLaVA, which vLLM does not read. "
-                f"Type: llava-consensus model convert {model} OUT"
-            ) from wrong
+            raise official from wrong
         raise OptionError(f"model {model!r}: its configuration cannot be read: {str(wrong).splitlines()[0]}") from wrong
+    if config.model_type in HOSTS["llava"].types:  # which transformers reads where `llava` was imported
+        raise official
+    return config

@@ -57,7 +57,7 @@ def test_a_missing_package_is_told_before_weights(
     monkeypatch: pytest.MonkeyPatch, told: dict[str, Any], package: str, extra: str
 ) -> None:
     monkeypatch.setattr(room, "find_spec", lambda name: None if name == package else True)
-    with pytest.raises(MissingDependency, match=rf"{package}: not installed.*llava-consensus\[{extra}\]"):
+    with pytest.raises(MissingDependency, match=rf"{package}: not installed.*pip install .*\[{extra}\]"):
         models.check("checkpoints/llava-mini", loading=Loading(**told))
 
 

@@ -161,5 +161,5 @@ def test_without_vllm_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         raise supported.PackageNotFoundError(name)
 
     monkeypatch.setattr(supported, "version", missing)
-    with pytest.raises(MissingDependency, match=r"llava-consensus\[vllm\]"):
+    with pytest.raises(MissingDependency, match=r"pip install .*\[vllm\]"):
         llava_consensus.vllm()

@@ -76,10 +76,15 @@ def _class(name: str, include: Path | None) -> type[Benchmark]:
 @cache
 def _manager(include: Path | None) -> Any:
     """lmms-eval's list of tasks, or that of a folder alone."""
+    from PIL import ImageFile
+
+    truncated = ImageFile.LOAD_TRUNCATED_IMAGES
     try:
         from lmms_eval.tasks import TaskManager
     except ImportError as error:
         raise missing_extra("lmms_eval", "lmms-eval") from error
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = truncated  # its import has every picture of the process read, cut off or not
     if include is None:
         return TaskManager()
     return TaskManager(include_path=str(include), include_defaults=False)

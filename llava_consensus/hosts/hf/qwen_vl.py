@@ -222,6 +222,12 @@ class QwenVL(HfModel):
         return BaseModelOutputWithDeepstackFeatures(pooler_output=tokens, deepstack_features=planes)
 
 
+class Qwen3Tower(QwenTower):
+    """The tower of Qwen3-VL, which looks at whole pictures."""
+
+    inside = CELLS
+
+
 class Qwen3VL(QwenVL):
     """Adapter for Qwen3-VL, whose tower looks at whole pictures: it can see some of their cells."""
 
@@ -230,9 +236,7 @@ class Qwen3VL(QwenVL):
     @cached_property
     def tower(self) -> QwenTower:
         """The vision side."""
-        tower = QwenTower(self.inner.visual, self.decoder.reach)
-        tower.inside = CELLS
-        return tower
+        return Qwen3Tower(self.inner.visual, self.decoder.reach)
 
     def fewer(self, attachment: Attachment, modality: str, inputs: dict[str, Any]) -> Features:
         """The cells that the method leaves, through the model's own tower, each at its own place in its picture."""

@@ -61,7 +61,7 @@ class LlavaTower(ClipBlocks):
             self.classes = 1 if kind == "clip_vision_model" else 0
             self.offers = self.offers if self.classes else PATCHES | {Need.PROJECTOR}
         else:
-            self.module, self.inside = module, UNREAD
+            self.module, self.inside = module, dict(UNREAD)  # which can be copied with a model
             if kind in READ:
                 self.blocks = list(attrgetter(READ[kind])(module))
                 self.feature_block = hidden_state_block(layer, len(self.blocks))

@@ -422,7 +422,7 @@ def _asks_slowly(data: Path, out: Path, said: Path) -> None:
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
     sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  as a new process has it, not as pytest does
     work = lambda _: iter([go(data, out, FakeHost(0.1), 2).path.name])  # noqa: E731
-    cli.parser = lambda _: Namespace(parse_args=lambda _: Namespace(lines=work))  # type: ignore[assignment]
+    cli.parser = lambda _: Namespace(parse_known_args=lambda _: (Namespace(lines=work), []))  # type: ignore[assignment]
     sys.exit(cli.main([]))
 
 

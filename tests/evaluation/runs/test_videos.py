@@ -185,7 +185,7 @@ def test_a_huge_frame_is_refused_before_it_is_decoded(tmp_path: Path, monkeypatc
 def test_without_pyav_the_line_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_mp4(tmp_path / "clip.mp4", 2)
     monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(MissingDependency, match=r"llava-consensus\[video\]"):
+    with pytest.raises(MissingDependency, match=r"PyAV.*pip install .*\[video\]"):
         read_frames(path, 8)
 
 

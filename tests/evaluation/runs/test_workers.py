@@ -125,7 +125,7 @@ def test_a_signal_to_all_of_them_says_what_was_done(data: Path, tmp_path: Path) 
         "def work(given):\n"
         "    loop.run(config(data, data / 'model'), out, Execution(2, 2, progress=False), Loader(seconds=0.3))\n"
         "    return iter(())\n"
-        "cli.parser = lambda _: Namespace(parse_args=lambda _: Namespace(lines=work))\n"
+        "cli.parser = lambda _: Namespace(parse_known_args=lambda _: (Namespace(lines=work), []))\n"
         "if __name__ == '__main__': sys.exit(cli.main([]))\n"
     )
     script = tmp_path / "go.py"
