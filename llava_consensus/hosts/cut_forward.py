@@ -7,6 +7,8 @@ from the last one, and put back to their full length after the last layer. Lette
 length, W current length, P pictures, v their tokens.
 """
 
+import functools
+import inspect
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -518,12 +520,20 @@ class CutForward:
         }
 
 
+@functools.cache
+def counts_cache(forward: Any) -> bool:
+    """True for the forward of a model that makes positions from the length of its cache where it is given none."""
+    return "position_ids" in inspect.signature(forward).parameters
+
+
 class DecodeStep:
     """A forward on a cache that was cut: a decode step, or a later turn of text."""
 
     def __init__(self, decoder: CutDecoder, cut_cache: CutCache, grown: int, state: CutState) -> None:
         self.decoder, self.cut_cache, self.grown, self.outer = decoder, cut_cache, grown, state.outer
-        placed = state.outer.get("position_ids") is not None if state.placed is None else state.placed
+        placed = state.placed
+        if placed is None:  # a model that names its positions otherwise is given them, it counts no cache
+            placed = state.outer.get("position_ids") is not None or not counts_cache(type(decoder.module).forward)
         self.behind = 0 if placed else cut_cache.behind
         mask = state.mask if isinstance(state.mask, Tensor) and state.mask.ndim == 2 else None
         self.mask = None if mask is None else mask[:, cut_cache.size :].bool()
