@@ -43,7 +43,7 @@ FIRST = hf_models.IMAGE  # of the ids that are no words
 ALL = 4000  # a budget above every picture
 MAKE_ROWS = (
     *("prumerge", "prumerge_plus", "visionzip", "tome_post", "pool", "tome", "resize", "sparsevlm", "vscan"),
-    "restore_calibrated",
+    *("restore_calibrated", "pixelprune"),
 )
 # of a module's code, before which nothing may silently go back to what is not compiled
 GRAPHS = {"recompile_limit": 99, "accumulated_recompile_limit": 9999, "fail_on_recompile_limit_hit": True}
