@@ -6,8 +6,8 @@ import torch
 
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer
-from llava_consensus.hosts.derived.model import DerivedModel, DerivedTower
-from llava_consensus.hosts.derived.record import Fields, Record
+from llava_consensus.hosts.derived.model import DerivedModel
+from llava_consensus.hosts.derived.record import Fields
 from llava_consensus.hosts.hf.rows import Features, PictureRows
 from llava_consensus.hosts.hf.towers import MERGER, PATCHES
 from llava_consensus.hosts.tower_hooks import TokenGrid, shrink, shrunk
@@ -18,11 +18,6 @@ class Gemma4(DerivedModel):
     """Adapter for Gemma 4."""
 
     offer = Offer(PATCHES, inside=MERGER)
-
-    def _tower_of(self, record: Record) -> DerivedTower:
-        tower = super()._tower_of(record)
-        tower.inside = MERGER
-        return tower
 
     def encode(
         self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[PictureRows]
@@ -48,8 +43,6 @@ class Gemma4(DerivedModel):
         output = self.inner.get_image_features(pixel_values=room, image_position_ids=places, return_dict=True)
         fields = Fields(output, sum(rows * columns for own in small.small for rows, columns in own))
         tiles, index = small.tiles(fields.flat()[0])
-        counts = [len(one.token) for one in pictures]
-        parts = [list(part[index].split(counts)) for part in fields.flat()]
-        fields = Fields(fields.with_parts(parts, split=True), len(index))
+        fields = fields.taken(index, [len(one.token) for one in pictures])
         tokens, *planes = fields.flat()
         return Features(tiles, tokens, tuple(planes), fields)

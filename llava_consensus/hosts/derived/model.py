@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from contextvars import ContextVar
 from functools import cached_property, partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -71,14 +70,14 @@ class DerivedTower:
         module: the model.
         record: of its configuration.
         most: the most tokens a picture can have.
+        inside: where methods can act before the projector; elsewhere they are refused.
     """
 
     side, varies = 0, True
     members: Tensor | None = None
-    inside: Mapping[Place, str] = MappingProxyType({})  # methods before the projector are refused
 
-    def __init__(self, module: Any, record: Record, most: int) -> None:
-        self.tokens, self.classes = most, record.classes
+    def __init__(self, module: Any, record: Record, most: int, inside: Mapping[Place, str]) -> None:
+        self.tokens, self.classes, self.inside = most, record.classes, inside
         self.blocks: Any = module.get_submodule(record.blocks) if record.blocks else range(1)
         self.feature_block = record.number
         self.full = record.full or range(len(self.blocks))
@@ -132,7 +131,7 @@ class DerivedModel(HfModel):
         return None if record is None else self._tower_of(record)
 
     def _tower_of(self, record: Record) -> DerivedTower:
-        return DerivedTower(self.module, record, self.reach)
+        return DerivedTower(self.module, record, self.reach, self.offer.inside)
 
     @property
     def reach(self) -> int:

@@ -4,8 +4,8 @@ from typing import Any
 
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer
-from llava_consensus.hosts.derived.model import DerivedModel, DerivedTower
-from llava_consensus.hosts.derived.record import Fields, Record
+from llava_consensus.hosts.derived.model import DerivedModel
+from llava_consensus.hosts.derived.record import Fields
 from llava_consensus.hosts.hf.cells import ADAPTED, through_tower
 from llava_consensus.hosts.hf.rows import Features, PictureRows
 from llava_consensus.hosts.hf.towers import PATCHES
@@ -17,11 +17,6 @@ class Qwen35(DerivedModel):
 
     offer = Offer(PATCHES, inside=ADAPTED)
 
-    def _tower_of(self, record: Record) -> DerivedTower:
-        tower = super()._tower_of(record)
-        tower.inside = ADAPTED
-        return tower
-
     def encode(
         self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[PictureRows]
     ) -> Features:
@@ -30,8 +25,6 @@ class Qwen35(DerivedModel):
             return super().encode(attachment, modality, inputs, pictures)
         seen = through_tower(self.inner.visual, attachment, modality, inputs)
         kept = Fields(seen.output, len(seen.output.pooler_output))
-        counts = [len(one.token) for one in pictures]
-        parts = [list(part[seen.stand_in].split(counts)) for part in kept.flat()]
-        fields = Fields(kept.with_parts(parts, split=True), len(seen.stand_in))
+        fields = kept.taken(seen.stand_in, [len(one.token) for one in pictures])
         tokens, *planes = fields.flat()
         return Features(seen.tiles(tokens), tokens, tuple(planes), fields)

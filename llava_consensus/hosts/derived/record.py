@@ -184,6 +184,11 @@ class Fields:
         """True if the embedded field is a list."""
         return bool(self.names) and isinstance(self.output[self.names[0]], list | tuple)
 
+    def taken(self, index: Tensor, counts: list[int]) -> "Fields":
+        """Fields of pictures of `counts` rows each, whose rows in order are these [n] of the ones here."""
+        parts = [list(part[index].split(counts)) for part in self.flat()]
+        return Fields(self.with_parts(parts, split=True), len(index))
+
     def with_parts(self, parts: list[list[Tensor]], split: bool = False) -> Any:
         """The output with other rows, given a list of matrices for each part, in the order of `flat`; with `split` the
         field that `generate` repeats for beams stays a list of them.
