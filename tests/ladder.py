@@ -42,7 +42,7 @@ NEW = 3  # words of an answer
 FIRST = hf_models.IMAGE  # of the ids that are no words
 ALL = 4000  # a budget above every picture
 MAKE_ROWS = (
-    *("prumerge", "prumerge_plus", "visionzip", "tome_post", "pool", "tome", "resize", "sparsevlm", "vscan"),
+    *("prumerge", "prumerge_plus", "visionzip", "pool", "tome", "resize", "sparsevlm", "vscan"),
     *("restore_calibrated", "pixelprune"),
 )
 # of a module's code, before which nothing may silently go back to what is not compiled

@@ -65,7 +65,7 @@ class ToMe(InTower):
             least = -(-patches // 2**blocks)
             raise OptionError(
                 f"tokens={tokens}: merging in {blocks} vision blocks halves {patches} patches {blocks} times at most: "
-                f"give at least {least}, or use tome_post"
+                f"give at least {least}, or take a method that acts after the tower"
             )
         return counts[::-1]
 

@@ -30,7 +30,6 @@ MORE: list[tuple[str, dict[str, Any]]] = [
     ("prumerge_plus", {"spread": "even"}),
     ("prumerge_plus", {"spread": "ratio"}),
     ("visionzip", {"class_token": False, "contextual": "mean"}),
-    ("tome_post", {"similarity": "projected"}),
     ("cdpruner", {"theta": 0.5}),
     ("scope", {"alpha": 0.0}),
     ("holov", {"crops": 24, "order": "raster"}),

@@ -15,7 +15,6 @@ from models import BareModel
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.methods import make
 from llava_consensus.methods.divprune import spread_out
-from llava_consensus.methods.tome_post import merged
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.tokens import ClipSides, VisualTokens, WholePictures
 
@@ -88,13 +87,6 @@ def tome_deviation(arrays: dict[str, torch.Tensor], case: str) -> float:
     return float((spread - theirs).abs().max())
 
 
-def post_deviation(arrays: dict[str, torch.Tensor], size: int, count: int) -> float:
-    """The same for merging after the tower."""
-    bag = merged(arrays[f"values_{size}"], arrays[f"metric_{size}"], count)
-    assert torch.equal(bag.place, arrays[f"owner_{size}_{count}"].long())
-    return float((bag.values - arrays[f"tokens_{size}_{count}"]).abs().max())
-
-
 def divprune_deviation(arrays: dict[str, torch.Tensor], size: int, count: int) -> float:
     """The same tokens in the same order of picking; what is kept stands in the picture's order in both."""
     points = arrays[f"tokens_{size}"][None]
@@ -132,12 +124,6 @@ def test_tome(case: str) -> None:
 
 
 @pytest.mark.parametrize(("size", "count"), FLAT)
-def test_tome_post(size: int, count: int) -> None:
-    """The authors' matching without a class token, repeated; the repetition is ours (they publish none)."""
-    assert post_deviation(golden("tome_post"), size, count) < TOLERANCE
-
-
-@pytest.mark.parametrize(("size", "count"), FLAT)
 def test_divprune(size: int, count: int) -> None:
     """Where tokens repeat, ours must differ: tests/methods/test_divprune.py says how."""
     assert divprune_deviation(golden("divprune"), size, count) == 0.0
@@ -162,7 +148,6 @@ if __name__ == "__main__":
     for case in TOME:
         print(f"tome {case}: {tome_deviation(golden('tome'), case):.1e}")
     for size, count in FLAT:
-        print(f"tome_post {size}_{count}: {post_deviation(golden('tome_post'), size, count):.1e}")
         print(f"cdpruner {size}_{count}: {cdpruner_deviation(golden('cdpruner'), str(size), count):.1e}")
         print(f"divprune {size}_{count}: {divprune_deviation(golden('divprune'), size, count):.1e}")
 

@@ -89,8 +89,6 @@ ELSEWHERE: dict[str, Callable[[Any, Shape, int], float]] = {
         ("consensusdrop", {"vision_score": "tokens"}),
         ("consensusdrop", {"fps_start": "mean", "aggregate": "last"}),
         ("consensusdrop", {"select": "diverse", "fps_start": "salient"}),
-        ("tome_post", {"similarity": "feature"}),
-        ("tome_post", {"similarity": "projected"}),
         ("visionzip", {"class_token": False}),
         ("restore", {"selector": "divprune"}),
         ("restore", {"selector": "holov"}),

@@ -16,7 +16,7 @@ from llava_consensus.methods.resize import smaller
 from llava_consensus.reduction.budget import Budget
 
 INSIDE = ("tome", "resize")
-ALL = ("uniform_grid", "pool", "resize", "divprune", "tome", "tome_post")
+ALL = ("uniform_grid", "pool", "resize", "divprune", "tome")
 
 
 @pytest.mark.parametrize("name", ["pool", *INSIDE])

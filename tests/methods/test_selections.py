@@ -6,7 +6,6 @@ from units import at_angles, seen, unit
 
 from llava_consensus.errors import OptionError
 from llava_consensus.methods import make
-from llava_consensus.methods.idselection import suppress
 from llava_consensus.methods.mfpruner import elect
 from llava_consensus.methods.random import draw
 from llava_consensus.reduction.budget import Budget
@@ -14,25 +13,6 @@ from llava_consensus.reduction.selection import seated, topped_up
 from llava_consensus.reduction.tokens import VisualTokens
 
 NUMBERS = [[771458.0, 11717804.0], [1697900.0, 11548674.0]]  # of 24 bits
-
-
-def test_idselection_by_hand() -> None:
-    """1 is like 0 and loses its score; of 2 and 3, unlike all, the more important one comes next."""
-    likeness = torch.eye(4)[None]
-    likeness[0, 0, 1] = likeness[0, 1, 0] = 0.9
-    saliency = torch.tensor([[1.0, 0.95, 0.2, 0.3]])
-    assert suppress(saliency, likeness, 4).tolist() == [[0, 3, 2, 1]]  # left with 0.05
-    assert suppress(saliency, torch.ones(1, 4, 4), 4).tolist() == [[0, 1, 3, 2]]  # below 0 nothing is suppressed
-
-
-def test_idselection_far_and_near_gamma() -> None:
-    """Without a decay every token suppresses all others alike, and only the ranking is left; so with a steep one."""
-    tokens = seen([0.3, 0.2, 0.25, 0.15, 0.1], None, [1.0, 1, 1, 1, 1])._replace(
-        projected=at_angles(0, 10, 20, 90, 180)
-    )
-    for gamma in (0.0, 1e9):
-        assert make("idselection", gamma=gamma).reduce(tokens, Budget(3)).kept.tolist() == [[0, 1, 2]]
-    assert make("idselection", gamma=20.0).reduce(tokens, Budget(3)).kept.tolist() == [[0, 3, 4]]
 
 
 def test_random_numbers_are_the_same_on_every_machine() -> None:
@@ -137,7 +117,6 @@ def test_a_video_is_ranked_as_a_whole(name: str) -> None:
         ("holov", {"crops": 0}, "crops=0 must be a whole number of at least 1"),
         ("holov", {"crops": 2.5}, "crops=2.5"),
         ("idpruner", {"balance": 1.5}, r"balance=1.5 must be a number in \[0, 1\]"),
-        ("idselection", {"gamma": -0.1}, "gamma=-0.1"),
         ("mfpruner", {"relevance": "both"}, "negated, cosine"),
         ("restore", {"selector": "random"}, "vispruner, divprune, holov"),
         ("hiprune", {"alpha": 1.5}, r"alpha=1.5 must be a number in \[0, 1\]"),

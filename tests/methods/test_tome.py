@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import tiny_llava
 from prompts import tiles
-from units import at_angles, unit
 
 from llava_consensus import attach
 from llava_consensus.errors import NonFiniteError, OptionError
@@ -22,7 +21,6 @@ from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES
 from llava_consensus.reduction.merging import average, fresh, merge, pair
 from llava_consensus.reduction.selection import regroup
-from llava_consensus.reduction.tokens import VisualTokens
 
 LLAVA_7B = SHAPES["llava-1.5-7b"]
 
@@ -74,7 +72,7 @@ def test_schedules_land_on_the_budget(tokens: int, first: int, times: int, then:
 def test_schedules_respect_the_halving_limit(size: int, blocks: int, data: st.DataObject) -> None:
     tokens = data.draw(st.integers(1, size - 1))
     if tokens < -(-size // 2**blocks):
-        with pytest.raises(OptionError, match=f"give at least {-(-size // 2**blocks)}, or use tome_post"):
+        with pytest.raises(OptionError, match=f"give at least {-(-size // 2**blocks)}, or take"):
             make("tome").schedule(tokens, size, blocks)
         return
     left = size
@@ -84,29 +82,6 @@ def test_schedules_respect_the_halving_limit(size: int, blocks: int, data: st.Da
         assert 0 <= count <= left // 2
         left -= count
     assert left == tokens
-
-
-def test_tome_post_by_hand() -> None:
-    """Six tokens to two, at most half at a time: three in the first round, one in the second."""
-    tokens = VisualTokens(
-        torch.arange(0.0, 60, 10)[None, :, None], torch.zeros(1, 6).long(), torch.arange(6)[None]
-    )._replace(projected=torch.cat((at_angles(0, 10, 90, 80, 180, 45), torch.arange(0.0, 60, 10)[None, :, None]), -1))
-    scaled = tokens._replace(projected=tokens.projected * torch.tensor([1e6, 1e6, 1.0]))  # the angles are the metric
-    result = make("tome_post", similarity="projected").reduce(scaled, Budget(3))
-    assert result.tokens[0, :, 2].tolist() == [5, 30, 50]
-    assert result.owner.tolist() == [[0, 0, 1, 1, 1, 2]] and result.anchors.tolist() == [[0, 2, 5]]
-    assert make("tome_post", similarity="projected").reduce(scaled, Budget(2)).tokens.shape == (1, 2, 3)
-
-
-@pytest.mark.parametrize("similarity", ["key", "feature", "projected"])
-def test_tome_post_partitions_the_tokens(similarity: str) -> None:
-    tokens = unit(size=24)
-    result = make("tome_post", similarity=similarity).reduce(tokens, Budget(5))
-    for image in range(2):
-        for slot in range(5):
-            own = result.owner[image] == slot
-            assert torch.allclose(result.tokens[image, slot], tokens.projected[image, own].mean(0), atol=1e-5)
-            assert int(result.source[image, slot]) == int(own.nonzero()[0])
 
 
 # ---- a row for each token of the tower

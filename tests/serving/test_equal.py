@@ -88,7 +88,7 @@ def test_a_question_is_read_by_clips_text_tower(family: str, tmp_path: Path) -> 
     assert asking.reference((model, processor), other, "cdpruner", 5) != ours
 
 
-@pytest.mark.parametrize("method", ["consensusdrop+", "tome_post"])
+@pytest.mark.parametrize("method", ["consensusdrop+", "prumerge"])
 @pytest.mark.parametrize("family", small.FAMILIES)
 def test_many_requests_in_random_order_are_answered_as_each_alone(made: Any, family: str, method: str) -> None:
     if family != "llava" and not EVERYTHING:
