@@ -192,6 +192,15 @@ def test_a_later_turn_goes_on_by_the_cache(llava: Tiny, method: str, options: di
             llava.model(**inputs, past_key_values=cache)
 
 
+@torch.no_grad()
+def test_a_later_turn_without_new_words_is_refused(llava: Tiny) -> None:
+    with llava.attach("visionzip"):
+        turn = generate(llava.model, llava.inputs("one"))
+        rows = turn.sequences.shape[1] - 1
+        with pytest.raises(OptionError, match=rf"input_ids of {rows} rows, and the cache is of {rows}: "):
+            generate(llava.model, {"input_ids": turn.sequences[:, :-1]}, past_key_values=turn.past_key_values)
+
+
 # ---- kinds of caches and of decoding
 
 

@@ -118,6 +118,14 @@ def own_features(name: str, twin: Any, pixels: Tensor) -> Tensor:
     return inner.get_image_features(pixels, return_dict=True, **more).pooler_output.flatten(0, 1)
 
 
+@pytest.mark.parametrize("drawn", ["gumbel_argmax", "st_argmax"])
+def test_visual_words_that_are_drawn_are_refused(drawn: str) -> None:
+    model = CASES["ovis2"].build()
+    model.config.vision_config.tokenize_function = drawn
+    with pytest.raises(OptionError, match=f"tokenize_function='{drawn}'"):
+        attach(model, "resize", tokens=4)
+
+
 FIXED = ("internvl", "smolvlm", "idefics3", "gemma3", "aya_vision", "cohere2_vision", "ovis2")
 
 
