@@ -41,7 +41,7 @@ HOSTS = tuple(
 PLACES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # files of each place, and the tests that hold them
     "reduction": (("reduction/*.py",), MATHS),
     "methods": (("methods/*.py",), MATHS),
-    "hosts": (("hosts/*.py", "hosts/hf/*.py"), HOSTS),
+    "hosts": (("hosts/*.py", "hosts/hf/*.py"), (*HOSTS, "tests/evaluation/report/test_overlay.py")),
     "benchmarks": (("evaluation/benchmarks/*.py",), ("tests/evaluation/benchmarks", "tests/cli/test_commands.py")),
     "serving": (
         ("serving/setting.py", "serving/plan.py"),

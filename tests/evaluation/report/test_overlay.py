@@ -199,6 +199,11 @@ def test_patches_are_numbered_as_the_views_lie(tower_folder: Path, tile_budget: 
     assert (grid[2:6] >= 0).all() and (grid[[0, 1, 6, 7]] == -1).all(), "the outer rows are padding"
     assert len(found.kept) + len(found.anchors) == 20 == len(set(owner[owner >= 0].tolist()))
     tile, token = (part.numpy() for part in outcome.origin)
+    assert set(owner[owner >= 0].tolist()) == set(range(len(tile), len(tile) + 20)), "slots follow those of full views"
+    fused = np.array(found.fused)
+    assert (np.isfinite(fused) == (owner >= 0)).all()
+    if tile_budget == "global":
+        assert set(np.argsort(-np.nan_to_num(fused, nan=-1))[:15].tolist()) == set(found.kept)
     for place in found.kept:
         view, cell = divmod(place - 16, 64) if place >= 16 else (-1, place)
         line, column = divmod(cell, 8 if view == 0 else 4)
