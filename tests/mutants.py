@@ -30,18 +30,19 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 SEED = 0
 MATHS = ("tests/reduction", "tests/methods", "tests/evaluation/test_account.py")
-HOSTS = tuple(
-    f"tests/hosts/test_{name}.py"
-    for name in (
-        *("layouts", "shares", "newlines", "hf_hosts", "loops", "decoder", "llava_host", "llava_loops", "kept_axes"),
-        *("attachment", "language_models", "ladder", "towers", "calls", "tile_budgets", "caches", "video_llava"),
-        "calibrated",
-    )
+_NAMES = (
+    *("layouts", "shares", "newlines", "hf_hosts", "loops", "decoder", "llava_host", "llava_loops", "kept_axes"),
+    *("attachment", "language_models", "ladder", "towers", "calls", "tile_budgets", "caches", "video_llava"),
+    *("calibrated", "smaller_pictures"),
+)
+HOSTS = (
+    *(f"tests/hosts/test_{name}.py" for name in _NAMES),
+    *("tests/evaluation/report/test_overlay.py", "tests/project/test_mini_model.py"),
 )
 PLACES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # files of each place, and the tests that hold them
     "reduction": (("reduction/*.py",), MATHS),
     "methods": (("methods/*.py",), MATHS),
-    "hosts": (("hosts/*.py", "hosts/hf/*.py"), (*HOSTS, "tests/evaluation/report/test_overlay.py")),
+    "hosts": (("hosts/*.py", "hosts/hf/*.py"), HOSTS),
     "benchmarks": (("evaluation/benchmarks/*.py",), ("tests/evaluation/benchmarks", "tests/cli/test_commands.py")),
     "serving": (
         ("serving/setting.py", "serving/plan.py"),

@@ -11,6 +11,7 @@ from typing import Any
 import numpy
 import torch
 import transformers
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -144,11 +145,15 @@ class ReducingTrainer(_Trainer):
         """Reads what was trained back, in place.
 
         Raises:
-            DataError: where the state is one of other parameters.
+            DataError: where the state is damaged, or one of other parameters.
         """
         file = Path(resume_from_checkpoint) / WEIGHTS
-        stored, parameters = load_file(file), trained(self.model if model is None else model)
-        if stored.keys() != parameters.keys():
+        try:
+            stored = load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise DataError(f"{file}: cannot be read ({error}). Remove {file.parent} to resume without it") from error
+        parameters = trained(self.model if model is None else model)
+        if {name: one.shape for name, one in stored.items()} != {name: one.shape for name, one in parameters.items()}:
             raise DataError(f"{file}: holds other parameters than are trained now. Remove the folder to begin anew")
         with torch.no_grad():
             for name, parameter in parameters.items():

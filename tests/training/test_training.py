@@ -21,6 +21,7 @@ from llava_consensus.evaluation import models
 from llava_consensus.evaluation.models import Loading, Prompt
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.training.run import STATES, prepare
+from llava_consensus.training.trainer import WEIGHTS
 
 ROOT = Path(__file__).parents[2]
 needs_5 = pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="hosts of transformers need >= 5")
@@ -90,6 +91,11 @@ def test_a_training_killed_after_its_last_step_does_no_other(projector: Path, da
     said = json.loads((projector / "training.json").read_text())
     assert trained(data, out) == said
     assert changed(out) == changed(projector)
+    (out / "training.json").unlink()
+    (weights,) = (out / STATES).glob(f"checkpoint-*/{WEIGHTS}")
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(DataError, match=rf"{weights}: cannot be read .* Remove {weights.parent} to resume"):
+        trained(data, out)
 
 
 def test_everything_but_the_tower_is_trained(full: Path) -> None:
