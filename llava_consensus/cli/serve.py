@@ -12,6 +12,7 @@ from pathlib import Path
 
 from llava_consensus.cli import arguments
 from llava_consensus.cli.arguments import METHOD, OPTION, arg, command
+from llava_consensus.serving.parent import PARENT
 
 
 @command(
@@ -53,6 +54,7 @@ def serve(given: argparse.Namespace) -> Iterator[str]:
         return
     beside = Path(sys.executable).with_name(words[0])
     program = str(beside) if beside.exists() else shutil.which(words[0]) or words[0]
+    os.environ[PARENT] = str(os.getpid())  # it stays this process: its engine ends with it
     os.execv(program, [program, *words[1:]])  # Python finds its venv by the word it is called by
 
 

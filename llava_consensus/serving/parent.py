@@ -31,7 +31,7 @@ def _watch_forks() -> None:
 
 
 def end_with_parent() -> None:
-    """Makes this process end with its parent, if it was started so. Spawned ones are told by `register`."""
+    """Makes this process end with its parent, if it was started so. `register` calls it in spawned ones."""
     if os.environ.get(PARENT) == str(os.getppid()):
         bind()
 

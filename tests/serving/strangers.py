@@ -103,15 +103,15 @@ def png(number: int, size: tuple[int, int] = (70, 60), mode: str = "RGB", kind: 
 
 
 @contextmanager
-def serving(folder: Path, words: str) -> Iterator[Server]:
+def serving(folder: Path, words: str, vllm: str = ARGUMENTS) -> Iterator[Server]:
     """A server of `llava-consensus serve`."""
     serve = ["-m", "llava_consensus.cli", "serve", str(folder), *words.split(), "--vllm"]
-    with server(lambda own: [*serve, f"{ARGUMENTS} {own}"], small.ENVIRONMENT) as started:
+    with server(lambda own: [*serve, f"{vllm} {own}"], small.ENVIRONMENT) as started:
         started.wait()
         yield Server(f"http://127.0.0.1:{started.port}", str(folder), started.log, started.process.pid)
 
 
-def picture_file(dice: random.Random) -> bytes:
+def picture_file(dice: random.Random, whole: bool) -> bytes:
     """A picture of a random size and mode, whole or damaged; or no picture."""
     side = lambda: dice.choice([1, 2, 13, 56, 57, 120, 500, 3000])  # noqa: E731
     mode = dice.choice(MODES)
@@ -123,7 +123,7 @@ def picture_file(dice: random.Random) -> bytes:
         data = file.getvalue()
     else:
         data = png(dice.randrange(99), (side(), side()), mode, kind)
-    damage = dice.randrange(6)
+    damage = 3 if whole else dice.randrange(6)
     if damage == 0:
         data = data[: dice.randrange(len(data))]
     elif damage == 1:
@@ -138,12 +138,15 @@ def picture_file(dice: random.Random) -> bytes:
 
 def stranger(server: Server, dice: random.Random) -> tuple[str, Any]:
     """A path and a body."""
-    value = lambda: dice.choice(VALUES)  # noqa: E731
+    value, valid = lambda: dice.choice(VALUES), dice.random() < 0.5
     words = " ".join(f"w{dice.randrange(3, 500)}" for _ in range(dice.choice([0, 1, 5, 30, 300])))
     if dice.random() < 0.1:
         words += " <image>" * dice.randrange(3)
-    pictures = [picture_file(dice) for _ in range(dice.choice([0, 1, 1, 1, 1, 2, 4]))]
+    pictures = [picture_file(dice, whole=valid) for _ in range(dice.choice([0, 1, 1, 1, 1, 2, 4]))]
     body = server.body(*pictures, words=words, max_tokens=dice.choice([1, 2, 6]))
+    if valid:  # half of them reach the engine
+        body["mm_processor_kwargs"] = {"visual_tokens": dice.choice([1, 2, 5, 6, 9, 0.1, 0.5, 0.9, "auto"])}
+        return "chat/completions", body
     if dice.random() < 0.6:
         keys = dice.sample(KEYS.split(), dice.choice([1, 1, 2]))
         body["mm_processor_kwargs"] = {dice.choice(["visual_tokens", key]): value() for key in keys}
@@ -152,9 +155,10 @@ def stranger(server: Server, dice: random.Random) -> tuple[str, Any]:
     for _ in range(dice.choice([0, 0, 1, 2])):
         name = dice.choice(FIELDS.split())
         body[name] = dice.choice([0, 2, "2", 1.5, None]) if name == "n" else value()
-    if dice.random() < 0.1:
+    shaped = isinstance(body["messages"], list) and body["messages"] and isinstance(body["messages"][0], dict)
+    if shaped and dice.random() < 0.1:
         body["messages"][0]["content"] = dice.choice([words, value(), [value()], [{"type": value(), "text": value()}]])
-    if dice.random() < 0.05 and isinstance(body["messages"], list) and body["messages"]:
+    if shaped and dice.random() < 0.05:
         url = dice.choice(["file:///etc/passwd", "http://127.0.0.1:1/a", "data:image/png,x", "x"])
         body["messages"][0]["content"] = [{"type": "image_url", "image_url": {"url": url}}]
     path = dice.choice(["chat/completions"] * 8 + ["completions"])

@@ -57,14 +57,21 @@ def test_a_server_ends_with_its_engines_while_it_starts_too() -> None:
     assert_ended(int(said))
 
 
-def test_a_server_ends_with_a_measurement_that_is_killed() -> None:
-    program = (
-        "import os; from llava_consensus.evaluation.bench.serving import server\n"
-        "with server(lambda _: ['-c', 'import time; time.sleep(60)']) as started:\n"
-        "    print(started.process.pid, flush=True); os.kill(os.getpid(), 9)"
+def test_a_server_and_its_engine_end_with_a_measurement_that_is_killed() -> None:
+    engine = (
+        "import os, time; from llava_consensus.serving.parent import end_with_parent; end_with_parent()\n"
+        "print(os.getpid(), flush=True); time.sleep(60)"
     )
-    said = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, timeout=60).stdout
-    assert_ended(int(said))
+    program = (
+        "import os, subprocess, sys; from llava_consensus.evaluation.bench.serving import server\n"
+        "one = 'import subprocess, sys; subprocess.run([sys.executable, \"-c\", sys.argv[1]])'\n"
+        "with server(lambda _: ['-c', one, sys.argv[1]]) as started:\n"
+        "    while not (said := started.log.read_text()): pass\n"
+        "    print(started.process.pid, said, flush=True); os.kill(os.getpid(), 9)"
+    )
+    said = subprocess.run([sys.executable, "-c", program, engine], stdout=subprocess.PIPE, timeout=60).stdout
+    for process in map(int, said.split()):
+        assert_ended(process)
 
 
 def assert_ended(process: int) -> None:

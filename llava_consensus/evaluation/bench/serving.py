@@ -22,17 +22,16 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from PIL import ImageChops
 from PIL.Image import Image
 
 from llava_consensus.evaluation.files import Record
-from llava_consensus.serving.parent import bind
+from llava_consensus.serving.parent import PARENT, bind
 from llava_consensus.serving.supported import ASKED, TOKENS
 
 ENVIRONMENT = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_NO_USAGE_STATS": "1"}
-OWN_GROUP: Any = {"start_new_session": True, "preexec_fn": bind}  # of what ends with this process
 PLAIN = ("-m", "vllm.entrypoints.openai.api_server", "--model")  # and the model
 
 
@@ -95,12 +94,17 @@ def server(command: Callable[[str], list[str]], environment: Record | None = Non
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = [sys.executable, *command(f"--host 127.0.0.1 --port {port}")]
-    variables = {**os.environ, **ENVIRONMENT, **(environment or {})}
+
+    def prepare() -> None:
+        """In the new process, before it becomes the server: it ends with this one, and its engine with it."""
+        os.environ.update({**ENVIRONMENT, **(environment or {}), PARENT: str(os.getpid())})
+        bind()
+
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with (
             log.open("wb") as file,
-            subprocess.Popen(words, stdout=file, stderr=file, env=variables, **OWN_GROUP) as process,
+            subprocess.Popen(words, stdout=file, stderr=file, start_new_session=True, preexec_fn=prepare) as process,
         ):
             try:
                 yield Server(port, process, log)
