@@ -6,12 +6,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from vllm.distributed import get_tensor_model_parallel_world_size, tensor_model_parallel_all_gather
+from vllm.distributed import (
+    get_tensor_model_parallel_rank,
+    get_tensor_model_parallel_world_size,
+    tensor_model_parallel_all_gather,
+)
 
 from llava_consensus.hosts.base import Tiles
 from llava_consensus.hosts.hf.generate import once
@@ -21,6 +26,7 @@ from llava_consensus.hosts.sequence import Assembled, Channel, Rule, fingerprint
 from llava_consensus.hosts.towers import EARLIER, blocks_read, earlier_block, load_clip_text, needs_of, split_heads
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.tokens import Need
+from llava_consensus.serving.counts import KEPT, SECONDS, counts
 from llava_consensus.serving.plan import Plan, row_kinds
 
 KEPT_BYTES = 256 << 20  # of what towers gave for pictures, for methods that read the prompt
@@ -66,6 +72,9 @@ class Kept:
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[int, ...], EncodedPicture] = OrderedDict()
         self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._known)
 
     def get(self, key: tuple[int, ...]) -> EncodedPicture | None:
         """A picture, which is then the latest."""
@@ -177,6 +186,7 @@ class Engine:
         if self.clip is not None:
             tower.last_norm = self.clip.last_norm  # vLLM builds none
         self.kept = Kept()
+        self.counts = counts() if get_tensor_model_parallel_rank() == 0 else None
         self._parts: dict[str, list[Tensor]] | None = None
         self._install(blocks, readers, needs)
 
@@ -229,7 +239,12 @@ class Engine:
 
     def reduced(self, prompts: Sequence[FullPrompt], modality: str) -> list[list[Tensor]]:
         """Reduced tokens of each picture of each prompt: [K, D'], and with kept positions [K, D' + 2 axes]."""
-        return [left for batch in batches(prompts) for left in self._reduce(batch, modality)]
+        start = perf_counter()
+        found = [left for batch in batches(prompts) for left in self._reduce(batch, modality)]
+        if self.counts is not None:
+            self.counts[SECONDS] += perf_counter() - start
+            self.counts[KEPT] = len(self.kept)
+        return found
 
     def _reduce(self, prompts: Sequence[FullPrompt], modality: str) -> list[list[Tensor]]:
         """Reduces prompts together."""

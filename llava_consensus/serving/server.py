@@ -45,6 +45,7 @@ class Configured:
         """Checks the configuration, and makes the scheduler count the pictures of a step as plain vLLM does: its bound
         is in tokens that are left, the work of the tower is in those before.
         """
+        from llava_consensus.serving.counts import show
         from llava_consensus.serving.plan import Plan
         from llava_consensus.serving.setting import of_config
 
@@ -52,6 +53,7 @@ class Configured:
             check(vllm_config)
         except OptionError as wrong:  # pydantic would lay a ValueError out in several lines
             raise ConsensusError(str(wrong)) from None
+        show()
         if of_config(vllm_config.model_config.hf_config).looks_around:
             # it would hold every picture once for each prompt; the processor has a cache of its own
             vllm_config.model_config.multimodal_config.mm_processor_cache_gb = 0

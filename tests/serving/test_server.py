@@ -1,5 +1,6 @@
 """vLLM's own server as `llava-consensus serve` starts it, asked over HTTP and by OpenAI's client."""
 
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,22 @@ def test_a_server_answers_from_the_tokens_it_was_told_and_refuses_bad_requests(s
     assert status == 400 and "image" in answer["error"]["message"] and "\n" not in answer["error"]["message"]
 
     assert server.ask(png(1))[1]["choices"][0]["message"]["content"].strip() == expected[5]
+
+
+def test_metrics_count_tokens_and_the_time_of_reductions(server: Server) -> None:
+    def counted() -> dict[str, float]:
+        with urllib.request.urlopen(f"{server.url}/metrics", timeout=60) as answer:
+            lines = answer.read().decode().splitlines()
+        return {
+            name: float(value) for name, _, value in (line.rpartition(" ") for line in lines) if "reduction" in name
+        }
+
+    before = counted()
+    server.ask(png(77))
+    after = counted()
+    grown = {name.removeprefix("visual_reduction_"): after[name] - before[name] for name in after}
+    assert grown['tokens_before_total{modality="image"}'] == 16 and grown['tokens_after_total{modality="image"}'] == 5
+    assert 0 < grown["seconds_total"] < 60 and after["visual_reduction_kept_pictures"] == 0
 
 
 def test_what_strangers_send_harms_their_request_alone(server: Server) -> None:

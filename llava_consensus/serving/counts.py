@@ -1,0 +1,52 @@
+"""What the engine counts for `/metrics`, which another process answers: its worker writes numbers into memory of the
+server.
+"""
+
+import mmap
+import os
+from collections.abc import Iterator
+from functools import cache
+
+from prometheus_client import REGISTRY
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+PLACE = "LLAVA_CONSENSUS_COUNTS"  # variable that names the memory
+SECONDS, KEPT = 0, 1  # places of the numbers
+
+
+class Shown(Collector):
+    """The numbers of an engine as metrics."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Current values."""
+        numbers = counts()
+        if numbers is not None:
+            yield CounterMetricFamily(
+                "visual_reduction_seconds",
+                "Time of the worker in reductions, on a GPU of launching them",
+                numbers[SECONDS],
+            )
+            yield GaugeMetricFamily(
+                "visual_reduction_kept_pictures", "Encoded pictures kept for their next question", numbers[KEPT]
+            )
+
+
+def show() -> None:
+    """Makes the metrics of this process's registry show what its engine will count."""
+    if not os.path.exists(os.environ.get(PLACE, "")):
+        file = os.memfd_create(PLACE)
+        os.truncate(file, mmap.PAGESIZE)
+        os.environ[PLACE] = f"/proc/{os.getpid()}/fd/{file}"  # processes that it starts may open it while it lives
+        REGISTRY.register(Shown())
+
+
+@cache
+def counts() -> "memoryview | None":
+    """The numbers, float64; None outside of a server's processes."""
+    try:
+        file = os.open(os.environ.get(PLACE, ""), os.O_RDWR)
+    except OSError:
+        return None
+    with os.fdopen(file):
+        return memoryview(mmap.mmap(file, mmap.PAGESIZE)).cast("d")
