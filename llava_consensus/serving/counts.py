@@ -42,7 +42,7 @@ def show() -> None:
 
 
 @cache
-def counts() -> "memoryview | None":
+def counts() -> "memoryview[float] | None":
     """The numbers, float64; None outside of a server's processes."""
     try:
         file = os.open(os.environ.get(PLACE, ""), os.O_RDWR)
