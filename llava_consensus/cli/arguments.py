@@ -6,7 +6,6 @@ are made of that alone. A name of two words is a command within a group (`model 
 """
 
 import argparse
-import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +15,7 @@ from llava_consensus.errors import OptionError, any_case
 from llava_consensus.evaluation.runs import DATA, MODEL, OUT
 from llava_consensus.evaluation.runs.execution import Execution
 from llava_consensus.reduction.budget import AUTO
+from llava_consensus.reduction.options import options
 
 if TYPE_CHECKING:
     from llava_consensus.evaluation.benchmarks import Benchmark
@@ -207,13 +207,15 @@ def method(given: argparse.Namespace) -> "Method":
 
 
 def one_word_method(text: str) -> "Method":
-    """The method of one word: `NAME` or `NAME:key=value,key=value`.
+    """The method of one word: `NAME` or `NAME:key=value,key=value`, or several with `+` between them.
 
     Raises:
         OptionError: for a text that is neither, or a method that is not there.
     """
-    from llava_consensus.methods import make
+    from llava_consensus.methods import PLUS, make
 
+    if PLUS.search(text):
+        return make(text)
     name, _, rest = text.partition(":")
     return make(name, **options(filter(None, rest.split(","))))
 
@@ -316,24 +318,6 @@ def _shard(text: str | None) -> tuple[int, int] | None:
     if not (number.isdecimal() and count.isdecimal()):
         raise OptionError(f"--shard {text}: must be N/COUNT, for example 2/4")
     return int(number), int(count)
-
-
-def options(pairs: Iterable[str]) -> dict[str, Any]:
-    """`key=value` texts as options; a value is read as JSON where it is JSON (0.5, true, null), else as text.
-
-    Raises:
-        OptionError: for a text without a key or `=`.
-    """
-    found: dict[str, Any] = {}
-    for pair in pairs:
-        key, separator, value = pair.partition("=")
-        if not separator or not key:
-            raise OptionError(f"option {pair!r} must be KEY=VALUE, for example alpha=0.5")
-        try:
-            found[key] = json.loads(value, parse_constant=str)  # NaN and Infinity are no JSON: text
-        except (ValueError, RecursionError):
-            found[key] = value
-    return found
 
 
 def _texts(argument: str, pairs: Iterable[str], example: str) -> dict[str, str]:

@@ -53,13 +53,13 @@ def choices(given: argparse.Namespace) -> Iterator[str]:
         return
     from llava_consensus.evaluation.benchmarks import known_benchmarks
     from llava_consensus.hosts import known_hosts
-    from llava_consensus.methods import known_methods
+    from llava_consensus.methods import PLUS, known_methods
 
     lists = known_methods(), {name: host.line for name, host in known_hosts().items()}, known_benchmarks()
     kinds = dict(zip(arguments.KINDS, lists, strict=True))
     if given.what and given.what not in kinds:
         name = any_case(given.what, kinds["methods"])
-        if name not in kinds["methods"]:
+        if name not in kinds["methods"] and not PLUS.search(name):
             raise unknown_name("method", given.what, [*kinds, *kinds["methods"]])
         yield from _about(name, given.json)
     elif given.json:

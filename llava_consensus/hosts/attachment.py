@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from time import sleep
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -45,15 +45,41 @@ from llava_consensus.hosts.call import (
     skip_unread,
     uncompiled,
 )
-from llava_consensus.hosts.reduce import NO_TEXT, reduce, untouched
+from llava_consensus.hosts.reduce import NO_TEXT, compact, reduce, untouched
 from llava_consensus.hosts.sequence import Assembled, Layout, RowKinds, Sharing, read_layout
-from llava_consensus.hosts.towers import blocks_read, earlier_block, fingerprint, lacking
+from llava_consensus.hosts.towers import GIVEN, blocks_read, earlier_block, fingerprint, lacking
 from llava_consensus.reduction.budget import AUTO, Auto, Budget, Share, amount, of_prompts
+from llava_consensus.reduction.composition import Composition
 from llava_consensus.reduction.detail import auto_share
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import ClipSides, Need, Stopwatch
 
+LEFT = "left"  # layout and tiles of what the methods before the language model have left, in the state of a call
 POLL = 0.002  # seconds between looks at what other threads run
+
+
+class Stage(NamedTuple):
+    """A method with its budget."""
+
+    method: Method
+    budget: Budget | Share | Auto
+
+
+def check_stages(model: Any, stages: list[Stage]) -> None:
+    """Raises OptionError for methods that do not act one after the other on this model."""
+    names = [type(stage.method).__name__ for stage in stages]
+    if sum(bool(stage.method.needs - GIVEN) for stage in stages) > 1:
+        raise OptionError(f"{' and '.join(names)} both read the vision tower, once each. Take one that reads none")
+    inside = stages[0].method.acts_inside and not getattr(model, "reads_inside", False)
+    for name, stage in zip(names[1:], stages[1:], strict=True):
+        if inside and stage.method.needs:
+            raise OptionError(
+                f"{name} behind {names[0]}: what it reads of a smaller picture is known on LLaVA and Qwen-VL, not on "
+                f"{type(model.module).__name__}. Take one that reads tokens alone (divprune, uniform_grid)"
+            )
+    closes = stages[-1].method.place is Place.DECODER and stages[-1].method.positions == "renumber"
+    if closes and stages[-2].method.positions != "renumber" and not getattr(model, "keeps_positions", False):
+        raise OptionError(f"positions=renumber of {names[-1]} behind {names[-2]}, which keeps them. Give both the same")
 
 
 class Attachment:
@@ -71,11 +97,16 @@ class Attachment:
 
     def __init__(self, model: Model, method: Method, budget: Budget | Share | Auto, total: int | None = None) -> None:
         # A view of its own: views keep the parts they have read, and the model may have changed since then.
-        self.model, self.method, self.budget, self.total = model.of(model.module), method, budget, total
+        self.model, self.asked, self.budget, self.total = model.of(model.module), method, budget, total
+        self.stages = [Stage(method, budget)]
+        if isinstance(method, Composition):
+            own = method.budgets(budget)
+            self.stages = [Stage(part.method, one) for part, one in zip(method.parts, own, strict=True)]
+        self.method = self.stages[0].method  # which acts first
         self.active = False
         self._open = False  # whether calls that begin are reduced
         self._check()
-        self._clip = model.clip_text() if Need.QUESTION in method.needs else None
+        self._clip = model.clip_text() if Need.QUESTION in self.needs else None
         self._warned = False
         self._latest: Call | None = None
         self.settled = False  # whether a host that derives its record at the first pictures has installed what it names
@@ -92,11 +123,11 @@ class Attachment:
     def _install(self) -> None:
         """Hooks and shadows, silent until a call is under way."""
         module, tower = self.model.module, self.model.tower
-        if self.method.place is Place.DECODER:
+        if self.stages[-1].method.place is Place.DECODER:
             from llava_consensus.hosts.layer_hooks import Cuts
 
             self.cuts = Cuts(self)
-        reads = self.cuts is not None or Need.PROBE in self.method.needs
+        reads = self.cuts is not None or Need.PROBE in self.needs
         if reads and not getattr(self.model, "records", False):
             check = getattr(self.model.decoder, "check_attention", None)
             if check is not None:
@@ -143,7 +174,10 @@ class Attachment:
 
     def _check(self) -> None:
         """Raises OptionError for what cannot be attached, with the remedy."""
-        self.model.check(self.method)
+        for stage in self.stages:
+            self.model.check(stage.method)
+        if len(self.stages) > 1:
+            check_stages(self.model, self.stages)
         if (self.total is not None or isinstance(self.budget, Auto)) and self.method.place is not Place.TOKENS:
             raise OptionError(
                 f"tokens={AUTO!r} and total are for methods that act after the vision tower, and "
@@ -151,9 +185,9 @@ class Attachment:
             )
         config: Any = getattr(self.model.module, "config", None)
         width = getattr(getattr(config, "text_config", None) or config, "hidden_size", None)
-        if self.method.width is not None and width is not None and self.method.width != width:
+        for trained in (stage.method for stage in self.stages if stage.method.width not in (None, width) and width):
             raise OptionError(
-                f"{type(self.method).__name__}: trained for tokens of width {self.method.width}, and those of "
+                f"{type(trained).__name__}: trained for tokens of width {trained.width}, and those of "
                 f"{type(self.model.module).__name__} have {width}. Take weights that were trained for this model"
             )
         hooks = self.model.module._forward_pre_hooks.values()
@@ -166,13 +200,13 @@ class Attachment:
         tower = self.model.tower
         if tower is None:
             return
-        if missing := lacking(tower, self.method):
+        if missing := lacking(tower, self.reader):
             raise OptionError(
-                f"{type(self.method).__name__} needs {missing}, which the vision side of "
+                f"{type(self.reader).__name__} needs {missing}, which the vision side of "
                 f"{type(self.model.module).__name__} does not have: take another method (llava-consensus list)"
             )
-        blocks_read(tower, self.method)
-        earlier_block(tower, self.method)
+        blocks_read(tower, self.reader)
+        earlier_block(tower, self.reader)
         if self.method.acts_inside:
             from llava_consensus.hosts.tower_hooks import check_inside
 
@@ -203,7 +237,8 @@ class Attachment:
 
     def __repr__(self) -> str:
         given = f"{self.budget.share:g} of the" if isinstance(self.budget, Share) else f"{amount(self.budget)}"
-        method, model = self.method.title or type(self.method).__name__, type(self.model.module).__name__
+        names = (stage.method.title or type(stage.method).__name__ for stage in self.stages)
+        method, model = " + ".join(names), type(self.model.module).__name__
         before, after = (sum(getattr(one, side) for one in self.outcomes) for side in ("before", "after"))
         last = f"last call {before} -> {after} ({after / before:.1%} kept)" if before else "no call yet"
         return f"<{method} on {model}, {given} tokens, {last if self.active else 'detached'}>"
@@ -312,17 +347,35 @@ class Attachment:
             call.report = replace(call.report, cache=tuple(layers))
 
     @property
+    def needs(self) -> frozenset[Need]:
+        """Parts that one of the methods reads."""
+        return frozenset().union(*(stage.method.needs for stage in self.stages))
+
+    @property
+    def reader(self) -> Method:
+        """The method that reads the tower; the first one where none does."""
+        return next((stage.method for stage in self.stages if stage.method.needs - GIVEN), self.method)
+
+    @property
+    def positions(self) -> str:
+        """Positions of the sequence that the language model is given."""
+        return self.asked.positions
+
+    @property
     def sharing(self) -> Sharing:
-        """Rule by which the budget of a picture is split over its tiles."""
+        """Rule by which the budget of a picture is split over its tiles, of the method that acts first."""
+        return self._sharing(self.stages[0])
+
+    def _sharing(self, stage: Stage) -> Sharing:
         tower, most = self.model.tower, self.model.most_tiles
         if tower is None:
-            return Sharing(self.method, self.budget, 0, most)
-        return Sharing(self.method, self.budget, tower.tokens, most, getattr(tower, "varies", False))
+            return Sharing(*stage, 0, most)
+        return Sharing(*stage, tower.tokens, most, getattr(tower, "varies", False))
 
     @property
     def cuts_by_tower(self) -> bool:
         """True if the method prunes between decoder layers by signals of the vision tower."""
-        return self.cuts is not None and bool(self.method.needs)
+        return self.cuts is not None and bool(self.stages[-1].method.needs)
 
     def encode(self, pixels: Tensor, tiles: list[int], tower: Tower | None = None) -> list[Tiles]:
         """Encodes tiles [T, ...] (`tiles` holds the number per picture) with tower and projector and collects the parts
@@ -340,10 +393,16 @@ class Attachment:
 
                 sharing = self.sharing
                 tokens = [count for number in tiles for count in sharing.of_tiles(number, tower.tokens)]
+                if len(set(tokens)) > 1 and self.reader.needs - GIVEN:
+                    raise OptionError(
+                        f"{type(self.reader).__name__} reads the tower, and {type(self.method).__name__} leaves tiles "
+                        f"of several sizes ({', '.join(map(str, sorted(set(tokens))))}). Give it a number of tokens "
+                        "that the tiles share equally"
+                    )
                 projected, parts["slot"] = run_inside(self.method, call, tower, pixels, tokens)
             else:
                 projected = tower.encode(pixels)
-        if Need.FINGERPRINT in self.method.needs:
+        if Need.FINGERPRINT in self.needs:
             parts["fingerprint"] = fingerprint(pixels)
         split = {name: value.split(tiles) for name, value in parts.items()}
         return [
@@ -356,8 +415,14 @@ class Attachment:
         return collecting(self.current(fresh=False))
 
     def layout(self, kinds: RowKinds) -> Layout:
-        """Layout of the pictures in assembled sequences: their rows, and the units to reduce."""
+        """Layout of the pictures in assembled sequences: their rows, and the units that the first method reduces."""
+        self.current(fresh=False).whole = ()
         return read_layout(kinds, replace(self.sharing, budgets=self._budgets(kinds)))
+
+    def reduces(self, layout: Layout) -> bool:
+        """True if one of the methods leaves fewer tokens of a picture than there are."""
+        others = (read_layout(layout.kinds, self._sharing(one)) for one in self.stages[1:])
+        return bool(layout.reduced()) or any(other.reduced() for other in others)
 
     def _budgets(self, kinds: RowKinds) -> tuple[Budget | Share, ...]:
         """Budgets of the pictures of a call where they differ; none where all have the same."""
@@ -409,17 +474,60 @@ class Attachment:
         watch: Stopwatch | None = None,
     ) -> Assembled:
         """The sequences with their visual tokens reduced (see `reduce.reduce`); the call has the outcomes."""
-        model, begin_alike = self.here, call.given.begin_alike
-        clip = self._clip_sides(call, model, tiles, len(full.real))
-        out, report = reduce(
-            full, layout, tiles, self.method, model,
-            clip=clip, prompts=prompts, begin_alike=begin_alike, limit=limit, watch=watch,
-        )  # fmt: skip
-        call.tell(report)
-        if NO_TEXT in report.notes and not self._warned:
+        model, own = self.here, [stage for stage in self.stages if stage.method.place is not Place.DECODER]
+        if len(self.stages) > 1:
+            full = full.with_kinds(layout.kinds)
+        notes: tuple[str, ...] = ()
+        for number, stage in enumerate(own):
+            if number:
+                call.whole = call.whole or call.report.outcomes
+                layout, full, tiles = self._following(stage, own[number - 1].method, full, layout, tiles)
+            if not layout.reduced():
+                call.tell(Report(untouched(layout)))
+                continue
+            reads = Need.QUESTION in stage.method.needs
+            clip = self._clip_sides(call, model, tiles, len(full.real)) if reads else None
+            alike, last = call.given.begin_alike and not number, limit if stage is own[-1] else None
+            full, report = reduce(
+                full, layout, tiles, stage.method, model,
+                clip=clip, prompts=prompts, begin_alike=alike, limit=last, watch=watch,
+            )  # fmt: skip
+            notes += report.notes
+            call.tell(replace(report, notes=tuple(dict.fromkeys(notes))))
+        if NO_TEXT in notes and not self._warned:
             self._warned = True
             warnings.warn(NO_TEXT, stacklevel=3)
-        return out
+        call.state[LEFT] = layout, tiles
+        if limit is not None and full.real.shape[1] > limit:
+            raise OptionError(
+                f"tokenizer_model_max_length={limit}: a prompt has {full.real.shape[1]} rows after a composition that "
+                "leaves its pictures as they are. Give fewer tokens"
+            )
+        return full
+
+    def _following(
+        self, stage: Stage, before: Method, full: Assembled, layout: Layout, tiles: list[Tiles]
+    ) -> tuple[Layout, Assembled, list[Tiles]]:
+        """Layout, sequences and tiles as the next method of a composition is given them. Waits for the device."""
+        kinds = full.kinds(layout.kinds)
+        if before.acts_inside:
+            tiles, kinds = compact(tiles, kinds, self.here.tower)
+        if before.positions == "renumber" and full.positions.ndim == 2:
+            full = replace(full, positions=(full.real.cumsum(1) - 1).clamp_min(0))
+        return read_layout(kinds, self._sharing(stage)), full, tiles
+
+    def follow(self, call: Call, out: Assembled, read: Tensor) -> None:
+        """Announces the sequences that methods before the language model have left to one that cuts between its layers;
+        `read` is what of them the model is handed.
+        """
+        if self.cuts is None:
+            return
+        before, tiles = call.state.pop(LEFT)
+        kinds = out.kinds(before.kinds)
+        if self.method.acts_inside and len(self.stages) == 2:
+            tiles, kinds = compact(tiles, kinds, self.here.tower)
+        call.whole = call.whole or call.report.outcomes
+        self.arm(call, read_layout(kinds, self._sharing(self.stages[-1])), read, tiles)
 
     def _clip_sides(self, call: Call, model: Model, tiles: list[Tiles], rows: int) -> ClipSides | None:
         """Patches and questions in CLIP's space, for methods that read the question itself. OptionError where the

@@ -15,7 +15,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.call import CachedLayer
 from llava_consensus.hosts.sequence import Assembled
 
-KNOWN = "_llava_consensus"  # attribute of a cache
+KNOWN, CUTS = "_llava_consensus", "_llava_consensus_cuts"  # attributes of a cache
 CACHE = ("past_key_values", "cache", "past_key_value")  # in transformers up to 5.23, from 5.24 on, in layers of 4.37
 
 
@@ -81,15 +81,21 @@ def shortened(full: Assembled, out: Assembled, keeps: bool) -> Shortened:
     return Shortened(size, out.real, following.T if following.ndim > 1 else following, keeps)
 
 
-def remember(cache: Any, known: Any) -> None:
+def remember(cache: Any, known: Any, name: str = KNOWN) -> None:
     """Attaches prompt metadata to a KV cache; None for none. The tuples of transformers 4.37 cannot hold it."""
-    if hasattr(cache, "__dict__") and (known is not None or KNOWN in vars(cache)):
-        setattr(cache, KNOWN, known)
+    if hasattr(cache, "__dict__") and (known is not None or name in vars(cache)):
+        setattr(cache, name, known)
 
 
-def known(cache: Any) -> Any:
-    """Prompt metadata kept on a KV cache; None if there is none."""
-    return getattr(cache, KNOWN, None)
+def begin_cache(cache: Any, prompt: Any) -> None:
+    """Attaches the metadata of a prompt that an empty cache is given, in place of all that it held."""
+    remember(cache, prompt)
+    remember(cache, None, CUTS)
+
+
+def known(cache: Any, name: str = KNOWN) -> Any:
+    """Prompt metadata kept on a KV cache; None if there is none. `CUTS` is that of cuts between layers."""
+    return getattr(cache, name, None)
 
 
 def cache_of(output: Any) -> Any:
@@ -107,7 +113,7 @@ def check_counted(cache: Any) -> None:
     """Raises OptionError for a later turn of `generate` on a cache whose first layer holds fewer rows than its prompt
     had: `generate` takes for new what stands after that many ids.
     """
-    if cached_rows(cache) and getattr(known(cache), "behind", 0):
+    if cached_rows(cache) and getattr(known(cache, CUTS), "behind", 0):
         raise OptionError(
             "past_key_values: the method leaves the first layer fewer rows than the prompt has, by which generate() "
             "counts the conversation. Pass it whole, with its pictures and without a cache"

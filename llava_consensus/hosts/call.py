@@ -8,7 +8,7 @@ its own, so that calls never meet. Below stand the pieces that every host instal
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -73,11 +73,20 @@ class Call:
     scoped: bool = False  # whether somebody ends this call; else the next one does
     active: bool = True
     report: Report = field(default_factory=Report)
+    whole: Sequence[PictureOutcome] = ()  # of a composition, outcomes of the methods that have acted before
     state: dict[str, Any] = field(default_factory=dict)  # what hooks hand on while forwards run, by subject
 
     def tell(self, report: Report) -> None:
         """Stores the per-picture outcomes of this call; the cache sizes stay those of the first forward."""
-        self.report = replace(report, cache=self.report.cache)
+        outcomes = (
+            [
+                one._replace(before=whole.before, origin=whole.origin, reductions=())
+                for one, whole in zip(report.outcomes, self.whole, strict=True)
+            ]
+            if self.whole and report.outcomes
+            else report.outcomes
+        )
+        self.report = replace(report, outcomes=outcomes, cache=self.report.cache)
 
 
 _NONE: Mapping[int, Call] = {}
@@ -207,7 +216,7 @@ def uncompiled(function: Callable[..., Result]) -> Callable[..., Result]:
 
 def install_taps(attachment: Any, tower: Tower) -> list[Any]:
     """Hooks for what the attachment's method reads of the tower; they collect while a call wants it."""
-    taps = taps_read(tower, attachment.method)
+    taps = taps_read(tower, attachment.reader)
     return [tap.module.register_forward_hook(partial(_collect, attachment, tap)) for tap in taps]
 
 
@@ -247,7 +256,7 @@ def skip_unread(attachment: Any, tower: Any) -> list[Shadow]:
     """
     if not hasattr(tower, "result"):
         return []
-    last = max(tower.feature_block, earlier_block(tower, attachment.method), *blocks_read(tower, attachment.method))
+    last = max(tower.feature_block, earlier_block(tower, attachment.reader), *blocks_read(tower, attachment.reader))
     return [
         Shadow(block, "forward", partial(_pass_on, attachment, block.forward)) for block in tower.blocks[last + 1 :]
     ]

@@ -326,7 +326,8 @@ class CutForward:
         self, attachment: Any, call: Any, state: CutState, armed: PendingPrefill, embeds: Tensor, kwargs: dict[str, Any]
     ) -> None:
         self.state, self.layout, self.embeds, self.more = state, armed.layout, embeds, armed.more
-        self.method, self.decoder, self.watch = attachment.method, attachment.here.decoder, call.report.watch
+        self.method, self.decoder = attachment.stages[-1].method, attachment.here.decoder
+        self.watch = call.report.watch
         check_window(self.decoder, armed.layout.real.shape[1])
         check_first_layer(armed.units)
         if self.method.calibrates:

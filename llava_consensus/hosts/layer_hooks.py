@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import CutDecoder, Tap, Tiles
-from llava_consensus.hosts.caches import cache_given, known, remember
+from llava_consensus.hosts.caches import CUTS, cache_given, known, remember
 from llava_consensus.hosts.call import Call, Report, Shadow, current_call, named, uncompiled
 from llava_consensus.hosts.cut_forward import VALUES, CutCache, CutForward, CutState, DecodeStep, PendingPrefill, fits
 from llava_consensus.hosts.sequence import Layout
@@ -55,7 +55,7 @@ class Cuts:
         if decoder.kernel not in ("sdpa", "eager"):
             raise OptionError(f"attn_implementation={decoder.kernel!r}: cutting between layers needs sdpa or eager")
         self.attachment = attachment
-        self.method: Any = attachment.method
+        self.method: Any = attachment.stages[-1].method
         self.depth = len(decoder.layers)
         if self.method.attention == VALUES and not hasattr(decoder, "value_taps"):  # a decoder of another package
             raise OptionError(
@@ -103,7 +103,7 @@ class Cuts:
         """
         units = [(unit, self.method.cuts(unit.budget, len(unit.places), self.depth)) for unit in layout.reduced()]
         _state(call).armed = PendingPrefill(layout, units, weakref.ref(embeds), tiles) if units else None
-        whole = [outcome._replace(entering=(outcome.before,) * self.depth) for outcome in call.report.outcomes]
+        whole = [outcome._replace(entering=(outcome.after,) * self.depth) for outcome in call.report.outcomes]
         call.tell(Report(whole, watch=Stopwatch(embeds.device) if units else None))
 
     def armed(self, call: Call) -> PendingPrefill | None:
@@ -169,7 +169,7 @@ class Cuts:
             return CutForward(self.attachment, call, state, armed, hidden, kwargs)
         if cache is None or cache.get_seq_length() == 0:
             return None
-        cut_cache = known(cache) or self._last_that_fits(cache)
+        cut_cache = known(cache, CUTS) or self._last_that_fits(cache)
         if not isinstance(cut_cache, CutCache):
             return None
         return DecodeStep(self.attachment.here.decoder, cut_cache, cut_cache.grown(cache), state)
@@ -194,7 +194,7 @@ class Cuts:
             cut = forward.outcomes(hidden)
             others = {key: entry for key, entry in _LAST.get().items() if entry[0].attachment.active}
             _LAST.set({**others, id(self): (self, cut_cache)})
-            remember(cache, cut_cache)
+            remember(cache, cut_cache, CUTS)
             report = call.report  # pictures that were not cut passed whole
             outcomes = [cut.get(index, outcome) for index, outcome in enumerate(report.outcomes)]
             call.tell(replace(report, outcomes=outcomes))

@@ -23,6 +23,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import IGNORE, Offer, Tiles
 from llava_consensus.hosts.caches import (
+    begin_cache,
     cache_given,
     cache_of,
     cached_rows,
@@ -90,6 +91,7 @@ class LlavaModel:
     """
 
     offer = Offer(ClipBlocks.offers | {Need.QUESTION}, inside=ClipBlocks.inside)
+    reads_inside = True
 
     def __init__(self, module: Any, options: Mapping[str, str] = MappingProxyType({})) -> None:
         self.module: Any = module
@@ -256,7 +258,7 @@ def forward(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> An
         attachment.cuts.given(call, inputs)
     if cached:
         return run(**going_on(inputs, cached, UNDER_WAY in state))
-    remember(cache, None)  # of a prompt before, where the cache was emptied
+    begin_cache(cache, None)  # of a prompt before, where the cache was emptied
     output = run(**inputs)
     prompt = attachment.current(fresh=False).state.pop(PROMPT, None)
     if prompt is not None:  # else a method between layers may have noted its cuts there
@@ -291,7 +293,7 @@ def prepared(attachment: Attachment, official: Official, arguments: Arguments) -
         uncut = config if cuts else changed(config, {LIMIT: None})
         structure = read_structure(official, model, arguments, uncut, tower.tokens)
         layout = attachment.layout(structure.kinds)
-    if layout.reduced() and not cuts:
+    if attachment.reduces(layout) and not cuts:
         return _reduced(attachment, call, arguments, structure, layout, config, watch)
     replaced: dict[str, Any] = {"config": config}
     tiles: list[Tiles] = []
@@ -326,13 +328,14 @@ def _reduced(
         channels["labels"] = Channel(targets, IGNORE, Rule.BLANK)
     full = Assembled(embeds, layout.real.to(device), layout.positions.to(device), channels)
     prompts = None
-    if Need.FINGERPRINT in attachment.method.needs:
+    if Need.FINGERPRINT in attachment.needs:
         ids, mask = arguments.input_ids, arguments.attention_mask
         prompts = fingerprints(ids, torch.ones_like(ids) if mask is None else mask)
     out = attachment.reduce(call, full, layout, tiles, prompts, getattr(config, LIMIT, None), watch)
     if getattr(config, "tokenizer_padding_side", "right") == "left":
         out = pad_left(out)
-    keeps = attachment.method.positions != "renumber"
+    attachment.follow(call, out, out.embeds)
+    keeps = attachment.positions != "renumber"
     call.state[PROMPT] = shortened(full, out, keeps)
     call.state[MORE] = out.real.shape[1] - min(full.real.shape[1], getattr(config, LIMIT, None) or full.real.shape[1])
     positions: Tensor | None = out.positions

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import PictureOutcome
 from llava_consensus.reduction.tokens import Reduction
 
@@ -39,6 +40,8 @@ def patches(outcome: PictureOutcome, side: int, columns: int, rows: int | None =
         rows: of patches in a tile; None where they are as many as in a row.
     """
     assert outcome.origin is not None
+    if outcome.after < outcome.before and not outcome.reductions:
+        raise OptionError("patches: a composition keeps the counts of its pictures, not which patches stay")
     tile, token = (part.cpu() for part in outcome.origin)
     area = side * (rows or side)
     place = _places(tile, token, side, columns, area)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from llava_consensus.errors import NonFiniteError
-from llava_consensus.hosts.base import Model, PictureOutcome, Tiles
+from llava_consensus.hosts.base import Model, PictureOutcome, Tiles, Tower
 from llava_consensus.hosts.call import Report
 from llava_consensus.hosts.sequence import (
     HEADS,
@@ -27,6 +27,7 @@ from llava_consensus.hosts.sequence import (
     Channel,
     Inserts,
     Layout,
+    RowKinds,
     Rule,
     Unit,
     edit,
@@ -116,6 +117,40 @@ def reduce(
     notes += (BY_WORDS,) * by_words + (NO_WORDS,) * (silent and by_words)
     kept = full.positions.ndim > 2 and method.positions == "renumber"
     return out, Report(outcomes, notes + (KEPT,) * kept, watch)
+
+
+def compact(tiles: list[Tiles], kinds: RowKinds, tower: Tower) -> tuple[list[Tiles], RowKinds]:
+    """Tiles of the tokens that a method before the projector has left, in place of a copy for each patch, and kinds
+    whose `token` counts them. Waits for the device.
+    """
+    made: dict[int, Tiles] = {}
+    token = kinds.token.clone()
+    for source, one in enumerate(tiles):
+        slot = one.parts["slot"].cpu()  # [T, N]
+        here = (kinds.picture == source) & (kinds.token >= 0)
+        token[here] = slot[kinds.tile[here], kinds.token[here]]
+        if id(one) in made:
+            continue
+        count = int(slot.max()) + 1
+        index = one.parts["slot"][..., None].expand_as(one.projected)
+        left = one.projected.new_zeros(len(slot), count, one.projected.shape[2]).scatter(1, index, one.projected)
+        full = tower.side if one.side is None else one.side
+        columns = int(slot[0, :full].max()) + 1 if full else 0
+        grids = ((slot.shape[1] // full, full), (count // columns, columns)) if full else ()
+        square = bool(grids) and torch.equal(slot[0], cells_of(*grids))
+        members = one.members
+        if members is None and tower.members is not None:
+            each = tower.members.shape[1]
+            members = torch.arange(count * each).view(count, each)
+        parts = {name: value for name, value in one.parts.items() if name != "slot"}
+        made[id(one)] = Tiles(left, parts, columns if square else 0, members, one.class_is_token)
+    return [made[id(one)] for one in tiles], kinds._replace(token=token)
+
+
+def cells_of(whole: tuple[int, int], small: tuple[int, int]) -> Tensor:
+    """The cell of a smaller grid, of rows x columns, that each token of the whole one lies in: [N]."""
+    row, column = (torch.arange(size) * less // size for size, less in zip(whole, small, strict=True))
+    return (row[:, None] * small[1] + column).flatten()
 
 
 def _named(error: Exception, tokens: VisualTokens, batch: UnitBatch, layout: Layout) -> str:

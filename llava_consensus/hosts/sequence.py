@@ -23,6 +23,7 @@ from llava_consensus.reduction.method import Method, Tiled
 NEVER = torch.iinfo(torch.int64).max  # place of rows that leave
 ROW = 1 << 40  # distance of the places of two rows; between them is room for what stands after the first:
 HEADS, TAILS, NEXT = 1 << 36, 2 << 36, 3 << 36  # three stretches, the last one for what belongs ahead of the second row
+KIND, KINDS = "kind ", ("picture", "tile", "token")  # channels that say what a row is
 PART = 1 << 20  # in each of them, one block for each part of a picture, or for each cut
 
 
@@ -296,6 +297,18 @@ class Assembled:
     def everything(self) -> dict[str, Channel]:
         """All channels, positions and embeddings among them."""
         return {"embeds": Channel(self.embeds, 0, Rule.BLANK), "positions": Channel(self.positions, 0), **self.channels}
+
+    def with_kinds(self, kinds: RowKinds) -> "Assembled":
+        """These sequences with channels that say what each row is."""
+        found = {KIND + name: Channel(getattr(kinds, name).to(self.embeds.device), -1) for name in KINDS}
+        if kinds.answer is not None:
+            found[KIND + "answer"] = Channel(kinds.answer.to(self.embeds.device), 0, Rule.BLANK)
+        return replace(self, channels=self.channels | found)
+
+    def kinds(self, before: RowKinds) -> RowKinds:
+        """Kind of every row, on the CPU, of sequences that were edited since `with_kinds`."""
+        found = {name[len(KIND) :]: one.values.cpu() for name, one in self.channels.items() if name.startswith(KIND)}
+        return before._replace(real=self.real.cpu(), **found)
 
     def with_values(self, real: Tensor, values: dict[str, Tensor], unpadded: bool = False) -> "Assembled":
         """A copy of these channels with other values."""

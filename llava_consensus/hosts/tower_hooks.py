@@ -20,6 +20,7 @@ from torch.nn.functional import interpolate
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import Tap, Tiles, Tower
 from llava_consensus.hosts.call import Call, Shadow, current_call
+from llava_consensus.hosts.reduce import cells_of
 from llava_consensus.hosts.towers import BlockParts
 from llava_consensus.reduction.merging import Bag, fresh
 from llava_consensus.reduction.method import Method, Place
@@ -99,7 +100,7 @@ class Shrunk(NamedTuple):
         full pictures a copy of the one in whose cell it lies: [n].
         """
         slots = [
-            torch.stack([_spread(grid[1:], small) for small in own])
+            torch.stack([cells_of(grid[1:], small) for small in own])
             for grid, own in zip(self.grids, self.small, strict=True)
         ]
         first, taken = 0, []
@@ -203,7 +204,7 @@ def _encode(method: Any, call: Call, tower: Any, pixels: Tensor, count: int) -> 
     finally:
         call.state.pop(INSIDE, None)
     if isinstance(state, Shrinking):
-        slot = _spread((tower.side, tower.side), state).to(merged.device).expand(len(merged), -1)
+        slot = cells_of((tower.side, tower.side), state).to(merged.device).expand(len(merged), -1)
     elif state.bag is None:
         raise RuntimeError("the vision tower did not run its blocks")
     else:
@@ -267,12 +268,6 @@ def _state(attachment: Any) -> "Merging | Shrinking | None":
     """State of the tower's hooks in the current call; None outside of a call."""
     call = current_call(attachment)
     return None if call is None else call.state.get(INSIDE)
-
-
-def _spread(whole: tuple[int, int], small: tuple[int, int]) -> Tensor:
-    """The cell of a smaller grid, of rows x columns, that each token of the whole one lies in: [N]."""
-    row, column = (torch.arange(size) * less // size for size, less in zip(whole, small, strict=True))
-    return (row[:, None] * small[1] + column).flatten()
 
 
 def shrunk_picture(embeddings: Any, pixels: Tensor, rows: int, columns: int) -> Tensor:

@@ -5,6 +5,7 @@ METHODS.line("fastv")   what it does, in one line, from the index
 """
 
 import json
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from llava_consensus.reduction.method import Method
 
 
+PLUS = re.compile(r"\+(?=[A-Za-z])")  # between the methods of a composition; `consensusdrop+` is a name
 WORDS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 INDEX = Path(__file__).with_name("index.json")  # `about` of our methods, made by `make pages`
 
@@ -199,6 +201,8 @@ def known_methods() -> dict[str, str]:
 
 def method_name(method: "Method") -> str:
     """The name a method's class is registered under; the name of the class where it is not registered."""
+    if names := getattr(method, "stages", ""):
+        return "+".join(part.partition(":")[0] for part in PLUS.split(names))
     kind = type(method)
     for name, known in METHODS.data.items():
         if known in (kind, f"{kind.__module__}:{kind.__name__}"):
@@ -216,6 +220,8 @@ def make(name: str, **options: Any) -> "Method":
     Raises:
         OptionError: for an unknown name, an unknown option or a value outside its bound.
     """
+    if PLUS.search(name):
+        return _composition(name, options)
     method_type = method_class(name)
     option_names = [field.name for field in fields(method_type)]
     for option in options:
@@ -230,3 +236,27 @@ def make(name: str, **options: Any) -> "Method":
         raise OptionError(f"options of method {name!r}: {error}") from error
     object.__setattr__(method, "asked", frozenset(options))
     return method
+
+
+def _composition(name: str, options: dict[str, Any]) -> "Method":
+    """Methods one after the other, `NAME:tokens=N,key=value+NAME:key=value` (`reduction/composition.py`).
+
+    Raises:
+        OptionError: as `make`, for options that stand beside it, or methods that do not compose.
+    """
+    from llava_consensus.reduction.budget import Budget
+    from llava_consensus.reduction.composition import Stage, composed
+    from llava_consensus.reduction.options import options as options_of
+
+    stages = str(options.pop("stages", name))
+    if options:
+        raise OptionError(
+            f"{', '.join(options)}: options of a composition stand in it: NAME:tokens=128,KEY=VALUE+NAME:KEY=VALUE"
+        )
+    parts = []
+    for part in PLUS.split(stages):
+        own, _, rest = part.partition(":")
+        given = options_of(filter(None, rest.split(",")))
+        tokens = given.pop("tokens", None)
+        parts.append(Stage(make(own, **given), None if tokens is None else Budget(tokens).tokens))
+    return composed(stages, parts)

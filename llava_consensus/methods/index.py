@@ -31,7 +31,7 @@ def describe(method: Method) -> list[Any]:
     texts += inspect.cleandoc(sys.modules[kind.__module__].__doc__ or "").split("\n\n")
     paragraphs = [" ".join(text.split()) for text in texts]
     at = f"{kind.__module__}:{kind.__name__}"
-    return [at, kind.title, kind.place.value, paragraphs, list(_options(kind)), dict(_counted(kind)), cost(method)]
+    return [at, kind.title, method.place.value, paragraphs, list(_options(kind)), dict(_counted(kind)), cost(method)]
 
 
 def _options(kind: type[Method]) -> Iterator[tuple[str, str, str, str]]:
@@ -40,7 +40,7 @@ def _options(kind: type[Method]) -> Iterator[tuple[str, str, str, str]]:
     for one in reversed(kind.__mro__):
         texts |= dict(_arguments(one.__dict__.get("__doc__") or ""))
     kinds = annotations(kind)
-    for field in fields(kind):
+    for field in (one for one in fields(kind) if one.name != "stages"):  # a composition's methods have their own
         default = field.default if isinstance(field.default, str) else json.dumps(field.default)
         yield field.name, default, texts.get(field.name, ""), allowed(kinds[field.name])
 

@@ -5,12 +5,14 @@ alpha: Ratio                                    a number in [0, 1]
 layer: int | None                               a whole number, or left out
 """
 
+import json
 import math
+from collections.abc import Iterable
 from dataclasses import fields
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from llava_consensus.errors import at_least, boolean, choose, whole, within
+from llava_consensus.errors import OptionError, at_least, boolean, choose, whole, within
 
 
 class Bounds(NamedTuple):
@@ -85,3 +87,21 @@ def allowed(annotation: Any) -> str:
     else:
         words = {int: "a whole number", float: "a number"}.get(kind, "")
     return f"{words}, or null" if words and optional else words
+
+
+def options(pairs: Iterable[str]) -> dict[str, Any]:
+    """`key=value` texts as options; a value is read as JSON where it is JSON (0.5, true, null), else as text.
+
+    Raises:
+        OptionError: for a text without a key or `=`.
+    """
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator or not key:
+            raise OptionError(f"option {pair!r} must be KEY=VALUE, for example alpha=0.5")
+        try:
+            found[key] = json.loads(value, parse_constant=str)  # NaN and Infinity are no JSON: text
+        except (ValueError, RecursionError):
+            found[key] = value
+    return found

@@ -14,6 +14,7 @@ from torch import Tensor
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.hf import reduce
+from llava_consensus.methods.divprune import spread_out
 
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 pytestmark = pytest.mark.skipif(VERSION < (5, 23), reason="the tower of Qwen3-VL is given places since 5.23")
@@ -122,3 +123,26 @@ def test_qwen_3_5_reads_half_of_a_picture_once() -> None:
         if not repeats:
             plain = model.model.get_image_features(given["pixel_values"], given["image_grid_thw"]).pooler_output
             assert torch.equal(torch.cat(list(found)), torch.cat(list(plain)))
+
+
+@torch.no_grad()
+def test_the_next_method_of_a_composition_is_given_the_cells_that_stay(model: Any) -> None:
+    """DivPrune by its own function on the rows that PixelPrune has left; ConsensusDrop as alone where none leaves."""
+    cells = noise(ROWS, COLUMNS, 12 * 256, seed=4)
+    plain = picture(cells.clone())
+    cells[1:3] = cells[0]
+    inputs, caught = picture(cells), list[Tensor]()
+    hook = model.model.language_model.layers[0].register_forward_pre_hook(lambda _, args: caught.append(args[0]))
+    for name, tokens in (("pixelprune", 1), ("pixelprune+divprune:positions=keep", 5)):
+        with attach(model, name, tokens=tokens) as attached:
+            model(**inputs)
+    assert [one[:3] for one in attached.outcomes] == [(0, ROWS * COLUMNS, 5)]
+    first, last = 3, caught[0].shape[1] - 3
+    kept = spread_out(caught[0][:, first:last], 5)[0].sort().values
+    assert last - first == 2 * COLUMNS, "two rows of cells repeat the first"
+    assert torch.equal(caught[1][0, first:-3], caught[0][0, first:last][kept])
+    for name in ("consensusdrop", "pixelprune+consensusdrop:positions=keep"):
+        with attach(model, name, tokens=5):
+            caught.append(model(**plain).logits)
+    hook.remove()
+    assert torch.equal(caught[-3], caught[-1])

@@ -167,7 +167,7 @@ class Runner:
                 self._guests = 0
             attachment = self._attached
             assert attachment is not None
-            guest = (attachment.method, attachment.budget) == FULL
+            guest = (attachment.asked, attachment.budget) == FULL
             self._guests += guest
         try:
             yield attachment
@@ -287,7 +287,7 @@ def _check_batch(attachment: Attachment, encoded: list[list[Encoding]], prompts:
     """
     if len({prompt.max_new_tokens for prompt in prompts}) != 1:
         raise ValueError("the prompts of one batch must allow answers of one length")
-    method, budget = attachment.method, attachment.budget
+    method, budget = attachment.asked, attachment.budget
     inside = method.acts_inside
     for picture in (picture for pictures in encoded for picture in pictures):
         if picture.method != method or (inside and picture.budget != budget):

@@ -118,7 +118,7 @@ class HfRunner(Runner):
                 features.tiles[0],
                 rows.tiles > 1,
                 size,
-                attachment.method,
+                attachment.asked,
                 attachment.budget,
                 one.modality,
                 one.text if not self.view.lays_out else self._placeholder(one.modality) * len(rows.token),

@@ -133,7 +133,7 @@ class LlavaRunner(Runner):
         batch = torch.cat(tiles).to(self.model.device, self.model.dtype)
         with self.attachment() as attachment, attachment.call():
             encoded = attachment.encode(batch, [len(picture) for picture in tiles])
-        attached = attachment.method, attachment.budget
+        attached = attachment.asked, attachment.budget
         return [
             Encoding(part, picture.ndim == 4, image.size, *attached)
             for image, picture, part in zip(images, pixels, encoded, strict=True)
@@ -322,9 +322,9 @@ def _begins_alike(attachment: Attachment) -> bool:
     """True if a shared prefix can be prefilled once: the language model reads all rows it is given, at counted
     positions, and reads the first ones alike for any continuation.
     """
-    method, decoder = attachment.method, attachment.model.decoder
+    method, decoder = attachment.asked, attachment.model.decoder
     cuts = method.place is Place.DECODER and attachment.sharing.reads_prompts
-    return not cuts and method.positions == "renumber" and not decoder.follows_length
+    return len(attachment.stages) == 1 and not cuts and method.positions == "renumber" and not decoder.follows_length
 
 
 def _text_side(folder: Path) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class RemoteRunner(Runner):
         pixels = torch.stack([self.pixels(image) for image in images])
         with self.attachment() as attachment, attachment.call():
             tiles = attachment.encode(pixels.to(self.model.device, self.model.dtype), [1] * len(images))
-        attached = attachment.method, attachment.budget
+        attached = attachment.asked, attachment.budget
         return [Encoding(part, False, image.size, *attached) for image, part in zip(images, tiles, strict=True)]
 
     def rows(self, prompt: Prompt, pictures: int = 1) -> tuple[int, int]:

@@ -219,7 +219,7 @@ class DerivedModel(HfModel):
     def _install_record(self, attachment: Attachment, record: Record) -> None:
         """Hooks the tower block whose output is read, and bypasses the layers before the first attention for SCAP."""
         module, shadows, handles = self.module, [], []
-        if record.block and attachment.method.needs & READ:
+        if record.block and attachment.needs & READ:
             features, _ = blocks_read(self._tower_of(record), attachment.method)
             handles.append(module.get_submodule(record.blocks)[features].register_forward_hook(note_output))
         for layer in module.get_submodule(record.layers)[: record.layer] if record.first else ():
@@ -386,7 +386,7 @@ class DerivedModel(HfModel):
         """The model's own encoder, with what the method reads of the tower."""
         record, stash = self.record, _STASH.get()
         assert record is not None
-        reads = bool(record.block and attachment.method.needs & READ)
+        reads = bool(record.block and attachment.needs & READ)
         _, block, *earlier = self._read(attachment, record) if reads else (0, 0)
         modules = [self._attention(record, one) for one in (block, *earlier)] if reads else []
         _STASH.set(None)
@@ -399,7 +399,7 @@ class DerivedModel(HfModel):
         tiles, first = [], 0
         for rows in pictures:
             assert isinstance(rows, Mapped)
-            if attachment.method.needs & READ and not rows.patches:
+            if attachment.needs & READ and not rows.patches:
                 raise OptionError(
                     f"{type(attachment.method).__name__} reads the vision tower, and the patches of this picture could "
                     "not be told from each other. Take a method that reads none (llava-consensus list)"
@@ -411,7 +411,7 @@ class DerivedModel(HfModel):
                 parts = rows.tiles_of(own, calls, [], record.classes).parts
                 own_tiles.parts.update({front + name: value for name, value in parts.items()})
             tiles.append(own_tiles)
-        if Need.FINGERPRINT in attachment.method.needs:
+        if Need.FINGERPRINT in attachment.needs:
             for one, pixels in zip(tiles, pixels_of(inputs, [rows.tiles for rows in pictures]), strict=True):
                 one.parts["fingerprint"] = fingerprint(pixels).expand(len(one.projected))
         return Features(tiles, tokens, tuple(planes), encoded.fields)
@@ -434,7 +434,7 @@ class DerivedModel(HfModel):
         assert record is not None
         text = text_arguments(module, inputs, self.encoder_names("image"))
         outputs = {name: one.output.output for name, one in features.items()}
-        first = [module.get_submodule(record.first)] if Need.PROBE in attachment.method.needs else None
+        first = [module.get_submodule(record.first)] if Need.PROBE in attachment.needs else None
         with torch.autocast(ids.device.type, enabled=False):
             entered = decoder_call(plain, text, outputs, first)
         if record.axes == 1:

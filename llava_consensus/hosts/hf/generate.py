@@ -20,6 +20,7 @@ from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import IGNORE, PLACE_OF_PICTURE
 from llava_consensus.hosts.caches import (
     Shortened,
+    begin_cache,
     cache_given,
     cache_of,
     cached_rows,
@@ -217,7 +218,7 @@ def _entering(attachment: Attachment, inputs: dict[str, Any]) -> tuple[dict[str,
         return _generated(attachment, call, generating, inputs), None
     _refuse_embeds(attachment, inputs)
     inputs, prompt = _reduced(attachment, inputs)
-    remember(cache, prompt)
+    begin_cache(cache, prompt)
     return inputs, prompt
 
 
@@ -234,7 +235,7 @@ def _generated(attachment: Attachment, call: Call, generating: Generating, input
     if generating.armed is not None and attachment.cuts is not None:
         attachment.cuts.again(call, generating.armed, read)
     prompt, cache, positions = generating.prompt, cache_given(inputs), inputs.get("position_ids")
-    remember(cache, prompt)
+    begin_cache(cache, prompt)
     if prompt is None or not prompt.keeps or positions is None:
         return inputs
     if cache is None and inputs.get("attention_mask") is None:  # gaps would be taken for the ends of packed sequences
@@ -246,7 +247,7 @@ def _generate(attachment: Attachment, run: Any, kwargs: dict[str, Any]) -> Any:
     if kwargs.get("inputs") is not None:
         kwargs["input_ids"] = kwargs.pop("inputs")
     if _setting(attachment, kwargs, "prefill_chunk_size"):
-        if attachment.method.place is Place.DECODER:
+        if attachment.cuts is not None:
             raise OptionError("prefill_chunk_size: a method between decoder layers must see the whole prompt at once")
         view: Any = attachment.here
         if not view.chunks:
@@ -329,7 +330,7 @@ def _reduced(attachment: Attachment, inputs: dict[str, Any]) -> tuple[dict[str, 
     layout = attachment.layout(kinds)
     # Rows stay where a method prunes between layers or every unit fits its budget. The model then encodes by itself,
     # unless features were made before, the host lays tiles out otherwise, or the cut reads the tower.
-    unreduced = attachment.method.place is Place.DECODER or not layout.reduced()
+    unreduced = attachment.method.place is Place.DECODER or not attachment.reduces(layout)
     encodes = call.given.encoded is not None or view.lays_out or attachment.cuts_by_tower
     if unreduced and not encodes:
         attachment.arm(call, layout, inputs["input_ids"])
@@ -352,12 +353,14 @@ def _reduced(attachment: Attachment, inputs: dict[str, Any]) -> tuple[dict[str, 
     if kinds.real[:, -1].all():  # else the prompts are padded on the right, as in training
         out = pad_left(out)
     # With gaps in the positions, decoding continues after the full prompt and not after the rows in the cache.
-    keeps = view.keeps_positions or attachment.method.positions != "renumber"
+    keeps = view.keeps_positions or attachment.positions != "renumber"
     # Some models change features after the seam where this host hands them in: the reduced rows take the place of the
     # embeddings before the first layer.
     if not view.embedded:
         call.state[EMBEDS] = out.embeds
-    arguments = reduced_arguments(attachment, inputs, out, _held(call, layout, placed), used_names, features)
+    held = _held(call, layout, placed)
+    arguments = reduced_arguments(attachment, inputs, out, held, used_names, features)
+    attachment.follow(call, out, arguments["input_ids"])
     return arguments, shortened(full, out, keeps)
 
 
@@ -540,7 +543,7 @@ def reduced_arguments(
     arguments |= {name: value for name, value in values.items() if name in inputs and name != "input_ids"}
     arguments |= {"input_ids": ids, "attention_mask": out.real.long()}
     whole = attachment.method.place is Place.DECODER and inputs.get("position_ids") is None  # the model's own are right
-    if view.keeps_positions or (attachment.method.positions != "renumber" and not whole):
+    if view.keeps_positions or (attachment.positions != "renumber" and not whole):
         arguments |= view.placing(inputs, out.positions, out.real)
     elif inputs.get("position_ids") is not None:
         arguments["position_ids"] = (out.real.cumsum(1) - 1).clamp_min(0)

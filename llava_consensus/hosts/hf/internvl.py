@@ -82,7 +82,7 @@ class Shuffled(HfModel):
             tiles, index = small.tiles(tokens)
             return Features(tiles, tokens[index])
         output, parts = run_encoder(self, attachment, modality, inputs)
-        if Need.FINGERPRINT in attachment.method.needs:
+        if Need.FINGERPRINT in attachment.needs:
             parts["fingerprint"] = fingerprint(self.tiles(inputs))
         tokens = joined(output.pooler_output)
         return Features(tiles_of(tokens, parts, pictures), tokens)

@@ -19,6 +19,7 @@ class Llava(HfModel):
     """One tile for each picture; the other LLaVA-type families build on it."""
 
     offer = Offer(LlavaTower.offers, inside=LlavaTower.inside)
+    reads_inside = True  # whether it shows the next method of a composition what the tower made of a smaller picture
 
     @cached_property
     def tower(self) -> LlavaTower:
@@ -48,7 +49,7 @@ class Llava(HfModel):
             tiles = attachment.encode(pixels, counts)
             return Features(tiles, torch.cat(self.pack(modality, inputs, [picture.projected for picture in tiles])))
         output, parts = run_encoder(self, attachment, modality, inputs)
-        if Need.FINGERPRINT in attachment.method.needs:
+        if Need.FINGERPRINT in attachment.needs:
             parts["fingerprint"] = fingerprint(pixels)
         tokens = joined(output.pooler_output)
         return Features(tiles_of(tokens, parts, pictures), tokens)

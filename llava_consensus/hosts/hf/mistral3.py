@@ -161,7 +161,7 @@ class Mistral3(HfModel):
         for index, own in enumerate(tokens.detach().split([len(rows.token) for rows in pictures])):
             found = {name: values[index][None] for name, values in split.items()}
             found |= {name: one.transpose(1, 2) for name, one in found.items() if name.endswith(("query", "key"))}
-            if Need.FINGERPRINT in attachment.method.needs:
+            if Need.FINGERPRINT in attachment.needs:
                 height, width = sizes[index]
                 found["fingerprint"] = fingerprint(inputs["pixel_values"][index : index + 1, :, :height, :width])
             members = cells(*grids[index], side)

@@ -185,7 +185,7 @@ class HfModel:
     def install(self, attachment: Attachment) -> None:
         """Called when a method is attached, for hooks of the host's own."""
         check = partial(entrances.check_outer, attachment)
-        taps = self.decoder.tapped([0]) if Need.PROBE in attachment.method.needs else []
+        taps = self.decoder.tapped([0]) if Need.PROBE in attachment.needs else []
         attachment.add(taps, [self.inner.register_forward_pre_hook(check, with_kwargs=True)])
 
     def try_picture(self, inputs: dict[str, Any]) -> None:

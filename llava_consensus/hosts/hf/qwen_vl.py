@@ -85,7 +85,7 @@ class QwenVL(HfModel):
 
     offer = Offer(PATCHES, inside=QwenTower.inside)
     keeps_positions = True
-    around, typed = (1, 1), True
+    around, typed, reads_inside = (1, 1), True, True
     placed_by = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
 
     @cached_property
@@ -128,7 +128,7 @@ class QwenVL(HfModel):
         output, parts = run_encoder(self, attachment, modality, inputs)
         grids = inputs[f"{modality}_grid_thw"]
         parts = self.ordered(parts, grids)
-        if Need.FINGERPRINT in attachment.method.needs:
+        if Need.FINGERPRINT in attachment.needs:
             parts["pixels"] = next(inputs[name] for name in ("pixel_values", "pixel_values_videos") if name in inputs)
         tokens = joined(output.pooler_output)
         planes = tuple(joined(layer) for layer in getattr(output, "deepstack_features", None) or ())
@@ -154,11 +154,32 @@ class QwenVL(HfModel):
                 pieces.append(tile)
         grids = [[1, SIDE * rows, SIDE * columns] for own in small.small for rows, columns in own]
         inputs = {**inputs, name: torch.cat(pieces), grid_name: inputs[grid_name].new_tensor(grids)}
-        output, _ = run_encoder(self, attachment, modality, inputs)
+        output, parts = run_encoder(self, attachment, modality, inputs)
         tokens = joined(output.pooler_output)
         tiles, index = small.tiles(tokens)
+        tiles = self.with_parts(tiles, tokens, parts, inputs[grid_name])
         planes = tuple(joined(layer)[index] for layer in getattr(output, "deepstack_features", None) or ())
         return Features(tiles, tokens[index], planes)
+
+    def with_parts(
+        self, tiles: list[Tiles], tokens: Tensor, parts: dict[str, Tensor], grids: Tensor
+    ) -> list[Tiles]:  # fmt: skip
+        """The tiles with what was read of the tower for the tokens that are left, of which `grids` are one tile each.
+
+        Raises:
+            OptionError: where the tiles of one picture have several sizes.
+        """
+        if not parts:
+            return tiles
+        read = iter(picture_tiles(tokens.detach(), self.ordered(parts, grids), grids.tolist()))
+        found = []
+        for whole in tiles:
+            own = [next(read) for _ in range(len(whole.projected))]
+            if len({one.projected.shape for one in own}) > 1:
+                raise OptionError("tokens: the frames of this video are left at several sizes, and a method reads them")
+            together = {name: torch.cat([one.parts[name] for one in own]) for name in own[0].parts}
+            found.append(whole._replace(parts=whole.parts | together, members=own[0].members))
+        return found
 
     def fewer(self, attachment: Attachment, modality: str, inputs: dict[str, Any]) -> Features:
         """Refused: only the tower of Qwen3-VL takes some of a picture's patches."""
@@ -240,10 +261,13 @@ class Qwen3VL(QwenVL):
 
     def fewer(self, attachment: Attachment, modality: str, inputs: dict[str, Any]) -> Features:
         """The cells that the method leaves, through the model's own tower, each at its own place in its picture."""
-        seen = through_tower(self.inner.visual, attachment, modality, inputs)
-        tokens = seen.output.pooler_output[seen.stand_in]
+        with attachment.collecting() as parts:
+            seen = through_tower(self.inner.visual, attachment, modality, inputs)
+        left = seen.output.pooler_output
+        tokens = left[seen.stand_in]
         planes = tuple(layer[seen.stand_in] for layer in seen.output.deepstack_features)
-        return Features(seen.tiles(tokens), tokens, planes)
+        grids = torch.tensor([[1, SIDE, SIDE * (int(slot.max()) + 1)] for slot in seen.slots])
+        return Features(self.with_parts(seen.tiles(tokens), left, parts, grids), tokens, planes)
 
 
 def _image(patches: Tensor, size: list[int], patch: int) -> Tensor:

@@ -1,0 +1,161 @@
+"""Methods one after the other: each acts on what the one before it left. In float64, against models made so."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models import IMAGE, tiny_llava
+from torch import Tensor
+
+transformers = pytest.importorskip("transformers", minversion="5.19")
+
+from hf_models import CASES, prompts  # noqa: E402
+
+from llava_consensus import attach, make  # noqa: E402
+from llava_consensus.errors import OptionError  # noqa: E402
+from llava_consensus.hosts.tower_hooks import positions, shrink  # noqa: E402
+from llava_consensus.reduction.budget import Budget  # noqa: E402
+from llava_consensus.reduction.costs import SHAPES, account, kv_bytes, llm_flops  # noqa: E402
+
+SMALL, LEFT, PATCH = 9, 4, 14  # tokens of the smaller picture, 3 x 3, and what stays of them
+IDS = [1, 7, 8, 9, 5, 11]
+
+
+def smaller_tower(model: Any, vision: Any) -> None:
+    """Makes a tower of 4 x 4 patches one of 3 x 3, its position embeddings as `resize` has them."""
+    embeddings = getattr(vision, "vision_model", vision).embeddings
+    embeddings.position_embedding.weight = torch.nn.Parameter(positions(embeddings.position_embedding.weight, 3, 3))
+    embeddings.position_embedding.num_embeddings = SMALL + 1
+    embeddings.position_ids = torch.arange(SMALL + 1)[None]
+    embeddings.image_size = embeddings.config.image_size = vision.config.image_size = 3 * PATCH
+
+
+def hf_logits(model: Any, count: int, pixels: Tensor) -> Tensor:
+    ids = torch.tensor([[*IDS[:2], *[CASES["llava"].picture(0).ids[0]] * count, *IDS[2:]]])
+    logits: Tensor = model(input_ids=ids, pixel_values=pixels, attention_mask=torch.ones_like(ids)).logits
+    return logits[:, -len(IDS[2:]) :]
+
+
+def official_logits(model: Any, count: int, pixels: Tensor) -> Tensor:
+    logits: Tensor = model(torch.tensor([[*IDS[:2], -200, *IDS[2:]]]), images=pixels).logits
+    return logits[:, -len(IDS[2:]) :]
+
+
+@pytest.mark.parametrize("host", ["transformers", "official"])
+@pytest.mark.parametrize("method", ["consensusdrop", "visionzip", "divprune"])
+@torch.no_grad()
+def test_a_smaller_picture_then_a_method_is_the_method_on_a_smaller_model(
+    host: str, method: str, tower_folder: Path
+) -> None:
+    if host == "official":
+        model, logits = tiny_llava(tower_folder).double(), official_logits
+        small = copy.deepcopy(model)
+        smaller_tower(small, small.get_vision_tower().vision_tower)
+    else:
+        model, logits = CASES["llava"].build().double(), hf_logits
+        small = copy.deepcopy(model)
+        smaller_tower(small, small.model.vision_tower)
+    pixels = torch.randn(1, 3, IMAGE, IMAGE, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    with attach(small, method, tokens=LEFT):
+        twin = logits(small, SMALL, shrink(pixels, 3 * PATCH, 3 * PATCH).double())
+    with attach(model, f"resize:tokens={SMALL}+{method}", tokens=LEFT) as attached:
+        ours = logits(model, 16, pixels)
+        assert [(one.before, one.after) for one in attached.outcomes] == [(16, LEFT)]
+    torch.testing.assert_close(ours, twin, rtol=0, atol=1e-9)
+
+
+def rows_of(model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows that enter the first layer, what leaves the second, and the logits of the last row."""
+    found = {}
+    layers = model.model.language_model.layers
+    hooks = [
+        layers[0].register_forward_pre_hook(lambda _, args, kwargs: found.update(rows=args[0]), with_kwargs=True),
+        layers[1].register_forward_pre_hook(lambda _, args, kwargs: found.update(second=args[0]), with_kwargs=True),
+    ]
+    logits = model(**inputs).logits[:, -1]
+    for hook in hooks:
+        hook.remove()
+    return found["rows"], found["second"], logits
+
+
+@pytest.mark.parametrize("first", ["consensusdrop:tokens=8", "resize:tokens=9", "divprune:tokens=8,positions=keep"])
+@torch.no_grad()
+def test_what_is_left_is_cut_between_layers(first: str) -> None:
+    """FastV by hand: the second layer's input under the first method, its last row's attention, the layers after it."""
+    model = CASES["llava"].build().double()
+    inputs = prompts([*IDS[:2], CASES["llava"].picture(0), *IDS[2:]])
+    inputs["pixel_values"] = inputs["pixel_values"].double()
+    name, _, options = first.partition(":")
+    given = dict(one.split("=") for one in options.split(","))
+    count = int(given.pop("tokens"))
+    with attach(model, name, tokens=count, **given) as attached:
+        places = torch.arange(len(IDS) + count)
+        if given:  # positions that are kept
+            kept = attached.call()
+            with kept:
+                model(**inputs)
+                chosen = attached.outcomes[0].reductions[0][1].kept[0]
+            places = torch.cat((torch.tensor([0, 1]), 2 + chosen, torch.arange(18, 18 + len(IDS) - 2)))
+        rows, second, _ = rows_of(model, inputs)
+    decoder = model.model.language_model
+    angles = decoder.rotary_emb(rows, places[None])
+    layer = decoder.layers[0]  # whose attention FastV reads, in a model of four layers
+    normed, width = layer.input_layernorm(rows), layer.self_attn.head_dim
+    heads = [
+        part(normed).unflatten(-1, (-1, width)).transpose(1, 2)
+        for part in (layer.self_attn.q_proj, layer.self_attn.k_proj)
+    ]
+    query, key = (
+        one * angles[0] + torch.cat((-one[..., width // 2 :], one[..., : width // 2]), -1) * angles[1] for one in heads
+    )
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    seen = (
+        (query[:, :, -1:] @ key.transpose(-1, -2) * layer.self_attn.scaling).softmax(-1).mean((1, 2))[0, 2 : 2 + count]
+    )
+    best = seen.topk(LEFT).indices.sort().values
+    left = torch.cat((torch.tensor([0, 1]), 2 + best, torch.arange(2 + count, rows.shape[1])))
+    hidden, turned = second[:, left], tuple(one[:, left] for one in angles)
+    for after in decoder.layers[1:]:
+        hidden = after(hidden, attention_mask=None, position_embeddings=turned, position_ids=places[None, left])
+    twin = model.lm_head(decoder.norm(hidden))[:, -1]
+    with attach(model, f"{first}+fastv", tokens=LEFT) as attached:
+        ours = rows_of(model, inputs)[2]
+        assert attached.outcomes[0][:3] == (0, 16, LEFT) and attached.outcomes[0].entering == (count, *[LEFT] * 3)
+    torch.testing.assert_close(ours, twin, rtol=0, atol=1e-9)
+
+
+def test_costs_add_up() -> None:
+    """Tokens and cache follow the last method, the tower the first, and the methods' own work is the sum."""
+    shape = SHAPES["llava-1.5-7b"]
+    whole = make("resize:tokens=256+consensusdrop:tokens=128+fastv")
+    found = account(whole, Budget(64), shape)
+    assert found.layers == (128, 128, *[64] * (shape.layers - 2))
+    assert found.kv_bytes == kv_bytes(shape, found.layers)
+    assert found.flops.llm == llm_flops(shape, found.layers)
+    assert found.flops.vision == account(make("resize"), Budget(256), shape).flops.vision
+    own = make("consensusdrop").flops(shape._replace(patches=256), Budget(128))
+    cut = make("fastv").flops(shape._replace(patches=128), Budget(64))
+    assert found.flops.method == pytest.approx(own + cut)
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "line"),
+    [
+        ("consensusdrop:tokens=64+visionzip", 8, "act in one place"),
+        ("fastv:tokens=64+consensusdrop", 8, "Write ConsensusDrop in front"),
+        ("consensusdrop+fastv", 8, "say how many tokens ConsensusDrop leaves"),
+        ("consensusdrop:tokens=4+fastv", 8, "fewer than the 8"),
+        ("consensusdrop:tokens=8+fastv:tokens=4", 4, "Leave its tokens= out"),
+        ("resize:tokens=9+divprune:positions=keep", 4, "behind a method that renumbers"),
+        ("divprune:tokens=8,positions=keep+pyramiddrop", 4, "positions=renumber of PyramidDrop"),
+        ("visionzip:tokens=8+restore_calibrated", 4, "both read the vision tower"),
+        ("divprune:tokens=8+fastv", 0.5, "composition counts tokens"),
+        ("full:tokens=8+fastv", 4, "reduces nothing"),
+    ],
+)
+def test_what_does_not_compose_is_one_line(name: str, tokens: float, line: str) -> None:
+    with pytest.raises(OptionError, match=line) as found:
+        attach(CASES["llava"].build(), name, tokens=tokens)
+    assert "\n" not in str(found.value)
