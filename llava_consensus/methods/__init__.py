@@ -144,6 +144,7 @@ METHODS = Methods(
         # the same, over the frames of a video
         "vidcom2": "vidcom2:VidCom2",
         "evs": "evs:EVS",
+        "flashvid": "flashvid:FlashVID",
         # between decoder layers
         "fastv": "fastv:FastV",
         "sparsevlm": "sparsevlm:SparseVLM",

@@ -2,6 +2,7 @@
 same tokens, in the same order where that code has one.
 """
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch.nn.functional import one_hot, pad
 from llava_consensus.errors import OptionError
 from llava_consensus.methods import make
 from llava_consensus.methods.anchorprune import AnchorPrune
+from llava_consensus.methods.flashvid import FlashVID
 from llava_consensus.methods.scope import cover
 from llava_consensus.methods.scorer import PARTS
 from llava_consensus.methods.vidcom2 import likeness, shares, still
@@ -181,6 +183,22 @@ def test_otprune_equals_the_official_code(case: str) -> None:
     arrays = golden("otprune")
     given = seen(arrays[f"tokens_{case}"])
     assert torch.equal(make("otprune").reduce(given, Budget(kept_of(case))).kept, arrays[f"kept_{case}"].long())
+
+
+@pytest.mark.parametrize("case", cases("flashvid", "kept"))
+def test_flashvid_equals_the_official_code(case: str) -> None:
+    """Tokens and places in the order of the video; of two at one place, of which theirs has either first, both."""
+    arrays = golden("flashvid")
+    video, saliency, rule = (arrays[f"{name}_{case}"] for name in ("video", "attention", "rule"))
+    tokens, alpha, likeness, cut, segments, relevance = rule.tolist()
+    method = FlashVID(alpha=alpha, likeness=likeness, cut=cut, segments=int(segments), relevance=bool(relevance))
+    each = math.ceil(round(tokens / len(video), 9))
+    kept, merged, anchors, group = method.compressed(video, saliency, each)
+    ours = torch.cat((torch.cat((kept, anchors))[:, None], torch.cat((video.flatten(0, 1)[kept], merged))), dim=1)
+    theirs = torch.cat((arrays[f"kept_{case}"][:, None], arrays[f"tokens_{case}"]), dim=1)
+    ours, theirs = (torch.tensor(sorted(one.tolist())) for one in (ours, theirs))
+    assert torch.equal(ours[:, 0], theirs[:, 0]) and (ours - theirs).abs().max() <= 2e-6
+    assert group.shape == (video.shape[0] * video.shape[1],) and group.unique().tolist() == list(range(len(merged)))
 
 
 @pytest.mark.parametrize("case", cases("vidcom2", "kept"))
