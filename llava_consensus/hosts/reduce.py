@@ -119,10 +119,11 @@ def reduce(
     return out, Report(outcomes, notes + (KEPT,) * kept, watch)
 
 
-def compact(tiles: list[Tiles], kinds: RowKinds, tower: Tower) -> tuple[list[Tiles], RowKinds]:
+def compact(tiles: list[Tiles], kinds: RowKinds, tower: Tower | None) -> tuple[list[Tiles], RowKinds]:
     """Tiles of the tokens that a method before the projector has left, in place of a copy for each patch, and kinds
     whose `token` counts them. Waits for the device.
     """
+    assert tower is not None
     made: dict[int, Tiles] = {}
     token = kinds.token.clone()
     for source, one in enumerate(tiles):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -307,7 +307,8 @@ class Assembled:
 
     def kinds(self, before: RowKinds) -> RowKinds:
         """Kind of every row, on the CPU, of sequences that were edited since `with_kinds`."""
-        found = {name[len(KIND) :]: one.values.cpu() for name, one in self.channels.items() if name.startswith(KIND)}
+        names = [name for name in self.channels if name.startswith(KIND)]
+        found: dict[str, Any] = {name[len(KIND) :]: self.channels[name].values.cpu() for name in names}
         return before._replace(real=self.real.cpu(), **found)
 
     def with_values(self, real: Tensor, values: dict[str, Tensor], unpadded: bool = False) -> "Assembled":
