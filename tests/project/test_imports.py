@@ -119,6 +119,8 @@ def test_every_module_says_what_it_is() -> None:
 
 ON_THE_CPU_ALONE = {"_halve_long", "_checksum"}  # functions that say so and are called there alone: nobody waits there
 
+ADAPTIVE = {"FlashVID", "lengths"}  # how many tokens are left follows from the video, so it waits, one video at a time
+
 
 def test_no_tensor_is_read_in_the_reduction_path() -> None:
     files = [path for path in MODULES if part(path) in {"reduction", "methods"}]
@@ -126,7 +128,7 @@ def test_no_tensor_is_read_in_the_reduction_path() -> None:
         f"{path.name}:{node.lineno}"
         for path in files
         for function in ast.parse(path.read_text()).body
-        if getattr(function, "name", "") not in ON_THE_CPU_ALONE
+        if getattr(function, "name", "") not in ON_THE_CPU_ALONE | ADAPTIVE
         for node in ast.walk(function)
         if isinstance(node, ast.Attribute) and node.attr in ("item", "tolist", "cpu", "numpy", "nonzero")
     ]
