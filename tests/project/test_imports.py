@@ -142,7 +142,8 @@ def test_no_method_waits_for_the_device() -> None:
     `ensure_finite` on the CPU, is queued on every other device, so it is passed here too.
     """
     for name in METHODS:
-        work(make(name), SHAPES["llava-1.5-7b"], 64)
+        if name != "flashvid":  # adaptive in all of its settings
+            work(make(name), SHAPES["llava-1.5-7b"], 64)
 
 
 @pytest.mark.parametrize("options", [("prumerge", "budget", "adaptive"), ("sparsevlm", "version", "1.0")])
