@@ -30,10 +30,12 @@ def register() -> None:
     from vllm import ModelRegistry
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
+    from llava_consensus.serving.scheduling import count_tower_work
     from llava_consensus.serving.server import Configured
     from llava_consensus.serving.wire import send_once
 
     send_once()
+    count_tower_work()
     for name in FAMILIES.values():
         ModelRegistry.register_model(name, f"{__name__}.models:{name}")
         MODELS_CONFIG_MAP[name] = Configured

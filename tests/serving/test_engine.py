@@ -72,6 +72,25 @@ def test_two_questions_two_budgets_and_a_picture_shown_twice_share_nothing(llava
             assert_equal(found, reference(model, asked, "consensusdrop", tokens))
 
 
+def test_a_step_encodes_as_many_pictures_as_a_plain_engine_does(llava: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four of 16 tokens in a step of 64, though five are left of each."""
+    monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
+    asked = [asking.Request(f"w7 <image> w{8 + number}", [small.picture(number)]) for number in range(16)]
+    settings, found = {"max_num_batched_tokens": 64, "max_model_len": 64, "max_num_seqs": 16}, []
+    for method, largest in (("visionzip", 9), ("full", 16)):
+        encoded: list[int] = []
+
+        def watch(model: Any, encoded: list[int] = encoded) -> None:
+            model.vision_tower.register_forward_pre_hook(lambda _, args: encoded.append(len(args[0])))
+
+        with served(llava[0], method, 5, settings, largest=largest) as engine:
+            engine.apply_model(watch)
+            answers(engine, asked, length=1)
+        assert sum(encoded) == 16
+        found.append(max(encoded))
+    assert found == [4, 4]
+
+
 def test_bad_requests_are_errors_of_the_request_and_the_engine_goes_on(llava: Any) -> None:
     folder, model = llava
     (asked,) = requests("llava", 2)[1:]

@@ -41,14 +41,6 @@ def test_rows_left_of_a_tiled_picture_are_those_that_attach_leaves(model: Any, n
     assert len(own.view.decoder.layers) == 1 and model.config.to_dict() == before
 
 
-def test_a_share_of_a_tile_is_reserved(model: Any) -> None:
-    tile = view_of(model).tower.tokens
-    assert plan(model, 0.25).share == 0.25 and plan(model, 4).share == 4 / tile and plan(model, tile + 1).share == 1.0
-    varied = plan(hf_models.CASES["qwen2_5_vl"].build(), 256)
-    varied.view.tower.tokens = 5000
-    assert varied.share == 256 / 1024
-
-
 def test_the_question_is_read_by_the_clip_that_the_tower_is_of(model: Any) -> None:
     assert plan(model).clip_name == ""
     named = plan(model, method="cdpruner")
