@@ -45,7 +45,6 @@ from llava_consensus.hosts.hf.model import tiles_of
 from llava_consensus.hosts.hf.qwen_vl import picture_tiles
 from llava_consensus.hosts.hf.rows import PictureRows
 from llava_consensus.hosts.towers import blocks_read, fingerprint, lacking
-from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.tokens import Need
 from llava_consensus.serving.engine import EncodedPicture, Engine, FullPrompt, offsets
 from llava_consensus.serving.plan import PIXELS, Plan
@@ -97,18 +96,8 @@ class Reduced:
             return super().embed_multimodal(**kwargs)
         modality = next(iter(own)).partition("_")[0]
         own = {name.partition("_")[2]: value for name, value in own.items()}
-        if self.stays_whole(modality, kwargs, own):
-            return super().embed_multimodal(**kwargs)
         with torch.no_grad():
             return (self._asked if self.engine.method.reads_prompt else self._alone)(modality, kwargs, own)
-
-    def stays_whole(self: Any, modality: str, kwargs: dict[str, Any], own: dict[str, Any]) -> bool:
-        """True if all pictures keep all their tokens, in their places: there is nothing to collect."""
-        plan = self.engine.plan
-        return not self.engine.keeps and all(
-            int(count) >= int(rows) and plan.left(modality, picture, Budget(int(count))) == int(rows)
-            for count, rows, picture in zip(own[COUNT], own[ROWS], plan.rows(modality, kwargs), strict=True)
-        )
 
     def _alone(self: Any, modality: str, kwargs: dict[str, Any], own: dict[str, Any]) -> list[Tensor]:
         """Pictures that nothing is asked about; one that comes under several budgets is encoded once."""

@@ -218,12 +218,11 @@ def clip(number: int, frames: int, size: tuple[int, int] = (70, 60)) -> Any:
 
 
 def ready() -> None:
-    """Makes this process one in which engines are small. With VLLM_USE_V2_MODEL_RUNNER=1 they have vLLM's second model
-    runner, whose kernels run in Triton's interpreter (`pip install triton`).
+    """Makes this process one in which engines are small. With VLLM_USE_V2_MODEL_RUNNER=1 and TRITON_INTERPRET=1 they
+    have vLLM's second model runner, whose kernels run in Triton's interpreter (`pip install triton`).
     """
     os.environ.update(ENVIRONMENT)
     if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
-        os.environ["TRITON_INTERPRET"] = "1"
         from triton.backends import backends
 
         backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True))  # vLLM asks for one
