@@ -137,8 +137,8 @@ def check_method(name: str, method: Method) -> None:
         )
     if method.adaptive:
         raise OptionError(
-            f"{name}: with these options the number of tokens depends on the picture, and vLLM makes room for them "
-            "before it has seen it. Leave the option out that makes it so"
+            f"{name}: the number of tokens depends on the picture, and vLLM makes room for them before it has seen it. "
+            "Leave the option out that makes it so, or take another method"
         )
 
 

@@ -20,7 +20,7 @@ from llava_consensus.reduction.method import Place
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
-METHODS = [name for name in known if make(name).place is Place.TOKENS]
+METHODS = [name for name in known if make(name).place is Place.TOKENS and not make(name).adaptive]
 SLICE = {"consensusdrop", "divprune", "random", "pool"}  # of other families, where not everything is asked for
 EVERYTHING = bool(os.environ.get("EVERYTHING"))  # make test-serving EVERYTHING=1
 

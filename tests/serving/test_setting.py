@@ -18,11 +18,12 @@ from llava_consensus.serving.setting import Setting, asked, asked_total, check_k
 
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_behind_the_tower_are_taken_and_the_others_refused_with_the_reason(name: str) -> None:
-    place = make(name).place
-    if place is Place.TOKENS:
+    method = make(name)
+    if method.place is Place.TOKENS and not method.adaptive:
         assert Setting(name, 64).made == make(name)
         return
-    reason = "one length for all layers" if place is Place.DECODER else "inside the vision tower or before it"
+    reasons = {Place.DECODER: "one length for all layers", Place.TOKENS: "tokens depends on the picture"}
+    reason = reasons.get(method.place, "inside the vision tower or before it")
     with pytest.raises(OptionError, match=f"^{name}.*{reason}"):
         Setting(name, 64)
 
