@@ -378,32 +378,49 @@ def _rates(text: str) -> list[float]:
 
 @command(
     "paper verify",
-    "before any method is judged: a model's scores with all tokens against the published ones",
-    arg("--bench", default="gqa pope textvqa", metavar="NAMES", help="benchmarks (%(default)s)"),
+    "before any method is judged: prompts against official LLaVA's, and scores with all tokens against published ones",
+    arg("--bench", metavar="NAMES", help="benchmarks (gqa pope textvqa; with --answers, all that were published)"),
     arg("--published", type=Path, metavar="FILE", help="scores by benchmark, as JSON (LLaVA-1.5-7B's)"),
+    arg("--answers", action="store_true", help="ask no model: score LLaVA's own answer files (eval.zip) under --data"),
     *arguments.LOADED,
     *arguments.RUN,
-    examples=("paper verify --bench pope --published scores.json --sample 300",),
+    examples=(
+        "paper verify --bench pope --published scores.json --sample 300",
+        "paper verify --answers --data playground/data",
+    ),
 )
 def verify(given: argparse.Namespace) -> Iterator[Any]:
-    """A line for every run, then the table.
+    """What is pinned of the checkpoint, the table of prompts, a line for every run, then the table of scores.
 
     Raises:
-        DataError: a score differs by more than its sampling error.
+        DataError: a prompt is another one, or a score differs by more than its sampling error.
     """
-    from llava_consensus.evaluation import benchmarks
+    from llava_consensus.evaluation import benchmarks, models
     from llava_consensus.evaluation.files import read_json
+    from llava_consensus.evaluation.models.llava import LlavaRunner
     from llava_consensus.evaluation.report.rows import read_row
     from llava_consensus.evaluation.runs.configuration import prepare
-    from llava_consensus.evaluation.runs.sweep import Cell
+    from llava_consensus.evaluation.runs.sweep import Cell, LoadedOnce
     from llava_consensus.methods import make
+    from llava_consensus.paper import official
     from llava_consensus.paper.verify import verify_table
 
-    made = [benchmarks.make(name) for name in given.bench.split()]
+    asked = given.bench or " ".join(official.ANSWERS if given.answers else ("gqa", "pope", "textvqa"))
+    made = [benchmarks.make(name) for name in asked.split()]
+    if given.answers:
+        yield terminal.drawn(official.answers_table(made, given.data))
+        return
     known = {one.name: one.paper for one in made if one.paper is not None}
     published = read_json(given.published, "Give benchmark: score", dict) if given.published else known
-    cells = [Cell(prepare(arguments.config(given, one, make("full")))) for one in made]
-    found = yield from _all_run([(cells, given.out)], given, loaded_once(given))
+    plans = [prepare(arguments.config(given, one, make("full"))) for one in made]
+    yield from official.revision_lines(given.model, plans[0].description["weights"])
+    load = LoadedOnce(models.load)
+    runner = load(plans[0].model, plans[0].loading, plans[0].host_options)
+    if isinstance(runner, LlavaRunner):
+        yield terminal.drawn(official.prompts_table(plans, runner, models.find(plans[0].model).folder))
+    else:
+        yield "prompts are not compared: this checkpoint is not in official LLaVA's layout"
+    found = yield from _all_run([(list(map(Cell, plans)), given.out)], given, load if given.workers == 1 else None)
     runs = [read_row(folder) for folder in found]
     yield terminal.drawn(verify_table(runs, published, {one.name: one.count for one in made}))
 

@@ -1,13 +1,24 @@
-"""All tokens are held to published scores by the interval of the run."""
+"""All tokens are held to published scores by the interval of the run, prompts to what official LLaVA made."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tiny_data
 from run_folders import store
 
 from llava_consensus.errors import DataError
+from llava_consensus.evaluation import benchmarks, models
+from llava_consensus.evaluation.models import Loading
 from llava_consensus.evaluation.report.rows import read_row
+from llava_consensus.evaluation.runs.configuration import RunConfig, RunPlan, prepare
+from llava_consensus.methods import make
+from llava_consensus.paper import official
 from llava_consensus.paper.verify import verify_table
+from playground.mini.paths import MINI
+
+MODEL = Path("checkpoints/llava-mini")
 
 
 @pytest.mark.parametrize(
@@ -27,3 +38,43 @@ def test_a_published_score_is_within_the_interval_or_refused(tmp_path: Path, pub
 def test_nothing_is_said_where_nothing_was_published(tmp_path: Path) -> None:
     (line,) = verify_table([read_row(store(tmp_path, [1] * 5, method="full", tokens=None))], {}, {}).groups[0].lines
     assert line[3] == "-" and line[5] == "nothing published"
+
+
+@pytest.fixture(scope="module")
+def mini() -> models.Runner:
+    return models.load(str(MODEL), Loading("cpu"), {})
+
+
+def plan(name: str, **given: Any) -> RunPlan:
+    config = RunConfig(benchmark=benchmarks.make(name), method=make("full"), data=MINI, model=str(MODEL))
+    return prepare(replace(config, **given))
+
+
+def test_prompts_and_pixels_are_those_of_llavas_own_scripts(mini: models.Runner) -> None:
+    table = official.prompts_table([plan("gqa"), plan("sqa"), plan("mmbench_cn")], mini, MODEL)  # type: ignore[arg-type]
+    assert [line[1:4] for line in table.groups[0].lines] == [
+        ("10 of 10", "10 of 10", "10 of 10"),
+        ("10 of 10", "10 of 10", "6 of 6"),  # four have no picture
+        ("10 of 10", "10 of 10", "10 of 10"),
+    ]
+    with pytest.raises(DataError, match=r"gqa, question .*: other prompt"):
+        official.prompts_table([plan("gqa", conversation="llava_v1")], mini, MODEL)  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(DataError, match="other pixels"):
+        patch.setattr(mini.view.config, "image_aspect_ratio", "square")
+        official.prompts_table([plan("textvqa")], mini, MODEL)  # type: ignore[arg-type]
+
+
+def test_published_answers_are_scored_to_the_published_digit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tiny_data.make_seed(tmp_path)
+    answers = data / "eval/seed_bench/answers.jsonl"
+    tiny_data.write_lines(answers, [{"question_id": key, "text": "A"} for key in ("101", "102", "v0")])
+    seed = benchmarks.make("seed")
+    score = round(seed.score_file(answers, data)[seed.metric], 1)
+    for published, said in ((score, "to the digit"), (score + 0.1, "")):
+        monkeypatch.setitem(official.ANSWERS, "seed", ("seed_bench/answers.jsonl", published))
+        if said:
+            lines = official.answers_table([seed, benchmarks.make("gqa")], data).groups[0].lines
+            assert lines[0][3] == said and lines[1][3] == "not there"
+        else:
+            with pytest.raises(DataError, match=rf"seed .*, published {published:.1f}"):
+                official.answers_table([seed], data)

@@ -122,13 +122,18 @@ class LlavaRunner(Runner):
         """Token ids of a prompt with its image placeholders in front of its text: [L] on the CPU."""
         return to_ids(prompt, pictures, self.tokenizer, getattr(self.model.config, "mm_use_im_start_end", False))
 
+    def pixels(self, image: Image.Image) -> Tensor:
+        """A picture as the vision tower reads it: [3, H, W], of several tiles [T, 3, H, W]."""
+        from llava.mm_utils import process_images
+
+        found: Tensor = process_images([image], self.image_processor, self.view.config)[0]
+        return found
+
     @torch.inference_mode()
     def encode(self, images: list[Any]) -> list[Encoding]:
         """Pictures through preprocessing, vision tower and projector, in one batch where they have one shape."""
-        from llava.mm_utils import process_images
-
         images = [shrink_to_pad(image) for image in images]
-        pixels = [process_images([image], self.image_processor, self.view.config)[0] for image in images]
+        pixels = [self.pixels(image) for image in images]
         tiles = [picture if picture.ndim == 4 else picture[None] for picture in pixels]
         batch = torch.cat(tiles).to(self.model.device, self.model.dtype)
         with self.attachment() as attachment, attachment.call():
@@ -284,13 +289,12 @@ class LlavaRunner(Runner):
         return blank if any(picture.tiled for picture in encoded) else torch.cat(blank)
 
 
-def to_ids(prompt: Prompt, pictures: int, tokenizer: "PreTrainedTokenizerBase", wrapped: bool = False) -> Tensor:
-    """Token ids [L] of a prompt with placeholders for its pictures in front of its text, as LLaVA's own runners build
-    it; `wrapped` in the start and end tokens some checkpoints want (`mm_use_im_start_end`).
+def to_text(prompt: Prompt, pictures: int, wrapped: bool = False) -> str:
+    """A prompt in its conversation template, placeholders of its pictures in front, as LLaVA's own runners write it;
+    `wrapped` in the start and end tokens some checkpoints want (`mm_use_im_start_end`).
     """
     from llava.constants import DEFAULT_IM_END_TOKEN, DEFAULT_IM_START_TOKEN, DEFAULT_IMAGE_TOKEN
     from llava.conversation import conv_templates
-    from llava.mm_utils import tokenizer_image_token
 
     conversation = prompt.conversation or CONVERSATION
     check_conversation(conversation)
@@ -298,7 +302,15 @@ def to_ids(prompt: Prompt, pictures: int, tokenizer: "PreTrainedTokenizerBase", 
     turns = conv_templates[conversation].copy()
     turns.append_message(turns.roles[0], f"{image * pictures}\n{prompt.text}" if pictures else prompt.text)
     turns.append_message(turns.roles[1], None)
-    ids: Tensor = tokenizer_image_token(turns.get_prompt(), tokenizer, IMAGE_ID, return_tensors="pt")
+    return str(turns.get_prompt())
+
+
+def to_ids(prompt: Prompt, pictures: int, tokenizer: "PreTrainedTokenizerBase", wrapped: bool = False) -> Tensor:
+    """Token ids [L] of `to_text`."""
+    from llava.mm_utils import tokenizer_image_token
+
+    text = to_text(prompt, pictures, wrapped)
+    ids: Tensor = tokenizer_image_token(text, tokenizer, IMAGE_ID, return_tensors="pt")
     return ids
 
 
