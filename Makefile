@@ -143,7 +143,7 @@ table: data  ## a main table of the paper beside its numbers: make table NAME=t1
 study: data  ## the controlled study: selection inside the language model by vision, by the question, by both
 	$(CLI) paper study $(RUN) $(ARGS)
 
-PARETO := consensusdrop vispruner sparsevlm
+PARETO := tome fastv sparsevlm prumerge_plus visionzip vispruner consensusdrop  # of table 1
 
 paper: $(DEV_READY) data  ## every table and figure of the paper that MODEL can give, and what needs which weights: make paper SAMPLE=100
 	$(CLI) paper all $(RUN) $(ARGS)

@@ -4,8 +4,9 @@
     python -m tools.pages pack results      # keeps a folder of results as docs/measured.tar.xz
     python -m tools.pages pack FOLDER --photo    # those of the photograph model as docs/measured-photo.tar.xz
 
-Of a run an archive keeps its configuration, its metrics, and for every question whether it was answered right; of the
-study what `llava-consensus paper study` leaves. `docs/measured.sha256` has the hash of each; another one is refused.
+Of a run an archive keeps its configuration, its metrics, and for every question whether it was answered right. What
+`llava-consensus paper study` left is in docs/paper; of its runs no answers were kept, so that it has no p.
+`docs/measured.sha256` has the hash of each archive; another one is refused.
 What `bench --serve` wrote is in docs/efficiency. No model is loaded.
 
 The pages of `TEMPLATES` are wholly made of tools/templates: prose with expressions, in which no number stands
@@ -51,8 +52,7 @@ HASHES = Path("docs/measured.sha256")  # as sha256sum writes them, seen from doc
 NAMED = Path("docs/paper/named.json")
 FOLDER = Path("tools/templates")
 TEMPLATES = ("results.md", "paper.md", "positions.md", "efficiency.md")
-BESIDE = ("study.json", "scap.json")
-BENCHES = ("docs/paper/bench.json", "docs/paper/bench-tradeoff.json")
+BESIDE = ("study.json", "scap.json", "bench.json", "bench-tradeoff.json")  # in docs/paper
 TIMED = "llava-1.5-1b.json"  # in docs/efficiency
 SCORES_OF_PHOTO = "checkpoints/llava-photo/scores.json"  # with all tokens, for `paper verify --published`
 BEGIN, END = "<!-- numbers:begin -->", "<!-- numbers:end -->"  # of README's table
@@ -69,8 +69,7 @@ def pack(results: Path, file: Path = ROOT / MEASURED) -> None:
         if (folder / METRICS).is_file():
             place = folder.relative_to(results).as_posix()
             kept |= {f"{place}/{name}": (folder / name).read_bytes() for name in (CONFIG, METRICS, SCORES)}
-    beside = [*(results / name for name in BESIDE), *results.glob("*/*.json")]
-    kept |= {path.relative_to(results).as_posix(): path.read_bytes() for path in beside if path.is_file()}
+    kept |= {path.relative_to(results).as_posix(): path.read_bytes() for path in results.glob("*/*.json")}
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:xz") as archive:
         for name in sorted(kept, key=lambda name: (name.rsplit("/")[-1], name)):  # similar files compress together
@@ -92,7 +91,7 @@ def kept_hashes() -> dict[str, str]:
 
 @contextmanager
 def unpacked(file: Path = ROOT / MEASURED) -> Iterator[Path]:
-    """A folder of these results, with the bench files of docs/paper beside them. SystemExit for other bytes than those
+    """A folder of these results, with the files of docs/paper beside them. SystemExit for other bytes than those
     that were packed.
     """
     content = file.read_bytes()
@@ -100,8 +99,8 @@ def unpacked(file: Path = ROOT / MEASURED) -> Iterator[Path]:
         raise SystemExit(f"{file}: not what {HASHES} says. Take both from one commit, or pack again")
     with tempfile.TemporaryDirectory() as place, tarfile.open(fileobj=io.BytesIO(content)) as archive:
         archive.extractall(place, filter="data")
-        for bench in BENCHES:
-            (Path(place) / Path(bench).name).write_bytes((ROOT / bench).read_bytes())
+        for name in BESIDE:
+            (Path(place) / name).write_bytes((ROOT / "docs/paper" / name).read_bytes())
         yield Path(place)
 
 
@@ -140,7 +139,7 @@ def pages(readme: Path) -> dict[str, str]:
         found[SCORES_OF_PHOTO] = json.dumps(scores, indent=1) + "\n"
         study = json.loads((out / "study.json").read_text())
         found["docs/paper/study.csv"] = csv_text(study_csv(study))
-        return found | {f"docs/paper/{name}": (out / name).read_text("utf-8") for name in BESIDE}
+        return found
 
 
 def first_token() -> str:

@@ -174,9 +174,10 @@ def _unfit(preset: "Preset", given: argparse.Namespace) -> str:
 
 def _measured(preset: "Preset", given: argparse.Namespace, load: "RunnerLoader | None" = None) -> Iterator[str]:
     """Runs a preset and writes its tables; runs that fail are blank there, and the first error is raised at the end."""
-    from llava_consensus.evaluation.report.rows import read_row
+    from llava_consensus.evaluation.report.rows import read_row, with_grades
     from llava_consensus.evaluation.report.table import write
     from llava_consensus.paper import preset_tables as report
+    from llava_consensus.paper.material import benches
     from llava_consensus.paper.preset import at_budgets, with_benchmarks
 
     preset = at_budgets(with_benchmarks(preset, given.bench), given.tokens)
@@ -189,7 +190,7 @@ def _measured(preset: "Preset", given: argparse.Namespace, load: "RunnerLoader |
             runs[place] = read_row(cell.result.path)
         elif cell.error:
             errors.append(cell.error)
-    results = report.Results(preset, runs)
+    results = report.Results(preset, with_grades(runs, given.out), benches(given.out))
     tables, rows = report.preset_tables(results), report.csv_rows(results)
     files = write(given.out / TABLES, preset.name, tables, rows)
     yield from terminal.written(given.format, tables, rows)

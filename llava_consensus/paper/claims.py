@@ -5,9 +5,10 @@ is the only list; a claim names its figure, whose entry in `figures.FIGURES` has
 
 The differences that a claim is about are its family: each is paired by question, pictures drawn together, and its p is
 corrected over the family (Holm 1979). A claim that one thing beats others is true where every difference is above zero
-and stands after the correction, false where one is below zero and stands, and undecided otherwise. A claim that
-something does not matter is true where every interval lies within `MARGIN` of zero, false where a difference stands.
-From fewer than `stats.LEAST` pictures there is too little to say.
+and stands after the correction, false where one is below zero and stands, and undecided otherwise; of intervals
+without a p it is said where they lie, which is no verdict. A claim that something does not matter is true where every
+interval lies within `MARGIN` of zero, false where a difference stands. From fewer than `stats.LEAST` pictures there is
+too little to say.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,6 +25,7 @@ from llava_consensus.paper.ablations import Setting, Settings, settings
 from llava_consensus.paper.material import Material, NotMeasured
 
 TRUE, FALSE, UNDECIDED, NOT_RUN, TOO_FEW = "true", "false", "undecided", "not run yet", "too few to say"
+UNTESTED = "not tested"  # intervals without a p: what they say is no verdict
 POLICIES = {"renumber": "renumbered", "keep": "kept"}
 MARGIN = 2.0  # points; the paper's own spread for one configuration is as large (TextVQA)
 VISION_ONLY, CROSS_ONLY = LINEUP[1].label, LINEUP[2].label
@@ -85,11 +87,21 @@ def beats(contrasts: Iterable[Contrast | None]) -> Verdict:
     """The verdict on a claim that every difference is above zero."""
     known = sorted((one for one in contrasts if one is not None), key=lambda one: one.difference)
     stands = _stand(known)
+    if stands is None and known and all(one.bounds for one in known):
+        return Verdict(f"{UNTESTED}: {_where(known)}", _first(known), len(known), _scope(known))
     if stands is None:
         return _unable(known)
     below = any(real and one.difference < 0 for one, real in zip(known, stands, strict=True))
     above = all(real and one.difference > 0 for one, real in zip(known, stands, strict=True))
     return Verdict(FALSE if below else TRUE if above else UNDECIDED, _first(known), len(known), _scope(known))
+
+
+def _where(contrasts: Sequence[Contrast]) -> str:
+    """Where the intervals of a family lie."""
+    ends = [one.bounds for one in contrasts if one.bounds]
+    if any(high < 0 for _, high in ends):
+        return "an interval lies below zero"
+    return "all intervals lie above zero" if all(low > 0 for low, _ in ends) else "intervals reach across zero"
 
 
 def matters_not(contrasts: Iterable[Contrast | None]) -> Verdict:

@@ -62,10 +62,16 @@ def read(out: Path, known: Catalogue | None = None) -> Material:
     Raises:
         DataError: a file is not what its command writes.
     """
-    benches = [read_json(path, AGAIN) for path in sorted(out.glob("bench*.json"))]
     others = [read_json(path, STUDY_AGAIN, dict) for path in sorted(out.glob(f"*/*.{SCAP}"))]
-    measured = [content for content in benches if isinstance(content, dict) and content.get("rows")]
-    return Material(in_sections(read_rows(out, known)), measured, _of_study(out, STUDY), _of_study(out, SCAP), others)
+    return Material(
+        in_sections(read_rows(out, known)), benches(out), _of_study(out, STUDY), _of_study(out, SCAP), others
+    )
+
+
+def benches(out: Path) -> list[dict[str, Any]]:
+    """Contents of the bench files of a folder, by name of the file."""
+    found = [read_json(path, AGAIN) for path in sorted(out.glob("bench*.json"))]
+    return [content for content in found if isinstance(content, dict) and content.get("rows")]
 
 
 def _of_study(out: Path, name: str) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
 """Tables of a preset (`preset.py`): ours with the paper's numbers beside, and which differences are real."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -33,6 +33,7 @@ class Results(Grid):
 
     preset: Preset
     runs: Mapping[Key, Row]
+    benches: Sequence[Mapping[str, Any]] = ()  # contents of bench files: the times of `costs`
 
     @cached_property
     def names(self) -> list[str]:  # type: ignore[override]
@@ -88,14 +89,91 @@ class Results(Grid):
             one_decimal(float(np.mean(known)) if known and len(known) == len(theirs) else None),
         )
 
+    def timed(self, row: PresetRow | None) -> Mapping[str, Any]:
+        """The measurement of a row in the bench files, the first that has its method and budget; empty without one."""
+        method, tokens = ("full", None) if row is None else (row.method, row.tokens)
+        rows = (one for content in self.benches for one in content["rows"])
+        return next((one for one in rows if one["method"] == method and tokens in (None, one["tokens"])), {})
+
+    def cache_bytes(self, row: PresetRow | None) -> float | None:
+        """Bytes of the KV cache after a prefill, mean over the benchmarks that were run."""
+        accounts = [run.metrics["account"] for run in self.line(row).runs.values() if run.metrics]
+        found = [one["measured"]["kv_bytes"] for one in accounts if one and one.get("measured")]
+        return float(np.mean(found)) if found else None
+
     def title(self, name: str) -> str:
         """A benchmark's name as papers write it."""
         return next((run.facts.title for (_, found), run in self.runs.items() if found == name), name)
 
 
 def preset_tables(results: Results) -> list[Table]:
-    """Our scores and the paper's, column by column, and the differences to the reference."""
-    return [beside(results), differences(results)]
+    """Our scores and the paper's, column by column, the differences to the reference, accuracy beside cost where the
+    paper's table has both, and the judge's scores where it has them.
+    """
+    printed = results.preset.printed_row(results.preset.full) or {}
+    further = [costs(results)] if "rel_percent" in printed else []
+    further += [judged_scores(results)] if any(name.endswith("_score") for name in printed) else []
+    return [beside(results), differences(results), *further]
+
+
+def costs(results: Results) -> Table:
+    """Acc, Rel, times and KV cache of every row, ours and the paper's."""
+    titles = {
+        "acc": "Acc",
+        "rel_percent": "Rel (%)",
+        "ttft_ms": "TTFT (ms)",
+        "tpot_ms": "TPOT (ms)",
+        "kv_mb": "KV (MiB)",
+    }
+    columns = {
+        key: words for name, title in titles.items() for key, words in ((name, title), (f"{name} paper", "paper"))
+    }
+    full = results.scores(results.full)
+
+    def cells() -> Iterator[tuple[str, str, str, str]]:
+        for row in (None, *results.preset.rows):
+            line = (FULL, FULL) if row is None else (f"{row.tokens:g} tokens", row.label)
+            printed = results.preset.printed_row(results.preset.full if row is None else row.printed) or {}
+            ours = results.scores(results.line(row))
+            timed, cache = results.timed(row), results.cache_bytes(row)
+            found = {
+                "acc": None if ours is None else float(np.mean(ours)),
+                "rel_percent": None if ours is None or not full or not sum(full) else 100 * sum(ours) / sum(full),
+                "ttft_ms": timed.get("ttft_ms"),
+                "tpot_ms": timed.get("tpot_ms"),
+                "kv_mb": None if cache is None else cache / 2**20,
+            }
+            for name, value in found.items():
+                yield *line, name, one_decimal(value)
+                yield *line, f"{name} paper", one_decimal(printed.get(name))
+
+    note = (
+        f"Acc and Rel over {', '.join(map(results.title, results.averaged)) or 'no benchmark'}. Times: bench*.json "
+        "beside the runs (llava-consensus bench with these methods and budgets), those of the paper on its GPU. KV: "
+        "as the caches of these runs were, mean over benchmarks."
+    )
+    return pivoted(f"{results.preset.title}: accuracy and cost", "", columns, cells(), note)
+
+
+def judged_scores(results: Results) -> Table:
+    """The judge's mean scores, 0 to 5, ours and the paper's."""
+    columns: dict[str, str] = {}
+    for name in results.names:
+        columns |= {name: results.title(name), f"{name} paper": "paper"}
+
+    def cells() -> Iterator[tuple[str, str, str, str]]:
+        for row in (None, *results.preset.rows):
+            line = (FULL, FULL) if row is None else (f"{row.tokens:g} tokens", row.label)
+            printed = results.preset.printed_row(results.preset.full if row is None else row.printed) or {}
+            for name, column in results.preset.benchmarks.items():
+                run = results.runs.get(key(row, name))
+                ours = None if run is None else run.report.get("average_score")
+                theirs = printed.get(column.replace("_acc", "_score"))
+                yield *line, name, ABSENT if ours is None else f"{ours:.2f}"
+                yield *line, f"{name} paper", ABSENT if theirs is None else f"{theirs:.2f}"
+
+    note = "Of runs that a judge graded (llava-consensus judge); the others are blank."
+    return pivoted(f"{results.preset.title}: scores of the judge", "", columns, cells(), note)
 
 
 def beside(results: Results) -> Table:

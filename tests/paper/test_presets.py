@@ -79,6 +79,39 @@ def test_ours_stands_beside_the_papers_and_real_differences_are_marked(results: 
 
 
 @pytest.mark.skipif(TEX is None, reason="needs tectonic or pdflatex")
+def test_table_one_has_accuracy_and_cost_of_every_row(tmp_path: Path) -> None:
+    found = preset.read("t1")
+    one = replace(found, benchmarks={"gqa": "gqa"})
+    rows = (None, *one.rows)
+    runs = {
+        report.key(row, "gqa"): read_row(
+            store(
+                tmp_path,
+                [1.0] * (80 if row is None else 60) + [0.0] * 20,
+                method="full" if row is None else row.method,
+                tokens=None if row is None else row.tokens,
+            )
+        )
+        for row in rows
+    }
+    timed = [{"method": "fastv", "tokens": 64, "ttft_ms": 12.34, "tpot_ms": 5.0}]
+    _, _, costs = report.preset_tables(report.Results(one, runs, [{"rows": timed}]))
+    assert costs.head[1::2] == ("Acc", "Rel (%)", "TTFT (ms)", "TPOT (ms)", "KV (MiB)")
+    lines = {(group.heading, line[0]): line[1:] for group in costs.groups for line in group.lines}
+    assert len(lines) == len(rows) and all(line[0] in ("80.0", "75.0") for line in lines.values())
+    assert lines["64 tokens", "FastV"][2:8] == ("93.8", "71.6", "12.3", "71.4", "5.0", "25.9")
+    assert lines["64 tokens", "VisionZip"][4] == "-", "not measured"
+
+
+def test_table_three_has_the_judges_scores(tmp_path: Path) -> None:
+    found = preset.read("t3")
+    run = read_row(store(tmp_path, [1.0] * 20, benchmark="msvd", method="full", tokens=None))
+    assert run.metrics is not None
+    run.metrics["report"]["average_score"] = 3.456
+    *_, scores = report.preset_tables(report.Results(found, {report.key(None, "msvd"): run}))
+    assert scores.groups[0].lines[0][3:5] == ("3.46", "3.93") and len(scores.groups) == 4
+
+
 def test_latex_compiles(results: report.Results, tmp_path: Path) -> None:
     body = "\n\n".join(latex(table) for table in report.preset_tables(results))
     page = rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{body}\end{{document}}"

@@ -271,6 +271,12 @@ def read_row(folder: Path) -> Row:
     return Row(config, metrics, answered, folder, Catalogue().with_facts_of([(config, metrics)]))
 
 
+def with_grades(rows: Mapping[Any, Row], out: Path) -> dict[Any, Row]:
+    """Runs with the score of a judge where they need one and have it in a folder of results; of several the first."""
+    grades = _read_judged(out)
+    return {place: _with_grades(row, grades)[0] for place, row in rows.items()}
+
+
 def read_rows(out: Path, fallback: Catalogue | None = None) -> list[Row]:
     """Every run below a folder of results that has an answer, with a judge's score where it needs one and has it.
 
