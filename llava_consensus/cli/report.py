@@ -144,8 +144,9 @@ def compare(given: argparse.Namespace) -> Iterator[str]:
 
 @command(
     "report import",
-    "per-question results of lmms-eval, VLMEvalKit, or any csv, as a run that can be compared",
+    "per-question results of lmms-eval, VLMEvalKit, LLaVA or any csv, as a run that can be compared",
     arg("file", type=Path, metavar="FILE", help="*_samples_*.jsonl of lmms-eval, *_result.xlsx of VLMEvalKit, csv"),
+    arg("--data", type=Path, metavar="DIR", help="FILE is LLaVA's answers: score them by the benchmark's files here"),
     arg("--benchmark", required=True, metavar="NAME", help="name of the benchmark: the same for files to be compared"),
     arg("--method", required=True, metavar="NAME", help="name of the method in tables; full for all tokens"),
     arg("--tokens", type=int, metavar="T", help="visual tokens it kept (all)"),
@@ -153,7 +154,10 @@ def compare(given: argparse.Namespace) -> Iterator[str]:
     arg("--columns", action="append", default=[], metavar="WHAT=NAME", help="column of id, right or picture"),
     arg("--where", action="append", default=[], metavar="NAME=VALUE", help="only rows with this value in a column"),
     arg("--out", default=argparse.SUPPRESS, type=Path, metavar="DIR", help="folder of results (results)"),
-    examples=("report import pope_samples.jsonl --benchmark pope --method stride --tokens 64 --model gemma-4-e4b",),
+    examples=(
+        "report import pope_samples.jsonl --benchmark pope --method stride --tokens 64 --model gemma-4-e4b",
+        "report import answers.jsonl --data playground/data --benchmark pope --method full --model llava-v1.5-7b",
+    ),
 )
 def import_(given: argparse.Namespace) -> Iterator[str]:
     """The folder of the run.
@@ -162,11 +166,17 @@ def import_(given: argparse.Namespace) -> Iterator[str]:
         OptionError: a column of something else than id, right, picture.
         DataError: a file that cannot be read, or is not one of those.
     """
-    from llava_consensus.evaluation.report.imported import ColumnNames, Origin, import_file
+    from llava_consensus.evaluation import benchmarks
+    from llava_consensus.evaluation.report.imported import ColumnNames, Origin, import_answers, import_file
 
     named = dict(one.partition("=")[::2] for one in given.columns)
     if wrong := named.keys() - {"id", "right", "picture"}:
         raise OptionError(f"--columns {wrong.pop()}: must be id=NAME, right=NAME or picture=NAME")
     origin = Origin(given.benchmark, given.model, given.method, given.tokens)
     where = dict(one.partition("=")[::2] for one in given.where)
+    if given.data:
+        if named or where:
+            raise OptionError("--columns and --where: are of tables, and with --data FILE is LLaVA's answers")
+        yield str(import_answers(given.file, origin, given.out, benchmarks.make(given.benchmark), given.data))
+        return
     yield str(import_file(given.file, origin, given.out, ColumnNames(**named), where))

@@ -3,6 +3,7 @@
     lmms-eval      *_samples_*.jsonl of `--log_samples`: `doc_id`, and a number under the metric's name
     VLMEvalKit     *_result.xlsx, .tsv, .csv: `index`, and `hit` or the metric's column
     csv, tsv, JSON lines of anything else, with the names of its columns
+    answers in LLaVA's format, scored by a benchmark's own rules
 
 A run made so holds a score, and for each question whether it was right, so that `report compare` pairs it with another
 import of the same questions. It says nothing of how it was asked but what the caller says.
@@ -16,10 +17,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.files import ANSWERS, CONFIG, read_lines, replace, to_lines, write_json, write_metrics
+from llava_consensus.evaluation.files import (
+    ANSWERS,
+    CONFIG,
+    Record,
+    read_lines,
+    replace,
+    to_lines,
+    write_json,
+    write_metrics,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from llava_consensus.evaluation.benchmarks import Benchmark
 
 IDS = ("index", "doc_id", "question_id", "questionId", "id")
 RIGHT = ("hit", "correct", "exact_match", "accuracy", "acc", "score")
@@ -78,22 +90,62 @@ def import_file(
     ]
     score = 100 * sum(values) / len(values)
     asked = hashlib.sha256(json.dumps(sorted(keys)).encode()).hexdigest()
-    content = hashlib.sha256(path.read_bytes() + json.dumps(where).encode()).hexdigest()[:12]
+    content = hashlib.sha256(path.read_bytes() + json.dumps(where).encode()).hexdigest()
+    told: Record = {"score": score, "metric": right, "scale": 1.0, "report": {}}
+    return _run(path, origin, out, asked, content, told, rows, [keys[row] for row in order], {"where": where})
+
+
+def import_answers(path: Path, origin: Origin, out: Path, benchmark: "Benchmark", data: Path) -> Path:
+    """Write the folder of a run for answers in LLaVA's format, scored by a benchmark's own rules.
+
+    Args:
+        benchmark: whose questions were asked.
+        data: folder of its files: questions and right answers; no pictures.
+    Returns:
+        the folder, named as `import_file` does.
+    Raises:
+        DataError: the file or the benchmark's files cannot be read, or the answers are to other questions.
+    """
+    questions = benchmark.load(data)
+    report = benchmark.score_file(path, data)
+    rows = [{**row, "picture": next(iter(questions[row["index"]].images), None)} for row in report.pop("extracted")]
+    rows.sort(key=lambda row: row["index"])
+    ids = [questions[row["index"]].question_id for row in rows]
+    asked = hashlib.sha256(json.dumps([row["index"] for row in rows]).encode()).hexdigest()
+    content = hashlib.sha256(path.read_bytes()).hexdigest()
+    told: Record = {
+        "score": report[benchmark.metric], "metric": benchmark.metric, "scale": benchmark.scale, "report": report
+    }  # fmt: skip
+    return _run(path, origin, out, asked, content, told, rows, ids, {"where": None})
+
+
+def _run(
+    path: Path,
+    origin: Origin,
+    out: Path,
+    asked: str,
+    content: str,
+    told: Record,
+    rows: Sequence[Record],
+    ids: Sequence[object],
+    more: Record,
+) -> Path:
+    """The folder of a run: which questions were asked, the file's checksum, the score, a row for each question."""
     tokens = "all" if origin.tokens is None else str(origin.tokens)
-    folder = out / f"{origin.benchmark}-{origin.method}-{tokens}-{content}"
+    folder = out / f"{origin.benchmark}-{origin.method}-{tokens}-{content[:12]}"
     config = {
         "benchmark": origin.benchmark, "method": origin.method, "tokens": origin.tokens, "merged": None, "options": {},
         "changed": {}, "model": origin.model, "data": None, "questions": asked, "limit": None, "device": None,
-        "conversation": None, "max_new_tokens": None, "versions": {}, "imported": path.name, "where": where,
+        "conversation": None, "max_new_tokens": None, "versions": {}, "imported": path.name, **more,
     }  # fmt: skip
     metrics = {
-        "score": score, "metric": right, "questions": len(rows), "answered": len(rows), "errors": 0, "account": None,
-        "tokens": {"before": 0.0, "after": origin.tokens or 0.0, "structural": 0.0}, "scale": 1.0, "column": None,
-        "titles": {"method": origin.method, "benchmark": origin.benchmark}, "report": {},
+        **told, "questions": len(rows), "answered": len(rows), "errors": 0, "account": None,
+        "tokens": {"before": 0.0, "after": origin.tokens or 0.0, "structural": 0.0}, "column": None,
+        "titles": {"method": origin.method, "benchmark": origin.benchmark},
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / CONFIG, config)
-    replace(folder / ANSWERS, to_lines({"question_id": keys[row]} for row in order))
+    replace(folder / ANSWERS, to_lines({"question_id": one} for one in ids))
     write_metrics(folder, metrics, rows)
     return folder
 

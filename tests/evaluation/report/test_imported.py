@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+import tiny_data
 
 from llava_consensus import cli
+from llava_consensus.evaluation import benchmarks
 from llava_consensus.evaluation.report.rows import read_row
 
 RIGHT = [1] * 30 + [0] * 10, [1] * 20 + [0] * 18 + [1] * 2
@@ -52,6 +54,19 @@ def test_pictures_and_columns_by_name(tmp_path: Path) -> None:
     code, names = run(path, tmp_path / "out", *words.split())
     row = read_row(tmp_path / "out" / names[0])
     assert code == 0 and row.pictures == 20 and row.score == 50 and row.full
+
+
+def test_answers_of_llavas_are_scored_by_the_benchmark(tmp_path: Path) -> None:
+    data = tiny_data.make_gqa(tmp_path)
+    questions = benchmarks.make("gqa").load(data)
+    answers = tmp_path / "answers.jsonl"
+    tiny_data.write_lines(answers, [{"question_id": one.question_id, "text": "yes"} for one in reversed(questions)])
+    expected = benchmarks.make("gqa").score_file(answers, data)
+    code, (name,) = run(answers, tmp_path / "out", "--data", str(data), "--benchmark", "gqa")
+    row = read_row(tmp_path / "out" / name)
+    assert code == 0 and row.score == expected["accuracy"] and row.sample is not None
+    assert row.pictures == len({one.images for one in questions})
+    assert run(answers, tmp_path / "other", "--data", str(data), "--where", "a=b")[0] == 2
 
 
 @pytest.mark.parametrize(
