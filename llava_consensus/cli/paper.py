@@ -439,7 +439,8 @@ def ledger(given: argparse.Namespace) -> Iterator[str]:
     from llava_consensus.paper import ledger as published
     from llava_consensus.reduction.costs import SHAPES
 
-    rows = [published.account(entry, SHAPES[entry.model].layers, price) for entry in published.entries()]
+    depths = {name: shape.layers for name, shape in SHAPES.items()}
+    rows = [published.account(entry, depths.get(entry.model, 0), price) for entry in published.entries()]
     rows = published.ordered(rows, given.sort)
     if given.json:
         yield json.dumps(published.cells(rows), indent=1)

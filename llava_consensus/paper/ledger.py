@@ -21,7 +21,9 @@ from llava_consensus.evaluation.report.table import Column, Group, Table, count,
 UNPUBLISHED = "its schedule is not published where it was read"
 PRINTED = {"llava_1_5_7b": ("llava-1.5-7b", "consensusdrop_t1"), "llava_next_7b": ("llava-next-7b", "consensusdrop_t2")}
 RESULTS = {"vqav2": "VQAv2", "gqa": "GQA", "textvqa": "TextVQA", "pope": "POPE", "relative": "% of full"}
-TOKENS = {"llava-1.5-7b": 576, "llava-next-7b": 2880}
+TOKENS = {"llava-1.5-7b": 576, "llava-next-7b": 2880, "qwen2.5-vl-7b": 100, "qwen3-vl-8b": 100}
+PERCENT = ("qwen2.5-vl-7b", "qwen3-vl-8b")  # whose budgets are shares of each picture's own tokens
+SHARE = "a share of each picture's tokens, whose number varies"
 
 
 class Stage(NamedTuple):
@@ -147,7 +149,8 @@ def ledger_table(rows: Sequence[Accounted]) -> Table:
     groups = []
     for model, available in TOKENS.items():
         lines = [_cells(row, sources) for row in rows if row.entry.model == model]
-        groups += [Group(f"{model}: {available} tokens in all", tuple(lines))] if lines else []
+        heading = f"{model}: budgets in percent" if model in PERCENT else f"{model}: {available} tokens in all"
+        groups += [Group(heading, tuple(lines))] if lines else []
     titles = tuple(column.title for column in COLUMNS)
     below = "; ".join(f"[{number}] {source}" for number, source in enumerate(sources, start=1))
     below += '. "% of full" is over the benchmarks of a row\'s own source: only rows of one source can be ranked by it.'
@@ -182,9 +185,9 @@ def _entry(given: Mapping[str, Any]) -> Entry:
     model, tokens = given.get("model", "llava-1.5-7b"), given["tokens"]
     method = _data()["methods"].get(given["method"], {})
     by_tokens = method.get("by_tokens", {}).get(str(tokens))
-    stages = given.get("stages") or method.get("stages") or by_tokens
+    stages = None if model in PERCENT else given.get("stages") or method.get("stages") or by_tokens
     notes = [given.get("note"), None if "stages" in given else method.get("note") if stages else None]
-    notes += [None if stages else UNPUBLISHED]
+    notes += [None if stages else SHARE if model in PERCENT else UNPUBLISHED]
     return Entry(
         method=given["method"],
         model=model,

@@ -47,7 +47,10 @@ def test_published_schedules_of_sparsevlm_have_the_means_that_running_its_code_g
 def test_every_row_has_a_source_and_a_schedule_or_says_that_there_is_none(rows: list[Accounted]) -> None:
     assert len(rows) >= 20
     assert all(row.entry.source for row in rows)
-    unknown = [row for row in rows if row.layers is None]
+    shares = [row for row in rows if row.entry.model in ledger.PERCENT]
+    read = ("own file", "read in a summary")
+    assert shares and all(row.layers is None and row.entry.source.endswith((*read, f"; {read[0]}")) for row in shares)
+    unknown = [row for row in rows if row.layers is None and row not in shares]
     assert unknown and all(ledger.UNPUBLISHED in row.entry.note and row.cost is None for row in unknown)
     assert not any(ledger.UNPUBLISHED in row.entry.note for row in rows if row.layers)
     assert all(len(row.layers) == DEPTH and row.entry.stages[0].layer == 0 for row in rows if row.layers)  # type: ignore[index]
