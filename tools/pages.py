@@ -54,6 +54,7 @@ FOLDER = Path("tools/templates")
 TEMPLATES = ("results.md", "paper.md", "positions.md", "efficiency.md")
 BESIDE = ("study.json", "scap.json", "bench.json", "bench-tradeoff.json")  # in docs/paper
 TIMED = "llava-1.5-1b.json"  # in docs/efficiency
+AGAINST = "against-official-mini.json"  # there
 SCORES_OF_PHOTO = "checkpoints/llava-photo/scores.json"  # with all tokens, for `paper verify --published`
 BEGIN, END = "<!-- numbers:begin -->", "<!-- numbers:end -->"  # of README's table
 SPAN = re.compile(r"(<!--(photo|drawn|time)-->).*?(<!--/-->)", re.DOTALL)  # of its sentences
@@ -122,6 +123,9 @@ def pages(readme: Path) -> dict[str, str]:
             "photo": photo,
             "drawn": drawn,
             "claims": claims_table(material.read(out, known())),
+            "against": {
+                name: against_table(ROOT / f"docs/efficiency/against-official-{name}.json") for name in AGAINST
+            },
             "timed": markdown(bench_tables(json.loads((ROOT / "docs/efficiency" / TIMED).read_text()))[0]),
             "source": json.loads((ROOT / FOLDER / "sources.json").read_text("utf-8")),
             "level": f"{LEVEL:g} %",
@@ -140,6 +144,35 @@ def pages(readme: Path) -> dict[str, str]:
         study = json.loads((out / "study.json").read_text())
         found["docs/paper/study.csv"] = csv_text(study_csv(study))
         return found
+
+
+def against_table(file: Path) -> str:
+    """First tokens of official code and of ours, medians of the rounds' medians, and their ratios within a round, by
+    the clock and by processor time, which a busy machine disturbs less.
+    """
+    found: dict[tuple[str, int], dict[int, tuple[float, float]]] = {}
+    layers: dict[tuple[str, int], Any] = {}
+    for one in json.loads(file.read_text())["samples"]:
+        key = one["side"], one["tokens"]
+        found.setdefault(key, {})[one["round"]] = (
+            float(np.median(one["ttft_ms"])),
+            float(np.median(one["processor_ms"])),
+        )
+        layers[key] = one["layers"]
+    lines = ["| ours / official | tokens | first token, ms (rounds) | ratio (least to most) | of processor time |"]
+    lines.append("|---|--:|--:|--:|--:|")
+    for (side, tokens), ours in found.items():
+        kind, _, method = side.partition("/")
+        other = f"official/{'visionzip' if method == 'consensusdrop' else method}", tokens
+        rounds = sorted(ours.keys() & found.get(other, {}).keys())
+        if kind != "ours" or not rounds or layers[side, tokens] != layers[other]:
+            continue
+        ratios = [[ours[one][clock] / found[other][one][clock] for one in rounds] for clock in (0, 1)]
+        times = [f"{np.median([one[0] for one in rows.values()]):.0f}" for rows in (ours, found[other])]
+        cells = [f"{np.median(one):.2f} ({min(one):.2f} to {max(one):.2f})" for one in ratios]
+        names = method if other[0].endswith(method) else f"{method} / {other[0].partition('/')[2]}"
+        lines.append(f"| {names} | {tokens} | {' / '.join(times)} ({len(rounds)}) | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def first_token() -> str:

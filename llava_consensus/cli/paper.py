@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     from llava_consensus.paper.ledger import Cost
     from llava_consensus.paper.preset import Preset
     from llava_consensus.reduction.budget import Budget, Share
-    from llava_consensus.reduction.method import Method
+    from llava_consensus.reduction.method import Method, Shape
 
+FRAMES = {"patches": 256, "tiles": 8}  # of a clip of Video-LLaVA, as tiles of one picture
+SUSTAINED = 1e14  # FLOP/s: a third of what an A100 can in float16
 TABLES = "tables"  # folder in that of results
 STUDY = {  # what the paper's controlled study asks
     "bench": "pope mme mmbench mmbench_cn textvqa gqa",
@@ -213,11 +215,16 @@ def plan(given: argparse.Namespace) -> Iterator[Any]:
     """A line for each benchmark, what is missing, and the command that runs them."""
     from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.benchmarks.check import ANSWERING, check, uses
-    from llava_consensus.evaluation.report.table import Group, Table
+    from llava_consensus.evaluation.report.table import ABSENT, Group, Table
     from llava_consensus.paper.preset import at_budgets, read, with_benchmarks
+    from llava_consensus.paper.verify import expected
+    from llava_consensus.reduction.costs import SHAPES
 
     preset = at_budgets(with_benchmarks(read(given.name), given.bench), given.tokens)
-    model, lines, unready = given.model or preset.model, [], []
+    model, lines, unready, flops = given.model or preset.model, [], [], 0.0
+    shapes = {"llava_next_7b": SHAPES["llava-next-7b"], "video_llava": SHAPES["llava-1.5-7b"]._replace(**FRAMES)}
+    own = shapes.get(preset.printed, SHAPES["llava-1.5-7b"])
+    prompt_flops = partial(_prompt_flops, None if preset.remote_code else own)
     for name in preset.benchmarks:
         benchmark = benchmarks.make(name)
         runs = 1 + sum(name in preset.asked_at(row.tokens) for row in preset.rows)
@@ -229,16 +236,33 @@ def plan(given: argparse.Namespace) -> Iterator[Any]:
         if elsewhere:
             how = f"judge {name}" if benchmark.judge else f"score {name} --export FILE"
             needs.append(f"{elsewhere} (llava-consensus {how})")
-        lines.append((name, f"{benchmark.count or 0:,}", str(runs), ", ".join(needs) or "nothing"))
+        flops += sum(map(prompt_flops, [None, *(row.tokens for row in preset.rows)])) * (benchmark.count or 0)
+        wide = ABSENT if benchmark.paper is None or not benchmark.count else expected(benchmark)
+        lines.append((name, f"{benchmark.count or 0:,}", str(runs), wide, ", ".join(needs) or "nothing"))
     budgets = ", ".join(dict.fromkeys(f"{row.tokens:g}" for row in preset.rows))
-    head = ("benchmark", "questions", "runs", "still needs")
+    head = ("benchmark", "questions", "runs", "expected ± at all, 1,000, 300", "still needs")
     yield terminal.drawn(Table(f"{preset.title}, at {budgets} tokens", head, (Group("", tuple(lines)),)))
+    hours = f"{flops / SUSTAINED / 3600:.1f} hours at {1e-12 * SUSTAINED:.0f} TFLOP/s sustained"
+    ours = f"{1e-15 * flops:,.0f} PFLOP of prefills, {hours}; decoding comes on top, shared pictures are encoded once"
+    yield f"cost: {ours if flops else 'unknown, a model with code of its own has no account here'}"
     yield f"weights: {model}" + (f", of {preset.weights}" if preset.weights else "")
     if unready:
         yield f"first: llava-consensus data download {' '.join(unready)} --data {given.data}"
     own = " --trust-remote-code" * preset.remote_code
     asked = "".join(f" --{one} '{value}'" for one in ("bench", "tokens") if (value := getattr(given, one)))
     yield f"then:  llava-consensus paper table {given.name}{asked} --model {model}{own} --data {given.data}"
+
+
+def _prompt_flops(shape: "Shape | None", tokens: int | float | None) -> float:
+    """FLOPs of tower and prefill with a budget, None for all tokens, as a cut before the language model costs; 0
+    without a shape.
+    """
+    from llava_consensus.reduction.costs import llm_flops, vision_flops
+
+    if shape is None:
+        return 0.0
+    kept = shape.available if tokens is None else min(shape.available, round(tokens))
+    return llm_flops(shape, [kept] * shape.layers) + vision_flops(shape, [shape.patches] * shape.feature_blocks)
 
 
 def _available(preset: "Preset", given: argparse.Namespace) -> "tuple[Preset, dict[str, DataError]]":

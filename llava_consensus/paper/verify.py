@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from math import sqrt
+from typing import TYPE_CHECKING
 
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.report.rows import Row
@@ -9,7 +10,20 @@ from llava_consensus.evaluation.report.section import half
 from llava_consensus.evaluation.report.table import ABSENT, Group, Table
 
 HEAD = ("benchmark", "questions (pictures)", "ours", "published", "± at all questions", "verdict")
+if TYPE_CHECKING:
+    from llava_consensus.evaluation.benchmarks import Benchmark
+
 ROUNDED = 0.05  # a published score has one decimal
+
+
+def expected(benchmark: "Benchmark") -> str:
+    """Half of the 95 % interval of the published score at all questions, 1,000 and 300 of them, in its unit: that of
+    independent answers, which questions about shared pictures widen.
+    """
+    assert benchmark.paper is not None and benchmark.count
+    share, unit = benchmark.paper / benchmark.scale / 100, 100 * benchmark.scale
+    halves = (1.96 * unit * sqrt(share * (1 - share) / count) for count in (benchmark.count, 1000, 300))
+    return ", ".join(f"{half:.1f}" for half in halves)
 
 
 def verify_table(runs: Sequence[Row], published: Mapping[str, float], counts: Mapping[str, int | None]) -> Table:
