@@ -123,9 +123,7 @@ def pages(readme: Path) -> dict[str, str]:
             "photo": photo,
             "drawn": drawn,
             "claims": claims_table(material.read(out, known())),
-            "against": {
-                name: against_table(ROOT / f"docs/efficiency/against-official-{name}.json") for name in AGAINST
-            },
+            "against": against_table(ROOT / "docs/efficiency" / AGAINST),
             "timed": markdown(bench_tables(json.loads((ROOT / "docs/efficiency" / TIMED).read_text()))[0]),
             "source": json.loads((ROOT / FOLDER / "sources.json").read_text("utf-8")),
             "level": f"{LEVEL:g} %",
