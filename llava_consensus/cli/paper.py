@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from llava_consensus.reduction.budget import Budget, Share
     from llava_consensus.reduction.method import Method, Shape
 
-FRAMES = {"patches": 256, "tiles": 8}  # of a clip of Video-LLaVA, as tiles of one picture
+PATCHES, FRAMES = 256, 8  # of a clip of Video-LLaVA, frames as tiles of one picture
 SUSTAINED = 1e14  # FLOP/s: a third of what an A100 can in float16
 TABLES = "tables"  # folder in that of results
 STUDY = {  # what the paper's controlled study asks
@@ -222,9 +222,9 @@ def plan(given: argparse.Namespace) -> Iterator[Any]:
 
     preset = at_budgets(with_benchmarks(read(given.name), given.bench), given.tokens)
     model, lines, unready, flops = given.model or preset.model, [], [], 0.0
-    shapes = {"llava_next_7b": SHAPES["llava-next-7b"], "video_llava": SHAPES["llava-1.5-7b"]._replace(**FRAMES)}
-    own = shapes.get(preset.printed, SHAPES["llava-1.5-7b"])
-    prompt_flops = partial(_prompt_flops, None if preset.remote_code else own)
+    of_clip = SHAPES["llava-1.5-7b"]._replace(patches=PATCHES, tiles=FRAMES)
+    shapes = {"llava_next_7b": SHAPES["llava-next-7b"], "video_llava": of_clip, "other_vlms": None, "": None}
+    prompt_flops = partial(_prompt_flops, shapes.get(preset.printed, SHAPES["llava-1.5-7b"]))
     for name in preset.benchmarks:
         benchmark = benchmarks.make(name)
         runs = 1 + sum(name in preset.asked_at(row.tokens) for row in preset.rows)
@@ -244,7 +244,7 @@ def plan(given: argparse.Namespace) -> Iterator[Any]:
     yield terminal.drawn(Table(f"{preset.title}, at {budgets} tokens", head, (Group("", tuple(lines)),)))
     hours = f"{flops / SUSTAINED / 3600:.1f} hours at {1e-12 * SUSTAINED:.0f} TFLOP/s sustained"
     ours = f"{1e-15 * flops:,.0f} PFLOP of prefills, {hours}; decoding comes on top, shared pictures are encoded once"
-    yield f"cost: {ours if flops else 'unknown, a model with code of its own has no account here'}"
+    yield f"cost: {ours if flops else 'unknown, no account of this model is here'}"
     yield f"weights: {model}" + (f", of {preset.weights}" if preset.weights else "")
     if unready:
         yield f"first: llava-consensus data download {' '.join(unready)} --data {given.data}"

@@ -60,7 +60,9 @@ def prompts_table(plans: Iterable["RunPlan"], runner: "LlavaRunner", folder: Pat
     Raises:
         DataError: for one that differs; the message names the first of each benchmark.
     """
-    tokenizer, lines, wrong = _checksum(folder / "tokenizer.model"), [], []
+    tokenizer = _checksum(folder / "tokenizer.model")
+    lines: list[tuple[str, ...]] = []
+    wrong: list[str] = []
     for plan in plans:
         found = _recorded(plan.benchmark, plan.data)
         if found is None:
