@@ -116,14 +116,29 @@ def test_what_is_left_is_cut_between_layers(first: str) -> None:
     )
     best = seen.topk(LEFT).indices.sort().values
     left = torch.cat((torch.tensor([0, 1]), 2 + best, torch.arange(2 + count, rows.shape[1])))
-    hidden, turned = second[:, left], tuple(one[:, left] for one in angles)
+    # with a word after the prompt, whose row a decode step computes on the cache: no row before it changes
+    word = torch.tensor([[13]])
+    places, left = torch.cat((places, places[-1:] + 1)), torch.cat((left, torch.tensor([rows.shape[1]])))
+    hidden = torch.cat((rows, decoder.embed_tokens(word)), 1)
+    turned = decoder.rotary_emb(hidden, places[None])
+    hidden = layer(hidden, attention_mask=None, position_embeddings=turned, position_ids=places[None])
+    torch.testing.assert_close(hidden[:, :-1], second)
+    hidden, turned = hidden[:, left], tuple(one[:, left] for one in turned)
     for after in decoder.layers[1:]:
         hidden = after(hidden, attention_mask=None, position_embeddings=turned, position_ids=places[None, left])
-    twin = model.lm_head(decoder.norm(hidden))[:, -1]
+    twin = model.lm_head(decoder.norm(hidden))[:, -2:]
     with attach(model, f"{first}+fastv", tokens=LEFT) as attached:
         ours = rows_of(model, inputs)[2]
         assert attached.outcomes[0][:3] == (0, 16, LEFT) and attached.outcomes[0].entering == (count, *[LEFT] * 3)
-    torch.testing.assert_close(ours, twin, rtol=0, atol=1e-9)
+        cache = model(**inputs, use_cache=True).past_key_values
+        step = model(input_ids=word, past_key_values=cache).logits[:, -1]
+        asked = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+        turn = model.generate(**inputs, max_new_tokens=1, **asked)
+        whole = torch.cat((inputs["input_ids"], word), 1)  # a later turn, on a cache of the prompt
+        later = {"input_ids": whole, "attention_mask": torch.ones_like(whole), "past_key_values": turn.past_key_values}
+        later = model.generate(**later, max_new_tokens=1, **asked)
+    torch.testing.assert_close(torch.stack((ours, step), 1), twin, rtol=0, atol=1e-9)
+    torch.testing.assert_close(torch.stack((turn.logits[0], later.logits[0]), 1), twin.float(), rtol=0, atol=1e-5)
 
 
 def test_costs_add_up() -> None:
