@@ -42,6 +42,7 @@ NEW = 3  # words of an answer
 FIRST = hf_models.IMAGE  # of the ids that are no words
 ALL = 4000  # a budget above every picture
 MAKE_ROWS = (
+    "flashvid",
     *("prumerge", "prumerge_plus", "visionzip", "pool", "tome", "resize", "sparsevlm", "vscan"),
     *("restore_calibrated", "pixelprune"),
 )

@@ -44,7 +44,7 @@ from llava_consensus.paper import material, preset
 from llava_consensus.paper.claims import claims_table
 from llava_consensus.paper.study.tables import study_csv
 from llava_consensus.reduction.budget import budget
-from tools.photo import BENCHMARKS, Photo, p_value
+from tools.photo import BENCHMARKS, FRONT, Photo, p_value
 
 ROOT = Path(__file__).parents[1]
 MEASURED, PHOTO = Path("docs/measured.tar.xz"), Path("docs/measured-photo.tar.xz")
@@ -55,7 +55,7 @@ TEMPLATES = ("results.md", "paper.md", "positions.md", "efficiency.md")
 BESIDE = ("study.json", "scap.json", "bench.json", "bench-tradeoff.json")  # in docs/paper
 TIMED = "llava-1.5-1b.json"  # in docs/efficiency
 AGAINST = "against-official-mini.json"  # there
-SCORES_OF_PHOTO = "checkpoints/llava-photo/scores.json"  # with all tokens, for `paper verify --published`
+SCORES_OF_PHOTO = "docs/paper/photo-scores.json"  # with all tokens, for `paper verify --published`
 BEGIN, END = "<!-- numbers:begin -->", "<!-- numbers:end -->"  # of README's table
 SPAN = re.compile(r"(<!--(photo|drawn|time)-->).*?(<!--/-->)", re.DOTALL)  # of its sentences
 
@@ -134,7 +134,7 @@ def pages(readme: Path) -> dict[str, str]:
         made = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
         found = {f"docs/{name}": made.get_template(name).render(given) for name in TEMPLATES}
         head, rest = readme.read_text("utf-8").split(BEGIN)
-        text = f"{head}{BEGIN}\n{photo.scores_table}\n{END}{rest.split(END)[1]}"
+        text = f"{head}{BEGIN}\n{photo.scores_table(FRONT)}\n{END}{rest.split(END)[1]}"
         spans = {"photo": photo.sentence, "drawn": drawn["sentence"], "time": first_token()}
         found["README.md"] = SPAN.sub(lambda span: span[1] + spans[span[2]] + span[3], text)
         scores = {name: row.score for name in BENCHMARKS if (row := photo.run(name, FULL)) is not None}

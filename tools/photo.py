@@ -7,7 +7,7 @@ no template. What was not run says so.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,11 +32,22 @@ ROWS = {  # of the table, by the method of one word
     "vispruner": "VisPruner",
     "divprune": "DivPrune",
     "scope": "SCOPE",
+    "anchorprune": "AnchorPrune",
+    "mmtok": "MMTok",
+    "hydart": "HyDART",
+    "eadp": "EADP",
+    "hiprune": "HiPrune",
     "fastv": "FastV",
+    "dart": "DART",
+    "ivcprune": "IVC-Prune",
     "resize": "a smaller picture (resize)",
     "uniform_grid": "uniform grid",
     "random": "random",
 }
+FRONT = (  # of these, in README.md
+    *("consensusdrop", "visionzip", "vispruner", "scope", "anchorprune", "mmtok", "fastv"),
+    *("resize", "uniform_grid", "random"),
+)
 NAMES = {**ROWS, FULL: "all tokens"}
 Key = tuple[str, str, str | None, float]  # benchmark, method and options of one word, positions, tokens
 
@@ -146,16 +157,15 @@ class Photo:
             lines.append(f"| {' | '.join((words, titles, asked, *cells, one.verdict))} |")
         return "\n".join(lines)
 
-    @property
-    def scores_table(self) -> str:
+    def scores_table(self, methods: Iterable[str] = ROWS) -> str:
         """Scores at the budget with intervals, positions renumbered and kept, of the methods that were run."""
         names = [name for name in BENCHMARKS if any(key[0] == name for key in self.runs)]
         titles = [f"{self.title(name)} ({self.asked(name)})" for name in names]
         lines = ["| | " + " | ".join(titles) + " |", "|---" + "|--:" * len(names) + "|"]
         lines.append("| all tokens | " + " | ".join(score(self.run(name, FULL)) for name in names) + " |")
-        for method, label in ROWS.items():
+        for method in methods:
             cells = [self.both(name, method) for name in names]
-            lines += [f"| {label} | {' | '.join(cells)} |"] if any(cells) else []
+            lines += [f"| {ROWS[method]} | {' | '.join(cells)} |"] if any(cells) else []
         return "\n".join(lines)
 
     def both(self, benchmark: str, method: str) -> str:
