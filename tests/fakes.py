@@ -24,8 +24,17 @@ from llava_consensus.hosts.base import PictureOutcome, Tiles
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import budget
 from llava_consensus.reduction.method import Shape
+from llava_consensus.reduction.tokens import Reduction
 
 FILES = (DataFile("questions.jsonl", "tests/fakes.py"),)
+
+
+def reduced(count: int, kept: list[int]) -> Reduction:
+    """A picture of `count` tokens of which these are kept."""
+    owner = torch.full((1, count), -1)
+    owner[0, kept] = torch.arange(len(kept))
+    index = torch.tensor([kept])
+    return Reduction(torch.zeros(1, len(kept), 2), index, index[:, :0], index, owner, vision=torch.rand(1, count))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,8 +133,9 @@ class FakeHost:
 
     def outcomes(self, pictures: int) -> tuple[PictureOutcome, ...]:
         count = self.visual_tokens
-        origin = torch.zeros(count, dtype=torch.long), torch.arange(count)
-        return (PictureOutcome(0, count, min(count, self.tokens), 0, (), origin=origin),) * pictures
+        origin, left = (torch.zeros(count, dtype=torch.long), torch.arange(count)), min(count, self.tokens)
+        parts = ((0, reduced(count, list(range(left)))),) if left < count else ()
+        return (PictureOutcome(0, count, left, 0, parts, origin=origin),) * pictures
 
     def grid_columns(self, size: tuple[int, int]) -> int:
         return 0

@@ -53,6 +53,8 @@ class FlashVID(AfterTower):
         cut: cosine of frames below which a segment ends.
         segments: least number of segments.
         relevance: whether likeness to the frames of its segment counts for a token too.
+        vision_layer: the block that is read, from 0, or from the end if negative; None is the one that feeds the
+            projector.
     """
 
     order: Order = "raster"
@@ -61,6 +63,7 @@ class FlashVID(AfterTower):
     cut: Ratio = 0.9
     segments: int = 8
     relevance: bool = True
+    vision_layer: int | None = None
 
     title: ClassVar[str] = "FlashVID"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION})

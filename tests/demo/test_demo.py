@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes import FakeHost
+from fakes import FakeHost, reduced
 from models import tiny_llava
 from PIL import Image
 
@@ -29,7 +29,6 @@ from llava_consensus.hosts.base import PictureOutcome, Tiles
 from llava_consensus.hosts.patches import Patches
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.tokens import Reduction
 
 ROOT = Path(__file__).parents[2]
 MINI = ROOT / "playground" / "mini"
@@ -215,13 +214,6 @@ def test_rounds_end_when_the_time_is_over(tmp_path: Path, monkeypatch: pytest.Mo
     clock = iter(range(0, 100, 10))
     monkeypatch.setattr(desk, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     assert Desk(SquareHost(), seconds=25).ask(asked)[0].rounds == 3
-
-
-def reduced(count: int, kept: list[int]) -> Reduction:
-    owner = torch.full((1, count), -1)
-    owner[0, kept] = torch.arange(len(kept))
-    index = torch.tensor([kept])
-    return Reduction(torch.zeros(1, len(kept), 2), index, index[:, :0], index, owner, vision=torch.rand(1, count))
 
 
 def outcome(count: int, kept: list[int], tile: torch.Tensor, token: torch.Tensor) -> PictureOutcome:

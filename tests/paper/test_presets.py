@@ -78,7 +78,6 @@ def test_ours_stands_beside_the_papers_and_real_differences_are_marked(results: 
     assert (row["score"], row["difference"], row["printed"]) == (70.0, -30.0, 82.0) and row["p_corrected"] < 0.01
 
 
-@pytest.mark.skipif(TEX is None, reason="needs tectonic or pdflatex")
 def test_table_one_has_accuracy_and_cost_of_every_row(tmp_path: Path) -> None:
     found = preset.read("t1")
     one = replace(found, benchmarks={"gqa": "gqa"})
@@ -112,6 +111,7 @@ def test_table_three_has_the_judges_scores(tmp_path: Path) -> None:
     assert scores.groups[0].lines[0][3:5] == ("3.46", "3.93") and len(scores.groups) == 4
 
 
+@pytest.mark.skipif(TEX is None, reason="needs tectonic or pdflatex")
 def test_latex_compiles(results: report.Results, tmp_path: Path) -> None:
     body = "\n\n".join(latex(table) for table in report.preset_tables(results))
     page = rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{body}\end{{document}}"

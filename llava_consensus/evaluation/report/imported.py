@@ -21,6 +21,7 @@ from llava_consensus.evaluation.files import (
     ANSWERS,
     CONFIG,
     Record,
+    read_bytes,
     read_lines,
     replace,
     to_lines,
@@ -106,13 +107,13 @@ def import_answers(path: Path, origin: Origin, out: Path, benchmark: "Benchmark"
     Raises:
         DataError: the file or the benchmark's files cannot be read, or the answers are to other questions.
     """
+    content = hashlib.sha256(read_bytes(path)).hexdigest()  # first: what was typed is named before what it needs
     questions = benchmark.load(data)
     report = benchmark.score_file(path, data)
     rows = [{**row, "picture": next(iter(questions[row["index"]].images), None)} for row in report.pop("extracted")]
     rows.sort(key=lambda row: row["index"])
     ids = [questions[row["index"]].question_id for row in rows]
     asked = hashlib.sha256(json.dumps([row["index"] for row in rows]).encode()).hexdigest()
-    content = hashlib.sha256(path.read_bytes()).hexdigest()
     told: Record = {
         "score": report[benchmark.metric], "metric": benchmark.metric, "scale": benchmark.scale, "report": report
     }  # fmt: skip
