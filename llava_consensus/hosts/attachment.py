@@ -58,14 +58,14 @@ LEFT = "left"  # layout and tiles of what the methods before the language model 
 POLL = 0.002  # seconds between looks at what other threads run
 
 
-class Stage(NamedTuple):
+class BudgetedMethod(NamedTuple):
     """A method with its budget."""
 
     method: Method
     budget: Budget | Share | Auto
 
 
-def check_stages(model: Any, stages: list[Stage]) -> None:
+def check_stages(model: Any, stages: list[BudgetedMethod]) -> None:
     """Raises OptionError for methods that do not act one after the other on this model."""
     names = [type(stage.method).__name__ for stage in stages]
     if sum(bool(stage.method.needs - GIVEN) for stage in stages) > 1:
@@ -98,10 +98,10 @@ class Attachment:
     def __init__(self, model: Model, method: Method, budget: Budget | Share | Auto, total: int | None = None) -> None:
         # A view of its own: views keep the parts they have read, and the model may have changed since then.
         self.model, self.asked, self.budget, self.total = model.of(model.module), method, budget, total
-        self.stages = [Stage(method, budget)]
+        self.stages = [BudgetedMethod(method, budget)]
         if isinstance(method, Composition):
             own = method.budgets(budget)
-            self.stages = [Stage(part.method, one) for part, one in zip(method.parts, own, strict=True)]
+            self.stages = [BudgetedMethod(part.method, one) for part, one in zip(method.parts, own, strict=True)]
         self.method = self.stages[0].method  # which acts first
         self.active = False
         self._open = False  # whether calls that begin are reduced
@@ -366,7 +366,7 @@ class Attachment:
         """Rule by which the budget of a picture is split over its tiles, of the method that acts first."""
         return self._sharing(self.stages[0])
 
-    def _sharing(self, stage: Stage) -> Sharing:
+    def _sharing(self, stage: BudgetedMethod) -> Sharing:
         tower, most = self.model.tower, self.model.most_tiles
         if tower is None:
             return Sharing(*stage, 0, most)
@@ -506,7 +506,7 @@ class Attachment:
         return full
 
     def _following(
-        self, stage: Stage, before: Method, full: Assembled, layout: Layout, tiles: list[Tiles]
+        self, stage: BudgetedMethod, before: Method, full: Assembled, layout: Layout, tiles: list[Tiles]
     ) -> tuple[Layout, Assembled, list[Tiles]]:
         """Layout, sequences and tiles as the next method of a composition is given them. Waits for the device."""
         kinds = full.kinds(layout.kinds)
@@ -522,12 +522,9 @@ class Attachment:
         """
         if self.cuts is None:
             return
-        before, tiles = call.state.pop(LEFT)
-        kinds = out.kinds(before.kinds)
-        if self.method.acts_inside and len(self.stages) == 2:
-            tiles, kinds = compact(tiles, kinds, self.here.tower)
+        layout, _, tiles = self._following(self.stages[-1], self.stages[-2].method, out, *call.state.pop(LEFT))
         call.whole = call.whole or call.report.outcomes
-        self.arm(call, read_layout(kinds, self._sharing(self.stages[-1])), read, tiles)
+        self.arm(call, layout, read, tiles)
 
     def _clip_sides(self, call: Call, model: Model, tiles: list[Tiles], rows: int) -> ClipSides | None:
         """Patches and questions in CLIP's space, for methods that read the question itself. OptionError where the

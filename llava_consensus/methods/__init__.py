@@ -246,7 +246,7 @@ def _composition(name: str, options: dict[str, Any]) -> "Method":
         OptionError: as `make`, for options that stand beside it, or methods that do not compose.
     """
     from llava_consensus.reduction.budget import Budget
-    from llava_consensus.reduction.composition import Stage, composed
+    from llava_consensus.reduction.composition import Member, composed
     from llava_consensus.reduction.options import options as options_of
 
     stages = str(options.pop("stages", name))
@@ -259,5 +259,5 @@ def _composition(name: str, options: dict[str, Any]) -> "Method":
         own, _, rest = part.partition(":")
         given = options_of(filter(None, rest.split(",")))
         tokens = given.pop("tokens", None)
-        parts.append(Stage(make(own, **given), None if tokens is None else Budget(tokens).tokens))
+        parts.append(Member(make(own, **given), None if tokens is None else Budget(tokens).tokens))
     return composed(stages, parts)

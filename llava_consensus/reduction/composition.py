@@ -14,7 +14,7 @@ from llava_consensus.reduction.method import Method, Place, Shape
 TOWER = (Place.PICTURE, Place.CELLS, Place.TOWER)  # which count as one place
 
 
-class Stage(NamedTuple):
+class Member(NamedTuple):
     """A method of a composition."""
 
     method: Method
@@ -30,7 +30,7 @@ class Composition(Method):
     """
 
     stages: str = ""
-    parts: ClassVar[tuple[Stage, ...]] = ()  # set by `composed`
+    parts: ClassVar[tuple[Member, ...]] = ()  # set by `composed`
 
     @property
     def answer_version(self) -> int:  # type: ignore[override]
@@ -114,7 +114,7 @@ class Composition(Method):
         return spent
 
 
-def composed(stages: str, parts: list[Stage]) -> Composition:
+def composed(stages: str, parts: list[Member]) -> Composition:
     """The composition of these methods.
 
     Raises:

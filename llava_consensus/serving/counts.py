@@ -15,7 +15,7 @@ PLACE = "LLAVA_CONSENSUS_COUNTS"  # variable that names the memory
 SECONDS, KEPT = 0, 1  # places of the numbers
 
 
-class Shown(Collector):
+class EngineMetrics(Collector):
     """The numbers of an engine as metrics."""
 
     def collect(self) -> Iterator[Metric]:
@@ -38,7 +38,7 @@ def show() -> None:
         file = os.memfd_create(PLACE)
         os.truncate(file, mmap.PAGESIZE)
         os.environ[PLACE] = f"/proc/{os.getpid()}/fd/{file}"  # processes that it starts may open it while it lives
-        REGISTRY.register(Shown())
+        REGISTRY.register(EngineMetrics())
 
 
 @cache

@@ -161,9 +161,7 @@ class QwenVL(HfModel):
         planes = tuple(joined(layer)[index] for layer in getattr(output, "deepstack_features", None) or ())
         return Features(tiles, tokens[index], planes)
 
-    def with_parts(
-        self, tiles: list[Tiles], tokens: Tensor, parts: dict[str, Tensor], grids: Tensor
-    ) -> list[Tiles]:  # fmt: skip
+    def with_parts(self, tiles: list[Tiles], tokens: Tensor, parts: dict[str, Tensor], grids: Tensor) -> list[Tiles]:
         """The tiles with what was read of the tower for the tokens that are left, of which `grids` are one tile each.
 
         Raises:
