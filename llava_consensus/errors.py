@@ -8,7 +8,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,6 +16,7 @@ from urllib.request import url2pathname
 
 PROJECT = "llava-consensus"
 DISTRIBUTIONS = {"PIL": "pillow", "google": "protobuf"}  # of modules that are called otherwise
+NAMED = 8  # names in a message
 
 
 class ConsensusError(Exception):
@@ -69,6 +70,11 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> OptionError:
 def plural(count: int, noun: str) -> str:
     """A number with its noun: `1 question`, `2 questions`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED:,} more" if len(names) > NAMED else "")
 
 
 def any_case(name: str, known: Iterable[str]) -> str:

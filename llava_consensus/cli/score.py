@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from llava_consensus.cli import arguments
 from llava_consensus.cli.arguments import arg, command
-from llava_consensus.errors import DataError, OptionError
+from llava_consensus.errors import DataError, OptionError, listed
 from llava_consensus.evaluation.files import misread
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _plain(value: Any) -> str:
 def _export(benchmark: "Benchmark", given: argparse.Namespace) -> Iterator[str]:
     """Writes a submission; reports missing, duplicate and unknown ids."""
     from llava_consensus.evaluation import benchmarks
-    from llava_consensus.evaluation.benchmarks.base import audit, first_ids, join, refuse_missing, some
+    from llava_consensus.evaluation.benchmarks.base import join, refuse_missing, some
 
     if benchmark.export is None:
         able = ", ".join(name for name, one in benchmarks.BENCHMARKS.items() if one.export is not None)
@@ -103,14 +103,12 @@ def _export(benchmark: "Benchmark", given: argparse.Namespace) -> Iterator[str]:
         if not given.force and not any(str(record.get("text", "")).strip() for record in records):
             raise DataError(f"{given.answers}: every answer is empty, so nothing is exported. --force does it anyway")
         if benchmark.whole:
-            questions = benchmark.load(given.data)
-            join(records, questions)  # stops where the answers are no answers or those of another benchmark
-            refuse_missing(audit(records, questions), benchmark.whole)
+            refuse_missing(join(records, benchmark.load(given.data)).audit, benchmark.whole)
         found = benchmark.export(records, given.data, target)
     yield str(target)
     for name, value in found.items():
         if isinstance(value, list):
-            yield f"{name}: {len(value)}{': ' + first_ids(value) if value else ''}"
+            yield f"{name}: {len(value)}{': ' + listed([*map(repr, value)]) if value else ''}"
         else:
             yield f"{name}: {value}"
 

@@ -6,17 +6,15 @@ where the file comes from. Files are parsed as JSON, nothing else; nothing in th
 """
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from llava_consensus.errors import DataError, OptionError
+from llava_consensus.errors import DataError, OptionError, listed
 from llava_consensus.evaluation.files import Record, digest, read_answers, read_json, read_lines, read_text
 
-NAMED_IDS = 10  # ids named in a message
 LLAVA_EVAL_ZIP = "LLaVA's eval.zip (link in docs/Evaluation.md of github.com/haotian-liu/LLaVA)"
 SHORT = "\nAnswer the question using a single word or phrase."  # LLaVA's suffix for short answers
 LETTER = "\nAnswer with the option's letter from the given choices directly."  # and for a choice of options
@@ -216,10 +214,11 @@ class Benchmark(ABC):
 
 
 class Joined(NamedTuple):
-    """Answers by the index of their question, ascending, and the counts of `join`."""
+    """Answers by the index of their question, ascending, and what `join` counted."""
 
     answers: dict[int, Record]
     counts: dict[str, int]
+    audit: dict[str, Any]  # number of `answers`, and the ids that are `missing`, `duplicate` or `unknown`
 
 
 def some(records: list[Record], path: Path) -> list[Record]:
@@ -273,22 +272,28 @@ def join(
     for question in questions:
         places.setdefault(key_of_question(question), []).append(question.index)
     answers: dict[int, Record] = {}
-    surplus = {"duplicate": 0, "unknown": 0}
+    duplicate: list[int] = []
+    unknown = []
     for number, record in enumerate(records, start=1):
         _check(record, number)
         index = _stated_index(record, questions)
         if index is None:
             candidates = places.get(key_of_record(record))
             if candidates is None:
-                surplus["unknown"] += 1
+                unknown.append(record["question_id"])
                 continue
             index = next((candidate for candidate in candidates if candidate not in answers), candidates[-1])
-        surplus["duplicate"] += index in answers
+        if index in answers:
+            duplicate.append(index)
         answers[index] = record
     if records and not answers:
         raise DataError(_none_belongs(records[0], questions))
-    counts = {"asked": len(questions), "answered": len(answers), "missing": len(questions) - len(answers), **surplus}
-    return Joined(dict(sorted(answers.items())), counts)
+    missing = [question.question_id for question in questions if question.index not in answers]
+    twice = [questions[index].question_id for index in sorted(set(duplicate))]
+    counts = {"asked": len(questions), "answered": len(answers), "missing": len(missing)}
+    counts |= {"duplicate": len(duplicate), "unknown": len(unknown)}
+    audit = {"answers": len(records), "missing": missing, "duplicate": twice, "unknown": unknown}
+    return Joined(dict(sorted(answers.items())), counts, audit)
 
 
 def report(
@@ -309,35 +314,12 @@ def report(
     return {"benchmark": name, **numbers, "complete": complete, "counts": joined.counts, "extracted": extracted}
 
 
-def audit(
-    records: Sequence[Record],
-    questions: Sequence[Question],
-    key_of_question: Callable[[Question], Hashable] = lambda question: question.question_id,
-    key_of_record: Callable[[Record], Hashable] = lambda record: record["question_id"],
-) -> dict[str, Any]:
-    """Number of `answers`, and the ids that are `missing`, `duplicate` (the last counts) or `unknown`."""
-    groups: dict[Hashable, list[Question]] = {}
-    for question in questions:
-        groups.setdefault(key_of_question(question), []).append(question)
-    counts = Counter(key_of_record(record) for record in records)
-    missing = [question.question_id for key, group in groups.items() for question in group[counts[key] :]]
-    duplicate = [group[0].question_id for key, group in groups.items() if counts[key] > len(group)]
-    unknown = [record["question_id"] for record in records if key_of_record(record) not in groups]
-    return {"answers": len(records), "missing": missing, "duplicate": duplicate, "unknown": unknown}
-
-
-def first_ids(ids: Sequence[Any]) -> str:
-    """The first ids, and how many more there are."""
-    more = f" and {len(ids) - NAMED_IDS} more" if len(ids) > NAMED_IDS else ""
-    return ", ".join(map(repr, ids[:NAMED_IDS])) + more
-
-
 def refuse_missing(result: Mapping[str, Any], why: str) -> None:
     """Stops an export that needs every answer; `why` names the official tool's rule."""
     if result["missing"]:
         raise DataError(
-            f"{len(result['missing'])} questions have no answer, and {why}: {first_ids(result['missing'])}. The same "
-            "eval command asks them"
+            f"{len(result['missing'])} questions have no answer, and {why}: {listed([*map(repr, result['missing'])])}. "
+            "The same eval command asks them"
         )
 
 

@@ -9,11 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from llava_consensus.errors import DataError
+from llava_consensus.errors import DataError, listed
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question
 from llava_consensus.evaluation.files import digest, misread
 
-NAMED = 5  # missing pictures that are named
 SCORING, EXPORT, ANSWERING = USES = ("scoring", "export", "answering")
 
 
@@ -92,8 +91,7 @@ def _pictures(benchmark: Benchmark, folder: Path, questions: list[Question]) -> 
     place = folder / benchmark.images
     absent = [name for name in names if not (place / name).exists()]
     if absent:
-        named = ", ".join(absent[:NAMED]) + (f" and {len(absent) - NAMED:,} more" if len(absent) > NAMED else "")
-        text = f"{len(absent):,} of {len(names):,} {media} in {place}: {named}"
+        text = f"{len(absent):,} of {len(names):,} {media} in {place}: {listed(absent)}"
         yield DataFinding("missing", text, (ANSWERING,))
     elif names:
         size = sum((place / name).stat().st_size for name in names)

@@ -57,9 +57,11 @@ class GQA(Benchmark):
         joined = base.join(records, questions)
         converted = {index: convert(record["text"]) for index, record in joined.answers.items()}
         predictions = {str(questions[index].question_id): text for index, text in converted.items()}
-        extracted = [
-            _extracted_row(index, text, gold[str(questions[index].question_id)]) for index, text in converted.items()
-        ]
+        extracted = []
+        for index, text in converted.items():
+            right = gold[str(questions[index].question_id)]
+            group = right["types"].get("structural")
+            extracted.append({"index": index, "extracted": text, "correct": text == right["answer"], "group": group})
         result = base.report(self.name, joined, evaluate(gold, predictions), extracted)
         return result | {"complete": result["complete"] and not missing(gold, predictions)}
 
@@ -72,13 +74,7 @@ class GQA(Benchmark):
             for index, record in joined.answers.items()
         ]
         write_out(target, json.dumps(rows).encode())
-        return base.audit(records, questions) | {"written": len(rows)}
-
-
-def _extracted_row(index: int, text: str, gold: Record) -> dict[str, Any]:
-    """One answer as it was read; its group is the question's structural type."""
-    group = gold["types"].get("structural")
-    return {"index": index, "extracted": text, "correct": text == gold["answer"], "group": group}
+        return joined.audit | {"written": len(rows)}
 
 
 def _gold(path: Path, questions: Sequence[Question]) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class MMVet(Benchmark):
         joined = base.join(records, questions)
         texts = {key_of(questions[index]): record["text"] for index, record in joined.answers.items()}
         write_out(target, json.dumps(texts, indent=2).encode())
-        return base.audit(records, questions) | {"written": len(texts)}
+        return joined.audit | {"written": len(texts)}
 
     def gold(self, data: Path, questions: Sequence[Question]) -> Mapping[str, Mapping[str, Any]]:
         """`mm-vet.json`, known to have every question that is asked and every field that is used."""

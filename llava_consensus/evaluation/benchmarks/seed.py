@@ -85,11 +85,8 @@ class SEED(Benchmark):
 
     def export(self, records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
         """The official upload: a JSON line for each annotated question, in that order."""
-        questions = self.load(data)
         annotations, _ = _annotations(self.place(data) / FILES[1].path)
-        # Stops where the answers are no answers or those of another benchmark.
-        base.join(records, questions, _of_question, _of_record)
-        audit = base.audit(records, questions, _of_question, _of_record)
+        audit = base.join(records, self.load(data), _of_question, _of_record).audit
         texts = {_of_record(record): record["text"] for record in records}
         keys = [key_of(annotation["question_id"]) for annotation in annotations]
         audit["missing"] = [key for key in keys if key not in texts]
@@ -140,9 +137,6 @@ def key_of(question_id: str) -> int | str:
 def evaluate(questions: Sequence[Mapping[str, Any]], answers: Mapping[int | str, str]) -> dict[str, Any]:
     """`accuracy`, `image` and `video` in percent over `questions`, of which those without an answer count as wrong."""
     right = [(one["data_type"], answers.get(key_of(one["question_id"])) == one["answer"]) for one in questions]
-    report = {"accuracy": _percent([hit for _, hit in right])}
-    return report | {kind: _percent([hit for of_kind, hit in right if of_kind == kind]) for kind in KINDS}
-
-
-def _percent(right: Sequence[bool]) -> float | None:
-    return sum(right) / len(right) * 100 if right else None
+    groups = {"accuracy": [hit for _, hit in right]}
+    groups |= {kind: [hit for of_kind, hit in right if of_kind == kind] for kind in KINDS}
+    return {name: base.mean(hits) * 100 if hits else None for name, hits in groups.items()}

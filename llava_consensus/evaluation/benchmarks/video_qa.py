@@ -102,7 +102,7 @@ class VideoQA(Benchmark):
             values = (questions[index].question_id, questions[index].text, references[index], record["text"])
             lines.append(json.dumps(dict(zip(PREDICTION, values, strict=True))) + "\n")
         write_out(target, "".join(lines).encode())
-        return base.audit(records, questions) | {"written": len(lines)}
+        return joined.audit | {"written": len(lines)}
 
     def read(self, path: Path, data: Path) -> list[Record]:
         """LLaVA's answers, or a prediction file of Video-LLaVA."""

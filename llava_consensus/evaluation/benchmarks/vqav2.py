@@ -146,8 +146,7 @@ class VQAv2(Benchmark):
         an empty answer.
         """
         questions = self.load(data)
-        base.join(records, questions)  # stops where the answers are no answers or those of another benchmark
-        audit = base.audit(records, questions)
+        audit = base.join(records, questions).audit
         answers = {record["question_id"]: textvqa.normalise(record["text"]) for record in records}
         if self.split != "val":
             base.require(self.place(data), (replace(WHOLE, optional=False),))

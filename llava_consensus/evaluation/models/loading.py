@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from llava_consensus.errors import DataError, OptionError, choose, missing_extra, plural, unknown_name
+from llava_consensus.errors import DataError, OptionError, choose, listed, missing_extra, plural, unknown_name
 from llava_consensus.evaluation.files import read_json
 from llava_consensus.hosts import HOSTS, HostEntry, adapting, chosen, known_hosts, tower_named
 from llava_consensus.hosts.environment import keep_freed_memory
@@ -55,7 +55,6 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 PATIENCE = 5.0  # seconds until a hub that does not answer is given up
 SMALL = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
 WEIGHTS = ("*.safetensors", "*.bin")  # only the first format that a model has is downloaded, and read
-NAMED = 8  # names in a message
 # Left over on purpose: the text side of a CLIP checkpoint of which the tower is one side, a tower that LLaVA reads from
 # a folder of its own, and buffers that older versions of transformers stored.
 UNREAD = re.compile(
@@ -489,7 +488,7 @@ def refuse_incomplete(path: str, model: type, info: Mapping[str, Any]) -> None:
         "left over, the model has no place for them": [name for name in unexpected if not UNREAD.search(name)],
     }
     found = [
-        f"{model.__name__}: {plural(len(names), 'tensor')} {problem}: {_listed(names)}"
+        f"{model.__name__}: {plural(len(names), 'tensor')} {problem}: {listed(names)}"
         for problem, names in problems.items()
         if names
     ]
@@ -513,10 +512,5 @@ def refuse_not_finite(path: str, model: torch.nn.Module) -> None:
         kinds = sorted({str(weight.dtype).removeprefix("torch.") for weight in model.parameters()})
         raise DataError(
             f"model={path!r}: NaN or infinity in {plural(len(names), 'tensor')} (as {', '.join(kinds)}): "
-            f"{_listed(names)}. Fetch the checkpoint again; if only --dtype float16 says so, take bfloat16 or float32"
+            f"{listed(names)}. Fetch the checkpoint again; if only --dtype float16 says so, take bfloat16 or float32"
         )
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
