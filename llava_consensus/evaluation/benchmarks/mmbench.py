@@ -22,7 +22,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from llava_consensus.errors import DataError, ImageError
 from llava_consensus.evaluation.benchmarks import base
@@ -95,12 +95,11 @@ class MMBench(Benchmark):
 
     def load(self, data: Path) -> list[Question]:
         """The rows in file order; a picture is named by the index of the first row that has it."""
-        path = self._table(data)
-        named = _picture_names(path)
+        table = self._table(data, FIELDS)
         questions = []
-        for number, row in enumerate(table_rows(path)):
-            text = _question_text(path, number, row)
-            question = Question(number, int(row["index"]), (named[number],), text + self.suffix, prompt=text)
+        for number, (row, picture) in enumerate(zip(table.rows, table.names, strict=True)):
+            text = _question_text(self.place(data) / self.question_file, number, row)
+            question = Question(number, int(row["index"]), (picture,), text + self.suffix, prompt=text)
             questions.append(replace(question, category=str(row.get("category", "default"))))
         return questions
 
@@ -123,7 +122,7 @@ class MMBench(Benchmark):
         answers no rule could read (`undecided`). Accuracy by ability is VLMEvalKit's, of what `export` writes.
         """
         joined, rows = self.answered(records, data)
-        table = table_rows(self._table(data), ("index", *OPTIONS))
+        table = self._table(data).rows
         letters = [read(row["prediction"], row["options"]) for row in rows]
         extracted: list[dict[str, Any]] = [
             {
@@ -152,7 +151,7 @@ class MMBench(Benchmark):
 
     def chance(self, questions: Sequence[Question], data: Path) -> float:
         """Mean over questions of the chance to guess every rotation that is asked, in percent."""
-        table = table_rows(self._table(data), ("index", *OPTIONS))
+        table = self._table(data).rows
         right: dict[int, float] = {}
         for question in questions:
             options = sum(not _empty(table[question.index][letter]) for letter in OPTIONS)
@@ -162,7 +161,7 @@ class MMBench(Benchmark):
 
     def answered(self, records: Sequence[Record], data: Path) -> tuple[Joined, list[dict[str, Any]]]:
         """The answers by question, and the table's rows that have one: with options, prediction and line (`at`)."""
-        table = table_rows(self._table(data), ("index", *OPTIONS))
+        table = self._table(data).rows
         asked = [Question(number, int(row["index"]), (), "") for number, row in enumerate(table)]
         joined = base.join(records, asked)
         rows = []
@@ -179,11 +178,9 @@ class MMBench(Benchmark):
 
     def export(self, records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
         """The xlsx sheet LLaVA's converter writes: no pictures and hints, predictions as the seventh column."""
-        questions = self.load(data)
-        base.join(records, questions)  # stops where the answers are no answers or those of another benchmark
-        audit = base.audit(records, questions)
+        audit = base.join(records, self.load(data)).audit
         texts = {record["question_id"]: record["text"] for record in records}
-        table = _read_table(self._table(data))
+        table = self._table(data).frame
         sheet = table.drop(columns=DROPPED, errors="ignore")
         sheet.insert(min(6, len(sheet.columns)), "prediction", [texts.get(int(index)) for index in table["index"]])
         write_out(target, to_xlsx(sheet))
@@ -191,11 +188,24 @@ class MMBench(Benchmark):
 
     def picture(self, data: Path, name: str) -> bytes:
         """The picture of that name; ImageError if the table has none or it is damaged."""
-        return _picture(self._table(data), name)
+        table, path = self._table(data), self.place(data) / self.question_file
+        if name not in table.pictures:
+            raise ImageError(f"{path}: no picture named {name!r}")
+        try:
+            return base64.b64decode(table.pictures[name])
+        except binascii.Error as error:
+            raise ImageError(f"{path}, index {name}: the picture is no base64 ({error})") from error
 
-    def _table(self, data: Path) -> Path:
+    def _table(self, data: Path, columns: Sequence[str] = ("index", *OPTIONS)) -> "Table":
+        """The table; DataError unless it has these columns."""
         base.require(self.place(data), self.files)
-        return self.place(data) / self.question_file
+        path = self.place(data) / self.question_file
+        status = path.stat()
+        table = _read_table(path, status.st_mtime_ns, status.st_size)
+        absent = [name for name in columns if name not in table.frame]
+        if absent:
+            raise DataError(f"{path}: no column {', '.join(absent)}: not an MMBench table")
+        return table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,22 +239,6 @@ def _question_text(path: Path, number: int, row: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-# The table: rows of tab-separated cells with the pictures inside. The last two that were read stay in memory.
-
-
-def _read_table(path: Path) -> "DataFrame":
-    """The table, which has an index in every row; the caller must not change it."""
-    return _parsed(*_stamp(path))
-
-
-def table_rows(path: Path, columns: Sequence[str] = FIELDS) -> list[dict[str, Any]]:
-    """The rows in file order; DataError unless the table has these columns."""
-    absent = [name for name in columns if name not in _read_table(path)]
-    if absent:
-        raise DataError(f"{path}: no column {', '.join(absent)}: not an MMBench table")
-    return _rows(*_stamp(path))[0]
-
-
 def _sheet_predictions(path: Path) -> list[tuple[int, str]]:
     """Index and prediction of the rows of a sheet as `export` and VLMEvalKit write it; an empty cell reads `nan`, as
     there.
@@ -256,22 +250,6 @@ def _sheet_predictions(path: Path) -> list[tuple[int, str]]:
         return [(int(index), str(text)) for index, text in zip(table["index"], table["prediction"], strict=True)]
     except (KeyError, ValueError, TypeError, OSError, zipfile.BadZipFile) as error:
         raise DataError(f"{path}: not a sheet with columns index and prediction ({error})") from error
-
-
-def _picture_names(path: Path) -> list[str]:
-    """For each row the name of its picture: the index of the first row that has it."""
-    return _rows(*_stamp(path))[1]
-
-
-def _picture(path: Path, name: str) -> bytes:
-    """The picture of that name; ImageError if the table has none or it is no base64."""
-    image = _rows(*_stamp(path))[2].get(name)
-    if image is None:
-        raise ImageError(f"{path}: no picture named {name!r}")
-    try:
-        return base64.b64decode(image)
-    except binascii.Error as error:
-        raise ImageError(f"{path}, index {name}: the picture is no base64 ({error})") from error
 
 
 def _empty(value: object) -> bool:
@@ -310,14 +288,18 @@ def to_xlsx(table: "DataFrame") -> bytes:
     return content.getvalue()
 
 
-def _stamp(path: Path) -> tuple[Path, int, int]:
-    """The path of a file with its time of change and its size, which are others once the file has changed."""
-    status = path.stat()
-    return path, status.st_mtime_ns, status.st_size
+class Table(NamedTuple):
+    """A table of tab-separated cells with the pictures inside; whoever reads it must not change it."""
+
+    frame: "DataFrame"
+    rows: list[dict[str, Any]]
+    names: list[str]  # of each row's picture: the index of the first row that has it
+    pictures: dict[str, str]  # by name, as base64
 
 
 @lru_cache(maxsize=2)
-def _parsed(path: Path, *_stamp: int) -> "DataFrame":
+def _read_table(path: Path, *_stamp: int) -> Table:
+    """The table, which has an index in every row. Time of change and size are others once the file has changed."""
     import pandas
 
     read_text(path)  # says which byte is no UTF-8
@@ -329,20 +311,14 @@ def _parsed(path: Path, *_stamp: int) -> "DataFrame":
         raise DataError(f"{path}: no column index: not an MMBench table")
     if not table["index"].map(lambda index: isinstance(index, int)).all():
         raise DataError(f"{path}: an index is no whole number: damaged or cut off, fetch it again")
-    return table
-
-
-@lru_cache(maxsize=2)
-def _rows(path: Path, *stamp: int) -> tuple[list[dict[str, Any]], list[str], dict[str, str]]:
-    """The rows, the name of each row's picture, and the pictures by name."""
-    rows = _parsed(path, *stamp).to_dict("records")
+    rows = table.to_dict("records")
     images = {str(row["index"]): str(row.get("image")) for row in rows}
     images |= {name: images[image] for name, image in images.items() if len(image) <= SHORTEST and image in images}
     first: dict[str, str] = {}
     for name, image in images.items():
         first.setdefault(image, name)
     names = [first[images[str(row["index"])]] for row in rows]
-    return rows, names, {name: images[name] for name in names}
+    return Table(table, rows, names, {name: images[name] for name in names})
 
 
 # Scoring: texts in, numbers out.

@@ -48,8 +48,8 @@ PARTS = {"perception": PERCEPTION, "cognition": COGNITION}
 class Pair(NamedTuple):
     """The two questions about one picture: their right answers, `yes` or `no`, and those given, also `other`."""
 
-    right: tuple[str, str]
-    answers: tuple[str, str]
+    right: Sequence[str]
+    answers: Sequence[str]
 
 
 class Gold(NamedTuple):
@@ -129,9 +129,9 @@ class MME(Benchmark):
         answers = {index: parse(record["text"]) for index, record in joined.answers.items()}
         tasks: dict[str, list[Pair]] = {}
         for question in questions[::2]:
-            indices = (question.index, question.index + 1)
-            if all(index in answers for index in indices):
-                pair = Pair((labels[indices[0]], labels[indices[1]]), (answers[indices[0]], answers[indices[1]]))
+            both = (question.index, question.index + 1)
+            if all(index in answers for index in both):
+                pair = Pair([labels[index] for index in both], [answers[index] for index in both])
                 tasks.setdefault(_task(question), []).append(pair)
         numbers = evaluate(tasks)
         for task in numbers["tasks"].values():
@@ -159,8 +159,7 @@ class MME(Benchmark):
         """The official results folder: one file per task, lines in the order of the question file."""
         questions = self.load(data)
         gold = _gold(self.place(data), questions)
-        answers = base.join(records, questions, _key_of_question, _key_of_record).answers
-        audit = base.audit(records, questions, _key_of_question, _key_of_record)
+        answers, _, audit = base.join(records, questions, _key_of_question, _key_of_record)
         base.refuse_missing(audit, "the official tool pairs lines by position")
         files: dict[str, list[str]] = {}
         for question in questions:

@@ -108,7 +108,10 @@ class ScienceQA(Benchmark):
             str(questions[index].question_id): ChoiceAnswer(record["text"], bool(questions[index].images))
             for index, record in joined.answers.items()
         }
-        numbers = _evaluate(folder, problems, [key for key in split if key in answers], answers)
+        try:
+            numbers = evaluate(problems, [key for key in split if key in answers], answers)
+        except ValueError as error:
+            raise DataError(f"{folder / FILES[1].path}: {error}") from error
         results, parsed = numbers.pop("results"), numbers.pop("parsed")
         extracted = []
         for index in joined.answers:
@@ -167,15 +170,6 @@ def _gold(folder: Path, questions: Sequence[Question]) -> tuple[dict[str, Any], 
                 f"{path}: no choices and answer for {question.question_id!r}, which is asked: another version?"
             )
     return problems, split
-
-
-def _evaluate(
-    folder: Path, problems: Mapping[str, Any], ids: Sequence[str], answers: Mapping[str, ChoiceAnswer]
-) -> dict[str, Any]:
-    try:
-        return evaluate(problems, ids, answers)
-    except ValueError as error:
-        raise DataError(f"{folder / FILES[1].path}: {error}") from error
 
 
 # Scoring: texts in, numbers out.
