@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from llava_consensus.errors import ConsensusError, DataError
 from llava_consensus.evaluation.files import FRESH, read_json, write_json
 from llava_consensus.evaluation.models.llava import FLAG
+from llava_consensus.evaluation.models.weights import FORMATS, tensors_of, weight_files
 from llava_consensus.hosts.next_grid import check_pictures
 from llava_consensus.hosts.pretrained import load_pretrained
 
@@ -120,8 +120,8 @@ def _to_hugging_face(source: Path, out: Path, config: dict[str, Any]) -> int:
     def of_tower(name: str, values: Tensor) -> tuple[str, Tensor]:
         return (f"vision_tower.{name}" if name.startswith(SIGHT) else ""), values
 
-    weights: list[tuple[Path, Rename]] = [(path, of_model) for path in _weight_files(source)]
-    weights += [] if own_tower else [(path, of_tower) for path in _weight_files(tower)]
+    weights: list[tuple[Path, Rename]] = [(path, of_model) for path in weight_files(source)]
+    weights += [] if own_tower else [(path, of_tower) for path in weight_files(tower)]
     written = write_shards(_tensors(weights), out)
     tower_config = read_json(tower / "config.json", MEND, dict)
     image_id = _write_processor(source, tower, out, config)
@@ -132,7 +132,7 @@ def _to_hugging_face(source: Path, out: Path, config: dict[str, Any]) -> int:
     copy_small_files(source, out / OFFICIAL)
     copy_small_files(tower, out / OFFICIAL / tower.name)
     if own_tower or "text_config" in tower_config:
-        for path in _weight_files(tower):
+        for path in weight_files(tower):
             shutil.copyfile(path, out / OFFICIAL / tower.name / path.name)
     return written
 
@@ -155,9 +155,10 @@ def _to_official(source: Path, out: Path) -> int:
     def of_whole_tower(name: str, values: Tensor) -> tuple[str, Tensor]:
         return ("" if name.startswith(SIGHT) and not own_tower else name), values
 
-    files = _weight_files(source)
+    files = weight_files(source)
     sides: list[tuple[Path, Rename]] = [] if own_tower else [(path, of_tower) for path in files]
-    sides += [(path, of_whole_tower) for path in sorted((official / tower.name).glob("*.safetensors"))]
+    whole = (path for pattern in FORMATS for path in sorted((official / tower.name).glob(pattern)))
+    sides += [(path, of_whole_tower) for path in whole]
     copy_small_files(official, out)
     copy_small_files(official / tower.name, tower)
     return write_shards(_tensors([(path, of_model) for path in files]), out) + write_shards(_tensors(sides), tower)
@@ -179,21 +180,13 @@ def copy_small_files(source: Path, out: Path) -> None:
             shutil.copyfile(path, out / path.name)
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise DataError(f"{folder}: no *.safetensors in it")
-    return files
-
-
 def _tensors(weights: list[tuple[Path, Rename]]) -> Iterator[tuple[str, Tensor]]:
     """The tensors of all files under their new names, one at a time, without those that have none."""
     for path, rename in weights:
-        with safe_open(path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                new_name, values = rename(name, file.get_tensor(name))
-                if new_name:
-                    yield new_name, values
+        for name, values in tensors_of(path):
+            new_name, new_values = rename(name, values)
+            if new_name:
+                yield new_name, new_values
 
 
 def write_shards(tensors: Iterable[tuple[str, Tensor]], out: Path) -> int:

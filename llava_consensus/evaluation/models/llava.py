@@ -14,7 +14,7 @@ of them and no others, never silently the stock tower.
 import contextlib
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ import transformers
 from PIL import Image
 from torch import Tensor
 
-from llava_consensus.errors import ConsensusError, DataError, MissingDependency, OptionError, unknown_name
+from llava_consensus.errors import ConsensusError, DataError, MissingDependency, OptionError, listed, unknown_name
 from llava_consensus.evaluation.files import Record, read_json
 from llava_consensus.evaluation.media import shrink_to_pad
 from llava_consensus.evaluation.models.base import (
@@ -47,6 +47,7 @@ from llava_consensus.evaluation.models.loading import (
     refuse_not_finite,
 )
 from llava_consensus.evaluation.models.room import spread
+from llava_consensus.evaluation.models.weights import tensors_of, weight_files
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.environment import OFFICIAL, check_llava_version
 from llava_consensus.hosts.llava import PREPARE, LlavaModel
@@ -65,7 +66,6 @@ VIDEO_CONVERSATION = "llava_v1"  # of the official scripts for questions about v
 MEND = "Fetch the checkpoint again"
 FLAG = "unfreeze_mm_vision_tower"
 PREFIX = "model.vision_tower.vision_tower."  # of the tower's tensors in a checkpoint
-NAMED = 4  # names in a message
 REPEATS = hasattr(transformers.DynamicCache, "batch_repeat_interleave")  # whether a cache can go to several rows
 
 
@@ -517,37 +517,23 @@ def load_own_tower(path: str, model: "PreTrainedModel") -> None:
     tower = model.get_vision_tower().vision_tower
     tower_state = tower.state_dict()
     bare = not any(name.startswith("vision_model.") for name in tower_state)  # transformers 5 has one level less
-    tensors = {name.removeprefix("vision_model.") if bare else name: values for name, values in _tensors(Path(path))}
+    front = f"{PREFIX}vision_model." if bare else PREFIX
+    found = (pair for file in weight_files(Path(path)) for pair in tensors_of(file, PREFIX))
+    tensors = {name.removeprefix(front).removeprefix(PREFIX): values for name, values in found}
     tensors = {
         name: values for name, values in tensors.items() if name in tower_state or not name.endswith("position_ids")
     }
-    missing, surplus = sorted(tower_state.keys() - tensors.keys()), sorted(tensors.keys() - tower_state.keys())
-    missing = [name for name in missing if not name.endswith("position_ids")]
+    surplus = sorted(tensors.keys() - tower_state.keys())
+    missing = sorted(name for name in tower_state.keys() - tensors.keys() if not name.endswith("position_ids"))
     shapes = [name for name in tensors.keys() & tower_state.keys() if tensors[name].shape != tower_state[name].shape]
     if missing or surplus or shapes:
         raise DataError(
             f"model={path!r}: config.json says that its vision tower was trained ({FLAG}), but the tower's weights do "
             f"not fit: {len(missing)} missing, {len(surplus)} left over, {len(shapes)} of another shape "
-            f"({', '.join([*missing, *surplus, *shapes][:NAMED])}). Fetch the whole checkpoint again"
+            f"({listed([*missing, *surplus, *shapes])}). Fetch the whole checkpoint again"
         )
     tower.load_state_dict(tensors, strict=False)
     setattr(model.config, FLAG, True)
-
-
-def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """The tower's tensors in the weight files of a checkpoint, by their names in the tower."""
-    from safetensors import safe_open
-
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                if name.startswith(PREFIX):
-                    yield name.removeprefix(PREFIX), file.get_tensor(name)
-    for path in sorted(folder.glob("pytorch_model*.bin")):
-        weights = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        for name, values in weights.items():
-            if name.startswith(PREFIX):
-                yield name.removeprefix(PREFIX), values
 
 
 def _tower(path: str) -> dict[str, str]:

@@ -9,15 +9,13 @@ Tensors are read one at a time and written shard by shard. Neither PEFT nor offi
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.files import FRESH, read_json
 from llava_consensus.evaluation.models.convert import MEND, copy_small_files, write_shards
+from llava_consensus.evaluation.models.weights import tensors_of, weight_files
 
 ADAPTER, WHOLE = "adapter_model", "non_lora_trainables.bin"
 PREFIX = "base_model.model."  # of names as PEFT writes them
@@ -43,17 +41,17 @@ def merge(lora: Path, base: Path, out: Path) -> str:
         raise DataError(f"{lora}: adapter_config.json has {named}, and only plain LoRA is merged")
     rank = settings["r"]
     scale = settings["lora_alpha"] / (rank**0.5 if settings.get("use_rslora") else rank)
-    trained = _tensors(lora / WHOLE) if (lora / WHOLE).is_file() else ()
+    trained = tensors_of(lora / WHOLE) if (lora / WHOLE).is_file() else ()
     adapter, whole = (
         {name.removeprefix(PREFIX): values for name, values in tensors}
-        for tensors in (_tensors(_one(lora, ADAPTER)), trained)
+        for tensors in (tensors_of(_one(lora, ADAPTER)), trained)
     )
     pairs = {name.removesuffix(".lora_A.weight") for name in adapter if name.endswith(".lora_A.weight")}
     used: set[str] = set()
 
     def merged() -> Iterator[tuple[str, Tensor]]:
-        for file in _files(base):
-            for name, values in _tensors(file):
+        for file in weight_files(base):
+            for name, values in tensors_of(file):
                 module = name.removesuffix(".weight")
                 if name in whole:
                     continue
@@ -86,22 +84,3 @@ def _one(folder: Path, stem: str) -> Path:
     if not found:
         raise DataError(f"{folder}: no {stem}.safetensors or .bin in it, so it is no LoRA checkpoint")
     return found[0]
-
-
-def _files(folder: Path) -> list[Path]:
-    """The files of weights of the first format there is."""
-    for pattern in ("*.safetensors", "pytorch_model*.bin"):
-        if files := sorted(folder.glob(pattern)):
-            return files
-    raise DataError(f"{folder}: no *.safetensors or pytorch_model*.bin in it")
-
-
-def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a file; a pickled one is read without executing anything."""
-    if file.suffix == ".bin":
-        weights: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        yield from weights.items()
-        return
-    with safe_open(file, "pt") as opened:
-        for name in opened.keys():  # noqa: SIM118
-            yield name, opened.get_tensor(name)
