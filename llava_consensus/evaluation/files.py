@@ -240,7 +240,11 @@ def replace(path: Path, data: bytes) -> None:
     """
     fresh = path.with_name(f".{path.name[:50]}.{secrets.token_hex(6)}{FRESH}")
     try:
-        _write_new(fresh, data)
+        file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+        with os.fdopen(file, "wb") as opened:
+            opened.write(data)
+            opened.flush()
+            os.fsync(file)
         os.replace(fresh, path)
         sync_folder(path.parent)
     except OSError as error:
@@ -248,14 +252,6 @@ def replace(path: Path, data: bytes) -> None:
     finally:
         with contextlib.suppress(OSError):
             fresh.unlink(missing_ok=True)
-
-
-def _write_new(path: Path, data: bytes) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
-    with os.fdopen(file, "wb") as opened:
-        opened.write(data)
-        opened.flush()
-        os.fsync(file)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -270,7 +266,7 @@ def write_out(path: Path, data: bytes) -> None:
     """Writes to a path given by the user: a file is replaced atomically, a link's target too; `-` is standard output.
 
     Raises:
-        DataError: it cannot be written; for a pipe, nobody reads from it.
+        DataError: it cannot be written.
     """
     try:
         if str(path) == "-":
@@ -278,20 +274,11 @@ def write_out(path: Path, data: bytes) -> None:
         elif path.is_dir():
             raise DataError(f"{path}: is a folder. Give the name of a file")
         elif path.exists() and not path.is_file():  # a device or a pipe stays what it is
-            _write_into(path, data)
+            path.write_bytes(data)
         else:
             replace(path.resolve() if path.is_symlink() else path, data)
     except (OSError, RuntimeError) as error:  # RuntimeError: a link to itself
         raise DataError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
-
-
-def _write_into(path: Path, data: bytes) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # a pipe without a reader is refused at once, and does not block
-    try:
-        os.set_blocking(file, True)
-        _write_all(file, data)
-    finally:
-        os.close(file)
 
 
 def _write_all(file: int, data: bytes) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from llava_consensus.errors import DataError, ImageError, OptionError, missing_extra, unknown_name
 from llava_consensus.evaluation.files import HALF, Record, canonical, misread, read_json
 from llava_consensus.evaluation.media import check_file, check_size, open_header
-from llava_consensus.evaluation.models.loading import ATTENTIONS
+from llava_consensus.evaluation.models.loading import ATTENTIONS, Loading
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
@@ -196,11 +196,7 @@ class TrainingPlan:
                 "computed again in the backward pass would not be cut. Leave it out, or take a method that acts after "
                 "the tower"
             )
-        if between_layers and self.attention == "flash_attention_2":
-            raise OptionError(
-                f"attention={self.attention!r}: {name} cuts between decoder layers, which needs masks that this kernel "
-                "does not take. Take sdpa"
-            )
+        Loading(attention=self.attention).check_method(method)
         runs_layers = between_layers or Need.PROBE in method.needs
         if runs_layers and data is not None and data.without_picture and self.zero_stage == 3:
             raise OptionError(
