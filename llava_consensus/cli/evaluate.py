@@ -18,7 +18,8 @@ from llava_consensus.evaluation.runs import MODEL
 if TYPE_CHECKING:
     from llava_consensus.evaluation.benchmarks import Benchmark
     from llava_consensus.evaluation.report.table import Table
-    from llava_consensus.evaluation.runs.loop import RunnerLoader, RunResult
+    from llava_consensus.evaluation.runs.execution import RunResult
+    from llava_consensus.evaluation.runs.loop import RunnerLoader
     from llava_consensus.evaluation.runs.sweep import Cell
 
 log = logging.getLogger(__name__)

@@ -11,12 +11,10 @@ import pytest
 from fakes import FakeHost, config, make_place
 from PIL import Image
 
-from llava_consensus import cli
 from llava_consensus.errors import DataError, ImageError
-from llava_consensus.evaluation import models
 from llava_consensus.evaluation.media import read_frames
 from llava_consensus.evaluation.runs import loop, pictures
-from llava_consensus.evaluation.runs.execution import Execution
+from llava_consensus.evaluation.runs.execution import Execution, RunResult
 
 
 @pytest.fixture
@@ -32,7 +30,7 @@ def name_pictures(data: Path, name: str) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def go(data: Path, out: Path, loaded: list[str], **changes: Any) -> loop.RunResult:
+def go(data: Path, out: Path, loaded: list[str], **changes: Any) -> RunResult:
     def load(*_: str) -> FakeHost:
         loaded.append("host")
         return FakeHost()
@@ -77,25 +75,6 @@ def test_a_name_that_stays_inside_is_none_of_it(data: Path, tmp_path: Path, name
 def test_an_impossible_name_is_an_error_of_its_question(data: Path, tmp_path: Path, name: str) -> None:
     name_pictures(data, name)
     assert go(data, tmp_path / "out", []).metrics["errors"] == 1
-
-
-def test_the_command_line_has_the_option(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    root = Path(__file__).parents[2]
-    place = root / "playground" / "mini" / "eval" / "gqa"
-    monkeypatch.setattr(models, "load", lambda *_, **__: FakeHost())
-    own = tmp_path / "eval" / "gqa"
-    own.mkdir(parents=True)
-    file = "llava_gqa_testdev_balanced.jsonl"
-    (own / "data").symlink_to(place / "data")
-    rows = [json.loads(line) for line in (place / file).read_text().splitlines()[:4]]
-    rows[2]["image"] = str(tmp_path / "secret.png")
-    (own / file).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = ["eval", "gqa", "--model", str(root / "checkpoints/llava-mini"), "--data", str(tmp_path), "--device", "cpu"]
-    given += ["--no-progress", "--out", str(tmp_path / "out")]
-    assert cli.main(given) == 3 and "--allow-outside" in capsys.readouterr().err
-    assert cli.main([*given, "--allow-outside"]) == 0
 
 
 LISTS = {

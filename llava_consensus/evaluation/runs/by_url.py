@@ -16,19 +16,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import shortuuid
-
 from llava_consensus.errors import ConsensusError, ImageError, OptionError, missing_extra, plural, unknown_name
 from llava_consensus.evaluation.benchmarks import Benchmark, Question
-from llava_consensus.evaluation.checksums import checksum_of, picture_checksums
+from llava_consensus.evaluation.checksums import picture_checksums
 from llava_consensus.evaluation.files import Record
 from llava_consensus.evaluation.judge.client import KEY, check_url
 from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.progress import counted
 from llava_consensus.evaluation.runs import DATA, metrics
-from llava_consensus.evaluation.runs.execution import Execution, Result, check_progress, describe, error_record
-from llava_consensus.evaluation.runs.questions import place, read_questions
-from llava_consensus.evaluation.runs.store import Run, open_run, run_name
+from llava_consensus.evaluation.runs.execution import (
+    Execution,
+    Result,
+    RunResult,
+    check_progress,
+    describe,
+    error_record,
+)
+from llava_consensus.evaluation.runs.questions import describe_questions, read_questions
+from llava_consensus.evaluation.runs.store import Run, answer_record, open_run, run_name
 from llava_consensus.reduction.budget import wanted
 from llava_consensus.serving.supported import ASKED, TOKENS
 
@@ -88,16 +93,7 @@ class UrlPlan:
     match: str = "kept"
 
 
-@dataclass(frozen=True)
-class UrlResult:
-    """Folder of a run, the content of metrics.json (empty while shards are missing), questions asked by this call."""
-
-    path: Path
-    metrics: Record
-    asked: int
-
-
-def run(config: UrlConfig, out: Path, execution: Execution) -> UrlResult:
+def run(config: UrlConfig, out: Path, execution: Execution) -> RunResult:
     """Asks a server what is not answered yet, `execution.batch` questions at once, and scores the answers.
 
     Raises:
@@ -121,22 +117,19 @@ def run(config: UrlConfig, out: Path, execution: Execution) -> UrlResult:
                 folder.forget(again)
             _ask(client, plan, folder, pending, execution)
         if len(folder.done) < len(plan.questions):  # a shard
-            return UrlResult(folder.path, {}, len(pending))
+            return RunResult(folder.path, {}, len(pending))
         if pending or folder.metrics() is None:
             timing = metrics.timing(len(pending), time.perf_counter() - begun if pending else 0.0, 1)
             measured: Any = metrics.measure(plan, folder)  # type: ignore[arg-type]
             folder.finish(measured | {"timing": timing, "environment": metrics.environment(config.url)})
-        return UrlResult(folder.path, folder.metrics() or {}, len(pending))
+        return RunResult(folder.path, folder.metrics() or {}, len(pending))
 
 
 def _plan(config: UrlConfig, model: str) -> UrlPlan:
     """The questions, and all that the answers depend on."""
-    benchmark, data = config.benchmark, Path(config.data).expanduser()
     questions = read_questions(config)
-    files = [benchmark.place(data) / file.path for file in benchmark.files]
     description = {
-        "benchmark": benchmark.name,
-        "benchmark_version": benchmark.answer_version,
+        **describe_questions(config),
         "method": SERVED,
         "tokens": config.tokens if isinstance(config.tokens, int | float) else None,
         "merged": None,
@@ -144,17 +137,10 @@ def _plan(config: UrlConfig, model: str) -> UrlPlan:
         "changed": {} if config.tokens is None else {TOKENS: config.tokens},
         "model": model,
         "url": config.url,
-        "data": place(str(config.data)),
-        "questions": checksum_of(path for path in files if path.exists()),
-        "limit": config.limit,
-        **({} if config.sample is None else {"sample": config.sample}),
-        "max_new_tokens": config.max_new_tokens or benchmark.max_new_tokens,
-        "decoding": "greedy",
         "device": "server",
         "versions": {},
-        **({"choices": benchmark.asking} if benchmark.asking else {}),
     }
-    return UrlPlan(benchmark, data, questions, description)
+    return UrlPlan(config.benchmark, Path(config.data).expanduser(), questions, description)
 
 
 class Client:
@@ -247,22 +233,14 @@ def _one(client: Client, plan: UrlPlan, question: Question) -> Result:
         return Result([], [error_record(question, describe(error), "question")])
     except (openai.OpenAIError, AttributeError, IndexError, TypeError) as error:  # or it is no answer
         return Result([], [error_record(question, describe(error), "model")])
-    record = {
-        "question_id": question.question_id,
-        "prompt": question.text if question.prompt is None else question.prompt,
-        "text": text,
-        "answer_id": shortuuid.uuid(f"{run_name(plan.description)}/{question.index}"),
-        "model_id": Path(client.model).name,
-        "metadata": {
-            "index": question.index,
-            "before": 0,  # no server says it
-            "after": read or 0,
-            "structural": 0,
-            "notes": [UNTOLD] if read is None and question.images else [],
-            **(picture_checksums([folder / name for name in question.images]) if benchmark.picture is None else {}),
-        },
+    metadata = {
+        "before": 0,  # no server says it
+        "after": read or 0,
+        "structural": 0,
+        "notes": [UNTOLD] if read is None and question.images else [],
+        **(picture_checksums([folder / name for name in question.images]) if benchmark.picture is None else {}),
     }
-    return Result([record], [])
+    return Result([answer_record(run_name(plan.description), question, client.model, text, metadata)], [])
 
 
 def _png(path: Path, benchmark: Benchmark, data: Path) -> bytes:
@@ -272,7 +250,7 @@ def _png(path: Path, benchmark: Benchmark, data: Path) -> bytes:
     return file.getvalue()
 
 
-def summary(result: UrlResult, name: str) -> Iterator[str]:
+def summary(result: RunResult, name: str) -> Iterator[str]:
     """What a run measured, for people."""
     measured = result.metrics
     score = "none" if measured["score"] is None else f"{measured['score']:.2f}"

@@ -21,7 +21,7 @@ from llava_consensus.evaluation.checksums import checksum_of
 from llava_consensus.evaluation.files import Record, gc_paused
 from llava_consensus.evaluation.models import CLIPS, Loading, Prompt
 from llava_consensus.evaluation.runs import DATA, MODEL
-from llava_consensus.evaluation.runs.questions import OWN, place, read_questions, versions
+from llava_consensus.evaluation.runs.questions import OWN, describe_questions, place, read_questions, versions
 from llava_consensus.hosts import known_hosts
 from llava_consensus.methods import method_name
 from llava_consensus.reduction.budget import Budget, Share, amount
@@ -210,27 +210,16 @@ def _meant(method: Method, budget: Budget | Share | None, match: str) -> tuple[B
 
 def _describe(config: RunConfig, of_host: Record) -> Record:
     """The whole configuration, down to the content of question files and weights. Equal texts mean equal answers."""
-    benchmark = config.benchmark
-    folder = config.data / "eval" / benchmark.folder
-    files = [folder / file.path for file in benchmark.files]
     usual = asdict(Loading(config.loading.device, config.loading.dtype))
     loading = {name: value for name, value in asdict(config.loading).items() if value != usual[name]}
     return {
-        "benchmark": benchmark.name,
-        "benchmark_version": benchmark.answer_version,
+        **describe_questions(config),
         **describe_reduction(config.method, config.budget),
         "model": config.model,
         "weights": checksum_of(models.find(config.model, config.loading.revision).files()),
-        "data": place(str(config.data)),
-        "questions": checksum_of(path for path in files if path.exists()),
-        "limit": config.limit,
-        **({} if config.sample is None else {"sample": config.sample}),
         **of_host,
-        "max_new_tokens": config.max_new_tokens or benchmark.max_new_tokens,
-        "decoding": "greedy",
         "dtype": config.loading.dtype,
         "versions": _answer_versions(config),
-        **({"choices": benchmark.asking} if benchmark.asking else {}),
         **({} if config.match == "kept" else {"match": config.match}),
         "device": config.loading.device,
         **({"loading": loading} if loading else {}),

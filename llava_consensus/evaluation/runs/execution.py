@@ -41,6 +41,15 @@ class Result(NamedTuple):
 
 
 @dataclass(frozen=True)
+class RunResult:
+    """Folder of a run, the content of metrics.json (empty while shards are missing), questions asked by this call."""
+
+    path: Path
+    metrics: Record
+    asked: int
+
+
+@dataclass(frozen=True)
 class Execution:
     """Execution of a run. Nothing in it changes an answer, so nothing of it is in the run's name."""
 

@@ -16,8 +16,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-import shortuuid
-
 from llava_consensus.errors import ConsensusError, DataError, ImageError, OptionError, QuestionError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import Question
@@ -32,6 +30,7 @@ from llava_consensus.evaluation.runs.execution import (
     LONGEST,
     Execution,
     Result,
+    RunResult,
     check_progress,
     death_record,
     describe,
@@ -40,7 +39,7 @@ from llava_consensus.evaluation.runs.execution import (
 )
 from llava_consensus.evaluation.runs.metrics import AnswerCosts, budget_of, shape_of
 from llava_consensus.evaluation.runs.pictures import CAPACITY, EncodingCache, ModelFailed, reader
-from llava_consensus.evaluation.runs.store import AGAIN, Asking, Run, open_run, run_name
+from llava_consensus.evaluation.runs.store import AGAIN, Asking, Run, answer_record, open_run, run_name
 from llava_consensus.evaluation.runs.workers import Died, Shard, is_picklable, one_by_one, run_shards
 from llava_consensus.reduction.budget import Budget, Share
 
@@ -50,15 +49,6 @@ BATCHES = 4  # in a shard
 DECIMALS = 6  # of measures
 
 RunnerLoader = Callable[[str, Loading, Mapping[str, str]], Runner]  # model, loading, options of the host
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """Folder of a run, the content of metrics.json (empty while shards are missing), questions asked by this call."""
-
-    path: Path
-    metrics: Record
-    asked: int
 
 
 def run(
@@ -317,30 +307,21 @@ class Asker:
         return [self._record(question, answer) for (question, _), answer in zip(asked, answers, strict=True)]
 
     def _record(self, question: Question, answer: Answer) -> Record:
-        """LLaVA's answer record; its metadata has visual tokens before and after, and costs. The id
-        follows from the run and the question, so that a run done twice gives the same bytes.
-        """
+        """The answer's line; its metadata has visual tokens before and after, and costs."""
         plan, budget = self.plan, self.budget
         budgets = [budget.of(outcome.before).tokens for outcome in answer.outcomes] if isinstance(budget, Share) else []
-        return {
-            "question_id": question.question_id,
-            "prompt": question.text if question.prompt is None else question.prompt,
-            "text": answer.text,
-            "answer_id": shortuuid.uuid(f"{self._run}/{question.index}"),
-            "model_id": Path(plan.model).name,
-            "metadata": {
-                "index": question.index,
-                "before": answer.before,
-                "after": answer.after,
-                "structural": answer.structural,
-                **({"share": budget.share, "budgets": budgets} if isinstance(budget, Share) else {}),
-                **_measures(answer),
-                "notes": list(answer.notes),
-                **({"videos": CLIPS if plan.clips else "frames"} if plan.benchmark.frames else {}),
-                **self._costs.of(answer.prefill, plan.shown(question), budgets, answer.outcomes),
-                **(picture_checksums(plan.pictures(question)) if plan.content is None else {}),
-            },
+        metadata = {
+            "before": answer.before,
+            "after": answer.after,
+            "structural": answer.structural,
+            **({"share": budget.share, "budgets": budgets} if isinstance(budget, Share) else {}),
+            **_measures(answer),
+            "notes": list(answer.notes),
+            **({"videos": CLIPS if plan.clips else "frames"} if plan.benchmark.frames else {}),
+            **self._costs.of(answer.prefill, plan.shown(question), budgets, answer.outcomes),
+            **(picture_checksums(plan.pictures(question)) if plan.content is None else {}),
         }
+        return answer_record(self._run, question, plan.model, answer.text, metadata)
 
     @cached_property
     def _run(self) -> str:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import Benchmark, Question
+from llava_consensus.evaluation.checksums import checksum_of
 from llava_consensus.evaluation.runs import DATA
 
 OWN = "llava-consensus"
@@ -34,6 +35,8 @@ class Asked(Protocol):
     def limit(self) -> int | None: ...
     @property
     def sample(self) -> int | None: ...
+    @property
+    def max_new_tokens(self) -> int | None: ...
 
 
 def place(name: str) -> str:
@@ -74,6 +77,23 @@ def read_questions(config: Asked) -> list[Question]:
     if as_files and not (folder / benchmark.images).is_dir():
         raise DataError(f"missing folder: {folder / benchmark.images}\n  it holds the pictures of {benchmark.name}")
     return questions
+
+
+def describe_questions(config: Asked) -> dict[str, object]:
+    """What is asked, down to the content of question files, as a run's config.json says it."""
+    benchmark = config.benchmark
+    files = [benchmark.place(config.data.expanduser()) / file.path for file in benchmark.files]
+    return {
+        "benchmark": benchmark.name,
+        "benchmark_version": benchmark.answer_version,
+        "data": place(str(config.data)),
+        "questions": checksum_of(path for path in files if path.exists()),
+        "limit": config.limit,
+        **({} if config.sample is None else {"sample": config.sample}),
+        "max_new_tokens": config.max_new_tokens or benchmark.max_new_tokens,
+        "decoding": "greedy",
+        **({"choices": benchmark.asking} if benchmark.asking else {}),
+    }
 
 
 def drawn(questions: Sequence[Question], count: int, together: Callable[[Question], Hashable]) -> list[Question]:

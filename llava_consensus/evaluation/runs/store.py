@@ -29,12 +29,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import shortuuid
+
 from llava_consensus.errors import ConsensusError, DataError, Interrupted
+from llava_consensus.evaluation.benchmarks import Question
 from llava_consensus.evaluation.files import (
     ANSWERS,
     CONFIG,
     METRICS,
-    SCORES,
     WRONG,
     Record,
     append,
@@ -49,6 +51,7 @@ from llava_consensus.evaluation.files import (
     to_lines,
     whole_lines,
     write_json,
+    write_metrics,
 )
 from llava_consensus.evaluation.runs.execution import DeviceFailed
 
@@ -66,6 +69,20 @@ def run_name(config: Mapping[str, object]) -> str:
     short = hashlib.sha256(canonical(config).encode()).hexdigest()[:12]
     tokens = ALL if config["tokens"] is None else config["tokens"]
     return f"{config['benchmark']}-{config['method']}-{tokens}-{short}"
+
+
+def answer_record(run: str, question: Question, model: str, text: str, metadata: Record) -> Record:
+    """A line of answers.jsonl, as LLaVA writes it. The id follows from the name of the run and the question, so that a
+    run done twice gives the same bytes.
+    """
+    return {
+        "question_id": question.question_id,
+        "prompt": question.text if question.prompt is None else question.prompt,
+        "text": text,
+        "answer_id": shortuuid.uuid(f"{run}/{question.index}"),
+        "model_id": Path(model).name,
+        "metadata": {"index": question.index, **metadata},
+    }
 
 
 class Run:
@@ -106,7 +123,6 @@ class Run:
     @gc_paused()
     def finish(self, metrics: Mapping[str, object]) -> None:
         """Completes the run, records in the order of the questions; `report.extracted` goes to scores.jsonl."""
-        (self.path / METRICS).unlink(missing_ok=True)
         if any(list(records) != sorted(records) for records in (self.errors, self.answers)):
             self._rewrite()
         whole = dict(metrics)
@@ -115,8 +131,7 @@ class Run:
         if isinstance(report, dict):
             whole["report"] = report = dict(report)
             scores = report.pop("extracted", [])
-        replace(self.path / SCORES, to_lines(scores))
-        write_json(self.path / METRICS, whole)
+        write_metrics(self.path, whole, scores)
 
     def _rewrite(self) -> None:
         for name, records in ((ERRORS, self.errors), (ANSWERS, self.answers)):

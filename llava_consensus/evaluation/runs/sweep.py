@@ -13,8 +13,8 @@ from llava_consensus.errors import ConsensusError, Interrupted
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.models import Loading, Runner
 from llava_consensus.evaluation.runs.configuration import RunConfig, RunPlan, prepare
-from llava_consensus.evaluation.runs.execution import Execution
-from llava_consensus.evaluation.runs.loop import RunnerLoader, RunResult, evaluate
+from llava_consensus.evaluation.runs.execution import Execution, RunResult
+from llava_consensus.evaluation.runs.loop import RunnerLoader, evaluate
 from llava_consensus.evaluation.runs.store import ALL
 from llava_consensus.reduction.budget import Budget, Share, most_first
 from llava_consensus.reduction.method import Method
