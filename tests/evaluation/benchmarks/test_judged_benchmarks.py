@@ -66,17 +66,6 @@ def test_mmvet_questions_and_matches(mmvet: Path) -> None:
     assert nothing["exact"] is None and nothing["contains"] is None and nothing["counts"]["missing"] == 5
 
 
-def test_mmvet_export_is_the_official_file(mmvet: Path, tmp_path: Path) -> None:
-    answers = answers_to("mmvet", mmvet, {4: "é\n"})[:0:-1]
-    export, target = make("mmvet").export, tmp_path / "model.json"
-    assert export is not None
-    counts = export([*answers, answers[0], {"question_id": 77, "text": "?"}], mmvet, target)
-    assert counts == {"answers": 6, "missing": [0], "duplicate": [4], "unknown": [77], "written": 4}
-    expected = {f"v1_{number}": "dog" for number in range(1, 4)} | {"v1_4": "é\n"}
-    assert target.read_bytes() == json.dumps(expected, indent=2).encode()
-    assert list(json.loads(target.read_text())) == sorted(expected)
-
-
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
@@ -194,13 +183,3 @@ def test_damaged_prediction_files_name_the_line(tmp_path: Path, line: str) -> No
     path.write_text('{"id": 1, "question": "q", "answer": "a", "pred": "p"}\n' + line + "\n")
     with pytest.raises(DataError, match="line 2"):
         video_qa.read_predictions(path)
-
-
-@pytest.mark.parametrize("name", ["mmvet", "msvd"])
-def test_missing_files_are_named_with_their_source(name: str, request: pytest.FixtureRequest) -> None:
-    data = request.getfixturevalue(name)
-    for file in make(name).files:
-        (data / "eval" / make(name).folder / file.path).unlink()
-    with pytest.raises(DataError) as caught:
-        make(name).load(data)
-    assert all(file.path in str(caught.value) and file.source in str(caught.value) for file in make(name).files)

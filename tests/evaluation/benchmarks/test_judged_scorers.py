@@ -138,57 +138,11 @@ def test_video_qa_golden_readings_are_what_was_saved() -> None:
     assert cases and all(parsed([case["inputs"]["reply"]]) == [case["parsed"]] for case in cases)
 
 
-@pytest.mark.parametrize(
-    ("reply", "expected"),
-    [
-        ("0.5", (0.5, "0.5")),
-        ("1 because", (1.0, "1")),
-        ("\n0.3", (0.3, "0.3")),
-        (" 0.3", None),
-        ("0.3|", None),
-        ("1.01", None),
-        ("-0.1", None),
-        ("", None),
-        (None, None),
-        ("inf", None),
-    ],
-)
-def test_mm_vet_reads_the_first_word(reply: str | None, expected: Any) -> None:
-    assert mmvet.read_grade(reply) == expected
-
-
 def test_mm_vet_rounds_as_numpy_does() -> None:
     score = mmvet_benchmark.tables({"a": ["rec"], "b": ["ocr", "rec"]}, {"a": [0.003], "b": [0.0]})
     assert score["total"] == 0.2 and score["capability"] == {"rec": 0.2, "ocr": 0.0} and score["runs"] == [0.2]
     with pytest.raises(ValueError):
         mmvet_benchmark.tables({}, {})
-
-
-def test_a_missing_grade_counts_as_nothing() -> None:
-    score = mmvet_benchmark.tables({"a": ["rec"], "b": ["ocr"]}, {"a": [1.0]})
-    assert score["total"] == 50.0 and score["capability"] == {"rec": 100.0, "ocr": 0.0}
-
-
-@pytest.mark.parametrize(
-    ("value", "score", "verdict", "sound"),
-    [
-        ({"pred": "yes", "score": 4.8}, 4, "yes", True),
-        ({"pred": "not sure", "score": "3"}, 3, "no", True),
-        ({"pred": "maybe", "score": True}, 1, None, True),
-        ({"pred": "yes"}, None, None, False),
-        ({"pred": 1, "score": 2}, 2, None, False),
-        ([1], None, None, False),
-        (None, None, None, False),
-    ],
-)
-def test_video_qa_understands(value: Any, score: int | None, verdict: str | None, sound: bool) -> None:
-    assert video_qa.understand(value) == video_qa.Reading(score, verdict, sound)
-
-
-@pytest.mark.parametrize("reply", ["yes", "{'pred': 'yes'", "{1}", "...", "1+2j", "b''", "9" * 5000, "[" * 9999, None])
-def test_video_qa_says_which_rule_a_reply_broke(reply: str | None) -> None:
-    with pytest.raises(video_qa.Unreadable):
-        video_qa.parse(reply)
 
 
 @given(st.text())

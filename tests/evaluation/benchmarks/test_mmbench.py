@@ -71,18 +71,6 @@ def test_pictures_come_out_of_the_table_once_each(data: Path, tmp_path: Path) ->
         read(data, "7")
 
 
-def test_a_damaged_picture_is_an_error_of_its_questions_only(data: Path, tmp_path: Path) -> None:
-    lines = table(data).read_text().split("\n")
-    for number in (1, 2, 3):
-        cells = lines[number].split("\t")
-        cells[9] = "x" * 101
-        lines[number] = "\t".join(cells)
-    table(data).write_text("\n".join(lines))
-    asked = config(data, make_model(tmp_path / "model"), benchmark=make("mmbench"))
-    result = run(asked, tmp_path / "out", Execution(progress=False), runner_loader=lambda *_: FakeHost())
-    assert (result.metrics["answered"], result.metrics["errors"]) == (2, 3)
-
-
 def test_a_short_picture_names_the_row_that_has_it(data: Path) -> None:
     lines = table(data).read_text().split("\n")
     cells = lines[2].split("\t")
@@ -120,22 +108,6 @@ def test_without_published_answers_there_is_no_score(data: Path) -> None:
     assert benchmark.picture and benchmark.picture(data, "5")[:4] == b"\x89PNG"
 
 
-@pytest.mark.parametrize("name", ["mmbench", "mmbench_cn"])
-def test_sheet_opened_again_column_by_column(data: Path, tmp_path: Path, name: str) -> None:
-    export = make(name).export
-    assert export
-    found = export(answers({5: "A", 6: "C. 鸟", 99: "?"}) + answers({5: "B"}), data, tmp_path / "o.xlsx")
-    assert found == {"answers": 4, "written": 5, "duplicate": [5], "unknown": [99]} | {
-        "missing": [1000005, 2000005, 1000006]
-    }
-    sheet = pandas.read_excel(tmp_path / "o.xlsx")
-    assert list(sheet.columns) == ["index", "question", "A", "B", "C", "D", "prediction", "answer", "split"]
-    source = pandas.read_table(table(data))
-    for column in ("index", "question", "A", "B", "C", "answer", "split"):
-        assert sheet[column].fillna("").tolist() == source[column].fillna("").tolist()
-    assert sheet["D"].isna().all() and sheet["prediction"].fillna("").tolist() == ["B", "", "", "C. 鸟", ""]
-
-
 def test_sheet_equals_that_of_llavas_converter(tmp_path: Path) -> None:
     case = next(one for one in golden("mmbench") if one["inputs"]["kind"] == "llava_convert")
     path = tmp_path / "eval" / "mmbench" / "mmbench_dev_20230712.tsv"
@@ -166,14 +138,6 @@ def test_damaged_tables_are_named(data: Path, damage: Any, words: str) -> None:
     table(data).write_text(damage(table(data).read_text()))
     with pytest.raises(DataError, match=words):
         make("mmbench").load(data)
-
-
-def test_what_no_sheet_can_hold_is_said(data: Path, tmp_path: Path) -> None:
-    export = make("mmbench").export
-    assert export
-    with pytest.raises(DataError, match="control character"):
-        export(answers({5: "A\x01"}), data, tmp_path / "o.xlsx")
-    assert not (tmp_path / "o.xlsx").exists()
 
 
 def test_prompts_of_llavas_own_answers(tmp_path: Path) -> None:

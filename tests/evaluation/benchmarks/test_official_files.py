@@ -186,14 +186,6 @@ def test_answers_that_no_scorer_reads_are_counted(tmp_path: Path, name: str) -> 
     assert report["unreadable_answers"] == report["counts"]["answered"] > 0 and report["complete"]
 
 
-def test_an_export_of_nothing_is_refused_unless_it_is_wished(tmp_path: Path) -> None:
-    data = tiny_data.make_vqav2(tmp_path / "data")
-    path, target = lines(tmp_path / "a.jsonl", said("vqav2", data, " ")), tmp_path / "upload.json"
-    given = ["score", "vqav2", "--answers", str(path), "--data", str(data), "--export", str(target)]
-    assert cli.main(given) == 3 and not target.exists()
-    assert cli.main([*given, "--force"]) == 0 and target.exists()
-
-
 def test_byte_order_marks_and_question_files_of_lines(tmp_path: Path) -> None:
     data = tiny_data.make_mme(tmp_path / "mme")
     rows = said("mme", data, "yes")

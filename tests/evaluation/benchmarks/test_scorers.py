@@ -3,19 +3,13 @@
 The cases are in tests/data/scorers. `pytest -rP` prints how many cases were compared.
 """
 
-import importlib.util
 import json
-import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 from golden_cases import compare, sample
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_data import make_pope, make_textvqa
 
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import gqa, make, pope, textvqa
@@ -105,56 +99,6 @@ def test_real_pope_labels_belong_to_the_questions(tmp_path: Path) -> None:
 
 
 # The official scripts of the installed package, on made-up answers.
-
-
-def official_script(name: str, *arguments: object) -> str:
-    found = importlib.util.find_spec("llava")
-    if found is None or not found.submodule_search_locations:
-        pytest.skip("the official llava package is not installed")
-    script = Path(found.submodule_search_locations[0]) / "eval" / name
-    command = [sys.executable, str(script), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-def test_official_pope_script_agrees(tmp_path: Path) -> None:
-    pope_data = make_pope(tmp_path)
-    texts = ("Yes", "No", "yes, there is", "No, there is not", "There is no dog.", "no", "", "NO", "not. yes")
-    questions = make("pope").load(pope_data)
-    answers = [{"question_id": one.question_id, "text": texts[one.index % len(texts)]} for one in questions]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, answers)))
-    folder = pope_data / "eval" / "pope"
-    out = official_script(
-        "eval_pope.py",
-        f"--annotation-dir={folder / 'coco'}",
-        f"--question-file={folder / 'llava_pope_test.jsonl'}",
-        f"--result-file={tmp_path / 'a.jsonl'}",
-    )
-    report = make("pope").score(answers, pope_data)
-    blocks = dict(re.findall(r"Category: (\w+),(.*?)={5}", out, re.DOTALL))
-    assert set(blocks) == set(report["categories"]) == {"random", "popular", "adversarial"}
-    for category, block in blocks.items():
-        ours = report["categories"][category]
-        for title, name in (("F1 score", "f1"), ("Accuracy", "accuracy"), ("Yes ratio", "yes_ratio")):
-            assert [ours[name]] == [100 * float(value) for value in re.findall(rf"{title}: (.*)", block)]
-        assert "{TP}\t{FP}\t{TN}\t{FN}".format(**ours) in block
-
-
-@pytest.mark.slow
-def test_official_textvqa_script_agrees(tmp_path: Path) -> None:
-    textvqa_data = make_textvqa(tmp_path)
-    texts = ("Dakota", "the 2", "none", "It's 1,000", "U.S.A.", "left/right")
-    questions = make("textvqa").load(textvqa_data)
-    answers = [
-        {"question_id": one.question_id, "prompt": one.text, "text": texts[one.index % len(texts)]} for one in questions
-    ]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, answers)))
-    annotations = textvqa_data / "eval" / "textvqa" / "TextVQA_0.5.1_val.json"
-    out = official_script(
-        "eval_textvqa.py", f"--annotation-file={annotations}", f"--result-file={tmp_path / 'a.jsonl'}"
-    )
-    report = make("textvqa").score(answers, textvqa_data)
-    assert f"Samples: {len(answers)}\nAccuracy: {report['accuracy']:.2f}%\n" in out
-    assert 0 < report["accuracy"] < 100
 
 
 # Small cases that need nothing beside them.

@@ -123,18 +123,6 @@ def test_damaged_annotations_are_named(data: Path) -> None:
         make("vqav2").score([], data)
 
 
-def test_a_submission_covers_the_whole_of_test2015(data: Path, tmp_path: Path) -> None:
-    export = make("vqav2").export
-    assert export
-    found = export(answers(data, {10: "The dog.", 12: "", 77: "x"}), data, tmp_path / "o.json")
-    assert found == {"answers": 3, "missing": [11], "duplicate": [], "unknown": [77], "written": 4}
-    rows = json.loads((tmp_path / "o.json").read_text())
-    assert rows[0] == {"question_id": 10, "answer": "dog"} and [one["question_id"] for one in rows] == [10, 11, 12, 99]
-    with pytest.raises(DataError, match="none of the answers belongs"):
-        export(answers(data, {77: "x"}), data, tmp_path / "o2.json")
-    assert not (tmp_path / "o2.json").exists()
-
-
 def test_split_changes_the_questions_and_rules_only_the_score(data: Path) -> None:
     whole = make("vqav2", split="test")
     assert [len(make("vqav2", split=split).files) for split in ("test-dev", "test", "val")] == [3, 2, 2]
