@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from fakes import config, make_place
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import runnable, tiny_llava
@@ -23,8 +22,7 @@ from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.models import Loading, Prompt
 from llava_consensus.evaluation.models.base import Prefill, prefills, shape_of
 from llava_consensus.evaluation.models.llava import LlavaRunner
-from llava_consensus.evaluation.runs.configuration import prepare
-from llava_consensus.evaluation.runs.metrics import AnswerCosts, budget_of, match_budget, run_costs
+from llava_consensus.evaluation.runs.metrics import AnswerCosts, match_budget, run_costs
 from llava_consensus.hosts.base import PictureOutcome
 from llava_consensus.hosts.caches import cached_layers
 from llava_consensus.hosts.call import CachedLayer
@@ -383,11 +381,6 @@ def test_account_of_a_run_is_none_where_a_host_does_not_tell() -> None:
     assert AnswerCosts(make("random"), Budget(64), RUN).of(None, 1) == {}
 
 
-def test_account_of_a_run_says_what_a_method_does_not_know() -> None:
-    found = run_costs(answers(Secretive(), (60, 20, 1)), "kept")
-    assert found is not None and found["flops"]["total"] is None and "text tower" in found["notes"][0]
-
-
 def test_a_typical_prompt_stands_for_the_run(host: Any) -> None:
     asked = [(Prompt("one two"), 1), (Prompt("one two three four five six"), 1), (Prompt("none at all"), 0)]
     found = match_budget(host, make("consensusdrop"), Budget(64), "flops", asked)
@@ -396,25 +389,6 @@ def test_a_typical_prompt_stands_for_the_run(host: Any) -> None:
     shape = host.shape(text)._replace(question=question)
     assert found == account.match(make("consensusdrop"), Budget(64), shape, "flops")
     assert found.tokens < 64
-
-
-def test_a_budget_is_matched_on_the_shape_of_the_run(host: Any) -> None:
-    method, shape, budget = make("fastv"), host.shape()._replace(layers=32, patches=576), Budget(192)
-    found = account.match(method, budget, shape, "average")
-    assert match_budget(host, method, budget, "average", [], shape) == found != budget
-
-
-def test_a_budget_that_is_not_matched_is_given_as_it_is_and_no_prompt_is_looked_at(host: Any) -> None:
-    def never() -> Any:
-        raise AssertionError("a prompt was looked at")
-        yield
-
-    assert match_budget(host, make("consensusdrop"), Budget(64, 5), "kept", never()) == Budget(64, 5)
-
-
-def test_the_full_model_is_given_all_tokens_of_a_picture(host: Any, tmp_path: Path) -> None:
-    place = make_place(tmp_path)
-    assert budget_of(prepare(config(place, place / "model", method="full")), host) == Budget(host.shape().available)
 
 
 def test_probe_rows_are_what_the_account_takes_them_for(host: Any) -> None:
