@@ -87,19 +87,6 @@ def test_the_last_stage_continues_the_committed_checkpoint(tmp_path: Path, monke
         assert (tmp_path / "again" / name).read_bytes() == (CHECKPOINT / name).read_bytes()
 
 
-def test_a_deeper_model_has_each_layer_in_shares() -> None:
-    deep, flat = (connect.Learner("cpu", Recipe(layers=layers)) for layers in (12, 4))
-    for learner in (deep, flat):
-        full_prefix.load_committed(learner)
-    for number, layer in enumerate(deep.model.model.layers):
-        there = flat.model.model.layers[number // 3]
-        assert torch.equal(layer.self_attn.q_proj.weight, there.self_attn.q_proj.weight)
-        for name in ("self_attn.o_proj", "mlp.down_proj"):
-            assert torch.allclose(3 * layer.get_submodule(name).weight, there.get_submodule(name).weight)
-    with pytest.raises(ValueError, match="no multiple of the 4"):
-        full_prefix.deepened(flat.model.state_dict(), 2)
-
-
 def test_build_is_idempotent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def small(folder: Path) -> None:
         folder.mkdir(parents=True)

@@ -104,13 +104,6 @@ def test_an_incomplete_full_model_gives_no_relative_number(tmp_path: Path) -> No
     assert section.accuracy(line) is not None and section.relative(line) is None
 
 
-def test_not_scored_is_said(tmp_path: Path) -> None:
-    told(store(tmp_path, [1, 0], benchmark="mmvet"), score=None)
-    section = only(tmp_path)
-    assert state(section.cell(section.reduced[0], "mmvet")) == "not scored"
-    assert section.accuracy(section.reduced[0]) is None
-
-
 def test_acc_leaves_out_what_nobody_has_judged(tmp_path: Path) -> None:
     for method, tokens in (("full", 576), ("consensusdrop", 64)):
         store(tmp_path, [1, 1, 1, 0], method=method, tokens=tokens)
@@ -185,12 +178,6 @@ def test_significant_differences_are_marked(tmp_path: Path) -> None:
     marks = {line.tokens: section.cell(line, "gqa").mark for line in section.lines}  # type: ignore[union-attr]
     assert marks == {576: "", 192: "", 128: "†", 64: "‡"}  # Holm: 3 / 512 < 0.05, but 2 x 0.031 is not
     assert "75.0‡" in results.as_markdown([section])
-
-
-def test_no_interval_where_rows_do_not_make_the_score(tmp_path: Path) -> None:
-    store(tmp_path, [1, 0, 1, 1], score=81.0)
-    section = only(tmp_path)
-    assert lines_of(results.intervals(section))["Retain 64 tokens"] == [("ConsensusDrop", "81.0")]
 
 
 def test_difference_to_random(out: Path) -> None:

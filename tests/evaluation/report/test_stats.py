@@ -53,15 +53,6 @@ def test_bootstrap_equals_the_known_standard_error() -> None:
     assert values.std() == pytest.approx(100 * math.sqrt(0.3 * 0.7 / 1000), rel=0.03)
 
 
-def test_drawing_is_the_same_as_drawing_rows_one_by_one() -> None:
-    random = np.random.default_rng(3)
-    correct = random.choice([0.0, 0.3, 0.6, 1.0], 60)
-    slow = [100 * random.choice(correct, 60).mean() for _ in range(8000)]
-    fast = stats.draws(made(report(correct)), "vqav2", 8000)
-    assert fast.std() == pytest.approx(np.std(slow), rel=0.04)
-    assert np.percentile(fast, [2.5, 97.5]) == pytest.approx(np.percentile(slow, [2.5, 97.5]), abs=1.2)
-
-
 def test_rows_of_a_unit_are_drawn_together() -> None:
     alone = report([1] * 50 + [0] * 50)
     paired = report([1] * 50 + [0] * 50)
