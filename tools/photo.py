@@ -174,23 +174,23 @@ class Photo:
             lines += [f"| {ROWS[method]} | {' | '.join(cells)} |"] if any(cells) else []
         return "\n".join(lines)
 
-    def both(self, benchmark: str, method: str) -> str:
+    def both(self, benchmark: str, method: str, tokens: float | None = None) -> str:
         """Scores with positions renumbered and kept; one alone where the other was not run, nothing without a run."""
-        own = (self.run(benchmark, f"{method}{',' if ':' in method else ':'}positions={way}") for way in WAYS)
+        own = (self.run(benchmark, f"{method}{',' if ':' in method else ':'}positions={way}", tokens) for way in WAYS)
         first, second = (score(run) if run else "" for run in own)
         return f"{first} → {second}".strip() if first or second else ""
 
     def budgets_table(self, benchmark: str) -> str:
-        """Scores at every budget with positions renumbered, as published."""
+        """Scores at every budget, positions renumbered and kept, of methods that ran at several."""
         budgets = sorted({key[3] for key in self.runs if key[0] == benchmark and key[3] >= 1}, reverse=True)
         if len(budgets) < 2:
             return "Other budgets were not run."
         lines = ["| | " + " | ".join(f"{tokens:g} tokens" for tokens in budgets) + " |"]
         lines.append("|---" + "|--:" * len(budgets) + "|")
         for method, label in ROWS.items():
-            found = [self.run(benchmark, method, tokens) for tokens in budgets]
-            if sum(run is not None for run in found) > 1:
-                lines.append(f"| {label} | {' | '.join(score(run) if run else '' for run in found)} |")
+            found = [self.both(benchmark, method, tokens) for tokens in budgets]
+            if sum(map(bool, found)) > 1:
+                lines.append(f"| {label} | {' | '.join(found)} |")
         return "\n".join(lines)
 
     def order(self, benchmark: str) -> str:
