@@ -4,13 +4,14 @@ Run: `pytest tests/evaluation/test_account.py`.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from fakes import config, make_place
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import runnable, tiny_llava
@@ -18,11 +19,13 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
 
 from llava_consensus import METHODS, load, make
 from llava_consensus.errors import OptionError
+from llava_consensus.evaluation.benchmarks import Question
 from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.models import Loading, Prompt
 from llava_consensus.evaluation.models.base import Prefill, prefills, shape_of
 from llava_consensus.evaluation.models.llava import LlavaRunner
-from llava_consensus.evaluation.runs.metrics import AnswerCosts, match_budget, run_costs
+from llava_consensus.evaluation.runs.configuration import prepare
+from llava_consensus.evaluation.runs.metrics import AnswerCosts, budget_of, run_costs
 from llava_consensus.hosts.base import PictureOutcome
 from llava_consensus.hosts.caches import cached_layers
 from llava_consensus.hosts.call import CachedLayer
@@ -381,14 +384,16 @@ def test_account_of_a_run_is_none_where_a_host_does_not_tell() -> None:
     assert AnswerCosts(make("random"), Budget(64), RUN).of(None, 1) == {}
 
 
-def test_a_typical_prompt_stands_for_the_run(host: Any) -> None:
-    asked = [(Prompt("one two"), 1), (Prompt("one two three four five six"), 1), (Prompt("none at all"), 0)]
-    found = match_budget(host, make("consensusdrop"), Budget(64), "flops", asked)
-    lengths = [host.rows(prompt, 1) for prompt, _ in asked[:2]]
+def test_a_typical_prompt_stands_for_the_run(host: Any, tmp_path: Path) -> None:
+    place = make_place(tmp_path)
+    texts = {"one two": ("a.png",), "one two three four five six": ("b.png",), "none at all": ()}
+    questions = [Question(number, number, shown, text) for number, (text, shown) in enumerate(texts.items())]
+    plan = replace(prepare(config(place, place / "model", match="flops")), questions=questions)
+    lengths = [host.rows(plan.prompt(question), 1) for question in questions[:2]]
     text, question = (round(sum(column) / 2) for column in zip(*lengths, strict=True))
     shape = host.shape(text)._replace(question=question)
-    assert found == account.match(make("consensusdrop"), Budget(64), shape, "flops")
-    assert found.tokens < 64
+    found = budget_of(plan, host)
+    assert found == account.match(plan.method, Budget(64), shape, "flops") and found.tokens < 64
 
 
 def test_probe_rows_are_what_the_account_takes_them_for(host: Any) -> None:

@@ -12,7 +12,7 @@ import logging
 import os
 import platform
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -25,7 +25,7 @@ from llava_consensus.evaluation.runs.store import Run
 from llava_consensus.reduction.budget import Budget, Share
 
 if TYPE_CHECKING:  # runs that ask a server by URL are measured without torch
-    from llava_consensus.evaluation.models import Prompt, Runner
+    from llava_consensus.evaluation.models import Runner
     from llava_consensus.evaluation.models.base import Prefill
     from llava_consensus.evaluation.runs.configuration import RunPlan
     from llava_consensus.hosts.base import PictureOutcome
@@ -56,44 +56,23 @@ def budget_of(plan: RunPlan, runner: Runner) -> Budget | Share:
             plan.budget.tokens,
             available,
         )
-    asked = ((plan.prompt(question), plan.shown(question)) for question in plan.questions)
-    return match_budget(runner, plan.method, plan.budget, plan.match, asked, shape)
+    from llava_consensus.reduction.costs import match
+
+    if plan.match == "flops":  # of the mean prompt of those of the first questions that have a picture
+        asked = ((plan.prompt(question), plan.shown(question)) for question in plan.questions)
+        rows = [runner.rows(prompt, shown) for prompt, shown in islice(asked, TYPICAL) if shown] or [(0, 0)]
+        text, question = (round(sum(column) / len(rows)) for column in zip(*rows, strict=True))
+        shape = shape._replace(text=text, question=question)
+    given = match(plan.method, plan.budget, shape, plan.match)
+    if given != plan.budget:
+        log.info("match=%s: the method is given tokens=%d for %d", plan.match, given.tokens, plan.budget.tokens)
+    return given
 
 
 def shape_of(plan: RunPlan, runner: Runner) -> Shape:
     """Sizes of the model with a prompt of what a question shows: a picture of the most tiles, or a clip of frames."""
     shape = runner.shape()
     return shape._replace(tiles=plan.benchmark.frames) if plan.clips else shape
-
-
-def match_budget(
-    runner: Runner,
-    method: Method,
-    budget: Budget,
-    by: str,
-    asked: Iterable[tuple[Prompt, int]],
-    shape: Shape | None = None,
-) -> Budget:
-    """The budget at which a method costs as much as `budget` allows.
-
-    Args:
-        by: see `reduction.costs.match`.
-        asked: prompts of the run with their numbers of pictures, in order; looked at for `flops` only.
-        shape: of a prompt, see `shape_of`; None is that of the model's largest picture.
-    Raises:
-        OptionError: where no budget does.
-    """
-    from llava_consensus.reduction.costs import match
-
-    shape = shape or runner.shape()
-    if by == "flops":  # of the mean prompt of those of the first questions that have a picture
-        rows = [runner.rows(prompt, pictures) for prompt, pictures in islice(asked, TYPICAL) if pictures] or [(0, 0)]
-        text, question = (round(sum(column) / len(rows)) for column in zip(*rows, strict=True))
-        shape = shape._replace(text=text, question=question)
-    given = match(method, budget, shape, by)
-    if given != budget:
-        log.info("match=%s: the method is given tokens=%d for %d", by, given.tokens, budget.tokens)
-    return given
 
 
 @dataclass(frozen=True)
