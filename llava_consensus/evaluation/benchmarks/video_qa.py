@@ -195,15 +195,25 @@ def _replies(path: Path) -> dict[str, Any] | None:
 
 
 def read_predictions(path: Path) -> list[Record]:
-    """A prediction file of Video-LLaVA as answer records; each keeps the answer it was paired with."""
-    try:
-        rows = parse_predictions(read_text(path))
-    except ValueError as error:
-        raise DataError(f"{path}, {error}") from None
-    return [
-        {"question_id": row["id"], "prompt": row["question"], "text": row["pred"], "answer": row["answer"]}
-        for row in rows
-    ]
+    """A prediction file of Video-LLaVA as answer records; each keeps the answer it was paired with. Each line is a
+    Python literal, as the official script evaluates them.
+
+    Raises:
+        DataError: with the line's number and what is wrong with it (a blank line, JSON's null or true, a lacking
+            field); the official script ends there.
+    """
+    records = []
+    for number, line in enumerate(read_text(path).removesuffix("\n").split("\n"), start=1):
+        try:
+            row = ast.literal_eval(line.strip())
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            raise DataError(f"{path}, line {number}: not a Python literal: {line[:60]!r}") from None
+        lacking = [name for name in PREDICTION if not isinstance(row, dict) or name not in row]
+        if lacking:
+            raise DataError(f"{path}, line {number}: no {', '.join(lacking)}: {line[:60]!r}")
+        names = {"question_id": "id", "prompt": "question", "text": "pred", "answer": "answer"}
+        records.append({ours: row[name] for ours, name in names.items()})
+    return records
 
 
 def _questions(folder: Path, videos: str) -> list[Question]:
@@ -316,23 +326,3 @@ def _average(scores: Sequence[int]) -> float | None:
         return sum(scores) / len(scores) if scores else None
     except OverflowError:  # an absurd score; the official script ends here
         return None
-
-
-def parse_predictions(text: str) -> list[dict[str, Any]]:
-    """The lines of a prediction file, each a Python literal as the official script evaluates them.
-
-    Raises:
-        ValueError: with the line's number and what is wrong with it (a blank line, JSON's null or true, a lacking
-            field); the official script ends there.
-    """
-    rows = []
-    for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
-        try:
-            row = ast.literal_eval(line.strip())
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            raise ValueError(f"line {number}: not a Python literal: {line[:60]!r}") from None
-        lacking = [name for name in PREDICTION if not isinstance(row, dict) or name not in row]
-        if lacking:
-            raise ValueError(f"line {number}: no {', '.join(lacking)}: {line[:60]!r}")
-        rows.append(row)
-    return rows

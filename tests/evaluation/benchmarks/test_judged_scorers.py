@@ -7,6 +7,8 @@ import csv
 import io
 import json
 import math
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judged_data import BROKEN, LIMIT, mm_vet_dialogue
 
+from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import judged, video_qa
 from llava_consensus.evaluation.benchmarks import mmvet as mmvet_benchmark
 from llava_consensus.evaluation.judge import mmvet
@@ -104,12 +107,13 @@ def same_averages(values: list[Any], official: Any) -> bool:
     return all(ours[name] == official[name] for name in names)
 
 
-def check_video(inputs: dict[str, Any], official: Any) -> bool:
+def check_video(path: Path, inputs: dict[str, Any], official: Any) -> bool:
     kind = inputs["kind"]
     if kind == "prediction_file":
+        path.write_text(inputs["text"])
         try:
-            rows = video_qa.parse_predictions(inputs["text"])
-        except ValueError:
+            rows = video_qa.read_predictions(path)
+        except DataError:
             return official["returncode"] == 1
         return official["returncode"] == 0 and len(rows) == 1
     if kind == "dataset":
@@ -129,8 +133,12 @@ def check_video(inputs: dict[str, Any], official: Any) -> bool:
     return same_averages(values, official)
 
 
-def test_video_qa_golden_cases() -> None:
-    compare("video_qa", check_video, {case["inputs"]["kind"] for case in golden("video_qa")} - {"request"})
+def test_video_qa_golden_cases(tmp_path: Path) -> None:
+    compare(
+        "video_qa",
+        partial(check_video, tmp_path / "file"),
+        {case["inputs"]["kind"] for case in golden("video_qa")} - {"request"},
+    )
 
 
 def test_video_qa_golden_readings_are_what_was_saved() -> None:
