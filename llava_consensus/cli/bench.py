@@ -63,7 +63,9 @@ PROCESSORS = Path("/proc/cpuinfo")
     ),
     arg("--at-once", default="1 8 32", metavar="NUMBERS", help="with --serve: requests at once (%(default)s)"),
     arg("--rates", default="", metavar="NUMBERS", help="with --serve: requests a second"),
-    arg("--requests", default=32, type=int, help="with --serve: of each measurement (%(default)s)"),
+    arg(
+        "--requests", default=32, type=int, help="with --serve: of each load (%(default)s), at most 8 for each at once"
+    ),
     arg("--again", action="store_true", help="measure anew over what --out holds"),
     arg("--format", default="markdown", choices=terminal.FORMATS, help="form of what is printed (%(default)s)"),
     examples=('bench --methods all --tokens "192 64"', "bench --shape llava-1.5-7b --dtype float16"),
@@ -181,14 +183,15 @@ def _serving(
     check_version()
     if not given.shape:
         Setting("full", 1).overrides(config_of(given.model))
-    loads = [serving.Load(given.requests, at_once=int(word)) for word in given.at_once.split()]
+    loads = [serving.Load(min(given.requests, 8 * count), at_once=count) for count in map(int, given.at_once.split())]
     loads += [serving.Load(given.requests, rate=float(word)) for word in given.rates.split()]
     with tempfile.TemporaryDirectory() as folder:
         runner: Any = _runner(given, arguments.loading(given))
         described = _description(given, arguments.loading(given), runner)
         model = given.model
         if given.shape:
-            runner.model.save_pretrained(folder)
+            runner.model.config.architectures = [type(runner.model).__name__]
+            runner.model.config.save_pretrained(folder)
             runner.processor.save_pretrained(folder)
             model = folder
         on_cpu, dtype = runner.model.device.type == "cpu", described["loading"]["dtype"]
@@ -200,6 +203,8 @@ def _serving(
         del runner
         asked = serving.ServedQuestion(QUESTION, pictures, given.length)
         further = f"--dtype {dtype} --max-model-len 1024{' --enforce-eager' * on_cpu}"
+        if given.shape:  # vLLM draws the weights
+            further += " --load-format dummy --chat-template-content-format openai"
         described = json.loads(canonical({**described, "arguments": further, "length": given.length}))
         stored = read_json(given.out, "Give another --out", dict) if given.out.exists() and not given.again else {}
         records = stored.pop("measured", [])

@@ -31,6 +31,7 @@ from llava_consensus.evaluation.files import Record
 from llava_consensus.serving.parent import PARENT, bind
 from llava_consensus.serving.supported import ASKED, TOKENS
 
+SPIN = 1.5  # seconds: a worker of vLLM that had work polls for more for one second, and would slow the next server
 ENVIRONMENT = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_NO_USAGE_STATS": "1"}
 PLAIN = ("-m", "vllm.entrypoints.openai.api_server", "--model")  # and the model
 
@@ -130,7 +131,7 @@ def measure(
     arguments: str,
     done: Sequence[Record] = (),
 ) -> Iterator[Record]:
-    """A record for each case and load in each round; the first round does not count, and is left out.
+    """A record for each case and load in each round. A round before them, of the last load alone, is left out.
 
     Args:
         model: folder of a checkpoint.
@@ -156,12 +157,13 @@ def measure(
         for one in servers.values():
             one.wait()
         for turn in range(-1, repeats):
-            for load in loads:
+            for load in loads if turn >= 0 else loads[-1:]:
                 for case in cases:
                     first, number = number, number + load.requests
                     if (turn, *case[::2], str(load)) in known:
                         continue
                     bodies = [_body(model, asked, picture, case.tokens) for picture in range(first, number)]
+                    time.sleep(SPIN)
                     found = driven(servers[case.name].port, bodies, load)
                     if turn >= 0:
                         yield {"round": turn, "case": case.name, "tokens": case.tokens, "load": str(load), **found}

@@ -66,10 +66,13 @@ def _processor(
     return getattr(transformers, kind)(**parts, chat_template=PROMPT, **options)
 
 
-def _llava(text: Mapping[str, Any], family: str = "Llava", tokens: int = 576) -> Size:
-    """A size with the tower of LLaVA-1.5, CLIP ViT-L/14 for pictures of 336 pixels."""
-    blocks = dict(hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16)
+def _llava(
+    text: Mapping[str, Any], family: str = "Llava", tokens: int = 576, width: int = 1024, layers: int = 24
+) -> Size:
+    """A size with the tower of LLaVA-1.5, CLIP ViT-L/14 for pictures of 336 pixels, or a smaller one of its kind."""
+    blocks = dict(hidden_size=width, intermediate_size=4 * width, num_hidden_layers=layers)
     vision = {"model_type": "clip_vision_model", **blocks, "image_size": 336, "patch_size": 14}
+    vision["num_attention_heads"] = width // 64
     pixels = {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}}
     images = "CLIPImageProcessor" if family == "Llava" else f"{family}ImageProcessor"
     counting: dict[str, Any] = dict(
@@ -107,9 +110,11 @@ _QWEN_VISION = dict(
     fullatt_block_indexes=[7, 15, 23, 31],
 )
 
-# config.json of liuhaotian/llava-v1.5-7b, llava-v1.5-13b, llava-v1.6-vicuna-7b and Qwen/Qwen2.5-VL-7B-Instruct. The 1B
-# is no published model: the tower of LLaVA-1.5 before TinyLlama-1.1B, for machines that hold nothing larger.
+# config.json of liuhaotian/llava-v1.5-7b, llava-v1.5-13b, llava-v1.6-vicuna-7b and Qwen/Qwen2.5-VL-7B-Instruct. Two are
+# no published models, for machines that hold nothing larger: 1B is the tower of LLaVA-1.5 before TinyLlama-1.1B; 0.1B
+# has the proportions of the 7B, a tower with a twentieth of the prefill's FLOPs.
 SIZES = {
+    "llava-1.5-0.1b": _llava(_llama(640, 1664, 16, 10, 10), width=192, layers=7),
     "llava-1.5-1b": _llava(_llama(2048, 5632, 22, 32, 4)),
     "llava-1.5-7b": _llava(_VICUNA_7B),
     "llava-1.5-13b": _llava(_llama(5120, 13824, 40, 40, 40)),
