@@ -47,6 +47,11 @@ DERIVED = f"{OURS}.derived.model:DerivedModel"  # of families that no file descr
 TOWER, LAYERS, ONE_AXIS = "tower", "layers", "one axis"
 
 
+def _hf(view: str, line: str, types: tuple[str, ...], *classes: str, answer_version: int = 3, **more: Any) -> HostEntry:
+    """A family of transformers with a file in `hf/`."""
+    return HostEntry(f"{OURS}.hf.{view}", "hf", classes, line, types, answer_version=answer_version, **more)
+
+
 def _derived(line: str, types: tuple[str, ...], *classes: str, lacks: tuple[str, ...] = ()) -> HostEntry:
     """A family of transformers that is tested and has no file."""
     return HostEntry(DERIVED, "hf", classes, f"{line} (derived)", types, lacks=lacks)
@@ -62,148 +67,116 @@ HOSTS: dict[str, HostEntry] = {
         options={"layout": LAYOUTS},
         answer_version=2,
     ),
-    "llava-hf": HostEntry(
-        f"{OURS}.hf.llava:Llava",
-        "hf",
-        ("LlavaForConditionalGeneration",),
+    "llava-hf": _hf(
+        "llava:Llava",
         "LLaVA 1.5 in transformers, CLIP and SigLIP towers",
-        types=("llava",),
+        ("llava",),
+        "LlavaForConditionalGeneration",
         answer_version=2,
     ),
-    "llava-next": HostEntry(
-        f"{OURS}.hf.tiled:LlavaNext",
-        "hf",
-        ("LlavaNextForConditionalGeneration",),
+    "llava-next": _hf(
+        "tiled:LlavaNext",
         "LLaVA-NeXT (1.6) in transformers: tiles",
-        types=("llava_next",),
+        ("llava_next",),
+        "LlavaNextForConditionalGeneration",
         options={"layout": LAYOUTS},
-        answer_version=3,
     ),
-    "qwen2.5-vl": HostEntry(
-        f"{OURS}.hf.qwen_vl:QwenVL",
-        "hf",
-        ("Qwen2_5_VLForConditionalGeneration",),
+    "qwen2.5-vl": _hf(
+        "qwen_vl:QwenVL",
         "Qwen2.5-VL: pictures of any size, videos",
-        types=("qwen2_5_vl",),
+        ("qwen2_5_vl",),
+        "Qwen2_5_VLForConditionalGeneration",
         clips=True,
-        answer_version=3,
     ),
-    "qwen2-vl": HostEntry(
-        f"{OURS}.hf.qwen_vl:QwenVL",
-        "hf",
-        ("Qwen2VLForConditionalGeneration",),
+    "qwen2-vl": _hf(
+        "qwen_vl:QwenVL",
         "Qwen2-VL: pictures of any size, videos",
-        types=("qwen2_vl",),
+        ("qwen2_vl",),
+        "Qwen2VLForConditionalGeneration",
         clips=True,
-        answer_version=3,
     ),
-    "qwen3-vl": HostEntry(
-        f"{OURS}.hf.qwen_vl:Qwen3VL",
-        "hf",
-        ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
+    "qwen3-vl": _hf(
+        "qwen_vl:Qwen3VL",
         "Qwen3-VL, dense and of experts: pictures of any size, videos",
-        types=("qwen3_vl", "qwen3_vl_moe"),
+        ("qwen3_vl", "qwen3_vl_moe"),
+        "Qwen3VLForConditionalGeneration",
+        "Qwen3VLMoeForConditionalGeneration",
         clips=True,
-        answer_version=3,
     ),
-    "glm-4v": HostEntry(
-        f"{OURS}.hf.glm4v:Glm4v",
-        "hf",
-        ("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration"),
+    "glm-4v": _hf(
+        "glm4v:Glm4v",
         "GLM-4.1V, GLM-4.5V and GLM-4.6V: pictures of any size, videos",
-        types=("glm4v", "glm4v_moe", "glm46v"),
+        ("glm4v", "glm4v_moe", "glm46v"),
+        "Glm4vForConditionalGeneration",
+        "Glm4vMoeForConditionalGeneration",
+        "Glm46VForConditionalGeneration",
         clips=True,
-        answer_version=3,
     ),
-    "internvl": HostEntry(
-        f"{OURS}.hf.internvl:InternVL",
-        "hf",
-        ("InternVLForConditionalGeneration",),
+    "internvl": _hf(
+        "internvl:InternVL",
         "InternVL 2.5 / 3 in transformers: tiles",
-        types=("internvl",),
-        answer_version=3,
+        ("internvl",),
+        "InternVLForConditionalGeneration",
     ),
-    "smolvlm": HostEntry(
-        f"{OURS}.hf.smolvlm:SmolVLM",
-        "hf",
-        ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration"),
+    "smolvlm": _hf(
+        "smolvlm:SmolVLM",
         "SmolVLM and Idefics3: tiles with text between them",
-        types=("smolvlm", "idefics3"),
-        answer_version=3,
+        ("smolvlm", "idefics3"),
+        "SmolVLMForConditionalGeneration",
+        "Idefics3ForConditionalGeneration",
     ),
-    "llava-onevision": HostEntry(
-        f"{OURS}.hf.tiled:LlavaOnevision",
-        "hf",
-        ("LlavaOnevisionForConditionalGeneration",),
+    "llava-onevision": _hf(
+        "tiled:LlavaOnevision",
         "LLaVA-OneVision: tiles, videos",
-        types=("llava_onevision",),
+        ("llava_onevision",),
+        "LlavaOnevisionForConditionalGeneration",
         clips=True,
-        answer_version=3,
     ),
-    "llava-next-video": HostEntry(
-        f"{OURS}.hf.tiled:LlavaNextVideo",
-        "hf",
-        ("LlavaNextVideoForConditionalGeneration",),
+    "llava-next-video": _hf(
+        "tiled:LlavaNextVideo",
         "LLaVA-NeXT-Video: tiles, videos",
-        types=("llava_next_video",),
+        ("llava_next_video",),
+        "LlavaNextVideoForConditionalGeneration",
         clips=True,
-        answer_version=3,
     ),
-    "gemma-3": HostEntry(
-        f"{OURS}.hf.gemma3:Gemma3",
-        "hf",
-        ("Gemma3ForConditionalGeneration",),
-        "Gemma 3: crops, pictures that attend both ways",
-        types=("gemma3",),
-        answer_version=3,
+    "gemma-3": _hf(
+        "gemma3:Gemma3", "Gemma 3: crops, pictures that attend both ways", ("gemma3",), "Gemma3ForConditionalGeneration"
     ),
-    "aya-vision": HostEntry(
-        f"{OURS}.hf.aya_vision:AyaVision",
-        "hf",
-        ("AyaVisionForConditionalGeneration",),
+    "aya-vision": _hf(
+        "aya_vision:AyaVision",
         "Aya Vision: tiles with tags between them",
-        types=("aya_vision",),
-        answer_version=3,
+        ("aya_vision",),
+        "AyaVisionForConditionalGeneration",
     ),
-    "cohere2-vision": HostEntry(
-        f"{OURS}.hf.aya_vision:Cohere2Vision",
-        "hf",
-        ("Cohere2VisionForConditionalGeneration",),
+    "cohere2-vision": _hf(
+        "aya_vision:Cohere2Vision",
         "Command A Vision: tiles",
-        types=("cohere2_vision",),
-        answer_version=3,
+        ("cohere2_vision",),
+        "Cohere2VisionForConditionalGeneration",
     ),
-    "ovis-2": HostEntry(
-        f"{OURS}.hf.ovis2:Ovis2",
-        "hf",
-        ("Ovis2ForConditionalGeneration",),
-        "Ovis 2: tiles with one row between them",
-        types=("ovis2",),
-        answer_version=3,
+    "ovis-2": _hf(
+        "ovis2:Ovis2", "Ovis 2: tiles with one row between them", ("ovis2",), "Ovis2ForConditionalGeneration"
     ),
-    "mistral-3": HostEntry(
-        f"{OURS}.hf.mistral3:Mistral3",
-        "hf",
-        ("Mistral3ForConditionalGeneration",),
+    "mistral-3": _hf(
+        "mistral3:Mistral3",
         "Mistral Small 3.1 and later, Ministral 3: pictures of any size",
-        types=("mistral3",),
-        answer_version=3,
+        ("mistral3",),
+        "Mistral3ForConditionalGeneration",
+        answer_version=4,
     ),
-    "pixtral": HostEntry(
-        f"{OURS}.hf.mistral3:Pixtral",
-        "hf",
-        ("LlavaForConditionalGeneration",),
+    "pixtral": _hf(
+        "mistral3:Pixtral",
         "Pixtral, LLaVA in transformers with a tower of that name: pictures of any size",
-        types=("llava",),
+        ("llava",),
+        "LlavaForConditionalGeneration",
+        answer_version=4,
         towers=("pixtral",),
-        answer_version=3,
     ),
-    "video-llava": HostEntry(
-        f"{OURS}.hf.video_llava:VideoLlava",
-        "hf",
-        ("VideoLlavaForConditionalGeneration",),
+    "video-llava": _hf(
+        "video_llava:VideoLlava",
         "Video-LLaVA: pictures, clips",
-        types=("video_llava",),
+        ("video_llava",),
+        "VideoLlavaForConditionalGeneration",
         options={"class_tokens": ("keep", "drop", "candidates")},
         clips=True,
         answer_version=2,

@@ -487,11 +487,10 @@ class Attachment:
                 continue
             reads = Need.QUESTION in stage.method.needs
             clip = self._clip_sides(call, model, tiles, len(full.real)) if reads else None
-            alike, last = call.given.begin_alike and not number, limit if stage is own[-1] else None
+            last = limit if stage is own[-1] else None
             full, report = reduce(
-                full, layout, tiles, stage.method, model,
-                clip=clip, prompts=prompts, begin_alike=alike, limit=last, watch=watch,
-            )  # fmt: skip
+                full, layout, tiles, stage.method, model, clip=clip, prompts=prompts, limit=last, watch=watch
+            )
             notes += report.notes
             call.tell(replace(report, notes=tuple(dict.fromkeys(notes))))
         if NO_TEXT in notes and not self._warned:
@@ -542,12 +541,3 @@ class Attachment:
         with torch.autocast(tiles[0].projected.device.type, enabled=False):
             sides: ClipSides = self._clip.sides(model.tower, tiles, [self.method.query(text) for text in questions])
         return sides
-
-
-# The call under way
-
-
-# How functions of a model lead here
-
-
-# What the tower gives while a call collects it

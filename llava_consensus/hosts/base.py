@@ -53,15 +53,6 @@ class Offer(NamedTuple):
     feature_block: int = 22  # the one whose output feeds the projector
 
 
-class Attending(NamedTuple):
-    """Queries and keys of the language model's first attention, as its kernel gets them of whole sequences."""
-
-    query: Tensor  # [R, H, S, d], rotated
-    key: Tensor  # [R, H_kv, S, d]
-    scale: float
-    cap: float = 0.0  # of logits, tanh(x / cap) * cap; 0 for none
-
-
 class Heads(NamedTuple):
     """Queries of asked rows and keys of all rows in one layer's attention."""
 

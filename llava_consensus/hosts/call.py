@@ -53,15 +53,12 @@ class Given:
         questions: text asked in each row of the batch, for methods that read it.
         pictures: of PIL, those of the batch in order, for budgets that follow from them.
         settings: entries of the model's configuration that are others in this call.
-        begin_alike: whether all prompts have the same words, and no padding, in front of their pictures, so that what
-            they begin with is probed once.
     """
 
     encoded: list[Any] | None = None
     questions: list[str] | None = None
     pictures: list[Any] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    begin_alike: bool = False
 
 
 @dataclass(eq=False)

@@ -21,6 +21,7 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import CutDecoder, Heads, PictureOutcome, Tiles
 from llava_consensus.hosts.caches import cache_given
+from llava_consensus.hosts.derived.tap import heads_of
 from llava_consensus.hosts.sequence import (
     NEVER,
     PART,
@@ -491,7 +492,7 @@ class CutForward:
             more = {"given": given} if hasattr(self.decoder, "read") else {}
             return read_heads(self.decoder, layer, hidden, self.rows.positions, batch, asked_columns, **more)
         if self.state.kernel_call is not None:
-            heads: Heads = self.decoder.heads_of(self.state.kernel_call, batch, asked_columns)
+            heads = heads_of(self.state.kernel_call, batch, asked_columns)
             return heads if self.method.attention != VALUES else self._of_values(layer, hidden, *heads[:2])
         looked = max(layer - 1, 0)
         query, key = self.state.layer_parts["query"], self.state.layer_parts["key"]  # [R, H, W, d], [R, H_kv, W, d]

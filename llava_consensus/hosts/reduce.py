@@ -34,7 +34,7 @@ from llava_consensus.hosts.sequence import (
     rows_of,
     wide,
 )
-from llava_consensus.hosts.source import MethodInputs, UnitBatch, probe_text, shared_fronts, words_after
+from llava_consensus.hosts.source import MethodInputs, UnitBatch, probe_text, words_after
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import (
@@ -69,7 +69,6 @@ def reduce(
     *,
     clip: ClipSides | None = None,
     prompts: Tensor | None = None,
-    begin_alike: bool = False,
     limit: int | None = None,
     watch: Stopwatch | None = None,
 ) -> tuple[Assembled, Report]:
@@ -84,7 +83,6 @@ def reduce(
         clip: patches and questions in CLIP's space, for methods that need QUESTION. Without them that is the space of
             the language model's embeddings, and the question what stands after each picture.
         prompts: [R] int64 fingerprint of each row's prompt, for methods that need FINGERPRINT.
-        begin_alike: whether all prompts have the same words, and no padding, in front of their pictures.
         limit: rows that are left of a longer sequence, as the host truncates.
         watch: that has timed what came before.
     """
@@ -95,8 +93,7 @@ def reduce(
         probe = None
         with watch.time("probe"):
             if Need.PROBE in method.needs:
-                fronts = shared_fronts(layout, tiles) if begin_alike else None
-                probe = probe_text(full, layout, model.decoder, fronts, getattr(method, "scap_rope", True))
+                probe = probe_text(full, layout, model.decoder, getattr(method, "scap_rope", True))
         by_words = clip is None and Need.QUESTION in method.needs
         words = words_after(full, layout) if by_words or Need.WORDS in method.needs else None
         # All inputs stay those of the full sequences: no unit sees the reduction of another.

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from llava_consensus.hosts.base import Attending
 from llava_consensus.reduction.budget import Auto, Budget, Share
 from llava_consensus.reduction.method import Method, Tiled
 
@@ -292,7 +291,7 @@ class Assembled:
     positions: Tensor  # [R, S], or [R, S, A] of A axes
     channels: dict[str, Channel] = field(default_factory=dict)  # whatever else goes with the rows
     unpadded: bool = False  # whether all rows are known to be real
-    attending: Attending | None = None  # where a host has recorded it, and the decoder is not asked
+    attending: Any = None  # kernel call of the first attention, where a host has recorded it and no decoder is asked
 
     def everything(self) -> dict[str, Channel]:
         """All channels, positions and embeddings among them."""

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from llava_consensus.hosts.base import EXPERTS, Decoder, ExpertDecoder, Heads, Tiles, Tower
+from llava_consensus.hosts.derived.tap import heads_of
 from llava_consensus.hosts.sequence import Assembled, Layout, Picture, Unit
 from llava_consensus.hosts.towers import EARLIER, blocks_read, earlier_block, needs_of
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import (
     ClipSides,
-    FrontKeys,
     Need,
     TextProbe,
     VisionAttention,
@@ -26,34 +26,6 @@ from llava_consensus.reduction.tokens import (
 )
 
 MOST_TILES = 1 << 20  # of a picture
-
-
-class Fronts(NamedTuple):
-    """Rows that several prompts of a batch begin with alike: their words and their picture."""
-
-    rows: list[int]  # one prompt for each front
-    which: list[int]  # [R] front of each prompt
-    size: int  # rows of a front
-
-
-def shared_fronts(layout: Layout, tiles: list[Tiles]) -> Fronts | None:
-    """The fronts of prompts that begin with the same words and show one picture each; None where they end at different
-    places, or none is that of two prompts.
-
-    Args:
-        layout: of sequences without padding in front of the pictures.
-        tiles: of each picture of the call.
-    """
-    pictures = {picture.row: picture for picture in layout.pictures}
-    ends = {picture.end for picture in layout.pictures}
-    if len(pictures) != len(layout.pictures) or len(pictures) != len(layout.real) or len(ends) != 1:
-        return None
-    same, first = same_pictures(tiles), dict[int, int]()
-    shown = [same[pictures[row].source] for row in range(len(pictures))]
-    which = [first.setdefault(source, len(first)) for source in shown]
-    if len(first) == len(shown):
-        return None
-    return Fronts([shown.index(source) for source in first], which, ends.pop() + 1)
 
 
 def read_heads(
@@ -71,12 +43,10 @@ def read_heads(
     return Heads(query, key, cos, sin, decoder.scale(layer))
 
 
-def probe_text(
-    full: Assembled, layout: Layout, decoder: Decoder, fronts: Fronts | None = None, rope: bool = True
-) -> TextProbe:
+def probe_text(full: Assembled, layout: Layout, decoder: Decoder, rope: bool = True) -> TextProbe:
     """The decoder's layer 0 as the text rows after each picture see it, once where several pictures have the same
     text: their queries, and the keys of the whole sequence, by the layer's own modules. Nothing runs but the two
-    projections (paper section 3.2). Rows that prompts have in common at their beginning are projected once: `front`.
+    projections (paper section 3.2).
     """
     device, asking = full.embeds.device, layout.probes[0]
     texts, row_mask = text_rows(asking)
@@ -85,34 +55,16 @@ def probe_text(
     every = rows == list(range(len(layout.real)))  # then nothing is copied
     row, texts, row_mask = torch.tensor(rows, device=device), texts.to(device), row_mask.to(device)
     if full.attending is not None:
-        query, key, scale, cap = full.attending
-        key, real = (value if every else value[row] for value in (key, full.real))
-        query = query[row[:, None], :, texts].transpose(1, 2)
-        still = key.new_ones(len(key), *key.shape[2:])  # they are rotated: angles that turn nothing
-        return TextProbe(
-            query, key, still, torch.zeros_like(still), scale, texts, row_mask, real, padded, cap=cap
-        )  # fmt: skip
-    if EXPERTS in full.channels:
-        decoder, fronts = cast(ExpertDecoder, decoder).choosing(full.channels[EXPERTS].values), None
-    start = 0 if fronts is None else fronts.size
-    texts = (texts - start).clamp_min(0) if start else texts  # padding among the text rows has place 0
-    front = None
-    more = {} if rope else {"rope": False}
-    with torch.no_grad():
-        embeds = full.embeds if decoder.embedding_scale == 1 else full.embeds * decoder.embedding_scale
-        rest = embeds[:, start:] if start else embeds
-        query, key, cos, sin, scale, cap = read_heads(
-            decoder, 0, rest, full.positions[:, start:], row, texts, **more
-        )  # fmt: skip
-        real = full.real[:, start:]
-        if fronts is not None:
-            ahead, places = embeds[fronts.rows, :start], full.positions[fronts.rows, :start]
-            none = texts.new_zeros(len(fronts.rows))
-            shared = read_heads(decoder, 0, ahead, places, none, none[:, None], **more)
-            which = torch.tensor(fronts.which, device=device)[row]
-            front = FrontKeys(shared.key, shared.cos, shared.sin, which)
-        key, cos, sin, real = (value if every else value[row] for value in (key, cos, sin, real))
-    return TextProbe(query, key, cos, sin, scale, texts, row_mask, real, padded, front, cap)
+        query, key, cos, sin, scale, cap = heads_of(full.attending, row, texts)
+    else:
+        if EXPERTS in full.channels:
+            decoder = cast(ExpertDecoder, decoder).choosing(full.channels[EXPERTS].values)
+        more = {} if rope else {"rope": False}
+        with torch.no_grad():
+            embeds = full.embeds if decoder.embedding_scale == 1 else full.embeds * decoder.embedding_scale
+            query, key, cos, sin, scale, cap = read_heads(decoder, 0, embeds, full.positions, row, texts, **more)
+    key, cos, sin, real = (value if every else value[row] for value in (key, cos, sin, full.real))
+    return TextProbe(query, key, cos, sin, scale, texts, row_mask, real, padded, cap)
 
 
 def text_rows(asking: Sequence[Picture]) -> tuple[Tensor, Tensor]:

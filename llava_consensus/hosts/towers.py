@@ -165,12 +165,7 @@ class ClipBlocks:
             module, heads, _ = self.attention(attention)
             taps.append(Tap(module.q_proj, lambda output: {"query": split_heads(output, heads)}))
             taps.append(self.key_tap(attention))
-        if Need.FEATURES in needs:
-            first = 0 if self.class_is_token else self.classes
-            taps.append(Tap(self.blocks[features], lambda output: {"features": states_of(output)[:, first:]}))
-        if Need.CLASS_FEATURE in needs:
-            taps.append(Tap(self.blocks[features], lambda output: {"class_feature": states_of(output)[:, 0]}))
-        return taps
+        return taps + feature_taps(self.blocks[features], needs, 0 if self.class_is_token else self.classes)
 
     def parts(self, block: int) -> BlockParts:
         """The parts of a block."""
@@ -194,6 +189,26 @@ def states_of(output: Any) -> Tensor:
     """States in what a block returned, on any version."""
     states: Tensor = output[0] if isinstance(output, tuple) else output
     return states
+
+
+def feature_taps(block: Any, needs: frozenset[Need], classes: int) -> list[Tap]:
+    """Taps of the states [T, n, D_v] of a block behind the class tokens, and of the first of these."""
+    taps = []
+    if Need.FEATURES in needs:
+        taps.append(Tap(block, lambda output: {"features": states_of(output)[:, classes:]}))
+    if Need.CLASS_FEATURE in needs:
+        taps.append(Tap(block, lambda output: {"class_feature": states_of(output)[:, 0]}))
+    return taps
+
+
+def packed_taps(module: Any, heads: int) -> list[Tap]:
+    """Tap of queries and keys [T, H, n, d] of a projection [T, n, 3 H d] that makes values too."""
+
+    def packed(output: Tensor) -> dict[str, Tensor]:
+        query, key, _ = (split_heads(part, heads) for part in output.chunk(3, -1))
+        return {"query": query, "key": key}
+
+    return [Tap(module, packed)]
 
 
 def hidden_state_block(select_layer: int, blocks: int) -> int:

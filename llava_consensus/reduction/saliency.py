@@ -93,8 +93,8 @@ def _attend(attention: VisionAttention, rows: slice) -> Tensor:
 def text_attention(
     probe: TextProbe, rope: bool = True, prompt: Tensor | None = None, columns: Tensor | None = None
 ) -> Tensor:
-    """Head-mean causal attention of the text rows over all earlier keys: [I, L, S], those of a front before the others;
-    or of units over their visual tokens. Rows that are padding are zero.
+    """Head-mean causal attention of the text rows over all earlier keys: [I, L, S], or of units over their visual
+    tokens. Rows that are padding are zero.
 
     Works through the rows in chunks: the largest tensor has `PROBE_CHUNK` numbers, or is what is returned.
 
@@ -105,17 +105,13 @@ def text_attention(
         columns: [B, N] places of its visual tokens, for [B, L, N].
     """
     key = probe.key.float()
-    front = None if probe.front is None else probe.front.key.float()
     if rope:
         key = rotate(key, probe.cos.float(), probe.sin.float())
-        if front is not None and probe.front is not None:  # once for each front
-            front = rotate(front, probe.front.cos.float(), probe.front.sin.float())
     prompts, heads, rows = probe.query.shape[:3]
-    size = key.shape[2] + (0 if front is None else front.shape[2])
-    step = max(1, PROBE_CHUNK // (prompts * heads * size))
+    step = max(1, PROBE_CHUNK // (prompts * heads * key.shape[2]))
     chunks = []
     for start in range(0, max(rows, 1), step):
-        attention = _text_rows(probe, slice(start, start + step), key, front, rope)  # [I, chunk, S]
+        attention = _text_rows(probe, slice(start, start + step), key, rope)  # [I, chunk, S]
         if prompt is not None and columns is not None:
             place = torch.arange(attention.shape[1], device=attention.device)[:, None]
             attention = attention[prompt[:, None, None], place, columns[:, None]]
@@ -123,7 +119,7 @@ def text_attention(
     return torch.cat(chunks, dim=1) if len(chunks) > 1 else chunks[0]
 
 
-def _text_rows(probe: TextProbe, chunk: slice, key: Tensor, front: Tensor | None, rope: bool) -> Tensor:
+def _text_rows(probe: TextProbe, chunk: slice, key: Tensor, rope: bool) -> Tensor:
     """Some rows [I, l, S] of `text_attention`, given rotated keys."""
     query, places, real = probe.query[:, :, chunk].float(), probe.rows[:, chunk], probe.row_mask[:, chunk]
     prompts, heads, rows, width = query.shape
@@ -140,19 +136,9 @@ def _text_rows(probe: TextProbe, chunk: slice, key: Tensor, front: Tensor | None
     if probe.cap:
         logits = torch.tanh(logits / probe.cap) * probe.cap
     logits = logits.masked_fill(hidden, -torch.inf)  # [I, H_kv, groups l, S]
-    if front is not None and probe.front is not None:
-        logits = torch.cat((_products(query, front, probe.front.which) * probe.scale, logits), dim=-1)
     weights = torch.softmax(logits, dim=-1)
     weights = weights.mean(1) if heads == kv_heads else weights.view(prompts, heads, rows, -1).mean(1)
     return weights * real[..., None] if probe.padded else weights
-
-
-def _products(query: Tensor, shared: Tensor, which: Tensor) -> Tensor:
-    """Each prompt's queries [I, H_kv, n, d] times the keys of its front, of [F, H_kv, m, d]: [I, H_kv, n, m]."""
-    if len(shared) > 1:
-        return query @ shared.transpose(2, 3).contiguous()[which]  # or the copies would be copied once more
-    asked = query.transpose(0, 1)  # no copy of the one front for each prompt
-    return (asked.flatten(1, 2) @ shared[0].transpose(1, 2)).unflatten(1, asked.shape[1:3]).transpose(0, 1)
 
 
 def cross_saliency(

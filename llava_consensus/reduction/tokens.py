@@ -53,21 +53,8 @@ class VisionAttention(NamedTuple):
         return self.key[:, :, self.first :].mean(1, dtype=torch.float32)
 
 
-class FrontKeys(NamedTuple):
-    """Keys, not rotated, of the rows that several prompts have in common at their beginning (a front: n rows, all real,
-    before every text row), computed once for each of F fronts.
-    """
-
-    key: Tensor  # [F, H_kv, n, d]
-    cos: Tensor  # [F, n, d]
-    sin: Tensor  # [F, n, d]
-    which: Tensor  # [I] front of each prompt
-
-
 class TextProbe(NamedTuple):
-    """Inputs to the attention of the language model's first layer, for the text rows only, not rotated nor scaled. With
-    a `front`, S and the places of the text rows are those of the rows after it.
-    """
+    """Inputs to the attention of the language model's first layer, for the text rows only, not rotated nor scaled."""
 
     query: Tensor  # [I, H, L, d]
     key: Tensor  # [I, H_kv, S, d]
@@ -78,7 +65,6 @@ class TextProbe(NamedTuple):
     row_mask: Tensor  # [I, L] true where the row is real
     key_mask: Tensor  # [I, S] true where the key is not padding
     padded: bool = True  # whether there may be padding among the text rows
-    front: FrontKeys | None = None  # keys before the others, where prompts share them
     cap: float = 0.0  # of logits, tanh(x / cap) * cap; 0 for none
 
 

@@ -41,8 +41,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import Tiles
-from llava_consensus.hosts.hf.model import tiles_of
-from llava_consensus.hosts.hf.qwen_vl import picture_tiles
+from llava_consensus.hosts.hf.model import picture_tiles, tiles_of
 from llava_consensus.hosts.hf.rows import PictureRows
 from llava_consensus.hosts.towers import blocks_read, fingerprint, lacking
 from llava_consensus.reduction.tokens import Need

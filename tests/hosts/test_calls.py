@@ -11,7 +11,6 @@ from hf_models import CASES, END, TAG, prompts
 from llava_consensus import attach
 from llava_consensus.errors import NonFiniteError, OptionError
 from llava_consensus.hosts import view_of
-from llava_consensus.hosts.decoders import LlamaDecoder
 
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 pytestmark = pytest.mark.skipif(VERSION < (5, 19), reason="methods on models of transformers need >= 5.19")
@@ -119,14 +118,6 @@ def test_weights_in_buffers_are_asked_in_their_own_format() -> None:
         with attach(model, method, tokens=case.tokens) as attached:
             model(**one("qwen3_vl", 0))
         assert attached.outcomes[0].after == case.tokens
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_first_layer_with_weights_in_buffers_is_asked_in_their_own_format() -> None:
-    sizes = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, head_dim=16)
-    language_model = transformers.Qwen3Model(transformers.Qwen3Config(vocab_size=32, num_key_value_heads=2, **sizes))
-    torch.ao.quantization.quantize_dynamic(language_model.layers[0], {torch.nn.Linear}, torch.qint8, inplace=True)
-    LlamaDecoder(language_model).check_attention(cut=False)
 
 
 def test_another_merge_size_is_named() -> None:

@@ -17,8 +17,6 @@ from llava_consensus.evaluation.models.llava import LlavaRunner, padded_after
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.saliency import text_attention
-from llava_consensus.reduction.tokens import FrontKeys, TextProbe
 
 pytestmark = pytest.mark.skipif(transformers.__version__ < "5", reason="caches of transformers 4 are not repeated")
 
@@ -127,34 +125,6 @@ def test_what_prompts_begin_with_is_read_once(host: NumberHost) -> None:
     assert rows == len(WORDS) + 2 * BUDGET.tokens + 5 * longest
     _, _, rows = ask(host, "consensusdrop", [[0], [1], [0], [1], [0]])
     assert rows == len(WORDS) + 5 * (BUDGET.tokens + longest)
-
-
-def test_layer_0_projects_what_prompts_share_once_for_the_probe(host: NumberHost) -> None:
-    seen: list[tuple[int, ...]] = []
-    key = host.model.get_model().layers[0].self_attn.k_proj
-    count = key.register_forward_pre_hook(lambda _, args: seen.append(tuple(args[0].shape[:2])))
-    ask(host, "consensusdrop", [[0], [1], [0], [1], [0]])
-    count.remove()
-    longest = max(map(len, QUESTIONS))
-    assert seen[:2] == [(5, longest), (2, len(WORDS) + 16)]  # the questions' words, then words and pictures
-
-
-@pytest.mark.parametrize("shown", [[0, 0, 0], [0, 1, 0]])
-def test_the_probe_sees_a_shared_front_as_each_prompts_own(shown: list[int]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    own = [torch.randn(shape, generator=generator) for shape in ((3, 2, 7, 8), (3, 7, 8), (3, 7, 8))]
-    query = torch.randn(3, 4, 5, 8, generator=generator)
-    which = torch.tensor(shown)
-    count = max(shown) + 1
-    before = [torch.randn(shape, generator=generator) for shape in ((count, 2, 6, 8), (count, 6, 8), (count, 6, 8))]
-    rows = torch.arange(2, 7).expand(3, -1)
-    mask, real = torch.ones(3, 5) > 0, torch.ones(3, 7) > 0
-    mask[1, 3:], real[1, 5:] = False, False
-    apart = TextProbe(query, *own, 0.3, rows, mask, real, front=FrontKeys(*before, which))
-    whole = [torch.cat((one[which], other), dim=-2) for one, other in zip(before, own, strict=True)]
-    together = TextProbe(query, *whole, 0.3, rows + 6, mask, torch.cat((torch.ones(3, 6) > 0, real), dim=1))
-    for rope in (True, False):
-        assert torch.allclose(text_attention(apart, rope), text_attention(together, rope), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["full", "consensusdrop", "fastv"])

@@ -176,7 +176,7 @@ class LlavaRunner(Runner):
         questions = [prompt.text for prompt in prompts]
         repeats = self.shares and len(ids) > 1 and bool(pictures) and _begins_alike(attachment)
         fields: dict[str, Any] = {"encoded": [picture.tiles for picture in pictures] or None, "questions": questions}
-        under_way = attachment.call(**fields, settings=RIGHT if repeats else LEFT, begin_alike=repeats)
+        under_way = attachment.call(**fields, settings=RIGHT if repeats else LEFT)
         with under_way as call, last_row_alone(self.model.get_output_embeddings(), call):
             if len(shown) < len(ids):
                 texts = self._ask_after_pictures(shown, places, ids, prompts[0])

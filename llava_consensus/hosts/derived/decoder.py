@@ -2,9 +2,10 @@
 attention kernel, so that norms, rotation, compression and scale of a family need no code.
 """
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,24 +14,23 @@ from torch import Tensor, nn
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import Heads
 from llava_consensus.hosts.caches import CACHE, cache_given
-from llava_consensus.hosts.call import Shadow, current_call
-from llava_consensus.hosts.decoders import (
-    EMBEDDED,
-    EXACT,
-    ROUNDED,
-    TRIED_ROWS,
-    LlamaDecoder,
-    Recorder,
-    check_unpacked,
-    distance,
-    kind_of,
-    run,
-    twin,
+from llava_consensus.hosts.call import Shadow, current_call, named
+from llava_consensus.hosts.decoders import LlamaDecoder
+from llava_consensus.hosts.derived.tap import (
+    KernelCall,
+    Left,
+    attended,
+    attention_modules,
+    heads_of,
+    install,
+    recording,
 )
-from llava_consensus.hosts.derived.tap import KernelCall, Left, attention_modules, install, recording
 
 # Arguments of a layer that follow from positions and mask; others with a row for each of the prompt's are cut with it.
 PLACED = ("position_ids", "position_embeddings", "attention_mask", "cache_position")
+# Of the check of a layer: rows, the size of their embeddings, and how far from its view a layer may be in float32 and
+# in other formats.
+TRIED_ROWS, EMBEDDED, EXACT, ROUNDED = 8, 0.02, 1e-3, 0.2
 
 
 class TapDecoder(LlamaDecoder):
@@ -57,7 +57,7 @@ class TapDecoder(LlamaDecoder):
         for layer in layers:
             module = self.attention(layer)
             if module is not None:
-                shadows += install([module], None if observe is None else _Observer(layer, observe))
+                shadows += install([module], None if observe is None else partial(observe, layer))
         return shadows
 
     def taps(self, layer: int) -> list[Any]:
@@ -126,18 +126,10 @@ class TapDecoder(LlamaDecoder):
             name: value for name, value in (given or {}).items()
             if not isinstance(value, Tensor) and name not in (*PLACED, *CACHE)
         }  # fmt: skip
-        with recording([attention], leaves=True) as calls, suppress(Left):
+        with recording([attention], leaves=True) as calls, contextlib.suppress(Left):
             # past the layer's hooks, which are for the model's own forward
             self.layers[layer].forward(hidden, **{**other, **arguments})
-        return self.heads_of(calls[0], row, columns)
-
-    @staticmethod
-    def heads_of(call: KernelCall, row: Tensor, columns: Tensor) -> Heads:
-        """Queries of asked rows and all keys of a kernel call: they are rotated, so its angles turn nothing."""
-        query = call.query.detach().transpose(1, 2)[row[:, None], columns].transpose(1, 2)
-        key = call.key.detach()
-        still = key.new_ones(len(key), key.shape[2], key.shape[3])
-        return Heads(query, key, still, torch.zeros_like(still), call.scale, call.cap)
+        return heads_of(calls[0], row, columns)
 
     def check_attention(self, cut: bool) -> None:
         """Holds the first layer of each kind, on a few rows of noise, to what is read of it: it gets the positions as
@@ -223,8 +215,14 @@ class TapDecoder(LlamaDecoder):
                     layer.forward(hidden, **given)
                 (kernel,) = calls
                 assert kernel.output is not None
-                attended, seen = _attended(kernel)
-                yield index, "the attention", distance(attended[seen], kernel.output.transpose(1, 2)[seen])
+                found, seen = _attended_rows(kernel)
+                yield index, "the attention", distance(found[seen], kernel.output.transpose(1, 2)[seen])
+
+    def _other(self, why: str) -> OptionError:
+        return OptionError(
+            f"language model {type(self.module).__name__} is not adapted to methods that read its attention: {why}. "
+            "Take a method that acts after the tower and asks no question of the language model (llava-consensus list)"
+        )
 
     @property
     def replaced(self) -> dict[str, Any]:
@@ -232,14 +230,68 @@ class TapDecoder(LlamaDecoder):
         return {"_deepstack_process": add_planes} if hasattr(self.module, "_deepstack_process") else {}
 
 
-class _Observer:
-    """Tells a function of the kernel calls of a layer."""
+class Reached(Exception):
+    """The last stand-in was called."""
 
-    def __init__(self, layer: int, observe: Callable[[int, KernelCall], None]) -> None:
-        self.layer, self.observe = layer, observe
 
-    def __call__(self, call: KernelCall) -> None:
-        self.observe(self.layer, call)
+class Recorder:
+    """Replaces a module in a trial: records its arguments, and passes the states on or ends the trial."""
+
+    def __init__(self, module: nn.Module, ends: bool) -> None:
+        self.module, self.ends = module, ends
+        self.given: tuple[Tensor, dict[str, Any]]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        arguments = named(type(self.module).forward, args, kwargs)
+        hidden: Tensor = arguments.pop("hidden_states")
+        self.given = hidden, arguments
+        if self.ends:
+            raise Reached
+        return hidden
+
+
+def twin(module: nn.Module, **parts: Any) -> Any:
+    """A module with the same weights, in evaluation mode, without hooks and with the forward of its class; named
+    children are replaced.
+    """
+    copied: Any = object.__new__(type(module))
+    copied.__dict__.update({name: value for name, value in vars(module).items() if name != "forward"})
+    children = {name: child for name, child in module._modules.items() if name not in parts}
+    hooks = {name: type(value)() for name, value in vars(module).items() if name.endswith("_hooks")}
+    twins = {name: child if child is None else twin(child) for name, child in children.items()}
+    copied.__dict__.update(hooks, _modules=twins, training=False, **parts)
+    return copied
+
+
+def check_unpacked(model: nn.Module, layer: nn.Module) -> None:
+    """Raises OptionError for a layer whose weights are not there until the model has run."""
+    if any(isinstance(one, nn.Linear) and getattr(one, "weight", None) is None for one in layer.modules()):
+        raise OptionError(
+            f"language model {type(model).__name__}: its weights are packed until its first forward "
+            "(compressed-tensors). Run the model once, or load with CompressedTensorsConfig(dequantize=True), and "
+            "attach then"
+        )
+
+
+def run(module: Any, *args: Any, **kwargs: Any) -> None:
+    """Runs a module until a stand-in ends it."""
+    with contextlib.suppress(Reached):
+        module(*args, **kwargs)
+
+
+def kind_of(attention: nn.Module) -> Any:
+    """Equal for attention modules that work alike: all but their weights and their number."""
+    told = {name: value for name, value in vars(attention).items() if isinstance(value, int | float | str | None)}
+    return type(attention), *sorted((name, str(value)) for name, value in told.items() if name != "layer_idx")
+
+
+def distance(ours: Tensor, own: Tensor) -> float:
+    """Distance relative to the size of `own`."""
+    wide = torch.promote_types(own.dtype, torch.float32)
+    return float((ours.to(wide) - own.to(wide)).norm() / own.to(wide).norm().clamp_min(1e-12))
 
 
 def _still(turned: Any) -> Any:
@@ -256,26 +308,21 @@ def _tensors(value: Any) -> list[Tensor]:
     return [torch.view_as_real(one) if one.is_complex() else one for one in parts]
 
 
-def _attended(call: KernelCall) -> tuple[Tensor, Tensor]:
+def _attended_rows(call: KernelCall) -> tuple[Tensor, Tensor]:
     """Softmax of a call's queries and keys, times its values, in float32 at least [R, H, S, d_v], and which of these
     see a row at all [R, H, S].
     """
     if call.options.get("s_aux") is not None:
         raise ValueError("their attention has sinks")
-    groups = call.query.shape[1] // call.key.shape[1]
-    key, value = (one.repeat_interleave(groups, 1) for one in (call.key, call.value))
-    wide = torch.promote_types(call.query.dtype, torch.float32)
-    logits = call.query.to(wide) @ key.to(wide).transpose(-1, -2) * call.scale
-    if call.cap:
-        logits = torch.tanh(logits / call.cap) * call.cap
-    mask = call.mask
+    mask, (rows, columns) = call.mask, (call.query.shape[2], call.key.shape[2])
+    plain = torch.ones(rows, columns, dtype=torch.bool, device=call.query.device).tril()
     if not isinstance(mask, Tensor):
-        mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()
+        mask = plain
     elif mask.ndim == 2:
-        mask = mask[:, None, None].bool() & torch.ones_like(logits[0, 0], dtype=torch.bool).tril()
+        mask = mask[:, None, None].bool() & plain
     mask = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-    logits = logits.masked_fill(~mask, float("-inf"))
-    return logits.softmax(-1) @ value.to(wide), mask.any(-1).expand(logits.shape[:-1])
+    found = attended(call.query, call.key, call.value, call.scale, call.cap, mask)
+    return found, mask.any(-1).expand(call.query.shape[:-1])
 
 
 def add_planes(attachment: Any, plain: Any, hidden: Tensor, visual_pos_masks: Tensor, visual_embeds: Tensor) -> Tensor:

@@ -21,13 +21,12 @@ from torch.nn.functional import pad
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
-from llava_consensus.hosts.base import IGNORE, Attending, Offer
+from llava_consensus.hosts.base import Offer
 from llava_consensus.hosts.call import Shadow, enter_model, running
 from llava_consensus.hosts.derived import record as deriving
 from llava_consensus.hosts.derived.decoder import TapDecoder
 from llava_consensus.hosts.derived.proof import prove, tower_facts
 from llava_consensus.hosts.derived.record import (
-    DecoderCall,
     Fields,
     Record,
     RecordedEncoding,
@@ -45,12 +44,12 @@ from llava_consensus.hosts.derived.record import (
 )
 from llava_consensus.hosts.derived.rows import Mapped, Mixed, sides_of, unread
 from llava_consensus.hosts.derived.tap import attention_modules, install, recording
-from llava_consensus.hosts.hf.generate import EMBEDS, check_outer, padding_id, row_types
+from llava_consensus.hosts.hf.generate import EMBEDS, channels_of, check_outer
 from llava_consensus.hosts.hf.model import HfModel
 from llava_consensus.hosts.hf.rows import Features, PictureRows, runs
-from llava_consensus.hosts.hf.towers import PATCHES
-from llava_consensus.hosts.sequence import Assembled, Channel, Rule
-from llava_consensus.hosts.towers import EARLIER, blocks_read, earlier_block, fingerprint
+from llava_consensus.hosts.hf.towers import PATCHES, TapTower
+from llava_consensus.hosts.sequence import Assembled
+from llava_consensus.hosts.towers import EARLIER, blocks_read, fingerprint
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
@@ -63,8 +62,8 @@ _STASH: ContextVar[tuple[dict[str, Any], RecordedEncoding] | None] = ContextVar(
 _DERIVING = threading.RLock()
 
 
-class DerivedTower:
-    """The vision side by its record: what methods ask of a tower without running it.
+class DerivedTower(TapTower):
+    """The vision side by its record.
 
     Args:
         module: the model.
@@ -73,11 +72,9 @@ class DerivedTower:
         inside: where methods can act before the projector; elsewhere they are refused.
     """
 
-    side, varies = 0, True
-    members: Tensor | None = None
-
     def __init__(self, module: Any, record: Record, most: int, inside: Mapping[Place, str]) -> None:
-        self.tokens, self.classes, self.inside = most, record.classes, inside
+        self._module, self._record = module, record
+        self.tokens, self.members, self.classes, self.inside, self.varies = most, None, record.classes, inside, True
         self.blocks: Any = module.get_submodule(record.blocks) if record.blocks else range(1)
         self.feature_block = record.number
         self.full = record.full or range(len(self.blocks))
@@ -94,13 +91,14 @@ class DerivedTower:
         """No taps: the model's own encoder is recorded."""
         return []
 
-    def encode(self, pixels: Tensor) -> Tensor:
-        """Never asked for: the model's own encoder runs."""
-        raise NotImplementedError
-
-    def project(self, features: Tensor) -> Tensor:
-        """Not offered."""
-        raise NotImplementedError
+    def attention(self, block: int) -> Any:
+        """The attention module of a block. OptionError where it has none of that name."""
+        record = self._record
+        path = f"{record.blocks}.{block}{record.block.removeprefix(f'{record.blocks}.{record.number}')}"
+        try:
+            return self._module.get_submodule(path)
+        except AttributeError as error:
+            raise OptionError(f"vision block {block}: has no attention like that of block {record.number}") from error
 
 
 class DerivedModel(HfModel):
@@ -173,11 +171,6 @@ class DerivedModel(HfModel):
                 f"{type(method).__name__} cuts between decoder layers, and {type(self.module).__name__} does not take "
                 f"it: {record.uncut}. Take a method that acts after the tower"
             )
-        if "positions" in method.asked and method.positions == "renumber" and self.keeps_positions:
-            raise OptionError(
-                f"positions=renumber: {type(self.module).__name__} has positions of several axes, which are kept. "
-                "Leave it out, or take positions=keep"
-            )
         if record is not None and record.unkept and method.positions != "renumber":
             raise OptionError(
                 f"positions={method.positions}: {type(self.module).__name__} does not keep them ({record.unkept}). "
@@ -210,7 +203,8 @@ class DerivedModel(HfModel):
         if record is None:
             attachment.add(install(attention_modules(module)), [hook])
         else:
-            read = [self._attention(record, block) for block in self._read(attachment, record)]
+            read = [module.get_submodule(record.block)] if record.block else []  # which new shapes are mapped by
+            read += self._tower_of(record).attending(attachment.reader).values()
             first = [module.get_submodule(record.first)] if record.first else []
             attachment.add(install([*first, *read]), [hook])
             self._install_record(attachment, record)
@@ -220,32 +214,11 @@ class DerivedModel(HfModel):
         """Hooks the tower block whose output is read, and bypasses the layers before the first attention for SCAP."""
         module, shadows, handles = self.module, [], []
         if record.block and attachment.needs & READ:
-            features, _ = blocks_read(self._tower_of(record), attachment.method)
+            features, _ = blocks_read(self._tower_of(record), attachment.reader)
             handles.append(module.get_submodule(record.blocks)[features].register_forward_hook(note_output))
         for layer in module.get_submodule(record.layers)[: record.layer] if record.first else ():
             shadows.append(Shadow(layer, "forward", partial(stand_aside, layer.forward)))
         attachment.add(shadows, handles)
-
-    def _read(self, attachment: Attachment, record: Record) -> list[int]:
-        """The blocks whose attention the method reads: of the block itself, and of the earlier one where it wants it;
-        and the one that pictures of new shapes are mapped by.
-        """
-        method, tower = attachment.method, self._tower_of(record)
-        if not record.block:
-            return []
-        if not method.needs & READ:
-            return [record.number]
-        _, attention = blocks_read(tower, method)
-        earlier = [earlier_block(tower, method)] if Need.EARLIER in method.needs else []
-        return [record.number, attention, *earlier]
-
-    def _attention(self, record: Record, block: int) -> Any:
-        """The attention module of a block of the tower. OptionError where it has none of that name."""
-        path = f"{record.blocks}.{block}{record.block.removeprefix(f'{record.blocks}.{record.number}')}"
-        try:
-            return self.module.get_submodule(path)
-        except AttributeError as error:
-            raise OptionError(f"vision block {block}: has no attention like that of block {record.number}") from error
 
     def try_picture(self, inputs: dict[str, Any]) -> None:
         """Derives the record from the harness's first prompt."""
@@ -330,7 +303,7 @@ class DerivedModel(HfModel):
     def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[PictureRows]:
         """The rows of every picture, by the map of pictures of these shapes."""
         placeholder = self.placeholder(modality)
-        key = _shapes(inputs), tuple(runs(ids, placeholder))
+        key = _shapes(inputs), tuple(length for _, _, length in runs(ids, placeholder))
         maps = _MAPS.setdefault(self.key, OrderedDict())
         found = maps.get(key)
         if found is None:
@@ -387,14 +360,18 @@ class DerivedModel(HfModel):
         record, stash = self.record, _STASH.get()
         assert record is not None
         reads = bool(record.block and attachment.needs & READ)
-        _, block, *earlier = self._read(attachment, record) if reads else (0, 0)
-        modules = [self._attention(record, one) for one in (block, *earlier)] if reads else []
+        modules: dict[str, Any] = {}
+        if reads:
+            tower = self._tower_of(record)
+            modules = {"": tower.attention(record.number)} | tower.attending(attachment.reader)
         _STASH.set(None)
-        if stash is not None and stash[0] is inputs and (not reads or (block == record.number and not earlier)):
+        mapped = not reads or list(modules.values()) == [tower.attention(record.number)]
+        if stash is not None and stash[0] is inputs and mapped:
             encoded = stash[1]
         else:
-            encoded = encode(self.inner, modality, inputs, modules, sum(len(rows.token) for rows in pictures))
-        by_block = [[call for call in encoded.calls if call.module is one] for one in modules]
+            read = list(modules.values())
+            encoded = encode(self.inner, modality, inputs, read, sum(len(rows.token) for rows in pictures))
+        calls = {front: [call for call in encoded.calls if call.module is one] for front, one in modules.items()}
         tokens, *planes = encoded.fields.flat()
         tiles, first = [], 0
         for rows in pictures:
@@ -406,10 +383,10 @@ class DerivedModel(HfModel):
                 )
             own = tokens.detach()[first : first + len(rows.token)]
             first += len(rows.token)
-            own_tiles = rows.tiles_of(own, by_block[0] if reads else [], encoded.states, record.classes)
-            for front, calls in zip((EARLIER,), by_block[1:], strict=False):
-                parts = rows.tiles_of(own, calls, [], record.classes).parts
-                own_tiles.parts.update({front + name: value for name, value in parts.items()})
+            own_tiles = rows.tiles_of(own, calls.get("", []), encoded.states, record.classes)
+            if EARLIER in calls:
+                parts = rows.tiles_of(own, calls[EARLIER], [], record.classes).parts
+                own_tiles.parts.update({EARLIER + name: value for name, value in parts.items()})
             tiles.append(own_tiles)
         if Need.FINGERPRINT in attachment.needs:
             for one, pixels in zip(tiles, pixels_of(inputs, [rows.tiles for rows in pictures]), strict=True):
@@ -441,25 +418,14 @@ class DerivedModel(HfModel):
             positions = self.positions(inputs, known_ids, known_real).to(ids.device)
         else:
             positions = entered.arguments["position_ids"].expand(-1, *ids.shape).permute(1, 2, 0)
-        channels = {"ids": Channel(ids, padding_id(self), Rule.SOURCE)}
-        channels |= {name: Channel(inputs[name], 0, Rule.SOURCE) for name in row_types(inputs, ids)}
-        if inputs.get("labels") is not None:
-            channels["labels"] = Channel(inputs["labels"], IGNORE, Rule.BLANK)
-        embeds = entered.arguments["inputs_embeds"]
+        planes = []
         for modality, one in features.items():
             visual = (ids == self.placeholder(modality))[..., None]
-            planes = one.planes if record.embedded else (one.tokens, *one.planes)
-            for number, plane in enumerate(planes):
-                values = plane.new_zeros(*ids.shape, plane.shape[-1]).masked_scatter(visual, plane)
-                channels[f"plane {number}"] = Channel(values, 0, Rule.MEAN)
-        return Assembled(embeds, real, positions, channels, attending=self._attending(entered))
-
-    @staticmethod
-    def _attending(entered: DecoderCall) -> Attending | None:
-        call = entered.attention
-        if call is None:
-            return None
-        return Attending(call.query.detach(), call.key.detach(), call.scale, call.cap)
+            for plane in one.planes if record.embedded else (one.tokens, *one.planes):
+                planes.append(plane.new_zeros(*ids.shape, plane.shape[-1]).masked_scatter(visual, plane))
+        channels = channels_of(self, inputs, ids, planes)
+        embeds = entered.arguments["inputs_embeds"]
+        return Assembled(embeds, real, positions, channels, attending=entered.attention)
 
     def entering(self, attachment: Attachment, inputs: dict[str, Any]) -> Any:
         """Around a forward: merged rows as they are, where the model makes other embeddings of features than these."""
@@ -471,15 +437,6 @@ class DerivedModel(HfModel):
         beams = len(ids) // len(embeds)
         embeds = pad(embeds, (0, 0, 0, ids.shape[1] - embeds.shape[1])).repeat_interleave(beams, 0)
         return reduced_rows(ReducedRows(visual, embeds[visual]))
-
-    def placing(self, inputs: dict[str, Any], positions: Tensor, real: Tensor) -> dict[str, Any]:
-        """Positions in the axes the model takes."""
-        if positions.ndim == 2:
-            return {"position_ids": positions}
-        if hasattr(self.inner, "rope_deltas"):  # for decoding loops that give no positions
-            following = positions.masked_fill(~real[..., None], 0).amax((1, 2)) + 1
-            self.inner.rope_deltas = following[:, None] - real.sum(1, keepdim=True)
-        return {"position_ids": positions.permute(2, 0, 1)}
 
     def output(self, tokens: Any, planes: list[list[Tensor]], like: Any) -> Any:
         """The encoder's result with other rows."""

@@ -10,7 +10,6 @@ one that counts positions anew.
 """
 
 import inspect
-import math
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.derived.decoder import distance
 from llava_consensus.hosts.derived.record import (
     NOT_ROWS,
     Fields,
@@ -29,7 +29,7 @@ from llava_consensus.hosts.derived.record import (
     tower_modules,
 )
 from llava_consensus.hosts.derived.rows import Mapped, Mixed
-from llava_consensus.hosts.derived.tap import KernelCall, untapped
+from llava_consensus.hosts.derived.tap import KernelCall, attended, untapped
 
 ROOM = {torch.float64: 1e-6, torch.float32: 1e-3}  # of a difference, as a share of the largest number
 WIDE = 0.1  # in half precision
@@ -265,19 +265,5 @@ def tower_error(calls: list[KernelCall], pictures: list[Mapped]) -> float:
             assert call.output is not None
             fed = tile.row >= 0
             own = call.output[tile.entry][place].transpose(0, 1)[:, fed]
-            worst = max(worst, _distance(_attended(query, key, value, call.scale, None)[:, fed], own))
+            worst = max(worst, distance(attended(query, key, value, call.scale)[:, fed], own))
     return worst
-
-
-def _attended(query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None) -> Tensor:
-    key, value = (one.repeat_interleave(len(query) // len(one), 0) for one in (key, value))
-    wide = torch.promote_types(query.dtype, torch.float32)
-    logits = query.to(wide) @ key.to(wide).transpose(-1, -2) * scale
-    if mask is not None:
-        logits = logits.masked_fill(~mask, -math.inf)
-    return logits.softmax(-1) @ value.to(wide)
-
-
-def _distance(found: Tensor, own: Tensor) -> float:
-    wide = own.to(found.dtype)
-    return float((found - wide).norm() / wide.norm().clamp_min(1e-9))

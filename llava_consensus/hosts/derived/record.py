@@ -318,28 +318,16 @@ def encode(
     """Runs the model's own encoder on pictures of `count` placeholders; records the kernel calls of attention modules,
     and the outputs of hooked blocks.
     """
-    states: list[Tensor] = []
-    with _set(_OUTPUTS, states), recording(modules) as calls:
-        output = getattr(base, f"get_{modality}_features")(**arguments, return_dict=True)
+    output, calls, states = _encoded(base, modality, arguments, modules)
     return RecordedEncoding(Fields(output, count), calls, states)
 
 
-def _differentiable(
-    base: Any, modality: str, arguments: dict[str, Any], module: nn.Module
+def _encoded(
+    base: Any, modality: str, arguments: dict[str, Any], modules: list[nn.Module], cuts_graph: bool = False
 ) -> tuple[Any, list[KernelCall], list[Tensor]]:
-    """Like `encode`, with features that depend on the module's attention outputs alone."""
+    """Output of an encoder, kernel calls and states; with `cuts_graph` it depends on the modules' attention alone."""
     states: list[Tensor] = []
-    # An inference tensor cannot be differentiated through: outside of inference mode its copy can.
-    arguments = {
-        name: value.clone() if torch.is_tensor(value) and value.is_inference() else value
-        for name, value in arguments.items()
-    }
-    with (
-        torch.inference_mode(False),
-        torch.no_grad(),  # until the tap turns it on at the module's first kernel call
-        _set(_OUTPUTS, states),
-        recording([module], cuts_graph=True) as calls,
-    ):
+    with _set(_OUTPUTS, states), recording(modules, cuts_graph=cuts_graph) as calls:
         output = getattr(base, f"get_{modality}_features")(**arguments, return_dict=True)
     return output, calls, states
 
@@ -355,7 +343,13 @@ def map_patches(
     Raises:
         Mixed: the block's positions do not feed one row each.
     """
-    output, calls, states = _differentiable(base, modality, arguments, module)
+    # An inference tensor cannot be differentiated through: outside of inference mode its copy can.
+    given = {
+        name: value.clone() if torch.is_tensor(value) and value.is_inference() else value
+        for name, value in arguments.items()
+    }
+    with torch.inference_mode(False), torch.no_grad():  # until the tap turns it on at the module's first kernel call
+        output, calls, states = _encoded(base, modality, given, [module], cuts_graph=True)
     with torch.inference_mode(False), torch.enable_grad():
         fields = Fields(output, count)
         attended = [call.output for call in calls if call.output is not None]

@@ -17,6 +17,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from llava_consensus.hosts.base import Heads
 from llava_consensus.hosts.call import Shadow
 
 # Transformers 4.37 has none; its models are not attached, but `list --hosts` reads this file there.
@@ -184,13 +185,40 @@ def _tapped(
     if observe is not None:
         observe(KernelCall(module, query, key, value, attention_mask, options, None))
     if active is not None:
-        attended = output[0]
+        result = output[0]
         if active.cuts_graph:
-            attended = attended.detach().requires_grad_()
+            result = result.detach().requires_grad_()
             torch.set_grad_enabled(True)  # until the `no_grad` around the recording ends
-        output = (attended, *output[1:])
-        active.calls.append(KernelCall(module, query, key, value, attention_mask, options, attended))
+        output = (result, *output[1:])
+        active.calls.append(KernelCall(module, query, key, value, attention_mask, options, result))
     return output
+
+
+def heads_of(call: KernelCall, row: Tensor, columns: Tensor) -> Heads:
+    """Queries of the rows `columns` [P, L] of the sequences `row` [P], and all keys, of a kernel call. Both are
+    rotated: the angles turn nothing.
+    """
+    query = call.query.detach().transpose(1, 2)[row[:, None], columns].transpose(1, 2)
+    key = call.key.detach()
+    still = key.new_ones(len(key), key.shape[2], key.shape[3])
+    return Heads(query, key, still, torch.zeros_like(still), call.scale, call.cap)
+
+
+def attended(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, cap: float = 0.0, seen: Tensor | None = None
+) -> Tensor:
+    """Softmax of queries [..., H, n, d] and keys [..., H_kv, m, d], times values, in float32 at least; `seen`
+    [..., n, m] is true where a query sees a key.
+    """
+    groups = query.shape[-3] // key.shape[-3]
+    wide = torch.promote_types(query.dtype, torch.float32)
+    key, value = (one.repeat_interleave(groups, -3).to(wide) for one in (key, value))
+    logits = query.to(wide) @ key.transpose(-1, -2) * scale
+    if cap:
+        logits = torch.tanh(logits / cap) * cap
+    if seen is not None:
+        logits = logits.masked_fill(~seen, float("-inf"))
+    return logits.softmax(-1) @ value
 
 
 def _eager(library: Any, module: nn.Module) -> Any:

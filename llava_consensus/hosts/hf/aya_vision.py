@@ -9,44 +9,20 @@ a break, so that the tiles of a picture are runs of placeholders with one row be
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from llava_consensus.hosts.base import Offer
 from llava_consensus.hosts.derived.decoder import TapDecoder
-from llava_consensus.hosts.hf.internvl import InternVL
+from llava_consensus.hosts.hf.internvl import Shuffled
 from llava_consensus.hosts.hf.rows import PictureRows, runs, whole_tiles
 from llava_consensus.hosts.hf.smolvlm import tagged
-from llava_consensus.hosts.hf.towers import PATCHES, ShuffledTower
-from llava_consensus.hosts.towers import hidden_state_block
 
 
-class AyaVision(InternVL):
+class AyaVision(Shuffled):
     """Tiles with tags."""
 
-    offer = Offer(PATCHES, inside=ShuffledTower.inside)
     around = (2, 1)
-
-    @cached_property
-    def tower(self) -> ShuffledTower:
-        """The blocks, and the patches that the projector's own shuffle puts together."""
-        config, inner = self.module.config, self.inner
-        side = config.vision_config.image_size // config.vision_config.patch_size
-        place = torch.arange(side**2).view(1, -1, 1)
-        members = inner.multi_modal_projector.pixel_shuffle(place).flatten(0, 2)
-        module = inner.vision_tower
-        blocks = list(getattr(module, "vision_model", module).encoder.layers)
-        tower = ShuffledTower(blocks, members, 0, "self_attn", ("q_proj", "k_proj"))
-        tower.feature_block = hidden_state_block(getattr(config, "vision_feature_layer", -1), len(blocks))
-        return tower
-
-    def patches(self, pixels: Tensor) -> Tensor:
-        """Runs the tower with interpolated position embeddings."""
-        layer = getattr(self.module.config, "vision_feature_layer", None)
-        more = {} if layer is None else {"output_hidden_states": True}
-        output = self.inner.vision_tower(pixels, interpolate_pos_encoding=True, **more)
-        states: Tensor = output.last_hidden_state if layer is None else output.hidden_states[layer]
-        return states
+    tensors = frozenset({"image"})
+    merge = "downsample_factor"
 
     def joined(self, squares: Tensor) -> Tensor:
         """The projector."""

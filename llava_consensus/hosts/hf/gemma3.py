@@ -10,33 +10,23 @@ from functools import cached_property
 
 from torch import Tensor
 
-from llava_consensus.hosts.base import Offer
 from llava_consensus.hosts.derived.decoder import TapDecoder
 from llava_consensus.hosts.hf.internvl import Shuffled
-from llava_consensus.hosts.hf.towers import PATCHES, ShuffledTower, squares
 
 
 class Gemma3(Shuffled):
     """Adapter for Gemma 3. Every run of placeholders is a picture, or a crop of one."""
 
-    offer = Offer(PATCHES, inside=ShuffledTower.inside)
     around = (1, 1)
     tensors = frozenset({"image"})
+    most_tiles = 1
     chunks = False  # rows of a picture that is split see no rows of the next chunk
 
-    @cached_property
-    def tower(self) -> ShuffledTower:
-        """The blocks, and the squares of patches that the projector averages."""
-        config, module = self.module.config, self.inner.vision_tower
-        side = config.vision_config.image_size // config.vision_config.patch_size
-        members = squares(side, side // round(config.mm_tokens_per_image**0.5))
-        blocks = list(getattr(module, "vision_model", module).encoder.layers)
-        return ShuffledTower(blocks, members, 0, "self_attn", ("q_proj", "k_proj"))
-
-    def patches(self, pixels: Tensor) -> Tensor:
-        """Runs the tower with interpolated position embeddings."""
-        states: Tensor = self.inner.vision_tower(pixels, interpolate_pos_encoding=True).last_hidden_state
-        return states
+    @property
+    def stride(self) -> int:
+        """Patches in a row of the square that the projector averages."""
+        config = self.module.config
+        return int(config.vision_config.image_size // self.patch // round(config.mm_tokens_per_image**0.5))
 
     def joined(self, squares: Tensor) -> Tensor:
         """The parts of the projector, whose own forward takes whole tiles alone."""

@@ -491,12 +491,16 @@ def assembled(
             plane.masked_scatter(at_placeholder, more.to(plane.device, plane.dtype))
             for plane, more in zip(planes, modality_features.planes, strict=True)
         ]
+    return Assembled(embeds, real, positions, channels_of(view, inputs, ids, planes))
+
+
+def channels_of(view: Any, inputs: dict[str, Any], ids: Tensor, planes: list[Tensor]) -> dict[str, Channel]:
+    """What goes with the rows of prompts [R, S]: ids, token types, labels, and the planes [R, S, D]."""
     channels = {"ids": Channel(ids, padding_id(view), Rule.SOURCE)}
     channels |= {name: Channel(inputs[name], 0, Rule.SOURCE) for name in row_types(inputs, ids)}
     if inputs.get("labels") is not None:
         channels["labels"] = Channel(inputs["labels"], IGNORE, Rule.BLANK)
-    channels |= {f"plane {i}": Channel(plane, 0, Rule.MEAN) for i, plane in enumerate(planes)}
-    return Assembled(embeds, real, positions, channels)
+    return channels | {f"plane {i}": Channel(plane, 0, Rule.MEAN) for i, plane in enumerate(planes)}
 
 
 def row_types(inputs: dict[str, Any], ids: Tensor) -> list[str]:

@@ -2,21 +2,20 @@
 patches. The tiles of a picture are one run of placeholders; a frame of a video is a picture of its own.
 """
 
-import math
+import inspect
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer
-from llava_consensus.hosts.hf.model import HfModel, joined, run_encoder, tiles_of
+from llava_consensus.hosts.hf.model import HfModel, run_whole
 from llava_consensus.hosts.hf.rows import Features, PictureRows, runs, whole_tiles
-from llava_consensus.hosts.hf.towers import PATCHES, ShuffledTower, cells
+from llava_consensus.hosts.hf.towers import MERGER, PATCHES, TapTower, cells, squares
 from llava_consensus.hosts.tower_hooks import TokenGrid, shrunk
-from llava_consensus.hosts.towers import fingerprint, hidden_state_block
 from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.tokens import Need
 
@@ -24,7 +23,46 @@ MOST_PATCHES = 12  # tiles of a picture, where no processor says another number
 
 
 class Shuffled(HfModel):
-    """Equal tiles, each run of placeholders one or more of them."""
+    """Equal tiles, each run of placeholders one or more of them; a projector makes one token of each square of
+    patches.
+    """
+
+    offer = Offer(PATCHES, inside=MERGER)
+    classes = 0  # class tokens in front of the patches
+    merge = ""  # entry of the configuration: patches in a row of the square that makes a token
+
+    @property
+    def vision(self) -> Any:
+        """The vision model."""
+        return self.inner.vision_tower
+
+    @property
+    def layer(self) -> int | None:
+        """Hidden states that feed the projector; None for the states that the vision model returns."""
+        return getattr(self.module.config, "vision_feature_layer", None)
+
+    @property
+    def stride(self) -> int:
+        """Patches in a row of the square that makes a token."""
+        return int(attrgetter(self.merge)(self.module.config))
+
+    @property
+    def patch(self) -> int:
+        """Height and width of a patch in pixels."""
+        return _first(self.module.config.vision_config.patch_size)
+
+    @property
+    def most_tiles(self) -> int:
+        """Number of tiles of the largest grid its processor makes, and the whole view."""
+        processor = self.image_processor
+        return 1 + int(MOST_PATCHES if processor is None else processor.max_patches)
+
+    @cached_property
+    def tower(self) -> TapTower:
+        """The vision side."""
+        members = squares(_first(self.module.config.vision_config.image_size) // self.patch, self.stride)
+        layer = -1 if self.layer is None else self.layer
+        return TapTower(self.vision, len(members), members, classes=self.classes, layer=layer)
 
     def tiles(self, inputs: dict[str, Any]) -> Tensor:
         """Pixels of all tiles: [T, 3, h, w]."""
@@ -54,8 +92,13 @@ class Shuffled(HfModel):
         return pictures
 
     def patches(self, pixels: Tensor) -> Tensor:
-        """Tiles of any size through the tower: [T, 3, h, w] -> [T, n, D_v], without a class token."""
-        raise NotImplementedError
+        """Tiles of any size through the vision model: [T, 3, h, w] -> [T, n, D_v], without a class token."""
+        more = {} if self.layer is None else {"output_hidden_states": True}
+        if "interpolate_pos_encoding" in inspect.signature(type(self.vision).forward).parameters:  # else it always does
+            more["interpolate_pos_encoding"] = True
+        output = self.vision(pixels.to(self.inner.dtype), **more)
+        states: Tensor = output.last_hidden_state if self.layer is None else output.hidden_states[self.layer]
+        return states[:, self.classes :]
 
     def joined(self, squares: Tensor) -> Tensor:
         """Tokens of the patches that each is made of, row by row, by the model's own projector, which takes each square
@@ -65,9 +108,8 @@ class Shuffled(HfModel):
 
     def read(self, pixels: Tensor) -> Tensor:
         """Tiles of any size through tower and projector: [T, 3, h, w] -> [T, N, D]."""
-        patch, members = patch_size(self.module.config.vision_config), self.tower.members
-        height, width = (size // patch for size in pixels.shape[-2:])
-        squares = self.patches(pixels)[:, cells(height, width, math.isqrt(members.shape[1]))]  # [T, N, m, D_v]
+        height, width = (size // self.patch for size in pixels.shape[-2:])
+        squares = self.patches(pixels)[:, cells(height, width, self.stride)]  # [T, N, m, D_v]
         return self.joined(squares.flatten(0, 1)).reshape(*squares.shape[:2], -1)
 
     def encode(
@@ -77,60 +119,39 @@ class Shuffled(HfModel):
         if attachment.method.place is Place.PICTURE:
             tower, pixels = self.tower, self.tiles(inputs)
             small = shrunk(attachment, [TokenGrid(rows.tiles, tower.side, tower.side) for rows in pictures])
-            size = patch_size(self.module.config.vision_config) * math.isqrt(tower.members.shape[1])
-            tokens = small.read(pixels, size, self.read)
+            tokens = small.read(pixels, self.patch * self.stride, self.read)
             tiles, index = small.tiles(tokens)
             return Features(tiles, tokens[index])
-        output, parts = run_encoder(self, attachment, modality, inputs)
-        if Need.FINGERPRINT in attachment.needs:
-            parts["fingerprint"] = fingerprint(self.tiles(inputs))
-        tokens = joined(output.pooler_output)
-        return Features(tiles_of(tokens, parts, pictures), tokens)
+        return run_whole(self, attachment, modality, inputs, self.tiles(inputs), pictures)
 
 
-def patch_size(vision: Any) -> int:
-    """Height and width of a patch in pixels."""
-    size: int | list[int] = vision.patch_size
+def _first(size: int | list[int]) -> int:
+    """Height in pixels of what a configuration may give height and width of."""
     return size if isinstance(size, int) else size[0]
 
 
 class InternVL(Shuffled):
     """InternViT with a class token."""
 
-    offer = Offer(PATCHES | {Need.CLASS_FEATURE}, inside=ShuffledTower.inside)
+    offer = Offer(PATCHES | {Need.CLASS_FEATURE}, inside=MERGER)
     around = (1, 1)
     tensors = frozenset({"image"})
+    classes = 1
 
     @property
-    def most_tiles(self) -> int:
-        """Number of tiles of the largest grid its processor makes, and the whole view."""
-        processor = self.image_processor
-        return 1 + int(MOST_PATCHES if processor is None else processor.max_patches)
+    def layer(self) -> int | None:
+        """Hidden states that feed the projector."""
+        layer: int = self.module.config.vision_feature_layer
+        return None if layer == -1 else layer
 
-    @cached_property
-    def tower(self) -> ShuffledTower:
-        """The blocks, and the patches that the model's own shuffle puts together."""
-        inner, config = self.inner, self.module.config
-        vision = config.vision_config
-        height, width = (size // patch for size, patch in zip(vision.image_size, vision.patch_size, strict=True))
-        place = torch.arange(height * width).view(1, height, width, 1)
-        grouped = inner.pixel_shuffle(place, scale_factor=config.downsample_ratio)
-        blocks, layer = list(inner.vision_tower.encoder.layer), config.vision_feature_layer
-        tower = ShuffledTower(blocks, grouped.flatten(0, 2), 1, "attention", ("q_norm", "k_norm"))
-        tower.feature_block = hidden_state_block(layer, len(blocks))
-        return tower
-
-    def patches(self, pixels: Tensor) -> Tensor:
-        """The tower interpolates its positions by itself."""
-        layer = self.module.config.vision_feature_layer
-        more = {} if layer == -1 else {"output_hidden_states": True}
-        output = self.inner.vision_tower(pixel_values=pixels.to(self.inner.dtype), **more)
-        states: Tensor = output.last_hidden_state if layer == -1 else output.hidden_states[layer]
-        return states[:, 1:]
+    @property
+    def stride(self) -> int:
+        """Patches in a row of the square that makes a token."""
+        return round(1 / self.module.config.downsample_ratio)
 
     def joined(self, squares: Tensor) -> Tensor:
         """Shuffle and projector."""
-        side, inner = math.isqrt(squares.shape[1]), self.inner
-        square = inner.pixel_shuffle(squares.unflatten(1, (side, side)), self.module.config.downsample_ratio)
+        inner, square = self.inner, squares.unflatten(1, (self.stride, self.stride))
+        square = inner.pixel_shuffle(square, self.module.config.downsample_ratio)
         tokens: Tensor = inner.multi_modal_projector(square)
         return tokens

@@ -8,11 +8,9 @@ from torch import Tensor
 
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer
-from llava_consensus.hosts.hf.model import HfModel, joined, run_encoder, tiles_of
+from llava_consensus.hosts.hf.model import HfModel, run_whole
 from llava_consensus.hosts.hf.rows import Features, PictureRows, whole_tiles
 from llava_consensus.hosts.hf.towers import LlavaTower
-from llava_consensus.hosts.towers import fingerprint
-from llava_consensus.reduction.tokens import Need
 
 
 class Llava(HfModel):
@@ -48,8 +46,4 @@ class Llava(HfModel):
         if attachment.method.acts_inside or self.lays_out:
             tiles = attachment.encode(pixels, counts)
             return Features(tiles, torch.cat(self.pack(modality, inputs, [picture.projected for picture in tiles])))
-        output, parts = run_encoder(self, attachment, modality, inputs)
-        if Need.FINGERPRINT in attachment.needs:
-            parts["fingerprint"] = fingerprint(pixels)
-        tokens = joined(output.pooler_output)
-        return Features(tiles_of(tokens, parts, pictures), tokens)
+        return run_whole(self, attachment, modality, inputs, pixels, pictures)

@@ -5,7 +5,7 @@ words of the prompt here, which stay.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -14,38 +14,33 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
-from llava_consensus.hosts.base import Offer, Tap, Tiles
-from llava_consensus.hosts.hf.model import HfModel, joined, run_encoder
+from llava_consensus.hosts.base import Offer, Tap
+from llava_consensus.hosts.hf.model import HfModel, joined, picture_tiles, run_encoder
 from llava_consensus.hosts.hf.rows import Features, PictureRows, whole_tiles
-from llava_consensus.hosts.hf.towers import MERGER, PATCHES, cells
+from llava_consensus.hosts.hf.towers import MERGER, PATCHES, TapTower
 from llava_consensus.hosts.tower_hooks import TokenGrid, shrink, shrunk
-from llava_consensus.hosts.towers import FRONTS, BlockParts, ClipBlocks, fingerprint, hidden_state_block, split_heads
+from llava_consensus.hosts.towers import BlockParts, ClipBlocks, fingerprint, split_heads
 from llava_consensus.reduction.merging import group_means
 from llava_consensus.reduction.method import Place
-from llava_consensus.reduction.saliency import rotate
 from llava_consensus.reduction.tokens import Need
 
 
-class PixtralTower:
-    """The blocks of the tower; where the patches of a picture stand is known picture by picture.
+class PixtralTower(TapTower):
+    """A tower whose blocks can merge patches, picture by picture.
 
     Args:
         inner: the model without its head.
         merged: patches of a token.
         most: the most tokens a picture can have.
+        layer: of the hidden states that feed the projector.
         inside: where methods can act before the projector.
     """
 
-    classes, side, offers, varies = 0, 0, PATCHES, True
-    members: Tensor | None = None
     embeddings = None  # the host makes pictures smaller
 
-    def __init__(self, inner: Any, merged: int, most: int, inside: Mapping[Place, str]) -> None:
-        self.module, self.project = inner.vision_tower, inner.multi_modal_projector
-        self.layer: int = inner.config.vision_feature_layer
-        self.blocks: Sequence[Any] = list(self.module.transformer.layers)
-        self.merged, self.tokens, self.inside = merged, most, inside
-        self.feature_block = hidden_state_block(self.layer, len(self.blocks))
+    def __init__(self, inner: Any, merged: int, most: int, layer: int, inside: Mapping[Place, str]) -> None:
+        super().__init__(inner.vision_tower, most, merged=merged, layer=layer, inside=inside)
+        self.module, self.layer, self._project = inner.vision_tower, layer, inner.multi_modal_projector
         self.kernel: str = getattr(self.module.config, "_attn_implementation", "eager")
 
     def of_picture(self, rows: int, columns: int) -> "PixtralTower":
@@ -57,13 +52,8 @@ class PixtralTower:
     def encode(self, pixels: Tensor) -> Tensor:
         """A picture [1, 3, h, w] through tower and projector, where each patch is a token: [1, N, D]."""
         states = self.module(pixels, output_hidden_states=True, return_dict=True).hidden_states[self.layer]
-        projected: Tensor = self.project(states)
+        projected: Tensor = self._project(states)
         return projected
-
-    def scale(self, block: int) -> float:
-        """Scale of the attention logits of a block."""
-        scale: float = self.blocks[block].attention.scaling
-        return scale
 
     def parts(self, block: int) -> BlockParts:
         """The parts of a block."""
@@ -90,18 +80,6 @@ class PixtralTower:
         """States as a block returns them."""
         return states
 
-    def taps(self, needs: frozenset[Need], features: int, attention: int) -> list[Tap]:
-        """Projections of one block, the rotation, and the output of another block: a row for each patch."""
-        attending, taps = self.blocks[attention].attention, []
-        if Need.ATTENTION in needs:
-            taps.append(Tap(attending.q_proj, lambda output: {"query": output[0]}))
-            taps.append(Tap(attending.k_proj, lambda output: {"key": output[0]}))
-            rotary = self.module.patch_positional_embedding
-            taps.append(Tap(rotary, lambda output: dict(zip(("cos", "sin"), output, strict=True))))
-        if Need.FEATURES in needs:
-            taps.append(Tap(self.blocks[features], lambda output: {"features": output[0]}))
-        return taps
-
 
 class Mistral3(HfModel):
     """Adapter for Mistral 3. Every picture is one tile."""
@@ -119,7 +97,7 @@ class Mistral3(HfModel):
                 f"vision tower {kind!r}, vision_feature_layer={layer}: adapted is Pixtral with features of one layer"
             )
         most = (config.vision_config.image_size // self._pixels) ** 2
-        return PixtralTower(self.inner, self._side**2, most, self.offer.inside)
+        return PixtralTower(self.inner, self._side**2, most, layer, self.offer.inside)
 
     @property
     def _side(self) -> int:
@@ -141,31 +119,17 @@ class Mistral3(HfModel):
     def encode(
         self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[PictureRows]
     ) -> Features:
-        """The model's own encoder; queries and keys rotated, and split by picture."""
+        """The model's own encoder; what was read of the tower is split by picture."""
         if attachment.method.place is Place.PICTURE:
             return self.smaller(attachment, modality, inputs)
         output, parts = run_encoder(self, attachment, modality, inputs)
+        tokens, patch = joined(output.pooler_output), self.module.config.vision_config.patch_size
         sizes = torch.as_tensor(inputs["image_sizes"]).tolist()
-        heads = self.module.config.vision_config.num_attention_heads
-        for front in FRONTS:
-            cos, sin = parts.pop(front + "cos", None), parts.pop(front + "sin", None)
-            for name in (front + "query", front + "key") if cos is not None and sin is not None else ():
-                states = parts[name].unflatten(-1, (heads, -1)).transpose(0, 1)[None]  # [1, H, rows, d]
-                turned = rotate(states.float(), cos.float()[None], sin.float()[None])
-                parts[name] = turned.to(states.dtype)[0].transpose(0, 1)
-        patch, side = self.module.config.vision_config.patch_size, self._side
-        grids = [(height // patch, width // patch) for height, width in sizes]
-        split = {name: values.split([height * width for height, width in grids]) for name, values in parts.items()}
-        tokens = joined(output.pooler_output)
-        tiles = []
-        for index, own in enumerate(tokens.detach().split([len(rows.token) for rows in pictures])):
-            found = {name: values[index][None] for name, values in split.items()}
-            found |= {name: one.transpose(1, 2) for name, one in found.items() if name.endswith(("query", "key"))}
-            if Need.FINGERPRINT in attachment.needs:
-                height, width = sizes[index]
-                found["fingerprint"] = fingerprint(inputs["pixel_values"][index : index + 1, :, :height, :width])
-            members = cells(*grids[index], side)
-            tiles.append(Tiles(own[None], found, grids[index][1] // side, members))
+        grids = [[1, height // patch, width // patch] for height, width in sizes]
+        tiles = picture_tiles(tokens.detach(), parts, grids, self._side, raster=True)
+        if Need.FINGERPRINT in attachment.needs:
+            for one, pixels, (height, width) in zip(tiles, inputs["pixel_values"], sizes, strict=True):
+                one.parts["fingerprint"] = fingerprint(pixels[None, :, :height, :width])
         return Features(tiles, tokens)
 
     def smaller(self, attachment: Attachment, modality: str, inputs: dict[str, Any]) -> Features:

@@ -5,7 +5,8 @@ become tokens, and which rows of the prompt are tokens of a picture.
 import contextlib
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property, partial, wraps
 from types import MappingProxyType
 from typing import Any
@@ -14,15 +15,18 @@ import torch
 import transformers
 from torch import Tensor
 
+from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer, Tiles
 from llava_consensus.hosts.derived.decoder import TapDecoder
+from llava_consensus.hosts.derived.tap import install, recording
 from llava_consensus.hosts.environment import check_version
 from llava_consensus.hosts.hf import generate as entrances
 from llava_consensus.hosts.hf.rows import Features, PictureRows
-from llava_consensus.hosts.hf.towers import PATCHES
+from llava_consensus.hosts.hf.towers import PATCHES, TapTower, cells
 from llava_consensus.hosts.lengths import COUNTING, recounting
 from llava_consensus.hosts.sequence import Assembled
+from llava_consensus.hosts.towers import fingerprint
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need
 
@@ -89,6 +93,11 @@ class HfModel:
     def check(self, method: Method) -> None:
         """Raises OptionError for what this family cannot do, or an old transformers."""
         check_version(transformers.__version__)
+        if "positions" in method.asked and method.positions == "renumber" and self.keeps_positions:  # no default
+            raise OptionError(
+                f"positions=renumber: {type(self.module).__name__} has positions of three axes, which are kept. Leave "
+                "it out, or take positions=keep"
+            )
 
     @property
     def clip_name(self) -> str:
@@ -186,7 +195,13 @@ class HfModel:
         """Called when a method is attached, for hooks of the host's own."""
         check = partial(entrances.check_outer, attachment)
         taps = self.decoder.tapped([0]) if Need.PROBE in attachment.needs else []
+        taps += install(list(self.attending(attachment).values()))
         attachment.add(taps, [self.inner.register_forward_pre_hook(check, with_kwargs=True)])
+
+    def attending(self, attachment: Attachment) -> dict[str, Any]:
+        """Attention modules of the tower whose kernel calls the method reads; see `TapTower.attending`."""
+        tower = self.tower
+        return tower.attending(attachment.reader) if isinstance(tower, TapTower) else {}
 
     def try_picture(self, inputs: dict[str, Any]) -> None:
         """Called with a prompt about a picture once the harness has loaded the model."""
@@ -213,8 +228,16 @@ class HfModel:
         return contextlib.nullcontext()
 
     def placing(self, inputs: dict[str, Any], positions: Tensor, real: Tensor) -> dict[str, Any]:
-        """Arguments that say where the reduced rows stand: `positions` as they were, of rows that are `real`."""
-        return {"position_ids": positions}
+        """Arguments that say where the reduced rows stand: `positions` as they were, of rows that are `real`. Where
+        they have axes, a model that counts by rows is told the step from rows to positions, for decoding loops that
+        give no positions.
+        """
+        if positions.ndim == 2:
+            return {"position_ids": positions}
+        if hasattr(self.inner, "rope_deltas"):
+            following = positions.masked_fill(~real[..., None], 0).amax((1, 2)) + 1
+            self.inner.rope_deltas = following[:, None] - real.sum(1, keepdim=True)
+        return {"position_ids": positions.permute(2, 0, 1)}
 
     def together(self, pictures: list[Features]) -> Features:
         """Pictures of one modality that went through the tower one by one."""
@@ -232,11 +255,34 @@ class HfModel:
         return self.output(torch.cat(output.pooler_output)[None], [], None)
 
 
+@contextmanager
+def reading(view: HfModel, attachment: Attachment) -> Iterator[dict[str, Tensor]]:
+    """What the method reads of the tower while the body runs, complete once it has ended."""
+    modules = view.attending(attachment)
+    with attachment.collecting() as parts, recording(list(modules.values())) as calls:
+        yield parts
+    for front, module in modules.items():
+        heads = view.tower.heads([call for call in calls if call.module is module])
+        parts |= {front + name: states.detach() for name, states in zip(("query", "key"), heads, strict=True)}
+
+
 def run_encoder(view: HfModel, attachment: Attachment, modality: str, inputs: dict[str, Any]) -> tuple[Any, Any]:
-    """Runs the model's own encoder: its output, and the parts that hooks collected meanwhile."""
-    with attachment.collecting() as parts:
+    """Runs the model's own encoder: its output, and the parts that were read meanwhile."""
+    with reading(view, attachment) as parts:
         output = getattr(view.inner, f"get_{modality}_features")(**inputs, return_dict=True)
     return output, parts
+
+
+def run_whole(
+    view: HfModel, attachment: Attachment, modality: str, inputs: dict[str, Any], pixels: Tensor,
+    pictures: list[PictureRows],
+) -> Features:  # fmt: skip
+    """Features by the model's own encoder, which takes tiles of one size, with what the method reads of each."""
+    output, parts = run_encoder(view, attachment, modality, inputs)
+    if Need.FINGERPRINT in attachment.needs:
+        parts["fingerprint"] = fingerprint(pixels)
+    tokens = joined(output.pooler_output)
+    return Features(tiles_of(tokens, parts, pictures), tokens)
 
 
 def tiles_of(tokens: Tensor, parts: dict[str, Tensor], pictures: list[PictureRows]) -> list[Tiles]:
@@ -254,6 +300,34 @@ def tiles_of(tokens: Tensor, parts: dict[str, Tensor], pictures: list[PictureRow
     tiles = [part.unflatten(0, (-1, size)) for part, size in zip(projected.split(rooms), sizes, strict=True)]
     split = {name: value.split([rows.tiles for rows in pictures]) for name, value in parts.items()}
     return [Tiles(tile, {name: values[i] for name, values in split.items()}) for i, tile in enumerate(tiles)]
+
+
+def picture_tiles(
+    tokens: Tensor, parts: dict[str, Tensor], grids: list[list[int]], side: int = 2, raster: bool = False
+) -> list[Tiles]:
+    """The tiles of pictures of any size, with the width of its grid and the patches of each token.
+
+    Args:
+        tokens: of all pictures [n, D].
+        parts: of all patches [rows, ...].
+        grids: tiles of each picture, and its rows and columns of patches.
+        side: patches in a row of the square that makes a token.
+        raster: whether patches stand row by row, and not square by square.
+    """
+    rows = [frames * height * width for frames, height, width in grids]
+    split = {name: value.split(rows) for name, value in parts.items()}
+    tiles = []
+    for index, picture_tokens in enumerate(tokens.split([count // side**2 for count in rows])):
+        frames, height, width = grids[index]
+        size = height * width
+        picture_parts = {name: values[index].unflatten(0, (frames, size)) for name, values in split.items()}
+        for name in [name for name in picture_parts if name.endswith(("query", "key"))]:
+            picture_parts[name] = picture_parts[name].transpose(1, 2)
+        if "pixels" in picture_parts:
+            picture_parts["fingerprint"] = fingerprint(picture_parts.pop("pixels"))
+        members = cells(height, width, side) if raster else torch.arange(size).view(-1, side**2)
+        tiles.append(Tiles(picture_tokens.unflatten(0, (frames, -1)), picture_parts, width // side, members))
+    return tiles
 
 
 def joined(features: Any) -> Tensor:

@@ -3,7 +3,6 @@ token, and a table of visual words that a token is a mixture of. The rows around
 of the prompt here and stay, have embeddings of that table too.
 """
 
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,28 +10,20 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.base import Offer
 from llava_consensus.hosts.hf.aya_vision import spaced
-from llava_consensus.hosts.hf.internvl import InternVL
+from llava_consensus.hosts.hf.internvl import Shuffled
 from llava_consensus.hosts.hf.rows import PictureRows
-from llava_consensus.hosts.hf.towers import PATCHES, ShuffledTower, squares
 from llava_consensus.hosts.tower_hooks import positions
 from llava_consensus.reduction.method import Method, Place
 
 
-class Ovis2(InternVL):
+class Ovis2(Shuffled):
     """Tiles with one row between them, the whole view first."""
 
-    offer = Offer(PATCHES, inside=ShuffledTower.inside)
+    around = (1, 1)
+    tensors = frozenset({"image"})
+    merge = "vision_config.hidden_stride"
     chunks = False  # in one without tokens of a picture, rows around tiles have the embeddings of words
-
-    @cached_property
-    def tower(self) -> ShuffledTower:
-        """The blocks, and the squares of patches that the head takes together."""
-        config = self.module.config.vision_config
-        members = squares(config.image_size // config.patch_size, config.hidden_stride)
-        blocks = list(self.inner.vision_tower.transformer.encoder.layers)
-        return ShuffledTower(blocks, members, 0, "attention", ("q_proj", "k_proj"))
 
     def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[PictureRows]:
         """A picture is the tiles that have one row between them."""
@@ -50,9 +41,9 @@ class Ovis2(InternVL):
 
     def patches(self, pixels: Tensor) -> Tensor:
         """Runs the parts of the tower, whose own embeddings take whole tiles alone."""
-        transformer, patch = self.inner.vision_tower.transformer, self.module.config.vision_config.patch_size
+        transformer = self.vision.transformer
         front, weight = transformer.embeddings, transformer.embeddings.position_embedding.weight
-        rows, columns = (size // patch for size in pixels.shape[-2:])
+        rows, columns = (size // self.patch for size in pixels.shape[-2:])
         patches = front.rms_norm(front.patch_embedding(pixels.to(weight.dtype)).flatten(2).transpose(1, 2))
         places = weight if rows * columns == len(weight) else positions(weight, rows, columns, classes=0)
         states: Tensor = transformer.encoder(inputs_embeds=patches + places).last_hidden_state
@@ -60,7 +51,7 @@ class Ovis2(InternVL):
 
     def joined(self, squares: Tensor) -> Tensor:
         """The head of the tower, and the table."""
-        tower, inner = self.inner.vision_tower, self.inner
+        tower, inner = self.vision, self.inner
         words = tower.head_norm(tower.head_linear(squares.flatten(1))).softmax(-1)
         tokens: Tensor = inner.visual_embeddings_table(pad(words, (0, tower.num_visual_indicator_tokens)))
         return tokens

@@ -7,7 +7,6 @@ layers (DeepStack), which are reduced with the same rows.
 """
 
 import math
-from collections.abc import Mapping
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -17,16 +16,14 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
-from llava_consensus.hosts.base import Offer, Tap, Tiles
+from llava_consensus.hosts.base import Offer, Tiles
 from llava_consensus.hosts.derived.decoder import TapDecoder
 from llava_consensus.hosts.hf.cells import ADAPTED, through_tower
-from llava_consensus.hosts.hf.model import HfModel, joined, run_encoder
+from llava_consensus.hosts.hf.model import HfModel, joined, picture_tiles, reading, run_encoder
 from llava_consensus.hosts.hf.rows import Features, PictureRows, whole_tiles
-from llava_consensus.hosts.hf.towers import MERGER, PATCHES
+from llava_consensus.hosts.hf.towers import MERGER, PATCHES, TapTower
 from llava_consensus.hosts.tower_hooks import TokenGrid, shrink, shrunk
-from llava_consensus.hosts.towers import FRONTS, fingerprint
 from llava_consensus.reduction.method import Method, Place
-from llava_consensus.reduction.saliency import rotate
 from llava_consensus.reduction.tokens import Need
 
 MERGED = 4  # patches of a token, in a row
@@ -34,64 +31,18 @@ CELLS = MappingProxyType({**MERGER, **ADAPTED})
 SIDE = 2  # patches in a row of the square that makes a token
 
 
-class QwenTower:
-    """The blocks of the tower; where the patches of a picture stand is known picture by picture."""
-
-    classes, side, offers, merged, varies = 0, 0, PATCHES, MERGED, True
-    members: Tensor | None = None
-    inside: Mapping[Place, str] = MERGER
-
-    def __init__(self, visual: Any, most: int) -> None:
-        self.visual, self.blocks, self.tokens = visual, list(visual.blocks), most
-        self.full: tuple[int, ...] = tuple(getattr(visual, "fullatt_block_indexes", range(len(self.blocks))))
-        self.feature_block = len(self.blocks) - 1
-        self.reorders = hasattr(visual, "window_size")  # rows are in the order of the windows inside
-
-    def encode(self, pixels: Tensor) -> Tensor:
-        """Never asked for: the model's own encoder runs, and hooks collect."""
-        raise NotImplementedError
-
-    def project(self, features: Tensor) -> Tensor:
-        """Not offered: the merger takes four patches at a time."""
-        raise NotImplementedError
-
-    def scale(self, block: int) -> float:
-        """Scale of the attention logits of a block."""
-        scale: float = self.blocks[block].attn.scaling
-        return scale
-
-    def taps(self, needs: frozenset[Need], features: int, attention: int) -> list[Tap]:
-        """The projection of one block, the rotation, and the output of another block: rows as the tower has them.
-
-        Raises:
-            OptionError: for the attention of a block that looks at windows.
-        """
-        taps = []
-        if Need.ATTENTION in needs:
-            if attention not in self.full:
-                raise OptionError(
-                    f"vision_layer={attention}: this block attends within windows, so its patches cannot be compared. "
-                    f"Take one of {', '.join(map(str, self.full))}"
-                )
-            taps.append(Tap(self.blocks[attention].attn.qkv, lambda output: {"qkv": output}))
-            taps.append(Tap(self.visual.rotary_pos_emb, lambda output: dict(zip(("cos", "sin"), output, strict=True))))
-        if Need.FEATURES in needs:
-            taps.append(Tap(self.blocks[features], lambda output: {"features": output}))
-        return taps
-
-
 class QwenVL(HfModel):
     """Adapter for the models of this file."""
 
-    offer = Offer(PATCHES, inside=QwenTower.inside)
+    offer = Offer(PATCHES, inside=MERGER)
     keeps_positions = True
     around, typed, reads_inside = (1, 1), True, True
     placed_by = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
 
     @cached_property
-    def tower(self) -> QwenTower:
+    def tower(self) -> TapTower:
         """The vision side."""
-        return QwenTower(self.inner.visual, self.decoder.reach)
+        return TapTower(self.inner.visual, self.decoder.reach, merged=MERGED, inside=self.offer.inside)
 
     @cached_property
     def decoder(self) -> TapDecoder:
@@ -99,17 +50,12 @@ class QwenVL(HfModel):
         return TapDecoder(self.inner.language_model, axes=3)
 
     def check(self, method: Method) -> None:
-        """Raises OptionError for new positions that somebody asks for. A default of a method means one axis."""
+        """Raises OptionError for tokens of more patches than methods are adapted to."""
         super().check(method)
         side = getattr(self.inner.visual, "spatial_merge_size", SIDE) if hasattr(self.module, "model") else SIDE
         if side != SIDE:
             raise OptionError(
                 f"vision_config.spatial_merge_size={side}: methods are adapted to tokens of {SIDE} x {SIDE} patches"
-            )
-        if "positions" in method.asked and method.positions == "renumber":
-            raise OptionError(
-                f"positions=renumber: {type(self.module).__name__} has positions of three axes (time, row, column), "
-                "which are kept. Leave it out, or take positions=keep"
             )
 
     def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[PictureRows]:
@@ -184,21 +130,11 @@ class QwenVL(HfModel):
         raise NotImplementedError
 
     def ordered(self, parts: dict[str, Tensor], grids: Tensor) -> dict[str, Tensor]:
-        """Queries and keys [rows, H, d], rotated, and features [rows, D_v], each token's four rows together."""
-        ordered = dict(parts)
-        angles = [
-            [ordered.pop(front + name, None) for name in ("cos", "sin")] for front in FRONTS
-        ]  # before the windows
-        if hasattr(self.inner.visual, "window_size"):
-            back = _window_order(self.inner.visual, grids).argsort()
-            ordered = {name: value.unflatten(0, (-1, MERGED))[back].flatten(0, 1) for name, value in ordered.items()}
-        for front, (cos, sin) in zip(FRONTS, angles, strict=True):
-            if cos is not None and sin is not None:
-                heads = self.inner.visual.config.num_heads
-                states = ordered.pop(front + "qkv").unflatten(-1, (3, heads, -1)).permute(1, 2, 0, 3)  # [3, H, rows, d]
-                turned = rotate(states[:2].float(), cos.float()[None], sin.float()[None]).to(states.dtype)
-                ordered[front + "query"], ordered[front + "key"] = turned.transpose(1, 2)
-        return ordered
+        """Parts [rows, ...], each token's four rows together."""
+        if not hasattr(self.inner.visual, "window_size"):
+            return parts
+        back = _window_order(self.inner.visual, grids).argsort()
+        return {name: value.unflatten(0, (-1, MERGED))[back].flatten(0, 1) for name, value in parts.items()}
 
     def positions(self, inputs: dict[str, Any], ids: Tensor, real: Tensor) -> Tensor:
         """Time, row and column of every row, by the model's own function: [R, S, 3]."""
@@ -223,13 +159,10 @@ class QwenVL(HfModel):
         return {"position_ids": self.positions(inputs, ids, real).permute(2, 0, 1).to(ids.device)}
 
     def placing(self, inputs: dict[str, Any], positions: Tensor, real: Tensor) -> dict[str, Any]:
-        """A text axis in front of the three, as `generate` wants it, and the step from rows to positions, for decoding
-        loops that give no positions.
-        """
+        """A text axis in front of the three, as `generate` wants it."""
         text = (real.cumsum(1) - 1).clamp_min(0)
-        following = positions.masked_fill(~real[..., None], 0).amax((1, 2)) + 1
-        self.inner.rope_deltas = following[:, None] - real.sum(1, keepdim=True)
-        return {"position_ids": torch.cat((text[None], positions.permute(2, 0, 1)))}
+        axes = super().placing(inputs, positions, real)["position_ids"]
+        return {"position_ids": torch.cat((text[None], axes))}
 
     def output(self, tokens: Any, planes: list[list[Tensor]], like: Any) -> Any:
         """Encoder output with DeepStack's features if the model has them."""
@@ -241,25 +174,14 @@ class QwenVL(HfModel):
         return BaseModelOutputWithDeepstackFeatures(pooler_output=tokens, deepstack_features=planes)
 
 
-class Qwen3Tower(QwenTower):
-    """The tower of Qwen3-VL, which looks at whole pictures."""
-
-    inside = CELLS
-
-
 class Qwen3VL(QwenVL):
     """Adapter for Qwen3-VL, whose tower looks at whole pictures: it can see some of their cells."""
 
     offer = Offer(PATCHES, inside=CELLS)
 
-    @cached_property
-    def tower(self) -> QwenTower:
-        """The vision side."""
-        return Qwen3Tower(self.inner.visual, self.decoder.reach)
-
     def fewer(self, attachment: Attachment, modality: str, inputs: dict[str, Any]) -> Features:
         """The cells that the method leaves, through the model's own tower, each at its own place in its picture."""
-        with attachment.collecting() as parts:
+        with reading(self, attachment) as parts:
             seen = through_tower(self.inner.visual, attachment, modality, inputs)
         left = seen.output.pooler_output
         tokens = left[seen.stand_in]
@@ -295,21 +217,3 @@ def _window_order(visual: Any, grids: Tensor) -> Tensor:
         patch_size=visual.patch_size,
     )[0]
     return order.to(grids.device)
-
-
-def picture_tiles(tokens: Tensor, parts: dict[str, Tensor], grids: list[list[int]]) -> list[Tiles]:
-    """The tiles of every picture, with the width of its grid and the rows of each token."""
-    rows = [frames * height * width for frames, height, width in grids]
-    split = {name: value.split(rows) for name, value in parts.items()}
-    tiles = []
-    for index, picture_tokens in enumerate(tokens.split([count // MERGED for count in rows])):
-        frames, _, width = grids[index]
-        size = rows[index] // frames
-        picture_parts = {name: values[index].unflatten(0, (frames, size)) for name, values in split.items()}
-        for name in [name for name in picture_parts if name.endswith(("query", "key"))]:
-            picture_parts[name] = picture_parts[name].transpose(1, 2)
-        if "pixels" in picture_parts:
-            picture_parts["fingerprint"] = fingerprint(picture_parts.pop("pixels"))
-        members = torch.arange(size).view(-1, MERGED)
-        tiles.append(Tiles(picture_tokens.unflatten(0, (frames, -1)), picture_parts, width // 2, members))
-    return tiles

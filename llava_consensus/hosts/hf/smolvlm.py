@@ -6,17 +6,13 @@ So a picture ends with every tile whose tag is that of the last tile of the prom
 """
 
 import math
-from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.base import Offer
 from llava_consensus.hosts.hf.internvl import Shuffled
 from llava_consensus.hosts.hf.rows import PictureRows, runs, whole_tiles
-from llava_consensus.hosts.hf.towers import PATCHES, ShuffledTower
 
 MOST_TILES = 17  # 4 x 4 and the whole view, where no processor says another number
 
@@ -24,23 +20,13 @@ MOST_TILES = 17  # 4 x 4 and the whole view, where no processor says another num
 class SmolVLM(Shuffled):
     """A SigLIP-like tower with a mask of patches."""
 
-    offer = Offer(PATCHES, inside=ShuffledTower.inside)
     around = (2, 1)
+    merge = "scale_factor"
 
-    @cached_property
-    def tower(self) -> ShuffledTower:
-        """The blocks, and the patches that the connector's shuffle puts together."""
-        inner, config = self.inner, self.module.config
-        side = config.vision_config.image_size // config.vision_config.patch_size
-        place = torch.arange(side**2).view(1, -1, 1)
-        members = inner.connector.pixel_shuffle(place, config.scale_factor)[0]
-        blocks = list(inner.vision_model.encoder.layers)
-        return ShuffledTower(blocks, members, 0, "self_attn", ("q_proj", "k_proj"))
-
-    def patches(self, pixels: Tensor) -> Tensor:
-        """The tower spreads its positions over fewer patches by itself."""
-        states: Tensor = self.inner.vision_model(pixel_values=pixels.to(self.inner.dtype)).last_hidden_state
-        return states
+    @property
+    def vision(self) -> Any:
+        """The vision model."""
+        return self.inner.vision_model
 
     def joined(self, squares: Tensor) -> Tensor:
         """The connector."""

@@ -1,17 +1,28 @@
 """Vision towers that several families of transformers have."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import Tap
-from llava_consensus.hosts.towers import ClipBlocks, hidden_state_block, split_heads
-from llava_consensus.reduction.method import Place
+from llava_consensus.hosts.derived.tap import KernelCall, attention_modules
+from llava_consensus.hosts.towers import (
+    EARLIER,
+    ClipBlocks,
+    blocks_read,
+    earlier_block,
+    feature_taps,
+    hidden_state_block,
+    needs_of,
+    states_of,
+)
+from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 
 PATCHES = frozenset({Need.ATTENTION, Need.FEATURES})  # what every tower offers
@@ -94,59 +105,92 @@ class LlavaTower(ClipBlocks):
         return projected
 
 
-class ShuffledTower:
-    """A tower of plain blocks whose patches a shuffle puts together into tokens.
+class TapTower:
+    """A tower whose patches a projector puts together, read where its blocks hand queries and keys to their attention
+    kernel.
 
     Args:
-        blocks: of the tower.
-        members: [N, m] the patches each token is made of.
+        vision: the vision model.
+        tokens: of a tile; the most there can be where that depends on the picture.
+        members: [N, m] the patches each token is made of; None where pictures of any size follow each other in a row,
+            and each has its own.
+        merged: patches of a token there.
         classes: class tokens in front of the patches.
-        query, key: names of the modules in a block's attention that give queries and keys [T, n, H d].
+        layer: of the hidden states that feed the projector.
+        inside: where methods can act before the projector.
     """
 
-    inside = MERGER
+    side = 0
 
     def __init__(
-        self,
-        blocks: Sequence[Any],
-        members: Tensor,
-        classes: int,
-        attention: str,
-        names: tuple[str, str],
-    ) -> None:
-        self.blocks, self.members, self.classes = blocks, members, classes
-        self._attention, self._names = attention, names
-        self.feature_block = len(blocks) - 1
-        self.tokens = len(members)
-        self.side = round(self.tokens**0.5)
+        self, vision: Any, tokens: int, members: Tensor | None = None, merged: int = 1, classes: int = 0,
+        layer: int = -1, inside: Mapping[Place, str] = MERGER,
+    ) -> None:  # fmt: skip
+        lists = (one for one in vision.modules() if isinstance(one, nn.ModuleList))
+        self.blocks: Sequence[Any] = [block for one in lists for block in one if attention_modules(block)]
+        self.feature_block = hidden_state_block(layer, len(self.blocks))
+        self.tokens, self.members, self.classes = tokens, members, classes
+        self.inside: Mapping[Place, str] = dict(inside)  # which can be copied with a model
+        self.varies, self.merged = members is None, merged
+        self.reorders = hasattr(vision, "window_size")  # rows are in the order of the windows inside
+        if members is not None:
+            self.side = math.isqrt(tokens)
         self.offers = PATCHES | ({Need.CLASS_FEATURE} if classes else frozenset())
+        # blocks that see a whole picture; others of Qwen2.5-VL look at windows
+        self.full: Sequence[int] = getattr(vision, "fullatt_block_indexes", range(len(self.blocks)))
 
     def encode(self, pixels: Tensor) -> Tensor:
-        """Never asked for: the model's own encoder runs, and hooks collect."""
+        """Never asked for: the model's own encoder runs, and is read meanwhile."""
         raise NotImplementedError
 
     def project(self, features: Tensor) -> Tensor:
         """Not offered: the projector takes several patches at a time."""
         raise NotImplementedError
 
+    def attention(self, block: int) -> Any:
+        """The attention module of a block."""
+        return attention_modules(self.blocks[block])[0]
+
     def scale(self, block: int) -> float:
         """Scale of the attention logits of a block."""
-        scale: float = getattr(self.blocks[block], self._attention).scale
+        attention = self.attention(block)
+        scale: float = attention.scaling if hasattr(attention, "scaling") else attention.scale
         return scale
 
     def taps(self, needs: frozenset[Need], features: int, attention: int) -> list[Tap]:
-        """Queries and keys of one block, and the output of another."""
-        attending = getattr(self.blocks[attention], self._attention)
-        taps, heads = [], attending.num_heads
-        query, key = (getattr(attending, name) for name in self._names)
+        """Taps of the output of a block: a row for each patch."""
+        block = self.blocks[features]
+        if not self.varies:
+            return feature_taps(block, needs, self.classes)
+        rows = Tap(block, lambda output: {"features": states_of(output).flatten(0, -2)})
+        return [rows] if Need.FEATURES in needs else []
+
+    def attending(self, method: Method) -> dict[str, Any]:
+        """Attention modules whose kernel calls a method reads, by what stands in front of the names of their parts.
+
+        Raises:
+            OptionError: for a block that looks at windows.
+        """
+        needs, blocks = needs_of(self, method), {}
         if Need.ATTENTION in needs:
-            taps.append(Tap(query, lambda output: {"query": split_heads(output, heads)}))
-            taps.append(Tap(key, lambda output: {"key": split_heads(output, heads)}))
-        if Need.FEATURES in needs:
-            taps.append(Tap(self.blocks[features], lambda output: {"features": _first(output)[:, self.classes :]}))
-        if Need.CLASS_FEATURE in needs:
-            taps.append(Tap(self.blocks[features], lambda output: {"class_feature": _first(output)[:, 0]}))
-        return taps
+            blocks[""] = blocks_read(self, method)[1]
+        if Need.EARLIER in needs:
+            blocks[EARLIER] = earlier_block(self, method)
+        for block in blocks.values():
+            if block not in self.full:
+                raise OptionError(
+                    f"vision_layer={block}: this block attends within windows, so its patches cannot be compared. "
+                    f"Take one of {', '.join(map(str, self.full))}"
+                )
+        return {front: self.attention(block) for front, block in blocks.items()}
+
+    def heads(self, calls: list[KernelCall]) -> tuple[Tensor, Tensor]:
+        """Queries and keys of the kernel calls of a module: of tiles [T, H, n, d], or of all patches in a row
+        [rows, H, d].
+        """
+        parts = ([call.query for call in calls], [call.key for call in calls])
+        query, key = (torch.cat(part, 2) if len(part) > 1 else part[0] for part in parts)
+        return (query[0].transpose(0, 1), key[0].transpose(0, 1)) if self.varies else (query, key)
 
 
 def squares(side: int, stride: int) -> Tensor:
@@ -159,8 +203,3 @@ def cells(height: int, width: int, stride: int) -> Tensor:
     corner = torch.arange(height // stride)[:, None] * stride * width + torch.arange(width // stride) * stride
     inside = torch.arange(stride)[:, None] * width + torch.arange(stride)
     return corner.flatten()[:, None] + inside.flatten()
-
-
-def _first(output: Any) -> Tensor:
-    states: Tensor = output[0] if isinstance(output, tuple) else output
-    return states

@@ -22,7 +22,7 @@ from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.remote import entrances
 from llava_consensus.hosts.remote.entrances import RemoteModel, real_rows, rows_with
 from llava_consensus.hosts.sequence import Assembled, Channel, RowKinds, Rule
-from llava_consensus.hosts.towers import split_heads
+from llava_consensus.hosts.towers import feature_taps, packed_taps, split_heads
 from llava_consensus.reduction.tokens import Need
 
 VISION = 1  # token type of the rows of a picture
@@ -58,19 +58,9 @@ class EvaTower:
 
     def taps(self, needs: frozenset[Need], features: int, attention: int) -> list[Tap]:
         """The projection of one block, and the output of another."""
-        attending, taps = self.blocks[attention].attention, []
-
-        def packed(output: Tensor) -> dict[str, Tensor]:
-            query, key, _ = (split_heads(part, attending.num_heads) for part in output.chunk(3, -1))
-            return {"query": query, "key": key}
-
-        if Need.ATTENTION in needs:
-            taps.append(Tap(attending.query_key_value, packed))
-        if Need.FEATURES in needs:
-            taps.append(Tap(self.blocks[features], lambda output: {"features": output[:, 1:]}))
-        if Need.CLASS_FEATURE in needs:
-            taps.append(Tap(self.blocks[features], lambda output: {"class_feature": output[:, 0]}))
-        return taps
+        attending = self.blocks[attention].attention
+        taps = packed_taps(attending.query_key_value, attending.num_heads) if Need.ATTENTION in needs else []
+        return taps + feature_taps(self.blocks[features], needs, self.classes)
 
 
 class CogDecoder(LlamaDecoder):
@@ -88,9 +78,6 @@ class CogDecoder(LlamaDecoder):
     def kernel(self) -> str:
         """The model's own class computes attention by sdpa whatever the configuration says."""
         return "sdpa"
-
-    def check_attention(self, cut: bool) -> None:
-        """Nothing: this view is of one class, whose forward takes more than others' do; `model check` tries it."""
 
     def choosing(self, experts: Tensor) -> "CogDecoder":
         """The decoder for sequences with pictures."""

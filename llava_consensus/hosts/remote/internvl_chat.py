@@ -16,7 +16,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer, Tap
 from llava_consensus.hosts.llava import PREPARE, Arguments, LlavaModel, Projected, generate, prepared
-from llava_consensus.hosts.towers import hidden_state_block, split_heads
+from llava_consensus.hosts.towers import feature_taps, hidden_state_block, packed_taps, split_heads
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 
@@ -44,23 +44,15 @@ class InternTower(Projected):
 
     def taps(self, needs: frozenset[Need], features: int, attention: int) -> list[Tap]:
         """Queries and keys of one block, and the output of another."""
-        attending, taps = self.blocks[attention].attn, []
+        attending = self.blocks[attention].attn
+        taps: list[Tap] = []
         heads = attending.num_heads
-
-        def packed(output: Tensor) -> dict[str, Tensor]:
-            query, key, _ = (split_heads(part, heads) for part in output.chunk(3, -1))
-            return {"query": query, "key": key}
-
         if Need.ATTENTION in needs and attending.qk_normalization:
             taps.append(Tap(attending.q_norm, lambda output: {"query": split_heads(output, heads)}))
             taps.append(Tap(attending.k_norm, lambda output: {"key": split_heads(output, heads)}))
         elif Need.ATTENTION in needs:
-            taps.append(Tap(attending.qkv, packed))
-        if Need.FEATURES in needs:
-            taps.append(Tap(self.blocks[features], lambda output: {"features": output[:, 1:]}))
-        if Need.CLASS_FEATURE in needs:
-            taps.append(Tap(self.blocks[features], lambda output: {"class_feature": output[:, 0]}))
-        return taps
+            taps += packed_taps(attending.qkv, heads)
+        return taps + feature_taps(self.blocks[features], needs, self.classes)
 
 
 class InternVLChat(LlavaModel):
