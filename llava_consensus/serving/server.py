@@ -18,6 +18,7 @@ def check(config: Any) -> None:
     reads_layer = Need.PROBE in of_config(config.model_config.hf_config).made.needs
     wrong = {
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
+        "data parallelism": parallel.data_parallel_size > 1,
         "quantised weights with a method that reads the language model's first layer": reads_layer
         and config.model_config.quantization is not None,
         "LoRA adapters": config.lora_config is not None,

@@ -19,6 +19,10 @@ RATIO = "anyres_max_9"  # of LLaVA-OneVision, as vLLM 0.32 takes every checkpoin
 REFUSED: dict[str, tuple[str, ...]] = {  # arguments of vLLM, and the values that they may have
     "--pipeline-parallel-size": ("1",),
     "-pp": ("1",),
+    "--data-parallel-size": ("1",),
+    "-dp": ("1",),
+    "--api-server-count": ("1",),
+    "-asc": ("1",),
     "--enable-lora": (),
     "--speculative-config": (),
     "-sc": (),

@@ -116,6 +116,7 @@ def test_arguments_of_vllm_that_go_with_a_reduction() -> None:
         ("--port 80 -pp 2", "^-pp: not adapted"),
         ("-pp", "^-pp: not adapted"),
         ("1 -pp", "^-pp: not adapted"),
+        ("--data-parallel-size 2", "^--data-parallel-size: not adapted"),
         ("--pipeline_parallel_size=2", "^--pipeline_parallel_size=2: not adapted"),
         ("--enable-lora", "^--enable-lora: not adapted"),
         ("--mm-encoder-tp-mode data", "^--mm-encoder-tp-mode: not adapted"),
