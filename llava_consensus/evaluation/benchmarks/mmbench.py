@@ -196,7 +196,7 @@ class MMBench(Benchmark):
         except binascii.Error as error:
             raise ImageError(f"{path}, index {name}: the picture is no base64 ({error})") from error
 
-    def _table(self, data: Path, columns: Sequence[str] = ("index", *OPTIONS)) -> "Table":
+    def _table(self, data: Path, columns: Sequence[str] = ("index", *OPTIONS)) -> "QuestionTable":
         """The table; DataError unless it has these columns."""
         base.require(self.place(data), self.files)
         path = self.place(data) / self.question_file
@@ -288,7 +288,7 @@ def to_xlsx(table: "DataFrame") -> bytes:
     return content.getvalue()
 
 
-class Table(NamedTuple):
+class QuestionTable(NamedTuple):
     """A table of tab-separated cells with the pictures inside; whoever reads it must not change it."""
 
     frame: "DataFrame"
@@ -298,7 +298,7 @@ class Table(NamedTuple):
 
 
 @lru_cache(maxsize=2)
-def _read_table(path: Path, *_stamp: int) -> Table:
+def _read_table(path: Path, *_stamp: int) -> QuestionTable:
     """The table, which has an index in every row. Time of change and size are others once the file has changed."""
     import pandas
 
@@ -318,7 +318,7 @@ def _read_table(path: Path, *_stamp: int) -> Table:
     for name, image in images.items():
         first.setdefault(image, name)
     names = [first[images[str(row["index"])]] for row in rows]
-    return Table(table, rows, names, {name: images[name] for name in names})
+    return QuestionTable(table, rows, names, {name: images[name] for name in names})
 
 
 # Scoring: texts in, numbers out.
