@@ -6,6 +6,7 @@ import mmap
 import os
 from collections.abc import Iterator
 from functools import cache
+from multiprocessing import parent_process
 
 from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -34,7 +35,9 @@ class EngineMetrics(Collector):
 
 def show() -> None:
     """Makes the metrics of this process's registry show what its engine will count."""
-    if not os.path.exists(os.environ.get(PLACE, "")):
+    # A process of the engine has the memory of its server; one that another server started has that of another
+    own = os.environ.get(PLACE, "").startswith(f"/proc/{os.getpid()}/")
+    if parent_process() is None and not own:
         file = os.memfd_create(PLACE)
         os.truncate(file, mmap.PAGESIZE)
         os.environ[PLACE] = f"/proc/{os.getpid()}/fd/{file}"  # processes that it starts may open it while it lives

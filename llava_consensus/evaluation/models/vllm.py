@@ -165,7 +165,8 @@ class Served:
     """
 
     def __init__(self, method: Method, budget: Budget | Share) -> None:
-        self.method, self.budget, self.active = method, budget, True
+        self.method = self.asked = method
+        self.budget, self.active = budget, True
 
     def __enter__(self) -> "Served":
         return self
