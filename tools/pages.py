@@ -55,9 +55,10 @@ TEMPLATES = ("results.md", "paper.md", "positions.md", "efficiency.md")
 BESIDE = ("study.json", "scap.json", "bench.json", "bench-tradeoff.json")  # in docs/paper
 TIMED = "llava-1.5-1b.json"  # in docs/efficiency
 AGAINST = "against-official-mini.json"  # there
+SERVED = "serve-llava-1.5-0.1b.json"  # there
 SCORES_OF_PHOTO = "docs/paper/photo-scores.json"  # with all tokens, for `paper verify --published`
 BEGIN, END = "<!-- numbers:begin -->", "<!-- numbers:end -->"  # of README's table
-SPAN = re.compile(r"(<!--(photo|drawn|time)-->).*?(<!--/-->)", re.DOTALL)  # of its sentences
+SPAN = re.compile(r"(<!--(photo|time|served)-->).*?(<!--/-->)", re.DOTALL)  # of its sentences
 
 
 def pack(results: Path, file: Path = ROOT / MEASURED) -> None:
@@ -135,7 +136,7 @@ def pages(readme: Path) -> dict[str, str]:
         found = {f"docs/{name}": made.get_template(name).render(given) for name in TEMPLATES}
         head, rest = readme.read_text("utf-8").split(BEGIN)
         text = f"{head}{BEGIN}\n{photo.scores_table(FRONT)}\n{END}{rest.split(END)[1]}"
-        spans = {"photo": photo.sentence, "drawn": drawn["sentence"], "time": first_token()}
+        spans = {"photo": photo.sentence, "time": first_token(), "served": served()}
         found["README.md"] = SPAN.sub(lambda span: span[1] + spans[span[2]] + span[3], text)
         scores = {name: row.score for name in BENCHMARKS if (row := photo.run(name, FULL)) is not None}
         found[SCORES_OF_PHOTO] = json.dumps(scores, indent=1) + "\n"
@@ -186,6 +187,26 @@ def of_preset(out: Path) -> Section:
     chosen = preset.read("results")
     made = ((one_word_method(row.method), budget(row.tokens, row.merged)) for row in chosen.rows)
     return preset.sections(chosen, [describe_reduction(*one) for one in made], read_rows(out, known()))[0]
+
+
+def served() -> str:
+    """The README's sentence about a server, from measurements over HTTP that alternate with plain vLLM."""
+    bench = json.loads((ROOT / "docs/efficiency" / SERVED).read_text())
+    load, case, tokens = "32 at once", "consensusdrop", 64
+    rows = [row for row in bench["measured"] if row["load"] == load]
+    plain = {row["round"]: row for row in rows if row["case"] == "plain"}
+    own = [row for row in rows if (row["case"], row["tokens"]) == (case, tokens)]
+    requests, first = (
+        np.median([row[key] / plain[row["round"]][key] for row in own])
+        for key in ("requests_per_second", "first_token_p50")
+    )
+    rate = np.median([row["requests_per_second"] for row in own])
+    machine = bench["machine"]
+    where = f"{bench['model']}, {bench['weights']}, {machine['processors']} cores; [all rows](docs/serving.md)"
+    return (
+        f"in vLLM with {load}, {tokens} tokens: {rate:.2f} requests a second, {requests:.2f} of plain vLLM's, the "
+        f"first token after {first:.2f} of its time ({where})."
+    )
 
 
 def drawn_facts(section: Section) -> dict[str, str]:
