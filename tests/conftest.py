@@ -31,7 +31,7 @@ ON_PINS = (
     *("methods/test_decoder_methods.py", "methods/test_golden_decoder.py", "methods/test_golden_tower.py"),
     *("methods/test_methods_before_projector.py", "methods/test_tower_methods.py"),
     *("evaluation/bench/test_bench.py", "evaluation/runs/test_loop.py"),
-    *("evaluation/test_account.py", "project/test_mini_model.py"),
+    *("evaluation/runs/test_pictures.py", "evaluation/test_account.py", "project/test_mini_model.py"),
     *("training/test_training.py", "training/test_training_input.py"),
 )
 PINS = int(version("transformers").split(".")[0]) < 5

@@ -106,6 +106,7 @@ class FakeHost:
         self.encoded: list[int] = []
         self.asked: list[str] = []
         self.groups: list[int] = []
+        self.interrupt_after: int | None = None
 
     def attach(self, method: Any, budget: Any) -> FakeAttachment:
         available = self.visual_tokens
@@ -117,6 +118,8 @@ class FakeHost:
         return colours
 
     def answer(self, encoded: list[list[Any]], prompts: list[Any]) -> list[Answer]:
+        if self.interrupt_after is not None and len(self.asked) >= self.interrupt_after:
+            raise KeyboardInterrupt
         time.sleep(self.seconds)
         self.model()
         self.groups.append(len(prompts))

@@ -71,11 +71,21 @@ def test_missing_pictures_are_said_before_the_model_is_loaded(
     assert "1 of 4 pictures or videos are not there, 2.png first" in said[0]
 
 
+def test_unreadable_pictures_are_counted(asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "data" / "eval" / "fake" / "images" / "2.png").write_bytes(b"")
+    assert cli.main(asked) == 0
+    output = capsys.readouterr()
+    assert "on 15 of 20 questions, 5 without an answer (errors.jsonl)" in output.out
+    assert "5 questions have no answer" in output.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "why"),
     [
         (["--tokens", "0"], 2, "--tokens 0"),
         (["--option", "alpha"], 2, "KEY=VALUE"),
+        (["--option", "alhpa=0.5"], 2, "Did you mean 'alpha'"),
+        (["--batch", "0"], 2, "--batch 0"),
         (["--model", "./nowhere"], 3, "no such folder"),
     ],
 )
@@ -87,12 +97,68 @@ def test_eval_with_bad_arguments(
     assert output.err.startswith("error: ") and why in output.err and not output.out
 
 
+def test_an_interrupted_run_says_how_far_it_came(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = FakeHost()
+    host.interrupt_after = 16
+    monkeypatch.setattr(models, "load", lambda *_: host)
+    assert cli.main(asked) == 130
+    output = capsys.readouterr().err
+    assert "stopped after 16 of 20 questions" in output and "error:" not in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--methods", "randon"], "unknown method 'randon'"),
+        (["--methods", "random:sead=1"], "Did you mean 'seed'"),
+        (["--tokens", "64 many"], "must be whole numbers"),
+        (["--tokens", "64 0"], "tokens=0"),
+        (["--bench", "fake gqaa"], "Did you mean 'gqa'"),
+    ],
+)
+def test_a_wrong_sweep_stops_before_anything_is_loaded(
+    place: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    why: str,
+) -> None:
+    monkeypatch.setattr(models, "load", lambda *_: pytest.fail("weights were loaded"))
+    assert cli.main(["sweep", "--bench", "fake", *place, *arguments]) == 2
+    assert why in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("tokens", [[], ["--tokens", "64"], ["--tokens", "576"]])
 def test_the_full_model_has_no_budget(asked: list[str], tmp_path: Path, tokens: list[str]) -> None:
     assert cli.main([*asked, "--method", "full", *tokens]) == 0
     (run,) = (tmp_path / "out").iterdir()
     config = json.loads((run / "config.json").read_text())
     assert run.name.startswith("fake-full-all-") and (config["tokens"], config["merged"]) == (None, None)
+
+
+def test_score_prints_json(asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(asked) == 0
+    answers = next((tmp_path / "out").glob("*/answers.jsonl"))
+    capsys.readouterr()
+    command = ["score", "fake", "--answers", str(answers), "--data", str(tmp_path / "data")]
+    assert cli.main([*command, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    metrics = json.loads(answers.with_name("metrics.json").read_text())
+    scores = answers.with_name("scores.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in scores]
+    assert all(row.pop("picture") for row in rows)  # what a run adds
+    assert report == metrics["report"] | {"extracted": rows}
+    assert cli.main(["score", "fake", "--answers", "nowhere", "--data", str(tmp_path / "data")]) == 3
+
+
+def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = {line.split()[0] for line in lines if line.startswith("  ")}
+    assert {"consensusdrop", "random", "full", "llava", "gqa", "pope", "textvqa"} <= names
+    assert all(len(line.split()) > 3 for line in lines if line.startswith("  "))
 
 
 def test_ask_tells_answer_tokens_and_time_and_draws_what_was_kept(
@@ -116,8 +182,11 @@ def test_ask_tells_answer_tokens_and_time_and_draws_what_was_kept(
     [
         ("nowhere.png", [], 3, "no such picture"),
         ("https://example.org/a.png", [], 2, "addresses are not fetched"),
+        (None, ["--repeats", "0"], 2, "--repeats 0"),
         (None, ["--overlay", "a.txt"], 2, "must end with"),
         (None, ["--overlay", "nowhere/a.png"], 3, "no folder"),
+        (None, ["--tokens", "0"], 2, "--tokens 0"),
+        (None, ["--model", "./nowhere"], 3, "no such folder"),
     ],
 )
 def test_ask_with_bad_arguments(

@@ -134,6 +134,22 @@ def test_what_a_user_can_mend(
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["vqav2", "seed", "mmbench", "mme"])
+def test_export_refuses_what_is_no_answer(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    answers = answer_file(tmp_path / "a.jsonl", name, data)
+    lines = answers.read_text().splitlines()
+    for damage, words in (
+        ({"question_id": [1], "text": "A"}, "no question_id"),
+        ({"question_id": 1, "text": 2}, "no text"),
+    ):
+        answers.write_text("\n".join([*lines, json.dumps(damage)]))
+        command = ["score", name, "--answers", str(answers), "--export", str(tmp_path / "o"), "--data", str(data)]
+        assert cli.main(command) == 3 and words in capsys.readouterr().err
+        assert not (tmp_path / "o").exists()
+
+
 def test_check_data_says_what_is_missing_and_where_it_comes_from(
     data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

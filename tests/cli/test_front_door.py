@@ -18,6 +18,7 @@ import pytest
 
 from llava_consensus import attach, cli
 from llava_consensus.cli import arguments, terminal
+from llava_consensus.cli.evaluate import remaining
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation import progress
 from llava_consensus.evaluation.report.table import Group, Table
@@ -100,10 +101,15 @@ def test_a_wrong_option_names_the_options_of_the_method(capsys: pytest.CaptureFi
     assert "Did you mean 'alpha'" in said and "llava-consensus list consensusdrop" in said
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_and_completion(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         cli.main(["--version"])
     assert end.value.code == 0 and re.match(r"llava-consensus \d+\.\d+\.\d+", capsys.readouterr().out)
+    pytest.importorskip("shtab")
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--print-completion", "bash"])
+    shown = capsys.readouterr().out
+    assert not end.value.code and "download" in shown and "--trust-remote-code" in shown
 
 
 def test_every_command_is_in_the_file_that_is_imported_for_it() -> None:
@@ -125,6 +131,12 @@ def test_the_examples_of_every_command_are_read_by_its_parser() -> None:
         words = shlex.split(line)
         name = " ".join(words[:2]) if " ".join(words[:2]) in arguments.COMMANDS else words[0]
         assert cli.parser(words[0]).parse_args(words).lines is arguments.COMMANDS[name].lines
+
+
+def test_results_are_looked_for_where_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["report", "compare", "a", "b", "--out", "there"], ["report", "--out", "there", "compare", "a", "b"]):
+        assert cli.parser("report").parse_args(words).out == Path("there")
+    assert cli.parser("report").parse_args(["report", "compare", "a", "b"]).out == Path("results")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
@@ -150,6 +162,20 @@ def test_colours_only_where_they_are_wanted(
     cli.error("a [b] \x1b[2J")
     assert ("\x1b[31m" in stream.getvalue()) == wanted and "\x1b[2J" not in stream.getvalue()
     assert stream.getvalue().endswith(" a [b] \\x1b[2J\n")
+
+
+def test_the_rest_of_a_sweep_is_estimated() -> None:
+    assert remaining(120, 2, 8) == "2 of 8 runs, about 6 minutes left"
+    assert remaining(5, 1, 2) == "1 of 2 runs, about a minute left"
+    assert remaining(3600, 1, 4) == "1 of 4 runs, about 3.0 hours left"
+
+
+def test_windows_is_told_before_anything_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert cli.main(["list"]) == 2
+    assert "use WSL" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", ["list", "list consensusdrop", "list --hosts", "paper ledger"])
@@ -191,8 +217,10 @@ def test_an_unknown_command_says_the_nearest(line: str, near: str, capsys: pytes
     [
         ("eval gqa --tokens -5", "--tokens -5 must be at least 1"),
         ("eval gqa --tokens x", "must be a whole number, or a share such as 0.1"),
+        ("eval GQA --method VisionZip --limit 0", "--limit 0 must be at least 1"),
         ("eval gqa --jsn", "Did you mean '--json'"),
         ("ask a.png b --model-path x", "Here: --model"),
+        ("bench --conv-mode x", "Here: --conversation"),
         ("eval gqa --model-base x", "model merge LORA BASE OUT"),
         ("eval gqa --temperature 0.2", "--temperature 0.2 must be 0"),
         ("eval gqa --question-file x", "is for `eval custom`"),
@@ -227,6 +255,14 @@ def test_a_torchvision_for_another_torch_is_a_line(
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith("error: torchvision 0.29.1 was not built for torch 2.13.0+cpu. Type: pip install")
     assert said.endswith("--index-url https://download.pytorch.org/whl/cpu")
+
+
+def test_under_make_its_variables_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(cli.BY_MAKE, "1")
+    assert cli.main(["eval", "gqa", "--tokens", "-5"]) == 2
+    assert capsys.readouterr().err.startswith("error: TOKENS=-5 must be at least 1")
 
 
 def test_what_is_no_model_is_refused_with_what_to_pass() -> None:

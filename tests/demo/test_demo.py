@@ -12,16 +12,18 @@ import numpy as np
 import pytest
 import torch
 from fakes import FakeHost, reduced
+from models import tiny_llava
 from PIL import Image
 
 from llava_consensus import cli
 from llava_consensus.demo import desk, markup
 from llava_consensus.demo.desk import DemoPicture, Desk, Form, Side, SideAnswer, offered, samples
 from llava_consensus.demo.seen import Seen, card, counted, seen_by
-from llava_consensus.errors import ConsensusError, OptionError, QuestionError
+from llava_consensus.errors import ConsensusError, MissingDependency, OptionError, QuestionError
 from llava_consensus.evaluation.media import Clip
 from llava_consensus.evaluation.models import Loading, load
 from llava_consensus.evaluation.models.base import Encoding
+from llava_consensus.evaluation.models.llava import LlavaRunner
 from llava_consensus.evaluation.report.overlay import view
 from llava_consensus.hosts.base import PictureOutcome, Tiles
 from llava_consensus.hosts.patches import Patches
@@ -47,6 +49,12 @@ def test_a_form_becomes_two_sides_of_one_question() -> None:
     assert left.question == right.question == "What is it?" and left.truth == right.truth == "a cat"
 
 
+def test_one_method_may_have_two_questions() -> None:
+    sides = desk.request(form(second=" Where \n is it? ", right="consensusdrop")).sides
+    assert [side.question for side in sides] == ["What is it?", "Where is it?"]
+    assert sides[0].method == sides[1].method and sides[1].truth == ""
+
+
 @pytest.mark.parametrize(("choice", "alpha"), [("vision-only", 1.0), ("cross-only", 0.0)])
 def test_the_two_signals_can_be_chosen_alone(choice: str, alpha: float) -> None:
     side = desk.request(form(left=choice, alpha=0.4)).sides[0]
@@ -58,6 +66,7 @@ def test_the_two_signals_can_be_chosen_alone(choice: str, alpha: float) -> None:
     [
         ({"picture": None}, "no picture yet"),
         ({"question": "  "}, "no question yet"),
+        ({"question": None}, "no question yet"),
         ({"question": "x" * 401}, "401 characters: take at most 400"),
         ({"left": "magic"}, "unknown method"),
     ],
@@ -67,7 +76,11 @@ def test_what_cannot_be_asked_is_said(changes: dict[str, Any], message: str) -> 
         desk.request(form(**changes))
 
 
-@pytest.mark.parametrize(("name", "value"), [("question", 5), ("tokens", float("nan")), ("right", {}), ("picture", 3)])
+ODD = ("question", 5), ("second", ["a"]), ("tokens", "many"), ("tokens", float("nan")), ("tokens", None)
+ODDER = ("alpha", "much"), ("left", None), ("right", {}), ("picture", 3)
+
+
+@pytest.mark.parametrize(("name", "value"), [*ODD, *ODDER])
 def test_what_the_page_never_sends_is_said_too(name: str, value: Any) -> None:
     with pytest.raises(ConsensusError, match=r"the form: a value|unknown method"):
         desk.request(form(**{name: value}))
@@ -79,6 +92,18 @@ def test_a_word_that_stands_for_a_picture_is_said(tmp_path: Path) -> None:
     asked = desk.request(form(picture=str(picture), question="What is <image>?"))
     with pytest.raises(QuestionError, match="holds <image>, which stands for a picture"):
         Desk(load(str(ROOT / "checkpoints" / "llava-mini"), Loading("cpu"))).ask(asked)
+
+
+def test_our_method_and_its_sides_come_first() -> None:
+    listed = desk.choices(["full", "consensusdrop", "random"])
+    assert [value for _, value in listed] == ["consensusdrop", "vision-only", "cross-only", "full", "random"]
+    assert listed[0][0] == "ConsensusDrop" and listed[3][0] == "all tokens"
+    assert [value for _, value in desk.choices(["full", "random"])] == ["full", "random"]
+
+
+def test_picking_an_example_gives_its_questions() -> None:
+    found = desk.picked([DemoPicture(Path("a.png"), {"One?": "1", "Two?": "2"})], 0)
+    assert found == ("a.png", ["One?", "Two?"], "One?")
 
 
 def test_an_upload_must_be_a_picture_and_its_place_stays_private(tmp_path: Path) -> None:
@@ -95,6 +120,10 @@ def test_an_upload_must_be_a_picture_and_its_place_stays_private(tmp_path: Path)
     assert desk.uploaded(str(file)) == str(file)
 
 
+def test_every_view_is_drawn_by_one_of_the_ways() -> None:
+    assert set(desk.VIEWS.values()) == {"selection", "kept", "vision", "cross", "fused", "picture"}
+
+
 def a_seen(kept: list[int], anchors: list[int], owner: list[int], **saliencies: list[float]) -> Seen:
     grid = view(Image.new("RGB", (40, 40), "gray"), (2, 2))
     return Seen((grid,), (), Patches(kept, anchors, owner, **saliencies), 4, len({*owner} - {-1}))
@@ -108,6 +137,10 @@ def test_patches_are_told_by_token_rank_and_saliency() -> None:
     assert data["by"] == "fused" and data["rank"] == [1, 3, 2, 4]
     assert data["vision"] == [0.4, 0.8, 1.2, 1.6] and data["fused"][3] == 0 and "cross" not in data
     assert seen.counts == (1, 1, 1)
+
+
+def test_ranks_begin_with_the_largest() -> None:
+    assert markup.ranks([0.2, 0.9, 0.2, float("nan")]).tolist() == [2, 1, 3, 4]
 
 
 def side_answer(**changes: Any) -> SideAnswer:
@@ -211,6 +244,15 @@ def test_a_clip_is_a_strip_of_frames(tmp_path: Path) -> None:
     assert drawn.width > 3 * 120 and counted([seen]).endswith("3 of 12 (3 kept; 9 patches dropped)")
 
 
+def test_frames_shown_as_pictures_are_a_strip_too() -> None:
+    frames = [Image.new("RGB", (20, 20), colour) for colour in ("red", "green", "blue", "white")]
+    origin = torch.zeros(4).long(), torch.arange(4)
+    answer = SimpleNamespace(outcomes=tuple(outcome(4, [place], *origin) for place in range(4)))
+    seen = seen_by(FakeHost(), frames, [encoded(2, (20, 20))] * 4, answer)  # type: ignore[arg-type]
+    assert card(seen, "What happens?", []).height > card(seen[:1], "What happens?", []).height / 4
+    assert counted(seen).startswith("visual tokens the language model saw: 4 of 16")
+
+
 def test_tokens_without_a_grid_are_refused() -> None:
     image = Image.new("RGB", (20, 20))
     tile, token = torch.arange(8) // 4, torch.arange(8) % 4
@@ -218,6 +260,11 @@ def test_tokens_without_a_grid_are_refused() -> None:
     for side, message in ((0, "form no grid"), (2, "those of LLaVA-NeXT are drawn")):
         with pytest.raises(OptionError, match=message):
             seen_by(FakeHost(), [image], [encoded(side, image.size)], answer)  # type: ignore[arg-type]
+
+
+def test_a_method_that_a_model_refuses_is_not_offered(tower_folder: Path) -> None:
+    host = LlavaRunner(tiny_llava(tower_folder))
+    assert {"consensusdrop", "full", "random"} <= set(offered(host))
 
 
 def test_examples_are_questions_with_known_answers() -> None:
@@ -242,6 +289,14 @@ def test_bad_arguments_end_before_weights_load(
     monkeypatch.setattr("llava_consensus.cli.ask.find_spec", lambda _: object())
     assert cli.main(["demo", *words]) in (2, 3)
     assert message in capsys.readouterr().err
+
+
+def test_without_gradio_the_line_to_type_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llava_consensus.cli.ask.find_spec", lambda _: None)
+    assert cli.main(["demo"]) == MissingDependency.exit_code
+    assert capsys.readouterr().err.strip().endswith("[demo]'")
 
 
 def test_the_page_opens_with_a_question_on_which_methods_differ(tmp_path: Path) -> None:

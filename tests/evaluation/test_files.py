@@ -9,10 +9,12 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from judged_data import make_mmvet
 
 from llava_consensus import cli
 from llava_consensus.errors import DataError
@@ -28,6 +30,20 @@ def test_a_device_is_written_to_and_stays_a_device(tmp_path: Path) -> None:
     link.symlink_to("/dev/null")
     write_out(link, b"gone")
     assert link.is_symlink() and Path("/dev/null").is_char_device()
+
+
+def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
+    pipe, read = tmp_path / "pipe", list[bytes]()
+    os.mkfifo(pipe)
+    with pytest.raises(DataError, match="cannot be written"):
+        write_out(pipe, b"x")  # nobody reads: refused at once
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    thread = threading.Thread(target=lambda: read.append(os.read(reader, 99)))
+    write_out(pipe, b"here")
+    thread.start()
+    thread.join(5)
+    os.close(reader)
+    assert read == [b"here"] and pipe.is_fifo()
 
 
 def test_a_dash_is_the_standard_output() -> None:
@@ -94,6 +110,15 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     (tmp_path / "a.new").write_text("mine")
     remove_leftovers(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["a.new"]
+
+
+def test_export_to_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_mmvet(tmp_path / "data")
+    answers = tmp_path / "answers.jsonl"
+    answers.write_text("".join(json.dumps({"question_id": key, "text": "=1+1"}) + "\n" for key in range(5)))
+    given = ["score", "mmvet", "--answers", str(answers), "--data", str(tmp_path / "data")]
+    assert cli.main([*given, "--export", "/dev/null"]) == 0, capsys.readouterr().err
+    assert Path("/dev/null").is_char_device()
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "=cmd|' /C calc'!A0"])

@@ -149,8 +149,13 @@ def test_the_entry_point_is_installed() -> None:
     [
         ("method=visionzip", {}, OptionError, "pretrained: no model"),
         (f"pretrained={MINI},method=vision_zip", {}, OptionError, "Did you mean 'visionzip'"),
+        (f"pretrained={MINI},alpha=1.5", {}, OptionError, "alpha=1.5"),
         (f"pretrained={MINI},method=random,alpha=1", {}, OptionError, "unknown option of method 'random' 'alpha'"),
+        (f"pretrained={MINI},tokens=0", {}, OptionError, "tokens=0 must be at least 1"),
         (f"pretrained={MINI},tokens=64x", {}, OptionError, "must be a whole number"),
+        (f"pretrained={MINI},conversation=nobody", {}, OptionError, "nobody"),
+        (f"pretrained={MINI},dtype=int3", {}, OptionError, "int3"),
+        (f"pretrained={MINI},bits=5", {}, OptionError, "bits=5 must be 4 or 8"),
         (f"pretrained={MINI},host_newlines=no", {}, OptionError, "host option newlines=no"),
         (f"pretrained={MINI}", {"batch_size": "auto"}, OptionError, "batch_size='auto'"),
         ("pretrained=checkpoints/absent", {}, (DataError, OptionError), "checkpoints/absent"),
@@ -182,11 +187,33 @@ def test_a_picture_goes_through_the_tower_once(model: Any, monkeypatch: pytest.M
     assert len(list(asked(model, *requests))) == 5 and seen == [1]
 
 
+def test_few_pictures_are_kept_and_each_of_a_batch_is_there(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lmms_model(), "CAPACITY", 1)
+    pictures = [(Image.new("RGB", (9, 9), (shade, 0, 0)),) for shade in (200, 210, 200)]
+    (first,), (second,), (third,) = model.encoded(pictures)
+    assert first is third and first is not second
+    assert model.encoded([pictures[1]])[0][0] is second and model.encoded([pictures[0]])[0][0] is not first
+
+
+def test_the_same_command_has_the_same_place_in_the_cache(model: Any) -> None:
+    run_id = lmms_model().run_id
+    command = ["--model_args", "pretrained=a", "--tasks", "b"]
+    assert run_id(command) == run_id(list(command)) != run_id(["--model_args", "pretrained=a --tasks", "b"])
+    assert os.environ["LMMS_CACHE_RUN_ID"]
+
+
 def test_a_commit_forgets_no_stored_answer(model: Any) -> None:
     """By itself lmms-eval puts the commit of the folder that it is called in into the keys of its cache."""
     from lmms_eval.utils import get_lmms_eval_cache_version
 
     assert get_lmms_eval_cache_version() == version("lmms-eval")
+
+
+def test_the_model_is_let_go_when_everything_is_answered() -> None:
+    model = made(f"pretrained={MINI},method=random")
+    llava, generate = model.runner.model, type(model.runner.model).generate
+    model.clean()
+    assert not hasattr(model, "runner") and llava.generate.__func__ is generate, "the method is detached"
 
 
 def test_a_question_without_a_picture_and_an_end_of_answers(model: Any) -> None:
@@ -200,6 +227,7 @@ def test_a_question_without_a_picture_and_an_end_of_answers(model: Any) -> None:
     "one, words",
     [
         (request("Why?", do_sample=True), "must be greedy"),
+        (request("Why?", do_sample=False, num_beams=3), "must be greedy"),
         (request("", content=[{"type": "video", "url": "clip.mp4"}, {"type": "text", "text": "?"}]), "video, text"),
         (request("", content=[{"type": "text", "text": "?"}, {"type": "image", "url": "a.png"}]), "text, image"),
     ],

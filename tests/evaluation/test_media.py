@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from llava_consensus.errors import ImageError
@@ -38,6 +40,11 @@ def test_every_mode_is_what_llava_would_see(tmp_path: Path) -> None:
             opened = open_image(path)
             assert opened.mode == "RGB", path.name
             assert np.array_equal(opened, Image.open(path).convert("RGB")), path.name
+
+
+def test_alpha_is_dropped_not_laid_over_white(tmp_path: Path) -> None:
+    Image.new("RGBA", (4, 4), (200, 10, 10, 0)).save(tmp_path / "clear.png")
+    assert open_image(tmp_path / "clear.png").getpixel((1, 1)) == (200, 10, 10)
 
 
 @pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
@@ -80,6 +87,23 @@ def test_exif_turns_only_when_asked(tmp_path: Path, suffix: str) -> None:
         assert np.array_equal(open_image(path, upright=True), seen), orientation
         if suffix == "png":  # Pillow itself turns a TIFF when it is loaded
             assert np.array_equal(open_image(path), GRADIENT), orientation
+
+
+def test_damaged_exif_is_no_reason_to_refuse(tmp_path: Path) -> None:
+    picture().save(tmp_path / "odd.jpg", exif=b"Exif\x00\x00II*\x00\xff\xff\xff\xff")
+    assert open_image(tmp_path / "odd.jpg", upright=True).size == (30, 20)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 500), (500, 1)])
+def test_tiny_pictures(tmp_path: Path, size: tuple[int, int]) -> None:
+    Image.new("RGB", size, "teal").save(tmp_path / "tiny.png")
+    assert open_image(tmp_path / "tiny.png").size == size
+
+
+def test_first_frame_of_an_animation(tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (5, 5), colour) for colour in ("red", "blue")]
+    frames[0].save(tmp_path / "two.gif", save_all=True, append_images=frames[1:])
+    assert open_image(tmp_path / "two.gif").getpixel((2, 2)) == (255, 0, 0)
 
 
 @pytest.mark.parametrize("suffix", ["png", "jpg", "gif", "bmp", "tif", "webp"])
@@ -129,3 +153,23 @@ def test_a_long_picture_is_opened_and_padded_in_bounded_memory(tmp_path: Path) -
         assert opened.size == size and max(shrink_to_pad(opened).size) == MAX_PADDED
     small = Image.new("RGB", (MAX_PADDED, 8))
     assert shrink_to_pad(small) is small
+
+
+def test_an_error_names_the_file_and_has_the_exit_code_of_data(tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match=r"nowhere\.png") as caught:
+        open_image(str(tmp_path / "nowhere.png"))
+    assert caught.value.exit_code == 3
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(at=st.integers(8, 400), byte=st.integers(0, 255), suffix=st.sampled_from(["png", "jpg", "gif", "tif", "webp"]))
+def test_a_flipped_byte_never_escapes_as_another_error(tmp_path: Path, at: int, byte: int, suffix: str) -> None:
+    path = tmp_path / f"flipped.{suffix}"
+    picture("RGB").save(path)
+    data = bytearray(path.read_bytes())
+    data[at % len(data)] = byte
+    path.write_bytes(bytes(data))
+    try:
+        assert open_image(path, upright=True).mode == "RGB"
+    except ImageError as error:
+        assert str(path) in str(error)

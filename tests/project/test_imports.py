@@ -2,7 +2,7 @@
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -102,6 +102,17 @@ def test_no_imports_go_in_a_circle() -> None:
     assert [sorted(one) for one in circles(imports(PACKAGE))] == []
 
 
+def test_a_circle_within_functions_or_types_is_found(tmp_path: Path) -> None:
+    package = tmp_path / "made"
+    (package / "deep").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "deep" / "__init__.py").write_text("def f():\n    from made import a\n")
+    (package / "a.py").write_text("import typing\nif typing.TYPE_CHECKING:\n    from made.b import thing\n")
+    (package / "b.py").write_text("import made.deep\nthing = 1\n")
+    (package / "c.py").write_text("from made.a import typing\n")
+    assert [sorted(one) for one in circles(imports(package))] == [["made.a", "made.b", "made.deep"]]
+
+
 def test_every_module_says_what_it_is() -> None:
     assert [str(path) for path in MODULES if not ast.get_docstring(ast.parse(path.read_text()))] == []
 
@@ -144,3 +155,23 @@ def test_only_adaptive_methods_wait(options: tuple[str, str, str]) -> None:
     assert method.adaptive and not make(name).adaptive
     with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
         work(method, SHAPES["llava-1.5-7b"], 64)
+
+
+WAITING: list[Callable[[torch.Tensor], object]] = [
+    lambda tensor: int(tensor),
+    lambda tensor: float(tensor),
+    lambda tensor: bool(tensor),
+    lambda tensor: 1 if tensor else 0,
+    lambda tensor: tensor.item(),
+    lambda tensor: tensor[None].tolist(),
+    lambda tensor: tensor.cpu(),
+    lambda tensor: torch.equal(tensor, tensor + 1),
+    lambda tensor: torch.ones(3, device="meta")[tensor[None] > 0],
+    lambda tensor: tensor[None].nonzero(),
+]
+
+
+def test_every_way_of_waiting_is_noticed() -> None:
+    for read in WAITING:
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            read(torch.empty((), device="meta"))

@@ -10,7 +10,8 @@ import hashlib
 import importlib
 import json
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from playground.mini.benchmarks import BUILDERS, WITH_SPLIT, files
 from playground.mini.benchmarks.choices import WRITERS, choose
 from playground.mini.benchmarks.files import TEST
 from playground.mini.benchmarks.videos import brief_questions
-from playground.mini.clips import brief_clip, clip
+from playground.mini.clips import Clip, brief_clip, clip
 from playground.mini.paths import MINI
 from playground.mini.questions import View
 from playground.mini.scenes import SPLITS, scene
@@ -40,6 +41,11 @@ VIDEO_SETS = {"TGIF": "mp4", "MSVD": "videos", "MSRVTT": "videos/all"}  # as Vid
 @pytest.fixture(scope="module", autouse=True)
 def _built() -> None:
     builder.build()
+
+
+def whole(path: str) -> Any:
+    """A JSON file."""
+    return json.loads((EVAL / path).read_text())
 
 
 def test_every_folder_is_one_of_llavas_with_the_files_it_had() -> None:
@@ -70,6 +76,18 @@ def test_what_guessing_scores(name: str, limit: int | None, chance: float) -> No
     assert make(name).chance(make(name).load(MINI)[:limit], MINI) == chance
 
 
+def test_what_guessing_scores_follows_from_the_options() -> None:
+    problems = whole("scienceqa/problems.json")
+    questions = make("sqa").load(MINI)
+    counts = [len(problems[str(one.question_id)]["choices"]) for one in questions if one.images]
+    assert make("sqa").chance(questions, MINI) == pytest.approx(100 * sum(1 / count for count in counts) / len(counts))
+    for question in make("mmbench").load(MINI)[:40]:  # no rotation of them is among the first
+        options = len(re.findall("^[A-D]\\. ", question.text, re.MULTILINE))
+        assert make("mmbench").chance([question], MINI) == pytest.approx(100 / options)
+    rotated = [one for one in make("mmbench").load(MINI) if int(one.question_id) % 1_000_000 == 241]
+    assert make("mmbench").chance(rotated, MINI) == pytest.approx(100 * len(rotated) ** -len(rotated))
+
+
 @pytest.mark.parametrize("name", ["gqa", "pope", "textvqa", "mme", "mmbench"])
 def test_a_sample_is_of_all_pictures_and_tears_nothing_apart(name: str) -> None:
     one = make(name)
@@ -81,6 +99,18 @@ def test_a_sample_is_of_all_pictures_and_tears_nothing_apart(name: str) -> None:
     assert pictures[0] >= {"gqa": 46, "pope": 45}.get(name, 0), f"the first ones are about {pictures[1]}"
     if name == "pope":
         assert len({question.category for question in some}) == 3 > len({one.category for one in questions[:150]})
+
+
+def test_a_sample_of_mme_is_pictures_with_both_questions() -> None:
+    ids = [question.question_id for question in drawn(make("mme").load(MINI), 31, make("mme").together)]
+    assert len(ids) == 32 and ids[::2] == ids[1::2]
+
+
+def test_ranges_of_scenes_do_not_meet_and_are_test_scenes() -> None:
+    seen = [index for indices in TEST.values() for index in indices]
+    assert len(seen) == len(set(seen))
+    assert max(SPLITS["train"], SPLITS["val"]) + 10**9 <= SPLITS["test"], "seeds of training are all smaller"
+    assert clip("test", 6000).scene.seed == SPLITS["test"] + 6000 and scene("test", 3000).seed == SPLITS["test"] + 3000
 
 
 @pytest.mark.parametrize("name", ["vqav2", "sqa", "mme", "mmbench", "mmbench_cn", "mmvet", "seed", "videos"])
@@ -130,6 +160,23 @@ def test_the_larger_set_has_250_pictures_that_the_smaller_one_has_not(large: Pat
     assert {*kinds} == {"adversarial", "popular", "random"} and max(kinds.values()) - min(kinds.values()) <= 2
 
 
+def test_the_larger_set_shows_textvqas_words_as_a_bad_ocr_reads_them(large: Path) -> None:
+    with_words, without = make("textvqa").load(large), make("textvqa").load(MINI)
+    assert [one.images for one in with_words] == [one.images for one in without]
+    told = [one.text.split("Reference OCR token: ")[1].split("\n")[0] for one in with_words]
+    told_of = dict(zip([one.images for one in with_words], told, strict=True))
+    assert [
+        one.text.replace(word, "", 1) if word else one.text for one, word in zip(with_words, told, strict=True)
+    ] == [one.text for one in without]
+    truth = {
+        (f"{one['image_id']}.jpg",): one["answers"][0]
+        for one in json.loads((large / "eval/textvqa/TextVQA_0.5.1_val.json").read_text())["data"]
+        if "character" not in one["question"]
+    }
+    right = [told_of[image].lower() == word for image, word in truth.items()]
+    assert 0.55 < sum(right) / len(right) < 0.75 and 0.08 < list(told_of.values()).count("") / len(told_of) < 0.22
+
+
 def test_choices_have_one_right_option_and_turn() -> None:
     for kind in sorted(WRITERS):
         made = [choose(View(scene("val", index)), kind, random.Random(index)) for index in range(120)]
@@ -141,6 +188,33 @@ def test_choices_have_one_right_option_and_turn() -> None:
                 turned = one.rotated(turn)
                 assert turned.options[turned.right] == one.options[one.right]
         assert len({one.right for one in found}) > 1, kind
+
+
+def test_choices_are_true_of_the_scene() -> None:
+    for index in range(150):
+        view = View(scene("val", index))
+        one = choose(view, "identity", random.Random(index))
+        assert one and [name in view.names for name in one.options].count(True) == 1
+        other = choose(view, "missing", random.Random(index))
+        if other:
+            assert [name in view.names for name in other.options].count(False) == 1
+        number = choose(view, "counting", random.Random(index))
+        assert number and int(number.options[number.right]) in view.names.values()
+
+
+@pytest.mark.parametrize("draw", [clip, brief_clip])
+def test_clips_move_without_touching(draw: Callable[[str, int], Clip]) -> None:
+    moving = 0
+    for index in range(60):
+        shown = draw("val", index)
+        moving += any(step != (0, 0) for step in shown.steps)
+        for frame in shown.frames():
+            boxes = [(i.x, i.y, i.x + i.size, i.y + i.size) for i in frame.items]
+            assert all(x >= 0 and y >= 0 and r <= frame.width and b <= frame.height for x, y, r, b in boxes)
+            for k, (x, y, right, bottom) in enumerate(boxes):
+                apart = [r <= x + 1 or right <= a + 1 or b <= y + 1 or bottom <= t + 1 for a, t, r, b in boxes[:k]]
+                assert all(apart)
+    assert moving > 50
 
 
 def test_what_is_asked_about_a_brief_clip_is_seen_in_one_frame_alone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import re
 from pathlib import Path
@@ -12,15 +13,16 @@ import pytest
 import torch
 
 from playground.mini import build as builder
-from playground.mini import connect, forms, full_prefix, sequences
+from playground.mini import connect, forms, full_prefix, measure, sequences
 from playground.mini import tokenizer as words
-from playground.mini.catalogue import NAMES
+from playground.mini.catalogue import CATEGORIES, COLOURS, NAMES, OBJECTS, SIGN_ALPHABET
 from playground.mini.export import export_language
-from playground.mini.paths import CHECKPOINT, ROOT
+from playground.mini.labels import CLASSES, label
+from playground.mini.paths import CHECKPOINT, MINI, ROOT
 from playground.mini.questions import GQA_MIX, View, write
 from playground.mini.recipe import Recipe
-from playground.mini.scenes import SPLITS, padded, render, sample, scene
-from playground.mini.styles import TRAIN_MIX
+from playground.mini.scenes import SPLITS, UNITS, padded, render, sample, scene
+from playground.mini.styles import TRAIN_MIX, prompt, training_questions
 from playground.mini.tower import WIDTH
 
 PROMPTS = [
@@ -38,6 +40,26 @@ IDS = {  # what transformers 4.37.2 with tokenizers 0.15.1 and transformers 5.23
 }
 
 
+@pytest.fixture(scope="module")
+def eval_folder() -> Path:
+    """The benchmark files; built now unless they are there."""
+    builder.build()
+    return MINI / "eval"
+
+
+def lines(path: Path) -> list[dict]:
+    """The rows of a JSONL file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_catalogue_is_as_promised() -> None:
+    assert len(NAMES) >= 48 and len(CATEGORIES) >= 5
+    assert all(name.isalpha() and name.islower() for name in NAMES)
+    assert len({row[1] for row in OBJECTS.values()}) == len(NAMES), "Chinese names are distinct"
+    assert {c for row in OBJECTS.values() for c in row[2]} <= {"", *COLOURS}
+    assert not set(SIGN_ALPHABET) & set("O0I1S5Z8BG")
+
+
 def test_scenes_are_seeded_and_splits_disjoint() -> None:
     assert scene("test", 3) == scene("test", 3)
     assert np.array_equal(np.asarray(render(scene("test", 3))), np.asarray(render(scene("test", 3))))
@@ -47,6 +69,29 @@ def test_scenes_are_seeded_and_splits_disjoint() -> None:
         scene("train", 10**9)
     seen = {split: {scene(split, i).seed for i in range(200)} for split in SPLITS}
     assert not seen["train"] & seen["test"] and not seen["val"] & seen["test"] and not seen["train"] & seen["val"]
+
+
+def test_scenes_look_as_specified() -> None:
+    scenes = [scene("test", i) for i in range(200)]
+    assert all(1 <= len(s.items) <= 8 and max(s.width, s.height) == UNITS for s in scenes)
+    sizes = [item.size for s in scenes for item in s.items]
+    assert 0.08 < np.mean([size > 32 for size in sizes]) < 0.22 and min(sizes) >= 16
+    assert np.mean([len(s.items) >= 4 for s in scenes]) > 0.95
+    assert np.mean([s.width != s.height for s in scenes]) > 0.4 and np.mean([s.sign is not None for s in scenes]) > 0.4
+    for s in scenes[:40]:
+        centres = [item.centre for item in s.items]
+        gaps = [max(abs(a - c), abs(b - d)) for k, (a, b) in enumerate(centres) for c, d in centres[:k]]
+        assert all(gap >= 14 for gap in gaps)
+        assert all(i.x >= 0 and i.x + i.size <= s.width and i.y >= 0 and i.y + i.size <= s.height for i in s.items)
+
+
+def test_patch_labels_name_every_object() -> None:
+    for index in range(20):
+        scene_ = scene("val", index)
+        kind = label(scene_).kind
+        assert kind.shape == (24, 24) and kind.min() >= -1 and kind.max() < CLASSES
+        assert {1 + NAMES.index(item.name) for item in scene_.items} <= set(kind.reshape(-1).astype(int))
+    assert padded(render(scene("val", 0))).size == (UNITS, UNITS)
 
 
 def test_questions_are_answered_by_the_scene() -> None:
@@ -62,6 +107,14 @@ def test_questions_are_answered_by_the_scene() -> None:
                 assert (qa.answer == "yes") == any(name in named for name in view.names)
             if qa.detailed == "color":
                 assert qa.answer in {item.colour for item in view.items if item.name in qa.question}
+
+
+def test_training_mix_has_every_style() -> None:
+    made = [qa for i in range(60) for qa in training_questions(scene("train", i), random.Random(i), 12)]
+    kinds = {qa.kind for qa in made}
+    assert kinds >= {*GQA_MIX, "reading", "place", "letter", "chinese", "judge", "describe", "list"}
+    ends = ("single word or phrase.", "given choices directly.", "请直接回答选项字母。")
+    assert all(any(prompt(qa).endswith(end) for qa in made) for end in ends)
 
 
 def test_the_last_stage_asks_as_every_benchmark_does() -> None:
@@ -85,6 +138,25 @@ def test_the_last_stage_continues_the_committed_checkpoint(tmp_path: Path, monke
     export_language(learner.model, learner.project, tmp_path / "again", WIDTH)
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
         assert (tmp_path / "again" / name).read_bytes() == (CHECKPOINT / name).read_bytes()
+
+
+def test_a_deeper_model_has_each_layer_in_shares() -> None:
+    deep, flat = (connect.Learner("cpu", Recipe(layers=layers)) for layers in (12, 4))
+    for learner in (deep, flat):
+        full_prefix.load_committed(learner)
+    for number, layer in enumerate(deep.model.model.layers):
+        there = flat.model.model.layers[number // 3]
+        assert torch.equal(layer.self_attn.q_proj.weight, there.self_attn.q_proj.weight)
+        for name in ("self_attn.o_proj", "mlp.down_proj"):
+            assert torch.allclose(3 * layer.get_submodule(name).weight, there.get_submodule(name).weight)
+    with pytest.raises(ValueError, match="no multiple of the 4"):
+        full_prefix.deepened(flat.model.state_dict(), 2)
+
+
+def test_each_layer_is_left_out_in_turn(eval_folder: Path) -> None:
+    found = measure.layers(measure.Mini(), limit=1)
+    assert list(found) == ["all", *(f"without {number}" for number in range(1, 5))]
+    assert found["without 1"]["gqa"] < 10 < found["without 2"]["gqa"] < found["all"]["gqa"]
 
 
 def test_build_is_idempotent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from training_data import MINI, changed, plan, scenes, tensors, trained
 
@@ -63,6 +64,15 @@ def test_what_was_trained_loads_and_answers(projector: Path, data: Path) -> None
     host: Any = models.load(str(projector), Loading("cpu"))
     picture = host.encode([_picture(data)])
     assert host.answer([picture], [Prompt("Is there a dog in the picture?", max_new_tokens=4)])[0].text
+
+
+@needs_5
+def test_what_was_trained_is_converted(projector: Path, tmp_path: Path) -> None:
+    from llava_consensus.evaluation.models.convert import convert
+
+    convert(projector, tmp_path / "llava-hf")
+    ours, theirs = tensors(projector), tensors(tmp_path / "llava-hf")
+    assert torch.equal(ours["model.mm_projector.0.weight"], theirs["multi_modal_projector.linear_1.weight"])
 
 
 def test_a_finished_training_is_not_done_again_and_another_plan_is_refused(projector: Path, data: Path) -> None:
@@ -162,6 +172,11 @@ def test_data_without_an_answer_left_is_refused_at_the_first_batch(data: Path, t
 def test_an_argument_llava_does_not_know_is_refused(data: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"after `--`.*nonsense"):
         trained(data, tmp_path / "llava-x", arguments=("--nonsense", "1"))
+
+
+def test_an_argument_of_another_kind_is_refused(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="after `--`: LLaVA's own parser does not take that"):
+        trained(data, tmp_path / "llava-x", arguments=("--lora_r", "many"))
 
 
 def test_a_damaged_picture_is_a_line(data: Path, tmp_path: Path) -> None:

@@ -21,17 +21,20 @@ from llava_consensus import cli, load, make
 from llava_consensus.cli.arguments import one_word_method
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation.bench import efficiency, timing
-from llava_consensus.evaluation.bench.efficiency import Bench, Protocol, cases_of, prompt_shape
+from llava_consensus.evaluation.bench.efficiency import UNKNOWN_TOWER, Bench, Protocol, cases_of, prompt_shape
 from llava_consensus.evaluation.bench.timing import (
     Timing,
     answer_once,
+    first_token,
     one_round,
     peak_bytes,
+    refuse_too_large,
     reset_peak,
 )
 from llava_consensus.evaluation.models import Loading, Prompt, Runner
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES, account
+from llava_consensus.reduction.method import Shape
 
 MINI = str(Path(__file__).parents[3] / "checkpoints" / "llava-mini")
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
@@ -101,11 +104,23 @@ def test_the_shape_is_that_of_all_tokens_and_one_is_read(mini: Any) -> None:
     assert rows == [shape.text + 1]
 
 
+def test_nothing_stays_on_the_model(mini: Any) -> None:
+    hooks = dict(mini.model._forward_hooks)
+    answer_once(mini, PICTURE, Prompt("Is it?", max_new_tokens=1), RANDOM)
+    assert dict(mini.model._forward_hooks) == hooks
+
+
 def test_sides_take_turns_on_every_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[Any] = []
     monkeypatch.setattr(timing, "answer_once", lambda host, picture, prompt, side: log.append((picture, side)))
     one_round(FakeHost(), ["a", "b"], PROMPT, [FULL, RANDOM])  # type: ignore[list-item]
     assert log == [("a", FULL), ("a", RANDOM), ("b", FULL), ("b", RANDOM)]
+
+
+def test_the_first_round_of_first_tokens_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([9000.0, 9900.0, 100.0, 180.0, 300.0, 420.0, 200.0, 300.0])
+    monkeypatch.setattr(timing, "answer_once", lambda *_: sample(next(times)))
+    assert first_token(FakeHost(), PICTURE, PROMPT, [FULL, RANDOM], repeats=3) == [200.0, 300.0]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is read from /proc")
@@ -177,6 +192,19 @@ def test_a_row_has_medians_spread_speed_up_and_the_paper_s_formulas(
     assert (row["tpot_ms"], row["kv_bytes"], row["peak_bytes"]) == (2.0, 99, 4)
     assert row["paper"]["flops"] / 1e12 == pytest.approx(2.78, abs=0.01), "as its table prints for 144 tokens"
     assert row["paper"]["kv_bytes"] / 2**20 == 97
+
+
+def test_the_tower_is_not_counted_where_tokens_depend_on_the_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shape(self: FakeHost, text: int = 0) -> Shape:
+        return SHAPES["llava-1.5-7b"]._replace(patches=128000, text=text)
+
+    monkeypatch.setattr(efficiency, "one_round", Rounds())
+    monkeypatch.setattr(FakeHost, "shape", shape)
+    _, row = measured(tmp_path / "bench.json")["rows"]
+    assert row["account"]["flops"]["vision"] is None and row["account"]["flops"]["total"] is None
+    assert row["account"]["flops"]["llm"] > 1e12 and row["account"]["note"] == UNKNOWN_TOWER
 
 
 @pytest.mark.parametrize("change", [{"repeats": 0}, {"length": 1}, {"warmup": -1}])
@@ -273,6 +301,16 @@ def test_sizes_have_the_published_numbers_of_weights(name: str, billions: float)
 
 
 @hf
+def test_random_weights_refuse_what_only_a_checkpoint_can_have(tiny_size: None) -> None:
+    from llava_consensus.evaluation.models.random_weights import plan
+
+    with pytest.raises(OptionError, match="neither quantised nor spread"):
+        plan("tiny", Loading(bits=4))
+    with pytest.raises(OptionError, match=r"unknown shape 'tinny'. Did you mean 'tiny'"):
+        plan("tinny", Loading())
+
+
+@hf
 def test_a_size_that_does_not_fit_is_refused_before_it_is_allocated(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -283,6 +321,13 @@ def test_a_size_that_does_not_fit_is_refused_before_it_is_allocated(
     assert cli.main(["bench", "--shape", "llava-1.5-7b", "--device", "cpu", "--dtype", "float16"]) == 2
     error = capsys.readouterr().err
     assert "needs about 14.8 GiB (weights 13.2 GiB, cache 0.3 GiB), 8.0 GiB are free" in error
+
+
+def test_a_size_that_fits_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "free_bytes", lambda device: 1200)
+    refuse_too_large("x", 900, 100, "cpu")
+    monkeypatch.setattr(timing, "free_bytes", lambda device: None)
+    refuse_too_large("x", 1 << 60, 0, "cpu")
 
 
 @hf
@@ -330,7 +375,10 @@ def test_the_paper_s_rows_are_found_by_method_and_budget() -> None:
     [
         (["--methods", "nothing"], 2, "unknown method 'nothing'"),
         (["--tokens", "many"], 2, "--tokens 'many': must be whole numbers"),
+        (["--match", "size"], 2, "--match size"),
+        (["--pictures", "0"], 2, "--pictures 0 must be at least 1"),
         (["--repeats", "0"], 2, "--repeats 0 must be at least 1"),
+        (["--warmup", "-1"], 2, "--warmup -1 must be at least 0"),
         (["--out", "."], 3, "--out .: is a folder"),
         (["--images", "nowhere"], 3, "--images nowhere: no .jpg or .png there"),
     ],

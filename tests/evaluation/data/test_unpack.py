@@ -3,6 +3,7 @@
 Run: `pytest tests/evaluation/data/test_unpack.py`.
 """
 
+import os
 import zipfile
 from pathlib import Path
 
@@ -50,8 +51,9 @@ def test_nothing_is_written_outside(tmp_path: Path, name: str) -> None:
     assert [path.name for path in (tmp_path / "in").iterdir()] == ["out"]
 
 
-def test_damage_is_a_line(tmp_path: Path) -> None:
-    archive = zipped(tmp_path / "a.zip", {"a.txt": TEXT}, zipfile.ZIP_DEFLATED)
+@pytest.mark.parametrize("kind", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_damage_in_any_kind_of_compression_is_a_line(tmp_path: Path, kind: int) -> None:
+    archive = zipped(tmp_path / "a.zip", {"a.txt": TEXT}, kind)
     whole, begin = archive.read_bytes(), 30 + len("a.txt")
     with zipfile.ZipFile(archive) as content:
         length = content.infolist()[0].compress_size
@@ -79,3 +81,16 @@ def test_what_is_no_zip_or_encrypted_is_a_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="encrypted"):
         unpack(archive, tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_name_that_no_file_can_have_is_a_line(tmp_path: Path) -> None:
+    for members in ({"x" * 300: b"a"}, {"a": b"a", "a/b": b"b"}):
+        with pytest.raises(DataError, match="remove it and give the same command"):
+            unpack(zipped(tmp_path / "a.zip", members), tmp_path / "out")
+    assert not (tmp_path / "out" / ".unpacking").exists()
+
+
+def test_a_pipe_is_a_line(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.zip")
+    with pytest.raises(DataError, match="no regular one"):
+        unpack(tmp_path / "a.zip", tmp_path / "out")

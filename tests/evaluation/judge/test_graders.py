@@ -109,9 +109,13 @@ def test_options_are_matched_in_the_language_of_the_question(tmp_path: Path) -> 
     [
         (None, "cannot be read"),
         ("def (", "not a Python script"),
+        ("\0", "not a Python script"),
         ("prompt = 3", "no such prompt"),
         ("prompt = f'{question} {answer} {pred}'", "no such prompt"),
+        ("a = [{'role': 'user', 'content': f'{question} {answer} {pred.lower()}'}]", "no such prompt"),
         ("a = [{'role': 'user', 'content': f'{question} {answer} {pred}'}]", "no such prompt"),
+        ("a = [{**b}, {'role': 'user'}]", "no such prompt"),
+        ("def build_prompt(): return '{} {} {}'", "no such prompt"),
         ("def build_prompt(): return '{} {}'\ndef build_prompt_cn(): return '{} {} {}'", "no such prompt"),
     ],
 )
@@ -143,6 +147,11 @@ def test_our_own_words_are_not_the_official_ones() -> None:
         ours = " ".join(one["content"] for one in grader.prompt().fill({**FIELDS, "answer": ""})).split()
         runs = (" ".join(ours[at : at + 8]) for at in range(len(ours) - 7))
         assert [run for run in runs if run in official] == []
+
+
+def test_half_characters_are_replaced() -> None:
+    filled = VIDEO_QA.prompt().fill({**FIELDS, "prediction": "a\ud83d"})
+    assert "Answer of the model: a?" in filled[1]["content"]
 
 
 # MMBench: who is asked about what
@@ -225,3 +234,22 @@ def test_only_what_the_rules_cannot_read_is_asked(data: Path, capsys: pytest.Cap
     assert metrics["grades"]["6"] == {"opt": "A", "log": "A", "judge": None}
     said = capsys.readouterr().out
     assert "mmbench: accuracy 100.00, 5 of 5 questions graded" in said
+
+
+def test_nobody_is_asked_about_a_question_that_is_wrong_already(data: Path) -> None:
+    with Server(lambda text, number: Act(text="A")) as server:
+        metrics = judge_mmbench(data, server, RIGHT | {5: "a feline", 1000005: "A"})
+    assert server.total == 0 and metrics["score"] == 50.0
+
+
+def test_a_judge_without_a_letter_is_asked_three_times(data: Path) -> None:
+    with Server(lambda text, number: Act(text="I cannot tell.")) as server:
+        metrics = judge_mmbench(data, server, RIGHT | {5: "a feline"})
+    assert server.total == 3 and metrics["replies"]["given_up"] == 1 and metrics["score"] == 50.0
+
+
+def test_the_chinese_set_is_judged_too(data: Path) -> None:
+    with Server(lambda text, number: Act(text="B")) as server:
+        metrics = judge_mmbench(data, server, RIGHT | {1000006: "一只喵"}, "mmbench_cn")
+    assert server.total == 1 and metrics["score"] == 100.0
+    assert server.bodies[0]["messages"][0]["content"].endswith("回答：一只喵\n字母：")

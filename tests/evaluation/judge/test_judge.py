@@ -20,9 +20,9 @@ from judged_data import SECRET, judge, judge_config, make_msvd, stored, write_an
 pytest.importorskip("openai")
 
 from llava_consensus import cli
-from llava_consensus.errors import BusyError, DataError, OptionError
+from llava_consensus.errors import BusyError, DataError, MissingDependency, OptionError
 from llava_consensus.evaluation.judge.client import NAME, JudgeError, Replies, Spending
-from llava_consensus.evaluation.judge.run import run
+from llava_consensus.evaluation.judge.run import lines, run
 
 YES = "{'pred': 'yes', 'score': 4}"
 
@@ -126,6 +126,20 @@ def test_partial_answers_are_judged_and_marked(tmp_path: Path, good: Server) -> 
     assert set(metrics["capability"]) == {"rec", "spat"}
 
 
+def test_official_files_are_judged_too(tmp_path: Path, good: Server) -> None:
+    wanted = judge_config(tmp_path, good.url)
+    (tmp_path / "model.json").write_text(json.dumps({f"v1_{number}": f"answer {number}" for number in range(5)}))
+    assert judge(replace(wanted, answers=tmp_path / "model.json"))["counts"]["graded"] == 5
+
+
+def test_no_answers_no_grades(tmp_path: Path, good: Server) -> None:
+    wanted = judge_config(tmp_path, good.url)
+    write_answers(wanted.answers, {})
+    metrics = judge(wanted)
+    assert metrics["score"] is None and not metrics["complete"] and metrics["counts"]["graded"] == 0
+    assert good.total == 0 and next(lines(metrics)) == "mmvet: total none, 0 of 5 questions graded"
+
+
 # A server that misbehaves
 
 RETRIED = {
@@ -135,7 +149,12 @@ RETRIED = {
     "cut": Act("cut"),
     "drop": Act("drop"),
 }
-NO_COMPLETION = {"nonsense": "\udcff\udcfe not json", "other": '{"choices": []}', "deep": "[" * 20_000}
+NO_COMPLETION = {
+    "nonsense": Act("raw", "\udcff\udcfe not json"),
+    "other json": Act("raw", '{"choices": []}'),
+    "deep": Act("raw", "[" * 20_000),
+    "content of another kind": Act("raw", '{"choices": [{"message": {"content": 5}}]}'),
+}
 
 
 @pytest.mark.parametrize("trouble", RETRIED)
@@ -150,10 +169,17 @@ def test_every_trouble_is_overcome_once(tmp_path: Path, trouble: str) -> None:
 
 @pytest.mark.parametrize("trouble", NO_COMPLETION)
 def test_an_answer_without_a_grade_says_why(tmp_path: Path, trouble: str, caplog: pytest.LogCaptureFixture) -> None:
-    with Server(lambda text, number: Act("raw", NO_COMPLETION[trouble]) if "answer 3" in text else Act()) as server:
+    with Server(lambda text, number: NO_COMPLETION[trouble] if "answer 3" in text else Act()) as server:
         metrics = judge(judge_config(tmp_path, server.url))
     assert metrics["counts"]["ungraded"] == 1
     assert "v1_3, run 1: not graded: " in caplog.text
+
+
+def test_an_answer_that_is_always_refused_is_given_up_alone(tmp_path: Path) -> None:
+    with Server(lambda text, _: error(400, "maximum context length") if "answer 3" in text else Act()) as server:
+        metrics = judge(judge_config(tmp_path, server.url, concurrency=1))
+        assert server.total == 5
+    assert metrics["score"] == 50.0 and metrics["counts"]["ungraded"] == 1 and not metrics["complete"]
 
 
 def test_a_server_that_refuses_every_request_ends_the_run(tmp_path: Path) -> None:
@@ -170,6 +196,20 @@ def test_a_judge_that_says_nothing_gives_no_score(tmp_path: Path, capsys: pytest
         assert metrics["score"] is None and not metrics["complete"] and metrics["replies"]["given_up"] == 5
         assert cli.main(command(tmp_path, server.url)) == 5
     assert "5 answers have no reply that can be read" in capsys.readouterr().err
+
+
+def test_counts_below_zero_are_no_counts(tmp_path: Path) -> None:
+    reply = {"choices": [{"message": {"content": "0.5"}}], "usage": {"prompt_tokens": -9, "completion_tokens": 3}}
+    with Server(lambda *_: Act("raw", json.dumps(reply))) as server:
+        metrics = judge(judge_config(tmp_path, server.url))
+    assert metrics["spent"]["prompt_tokens"] == 0
+
+
+def test_waiting_is_as_long_as_the_server_wishes(tmp_path: Path) -> None:
+    with Server(lambda text, number: error(429, "wait", Retry_After="2") if number == 0 else Act()) as server:
+        start = time.monotonic()
+        judge(judge_config(tmp_path, server.url))
+        assert 2 <= time.monotonic() - start < 10
 
 
 def test_a_server_that_is_always_down_ends_the_run(tmp_path: Path) -> None:
@@ -197,7 +237,7 @@ def test_one_answer_without_a_grade_is_left_out_and_asked_again(tmp_path: Path) 
         assert judge(wanted)["complete"] and server.total == 4 + wanted.tries + 1
 
 
-@pytest.mark.parametrize("status", [401, 429])
+@pytest.mark.parametrize("status", [401, 403, 404, 429])
 def test_hopeless_errors_stop_at_once_and_never_show_the_key(
     tmp_path: Path, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -253,7 +293,7 @@ def test_refusals_are_counted(tmp_path: Path) -> None:
     assert judge(judge_config(tmp_path, server.url, "msvd")) == metrics  # given up is given up
 
 
-@pytest.mark.parametrize("grade", ["NaN", "1e999"])
+@pytest.mark.parametrize("grade", ["NaN", "nan", "inf", "-Infinity", "1e999"])
 def test_a_grade_that_is_no_number_is_an_unreadable_reply(tmp_path: Path, grade: str) -> None:
     odd = [grade]  # the first reply about one of the answers
     with Server(lambda text, _: Act(text=odd.pop() if odd and "answer 4" in text else "1")) as server:
@@ -264,12 +304,27 @@ def test_a_grade_that_is_no_number_is_an_unreadable_reply(tmp_path: Path, grade:
 # Limits
 
 
-def test_a_limit_holds_however_many_are_asked_at_once_and_a_higher_one_goes_on(tmp_path: Path) -> None:
-    with Server(lambda *_: Act(text="0.5", delay=0.1)) as server:
+@pytest.mark.parametrize(
+    ("limits", "most"),
+    [
+        ({"max_requests": 2}, 2),
+        ({"max_requests": 0}, 0),
+    ],
+)
+def test_a_limit_ends_the_asking_and_a_higher_one_goes_on(tmp_path: Path, limits: dict[str, Any], most: int) -> None:
+    with Server(lambda *_: Act(text="0.5")) as server:
+        with pytest.raises(JudgeError, match="the limit is reached"):
+            judge(judge_config(tmp_path, server.url, concurrency=1, **limits))
+        assert server.total <= most and (most == 0 or server.total >= 1)
+        assert judge(judge_config(tmp_path, server.url))["complete"] and server.total == 5, "nothing is asked twice"
+
+
+@pytest.mark.parametrize("act", [Act(text="0.5", delay=0.1), error(500)], ids=["good", "failing"])
+def test_the_limit_holds_however_many_are_asked_at_once(tmp_path: Path, act: Act) -> None:
+    with Server(lambda *_: act) as server:
         with pytest.raises(JudgeError, match="the limit is reached, 3 requests"):
             judge(judge_config(tmp_path, server.url, max_requests=3, concurrency=8))
         assert server.total <= 3
-        assert judge(judge_config(tmp_path, server.url))["complete"] and server.total == 5, "nothing is asked twice"
 
 
 # Stopped, killed, cut, damaged
@@ -334,7 +389,7 @@ def test_a_cut_last_line_is_dropped_and_asked_again(
     assert good.total == 6 and "cut in the middle" in caplog.text
 
 
-@pytest.mark.parametrize("damage", ["{", '{"event": "reply", "key": "a"}', '{"key": "a", "text": 5}'])
+@pytest.mark.parametrize("damage", ["{", "[]", '{"event": "reply", "key": "a"}', '{"key": "a", "text": 5}', "null"])
 def test_a_damaged_line_is_named(tmp_path: Path, good: Server, damage: str) -> None:
     wanted = judge_config(tmp_path, good.url)
     judge(wanted)
@@ -372,6 +427,9 @@ def test_two_judges_do_not_share_a_folder(tmp_path: Path, good: Server) -> None:
     ("options", "words"),
     [
         ({"concurrency": 0}, "--concurrency 0"),
+        ({"tries": 0}, "--judge-tries 0"),
+        ({"runs": 0}, "--runs 0"),
+        ({"timeout": 0.0}, "--judge-timeout 0"),
         ({"timeout": float("nan")}, "--judge-timeout nan"),
         ({"model": ""}, "--judge-model"),
         ({"max_requests": -1}, "--max-requests -1"),
@@ -394,6 +452,21 @@ def test_no_key_for_openai_and_none_needed_elsewhere(
     assert judge(wanted)["complete"]
 
 
+def test_a_missing_package_names_the_line_to_type(
+    tmp_path: Path, good: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(MissingDependency, match=r"pip install .*\[judge\]'"):
+        judge(judge_config(tmp_path, good.url))
+    assert good.total == 0
+
+
+def test_the_url_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = judge_config(tmp_path, "http://there/v1")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://here:1/v1/")
+    assert replace(wanted, url=None).place == "http://here:1/v1" and wanted.place == "http://there/v1"
+
+
 # The command
 
 
@@ -405,6 +478,9 @@ def test_the_command(tmp_path: Path, good: Server, capsys: pytest.CaptureFixture
     assert output.out.startswith("mmvet: nothing was sent. To be sent, by estimate: 5 requests")
     assert good.total == 0
     assert cli.main([*asked, "--max-requests", "0"]) == 5 and "the limit is reached" in capsys.readouterr().err
+    for wrong in (["--judge-timeout", "0"], ["--judge-tries", "0"], ["--concurrency", "0"], ["--runs", "0"]):
+        assert cli.main([*asked, *wrong]) == 2 and f"{wrong[0]} 0" in capsys.readouterr().err
+    assert good.total == 0
     assert cli.main(asked) == 0
     output = capsys.readouterr()
     assert output.out.startswith("mmvet: total 50.00, 5 of 5 questions graded\nby capability: rec 50.0")

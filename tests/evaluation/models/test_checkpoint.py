@@ -5,6 +5,7 @@ clear line within seconds where they cannot be had. No test leaves this machine.
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -19,7 +20,8 @@ from fakes import config, make_place
 
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation import models
-from llava_consensus.evaluation.models import Loading
+from llava_consensus.evaluation.models import Loading, loading
+from llava_consensus.evaluation.models.loading import check_checkpoint, hub_name
 from llava_consensus.evaluation.runs.configuration import prepare
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -88,6 +90,22 @@ def test_weights_that_are_not_all_there_are_told(cache: Path) -> None:
     assert len(models.find("owner/llava-half").files()) == 5
 
 
+def test_a_model_that_is_not_in_the_cache_offline(cache: Path) -> None:
+    with pytest.raises(DataError, match="'owner/absent': HF_HUB_OFFLINE is set"):
+        models.check("owner/absent")
+
+
+def test_the_default_model_is_never_a_name_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="'checkpoints/llava-mini': no such folder"):
+        check_checkpoint("checkpoints/llava-mini")
+
+
+def test_a_folder_has_no_revision() -> None:
+    with pytest.raises(OptionError, match="only models of the hub have revisions"):
+        models.find("checkpoints/llava-mini", "main")
+
+
 class Refusing(BaseHTTPRequestHandler):
     """A hub at which every model is gated, missing, or that fails."""
 
@@ -146,6 +164,17 @@ def test_a_dead_hub_is_asked_once_and_not_waited_for(cache: Path, monkeypatch: p
         models.check("owner/absent")
 
 
+def test_a_silent_hub_is_given_up_on(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(loading, "PATIENCE", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(DataError, match="does not answer"):
+            models.check("owner/absent")
+
+
 def test_a_vision_tower_of_the_hub_is_taken_from_the_cache(cache: Path, tmp_path: Path) -> None:
     mini, folder = Path("checkpoints/llava-mini"), tmp_path / "llava-mini"
     shutil.copytree(mini, folder, ignore=shutil.ignore_patterns("vision_tower", ".work"))
@@ -158,3 +187,26 @@ def test_a_vision_tower_of_the_hub_is_taken_from_the_cache(cache: Path, tmp_path
     assert models.check(str(folder))["tower"] == COMMIT
     host: Any = models.load(str(folder), Loading("cpu"))
     assert host.model.get_vision_tower().vision_tower_name == str(snapshot)
+
+
+def test_the_name_of_a_snapshot(cache: Path) -> None:
+    assert hub_name(lay_out(cache, "liuhaotian/llava-v1.5-7b", LLAVA)) == "liuhaotian/llava-v1.5-7b"
+    assert hub_name(Path("checkpoints/llava-mini")) == ""
+
+
+def test_a_run_on_a_model_of_the_cache(cache: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    if int(transformers.__version__.split(".")[0]) < 5:
+        pytest.skip("models of transformers need version 5.19 or later")
+    from llava_consensus import cli
+
+    converted = tmp_path / "converted"
+    assert cli.main(["model", "convert", "checkpoints/llava-mini", str(converted)]) == 0
+    shutil.rmtree(converted / "official")
+    lay_out(cache, "owner/tiny", {file.name: file for file in converted.iterdir()})
+    told = ["--model", "owner/tiny", "--device", "cpu", "--attn", "eager", "--limit", "2", "--no-progress"]
+    assert cli.main(["eval", "gqa", *told, "--out", str(tmp_path / "out")]) == 0
+    (run,) = (tmp_path / "out").glob("*/config.json")
+    stored = json.loads(run.read_text())
+    assert stored["model"] == "owner/tiny"
+    assert stored["loading"] == {"attention": "eager", "revision": COMMIT}

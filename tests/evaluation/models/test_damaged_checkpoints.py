@@ -13,9 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from llava_consensus.errors import DataError
+from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation.models import Loading, check, load
 from llava_consensus.evaluation.models.llava import load_official
+from llava_consensus.evaluation.models.loading import refuse_not_finite
 
 MINI = Path(__file__).parents[3] / "checkpoints" / "llava-mini"
 Tensors = dict[str, torch.Tensor]
@@ -74,6 +75,14 @@ def test_a_tower_with_a_missing_tensor_is_refused(tmp_path: Path) -> None:
         load_official(str(folder), Loading("cpu"))
 
 
+def test_weights_too_large_for_their_type_are_refused() -> None:
+    model = torch.nn.Linear(2, 2)
+    torch.nn.init.constant_(model.weight, 1e6)
+    refuse_not_finite("m", model)
+    with pytest.raises(DataError, match=r"as float16\): weight\. .*take bfloat16 or float32"):
+        refuse_not_finite("m", model.half())
+
+
 @pytest.mark.parametrize("content", ["{}", "[]", "", '{"architectures": 5}', "\xff", "[" * 9999])
 def test_an_empty_or_broken_config_is_refused(tmp_path: Path, content: str) -> None:
     folder = copy_of_mini(tmp_path)
@@ -98,6 +107,12 @@ def test_a_processor_that_cannot_read_a_picture_is_told_while_it_loads(tmp_path:
         file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     with pytest.raises(DataError, match="cannot read a picture"):
         load_official(str(folder), Loading("cpu"))
+
+
+@pytest.mark.parametrize("changes", [{"device": 0.5}, {"dtype": 1}, {"revision": 4}, {"attention": None}])
+def test_what_is_no_text_is_refused_by_its_name(changes: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=f"{next(iter(changes))}=.* must be a text"):
+        Loading(**changes)
 
 
 def test_loading_leaves_transformers_as_it_was(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from llava_consensus.evaluation.report.overlay import (
     overlay,
     picture,
     selection,
+    tint,
     view,
 )
 from llava_consensus.hosts.patches import patches
@@ -58,6 +59,18 @@ def test_patches_look_like_what_happened_to_them(size: tuple[int, int]) -> None:
     assert np.ptp(middle(picture, row, 4, grid, size)) > np.ptp(merged)  # the anchor's dot
 
 
+def test_two_anchors_have_two_colours() -> None:
+    owner = np.repeat([0, 1], 32)
+    picture = overlay(Image.new("RGB", (80, 80), "white"), [], [0, 63], owner, 8)
+    upper, lower = (middle(picture, row, 4, 8, (80, 80)) for row in (2, 5))
+    assert np.abs(upper - lower).max() > 30
+
+
+def test_all_kept_is_the_picture_itself() -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (768, 768, 3), dtype=np.uint8))
+    assert np.array_equal(overlay(image, np.arange(576), [], np.arange(576), 24), image)
+
+
 def test_tokens_merged_into_kept_patches_are_tinted_by_them() -> None:
     owner = np.zeros(16, dtype=int)
     picture = overlay(Image.new("RGB", (64, 64), "gray"), [5], [], owner, 4)
@@ -85,6 +98,11 @@ def test_kept_merged_and_dropped_differ_in_lightness_alone() -> None:
             middle(drawn, *divmod(place, 8), 8, (640, 640)) @ (0.299, 0.587, 0.114) for place in (number + 1, 40, 63)
         )
         assert kept + 25 < merged < dropped - 25, f"tint {number}"
+
+
+def test_tints_are_pale_and_differ() -> None:
+    tints = [tint(number) for number in range(21)]
+    assert len(set(tints)) == 21 and all(np.mean(one) > 110 for one in tints)
 
 
 def test_a_heat_map_is_bright_where_a_saliency_is() -> None:

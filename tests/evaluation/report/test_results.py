@@ -14,7 +14,7 @@ from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
 from llava_consensus.evaluation.files import canonical, write_metrics
 from llava_consensus.evaluation.report import paper, results
-from llava_consensus.evaluation.report.rows import Catalogue, Facts, read_rows
+from llava_consensus.evaluation.report.rows import LINEUP, Catalogue, Facts, read_rows
 from llava_consensus.evaluation.report.section import Section, state
 from llava_consensus.evaluation.report.table import BEGIN, END, Table, escape, replace_block
 from llava_consensus.evaluation.runs.store import full_score
@@ -104,6 +104,13 @@ def test_an_incomplete_full_model_gives_no_relative_number(tmp_path: Path) -> No
     assert section.accuracy(line) is not None and section.relative(line) is None
 
 
+def test_not_scored_is_said(tmp_path: Path) -> None:
+    told(store(tmp_path, [1, 0], benchmark="mmvet"), score=None)
+    section = only(tmp_path)
+    assert state(section.cell(section.reduced[0], "mmvet")) == "not scored"
+    assert section.accuracy(section.reduced[0]) is None
+
+
 def test_acc_leaves_out_what_nobody_has_judged(tmp_path: Path) -> None:
     for method, tokens in (("full", 576), ("consensusdrop", 64)):
         store(tmp_path, [1, 1, 1, 0], method=method, tokens=tokens)
@@ -130,6 +137,13 @@ def test_no_average_has_a_benchmark_in_which_the_full_model_guesses(tmp_path: Pa
     assert reduced_only.near_chance == {} and len(reduced_only.averaged) == 3  # nobody knows without the full model
 
 
+def test_chance_of_a_run_that_does_not_say_it(tmp_path: Path) -> None:
+    catalogue = Catalogue(benchmarks={"pope": Facts("POPE", chance=50.0)})
+    store(tmp_path, [1, 0], benchmark="pope")
+    (row,) = read_rows(tmp_path, catalogue)
+    assert row.chance == 50.0 and row.facts.column == "pope_f1"
+
+
 def test_what_needs_a_judge_is_shown_without_one(tmp_path: Path) -> None:
     for method, tokens, texts in (("full", 576, "abcd" * 4), ("consensusdrop", 64, "abzz" * 4)):
         folder = store(tmp_path, [1, 1, 0, 1] * 4, benchmark="msvd", method=method, tokens=tokens)
@@ -143,6 +157,20 @@ def test_what_needs_a_judge_is_shown_without_one(tmp_path: Path) -> None:
     assert line[1].startswith("75.0 ±") and line[2] == "50.0"
     store(tmp_path / "other", [1, 0])
     assert results.unjudged(only(tmp_path / "other")) is None
+
+
+def test_what_nobody_has_finished_keeps_its_place_in_acc(tmp_path: Path) -> None:
+    store(tmp_path, [1, 1, 1, 0])
+    store(tmp_path, None, benchmark="pope")
+    section = only(tmp_path)
+    assert section.averaged == ["gqa", "pope"] and section.accuracy(section.reduced[0]) is None
+
+
+def test_a_run_without_any_answer_is_not_shown(tmp_path: Path) -> None:
+    store(tmp_path, [1, 0])
+    folder = store(tmp_path, None, method="cdpruner")
+    (folder / "answers.jsonl").write_text("")
+    assert [row.config["method"] for row in read_rows(tmp_path)] == ["consensusdrop"]
 
 
 def test_mme_enters_acc_by_a_twentieth(tmp_path: Path) -> None:
@@ -178,6 +206,12 @@ def test_significant_differences_are_marked(tmp_path: Path) -> None:
     marks = {line.tokens: section.cell(line, "gqa").mark for line in section.lines}  # type: ignore[union-attr]
     assert marks == {576: "", 192: "", 128: "†", 64: "‡"}  # Holm: 3 / 512 < 0.05, but 2 x 0.031 is not
     assert "75.0‡" in results.as_markdown([section])
+
+
+def test_no_interval_where_rows_do_not_make_the_score(tmp_path: Path) -> None:
+    store(tmp_path, [1, 0, 1, 1], score=81.0)
+    section = only(tmp_path)
+    assert lines_of(results.intervals(section))["Retain 64 tokens"] == [("ConsensusDrop", "81.0")]
 
 
 def test_difference_to_random(out: Path) -> None:
@@ -216,6 +250,11 @@ def test_a_judges_score_joins_the_run_whose_answers_it_graded(tmp_path: Path) ->
         read_rows(tmp_path)
 
 
+def test_order_of_files_does_not_matter(out: Path) -> None:
+    rows = read_rows(out)
+    assert results.as_markdown(results.in_sections(rows[:2] + rows[:1:-1])) == text_of(out)
+
+
 def test_runs_of_several_seeds_are_one_line_with_their_spread(tmp_path: Path) -> None:
     store(tmp_path, [1] * 20, method="full", tokens=576)
     for seed, right in ((0, 10), (1, 14), (2, 12)):
@@ -227,6 +266,31 @@ def test_runs_of_several_seeds_are_one_line_with_their_spread(tmp_path: Path) ->
     assert line.label == "random" and cell is not None and cell.row.score == pytest.approx(60)
     assert cell.row.spread == pytest.approx(10) and cell.test is not None and cell.test.difference == pytest.approx(-40)
     assert "60.0‡ (sd 10.0)" in results.as_markdown([section])
+
+
+def mme(out: Path, method: str, tokens: int, tasks: dict[str, str]) -> None:
+    """A run of MME; for each task one letter a picture: both questions right, one, or none (b, o, n)."""
+    folder = store(out, [1], benchmark="mme", method=method, tokens=tokens)
+    letters = [(task, letter) for task, of_task in tasks.items() for letter in of_task]
+    rows = [
+        {"index": 2 * place + second, "group": task, "unit": place, "picture": f"{place}.jpg", "correct": right[second]}
+        for place, (task, letter) in enumerate(letters)
+        for second, right in enumerate([{"b": (1, 1), "o": (1, 0), "n": (0, 0)}[letter]] * 2)
+    ]
+    score = sum(
+        100 * (of_task.count("b") + of_task.count("o") / 2) / len(of_task) + 100 * of_task.count("b") / len(of_task)
+        for of_task in tasks.values()
+    )
+    report = {"extracted": rows, "statistic": "mme", "counted": [*tasks, "scene"]}
+    told(folder, score=score, report=report, questions=len(rows), answered=len(rows))
+
+
+def test_mme_of_two_tasks_is_divided_by_their_full_score_(tmp_path: Path) -> None:
+    for method, tokens in (("full", 576), ("consensusdrop", 64)):
+        mme(tmp_path, method, tokens, {"color": "b" * 12, "OCR": "bbbooonnn" + "nno"})
+    section = only(tmp_path)
+    found = section.accuracy(section.reduced[0])
+    assert found is not None and found.value == pytest.approx((200 + 100 * 5 / 12 + 25) / 4)  # of 400 points
 
 
 def test_how_many_pictures_questions_are_about_stands_beside_their_number(tmp_path: Path) -> None:
@@ -292,6 +356,14 @@ def test_the_full_model_has_no_budget(out: Path) -> None:
     assert "Upper bound, all tokens" in text and "**Retain 64 tokens**" in text
 
 
+def test_labels(out: Path) -> None:
+    store(out, [1, 0], merged=3)
+    store(out, [1, 0], method="fastv", match="flops")
+    labels = {row.label for row in read_rows(out) if not row.full}
+    assert {LINEUP[place].label for place in (0, 1, 4)} <= labels
+    assert {"consensusdrop, fuser=recovery, tau_cross=2.0", "ConsensusDrop, merged=3", "FastV, match=flops"} <= labels
+
+
 ACCOUNT = {
     "entering": 64,
     "kept": 64,
@@ -324,6 +396,13 @@ def test_costs_are_compared_over_the_same_benchmarks(tmp_path: Path) -> None:
     assert found is not None and "over GQA." in found.note
 
 
+def test_no_costs_no_table(out: Path) -> None:
+    assert results.costs(only(out)) is None
+    (out / results.BENCH).write_text('{"rows": 3}')
+    with pytest.raises(DataError, match=r"bench\.json"):
+        results.read_bench(out / results.BENCH)
+
+
 def test_the_papers_numbers_are_the_printed_ones() -> None:
     assert paper.printed_tables()["llava_1_5_7b"][0]["gqa"] == 62.0
     assert hashlib.sha256(canonical(paper.printed_tables()).encode()).hexdigest() == PRINTED
@@ -344,6 +423,10 @@ def test_latex(out: Path) -> None:
             assert line.count("&") in (2, 4)
     assert r"Retain 64 tokens (88.9 \% fewer)" in text and "tau\\_cross" in text and "±" not in text
     assert escape("a_b & 3 % ± <") == r"a\_b \& 3 \% $\pm$ $<$"
+
+
+def test_nothing_measured(tmp_path: Path) -> None:
+    assert "No results yet" in results.FORMATS["markdown"](results.in_sections(read_rows(tmp_path / "nowhere")))
 
 
 def test_report_command_writes_what_is_asked(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,6 +53,21 @@ def test_bootstrap_equals_the_known_standard_error() -> None:
     assert values.std() == pytest.approx(100 * math.sqrt(0.3 * 0.7 / 1000), rel=0.03)
 
 
+def test_drawing_is_the_same_as_drawing_rows_one_by_one() -> None:
+    random = np.random.default_rng(3)
+    correct = random.choice([0.0, 0.3, 0.6, 1.0], 60)
+    slow = [100 * random.choice(correct, 60).mean() for _ in range(8000)]
+    fast = stats.draws(made(report(correct)), "vqav2", 8000)
+    assert fast.std() == pytest.approx(np.std(slow), rel=0.04)
+    assert np.percentile(fast, [2.5, 97.5]) == pytest.approx(np.percentile(slow, [2.5, 97.5]), abs=1.2)
+
+
+def test_draws_are_seeded_by_name() -> None:
+    one = made(report([1, 0] * 20))
+    assert np.array_equal(stats.draws(one, "gqa"), stats.draws(one, "gqa"))
+    assert not np.array_equal(stats.draws(one, "gqa"), stats.draws(one, "pope"))
+
+
 def test_rows_of_a_unit_are_drawn_together() -> None:
     alone = report([1] * 50 + [0] * 50)
     paired = report([1] * 50 + [0] * 50)
@@ -108,6 +123,12 @@ def test_mcnemar_by_hand(first: int, second: int, p: float) -> None:
     assert flips(first, second) == pytest.approx(p, rel=1e-12)
 
 
+def test_mcnemar_of_many_questions_is_the_normal_one() -> None:
+    p = flips(5200, 5000)
+    assert p == pytest.approx(math.erfc((200 - 1) / math.sqrt(10200) / math.sqrt(2)), rel=0.01)
+    assert 0 < flips(20000, 0) < 1e-300  # smaller than any float, no overflow, and not 0
+
+
 def test_holm_by_hand() -> None:
     assert stats.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert stats.holm([]) == [] and stats.holm([0.8, 0.9]) == [1.0, 1.0]
@@ -152,6 +173,18 @@ def test_few_pictures_have_no_interval_no_test_and_no_mark(pictures: int, enough
     assert stats.mark(found.p, 0.0) == ("‡" if enough else "")
     if enough:
         assert found.test == "exact sign flips of pictures" and found.p == pytest.approx(2 / 2**10)
+
+
+def test_a_few_fractions_have_no_p_of_0() -> None:
+    for size in (1, 2, 3):  # TextVQA
+        found = stats.paired(report([0.9] * size), report([0.3] * size), "textvqa")
+        assert found is not None and found.p is None and found.bounds is None
+
+
+def test_no_difference_in_320_answers_allows_about_a_point() -> None:
+    same = report([1, 0] * 160)
+    found = stats.paired(same, same, "textvqa")
+    assert found is not None and found.p == 1.0 and found.bounds == pytest.approx((-0.93, 0.93), abs=0.01)
 
 
 def test_questions_about_one_picture_are_drawn_together() -> None:
@@ -206,6 +239,12 @@ def test_f1_is_the_scorers() -> None:
     assert expected is not None and score(made(found)) == pytest.approx(100 * expected, rel=1e-12)
 
 
+def test_f1_without_positives_counts_nothing() -> None:
+    rows = [{"index": place, "extracted": "no", "correct": True, "group": "random"} for place in range(3)]
+    rows += [{"index": 3, "extracted": "yes", "correct": True, "group": "popular"}]
+    assert score(made({"extracted": rows, "statistic": "f1_mean"})) == 100
+
+
 def test_f1_is_tested_by_right_answers() -> None:
     random = np.random.default_rng(8)
     first, second = (binary(random, 120)[0] for _ in range(2))
@@ -224,6 +263,37 @@ def test_a_mean_of_benchmarks_is_tested_exactly_and_counts_one_without_a_differe
     assert mean.difference == pytest.approx(12.5) and mean.p == pytest.approx(flips(10, 0))
     alone, reach = tests[0].bounds, tests[1].first.reach  # type: ignore[union-attr]
     assert mean.bounds[1] - mean.difference == pytest.approx(math.hypot(alone[1] - 25, reach) / 2, abs=0.7)
+
+
+def test_groups_keep_their_size_when_drawn() -> None:
+    found, *_ = binary(np.random.default_rng(6), 120)
+    one = made(found)
+    assert sorted(set(one.strata.tolist())) == [0, 1, 2]
+    for row in found["extracted"]:
+        row["unit"] = row["index"] // 3  # a picture that lies in all three groups cannot be drawn within one
+    assert set(made(found).strata.tolist()) == {0}
+
+
+def test_mme_by_hand() -> None:
+    right = [1, 1, 1, 0, 0, 0, 1, 1]  # existence: pictures a (2 of 2), b (1 of 2); count: a (0 of 2); code: c (2 of 2)
+    tasks = ["existence"] * 4 + ["count"] * 2 + ["code"] * 2
+    units = ["a", "a", "b", "b", "a", "a", "c", "c"]
+    rows = [
+        {"index": place, "correct": bool(value), "group": task, "unit": unit}
+        for place, (value, task, unit) in enumerate(zip(right, tasks, units, strict=True))
+    ]
+    found = {"extracted": rows, "statistic": "mme", "counted": ["existence", "count"]}
+    assert score(made(found)) == pytest.approx((75 + 50) + (0 + 0))
+    assert sample(found, 125.0) is not None and len(made(found).sums) == 3  # picture a of another task is another unit
+
+
+def test_circular_by_hand() -> None:
+    rows = [
+        {"index": place, "correct": value, "unit": place // 2} for place, value in enumerate([1, 1, 1, 0, 0, 0] * 4)
+    ]
+    assert score(made({"extracted": rows, "statistic": "circular"})) == pytest.approx(100 / 3)
+    found = stats.paired(*({"extracted": rows, "statistic": "circular"},) * 2, "mmbench")
+    assert found is not None and found.test == "exact McNemar" and found.p == 1.0
 
 
 @pytest.mark.parametrize(
