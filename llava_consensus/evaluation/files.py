@@ -266,7 +266,7 @@ def write_out(path: Path, data: bytes) -> None:
     """Writes to a path given by the user: a file is replaced atomically, a link's target too; `-` is standard output.
 
     Raises:
-        DataError: it cannot be written.
+        DataError: it cannot be written; for a pipe, nobody reads from it.
     """
     try:
         if str(path) == "-":
@@ -274,11 +274,20 @@ def write_out(path: Path, data: bytes) -> None:
         elif path.is_dir():
             raise DataError(f"{path}: is a folder. Give the name of a file")
         elif path.exists() and not path.is_file():  # a device or a pipe stays what it is
-            path.write_bytes(data)
+            _write_into(path, data)
         else:
             replace(path.resolve() if path.is_symlink() else path, data)
     except (OSError, RuntimeError) as error:  # RuntimeError: a link to itself
         raise DataError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
+
+
+def _write_into(path: Path, data: bytes) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # a pipe without a reader is refused at once, and does not block
+    try:
+        os.set_blocking(file, True)
+        _write_all(file, data)
+    finally:
+        os.close(file)
 
 
 def _write_all(file: int, data: bytes) -> None:

@@ -165,8 +165,7 @@ class Served:
     """
 
     def __init__(self, method: Method, budget: Budget | Share) -> None:
-        self.method = self.asked = method
-        self.budget, self.active = budget, True
+        self.asked, self.budget, self.active = method, budget, True
 
     def __enter__(self) -> "Served":
         return self
@@ -235,8 +234,8 @@ class VllmRunner(HfRunner):
             processed = self.processed(picture)
             (rows,) = view.pictures(processed.modality, processed.inputs, processed.ids)
             kinds = row_kinds([torch.zeros(len(rows.token), dtype=torch.long)], [rows], processed.modality)
-            sharing = Sharing(attached.method, attached.budget, view.tower.tokens, view.most_tiles)
-            shown.append(Shown(picture, read_layout(kinds, sharing), attached.method, attached.budget))
+            sharing = Sharing(attached.asked, attached.budget, view.tower.tokens, view.most_tiles)
+            shown.append(Shown(picture, read_layout(kinds, sharing), attached.asked, attached.budget))
         return shown
 
     def question_ids(self, prompt: Prompt, pictures: list[Any]) -> Tensor:
