@@ -4,6 +4,9 @@ Run: `pytest tests/evaluation/runs/test_configuration.py`.
 """
 
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,7 @@ from llava_consensus.evaluation import checksums
 from llava_consensus.evaluation.benchmarks import make
 from llava_consensus.evaluation.runs import configuration, loop
 from llava_consensus.evaluation.runs.configuration import prepare
-from llava_consensus.evaluation.runs.execution import Execution, RunResult
+from llava_consensus.evaluation.runs.execution import Execution
 from llava_consensus.evaluation.runs.store import run_name
 from llava_consensus.hosts import HOSTS
 
@@ -66,6 +69,24 @@ def test_a_damaged_or_absent_cache_is_made_again(
     assert checksums.cached_checksum(weights) == known
 
 
+def test_a_comment_in_the_source_restarts_nothing(tmp_path: Path) -> None:
+    root = Path(configuration.__file__).parents[3]
+    shutil.copytree(root / "llava_consensus", tmp_path / "llava_consensus")
+    given = ["--limit", "2", "--tokens", "64", "--out", str(tmp_path / "out"), "--no-progress"]
+    command = [sys.executable, "-m", "llava_consensus.cli", "eval", "gqa", *given]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+
+    def go() -> str:
+        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True)
+        return done.stderr
+
+    assert "complete already" not in go()
+    for folder in ("hosts", "methods", "reduction", "evaluation/benchmarks", "evaluation/runs"):
+        for path in (tmp_path / "llava_consensus" / folder).glob("*.py"):
+            path.write_text(path.read_text() + "# a comment\n")
+    assert "complete already" in go()
+
+
 @pytest.mark.parametrize("raised", ["method", "benchmark", "host", "reduction"])
 def test_a_raised_version_of_answers_is_another_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: str
@@ -86,7 +107,7 @@ def test_a_raised_version_of_answers_is_another_run(
 def test_questions_about_a_changed_picture_are_asked_again(tmp_path: Path) -> None:
     data = make_place(tmp_path / "data")
 
-    def go(out: Path) -> RunResult:
+    def go(out: Path) -> loop.RunResult:
         return loop.run(config(data, data / "model"), out, Execution(progress=False), lambda *_: FakeHost())
 
     assert go(tmp_path / "out").asked == 20 and go(tmp_path / "out").asked == 0

@@ -23,7 +23,8 @@ from llava_consensus.evaluation.benchmarks import make
 from llava_consensus.evaluation.files import read_lines
 from llava_consensus.evaluation.models.base import Answer
 from llava_consensus.evaluation.runs import loop
-from llava_consensus.evaluation.runs.execution import LONGEST, DeviceFailed, Execution, RunResult, TooManyErrors
+from llava_consensus.evaluation.runs.execution import LONGEST, DeviceFailed, Execution, TooManyErrors
+from llava_consensus.evaluation.runs.loop import RunResult
 from llava_consensus.evaluation.runs.store import ASKING
 
 FORK = multiprocessing.get_context("fork")
@@ -99,6 +100,18 @@ def test_retry_errors_asks_them_again_and_ends_as_if_nothing_had_failed(data: Pa
     mended = [go(data, out, retry_errors=True) for out in (tmp_path / "out", whole)]
     assert mended[1].asked == 5 and content(mended[0]) == content(mended[1]) and mended[0].metrics["errors"] == 0
     assert content(mended[0]) == content(go(data, tmp_path / "never_failed"))
+
+
+def test_retried_errors_that_fail_again_are_errors_again(data: Path, tmp_path: Path) -> None:
+    first = content(go(data, tmp_path, Delicate(POISON)))
+    assert content(go(data, tmp_path, Delicate(POISON), retry_errors=True)) == first
+
+
+def test_a_picture_the_tower_fails_at_spoils_no_other(data: Path, tmp_path: Path) -> None:
+    result = go(data, tmp_path, Delicate({}, colour=1), batch=20)
+    errors = read_lines(result.path / "errors.jsonl", ("error",))
+    assert [one["index"] for one in errors] == [5, 6, 7, 8, 9]
+    assert "1.png: the model fails at it (ZeroDivisionError: a picture that breaks" in errors[0]["error"]
 
 
 def test_a_question_too_long_to_be_asked_is_told_by_its_length(data: Path, tmp_path: Path) -> None:
@@ -292,6 +305,13 @@ def test_the_last_line_says_what_has_no_answer(
     assert "questions without an answer" in capsys.readouterr().out.splitlines()[-1]
 
 
+def test_a_killed_process_accuses_nobody(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert died(data, out)
+    again = go(data, out, Loader())
+    assert again.metrics["errors"] == 0 and content(again) == content(go(data, tmp_path / "whole", Loader()))
+
+
 def test_a_damaged_note_says_nothing(data: Path, tmp_path: Path) -> None:
     for number, note in enumerate(("", "{", "[]", '{"asking": "x"}', '{"asking": [null], "alone": {}}')):
         out = tmp_path / str(number)
@@ -307,6 +327,12 @@ def test_a_device_that_failed_for_good_does_not_block_the_run(data: Path, tmp_pa
             go(data, out, DeadlyLoader(sticky=True))
     result = go(data, out, DeadlyLoader(sticky=True))
     assert result.metrics["answered"] == 19 and result.metrics["errors"] == 1
+
+
+def test_with_two_workers_one_call_ends_with_the_question_as_an_error(data: Path, tmp_path: Path) -> None:
+    result = go(data, tmp_path / "out", DeadlyLoader(), workers=2)
+    (error,) = [json.loads(line) for line in (result.path / "errors.jsonl").read_text().splitlines()]
+    assert error["index"] == INDEX and error["cause"] == "death" and result.metrics["answered"] == 19
 
 
 def test_a_device_that_fails_at_a_picture_is_no_damaged_picture(data: Path, tmp_path: Path) -> None:

@@ -18,18 +18,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FakeHost, config, make_place
+from fakes import FakeHost, config, make_model, make_place
 
 from llava_consensus import cli
-from llava_consensus.errors import ConsensusError, DataError, OptionError
+from llava_consensus.errors import BusyError, ConsensusError, DataError, Interrupted, OptionError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.files import read_answers, read_lines
 from llava_consensus.evaluation.media import open_image
+from llava_consensus.evaluation.models.loading import check_checkpoint
 from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.configuration import prepare
-from llava_consensus.evaluation.runs.execution import Execution, RunResult
+from llava_consensus.evaluation.runs.execution import Execution
+from llava_consensus.evaluation.runs.loop import RunResult
 from llava_consensus.evaluation.runs.pictures import EncodingCache
-from llava_consensus.evaluation.runs.store import run_name
+from llava_consensus.evaluation.runs.store import open_run, run_name
 from llava_consensus.methods import make
 
 FORK = multiprocessing.get_context("fork")  # a child that has imported everything dies in the loop, not in its imports
@@ -102,6 +104,13 @@ def test_a_complete_run_is_read_without_loading_weights(data: Path, tmp_path: Pa
     assert again.metrics == first.metrics and again.asked == 0
 
 
+def test_lost_metrics_are_made_again_without_weights(data: Path, tmp_path: Path) -> None:
+    first = go(data, tmp_path)
+    (first.path / "metrics.json").unlink()
+    again = loop.run(config(data, data / "model"), tmp_path, runner_loader=no_load)
+    assert steady(again.metrics) == steady(first.metrics)
+
+
 def test_scores_lie_beside_metrics_and_are_made_again(data: Path, tmp_path: Path) -> None:
     first = go(data, tmp_path)
     path = first.path / "scores.jsonl"
@@ -112,9 +121,6 @@ def test_scores_lie_beside_metrics_and_are_made_again(data: Path, tmp_path: Path
     path.unlink()
     again = loop.run(config(data, data / "model"), tmp_path, runner_loader=no_load)
     assert again.metrics == first.metrics and read_lines(path, ()) == scores
-    (first.path / "metrics.json").unlink()
-    again = loop.run(config(data, data / "model"), tmp_path, runner_loader=no_load)
-    assert steady(again.metrics) == steady(first.metrics)
 
 
 def test_batch_size_changes_neither_name_nor_answers(data: Path, tmp_path: Path) -> None:
@@ -139,6 +145,32 @@ def test_a_run_that_ends_before_its_first_answer_leaves_no_folder(data: Path, tm
     with pytest.raises(DataError, match="no more"):
         go(data, tmp_path / "out", Breaking())
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_interrupt_tells_how_to_go_on(data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    host = FakeHost()
+    host.interrupt_after = 6
+    with pytest.raises(Interrupted, match="6 of 20 questions"):
+        go(data, tmp_path, host)
+    caplog.set_level(logging.INFO)
+    rest = FakeHost()
+    result = go(data, tmp_path, rest)
+    assert "going on after 6 of 20" in caplog.text and len(rest.asked) == 14 == result.asked
+    assert steady(result.metrics) == steady(go(data, tmp_path / "other").metrics)
+
+
+def test_answers_cut_anywhere_in_the_last_line_are_asked_again(data: Path, tmp_path: Path) -> None:
+    whole = go(data, tmp_path)
+    path = whole.path / "answers.jsonl"
+    content = path.read_bytes()
+    expected = texts(whole)
+    last = content[:-1].rfind(b"\n") + 1
+    for length in (last - 1, *range(last, len(content), 17), len(content) - 1):
+        path.write_bytes(content[:length])
+        host = FakeHost()
+        result = go(data, tmp_path, host)
+        assert len(host.asked) == (2 if length < last else 1)
+        assert texts(result) == expected and steady(result.metrics) == steady(whole.metrics)
 
 
 def written(out: Path) -> int:
@@ -167,6 +199,12 @@ def test_a_run_killed_at_random_moments_ends_as_an_undisturbed_one(data: Path, t
     assert texts(result) == texts(undisturbed) and steady(result.metrics) == steady(undisturbed.metrics)
 
 
+def test_a_second_process_on_the_same_run_is_refused(data: Path, tmp_path: Path) -> None:
+    plan = prepare(config(data, data / "model"))
+    with open_run(tmp_path, plan.description, range(20)), pytest.raises(BusyError, match="pid"):
+        go(data, tmp_path)
+
+
 def test_unreadable_picture_is_an_error_and_the_run_goes_on(data: Path, tmp_path: Path) -> None:
     images = data / "eval" / "fake" / "images"
     (images / "1.png").write_bytes((images / "1.png").read_bytes()[:40])
@@ -188,6 +226,12 @@ def test_a_run_without_one_readable_picture_stops_and_says_so(data: Path, tmp_pa
         path.write_bytes(b"")
     with pytest.raises(DataError, match="not one picture can be read"):
         go(data, tmp_path)
+
+
+def test_a_question_without_picture_is_answered(data: Path, tmp_path: Path) -> None:
+    path = data / "eval" / "fake" / "questions.jsonl"
+    path.write_text(path.read_text() + '{"question_id": 900, "text": "and now?"}\n')
+    assert go(data, tmp_path).metrics["answered"] == 21
 
 
 def test_a_limit_asks_the_first_questions_in_a_run_of_their_own(data: Path, tmp_path: Path) -> None:
@@ -240,6 +284,18 @@ def test_spelling_of_options_is_the_same_run(data: Path, tmp_path: Path) -> None
     assert prepare(config(data, data / "model", options={"alpha": 1})).description["changed"] == {"alpha": 1.0}
 
 
+def test_the_full_model_has_neither_budget_nor_match(data: Path) -> None:
+    plain = prepare(config(data, data / "model", method="full")).description
+    assert (plain["tokens"], plain["merged"]) == (None, None)
+    for change in ({"tokens": 32}, {"merged": 3}, {"match": "flops"}):
+        assert prepare(config(data, data / "model", method="full", **change)).description == plain
+
+
+def test_a_method_that_reduces_needs_a_budget(data: Path) -> None:
+    with pytest.raises(OptionError, match="'random' needs a budget, for example tokens=64"):
+        prepare(replace(config(data, data / "model", method="random"), budget=None))
+
+
 def test_a_plan_with_another_method_is_the_plan_of_that_configuration(data: Path) -> None:
     first = prepare(config(data, data / "model", method="random", match="flops"))
     for change in ({"method": "full"}, {"method": "consensusdrop", "tokens": 32, "match": "entering"}):
@@ -265,13 +321,20 @@ def test_full_budget_is_said_once(data: Path, tmp_path: Path, caplog: pytest.Log
     ("change", "error", "why"),
     [
         ({"method": "consensus_drop"}, OptionError, "Did you mean 'consensusdrop'"),
+        ({"options": {"alpa": 1}}, OptionError, "alpha"),
         ({"options": {"alpha": 2}}, OptionError, "alpha=2"),
         ({"tokens": 0}, OptionError, "tokens=0"),
+        ({"tokens": -5}, OptionError, "tokens=-5"),
         ({"merged": 65}, OptionError, "merged=65"),
         ({"match": "equal"}, OptionError, "match='equal' must be one of kept, entering, average, flops"),
+        ({"limit": 0}, OptionError, "limit=0"),
+        ({"sample": 0}, OptionError, "sample=0"),
         ({"sample": 3, "limit": 3}, OptionError, "limit=3 and sample=3: give one of them"),
+        ({"max_new_tokens": 0}, OptionError, "max_new_tokens=0"),
+        ({"device": "gpu"}, OptionError, "device"),
         ({"device": "cuda:99"}, OptionError, "CUDA devices"),
         ({"dtype": "float23"}, OptionError, "Did you mean 'float32'"),
+        ({"model": "./nowhere"}, DataError, "no such folder"),
         ({"model": "llava"}, DataError, "owner/name"),
         ({"data": "nowhere"}, DataError, r"questions\.jsonl"),
     ],
@@ -283,6 +346,19 @@ def test_bad_input_stops_before_weights(
     with pytest.raises(error, match=why):
         loop.run(config(data, data / "model", **change), out, runner_loader=no_load)
     assert not out.exists()
+
+
+def test_a_model_that_is_no_checkpoint_is_told_from_a_hub_name(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_model(tmp_path / "checkpoints" / "one")
+    (tmp_path / "checkpoints" / "empty").mkdir()
+    with pytest.raises(DataError, match="Here are: checkpoints/one"):
+        prepare(config(data, Path("checkpoints/two")))
+    with pytest.raises(DataError, match=r"no config\.json"):
+        prepare(config(data, Path("checkpoints/empty")))
+    check_checkpoint("liuhaotian/llava-v1.5-7b")
 
 
 def test_a_missing_folder_of_pictures_and_an_empty_question_file_stop_the_run(data: Path) -> None:

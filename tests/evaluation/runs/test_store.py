@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 from llava_consensus import cli
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.files import write_json
+from llava_consensus.evaluation.files import read_answers, write_json
 from llava_consensus.evaluation.runs import loop
-from llava_consensus.evaluation.runs.execution import Execution, RunResult
+from llava_consensus.evaluation.runs.execution import Execution
+from llava_consensus.evaluation.runs.loop import RunResult
 from llava_consensus.evaluation.runs.store import ANSWER_KEYS, Run, open_run, run_name
 
 CONFIG: dict[str, Any] = {"benchmark": "gqa", "method": "random", "tokens": 64, "options": {"seed": 0}}
@@ -76,12 +77,23 @@ def test_cut_at_every_byte_of_the_last_lines(tmp_path: Path) -> None:
         assert path.read_bytes() == whole
 
 
+@pytest.mark.parametrize("tail", [b"\0" * 40, b"\0" * 40 + b"\n", b'{"question_id": 3\n', b"\xff\xfe", b'{"a": "\xc3'])
+def test_rubbish_at_the_end_is_dropped(tmp_path: Path, tail: bytes) -> None:
+    path = begun(tmp_path) / "answers.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + tail)
+    assert len(reopen(tmp_path).repairs) == 1 and path.read_bytes() == whole
+
+
 @pytest.mark.parametrize(
     ("line", "why"),
     [
         (b'{"question_id": 7, "prompt', "damaged"),
+        (b"", "damaged"),
+        (b"[1]", "question_id"),
         (b'{"question_id": 7}', "prompt"),
         (json.dumps(answer(0)).encode(), "second time"),
+        (json.dumps(answer(5)).encode(), "second time"),
         (json.dumps(answer(99)).encode(), "no question of this run"),
         (json.dumps({**answer(1), "metadata": {}}).encode(), "no index"),
     ],
@@ -102,6 +114,14 @@ def test_changed_config_is_never_mixed(tmp_path: Path) -> None:
     path = begun(tmp_path) / "config.json"
     path.write_text(json.dumps({**CONFIG, "tokens": 32, "extra": 1}))
     with pytest.raises(DataError, match=r"extra: 1 there, None asked for; tokens: 32 there, 64 asked for"):
+        open_run(tmp_path, CONFIG, INDEXES)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]"])
+def test_damaged_config_stops(tmp_path: Path, content: str) -> None:
+    path = begun(tmp_path) / "config.json"
+    path.write_text(content)
+    with pytest.raises(DataError, match=r"config\.json"):
         open_run(tmp_path, CONFIG, INDEXES)
 
 
@@ -158,6 +178,23 @@ def test_metrics_are_dropped_when_answers_go_missing(tmp_path: Path) -> None:
         assert run.metrics() is None and run.done == set(range(5))
 
 
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="--out"):
+        open_run(tmp_path / "file", CONFIG, INDEXES)
+
+
+def test_foreign_answer_files_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_text('{"question_id": "a", "prompt": "p", "text": "t"}\n{"question_id": "b", "text": "t"}')
+    assert [record["question_id"] for record in read_answers(path)] == ["a", "b"]
+    path.write_text('{"question_id": "a", "text": "t"}\n\n')
+    with pytest.raises(DataError, match="line 2"):
+        read_answers(path)
+    with pytest.raises(DataError, match="no such answers file"):
+        read_answers(tmp_path / "nothing.jsonl")
+
+
 VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 CONFIGS = st.dictionaries(st.text(), VALUES | st.dictionaries(st.text(), VALUES, max_size=3), max_size=5)
 
@@ -169,6 +206,10 @@ def test_names_are_equal_exactly_for_equal_configurations(one: dict[str, Any], o
     assert (run_name(first) == run_name(second)) == same
     assert run_name(dict(reversed(first.items()))) == run_name(first)
     assert run_name(first).startswith("gqa-random-64-")
+
+
+def test_a_run_of_all_tokens_is_named_so() -> None:
+    assert run_name({**CONFIG, "method": "full", "tokens": None}).startswith("gqa-full-all-")
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fakes import Fake, FakeHost, config, make_place
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from tiny_data import write_mp4
 
@@ -14,7 +16,7 @@ from llava_consensus.errors import ImageError, MissingDependency
 from llava_consensus.evaluation.media import read_frames, sample_places
 from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.configuration import RunConfig, prepare
-from llava_consensus.evaluation.runs.execution import Execution, RunResult
+from llava_consensus.evaluation.runs.execution import Execution
 
 av = pytest.importorskip("av")
 
@@ -47,12 +49,23 @@ def test_frames_are_sampled_as_video_llava_does(length: int, count: int, expecte
     assert sample_places(length, count) == expected
 
 
+@given(length=st.integers(1, 5000), count=st.integers(2, 64))
+def test_first_and_last_frame_are_always_shown(length: int, count: int) -> None:
+    places = sample_places(length, count)
+    assert len(places) == count and (places[0], places[-1]) == (0, length - 1) and places == sorted(places)
+
+
 @pytest.mark.parametrize("suffix", ["mp4", "avi", "mov", "mkv"])
 @pytest.mark.parametrize("length", [1, 8, 20])
 def test_every_container_gives_the_sampled_frames(tmp_path: Path, suffix: str, length: int) -> None:
     path = write_mp4(tmp_path / f"clip.{suffix}", length)
     frames = read_frames(path, 8)
     assert values(frames) == sample_places(length, 8) and frames[0].size == (64, 48)
+
+
+def test_frames_that_are_stored_out_of_order_come_in_order(tmp_path: Path) -> None:
+    path = write_mp4(tmp_path / "b.mp4", 20, codec="libx264")  # with B-frames
+    assert values(read_frames(path, 8)) == sample_places(20, 8)
 
 
 @pytest.mark.parametrize("suffix", ["mp4", "mkv"])
@@ -98,6 +111,10 @@ def remuxed(path: Path, out: Path) -> Path:
 @pytest.mark.parametrize("length", [1, 8, 20])
 def test_animated_gif(tmp_path: Path, length: int) -> None:
     assert values(read_frames(write_gif(tmp_path / "clip.gif", length), 8)) == sample_places(length, 8)
+
+
+def test_the_content_counts_and_not_the_name(tmp_path: Path) -> None:
+    assert len(read_frames(write_gif(tmp_path / "clip.gif", 3).rename(tmp_path / "clip.mp4"), 8)) == 8
 
 
 @pytest.mark.parametrize(
@@ -165,6 +182,13 @@ def test_a_huge_frame_is_refused_before_it_is_decoded(tmp_path: Path, monkeypatc
         read_frames(path, 8)
 
 
+def test_without_pyav_the_line_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_mp4(tmp_path / "clip.mp4", 2)
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(MissingDependency, match=r"PyAV.*pip install .*\[video\]"):
+        read_frames(path, 8)
+
+
 class FakeVideos(Fake):
     """The fake benchmark about videos."""
 
@@ -188,7 +212,7 @@ def of_videos(data: Path) -> RunConfig:
     return config(data, data / "model", benchmark=VIDEOS)
 
 
-def run(data: Path, out: Path, host: FakeHost) -> RunResult:
+def run(data: Path, out: Path, host: FakeHost) -> loop.RunResult:
     return loop.run(of_videos(data), out, Execution(3, progress=False), lambda *_: host)
 
 

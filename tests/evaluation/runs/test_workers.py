@@ -16,7 +16,8 @@ from worker_kinds import Dying, FirstDies, answered, broken, dies_loading
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.files import read_lines
 from llava_consensus.evaluation.runs import loop
-from llava_consensus.evaluation.runs.execution import Execution, RunResult
+from llava_consensus.evaluation.runs.execution import Execution
+from llava_consensus.evaluation.runs.loop import RunResult
 from llava_consensus.evaluation.runs.workers import Died, WorkerError, run_shards
 
 FORK = multiprocessing.get_context("fork")
