@@ -33,13 +33,13 @@ import numpy as np
 from llava_consensus.cli.arguments import one_word_method
 from llava_consensus.cli.report import known
 from llava_consensus.evaluation.files import CONFIG, METRICS, SCORES, write_out
-from llava_consensus.evaluation.report.efficiency import bench_tables
+from llava_consensus.evaluation.report.efficiency import LABELS, bench_tables
 from llava_consensus.evaluation.report.rows import FULL, Row, compare, read_rows
 from llava_consensus.evaluation.report.section import Section, half, signed
 from llava_consensus.evaluation.report.stats import LEVEL, SIGNIFICANT, sign_flips
 from llava_consensus.evaluation.report.table import csv_text, markdown
 from llava_consensus.evaluation.runs.configuration import describe_reduction
-from llava_consensus.methods import INDEX, written
+from llava_consensus.methods import INDEX, METHODS, written
 from llava_consensus.paper import material, preset
 from llava_consensus.paper.claims import claims_table
 from llava_consensus.paper.study.tables import study_csv
@@ -56,8 +56,14 @@ BESIDE = ("study.json", "scap.json", "bench.json", "bench-tradeoff.json")  # in 
 TIMED = "llava-1.5-1b.json"  # in docs/efficiency
 AGAINST = "against-official-mini.json"  # there
 SERVED = "serve-llava-1.5-0.1b.json"  # there
+SERVED_COLUMNS = (  # of it: key, title, factor, digits
+    ("requests_per_second", "plain: requests/s", 1, 2),
+    ("first_token_p50", "plain: first token, p50 (ms)", 1000, 0),
+    ("per_token", "plain: a token after it (ms)", 1000, 1),
+)
 SCORES_OF_PHOTO = "docs/paper/photo-scores.json"  # with all tokens, for `paper verify --published`
-BEGIN, END = "<!-- numbers:begin -->", "<!-- numbers:end -->"  # of README's table
+SERVING = "docs/serving.md"
+BEGIN, END = "<!-- numbers:begin -->", "<!-- numbers:end -->"  # of the table of README and of SERVING
 SPAN = re.compile(r"(<!--(photo|time|served)-->).*?(<!--/-->)", re.DOTALL)  # of its sentences
 
 
@@ -134,10 +140,11 @@ def pages(readme: Path) -> dict[str, str]:
         loader = jinja2.FileSystemLoader(ROOT / FOLDER)
         made = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
         found = {f"docs/{name}": made.get_template(name).render(given) for name in TEMPLATES}
-        head, rest = readme.read_text("utf-8").split(BEGIN)
-        text = f"{head}{BEGIN}\n{photo.scores_table(FRONT)}\n{END}{rest.split(END)[1]}"
-        spans = {"photo": photo.sentence, "time": first_token(), "served": served()}
+        servers = Servers(json.loads((ROOT / "docs/efficiency" / SERVED).read_text()))
+        spans = {"photo": photo.sentence, "time": first_token(), "served": servers.sentence}
+        text = with_table(readme, photo.scores_table(FRONT))
         found["README.md"] = SPAN.sub(lambda span: span[1] + spans[span[2]] + span[3], text)
+        found[SERVING] = with_table(readme.parent / SERVING, servers.table)
         scores = {name: row.score for name in BENCHMARKS if (row := photo.run(name, FULL)) is not None}
         found[SCORES_OF_PHOTO] = json.dumps(scores, indent=1) + "\n"
         study = json.loads((out / "study.json").read_text())
@@ -189,24 +196,66 @@ def of_preset(out: Path) -> Section:
     return preset.sections(chosen, [describe_reduction(*one) for one in made], read_rows(out, known()))[0]
 
 
-def served() -> str:
-    """The README's sentence about a server, from measurements over HTTP that alternate with plain vLLM."""
-    bench = json.loads((ROOT / "docs/efficiency" / SERVED).read_text())
-    load, case, tokens = "32 at once", "consensusdrop", 64
-    rows = [row for row in bench["measured"] if row["load"] == load]
-    plain = {row["round"]: row for row in rows if row["case"] == "plain"}
-    own = [row for row in rows if (row["case"], row["tokens"]) == (case, tokens)]
-    requests, first = (
-        np.median([row[key] / plain[row["round"]][key] for row in own])
-        for key in ("requests_per_second", "first_token_p50")
-    )
-    rate = np.median([row["requests_per_second"] for row in own])
-    machine = bench["machine"]
-    where = f"{bench['model']}, {bench['weights']}, {machine['processors']} cores; [all rows](docs/serving.md)"
-    return (
-        f"in vLLM with {load}, {tokens} tokens: {rate:.2f} requests a second, {requests:.2f} of plain vLLM's, the "
-        f"first token after {first:.2f} of its time ({where})."
-    )
+class Servers:
+    """Measurements of servers over HTTP, which alternate with plain vLLM.
+
+    Args:
+        bench: what `bench --serve` wrote.
+    """
+
+    def __init__(self, bench: dict[str, Any]) -> None:
+        self.bench, self.measured = bench, bench["measured"]
+
+    def _rows(self, load: str, case: str, tokens: int | None) -> dict[int, Any]:
+        wanted = load, case, tokens
+        return {row["round"]: row for row in self.measured if (row["load"], row["case"], row["tokens"]) == wanted}
+
+    def median(self, key: str, load: str, case: str, tokens: int | None = None) -> float:
+        """Median over rounds."""
+        return float(np.median([row[key] for row in self._rows(load, case, tokens).values()]))
+
+    def ratio(self, key: str, load: str, case: str, tokens: int | None) -> float:
+        """Median of the ratios to plain vLLM in the same round."""
+        plain = self._rows(load, "plain", None)
+        return float(np.median([row[key] / plain[at][key] for at, row in self._rows(load, case, tokens).items()]))
+
+    @property
+    def sentence(self) -> str:
+        """The README's."""
+        load, case, tokens = "32 at once", "consensusdrop", 64
+        keys = "requests_per_second", "first_token_p50"
+        requests, first = (self.ratio(key, load, case, tokens) for key in keys)
+        machine = self.bench["machine"]
+        where = f"{self.bench['model']}, {self.bench['weights']}, {machine['processors']} cores"
+        return (
+            f"in vLLM with {load}, {tokens} tokens: {self.median(keys[0], load, case, tokens):.2f} requests a second, "
+            f"{requests:.2f} of plain vLLM's, the first token after {first:.2f} of its time ({where}; "
+            "[all rows](docs/serving.md))."
+        )
+
+    @property
+    def table(self) -> str:
+        """The table of SERVING, with what it was measured on."""
+        loads, budgets = (list(dict.fromkeys(row[key] for row in self.measured)) for key in ("load", "tokens"))
+        cases = [case for case in dict.fromkeys(row["case"] for row in self.measured) if case != "plain"]
+        budgets.remove(None)
+        head = f"from {', '.join(map(str, budgets))} tokens; at once"
+        lines = [[head, *(load.removesuffix(" at once") for load in loads)], [":--", *["--:"] * len(loads)]]
+        for key, title, scale, digits in SERVED_COLUMNS:
+            lines.append([title, *(f"{scale * self.median(key, load, 'plain'):.{digits}f}" for load in loads)])
+            for case in cases:
+                ratios = [", ".join(f"{self.ratio(key, load, case, one):.2f}" for one in budgets) for load in loads]
+                lines.append([LABELS.get(case) or METHODS.title(case), *ratios])
+        rounds = len({row["round"] for row in self.measured})
+        busy = [row["load_average"] for row in self.measured]
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return f"{table}\n\nMedians of {rounds} rounds, at a load average of {min(busy):.1f} to {max(busy):.1f}."
+
+
+def with_table(page: Path, table: str) -> str:
+    """The text of a page with its table in place of the one it has."""
+    head, rest = page.read_text("utf-8").split(BEGIN)
+    return f"{head}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
 
 
 def drawn_facts(section: Section) -> dict[str, str]:
