@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 from vllm.distributed import (
     get_tensor_model_parallel_rank,
     get_tensor_model_parallel_world_size,
     tensor_model_parallel_all_gather,
 )
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 
 from llava_consensus.hosts.base import Tiles
 from llava_consensus.hosts.hf.generate import once
@@ -106,24 +108,22 @@ class Layer0:
         self.layer = language.layers[0]
         self._host = view.decoder
         self.embedding_scale = self._host.embedding_scale
+        self.layer.self_attn.qkv_proj._cpu_skip_gemm_dispatch = True  # on a CPU vLLM would keep a packed copy alone
         rotary = type(self._host.module.rotary_emb)(config=config)
         self._host.module = SimpleNamespace(rotary_emb=rotary.to(next(self.layer.parameters()).device))
 
     def normed(self, layer: int, hidden: Tensor) -> Tensor:
-        """Queries, keys and values [R, S, E] of these states [R, S, D]: vLLM has one projection for all three, so it
-        runs once, and `query` and `key` take their part.
-        """
-        normed = self.layer.input_layernorm(hidden.flatten(0, 1))
-        projected: Tensor = self.layer.self_attn.qkv_proj(normed)[0]
-        return projected.unflatten(0, hidden.shape[:2])
+        """Normed states of these states [R, S, D]."""
+        normed: Tensor = self.layer.input_layernorm(hidden.flatten(0, 1))
+        return normed.view_as(hidden)
 
-    def query(self, layer: int, projected: Tensor) -> Tensor:
-        """Queries of all heads before rotation: [R, L, E] -> [R, H, L, d]."""
-        return self._heads(projected, 0)
+    def query(self, layer: int, normed: Tensor) -> Tensor:
+        """Queries of all heads before rotation: [R, L, D] -> [R, H, L, d]."""
+        return self._heads(normed, 0)
 
-    def key(self, layer: int, projected: Tensor) -> Tensor:
-        """Keys of all heads before rotation: [R, S, E] -> [R, H_kv, S, d]."""
-        return self._heads(projected, 1)
+    def key(self, layer: int, normed: Tensor) -> Tensor:
+        """Keys of all heads before rotation: [R, S, D] -> [R, H_kv, S, d]."""
+        return self._heads(normed, 1)
 
     def scale(self, layer: int) -> float:
         """Scale of the attention logits."""
@@ -135,10 +135,15 @@ class Layer0:
         cos, sin = self._host.rotary(hidden, positions)
         return cos, sin
 
-    def _heads(self, projected: Tensor, which: int) -> Tensor:
+    def _heads(self, normed: Tensor, which: int) -> Tensor:
         attention = self.layer.self_attn
-        sizes = [attention.q_size, attention.kv_size, attention.kv_size]
-        heads = projected.split(sizes, dim=-1)[which].unflatten(-1, (-1, attention.head_dim))
+        projection, sizes = attention.qkv_proj, [attention.q_size, attention.kv_size, attention.kv_size]
+        if isinstance(projection.quant_method, UnquantizedLinearMethod):  # vLLM has one for all three: their part of it
+            bias = None if projection.bias is None else projection.bias.split(sizes)[which]
+            projected = linear(normed, projection.weight.split(sizes)[which], bias)
+        else:
+            projected = projection(normed.flatten(0, 1))[0].split(sizes, -1)[which].unflatten(0, normed.shape[:2])
+        heads = projected.unflatten(-1, (-1, attention.head_dim))
         norm = getattr(attention, ("q_norm", "k_norm")[which], None)
         heads = heads if norm is None else norm(heads.flatten(0, 1).contiguous()).view_as(heads)
         return all_heads(heads.transpose(1, 2))

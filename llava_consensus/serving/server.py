@@ -11,16 +11,10 @@ from llava_consensus.errors import ConsensusError, OptionError
 
 def check(config: Any) -> None:
     """Raises OptionError for what a server is asked for beside the reduction and does not go with it."""
-    from llava_consensus.reduction.tokens import Need
-    from llava_consensus.serving.setting import of_config
-
     parallel, multimodal = config.parallel_config, config.model_config.multimodal_config
-    reads_layer = Need.PROBE in of_config(config.model_config.hf_config).made.needs
     wrong = {
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
         "data parallelism": parallel.data_parallel_size > 1,
-        "quantised weights with a method that reads the language model's first layer": reads_layer
-        and config.model_config.quantization is not None,
         "LoRA adapters": config.lora_config is not None,
         "speculative decoding": config.speculative_config is not None,
         "disaggregation of the vision tower": config.ec_transfer_config is not None,

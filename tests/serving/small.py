@@ -1,5 +1,6 @@
 """Tiny random models as folders that vLLM and transformers both load, with tokenizer and processor, and pictures."""
 
+import json
 import os
 from functools import partial
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import hf_models
 import numpy as np
+import torch
 from PIL import Image
 
 ENVIRONMENT = {  # one engine in this process, small, bound to this machine
@@ -185,6 +187,44 @@ def save(folder: Path, model: Any, processor: Any) -> Any:
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
     return model, processor
+
+
+def quantise(folder: Path, model: Any) -> None:
+    """Makes the language model's layers of a folder and of its model int8, as `compressed-tensors` has them: weights
+    for each output, activations for each token.
+    """
+    from safetensors.torch import load_file, save_file
+
+    layers = {f"{name.partition('layers.')[2]}.weight": layer for name, layer in model.named_modules()}
+    weights = load_file(folder / "model.safetensors")
+    for name in [name for name in weights if "language_model" in name and name.endswith("_proj.weight")]:
+        layer, weight = layers[name.partition("layers.")[2]], weights[name]
+        scale = weights[f"{name}_scale"] = weight.abs().amax(1, keepdim=True) / 127
+        weights[name] = (weight / scale).round().to(torch.int8)
+        layer.weight.data = weights[name] * scale
+        layer.register_forward_pre_hook(lambda _, given: (in_steps(given[0]),))
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    int8 = {"num_bits": 8, "type": "int", "symmetric": True}
+    weight = {**int8, "strategy": "channel", "dynamic": False}
+    group = {
+        "targets": ["Linear"],
+        "weights": weight,
+        "input_activations": {**int8, "strategy": "token", "dynamic": True},
+    }
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head", "re:.*vision.*", "re:.*projector.*"],
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def in_steps(values: torch.Tensor) -> torch.Tensor:
+    """Values as int8 has them, a scale for each row."""
+    scale = values.abs().amax(-1, keepdim=True) / 127
+    return (values / scale).round() * scale
 
 
 FAMILIES = {

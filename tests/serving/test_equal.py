@@ -114,3 +114,13 @@ def test_two_ranks_of_tensor_parallelism_answer_as_attach(made: Any, family: str
     with asking.served(folder, "consensusdrop", tokens, {"tensor_parallel_size": 2}) as engine:
         ours = asking.answers(engine, asked)
     asking.assert_equal(ours, asking.reference(model, asked, "consensusdrop", tokens))
+
+
+def test_quantised_weights_answer_as_attach(tmp_path: Path) -> None:
+    model = small.llava(tmp_path)
+    small.quantise(tmp_path, model[0])
+    asked = asking.requests("llava", 8)
+    with asking.served(tmp_path, "consensusdrop", 5) as engine:
+        ours = asking.answers(engine, asked)
+    # a last bit may move an activation by a step of 1/127
+    asking.assert_equal(ours, asking.reference(model, asked, "consensusdrop", 5), bound=0.2)

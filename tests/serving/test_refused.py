@@ -19,14 +19,12 @@ pytestmark = [pytest.mark.vllm]
 def configuration(**changes: dict[str, Any]) -> Any:
     """As much of vLLM's configuration as is looked at, of a server that was asked for nothing beside the reduction."""
     multimodal = SimpleNamespace(mm_encoder_tp_mode="weights", is_multimodal_pruning_enabled=lambda: False)
-    setting = Setting(changes.pop("method", "consensusdrop"), 64)
     parts: dict[str, Any] = {
-        "parallel_config": {"pipeline_parallel_size": 1},
+        "parallel_config": {"pipeline_parallel_size": 1, "data_parallel_size": 1},
         "compilation_config": {"cudagraph_mm_encoder": False, "compile_mm_encoder": False},
         "model_config": {
             "multimodal_config": multimodal,
-            "hf_config": setting(SimpleNamespace(model_type="llava")),
-            "quantization": None,
+            "hf_config": Setting("consensusdrop", 64)(SimpleNamespace(model_type="llava")),
         },
     }
     found: dict[str, Any] = {"lora_config": None, "speculative_config": None, "ec_transfer_config": None}
@@ -38,10 +36,10 @@ def configuration(**changes: dict[str, Any]) -> Any:
     ("changes", "words"),
     [
         ({"parallel_config": {"pipeline_parallel_size": 2}}, "pipeline parallelism"),
+        ({"parallel_config": {"data_parallel_size": 2}}, "data parallelism"),
         ({"speculative_config": object()}, "speculative decoding"),
         ({"lora_config": object()}, "LoRA adapters"),
         ({"ec_transfer_config": object()}, "disaggregation of the vision tower"),
-        ({"model_config": {"quantization": "awq"}}, "quantised weights"),
         ({"compilation_config": {"cudagraph_mm_encoder": True}}, "captured graphs of the vision tower"),
         ({"compilation_config": {"compile_mm_encoder": True}}, "a compiled vision tower"),
     ],
@@ -50,7 +48,6 @@ def test_what_takes_another_machine_is_refused(changes: Any, words: str) -> None
     from llava_consensus.serving.server import check
 
     check(configuration())
-    check(configuration(method="visionzip", model_config={"quantization": "awq"}))  # reads no layer of it
     with pytest.raises(OptionError, match=f"^{words}.*Leave it out$"):
         check(configuration(**changes))
 
