@@ -56,6 +56,7 @@ BESIDE = ("study.json", "scap.json", "bench.json", "bench-tradeoff.json")  # in 
 TIMED = "llava-1.5-1b.json"  # in docs/efficiency
 AGAINST = "against-official-mini.json"  # there
 SERVED = "serve-llava-1.5-0.1b.json"  # there
+WITNESS = "serve-witness.json"  # there: the same servers, asked by `vllm bench serve`
 SERVED_COLUMNS = (  # of it: key, title, factor, digits
     ("requests_per_second", "plain: requests/s", 1, 2),
     ("first_token_p50", "plain: first token, p50 (ms)", 1000, 0),
@@ -144,7 +145,8 @@ def pages(readme: Path) -> dict[str, str]:
         spans = {"photo": photo.sentence, "time": first_token(), "served": servers.sentence}
         text = with_table(readme, photo.scores_table(FRONT))
         found["README.md"] = SPAN.sub(lambda span: span[1] + spans[span[2]] + span[3], text)
-        found[SERVING] = with_table(readme.parent / SERVING, servers.table)
+        witness = Servers(json.loads((ROOT / "docs/efficiency" / WITNESS).read_text()))
+        found[SERVING] = with_table(readme.parent / SERVING, f"{servers.table}\n\n{witness.beside}")
         scores = {name: row.score for name in BENCHMARKS if (row := photo.run(name, FULL)) is not None}
         found[SCORES_OF_PHOTO] = json.dumps(scores, indent=1) + "\n"
         study = json.loads((out / "study.json").read_text())
@@ -237,19 +239,46 @@ class Servers:
     def table(self) -> str:
         """The table of SERVING, with what it was measured on."""
         loads, budgets = (list(dict.fromkeys(row[key] for row in self.measured)) for key in ("load", "tokens"))
-        cases = [case for case in dict.fromkeys(row["case"] for row in self.measured) if case != "plain"]
         budgets.remove(None)
         head = f"from {', '.join(map(str, budgets))} tokens; at once"
         lines = [[head, *(load.removesuffix(" at once") for load in loads)], [":--", *["--:"] * len(loads)]]
         for key, title, scale, digits in SERVED_COLUMNS:
             lines.append([title, *(f"{scale * self.median(key, load, 'plain'):.{digits}f}" for load in loads)])
-            for case in cases:
+            for case, label in self.methods.items():
                 ratios = [", ".join(f"{self.ratio(key, load, case, one):.2f}" for one in budgets) for load in loads]
-                lines.append([LABELS.get(case) or METHODS.title(case), *ratios])
-        rounds = len({row["round"] for row in self.measured})
-        busy = [row["load_average"] for row in self.measured]
+                lines.append([label, *ratios])
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        return f"{table}\n\nMedians of {rounds} rounds, at a load average of {min(busy):.1f} to {max(busy):.1f}."
+        return f"{table}\n\nMedians of {self.rounds}."
+
+    @property
+    def beside(self) -> str:
+        """The sentence below it, of another client's measurements with one budget."""
+        loads = list(dict.fromkeys(row["load"] for row in self.measured))
+        (tokens,) = {row["tokens"] for row in self.measured} - {None}
+        parts = []
+        for case, label in self.methods.items():
+            requests, first = (
+                ", ".join(f"{self.ratio(key, load, case, tokens):.2f}" for load in loads)
+                for key in ("requests_per_second", "first_token_p50")
+            )
+            parts.append(f"{label} {requests} of plain's requests a second, first token {first}")
+        return (
+            f"`vllm bench serve` beside it, {tokens} tokens, {self.bench['requests']} pictures of noise, {self.rounds} "
+            f"([samples](efficiency/{WITNESS})), {' and '.join(loads)}: {'; '.join(parts)}."
+        )
+
+    @property
+    def methods(self) -> dict[str, str]:
+        """The servers but plain's, as tables name them."""
+        cases = dict.fromkeys(row["case"] for row in self.measured)
+        return {case: LABELS.get(case) or METHODS.title(case) for case in cases if case != "plain"}
+
+    @property
+    def rounds(self) -> str:
+        """How many there were, and how busy the machine was."""
+        busy = [row["load_average"] for row in self.measured]
+        count = len({row["round"] for row in self.measured})
+        return f"{count} rounds, at a load average of {min(busy):.1f} to {max(busy):.1f}"
 
 
 def with_table(page: Path, table: str) -> str:
