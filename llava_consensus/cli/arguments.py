@@ -132,7 +132,11 @@ LOADING = (
     ),
     arg("--layout", help="tiles of a picture: stock, or 2880 for the paper's 2 x 2 (as --host-option layout=...)"),
 )
-LOADED = (arg("--model", default=MODEL, help="checkpoint folder or hub name (%(default)s)"), *LOADING)
+LOADED = (
+    arg("--model", default=MODEL, help="checkpoint folder or hub name (%(default)s)"),
+    arg("--model-base", metavar="MODEL", help="the model that --model adapts, where it is a LoRA checkpoint of LLaVA"),
+    *LOADING,
+)
 REDUCED = (
     *LOADED,
     METHOD,
@@ -267,8 +271,8 @@ def loading(given: argparse.Namespace) -> "Loading":
     """Loading options of the model."""
     from llava_consensus.evaluation.models import Loading
 
-    names = ("device", "dtype", "device_map", "bits", "attn", "revision", "trust_remote_code", "engine", "vllm")
-    options: list[Any] = [getattr(given, name, None) for name in names]  # commands without runs have no engine
+    names = ("device", "dtype", "device_map", "bits", "attn", "revision", "trust_remote_code")
+    options: list[Any] = [getattr(given, name, None) for name in (*names, "engine", "vllm", "model_base")]
     return Loading(*options)
 
 

@@ -33,9 +33,7 @@ def checksum_of(paths: Iterable[Path]) -> str:
 def cached_checksum(path: Path) -> str:
     """The sha256 of a file, cached by its path, size and times."""
     real, status = path.resolve(), path.stat()
-    home = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(home) if home else Path.home() / ".cache") / "llava-consensus" / "digests"
-    memory = folder / f"{hashlib.sha256(str(real).encode()).hexdigest()[:24]}.json"
+    memory = cache_folder() / "digests" / f"{hashlib.sha256(str(real).encode()).hexdigest()[:24]}.json"
     stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
     with contextlib.suppress(DataError, KeyError, TypeError):
         known = read_json(memory)
@@ -46,6 +44,12 @@ def cached_checksum(path: Path) -> str:
         memory.parent.mkdir(parents=True, exist_ok=True)
         write_json(memory, {"file": str(real), "stamp": stamp, "sha256": found})
     return found
+
+
+def cache_folder() -> Path:
+    """The folder of what is kept between runs, in ~/.cache or XDG_CACHE_HOME."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "llava-consensus"
 
 
 def picture_checksums(paths: Sequence[Path]) -> Record:

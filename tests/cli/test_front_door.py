@@ -221,7 +221,7 @@ def test_an_unknown_command_says_the_nearest(line: str, near: str, capsys: pytes
         ("eval gqa --jsn", "Did you mean '--json'"),
         ("ask a.png b --model-path x", "Here: --model"),
         ("bench --conv-mode x", "Here: --conversation"),
-        ("eval gqa --model-base x", "model merge LORA BASE OUT"),
+        ("train --data-path a --images b --out c --model-base x", "model merge LORA BASE OUT"),
         ("eval gqa --temperature 0.2", "--temperature 0.2 must be 0"),
         ("eval gqa --question-file x", "is for `eval custom`"),
         ("eval custom --question-file x --image-folder y --chunk-idx 1", "--chunk-idx 1 must be in 0..0"),

@@ -12,23 +12,27 @@ read the question by its text side, and so does one in whose place the checkpoin
 
 import ast
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from llava_consensus.errors import ConsensusError, DataError
 from llava_consensus.evaluation.files import FRESH, read_json, write_json
 from llava_consensus.evaluation.models.llava import FLAG
-from llava_consensus.evaluation.models.weights import FORMATS, tensors_of, weight_files
+from llava_consensus.evaluation.models.weights import (
+    FORMATS,
+    MEND,
+    copy_small_files,
+    tensors_of,
+    weight_files,
+    write_shards,
+)
 from llava_consensus.hosts.next_grid import check_pictures
 from llava_consensus.hosts.pretrained import load_pretrained
 
-MEND = "Fetch the checkpoint again"
-SHARD = 4 << 30  # bytes of one file of weights
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 NAMES = (  # how names of tensors begin in the official layout and in Hugging Face's; the first that fits
     ("model.mm_projector.0.", "multi_modal_projector.linear_1."),
@@ -172,14 +176,6 @@ def _renamed(name: str, back: bool = False) -> str:
     return name
 
 
-def copy_small_files(source: Path, out: Path) -> None:
-    """Configurations and tokenizer, everything but weights."""
-    out.mkdir(parents=True, exist_ok=True)
-    for path in source.iterdir():
-        if path.is_file() and path.suffix in (".json", ".model", ".txt") and "index" not in path.name:
-            shutil.copyfile(path, out / path.name)
-
-
 def _tensors(weights: list[tuple[Path, Rename]]) -> Iterator[tuple[str, Tensor]]:
     """The tensors of all files under their new names, one at a time, without those that have none."""
     for path, rename in weights:
@@ -187,29 +183,6 @@ def _tensors(weights: list[tuple[Path, Rename]]) -> Iterator[tuple[str, Tensor]]
             new_name, new_values = rename(name, values)
             if new_name:
                 yield new_name, new_values
-
-
-def write_shards(tensors: Iterable[tuple[str, Tensor]], out: Path) -> int:
-    """Writes shards and their index; how many tensors there are."""
-    out.mkdir(parents=True, exist_ok=True)
-    places: dict[str, str] = {}
-    shard: dict[str, Tensor] = {}
-    total = 0
-
-    def flush() -> None:
-        file = f"model-{len(set(places.values())) + 1:05}.safetensors"
-        save_file(shard, out / file, metadata={"format": "pt"})
-        places.update(dict.fromkeys(shard, file))
-        shard.clear()
-
-    for name, values in tensors:
-        if shard and sum(one.nbytes for one in shard.values()) + values.nbytes > SHARD:
-            flush()
-        shard[name] = values.contiguous()
-        total += values.nbytes
-    flush()
-    write_json(out / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places})
-    return len(places)
 
 
 def _is_tiled(config: dict[str, Any]) -> bool:

@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 
 from llava_consensus.errors import DataError, OptionError, choose, listed, missing_extra, plural, unknown_name
 from llava_consensus.evaluation.files import read_json
+from llava_consensus.evaluation.models import merge
 from llava_consensus.hosts import HOSTS, HostEntry, adapting, chosen, known_hosts, tower_named
 from llava_consensus.hosts.environment import keep_freed_memory
 from llava_consensus.methods import truth
@@ -53,7 +54,7 @@ FETCH = "llava-consensus data mini puts the embedded model there"
 OWN = "checkpoints"  # the folder in which a checkpoint is never taken for a name of the hub
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 PATIENCE = 5.0  # seconds until a hub that does not answer is given up
-SMALL = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
+SMALL = ("*.json", "*.txt", "*.model", "*.jinja", "*.py", merge.WHOLE)
 WEIGHTS = ("*.safetensors", "*.bin")  # only the first format that a model has is downloaded, and read
 # Left over on purpose: the text side of a CLIP checkpoint of which the tower is one side, a tower that LLaVA reads from
 # a folder of its own, and buffers that older versions of transformers stored.
@@ -81,6 +82,7 @@ class Loading:
         trust_remote_code: whether code that a checkpoint carries may run.
         engine: `vllm`, which loads the model itself; None is torch.
         vllm: arguments of that engine in one text, as its command takes them.
+        model_base: folder or hub name of the model that a LoRA checkpoint adapts; None is a checkpoint that is whole.
     Raises:
         OptionError: for a value outside these, a device beside a device map, or what an engine is not told.
     """
@@ -94,6 +96,7 @@ class Loading:
     trust_remote_code: bool = False
     engine: str | None = None
     vllm: str | None = None
+    model_base: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "trust_remote_code", truth("trust_remote_code", self.trust_remote_code))
@@ -128,8 +131,8 @@ class Loading:
         choose("engine", self.engine, tuple(ENGINES))
         if replace(self, engine=None, vllm=None) != Loading(self.device, self.dtype, revision=self.revision):
             raise OptionError(
-                f"engine={self.engine!r} loads the model itself: leave out device maps, bits, attention kernels and "
-                "code of checkpoints"
+                f"engine={self.engine!r} loads the model itself: leave out device maps, bits, attention kernels, bases "
+                "and code of checkpoints"
             )
 
     def check_packages(self) -> None:
@@ -223,11 +226,33 @@ def load(model: str, loading: Loading | None = None, host_options: Mapping[str, 
     checkpoint = find(model, loading.revision)
     entry = _entry(checkpoint, loading)
     options = chosen(entry, model, host_options)
-    checkpoint.files()
+    files = checkpoint.files()
+    base = _base(checkpoint, loading)
+    folder = checkpoint.folder if base is None else merge.merged(checkpoint.folder, base.folder, files + base.files())
     keep_freed_memory()
     with _no_interactive_prompts():
-        runner: Runner = _of_kind(entry, loading, "load")(str(checkpoint.folder), loading, entry.view, options)
+        runner: Runner = _of_kind(entry, loading, "load")(str(folder), loading, entry.view, options)
     return runner
+
+
+def _base(checkpoint: "Checkpoint", loading: Loading) -> "Checkpoint | None":
+    """The base that a LoRA checkpoint is loaded with, checked; None for a checkpoint that is whole.
+
+    Raises:
+        ConsensusError: see `merge.check`, and for a base that is not there.
+    """
+    base = None
+    if loading.model_base is not None:
+        if checkpoint.commit is not None:
+            from huggingface_hub import hf_hub_download
+
+            _ask_hub(hf_hub_download, checkpoint.name, checkpoint.commit, filename=merge.SETTINGS)
+        try:
+            base = find(loading.model_base)
+        except DataError as error:
+            raise DataError(f"the base of {checkpoint.name}: {error}") from None
+    merge.check(checkpoint.name, checkpoint.folder, loading.model_base, base and base.folder)
+    return base
 
 
 @contextmanager
@@ -282,6 +307,7 @@ def check(
     checkpoint = find(model, loading.revision)
     entry = _entry(checkpoint, loading)
     options = chosen(entry, model, host_options)
+    _base(checkpoint, loading)
     changed = {name: value for name, value in options.items() if value != entry.defaults[name]}
     folder = str(checkpoint.folder)
     description: dict[str, Any] = _of_kind(entry, loading, "check")(folder, conversation, videos, options)
@@ -359,7 +385,7 @@ class Checkpoint(NamedTuple):
             named = {name for one in maps for name in one.values()}
             if named or any(self.folder.glob(pattern)):
                 if all((self.folder / name).is_file() for name in named):
-                    return sorted(path for kind in wanted for path in self.folder.glob(kind))
+                    return sorted({path for kind in wanted for path in self.folder.glob(kind)})
                 break  # loaders take this format where there is anything of it
         raise DataError(
             f"model {self.name!r}: {self.folder} lacks weight files ({', '.join(WEIGHTS)}). Download the model again"

@@ -1,16 +1,21 @@
-"""Weight files of a checkpoint, of safetensors or pickled, read one tensor at a time."""
+"""Weight files of a checkpoint, of safetensors or pickled, read one tensor at a time and written shard by shard."""
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from llava_consensus.errors import DataError
+from llava_consensus.evaluation.files import write_json
 
 FORMATS = ("*.safetensors", "pytorch_model*.bin")
+MEND = "Fetch the checkpoint again"
+SHARD = 4 << 30  # bytes of one file of weights
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -31,3 +36,34 @@ def tensors_of(file: Path, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
         for name in opened.keys():  # noqa: SIM118
             if name.startswith(prefix):
                 yield name, opened.get_tensor(name)
+
+
+def write_shards(tensors: Iterable[tuple[str, Tensor]], out: Path) -> int:
+    """Writes shards and their index; how many tensors there are."""
+    out.mkdir(parents=True, exist_ok=True)
+    places: dict[str, str] = {}
+    shard: dict[str, Tensor] = {}
+    total = 0
+
+    def flush() -> None:
+        file = f"model-{len(set(places.values())) + 1:05}.safetensors"
+        save_file(shard, out / file, metadata={"format": "pt"})
+        places.update(dict.fromkeys(shard, file))
+        shard.clear()
+
+    for name, values in tensors:
+        if shard and sum(one.nbytes for one in shard.values()) + values.nbytes > SHARD:
+            flush()
+        shard[name] = values.contiguous()
+        total += values.nbytes
+    flush()
+    write_json(out / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places})
+    return len(places)
+
+
+def copy_small_files(source: Path, out: Path) -> None:
+    """Configurations and tokenizer, everything but weights."""
+    out.mkdir(parents=True, exist_ok=True)
+    for path in source.iterdir():
+        if path.is_file() and path.suffix in (".json", ".model", ".txt") and "index" not in path.name:
+            shutil.copyfile(path, out / path.name)

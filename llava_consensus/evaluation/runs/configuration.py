@@ -212,11 +212,13 @@ def _describe(config: RunConfig, of_host: Record) -> Record:
     """The whole configuration, down to the content of question files and weights. Equal texts mean equal answers."""
     usual = asdict(Loading(config.loading.device, config.loading.dtype))
     loading = {name: value for name, value in asdict(config.loading).items() if value != usual[name]}
+    base = config.loading.model_base
+    files = [*models.find(config.model, config.loading.revision).files(), *(models.find(base).files() if base else ())]
     return {
         **describe_questions(config),
         **describe_reduction(config.method, config.budget),
         "model": config.model,
-        "weights": checksum_of(models.find(config.model, config.loading.revision).files()),
+        "weights": checksum_of(files),
         **of_host,
         "dtype": config.loading.dtype,
         "versions": _answer_versions(config),

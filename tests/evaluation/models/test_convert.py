@@ -135,7 +135,7 @@ def test_a_full_disk_leaves_nothing_that_the_next_call_refuses(
 
     out = tmp_path / "out"
     with monkeypatch.context() as patched:
-        patched.setattr("llava_consensus.evaluation.models.convert.save_file", full)
+        patched.setattr("llava_consensus.evaluation.models.weights.save_file", full)
         assert cli.main(["model", "convert", str(MINI), str(out)]) == 3
     assert "No space left" in capsys.readouterr().err and not list(tmp_path.iterdir())
     (tmp_path / ".out.new").mkdir()  # of a call that was killed

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from llava_consensus import cli
 from llava_consensus.errors import DataError
+from llava_consensus.evaluation.models import Loading, load
 from llava_consensus.evaluation.models.merge import merge
 
 MINI = Path("checkpoints/llava-mini")
@@ -24,8 +25,10 @@ PROJECTOR = "model.mm_projector.0.bias"
 def lora(tmp_path: Path) -> Path:
     folder = tmp_path / "llava-mini-lora"
     folder.mkdir()
-    (folder / "config.json").write_text((MINI / "config.json").read_text())
-    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8}))
+    tower = {"mm_vision_tower": str((MINI / "vision_tower").resolve())}
+    (folder / "config.json").write_text(json.dumps(json.loads((MINI / "config.json").read_text()) | tower))
+    settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "base_model_name_or_path": "lmsys/vicuna-7b-v1.5"}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
     generator = torch.Generator().manual_seed(0)
     names = f"base_model.model.{ADAPTED}.lora_A.weight", f"base_model.model.{ADAPTED}.lora_B.weight"
     down, up = torch.randn(4, 192, generator=generator), torch.randn(192, 4, generator=generator)
@@ -61,3 +64,41 @@ def test_an_adapter_of_another_model_is_refused(lora: Path, tmp_path: Path) -> N
     with pytest.raises(DataError, match="use_dora, and only plain LoRA"):
         merge(lora, MINI, tmp_path / "out")
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".out*"))
+
+
+def test_a_lora_checkpoint_loads_with_its_base(
+    lora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    loading = Loading("cpu", model_base=str(MINI))
+    with caplog.at_level("INFO"):
+        state = load(str(lora), loading).model.state_dict()
+        load(str(lora), loading)
+    adapter = load_file(lora / "adapter_model.safetensors")
+    down, up = (adapter[f"base_model.model.{ADAPTED}.lora_{side}.weight"] for side in "AB")
+    before = load_file(MINI / "model.safetensors")[f"{ADAPTED}.weight"].float()
+    assert torch.equal(state[f"{ADAPTED}.weight"], (before + 2 * up @ down).half().float())
+    assert torch.equal(state[PROJECTOR], torch.ones(192))
+    assert caplog.text.count("are merged, once") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("", "is a LoRA checkpoint: give its base, --model-base lmsys/vicuna-7b-v1.5"),
+        ("--model-base ./nowhere", "the base of {lora}: model './nowhere': no such folder"),
+        ("--model-base {small}", "has num_hidden_layers=1, and {lora} was trained on a model of"),
+        ("--model {mini} --model-base {mini}", "{mini} is no LoRA checkpoint, it has no adapter_config.json"),
+    ],
+)
+def test_a_base_that_does_not_fit_is_a_line_before_weights_load(
+    words: str, said: str, lora: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    (small / "config.json").write_text(json.dumps({"model_type": "llama", "num_hidden_layers": 1}))
+    names = {"lora": lora, "small": small, "mini": MINI}
+    line = f"eval gqa --model {lora} {words.format(**names)}".split()
+    assert cli.main(line) in (2, 3)
+    (shown,) = capsys.readouterr().err.splitlines()
+    assert shown.startswith("error: ") and said.format(**names) in shown
