@@ -135,8 +135,8 @@ def as_typed(text: str, given: argparse.Namespace) -> str:
 
     def typed(found: re.Match[str]) -> str:
         name, value = found[1], found[2].strip("'")
-        flag = "--" + name.replace("_", "-")
-        if flag not in given.options or value != str(getattr(given, name, None)):  # such as an option of a method
+        flag = next((one for one in ("--" + name.replace("_", "-"), f"--{name}") if one in given.options), None)
+        if flag is None or value != str(getattr(given, name, None)):  # such as an option of a method
             return found[0]
         return f"{name.upper()}={value}" if os.environ.get(BY_MAKE) and name in MADE else f"{flag} {value}"
 

@@ -222,7 +222,7 @@ def test_an_unknown_command_says_the_nearest(line: str, near: str, capsys: pytes
         ("ask a.png b --model-path x", "Here: --model"),
         ("bench --conv-mode x", "Here: --conversation"),
         ("train --data-path a --images b --out c --model-base x", "model merge LORA BASE OUT"),
-        ("eval gqa --temperature 0.2", "--temperature 0.2 must be 0"),
+        ("eval gqa --num_beams 4", "--num_beams 4 must be 1"),
         ("eval gqa --question-file x", "is for `eval custom`"),
         ("eval custom --question-file x --image-folder y --chunk-idx 1", "--chunk-idx 1 must be in 0..0"),
     ],

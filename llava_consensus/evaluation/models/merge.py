@@ -109,7 +109,9 @@ def merge(lora: Path, base: Path, out: Path) -> str:
                     used.add(module)
                     down, up = adapter[f"{module}.lora_A.weight"], adapter[f"{module}.lora_B.weight"]
                     if (up.shape[0], down.shape[1]) != values.shape:
-                        raise DataError(f"{lora}: {module} does not fit the {tuple(values.shape)} of {base}, which is not its base")
+                        raise DataError(
+                            f"{lora}: {module} does not fit the {tuple(values.shape)} of {base}. Give its base"
+                        )
                     values = (values.float() + scale * up.float() @ down.float()).to(values.dtype)
                 yield name, values
         yield from whole.items()
