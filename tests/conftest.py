@@ -7,6 +7,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.pop("COLUMNS", None)  # pytest-xdist says 80 to its workers, and lists would be laid out for that
 
 import signal
+import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,8 @@ from playground.mini.build import build
 from playground.mini.paths import MINI
 
 torch.set_num_threads(1)
+CACHES = tempfile.TemporaryDirectory()  # no test finds what an earlier one left
+os.environ["XDG_CACHE_HOME"] = CACHES.name
 
 # What is tested on LLaVA's own pins (transformers 4) too: official LLaVA as a host, methods on its parts, and the
 # evaluation, training and commands that call them. Nothing else differs there.

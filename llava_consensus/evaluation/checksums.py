@@ -5,7 +5,6 @@ Of a large file the checksum is cached in ~/.cache by its size and times, so tha
 
 import contextlib
 import hashlib
-import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +12,7 @@ from zlib import crc32
 
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.files import Record, digest, read_json, write_json
+from llava_consensus.hosts.environment import cache_folder
 
 LARGE = 1 << 26  # bytes; the checksum of a larger file is cached
 LABELS = {".txt", ".json", ".jsonl", ".csv", ".tsv"}  # of a folder of labels, such as MME's; pictures are none
@@ -33,7 +33,7 @@ def checksum_of(paths: Iterable[Path]) -> str:
 def cached_checksum(path: Path) -> str:
     """The sha256 of a file, cached by its path, size and times."""
     real, status = path.resolve(), path.stat()
-    memory = cache_folder() / "digests" / f"{hashlib.sha256(str(real).encode()).hexdigest()[:24]}.json"
+    memory = cache_folder("digests") / f"{hashlib.sha256(str(real).encode()).hexdigest()[:24]}.json"
     stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
     with contextlib.suppress(DataError, KeyError, TypeError):
         known = read_json(memory)
@@ -44,12 +44,6 @@ def cached_checksum(path: Path) -> str:
         memory.parent.mkdir(parents=True, exist_ok=True)
         write_json(memory, {"file": str(real), "stamp": stamp, "sha256": found})
     return found
-
-
-def cache_folder() -> Path:
-    """The folder of what is kept between runs, in ~/.cache or XDG_CACHE_HOME."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "llava-consensus"
 
 
 def picture_checksums(paths: Sequence[Path]) -> Record:

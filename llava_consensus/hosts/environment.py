@@ -1,6 +1,8 @@
-"""Versions of transformers that hosts run on, and the allocator of the process."""
+"""Versions of transformers that hosts run on, the allocator of the process, and the folder of caches."""
 
+import os
 from importlib.metadata import version
+from pathlib import Path
 
 from llava_consensus.errors import OptionError
 
@@ -42,3 +44,9 @@ def keep_freed_memory() -> None:
     import torch
 
     torch.empty(31 << 20, dtype=torch.uint8)  # bytes, freed at once; blocks above 32 MiB never raise the threshold
+
+
+def cache_folder(name: str) -> Path:
+    """Folder of one kind of cached files, below XDG_CACHE_HOME or ~/.cache. It is not made."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "llava-consensus" / name

@@ -16,9 +16,10 @@ from pathlib import Path
 from torch import Tensor
 
 from llava_consensus.errors import DataError, OptionError
-from llava_consensus.evaluation.checksums import cache_folder, checksum_of
+from llava_consensus.evaluation.checksums import checksum_of
 from llava_consensus.evaluation.files import FRESH, Record, read_json
 from llava_consensus.evaluation.models.weights import FORMATS, copy_small_files, tensors_of, weight_files, write_shards
+from llava_consensus.hosts.environment import cache_folder
 
 SETTINGS, ADAPTER, WHOLE = "adapter_config.json", "adapter_model", "non_lora_trainables.bin"
 PREFIX = "base_model.model."  # of names as PEFT writes them
@@ -65,7 +66,7 @@ def merged(lora: Path, base: Path, files: Iterable[Path]) -> Path:
     Raises:
         DataError: see `merge`.
     """
-    folder = cache_folder() / "merged"
+    folder = cache_folder("merged")
     out = folder / f"llava-{checksum_of(files)[:24]}"  # LLaVA's loader goes by the name
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:

@@ -114,7 +114,11 @@ class DerivedModel(HfModel):
 
     @property
     def record(self) -> Record | None:
-        """Record derived for models of this configuration; None before the first call with pictures."""
+        """Record derived for models of this configuration, here or by an earlier process; None before the first call
+        with pictures.
+        """
+        if self.key not in _RECORDS and (known := deriving.cached(self.key)) is not None:
+            _RECORDS[self.key] = known
         return _RECORDS.get(self.key)
 
     @property
@@ -236,6 +240,7 @@ class DerivedModel(HfModel):
             record = self.record
             if record is None:
                 _RECORDS[self.key] = self._proved(attachment, inputs)
+                deriving.cache(self.key, _RECORDS[self.key], self.module)
             else:
                 self._install_record(attachment, record)
         self.check(attachment.method)

@@ -11,10 +11,13 @@ tower block       the last attention module of the tower each of whose positions
 import copy
 import hashlib
 import inspect
+import json
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -23,10 +26,12 @@ from torch import Tensor, nn
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.derived.rows import Mixed, PatchMap, fed_rows, patch_map, sides_of
 from llava_consensus.hosts.derived.tap import KernelCall, Left, recording
+from llava_consensus.hosts.environment import cache_folder
 
 PIXELS = ("pixel_values", "image_patches")  # beginnings of names of arguments that are left out beside features
 MAIN = "pooler_output"
 IGNORED = ("hidden_states", "attentions")
+VERSION = 1  # raised by hand where derivation comes to find something else; records of another one are derived again
 NOT_ROWS = ("labels", "past_key_values", "cache", "use_cache", "logits_to_keep", "return_dict", "output_attentions")
 
 
@@ -444,5 +449,35 @@ def fingerprint(module: Any) -> str:
         str(getattr(module.config, "_attn_implementation", "")),
         torch.__version__,
         transformers.__version__,
+        str(VERSION),
     )
     return hashlib.sha256("\n".join(told).encode()).hexdigest()
+
+
+def cached(key: str) -> Record | None:
+    """The record that another process left under a key; None without one, or where it cannot be read."""
+    with suppress(OSError, ValueError, TypeError):
+        told = dict(json.loads(_file(key).read_text("utf-8")))
+        values: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in told.items()}
+        return Record(**values)
+    return None
+
+
+def cache(key: str, record: Record, module: Any) -> None:
+    """Leaves a record for other processes; without a folder that can be written each derives its own.
+
+    Only of a class of transformers, whose code follows from its version, and only a record that was proved whole:
+    weights that are zero, for one, can hide what other weights of the configuration show.
+    """
+    whole = record.first and record.block and not record.unkept
+    if whole and type(module).__module__.startswith("transformers."):
+        with suppress(OSError):
+            file = _file(key)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            own = file.with_suffix(f".{os.getpid()}")
+            own.write_text(json.dumps(asdict(record)), "utf-8")
+            own.replace(file)
+
+
+def _file(key: str) -> Path:
+    return cache_folder("records") / f"{key}.json"

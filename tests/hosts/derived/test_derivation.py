@@ -3,7 +3,9 @@ each of which a check here finds.
 """
 
 import copy
+import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +31,7 @@ QWEN = FAMILIES["glm_ocr"]
 def no_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(derived, "_RECORDS", {})
     monkeypatch.setattr(derived, "_MAPS", {})
+    monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
 
 
 class Mirrored(nn.Module):
@@ -251,3 +254,32 @@ def test_videos_are_refused() -> None:
     inputs = prompts(model, QWEN, [0], dtype=torch.float32)
     with attach(model, "divprune", tokens=2), pytest.raises(OptionError, match="videos"):
         model(**inputs, pixel_values_videos=inputs["pixel_values"], video_grid_thw=inputs["image_grid_thw"])
+
+
+def test_a_second_process_finds_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    proofs, prove = [], derived.prove
+    monkeypatch.setattr(derived, "prove", lambda *given: proofs.append(1) or prove(*given))
+
+    def asked(model: Any, inputs: dict[str, Any]) -> Tensor:
+        derived._RECORDS.clear()  # as in another process
+        with torch.no_grad(), attach(model, "consensusdrop", tokens=2, merged=1):
+            logits: Tensor = model(**inputs).logits
+        return logits
+
+    model = build(QWEN)
+    inputs = prompts(model, QWEN, [0, 1])
+    first = asked(model, inputs)
+    assert torch.equal(asked(model, inputs), first) and len(proofs) == 1
+    (file,) = tmp_path.rglob("*.json")
+    for damage in ("", '{"fields": 1}', "[]", '{"name": 1}'):
+        file.write_text(damage)
+        assert torch.equal(asked(model, inputs), first)
+    assert len(proofs) == 5
+    type(model).__module__, own = "someone.else", type(model).__module__
+    try:
+        file.unlink()
+        asked(build(QWEN), inputs)
+    finally:
+        type(model).__module__ = own
+    assert not list(tmp_path.rglob("*.json"))

@@ -3,6 +3,7 @@ copies, layers spread by accelerate, and a loop of a user's own.
 """
 
 import copy
+import os
 from importlib.util import find_spec
 from typing import Any
 
@@ -20,6 +21,11 @@ from llava_consensus.hosts.hf import reduce  # noqa: E402
 
 NAME = "llama4"  # features that are projected after the seam, so that merged rows enter at the language model
 FAMILY = FAMILIES[NAME]
+
+
+@pytest.fixture(autouse=True)
+def no_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
 
 
 def made(dtype: torch.dtype = torch.float32, *shown: list[int], family: Family = FAMILY) -> tuple[Any, dict[str, Any]]:
