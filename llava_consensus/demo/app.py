@@ -30,6 +30,7 @@ INTRO = """<p class="cd-intro">A vision-language model reads a picture as hundre
 small patch. A reduction method keeps a few of them and merges or drops the rest, so that the model answers sooner. Pick
 a picture and a question, compare two methods (or two questions), and move the slider to give the model fewer tokens.
 </p>"""
+PICKED = """The first question was picked, as both methods answer it differently: one question proves nothing."""
 KEY = """<p class="cd-key"><span><i style="background:radial-gradient(circle at 70% 30%,#ffd43b 22%,transparent 24%),
 linear-gradient(#5aaae6 60%,#468c46 60%);border:2px solid #1e1e1e"></i>kept as it is</span>
 <span><i style="background:linear-gradient(90deg,#abd9f4 50%,#f2cf80 50%)"></i>merged: one tint, one token; a dot marks
@@ -53,9 +54,14 @@ def build(runner: Runner, model: str, samples: Sequence[DemoPicture], megabytes:
     gradio = _gradio()
     with gradio.Blocks(title="ConsensusDrop", analytics_enabled=False, delete_cache=(3600, 3600)) as blocks:
         gradio.Markdown("# ConsensusDrop: fewer visual tokens, the same answer?")
-        gradio.HTML(INTRO + f"<p>The model: {escape(model)}, {runner.visual_tokens} visual tokens a picture.</p>")
+        methods, differ = offered(runner), False
+        if {desk.OURS, desk.OTHER} <= set(methods):
+            tokens = min(desk.TOKENS, runner.visual_tokens)
+            samples, differ = desk.telling_first(runner, samples, desk.OTHER, tokens)
+        about = f"The model: {escape(model)}, {runner.visual_tokens} visual tokens a picture."
+        gradio.HTML(f"{INTRO}<p>{about} {PICKED if differ else ''}</p>")
         note = DRAWINGS if knows_drawings_alone(model) else ""
-        _Page(gradio, runner, samples, megabytes, note).wire(blocks)
+        _Page(gradio, runner, methods, samples, megabytes, note).wire(blocks)
     return blocks
 
 
@@ -98,11 +104,14 @@ class _Page:
     """The widgets, and what happens when they are used."""
 
     def __init__(
-        self, gradio: ModuleType, runner: Runner, samples: Sequence[DemoPicture], megabytes: float, note: str = ""
+        self,
+        gradio: ModuleType,
+        runner: Runner,
+        methods: Sequence[str],
+        samples: Sequence[DemoPicture],
+        megabytes: float,
+        note: str = "",
     ) -> None:
-        methods, most = offered(runner), runner.visual_tokens
-        if {desk.OURS, desk.OTHER} <= set(methods):
-            samples = desk.telling_first(runner, samples, desk.OTHER, min(desk.TOKENS, most))
         self.gradio, self.samples, self.megabytes, self.desk = gradio, samples, megabytes, Desk(runner)
         self.note = note  # about pictures that are none of the samples
         self.picture, self.answers = gradio.State(None), gradio.State(())
@@ -110,7 +119,7 @@ class _Page:
             with gradio.Column(scale=2, min_width=280):
                 self._pictures()
             with gradio.Column(scale=3, min_width=300):
-                self._questions(desk.choices(methods), most)
+                self._questions(desk.choices(methods), runner.visual_tokens)
         self.message = gradio.HTML(elem_id="message")
         self.results = gradio.HTML(elem_id="results")
         self.view = gradio.Radio(

@@ -306,16 +306,17 @@ def test_the_page_opens_with_a_question_on_which_methods_differ(tmp_path: Path) 
             return nullcontext()
 
         def ask(self, _: list[Image.Image], prompt: Any) -> tuple[None, SimpleNamespace]:
-            lost = self.name == "Random" and prompt.text.startswith("Which")
+            lost = self.name == "Random" and prompt.text.startswith(("Which", "Whose"))
+            lost |= self.name == "Full" and prompt.text.startswith("Whose")  # ours alone is right: an accident
             return None, SimpleNamespace(text="dog" if lost else "Cat.")
 
     for name in ("a.png", "b.png"):
         Image.new("RGB", (8, 8)).save(tmp_path / name)
     pictures = [
         DemoPicture(tmp_path / "a.png", {"What?": "cat"}),
-        DemoPicture(tmp_path / "b.png", {"Who?": "cat", "Which?": "cat"}),
+        DemoPicture(tmp_path / "b.png", {"Whose?": "cat", "Which?": "cat"}),
     ]
-    first, second = desk.telling_first(Runner(), pictures, "random", 64)  # type: ignore[arg-type]
-    assert (first.picture, list(first.questions)) == (tmp_path / "b.png", ["Which?", "Who?"])
+    (first, second), differ = desk.telling_first(Runner(), pictures, "random", 64)  # type: ignore[arg-type]
+    assert differ and (first.picture, list(first.questions)) == (tmp_path / "b.png", ["Which?", "Whose?"])
     assert second == pictures[0]
-    assert desk.telling_first(Runner(), pictures[:1], "random", 64) == pictures[:1]  # type: ignore[arg-type]
+    assert desk.telling_first(Runner(), pictures[:1], "random", 64) == (pictures[:1], False)  # type: ignore[arg-type]
