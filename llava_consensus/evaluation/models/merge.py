@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from llava_consensus.errors import DataError, OptionError
+from llava_consensus.errors import DataError, OptionError, listed
 from llava_consensus.evaluation.checksums import checksum_of
 from llava_consensus.evaluation.files import FRESH, Record, read_json
 from llava_consensus.evaluation.models.weights import FORMATS, copy_small_files, tensors_of, weight_files, write_shards
@@ -117,7 +117,7 @@ def merge(lora: Path, base: Path, out: Path) -> str:
                 yield name, values
         yield from whole.items()
         if lost := sorted(pairs - used):
-            raise DataError(f"{lora}: adapts {lost[0]} and {len(lost) - 1} more, which {base} does not have")
+            raise DataError(f"{lora}: adapts {listed(lost)}, which {base} does not have")
 
     fresh = out.with_name(f".{out.name}{FRESH}")
     shutil.rmtree(fresh, ignore_errors=True)  # of a call that was killed
