@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from llava_consensus.errors import OptionError
+from llava_consensus.errors import OptionError, plural
 
 AUTO = "auto"
 MOST = 0.5  # share of its tokens that `Auto` gives a picture at most
@@ -193,7 +193,7 @@ def conversation(tokens: Sequence[int], total: int) -> list[int]:
     while sum(found) > total:
         if part > FEWEST:
             raise OptionError(
-                f"total={total} visual tokens are too few for {len(found)} pictures: {tokens[-1]} of the latest "
+                f"total={total} visual tokens are too few for {plural(len(found), 'picture')}: {tokens[-1]} of the latest "
                 f"and an eighth of the others are {sum(found)}. Give more, or fewer tokens for each picture"
             )
         for place in range(len(found) - 1):

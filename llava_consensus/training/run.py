@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from llava_consensus.errors import DataError, OptionError
+from llava_consensus.errors import DataError, OptionError, listed, plural
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.checksums import checksum_of
 from llava_consensus.evaluation.files import Record, misread, read_json, remove_leftovers, take_lock, write_json
@@ -173,7 +173,7 @@ def _export(model: nn.Module, source: Path, out: Path) -> None:
     broken = sorted(name for name, value in values.items() if not bool(torch.isfinite(value).all()))
     if broken:
         raise DataError(
-            f"{out}: the training has diverged, {len(broken)} tensors are not finite ({', '.join(broken[:3])}). "
+            f"{out}: the training has diverged, {plural(len(broken), 'tensor')} not finite: {listed(broken)}. "
             "Remove the folder and take a lower --learning-rate"
         )
     files = sorted(file for pattern in WEIGHTS for file in source.glob(pattern))

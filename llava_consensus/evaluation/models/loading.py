@@ -206,7 +206,9 @@ class Loading:
         if self.device == "auto":
             return self if self.device_map else replace(self, device="cuda" if devices else "cpu")
         if int(self.device[5:] or 0) >= devices:
-            raise OptionError(f"device={self.device!r}: this machine has {devices} CUDA devices. Take cpu or auto")
+            raise OptionError(
+                f"device={self.device!r}: this machine has {plural(devices, 'CUDA device')}. Take cpu or auto"
+            )
         return self
 
 
