@@ -193,8 +193,8 @@ def conversation(tokens: Sequence[int], total: int) -> list[int]:
     while sum(found) > total:
         if part > FEWEST:
             raise OptionError(
-                f"total={total} visual tokens are too few for {plural(len(found), 'picture')}: {tokens[-1]} of the latest "
-                f"and an eighth of the others are {sum(found)}. Give more, or fewer tokens for each picture"
+                f"total={total} visual tokens are too few for {plural(len(found), 'picture')}: {tokens[-1]} of the "
+                f"latest and an eighth of the others are {sum(found)}. Give more, or fewer tokens for each picture"
             )
         for place in range(len(found) - 1):
             if sum(found) <= total:
