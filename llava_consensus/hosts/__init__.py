@@ -189,7 +189,7 @@ HOSTS: dict[str, HostEntry] = {
         lacks=(LAYERS, ONE_AXIS),
     )._replace(view=f"{OURS}.derived.qwen3_5:Qwen35"),
     "gemma-4": _derived("Gemma 4: pictures of any shape", ("gemma4",), "Gemma4ForConditionalGeneration")._replace(
-        view=f"{OURS}.derived.gemma4:Gemma4"
+        view=f"{OURS}.derived.gemma4:Gemma4", answer_version=2
     ),
     "gemma-3n": _derived(
         "Gemma 3n: a tower without attention, which no method reads",

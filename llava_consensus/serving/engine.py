@@ -18,9 +18,12 @@ from vllm.distributed import (
     get_tensor_model_parallel_world_size,
     tensor_model_parallel_all_gather,
 )
+from vllm.model_executor.layers.attention import MMEncoderAttention
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 
+from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import Tiles
+from llava_consensus.hosts.derived.tap import KernelCall, attention_modules, install
 from llava_consensus.hosts.hf.generate import once
 from llava_consensus.hosts.hf.rows import PictureRows
 from llava_consensus.hosts.reduce import reduce
@@ -102,10 +105,17 @@ class Layer0:
         language: vLLM's language model.
         view: of the host.
         config: of the language model.
+    Raises:
+        OptionError: for layers that are not like Llama's.
     """
 
     def __init__(self, language: Any, view: Any, config: Any) -> None:
         self.layer = language.layers[0]
+        if not hasattr(self.layer, "self_attn"):
+            raise OptionError(
+                f"language model {type(language).__name__}: its attention cannot be read in vLLM. Take a method that "
+                "asks no question of it (llava-consensus list)"
+            )
         self._host = view.decoder
         self.embedding_scale = self._host.embedding_scale
         self.layer.self_attn.qkv_proj._cpu_skip_gemm_dispatch = True  # on a CPU vLLM would keep a packed copy alone
@@ -215,8 +225,10 @@ class Engine:
 
     def _watch(self, block: Any, front: str) -> None:
         """Takes queries and keys of the attention of a block, under names that begin so."""
-        kernel = getattr(block, "self_attn", None) or block.attn
-        kernel.attn.register_forward_pre_hook(partial(self._take_attention, front), with_kwargs=True)
+        for kernel in block.modules():
+            if isinstance(kernel, MMEncoderAttention):
+                kernel.register_forward_pre_hook(partial(self._take_attention, front), with_kwargs=True)
+        install(attention_modules(block), partial(self._take_call, front))  # of towers that are transformers' own
 
     def _take(self, name: str, values: Tensor) -> None:
         if self._parts is not None:
@@ -226,6 +238,10 @@ class Engine:
         for place, name in enumerate(("query", "key")):
             states = named[name].transpose(1, 2) if name in named else split_heads(args[place], module.num_heads)
             self._take(front + name, all_heads(states))
+
+    def _take_call(self, front: str, call: KernelCall) -> None:
+        self._take(front + "query", call.query)
+        self._take(front + "key", call.key)
 
     @contextmanager
     def collecting(self) -> Iterator[dict[str, list[Tensor]]]:

@@ -7,7 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 from vllm.model_executor.layers.attention import MMEncoderAttention
+from vllm.model_executor.models.gemma4_mm import (
+    Gemma4DummyInputsBuilder,
+    Gemma4ForConditionalGeneration,
+    Gemma4MultiModalProcessor,
+    Gemma4ProcessingInfo,
+)
 from vllm.model_executor.models.interfaces import SupportsMRoPE
+from vllm.model_executor.models.interns1 import (
+    InternS1DummyInputsBuilder,
+    InternS1ForConditionalGeneration,
+    InternS1MultiModalProcessor,
+    InternS1ProcessingInfo,
+)
 from vllm.model_executor.models.llava import (
     LlavaDummyInputsBuilder,
     LlavaForConditionalGeneration,
@@ -43,6 +55,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import Tiles
 from llava_consensus.hosts.hf.model import picture_tiles, tiles_of
 from llava_consensus.hosts.hf.rows import PictureRows
+from llava_consensus.hosts.hf.towers import cells
 from llava_consensus.hosts.towers import blocks_read, fingerprint, lacking
 from llava_consensus.reduction.tokens import Need
 from llava_consensus.serving.engine import EncodedPicture, Engine, FullPrompt, offsets
@@ -163,12 +176,22 @@ class Reduced:
                 known[keys[place]] = picture
                 kept.put(keys[place], picture)
 
+    def lengths(self: Any, kwargs: dict[str, Any]) -> list[int]:
+        """Rows of pixels of each picture, where those of all follow each other; none where each has its own."""
+        return []
+
     def some(self: Any, kwargs: dict[str, Any], places: list[int]) -> dict[str, Any]:
         """The processor's output for some of the pictures."""
-        return {
-            name: values[places] if isinstance(values, Tensor) else [values[i] for i in places]
-            for name, values in kwargs.items()
-        }
+        lengths, found = self.lengths(kwargs), {}
+        for name, values in kwargs.items():
+            if isinstance(values, Tensor) and not values.ndim:  # of all pictures
+                found[name] = values
+            elif lengths and name in PIXELS.values():
+                parts = values.split(lengths)
+                found[name] = torch.cat([parts[place] for place in places])
+            else:
+                found[name] = values[places] if isinstance(values, Tensor) else [values[i] for i in places]
+        return found
 
     def encode(self: Any, modality: str, inputs: dict[str, Any]) -> list[EncodedPicture]:
         """Pictures through vLLM's tower and projector, with what the method reads."""
@@ -241,6 +264,14 @@ class Reduced:
         return positions.T.contiguous(), int(full.max()) + 1 - len(input_tokens)
 
 
+class Pictures:
+    """Mixed into vLLM's processing info of a family whose videos are not served."""
+
+    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
+        """Pictures alone."""
+        return {"image": None, "video": 0}
+
+
 def ahead(kind: Any, config: Any, name: str) -> Any:
     """A block of a tower behind the last one that vLLM builds, for methods that read its attention: what it is given it
     hands on as it is.
@@ -300,7 +331,8 @@ class SquareTower(Reduced):
 
     def load_weights(self: Any, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Loads weights as vLLM does, of checkpoints of transformers 5.19 too."""
-        loaded: set[str] = super().load_weights(tower_named(weights))
+        named = hasattr(self.vision_tower, "vision_model")
+        loaded: set[str] = super().load_weights(tower_named(weights) if named else weights)
         return loaded
 
 
@@ -344,6 +376,34 @@ class ConsensusDropLlavaOnevision(SquareTower, LlavaOnevisionForConditionalGener
         return [video.flatten(0, -2) for video in super()._process_video_pixels(inputs)]
 
 
+class InternVLInfo(Pictures, InternS1ProcessingInfo):
+    """Processing info of InternVL without videos, whose frames have text between them."""
+
+
+class InternVLProcessor(Reducing, InternS1MultiModalProcessor):
+    """Processor of InternVL."""
+
+
+@MULTIMODAL_REGISTRY.register_processor(InternVLProcessor, info=InternVLInfo, dummy_inputs=InternS1DummyInputsBuilder)
+class ConsensusDropInternVL(SquareTower, InternS1ForConditionalGeneration, SupportsMRoPE):
+    """InternVL, whose projector makes one token of four patches."""
+
+    def make_engine(self: Any, plan: Plan) -> Engine:
+        """Builds the engine from the blocks and the language model of this model."""
+        return Engine(plan, self.language_model.model, self.vision_tower.encoder.layer, self.words)
+
+    def lengths(self: Any, kwargs: dict[str, Any]) -> list[int]:
+        """Tiles of each picture."""
+        lengths: list[int] = kwargs["image_num_patches"].tolist()
+        return lengths
+
+    def tiles(self: Any, modality: str, inputs: dict[str, Any], *given: Any) -> list[Tiles]:
+        """The tiles of every picture."""
+        pixels = inputs[PIXELS[modality]].split(self.lengths(inputs))
+        tiles: list[Tiles] = super().tiles(modality, {PIXELS[modality]: pixels}, *given)
+        return tiles
+
+
 class Qwen(Reduced):
     """Pictures of any size, windows, and a merger of four patches."""
 
@@ -371,21 +431,14 @@ class Qwen(Reduced):
             parts["pixels"] = inputs[PIXELS[modality]]
         return picture_tiles(torch.cat(tokens), parts, grids.tolist())
 
-    def some(self: Any, kwargs: dict[str, Any], places: list[int]) -> dict[str, Any]:
-        """The processor's output for some of the pictures, whose patches are one after the other."""
-        modality = "video" if "video_grid_thw" in kwargs else "image"
-        patches = kwargs[PIXELS[modality]].split(kwargs[f"{modality}_grid_thw"].prod(-1).tolist())
-        pixels = torch.cat([patches[place] for place in places])
-        rest = {name: value for name, value in kwargs.items() if name != PIXELS[modality]}
-        return {**super().some(rest, places), PIXELS[modality]: pixels}
+    def lengths(self: Any, kwargs: dict[str, Any]) -> list[int]:
+        """Patches of each picture."""
+        lengths: list[int] = kwargs["image_grid_thw"].prod(-1).tolist()
+        return lengths
 
 
-class Qwen25Info(Qwen2_5_VLProcessingInfo):
+class Qwen25Info(Pictures, Qwen2_5_VLProcessingInfo):
     """Processing info of Qwen2.5-VL without videos, with which it was not run."""
-
-    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        """Pictures alone."""
-        return {"image": None, "video": 0}
 
 
 class Qwen25Processor(Reducing, Qwen2_5_VLMultiModalProcessor):
@@ -397,14 +450,10 @@ class ConsensusDropQwen25(Qwen, Qwen2_5_VLForConditionalGeneration):
     """Qwen2.5-VL."""
 
 
-class Qwen3Info(Qwen3VLProcessingInfo):
+class Qwen3Info(Pictures, Qwen3VLProcessingInfo):
     """Processing info of Qwen3-VL without videos: their frames have text between them, so the number of tokens each
     keeps is known too late.
     """
-
-    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        """Pictures alone."""
-        return {"image": None, "video": 0}
 
 
 class Qwen3Processor(Reducing, Qwen3VLMultiModalProcessor):
@@ -414,3 +463,46 @@ class Qwen3Processor(Reducing, Qwen3VLMultiModalProcessor):
 @MULTIMODAL_REGISTRY.register_processor(Qwen3Processor, info=Qwen3Info, dummy_inputs=Qwen3VLDummyInputsBuilder)
 class ConsensusDropQwen3(Qwen, Qwen3VLForConditionalGeneration):
     """Qwen3-VL."""
+
+
+class Gemma4Info(Pictures, Gemma4ProcessingInfo):
+    """Processing info of Gemma 4 without videos, whose frames have text between them, and without sound."""
+
+
+class Gemma4Processor(Reducing, Gemma4MultiModalProcessor):
+    """Processor of Gemma 4."""
+
+
+@MULTIMODAL_REGISTRY.register_processor(Gemma4Processor, info=Gemma4Info, dummy_inputs=Gemma4DummyInputsBuilder)
+class ConsensusDropGemma4(Reduced, Gemma4ForConditionalGeneration, SupportsMRoPE):
+    """Gemma 4, whose tower is that of transformers: pictures of any shape, padded, a square of patches pooled."""
+
+    def make_engine(self: Any, plan: Plan) -> Engine:
+        """Builds the engine from the blocks and the language model of this model."""
+        return Engine(plan, self.language_model.model, self.vision_tower.encoder.layers, self.words)
+
+    def words(self: Any, ids: Tensor, at_picture: Tensor) -> Tensor:
+        """Embeddings of the words of prompts, past the buffer of a step's per-layer embeddings."""
+        embeds: Tensor = self.language_model.embed_input_ids(ids)
+        return embeds
+
+    def tiles(
+        self: Any,
+        modality: str,
+        inputs: dict[str, Any],
+        tokens: list[Tensor],
+        taken: dict[str, Tensor],
+        rows: list[PictureRows],
+    ) -> list[Tiles]:
+        """Every picture as one tile, without the patches that fill it up."""
+        stride, tiles = self.config.vision_config.pooling_kernel_size, []
+        for number, (own, places) in enumerate(zip(tokens, inputs["pixel_position_ids"], strict=True)):
+            width, height = (places.amax(0) + 1).tolist()
+            parts = {name: values[number : number + 1, ..., : width * height, :] for name, values in taken.items()}
+            if "states" in parts:
+                parts["features"] = parts.pop("states")
+            if Need.FINGERPRINT in self.engine.method.needs:
+                pixels = inputs[PIXELS[modality]][number]
+                parts["fingerprint"] = fingerprint(pixels.reshape(1, -1))
+            tiles.append(Tiles(own[None], parts, width // stride, cells(height, width, stride)))
+        return tiles

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from llava_consensus.hosts import view_of
 from llava_consensus.hosts.hf import text_side
-from llava_consensus.hosts.hf.rows import PictureRows
+from llava_consensus.hosts.hf.rows import PictureRows, whole_tiles
 from llava_consensus.hosts.sequence import Layout, RowKinds, Sharing, read_layout
 from llava_consensus.reduction.budget import Auto, Budget, Share
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need
 from llava_consensus.serving.setting import Setting, of_config
+from llava_consensus.serving.views import VIEWS
 
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 
@@ -45,8 +46,12 @@ class Plan:
         config.text_config.num_hidden_layers = 1
         if getattr(config.text_config, "layer_types", None):
             config.text_config.layer_types = config.text_config.layer_types[:1]
+        if getattr(config.text_config, "num_kv_shared_layers", 0):
+            config.text_config.num_kv_shared_layers = 0
         with torch.device("meta"):
-            return view_of(transformers.AutoModelForImageTextToText.from_config(config))
+            model = transformers.AutoModelForImageTextToText.from_config(config)
+        own = VIEWS.get(config.model_type)
+        return view_of(model) if own is None else own(model, {})
 
     @cached_property
     def clip_name(self) -> str:
@@ -57,6 +62,9 @@ class Plan:
 
     def rows(self, modality: str, inputs: dict[str, Any]) -> list[PictureRows]:
         """The rows of every picture, given what the processor makes of them."""
+        tiles = inputs.get(f"{modality}_num_patches")
+        if tiles is not None:  # of one run of tiles
+            return [whole_tiles(count, self.view.tower.tokens) for count in tiles.tolist()]
         rows: list[PictureRows] = self.view.pictures(modality, inputs, None)
         return rows
 

@@ -37,7 +37,10 @@ class Configured:
 
     @staticmethod
     def verify_and_update_config(vllm_config: Any) -> None:
-        """Checks the configuration, and prepares what is counted."""
+        """Checks the configuration, and prepares what is counted; then does what vLLM does for such a model."""
+        from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as THEIRS
+        from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+
         from llava_consensus.serving.counts import show
         from llava_consensus.serving.setting import of_config
 
@@ -49,6 +52,9 @@ class Configured:
         if of_config(vllm_config.model_config.hf_config).looks_around:
             # it would hold every picture once for each prompt; the processor has a cache of its own
             vllm_config.model_config.multimodal_config.mm_processor_cache_gb = 0
+        theirs = MODELS_CONFIG_MAP.get(THEIRS.get(vllm_config.model_config.hf_config.model_type))
+        if theirs is not None:
+            theirs.verify_and_update_config(vllm_config)
 
 
 def admit_own_arguments() -> None:

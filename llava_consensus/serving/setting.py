@@ -5,6 +5,7 @@ is loaded, travels as plain values in the model's configuration, and is read bac
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 from llava_consensus.errors import OptionError
@@ -15,7 +16,11 @@ from llava_consensus.reduction.method import Method, Place
 from llava_consensus.serving.supported import ASKED, FAMILIES, TOKENS, TOTAL, check_version
 
 ENTRY = "visual_reduction"  # of a configuration
-RATIO = "anyres_max_9"  # of LLaVA-OneVision, as vLLM 0.32 takes every checkpoint
+TAKEN: dict[str, tuple[str, Any]] = {  # entries of configurations that vLLM 0.32 takes as this value, whatever they say
+    "llava_onevision": ("vision_aspect_ratio", "anyres_max_9"),
+    "internvl": ("vision_feature_layer", -1),
+    "gemma4": ("text_config.use_bidirectional_attention", None),  # on a CPU
+}
 REFUSED: dict[str, tuple[str, ...]] = {  # arguments of vLLM, and the values that they may have
     "--pipeline-parallel-size": ("1",),
     "-pp": ("1",),
@@ -99,11 +104,10 @@ class Setting:
             raise OptionError(
                 f"models of type {config.model_type!r} are not adapted to vLLM here; adapted are {', '.join(FAMILIES)}"
             )
-        ratio = getattr(config, "vision_aspect_ratio", RATIO)
-        if ratio != RATIO:
-            raise OptionError(
-                f"vision_aspect_ratio={ratio!r}: vLLM lays pictures out as {RATIO!r} says, and no other way"
-            )
+        entry, adapted = TAKEN.get(config.model_type, ("model_type", config.model_type))
+        value = reduce(lambda part, name: getattr(part, name, adapted), entry.split("."), config)
+        if value != adapted:
+            raise OptionError(f"{entry}={value!r}: in vLLM such models are adapted with {adapted!r} alone")
         own: dict[str, Any] = {"method": self.method, "tokens": self.tokens, "largest": self.largest}
         own |= {"options": self.options, "total": self.total}
         found = {"architectures": [FAMILIES[config.model_type]], ENTRY: own}

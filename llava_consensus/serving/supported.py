@@ -14,6 +14,8 @@ FAMILIES = {  # by `model_type`, the architecture of models that are adapted: it
     "llava_onevision": "ConsensusDropLlavaOnevision",
     "qwen2_5_vl": "ConsensusDropQwen25",
     "qwen3_vl": "ConsensusDropQwen3",
+    "internvl": "ConsensusDropInternVL",
+    "gemma4": "ConsensusDropGemma4",
 }
 
 

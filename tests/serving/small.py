@@ -23,8 +23,8 @@ ENVIRONMENT = {  # one engine in this process, small, bound to this machine
 TEXT = dict(hf_models.TEXT, hidden_size=128)  # vLLM's attention on CPU wants heads of 32
 
 
-def tokenizer(special: dict[str, int]) -> Any:
-    """Words w0, w1, ... and these special tokens, by their ids."""
+def tokenizer(special: dict[str, int], **named: str) -> Any:
+    """Words w0, w1, ... and these special tokens, by their ids; some of them have names."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -33,7 +33,12 @@ def tokenizer(special: dict[str, int]) -> Any:
     inner = Tokenizer(models.WordLevel({name: number for number, name in names.items()}, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     own = PreTrainedTokenizerFast(
-        tokenizer_object=inner, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+        tokenizer_object=inner,
+        unk_token="<unk>",
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        extra_special_tokens=named,
     )
     own.add_special_tokens({"additional_special_tokens": list(special)})
     own.chat_template = (
@@ -181,6 +186,92 @@ def qwen(kind: str, folder: Path) -> Any:
     return save(folder, model, processor)
 
 
+def internvl(folder: Path) -> Any:
+    """InternVL with up to four tiles and the whole view."""
+    from transformers import (
+        GotOcr2ImageProcessor,
+        InternVLConfig,
+        InternVLForConditionalGeneration,
+        InternVLProcessor,
+        InternVLVideoProcessor,
+        InternVLVisionConfig,
+        Qwen2Config,
+    )
+
+    config = InternVLConfig(
+        vision_config=InternVLVisionConfig(
+            **hf_models.VISION, image_size=[112, 112], patch_size=[14, 14], use_qk_norm=True
+        ),
+        text_config=Qwen2Config(**TEXT),
+        image_token_id=hf_models.IMAGE,
+        image_seq_length=16,
+        tie_word_embeddings=False,
+    )
+    model = hf_models.ready(InternVLForConditionalGeneration, config)
+    size = {"height": 112, "width": 112}
+    words = {"<image>": hf_models.IMAGE, "<video>": hf_models.VIDEO, "<img>": hf_models.START, "</img>": hf_models.END}
+    processor = InternVLProcessor(
+        GotOcr2ImageProcessor(size=size, crop_to_patches=True, max_patches=4),
+        tokenizer(
+            words,
+            context_image_token="<image>",
+            video_token="<video>",
+            start_image_token="<img>",
+            end_image_token="</img>",
+        ),
+        InternVLVideoProcessor(size=size),
+        image_seq_length=16,
+    )
+    return save(folder, model, processor)
+
+
+def gemma4(folder: Path, **text: Any) -> Any:
+    """Gemma 4 with 70 tokens of a picture at most, per-layer embeddings, and layers that read keys of others."""
+    from transformers import (
+        Gemma4AudioFeatureExtractor,
+        Gemma4Config,
+        Gemma4ForConditionalGeneration,
+        Gemma4ImageProcessor,
+        Gemma4Processor,
+        Gemma4TextConfig,
+        Gemma4VideoProcessor,
+        Gemma4VisionConfig,
+    )
+
+    sizes = dict(head_dim=32, global_head_dim=64, sliding_window=64, layer_types=hf_models.KINDS)
+    sizes |= dict(hidden_size_per_layer_input=16, vocab_size_per_layer_input=512, num_kv_shared_layers=2)
+    config = Gemma4Config(
+        vision_config=Gemma4VisionConfig(
+            **hf_models.VISION, num_key_value_heads=4, head_dim=8, position_embedding_size=128, default_output_length=70
+        ),
+        text_config=Gemma4TextConfig(**{**TEXT, "tie_word_embeddings": True, **sizes, **text}),
+        audio_config=None,
+        image_token_id=hf_models.IMAGE,
+        video_token_id=hf_models.VIDEO,
+        boi_token_id=hf_models.START,
+        eoi_token_id=hf_models.END,
+        audio_token_id=hf_models.TAG,
+        boa_token_id=hf_models.BOX,
+        eoa_token_index=506,
+    )
+    model = hf_models.ready(Gemma4ForConditionalGeneration, config)
+    words = model.model.language_model.embed_tokens.weight.data
+    words *= 0.3  # else a word is followed by itself
+    words[hf_models.IMAGE :] = 0  # and placeholders are said, which transformers takes for pictures
+    named = {"image_token": "<image>", "boi_token": "<boi>", "eoi_token": "<eoi>"}
+    named |= {"audio_token": "<audio>", "boa_token": "<boa>", "eoa_token": "<eoa>"}
+    special = {"<image>": hf_models.IMAGE, "<|video|>": hf_models.VIDEO, "<boi>": hf_models.START}
+    special |= {"<eoi>": hf_models.END, "<audio>": hf_models.TAG, "<boa>": hf_models.BOX, "<eoa>": 506}
+    processor = Gemma4Processor(
+        Gemma4AudioFeatureExtractor(),
+        Gemma4ImageProcessor(max_soft_tokens=70),
+        tokenizer(special, **named),
+        Gemma4VideoProcessor(),
+        image_seq_length=70,
+    )
+    return save(folder, model, processor)
+
+
 def save(folder: Path, model: Any, processor: Any) -> Any:
     """Writes both and gives them back."""
     model.generation_config.eos_token_id = None
@@ -233,6 +324,8 @@ FAMILIES = {
     "llava_onevision": llava_onevision,
     "qwen2_5_vl": partial(qwen, "Qwen2_5_VL"),
     "qwen3_vl": partial(qwen, "Qwen3VL"),
+    "internvl": internvl,
+    "gemma4": gemma4,
 }
 
 

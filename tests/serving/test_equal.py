@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 METHODS = [name for name in known if make(name).place is Place.TOKENS and not make(name).adaptive]
 SLICE = {"consensusdrop", "divprune", "random", "pool"}  # of other families, where not everything is asked for
+ONE = {"internvl", "gemma4"}  # families with consensusdrop alone there
 EVERYTHING = bool(os.environ.get("EVERYTHING"))  # make test-serving EVERYTHING=1
 
 
@@ -42,7 +43,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", small.FAMILIES)
 def test_a_method_in_vllm_is_the_method_on_transformers(made: Any, family: str, method: str) -> None:
-    if family != "llava" and method not in SLICE and not EVERYTHING:
+    few = {"consensusdrop"} if family in ONE else SLICE
+    if family != "llava" and method not in few and not EVERYTHING:
         pytest.skip("make test-serving EVERYTHING=1")
     folder, model = made(family)
     asked, tokens = asking.requests(family, 8), small.budget(family)

@@ -145,11 +145,22 @@ def test_a_model_that_is_not_adapted_is_refused() -> None:
         Setting("visionzip", 64)(SimpleNamespace(model_type="gemma3"))
 
 
-def test_a_onevision_that_vllm_would_lay_out_in_another_way_is_refused() -> None:
-    config = SimpleNamespace(model_type="llava_onevision", vision_aspect_ratio="anyres_max_4")
-    with pytest.raises(OptionError, match="vision_aspect_ratio='anyres_max_4'"):
-        Setting("visionzip", 64)(config)
-    assert Setting("divprune", 64)(SimpleNamespace(model_type="llava_onevision")).architectures
+@pytest.mark.parametrize(
+    ("kind", "entry", "value"),
+    [
+        ("llava_onevision", "vision_aspect_ratio", "anyres_max_4"),
+        ("internvl", "vision_feature_layer", -2),
+        ("gemma4", "text_config.use_bidirectional_attention", "vision"),
+    ],
+)
+def test_a_model_that_vllm_would_run_in_another_way_is_refused(kind: str, entry: str, value: Any) -> None:
+    config = SimpleNamespace(model_type=kind)
+    for name in reversed(entry.split(".")):
+        value = SimpleNamespace(**{name: value})
+    value.model_type = kind
+    with pytest.raises(OptionError, match=f"{entry}="):
+        Setting("visionzip", 64)(value)
+    assert Setting("divprune", 64)(config).architectures
 
 
 def test_another_version_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

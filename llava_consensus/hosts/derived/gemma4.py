@@ -3,11 +3,13 @@
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer
 from llava_consensus.hosts.derived.model import DerivedModel
 from llava_consensus.hosts.derived.record import Fields
+from llava_consensus.hosts.derived.rows import Mapped
 from llava_consensus.hosts.hf.rows import Features, PictureRows
 from llava_consensus.hosts.hf.towers import MERGER, PATCHES
 from llava_consensus.hosts.tower_hooks import TokenGrid, shrink, shrunk
@@ -18,6 +20,15 @@ class Gemma4(DerivedModel):
     """Adapter for Gemma 4."""
 
     offer = Offer(PATCHES, inside=MERGER)
+
+    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[PictureRows]:
+        """The rows of every picture, with the width of its grid, which the places of its patches tell."""
+        found = super().pictures(modality, inputs, ids)
+        stride = self.module.config.vision_config.pooling_kernel_size
+        for rows, places in zip(found, inputs["image_position_ids"], strict=True):
+            assert isinstance(rows, Mapped)
+            rows.side = (int(places[:, 0].max()) + 1) // stride
+        return found
 
     def encode(
         self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[PictureRows]

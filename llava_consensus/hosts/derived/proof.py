@@ -154,12 +154,16 @@ class _Proof:
         try:
             logits = self.logits(call)
             arguments = {name: self._shorter(value, stays) for name, value in self.entered.arguments.items()}
+            shortened = decoder_call(
+                self.module, {**call, "mm_encoder_outputs": None}, call["mm_encoder_outputs"]
+            ).arguments
             if how == KEEP or self.record.axes > 1:
                 arguments["position_ids"] = call["position_ids"]
             else:
-                arguments["position_ids"] = decoder_call(
-                    self.module, {**call, "mm_encoder_outputs": None}, call["mm_encoder_outputs"]
-                ).arguments.get("position_ids")
+                arguments["position_ids"] = shortened.get("position_ids")
+            window = getattr(self.module.config.get_text_config(), "sliding_window", None)
+            if window and stays.shape[1] > window:  # it counts the rows that are there
+                arguments["attention_mask"] = shortened.get("attention_mask")
             decoder(**arguments)
         finally:
             handle.remove()

@@ -3,6 +3,7 @@ each of which a check here finds.
 """
 
 import copy
+import dataclasses
 import os
 import threading
 from pathlib import Path
@@ -247,6 +248,18 @@ def test_a_refusal_names_the_one_thing() -> None:
     model.__class__ = WithoutFeatures
     with pytest.raises(OptionError, match="WithoutFeatures: forward takes no mm_encoder_outputs"):
         attach(model, "divprune", tokens=2)
+
+
+def test_a_first_prompt_longer_than_a_sliding_window_is_understood() -> None:
+    family = FAMILIES["gemma4"]
+    config = family.config()
+    config["text_config"]["sliding_window"] = 8
+    family = dataclasses.replace(family, config=lambda: config)
+    model = build(family, torch.float32)
+    inputs = prompts(model, family, [0, 1], dtype=torch.float32)
+    with torch.no_grad(), attach(model, "divprune", tokens=2) as attached:
+        model(**inputs)
+        assert [one.after for one in attached.outcomes] == [2, 2]
 
 
 def test_videos_are_refused() -> None:
