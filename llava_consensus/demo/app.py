@@ -30,7 +30,7 @@ INTRO = """<p class="cd-intro">A vision-language model reads a picture as hundre
 small patch. A reduction method keeps a few of them and merges or drops the rest, so that the model answers sooner. Pick
 a picture and a question, compare two methods (or two questions), and move the slider to give the model fewer tokens.
 </p>"""
-PICKED = """The first question was picked, as both methods answer it differently: one question proves nothing."""
+PICKED = "The first question was picked because the methods differ on it, which proves nothing."
 KEY = """<p class="cd-key"><span><i style="background:radial-gradient(circle at 70% 30%,#ffd43b 22%,transparent 24%),
 linear-gradient(#5aaae6 60%,#468c46 60%);border:2px solid #1e1e1e"></i>kept as it is</span>
 <span><i style="background:linear-gradient(90deg,#abd9f4 50%,#f2cf80 50%)"></i>merged: one tint, one token; a dot marks
@@ -153,7 +153,7 @@ class _Page:
         right = desk.OTHER if desk.OTHER in known else methods[-1][1]
         with gradio.Row():
             self.first = _asked(gradio, "Question: pick one, or type your own", "first")
-            self.second = _asked(gradio, "Another question on the right (may stay empty)", "second")
+            self.second = _asked(gradio, "Another question on the right, or none", "second")
         with gradio.Row():
             self.left = _choice(gradio, methods, methods[0][1], "Method on the left", "left")
             self.right = _choice(gradio, methods, right, "Method on the right", "right")

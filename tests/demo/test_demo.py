@@ -271,6 +271,7 @@ def test_examples_are_questions_with_known_answers() -> None:
     found = samples(MINI)
     assert len(found) == 6 and all(sample.picture.is_file() for sample in found)
     assert all(len(sample.questions) > 1 and all(sample.questions.values()) for sample in found)
+    assert next(iter(found[0].questions.items())) == ("What color is the lemon?", "yellow"), "methods differ on it"
     assert samples(ROOT / "nowhere") == []
 
 
