@@ -10,7 +10,7 @@ from llava_consensus.hosts.hf.rows import PictureRows, whole_tiles
 from llava_consensus.hosts.hf.towers import TapTower
 
 
-class Gemma4(HfModel):
+class GemmaRows(HfModel):
     """Gemma 4: a row for each square of patches of a picture, which is padded."""
 
     @cached_property
@@ -24,4 +24,4 @@ class Gemma4(HfModel):
         return [whole_tiles(1, int((one[:, 0] >= 0).sum()) // merged) for one in inputs["pixel_position_ids"]]
 
 
-VIEWS = {"gemma4": Gemma4}
+VIEWS = {"gemma4": GemmaRows}
