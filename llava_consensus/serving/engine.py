@@ -123,7 +123,7 @@ class Layer0:
         self._host.module = SimpleNamespace(rotary_emb=rotary.to(next(self.layer.parameters()).device))
 
     def normed(self, layer: int, hidden: Tensor) -> Tensor:
-        """Normed states of these states [R, S, D]."""
+        """States [R, S, D] behind the norm at the layer's entry."""
         normed: Tensor = self.layer.input_layernorm(hidden.flatten(0, 1))
         return normed.view_as(hidden)
 
