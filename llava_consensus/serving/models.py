@@ -182,7 +182,8 @@ class Reduced:
 
     def some(self: Any, kwargs: dict[str, Any], places: list[int]) -> dict[str, Any]:
         """The processor's output for some of the pictures."""
-        lengths, found = self.lengths(kwargs), {}
+        lengths = self.lengths(kwargs)
+        found: dict[str, Any] = {}
         for name, values in kwargs.items():
             if isinstance(values, Tensor) and not values.ndim:  # of all pictures
                 found[name] = values
