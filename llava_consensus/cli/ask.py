@@ -72,6 +72,10 @@ def ask(given: argparse.Namespace) -> Iterator[str]:
     runner = models.load(given.model, loading, host_options)
     with runner.attach(method, budget):
         encoded, answer = runner.ask(shown, prompt)
+    if not given.json:  # before the times, which take as long as several answers
+        yield answer.text
+        structural = f" (and {answer.structural} structural ones)" if answer.structural else ""
+        yield f"visual tokens the language model saw: {answer.after} of {answer.before}{structural}"
     sides = [(method, budget), (make("full"), budget)]
     reduced, full = first_token(runner, shown, prompt, sides, given.repeats)
     times = f"time to first token: {reduced:.1f} ms, with all tokens {full:.1f} ms"
@@ -85,9 +89,6 @@ def ask(given: argparse.Namespace) -> Iterator[str]:
         first = {"reduced": reduced, "full": full}
         yield json.dumps({"answer": answer.text, "tokens": tokens, "first_token_ms": first, "notes": notes}, indent=1)
         return
-    structural = f" (and {answer.structural} structural ones)" if answer.structural else ""
-    yield answer.text
-    yield f"visual tokens the language model saw: {answer.after} of {answer.before}{structural}"
     yield times
     yield from (f"note: {note}" for note in notes)
     if given.overlay:

@@ -177,6 +177,22 @@ def test_ask_tells_answer_tokens_and_time_and_draws_what_was_kept(
     assert min(found["first_token_ms"].values()) > 0 and not found["notes"]
 
 
+def test_ask_answers_before_it_takes_times(
+    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    def timed(*_: object) -> tuple[float, float]:
+        said.extend(capsys.readouterr().out.splitlines())
+        return 1.0, 2.0
+
+    monkeypatch.setattr("llava_consensus.evaluation.bench.timing.first_token", timed)
+    picture = str(tmp_path / "data" / "eval" / "fake" / "images" / "3.png")
+    assert cli.main(["ask", picture, "what?", "--model", str(tmp_path / "model")]) == 0
+    assert len(said) == 2 and said[0].startswith("what? [3]")
+    assert capsys.readouterr().out == "time to first token: 1.0 ms, with all tokens 2.0 ms\n"
+
+
 @pytest.mark.parametrize(
     ("picture", "extra", "code", "why"),
     [
