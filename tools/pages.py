@@ -5,7 +5,8 @@
     python -m tools.pages pack FOLDER --photo    # those of the photograph model as docs/measured-photo.tar.xz
 
 Of a run an archive keeps its configuration, its metrics, and for every question whether it was answered right. What
-`llava-consensus paper study` left is in docs/paper; of its runs no answers were kept, so that it has no p.
+`llava-consensus paper study` left is in docs/paper, of the photograph model in docs/paper/photo; of the drawn model's
+no answers were kept, so that it has no p.
 `docs/measured.sha256` has the hash of each archive; another one is refused.
 What `bench --serve` wrote is in docs/efficiency. No model is loaded.
 
@@ -52,7 +53,8 @@ HASHES = Path("docs/measured.sha256")  # as sha256sum writes them, seen from doc
 NAMED = Path("docs/paper/named.json")
 FOLDER = Path("tools/templates")
 TEMPLATES = ("results.md", "paper.md", "positions.md", "efficiency.md")
-BESIDE = ("study.json", "scap.json", "bench.json", "bench-tradeoff.json")  # in docs/paper
+BESIDE = ("study.json", "scap.json", "bench.json", "bench-tradeoff.json")  # in the folder of an archive's other results
+FOLDERS = {MEASURED.name: "docs/paper", PHOTO.name: "docs/paper/photo"}
 TIMED = "llava-1.5-1b.json"  # in docs/efficiency
 AGAINST = "against-official-mini.json"  # there
 SERVED = "serve-llava-1.5-0.1b.json"  # there
@@ -100,8 +102,8 @@ def kept_hashes() -> dict[str, str]:
 
 @contextmanager
 def unpacked(file: Path = ROOT / MEASURED) -> Iterator[Path]:
-    """A folder of these results, with the files of docs/paper beside them. SystemExit for other bytes than those
-    that were packed.
+    """A folder of these results, with what the study and `bench` left beside them. SystemExit for other bytes than
+    those that were packed.
     """
     content = file.read_bytes()
     if kept_hashes().get(file.name) != hashlib.sha256(content).hexdigest():
@@ -109,7 +111,9 @@ def unpacked(file: Path = ROOT / MEASURED) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as place, tarfile.open(fileobj=io.BytesIO(content)) as archive:
         archive.extractall(place, filter="data")
         for name in BESIDE:
-            (Path(place) / name).write_bytes((ROOT / "docs/paper" / name).read_bytes())
+            left = ROOT / FOLDERS[file.name] / name
+            if left.is_file():
+                (Path(place) / name).write_bytes(left.read_bytes())
         yield Path(place)
 
 
@@ -130,7 +134,7 @@ def pages(readme: Path) -> dict[str, str]:
         given = {
             "photo": photo,
             "drawn": drawn,
-            "claims": claims_table(material.read(out, known())),
+            "claims": claims_table(material.read(runs, known()), {"drawn model": material.read(out, known())}),
             "against": against_table(ROOT / "docs/efficiency" / AGAINST),
             "timed": markdown(bench_tables(json.loads((ROOT / "docs/efficiency" / TIMED).read_text()))[0]),
             "source": json.loads((ROOT / FOLDER / "sources.json").read_text("utf-8")),
@@ -149,8 +153,9 @@ def pages(readme: Path) -> dict[str, str]:
         found[SERVING] = with_table(readme.parent / SERVING, f"{servers.table}\n\n{witness.beside}")
         scores = {name: row.score for name in BENCHMARKS if (row := photo.run(name, FULL)) is not None}
         found[SCORES_OF_PHOTO] = json.dumps(scores, indent=1) + "\n"
-        study = json.loads((out / "study.json").read_text())
-        found["docs/paper/study.csv"] = csv_text(study_csv(study))
+        for folder, place in ((out, MEASURED), (runs, PHOTO)):
+            study = json.loads((folder / "study.json").read_text())
+            found[f"{FOLDERS[place.name]}/study.csv"] = csv_text(study_csv(study))
         return found
 
 

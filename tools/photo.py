@@ -81,7 +81,8 @@ class Named:
         """The difference with its interval, its p after the correction, and the verdict."""
         if self.found is None:
             return NOT_RUN
-        return f"{signed(self.found.difference, self.found.bounds)}, {self.verdict}, p {p_value(self.corrected)}"
+        found = signed(self.found.difference, self.found.bounds)
+        return f"{found}, {self.verdict}, corrected p {p_value(self.corrected)}"
 
 
 class Photo:
@@ -94,9 +95,10 @@ class Photo:
 
     def __init__(self, runs: Path, named: Path) -> None:
         self.plan: dict[str, Any] = json.loads(named.read_text("utf-8"))
-        self.rows = [row for row in read_rows(runs, known()) if row.complete]
         self.tokens: int = self.plan["tokens"]
         self.sample: int = self.plan["sample"]
+        found = (row for row in read_rows(runs, known()) if row.complete)
+        self.rows = [row for row in found if row.config["sample"] == self.sample]  # the study asks fewer
         self.seeds = SEEDS
 
     @cached_property
@@ -180,26 +182,31 @@ class Photo:
         first, second = (score(run) if run else "" for run in own)
         return f"{first} → {second}".strip() if first or second else ""
 
-    def budgets_table(self, benchmark: str) -> str:
-        """Scores at every budget, positions renumbered and kept, of methods that ran at several."""
-        budgets = sorted({key[3] for key in self.runs if key[0] == benchmark and key[3] >= 1}, reverse=True)
-        if len(budgets) < 2:
-            return "Other budgets were not run."
-        lines = ["| | " + " | ".join(f"{tokens:g} tokens" for tokens in budgets) + " |"]
-        lines.append("|---" + "|--:" * len(budgets) + "|")
-        for method, label in ROWS.items():
-            found = [self.both(benchmark, method, tokens) for tokens in budgets]
-            if sum(map(bool, found)) > 1:
-                lines.append(f"| {label} | {' | '.join(found)} |")
-        return "\n".join(lines)
+    def budgets_table(self) -> str:
+        """Scores at every budget, positions renumbered and kept, of methods that ran at several: a table for each
+        benchmark.
+        """
+        tables = []
+        for benchmark in BENCHMARKS:
+            of_peers = [key for key in self.runs if key[0] == benchmark and key[1] == "visionzip"]  # not ablations
+            budgets = sorted({key[3] for key in of_peers}, reverse=True)
+            lines = [f"| {self.title(benchmark)} | " + " | ".join(f"{tokens:g} tokens" for tokens in budgets) + " |"]
+            lines.append("|---" + "|--:" * len(budgets) + "|")
+            for method, label in ROWS.items():
+                found = [self.both(benchmark, method, tokens) for tokens in budgets]
+                if sum(map(bool, found)) > 1:
+                    lines.append(f"| {label} | {' | '.join(found)} |")
+            tables += ["\n".join(lines)] if len(budgets) > 1 else []
+        return "\n\n".join(tables) or "Other budgets were not run."
 
     def order(self, benchmark: str) -> str:
-        """The highest and the lowest score of all methods that ran at the budget, as published."""
+        """The highest and the lowest score of all methods that ran at the budget, as published; no settings of ours."""
         found = {
             key[1]: run
             for key, run in self.runs.items()
-            if key[0] == benchmark and key[3] == self.tokens and run is self.run(benchmark, key[1])
-        }
+            if (key[0], key[3]) == (benchmark, self.tokens) and not key[1].startswith("consensusdrop:")
+            and run is self.run(benchmark, key[1])
+        }  # fmt: skip
         ranked = sorted(found, key=lambda word: -(found[word].score or 0.0))
         ends = ", ".join(f"{self.words(word)} {found[word].score:.1f}" for word in ranked[:3])
         last = ", ".join(f"{self.words(word)} {found[word].score:.1f}" for word in ranked[-3:])

@@ -314,22 +314,31 @@ CLAIMS = (
 )
 
 
-def claims_table(material: Material) -> str:
+def claims_table(material: Material, beside: Mapping[str, Material] | None = None) -> str:
     """Every claim with its verdict under both position policies, the difference that speaks most against it, and the
     benchmarks with their numbers of questions.
+
+    Args:
+        material: the results that decide.
+        beside: results of other models, by the head of a column that has their verdicts alone.
     """
-    lines = ["| claim | verdict | most against it, in points (95 % interval) | benchmarks and n |", "|---|---|---|---|"]
+    others = beside or {}
+    head = ("claim", "verdict", "most against it, in points (95 % interval)", "benchmarks and n", *others)
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for number, claim in enumerate(CLAIMS, 1):
-        found = {
-            policy: _judged(claim, material, policy) for policy in list(POLICIES)[: 1 if claim.any_policy else None]
-        }
-        named = {policy: "" if claim.any_policy else f"{POLICIES[policy]}: " for policy in found}
-        verdicts = [f"{named[policy]}**{one.verdict}**" for policy, one in found.items()]
-        evidence = [f"{named[policy]}{one.evidence}" for policy, one in found.items() if one.evidence]
+        found = _judged(claim, material)
+        evidence = [f"{_policy(claim, policy)}{one.evidence}" for policy, one in found.items() if one.evidence]
         scope = dict.fromkeys(one.scope for one in found.values() if one.scope)
         counts = " / ".join(dict.fromkeys(str(one.family) for one in found.values()))
         asked = "<br>".join([*scope, f"{claim.family}: {counts}"])
-        cells = (f"{number}. {claim.words}", "<br>".join(verdicts), "<br>".join(evidence) or "-", asked)
+        verdicts = [_verdicts(claim, _judged(claim, one)) for one in others.values()]
+        cells = (
+            f"{number}. {claim.words}",
+            _verdicts(claim, found),
+            "<br>".join(evidence) or "-",
+            asked,
+            *verdicts,
+        )
         lines.append(f"| {' | '.join(cells)} |")
     scopes = []
     for section in material.sections:
@@ -341,11 +350,23 @@ def claims_table(material: Material) -> str:
     )
 
 
-def _judged(claim: Claim, material: Material, policy: str) -> Verdict:
-    try:
-        return claim.judge(material, policy)
-    except NotMeasured:
-        return Verdict(NOT_RUN)
+def _verdicts(claim: Claim, found: Mapping[str, Verdict]) -> str:
+    return "<br>".join(f"{_policy(claim, policy)}**{one.verdict}**" for policy, one in found.items())
+
+
+def _policy(claim: Claim, policy: str) -> str:
+    return "" if claim.any_policy else f"{POLICIES[policy]}: "
+
+
+def _judged(claim: Claim, material: Material) -> dict[str, Verdict]:
+    """A claim's verdict by position policy; one alone where it has nothing to do with positions."""
+    found = {}
+    for policy in list(POLICIES)[: 1 if claim.any_policy else None]:
+        try:
+            found[policy] = claim.judge(material, policy)
+        except NotMeasured:
+            found[policy] = Verdict(NOT_RUN)
+    return found
 
 
 def _by_budget(section: Section, policy: str) -> dict[float, dict[str, Mapping[str, Row]]]:

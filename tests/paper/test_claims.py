@@ -122,3 +122,10 @@ def test_the_page_says_what_decided_and_on_how_many_questions(tmp_path: Path) ->
         and "50, 25 % kept" in line
         and "<br>each retention: 2 |" in line
     )
+
+
+def test_verdicts_of_other_models_stand_beside() -> None:
+    table = claims.claims_table(Material(), {"drawn": Material(study=study_files.study())})
+    head, line = table.splitlines()[0], next(line for line in table.splitlines() if line.startswith("| 2. "))
+    assert head.endswith("| drawn |") and f"renumbered: **{NOT_RUN}**<br>kept: **{NOT_RUN}** | - |" in line
+    assert line.endswith(f"| renumbered: **{TRUE}**<br>kept: **{TRUE}** |")
