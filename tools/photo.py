@@ -190,23 +190,22 @@ class Photo:
         for benchmark in BENCHMARKS:
             of_peers = [key for key in self.runs if key[0] == benchmark and key[1] == "visionzip"]  # not ablations
             budgets = sorted({key[3] for key in of_peers}, reverse=True)
+            if len(budgets) < 2:
+                continue
             lines = [f"| {self.title(benchmark)} | " + " | ".join(f"{tokens:g} tokens" for tokens in budgets) + " |"]
             lines.append("|---" + "|--:" * len(budgets) + "|")
             for method, label in ROWS.items():
                 found = [self.both(benchmark, method, tokens) for tokens in budgets]
                 if sum(map(bool, found)) > 1:
                     lines.append(f"| {label} | {' | '.join(found)} |")
-            tables += ["\n".join(lines)] if len(budgets) > 1 else []
+            tables.append("\n".join(lines))
         return "\n\n".join(tables) or "Other budgets were not run."
 
     def order(self, benchmark: str) -> str:
         """The highest and the lowest score of all methods that ran at the budget, as published; no settings of ours."""
-        found = {
-            key[1]: run
-            for key, run in self.runs.items()
-            if (key[0], key[3]) == (benchmark, self.tokens) and not key[1].startswith("consensusdrop:")
-            and run is self.run(benchmark, key[1])
-        }  # fmt: skip
+        here = dict.fromkeys(key[1] for key in self.runs if (key[0], key[3]) == (benchmark, self.tokens))
+        runs = {word: self.run(benchmark, word) for word in here if not word.startswith("consensusdrop:")}
+        found = {word: run for word, run in runs.items() if run is not None}
         ranked = sorted(found, key=lambda word: -(found[word].score or 0.0))
         ends = ", ".join(f"{self.words(word)} {found[word].score:.1f}" for word in ranked[:3])
         last = ", ".join(f"{self.words(word)} {found[word].score:.1f}" for word in ranked[-3:])

@@ -114,11 +114,7 @@ class DerivedModel(HfModel):
 
     @property
     def record(self) -> Record | None:
-        """Record derived for models of this configuration, here or by an earlier process; None before the first call
-        with pictures.
-        """
-        if self.key not in _RECORDS and (known := deriving.cached(self.key)) is not None:
-            _RECORDS[self.key] = known
+        """Record derived for models of this configuration; None before the first call with pictures."""
         return _RECORDS.get(self.key)
 
     @property
@@ -233,10 +229,14 @@ class DerivedModel(HfModel):
                 self.settle(attachment, inputs)
 
     def settle(self, attachment: Attachment, inputs: dict[str, Any]) -> None:
-        """Derives and proves the record at the first call with pictures of a configuration."""
+        """Derives and proves the record at the first call with pictures of a configuration, or reads that of an earlier
+        process.
+        """
         if attachment.settled:
             return
         with _DERIVING:
+            if self.record is None and (known := deriving.cached(self.key)) is not None:
+                _RECORDS[self.key] = known
             record = self.record
             if record is None:
                 _RECORDS[self.key] = self._proved(attachment, inputs)
