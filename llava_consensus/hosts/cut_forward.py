@@ -42,6 +42,7 @@ from llava_consensus.reduction.calibration import far_logits, seen_logits
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView
 from llava_consensus.reduction.tokens import Reduction, TextProbe
 
+CUT_ROWS = 1 << 16  # of the sequences of pictures that are cut together; a copy of the keys is made for each picture
 VALUES = "values"  # a method's `attention` that reads no queries and keys
 OLD = int(transformers.__version__.split(".")[0]) < 5
 
@@ -440,8 +441,9 @@ class CutForward:
             batches[
                 picture.unit.budget, len(picture.unit.places), picture.left, cut, index if method.adaptive else 0
             ].append(index)
-        groups = []
-        for (*_, cut, _), indices in batches.items():
+        groups, most = [], max(1, CUT_ROWS // self.full.size)
+        together = [(cut, own[i : i + most]) for (*_, cut, _), own in batches.items() for i in range(0, len(own), most)]
+        for cut, indices in together:
             with watch.time("view"):
                 view = self._view(layer, cut, indices, hidden, given)
             # as in `reduce`: autocast would compute saliencies in half precision

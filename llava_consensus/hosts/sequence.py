@@ -160,14 +160,31 @@ class Layout:
         return [unit for unit in self.units if unit.is_reduced]
 
     @cached_property
-    def probes(self) -> tuple[list[Picture], list[int]]:
-        """Pictures of a prompt that are followed by the same text, as the frames of a video are, share one probe.
-        Returns one picture for each probe, and for every picture which of the probes is its own.
+    def texts(self) -> tuple[list[Picture], list[int]]:
+        """One picture for each text that follows pictures of a prompt, which all frames of a video share, and for every
+        picture which of them has its text.
         """
         first: dict[tuple[int, ...], int] = {}
         keys = [(picture.row, *picture.text.tolist()) for picture in self.pictures]
         which = [first.setdefault(key, len(first)) for key in keys]
         return [self.pictures[keys.index(key)] for key in first], which
+
+    @cached_property
+    def probes(self) -> tuple[dict[int, Tensor], list[int]]:
+        """Places [L] of the text rows that ask in each sequence with pictures, ascending, and for every picture which
+        of these sequences it is in. What stands between two pictures asks about the first alone (`asking`).
+        """
+        after: dict[int, list[Tensor]] = defaultdict(list)
+        for picture in self.pictures:
+            after[picture.row].append(picture.text)
+        places = {row: torch.cat(texts).unique() for row, texts in after.items()}  # sorted
+        number = {row: index for index, row in enumerate(places)}
+        return places, [number[picture.row] for picture in self.pictures]
+
+    def asking(self, picture: int) -> Tensor:
+        """True for the text rows of its sequence's probe that ask about a picture: [L]."""
+        own = self.pictures[picture]
+        return torch.isin(self.probes[0][own.row], own.text)
 
     def origin(self, picture: Picture) -> tuple[Tensor, Tensor]:
         """Tile, and token of that tile, of each visual token of a picture, in order: [before] each."""

@@ -44,14 +44,14 @@ def read_heads(
 
 
 def probe_text(full: Assembled, layout: Layout, decoder: Decoder, rope: bool = True) -> TextProbe:
-    """The decoder's layer 0 as the text rows after each picture see it, once where several pictures have the same
-    text: their queries, and the keys of the whole sequence, by the layer's own modules. Nothing runs but the two
-    projections (paper section 3.2).
+    """The decoder's layer 0 as the text rows of each sequence with pictures see it: their queries, and the keys of the
+    whole sequence, once for all of its pictures, by the layer's own modules. Nothing runs but the two projections
+    (paper section 3.2).
     """
-    device, asking = full.embeds.device, layout.probes[0]
-    texts, row_mask = text_rows(asking)
+    device, places = full.embeds.device, layout.probes[0]
+    texts, row_mask = padded_rows(list(places.values()))
     padded = not bool(row_mask.all())
-    rows = [picture.row for picture in asking]
+    rows = list(places)
     every = rows == list(range(len(layout.real)))  # then nothing is copied
     row, texts, row_mask = torch.tensor(rows, device=device), texts.to(device), row_mask.to(device)
     if full.attending is not None:
@@ -67,9 +67,8 @@ def probe_text(full: Assembled, layout: Layout, decoder: Decoder, rope: bool = T
     return TextProbe(query, key, cos, sin, scale, texts, row_mask, real, padded, cap)
 
 
-def text_rows(asking: Sequence[Picture]) -> tuple[Tensor, Tensor]:
-    """Places of the text rows after each of these pictures, padded with 0, and which of them are real: [I, L] each."""
-    texts = [picture.text for picture in asking]
+def padded_rows(texts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Places of text rows, padded with 0, and which of them are real: [I, L] each."""
     padded = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
     return padded, torch.arange(padded.shape[1]) < torch.tensor([[len(text)] for text in texts])
 
@@ -78,9 +77,9 @@ def words_after(full: Assembled, layout: Layout) -> tuple[Tensor, Tensor]:
     """Embeddings [I, L, D] of the text rows after each picture, once where several have the same text, and which of
     them are real [I, L].
     """
-    asking, device = layout.probes[0], full.embeds.device
-    texts, real = text_rows(asking)
-    rows = torch.tensor([[picture.row] for picture in asking], device=device)
+    pictures, device = layout.texts[0], full.embeds.device
+    texts, real = padded_rows([picture.text for picture in pictures])
+    rows = torch.tensor([[picture.row] for picture in pictures], device=device)
     return full.embeds[rows, texts.to(device)], real.to(device)
 
 
@@ -94,7 +93,9 @@ class UnitBatch(NamedTuple):
     tile: Tensor  # [B, N] into `used`
     patch: Tensor  # [B, N] token of the tile
     picture: Tensor  # [B] into the pictures of the layout
-    prompt: Tensor  # [B] into the probes
+    text: Tensor  # [B] into `Layout.texts`
+    prompt: Tensor  # [B] into `Layout.probes`
+    asking: Tensor  # [B, L] 1 for the rows of the probe that ask about the unit's picture; [B, 0] where all rows do
 
 
 @dataclass(frozen=True)
@@ -132,15 +133,27 @@ class MethodInputs:
                 tile,
                 torch.stack([unit.patch for unit in units]),
                 torch.tensor([unit.picture for unit in units]),
+                torch.tensor([self.layout.texts[1][unit.picture] for unit in units]),
                 torch.tensor([self.layout.probes[1][unit.picture] for unit in units]),
+                self._asking(units),
             ]
         flat = torch.cat([piece.flatten() for piece in pieces]) if pieces else torch.empty(0)
         split = flat.to(self.full.embeds.device).split([piece.numel() for piece in pieces])
         moved = iter(values.view(piece.shape) for values, piece in zip(split, pieces, strict=True))
         return [
-            UnitBatch(units, used, *(next(moved) for _ in range(6)))
+            UnitBatch(units, used, *(next(moved) for _ in range(8)))
             for units, used in zip(groups, used_tiles, strict=True)
         ]
+
+    def _asking(self, units: list[Unit]) -> Tensor:
+        """Which rows of the probe ask about each unit's picture: [B, L] of 1 and 0, or [B, 0] where all rows do."""
+        if self.probe is None or not self.layout.has_text(units[0]):
+            return torch.zeros(len(units), 0, dtype=torch.long)
+        mask = torch.zeros(len(units), self.probe.rows.shape[1], dtype=torch.long)
+        for place, unit in enumerate(units):
+            own = self.layout.asking(unit.picture)
+            mask[place, : len(own)] = own
+        return mask[:, :0] if bool(mask.all()) else mask
 
     def _sizes(self, unit: Unit) -> tuple[int, ...]:
         """Numbers of tokens and block rows of a tile of the unit's picture, and of tokens in a row of it."""
@@ -161,7 +174,7 @@ class MethodInputs:
 
     def tokens(self, batch: UnitBatch) -> VisualTokens:
         """`VisualTokens` of a batch of units, on the device of the sequences."""
-        units, used, row, columns, tile, patch, picture, prompt = batch
+        units, used, row, columns, tile, patch, picture, text, prompt, asking = batch
         device, own, needs = self.full.embeds.device, self._tiles(units[0]), needs_of(self.tower, self.method)
         parts = {name: self._part(name, used) for name in (self.tiles[0].parts if self.tiles else ())}
         fingerprint = parts.pop("fingerprint", None)
@@ -184,8 +197,9 @@ class MethodInputs:
             earlier=earlier,
             project=self.tower.project if Need.PROJECTOR in needs else None,
             clip=self._clip(used),
-            words=Words(*(side[prompt] for side in self.words or ())) if Need.WORDS in needs else None,
+            words=Words(*(side[text] for side in self.words or ())) if Need.WORDS in needs else None,
             probe=self._probe(units[0]),
+            asking=asking.bool() if asking.shape[1] else None,
             fingerprint=fingerprint,
             whole=self._whole(used) if Need.WHOLE_PICTURES in needs else None,
             **{name: value for name, value in parts.items() if not name.startswith(EARLIER)},
@@ -254,8 +268,8 @@ class MethodInputs:
         if self.words is not None and Need.QUESTION in self.method.needs:
             text, real = self.words
             tokens = [self.tiles[pictures[picture].source].projected[tile] for picture, tile in used]
-            prompt = torch.tensor([self.layout.probes[1][picture] for picture, _ in used], device=text.device)
-            return ClipSides(torch.stack(tokens).to(text.device), text[prompt], real[prompt], words=True)
+            which = torch.tensor([self.layout.texts[1][picture] for picture, _ in used], device=text.device)
+            return ClipSides(torch.stack(tokens).to(text.device), text[which], real[which], words=True)
         if self.clip is None:
             return None
         device = self.clip.patches.device

@@ -144,8 +144,7 @@ class ConsensusDrop(ReadsTower):
             return None
         assert tokens.prompt is not None and tokens.columns is not None  # they come with the probe
         attention = saliency.text_attention(probe, self.scap_rope, tokens.prompt, tokens.columns)
-        rows = probe.row_mask[tokens.prompt] if probe.padded else None
-        return saliency.cross_saliency(attention, rows, aggregate=self.aggregate)
+        return saliency.cross_saliency(attention, tokens.asking, aggregate=self.aggregate)
 
     def _choose(self, tokens: VisualTokens, saliencies: Saliencies, count: int) -> tuple[Tensor, Tensor]:
         """The K kept tokens and the others, both in ascending index order: [B, K], [B, N - K]."""

@@ -142,17 +142,17 @@ def _text_rows(probe: TextProbe, chunk: slice, key: Tensor, rope: bool) -> Tenso
 
 
 def cross_saliency(
-    attention: Tensor, row_mask: Tensor | None, columns: Tensor | None = None, aggregate: str = "all"
+    attention: Tensor, asking: Tensor | None, columns: Tensor | None = None, aggregate: str = "all"
 ) -> Tensor:
     """Saliency of the visual tokens in the text rows' attention.
 
     Args:
         attention: [B, L, S] rows of `text_attention`, one prompt per unit.
-        row_mask: [B, L] true where a row is real, the real ones first; None where all are.
+        asking: [B, L] true where a row asks about the unit; None where all do.
         columns: [B, N] places of the visual tokens in the sequence; None where the attention is over them alone.
         aggregate: `all` (mean of the normalised rows) | `last` (the last row) | `max` (largest over the rows).
     Returns:
-        [B, N]; all zero where a prompt has no text row.
+        [B, N]; all zero where no row asks.
     """
     choose("aggregate", aggregate, AGGREGATES)
     if attention.shape[1] == 0:
@@ -163,16 +163,17 @@ def cross_saliency(
         visual = attention.index_select(2, columns[0])
     else:
         visual = attention.gather(2, columns[:, None].expand(-1, attention.shape[1], -1))  # [B, L, N]
-    count = None if row_mask is None else row_mask.sum(1, keepdim=True)
+    if asking is not None:
+        visual = visual * asking[..., None]
     if aggregate == "max":
         saliency = _norm(visual.amax(1))
+    elif asking is None:
+        saliency = _norm(visual).mean(1) if aggregate == "all" else _norm(visual[:, -1])
     elif aggregate == "all":
-        saliency = _norm(visual).mean(1) if count is None else _norm(visual).sum(1) / count.clamp_min(1)
-    elif count is None:
-        saliency = _norm(visual[:, -1])
+        saliency = _norm(visual).sum(1) / asking.sum(1, keepdim=True).clamp_min(1)
     else:
-        row = (count - 1).clamp_min(0)[..., None].expand(-1, 1, visual.shape[2])
-        saliency = _norm(visual.gather(1, row)[:, 0])
+        last = (asking * torch.arange(asking.shape[1], device=asking.device)).amax(1)
+        saliency = _norm(visual.gather(1, last[:, None, None].expand(-1, 1, visual.shape[2]))[:, 0])
     return ensure_finite("cross-modal saliency (SCAP)", saliency)
 
 

@@ -104,6 +104,7 @@ class VisualTokens(NamedTuple):
     slot: Tensor | None = None  # [U, N_tile] which merged token of its tile a patch is in, where a tower merged
     picture: Tensor | None = None  # [B] which picture of the call a unit belongs to
     prompt: Tensor | None = None  # [B] which of the I probed prompts asks about a unit
+    asking: Tensor | None = None  # [B, L] true for the text rows of it that ask about a unit; None where all do
     columns: Tensor | None = None  # [B, N] place of each token in the full sequence
     attention: VisionAttention | None = None
     earlier: VisionAttention | None = None  # of the block that `early_layer` names

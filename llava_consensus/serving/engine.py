@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ from llava_consensus.serving.counts import KEPT, SECONDS, counts
 from llava_consensus.serving.plan import Plan, row_kinds
 
 KEPT_BYTES = 256 << 20  # of what towers gave for pictures, for methods that read the prompt
+BEGUN_BYTES = 64 << 20  # of reduced pictures of prompts that vLLM encodes in several steps
 BATCH_ROWS = 1 << 15  # of prompts that are reduced together, padding included; a longer prompt is reduced alone
 BASE = 128  # positions travel in two columns each, as digits that every number format holds exactly
 
@@ -71,30 +72,48 @@ class FullPrompt(NamedTuple):
     question: str = ""  # of methods that read it by CLIP's text tower
 
 
-class Kept:
-    """The pictures that were encoded last, by their keys."""
+class ReducedPrompt(NamedTuple):
+    """What is left of the pictures of one prompt."""
 
-    def __init__(self) -> None:
-        self._known: OrderedDict[tuple[int, ...], EncodedPicture] = OrderedDict()
-        self._bytes = 0
+    pictures: list[Tensor]  # [K, D'] each
+
+    @property
+    def size(self) -> int:
+        """Bytes of it."""
+        return sum(one.numel() * one.element_size() for one in self.pictures)
+
+    def copied(self) -> "ReducedPrompt":
+        """A copy in memory of its own."""
+        return ReducedPrompt([one.clone() for one in self.pictures])
+
+
+Made = TypeVar("Made", EncodedPicture, ReducedPrompt)
+
+
+class Kept(Generic[Made]):
+    """What was put in last, by its key, up to a number of bytes."""
+
+    def __init__(self, most: int) -> None:
+        self._known: OrderedDict[Any, Made] = OrderedDict()
+        self._bytes, self._most = 0, most
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def get(self, key: tuple[int, ...]) -> EncodedPicture | None:
-        """A picture, which is then the latest."""
+    def get(self, key: Any) -> Made | None:
+        """What has the key, which is then the latest."""
         found = self._known.get(key)
         if found is not None:
             self._known.move_to_end(key)
         return found
 
-    def put(self, key: tuple[int, ...], picture: EncodedPicture) -> None:
-        """Keeps a picture, and lets the oldest go that there is no room for."""
+    def put(self, key: Any, value: Made) -> None:
+        """Keeps a copy, and lets the oldest go that there is no room for."""
         if key in self._known:
             return
-        self._known[key] = picture = picture.copied()
-        self._bytes += picture.size
-        while self._bytes > KEPT_BYTES and len(self._known) > 1:
+        self._known[key] = value = value.copied()
+        self._bytes += value.size
+        while self._bytes > self._most and len(self._known) > 1:
             self._bytes -= self._known.popitem(last=False)[1].size
 
 
@@ -200,7 +219,8 @@ class Engine:
         self.clip = load_clip_text(plan.clip_name, device) if plan.clip_name else None
         if self.clip is not None:
             tower.last_norm = self.clip.last_norm  # vLLM builds none
-        self.kept = Kept()
+        self.kept: Kept[EncodedPicture] = Kept(KEPT_BYTES)
+        self.begun: Kept[ReducedPrompt] = Kept(BEGUN_BYTES)
         self.counts = counts() if get_tensor_model_parallel_rank() == 0 else None
         self._parts: dict[str, list[Tensor]] | None = None
         self._install(blocks, readers, needs)

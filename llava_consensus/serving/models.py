@@ -58,7 +58,7 @@ from llava_consensus.hosts.hf.rows import PictureRows
 from llava_consensus.hosts.hf.towers import cells
 from llava_consensus.hosts.towers import blocks_read, fingerprint, lacking
 from llava_consensus.reduction.tokens import Need
-from llava_consensus.serving.engine import EncodedPicture, Engine, FullPrompt, offsets
+from llava_consensus.serving.engine import EncodedPicture, Engine, FullPrompt, ReducedPrompt, offsets
 from llava_consensus.serving.plan import PIXELS, Plan
 from llava_consensus.serving.processors import (
     ALL,
@@ -138,27 +138,32 @@ class Reduced:
         return int(self.engine.view.placeholder(modality))
 
     def _asked(self: Any, modality: str, kwargs: dict[str, Any], own: dict[str, Any]) -> list[Tensor]:
-        """Pictures of prompts that say what is asked about them; a prompt is reduced once for all of its pictures."""
-        known: dict[tuple[int, ...], EncodedPicture] = {}
-        keys = [[tuple(key.tolist()) for key in group] for group in own[KEYS]]
-        self._encode_missing(modality, kwargs, [tuple(key.tolist()) for key in own[KEY]], known)
-        others = {name.removeprefix(ALL): value for name, value in own.items() if name.startswith(ALL)}
-        if others:  # vLLM batches items alone whose others are the same
-            self._encode_missing(modality, others, keys[0], known)
-        first: dict[Any, int] = {}
-        prompts: list[FullPrompt] = []
-        which = []
-        for number, group in enumerate(keys):
-            ids, pictures = own[PROMPT][number], own[PICTURES][number]
-            question = own[QUESTION][number].numpy().tobytes().decode()
-            budgets = tuple(map(budget_of, own[COUNTS][number], own[SHARES][number]))
-            name = (tuple(group), budgets, ids.numpy().tobytes(), question)
-            if name not in first:
-                first[name] = len(prompts)
-                prompts.append(FullPrompt(ids, pictures, [known[key] for key in group], budgets, question))
-            which.append(first[name])
-        reduced = self.engine.reduced(prompts, modality)
-        return [reduced[prompt][int(index)] for prompt, index in zip(which, own[INDEX], strict=True)]
+        """Pictures of prompts that say what is asked about them. A prompt is reduced once for all of its pictures, also
+        where vLLM asks for them in several steps.
+        """
+        keys = [tuple(tuple(key.tolist()) for key in group) for group in own[KEYS]]
+        questions = [question.numpy().tobytes().decode() for question in own[QUESTION]]
+        budgets = [tuple(map(budget_of, *pair)) for pair in zip(own[COUNTS], own[SHARES], strict=True)]
+        ids = [one.numpy().tobytes() for one in own[PROMPT]]
+        names = list(zip(keys, budgets, ids, questions, strict=True))
+        begun = self.engine.begun
+        reduced = {name: found.pictures for name in names if (found := begun.get(name)) is not None}
+        new = {name: place for place, name in enumerate(names) if name not in reduced}
+        if new:
+            known: dict[tuple[int, ...], EncodedPicture] = {}
+            self._encode_missing(modality, kwargs, [tuple(key.tolist()) for key in own[KEY]], known)
+            others = {name.removeprefix(ALL): value for name, value in own.items() if name.startswith(ALL)}
+            if others:  # vLLM batches items alone whose others are the same
+                self._encode_missing(modality, others, keys[0], known)
+            prompts = [
+                FullPrompt(own[PROMPT][place], own[PICTURES][place], [known[key] for key in group], share, question)
+                for (group, share, _, question), place in new.items()
+            ]
+            for name, pictures in zip(new, self.engine.reduced(prompts, modality), strict=True):
+                reduced[name] = pictures
+                if names.count(name) < len(pictures):
+                    begun.put(name, ReducedPrompt(pictures))
+        return [reduced[name][int(index)] for name, index in zip(names, own[INDEX], strict=True)]
 
     def _encode_missing(
         self: Any,

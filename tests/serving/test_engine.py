@@ -111,12 +111,41 @@ def test_what_is_kept_of_a_picture_is_what_is_counted() -> None:
     from llava_consensus.serving.engine import EncodedPicture, Kept
 
     batch, none = torch.zeros(16, 1, 10, 64), torch.zeros(0)
-    kept = Kept()
+    kept: Kept[EncodedPicture] = Kept(1 << 20)
     kept.put((1,), EncodedPicture(Tiles(batch[3], {"key": batch[3]}), batch[3, 0], PictureRows(none, none, 1), {}))
     found = kept.get((1,))
     assert found is not None
     held = [one.untyped_storage().nbytes() for one in (found.tokens, found.tiles.projected, found.tiles.parts["key"])]
     assert sum(held) == found.size == 3 * batch[3].nbytes
+
+
+def test_a_prompt_encoded_in_several_steps_is_reduced_once(llava: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
+    folder, model = llava
+    shown = [small.picture(number) for number in range(6)]
+    asked = [asking.Request("w7 " + "<image> w8 w9 " * 6 + f"w{number}", shown) for number in (10, 11)]
+    prompts: list[int] = []
+    steps: list[int] = []
+
+    def watch(model: Any) -> None:
+        reduced, asked = model.engine.reduced, model._asked
+
+        def counting(given: Any, modality: str) -> Any:
+            prompts.append(len(given))
+            return reduced(given, modality)
+
+        def stepping(*given: Any) -> Any:
+            steps.append(1)
+            return asked(*given)
+
+        model.engine.reduced, model._asked = counting, stepping
+
+    settings = {"max_num_batched_tokens": 64, "max_model_len": 64, "limit_mm_per_prompt": {"image": 6}}
+    with served(folder, "consensusdrop", 5, settings) as engine:
+        engine.apply_model(watch)
+        found = answers(engine, asked)
+    assert sum(prompts) == 2 < len(steps)
+    assert_equal(found, reference(model, asked, "consensusdrop", 5))
 
 
 def test_long_prompts_are_reduced_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
