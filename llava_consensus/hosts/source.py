@@ -2,7 +2,6 @@
 model as the words after a picture see it (`probe_text`).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, cast
@@ -67,7 +66,7 @@ def probe_text(full: Assembled, layout: Layout, decoder: Decoder, rope: bool = T
     return TextProbe(query, key, cos, sin, scale, texts, row_mask, real, padded, cap)
 
 
-def padded_rows(texts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def padded_rows(texts: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Places of text rows, padded with 0, and which of them are real: [I, L] each."""
     padded = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
     return padded, torch.arange(padded.shape[1]) < torch.tensor([[len(text)] for text in texts])
