@@ -297,6 +297,8 @@ class Engine:
         ]
         kinds = row_kinds(numbered, [picture.rows for picture in pictures], modality, self.view.around)
         layout = self.plan.layout(kinds, [budget for prompt in prompts for budget in prompt.budgets])
+        if not layout.reduced() and not self.keeps:
+            return [[picture.tokens for picture in prompt.pictures] for prompt in prompts]
         full = self._assembled(prompts, pictures, kinds)
         ids = full.channels["ids"].values
         marks = fingerprints(*once(ids, full.real, kinds.picture.to(ids.device)))

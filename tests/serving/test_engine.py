@@ -65,8 +65,8 @@ def test_two_questions_two_budgets_and_a_picture_shown_twice_share_nothing(llava
         asking.Request("w7 <image> w8 <image> w10", [one, one]),
         asking.Request("w7 <image> w8 <image> w10", [one, two]),
     ]
-    with served(folder, "consensusdrop", 5, largest=9) as engine:
-        for tokens in (5, 9, 0.5, 5):
+    with served(folder, "consensusdrop", 5, largest=16) as engine:
+        for tokens in (5, 9, 16, 0.5, 5):
             more = {"mm_processor_kwargs": {"visual_tokens": tokens}}
             found = [answers(engine, [request], **more)[0] for request in asked]
             assert_equal(found, reference(model, asked, "consensusdrop", tokens))
