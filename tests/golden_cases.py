@@ -3,6 +3,7 @@
 import atexit
 import gzip
 import json
+import lzma
 import shutil
 import tempfile
 from collections import Counter
@@ -19,7 +20,7 @@ UNSHIPPED = Path(__file__).resolve().parents[2] / "shared" / "data" / "samples" 
 
 def golden(name: str) -> list[dict[str, Any]]:
     """All cases of a file."""
-    return json.loads((DATA / "scorers" / f"{name}.json").read_text())
+    return json.loads(lzma.decompress((DATA / "scorers" / f"{name}.json.xz").read_bytes()))
 
 
 def sample(name: str) -> Path:
