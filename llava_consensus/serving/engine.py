@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 from vllm.distributed import (
     get_tensor_model_parallel_rank,
     get_tensor_model_parallel_world_size,
@@ -22,7 +22,7 @@ from vllm.model_executor.layers.attention import MMEncoderAttention
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.base import Tiles
+from llava_consensus.hosts.base import Heads, Tiles
 from llava_consensus.hosts.derived.tap import KernelCall, attention_modules, install
 from llava_consensus.hosts.hf.generate import once
 from llava_consensus.hosts.hf.rows import PictureRows
@@ -118,7 +118,8 @@ class Kept(Generic[Made]):
 
 
 class Layer0:
-    """The first layer of vLLM's language model as `hosts.reduce` reads a decoder; rotation is that of transformers.
+    """The first layer with attention of vLLM's language model as `hosts.reduce` reads a decoder; rotation is that of
+    transformers.
 
     Args:
         language: vLLM's language model.
@@ -129,8 +130,8 @@ class Layer0:
     """
 
     def __init__(self, language: Any, view: Any, config: Any) -> None:
-        self.layer = language.layers[0]
-        if not hasattr(self.layer, "self_attn"):
+        self.layer: Any = next((layer for layer in language.layers if hasattr(layer, "self_attn")), None)
+        if self.layer is None:
             raise OptionError(
                 f"language model {type(language).__name__}: its attention cannot be read in vLLM. Take a method that "
                 "asks no question of it (llava-consensus list)"
@@ -141,41 +142,41 @@ class Layer0:
         rotary = type(self._host.module.rotary_emb)(config=config)
         self._host.module = SimpleNamespace(rotary_emb=rotary.to(next(self.layer.parameters()).device))
 
-    def normed(self, layer: int, hidden: Tensor) -> Tensor:
-        """States [R, S, D] behind the norm at the layer's entry."""
-        normed: Tensor = self.layer.input_layernorm(hidden.flatten(0, 1))
-        return normed.view_as(hidden)
-
-    def query(self, layer: int, normed: Tensor) -> Tensor:
-        """Queries of all heads before rotation: [R, L, D] -> [R, H, L, d]."""
-        return self._heads(normed, 0)
-
-    def key(self, layer: int, normed: Tensor) -> Tensor:
-        """Keys of all heads before rotation: [R, S, D] -> [R, H_kv, S, d]."""
-        return self._heads(normed, 1)
-
-    def scale(self, layer: int) -> float:
-        """Scale of the attention logits."""
-        scale: float = self.layer.self_attn.scaling
-        return scale
-
-    def rotary(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [R, S, d]."""
+    def read(
+        self, layer: int, hidden: Tensor, positions: Tensor, row: Tensor, columns: Tensor, rope: bool = True
+    ) -> Heads:
+        """Queries of the rows `columns` [P, L] of the sequences `row` [P] and all keys, of states [R, S, D] that enter
+        the layer.
+        """
+        normed = self.layer.input_layernorm(hidden.flatten(0, 1)).view_as(hidden)
+        query, key = self._heads(normed[row[:, None], columns], 0), self._heads(normed, 1)
         cos, sin = self._host.rotary(hidden, positions)
-        return cos, sin
+        turned, size = cos.shape[-1], key.shape[-1]
+        if turned < size:
+            cos, sin = (pad(one, (0, size - turned), value=still) for one, still in ((cos, 1.0), (sin, 0.0)))
+            query, key, cos, sin = (paired(one, turned) for one in (query, key, cos, sin))
+        return Heads(query, key, cos, sin, self.layer.self_attn.scaling)
 
     def _heads(self, normed: Tensor, which: int) -> Tensor:
         attention = self.layer.self_attn
-        projection, sizes = attention.qkv_proj, [attention.q_size, attention.kv_size, attention.kv_size]
+        gated = getattr(attention, "attn_output_gate", False)  # then each head's query has a gate behind it
+        projection, sizes = attention.qkv_proj, [attention.q_size * (1 + gated), attention.kv_size, attention.kv_size]
         if isinstance(projection.quant_method, UnquantizedLinearMethod):  # vLLM has one for all three: their part of it
             bias = None if projection.bias is None else projection.bias.split(sizes)[which]
             projected = linear(normed, projection.weight.split(sizes)[which], bias)
         else:
             projected = projection(normed.flatten(0, 1))[0].split(sizes, -1)[which].unflatten(0, normed.shape[:2])
-        heads = projected.unflatten(-1, (-1, attention.head_dim))
+        size = attention.head_dim
+        heads = projected.unflatten(-1, (-1, 2 * size if gated and which == 0 else size))[..., :size]
         norm = getattr(attention, ("q_norm", "k_norm")[which], None)
-        heads = heads if norm is None else norm(heads.flatten(0, 1).contiguous()).view_as(heads)
+        heads = heads if norm is None else norm(heads.flatten(0, 1).contiguous()).view(heads.shape)
         return all_heads(heads.transpose(1, 2))
+
+
+def paired(states: Tensor, turned: int) -> Tensor:
+    """Channels [..., d] of which the first ones rotate, in an order in which pairs stand half a head apart."""
+    parts = [part.chunk(2, -1) for part in states.split([turned, states.shape[-1] - turned], -1)]
+    return torch.cat([part[half] for half in range(2) for part in parts], -1)
 
 
 def all_heads(states: Tensor) -> Tensor:

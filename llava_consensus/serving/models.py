@@ -43,6 +43,7 @@ from vllm.model_executor.models.qwen2_5_vl import (
     Qwen2_5_VLMultiModalProcessor,
     Qwen2_5_VLProcessingInfo,
 )
+from vllm.model_executor.models.qwen3_5 import Qwen3_5ForConditionalGeneration, Qwen3_5ProcessingInfo
 from vllm.model_executor.models.qwen3_vl import (
     Qwen3VLDummyInputsBuilder,
     Qwen3VLForConditionalGeneration,
@@ -469,6 +470,15 @@ class Qwen3Processor(Reducing, Qwen3VLMultiModalProcessor):
 @MULTIMODAL_REGISTRY.register_processor(Qwen3Processor, info=Qwen3Info, dummy_inputs=Qwen3VLDummyInputsBuilder)
 class ConsensusDropQwen3(Qwen, Qwen3VLForConditionalGeneration):
     """Qwen3-VL."""
+
+
+class Qwen35Info(Pictures, Qwen3_5ProcessingInfo):
+    """Processing info of Qwen3.5 without videos, as of Qwen3-VL."""
+
+
+@MULTIMODAL_REGISTRY.register_processor(Qwen3Processor, info=Qwen35Info, dummy_inputs=Qwen3VLDummyInputsBuilder)
+class ConsensusDropQwen35(Qwen, Qwen3_5ForConditionalGeneration):
+    """Qwen3.5."""
 
 
 class Gemma4Info(Pictures, Gemma4ProcessingInfo):

@@ -8,13 +8,21 @@ from typing import Any
 
 from llava_consensus.errors import ConsensusError, OptionError
 
+BFLOAT16 = frozenset({"qwen3_5"})  # `model_type` of models that vLLM runs in no other format on a CPU
+
 
 def check(config: Any) -> None:
     """Raises OptionError for what a server is asked for beside the reduction and does not go with it."""
+    import torch
+    from vllm.platforms import current_platform
+
     parallel, multimodal = config.parallel_config, config.model_config.multimodal_config
     wrong = {
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
         "data parallelism": parallel.data_parallel_size > 1,
+        "--dtype other than bfloat16 on a CPU": config.model_config.hf_config.model_type in BFLOAT16
+        and current_platform.is_cpu()
+        and config.model_config.dtype != torch.bfloat16,
         "LoRA adapters": config.lora_config is not None,
         "speculative decoding": config.speculative_config is not None,
         "disaggregation of the vision tower": config.ec_transfer_config is not None,

@@ -14,6 +14,7 @@ FAMILIES = {  # by `model_type`, the architecture of models that are adapted: it
     "llava_onevision": "ConsensusDropLlavaOnevision",
     "qwen2_5_vl": "ConsensusDropQwen25",
     "qwen3_vl": "ConsensusDropQwen3",
+    "qwen3_5": "ConsensusDropQwen35",
     "internvl": "ConsensusDropInternVL",
     "gemma4": "ConsensusDropGemma4",
 }

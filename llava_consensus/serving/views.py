@@ -6,8 +6,15 @@ from typing import Any
 from torch import Tensor
 
 from llava_consensus.hosts.hf.model import HfModel
+from llava_consensus.hosts.hf.qwen_vl import QwenVL
 from llava_consensus.hosts.hf.rows import PictureRows, whole_tiles
 from llava_consensus.hosts.hf.towers import TapTower
+
+
+class QwenRows(QwenVL):
+    """Qwen3.5: the rows of Qwen3-VL."""
+
+    around = (0, 0)  # as derived
 
 
 class GemmaRows(HfModel):
@@ -24,4 +31,4 @@ class GemmaRows(HfModel):
         return [whole_tiles(1, int((one[:, 0] >= 0).sum()) // merged) for one in inputs["pixel_position_ids"]]
 
 
-VIEWS = {"gemma4": GemmaRows}
+VIEWS = {"qwen3_5": QwenRows, "gemma4": GemmaRows}

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gated_delta
 import hf_models
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ TEXT = dict(hf_models.TEXT, hidden_size=128)  # vLLM's attention on CPU wants he
 
 def tokenizer(special: dict[str, int], **named: str) -> Any:
     """Words w0, w1, ... and these special tokens, by their ids; some of them have names."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     names = {number: f"w{number}" for number in range(512)} | {0: "<pad>", 1: "<s>", 2: "</s>", 511: "<unk>"}
@@ -41,6 +42,8 @@ def tokenizer(special: dict[str, int], **named: str) -> Any:
         extra_special_tokens=named,
     )
     own.add_special_tokens({"additional_special_tokens": list(special)})
+    # Qwen3.5's is made anew of what is saved, as one of bytes
+    own.add_tokens([AddedToken(name, single_word=True) for name in inner.get_vocab() if name.startswith("w")])
     own.chat_template = (
         "{% for m in messages %}{% for c in m.content %}{% if c.type == 'text' %}{{ c.text }}{% else %} <image> "
         "{% endif %}{% endfor %}{% endfor %}"
@@ -153,7 +156,7 @@ PADS = {
 
 
 def qwen(kind: str, folder: Path) -> Any:
-    """Qwen2.5-VL or Qwen3-VL."""
+    """Qwen2.5-VL, Qwen3-VL or Qwen3.5."""
     import transformers
 
     vision = dict(
@@ -172,13 +175,22 @@ def qwen(kind: str, folder: Path) -> Any:
     else:
         patch, vision = 16, dict(vision, patch_size=16, num_position_embeddings=64, deepstack_visual_indexes=[0, 1, 2])
         text["rope_parameters"] = {**text["rope_parameters"], "mrope_section": [6, 5, 5], "mrope_interleaved": True}
+    if kind == "Qwen3_5":
+        del vision["deepstack_visual_indexes"]
+        text |= dict(
+            linear_key_head_dim=128, linear_value_head_dim=128, linear_num_key_heads=2, linear_num_value_heads=4
+        )
+        text["rope_parameters"] |= {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25}
     config = getattr(transformers, f"{kind}Config")(text_config=text, vision_config=vision, **hf_models.ALL)
     model = hf_models.ready(getattr(transformers, f"{kind}ForConditionalGeneration"), config)
     for weight in model.model.visual.parameters():  # else plain vLLM and plain transformers differ by 2e-4 already
         weight.data *= 0.5 if weight.ndim > 1 else 1
     size = {"shortest_edge": 8 * 8 * patch**2, "longest_edge": 12 * 12 * patch**2}
     clips = "Qwen2VLVideoProcessor" if kind == "Qwen2_5_VL" else "Qwen3VLVideoProcessor"
-    processor = getattr(transformers, f"{kind}Processor")(
+    if kind == "Qwen3_5":
+        gated_delta.install()
+    processors = transformers.Qwen2_5_VLProcessor if kind == "Qwen2_5_VL" else transformers.Qwen3VLProcessor
+    processor = processors(
         transformers.Qwen2VLImageProcessor(patch_size=patch, size=size),
         tokenizer(PADS),
         getattr(transformers, clips)(patch_size=patch, size=size),
@@ -324,6 +336,7 @@ FAMILIES = {
     "llava_onevision": llava_onevision,
     "qwen2_5_vl": partial(qwen, "Qwen2_5_VL"),
     "qwen3_vl": partial(qwen, "Qwen3VL"),
+    "qwen3_5": partial(qwen, "Qwen3_5"),
     "internvl": internvl,
     "gemma4": gemma4,
 }

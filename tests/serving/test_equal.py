@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 METHODS = [name for name in known if make(name).place is Place.TOKENS and not make(name).adaptive]
 SLICE = {"consensusdrop", "divprune", "random", "pool"}  # of other families, where not everything is asked for
-ONE = {"internvl", "gemma4"}  # families with consensusdrop alone there
+ONE = {"internvl", "qwen3_5", "gemma4"}  # families with consensusdrop alone there
 EVERYTHING = bool(os.environ.get("EVERYTHING"))  # make test-serving EVERYTHING=1
 
 

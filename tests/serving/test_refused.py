@@ -8,6 +8,7 @@ from typing import Any
 import asking
 import pytest
 import small
+import torch
 
 from llava_consensus.cli import main
 from llava_consensus.errors import ConsensusError, OptionError
@@ -50,6 +51,15 @@ def test_what_takes_another_machine_is_refused(changes: Any, words: str) -> None
     check(configuration())
     with pytest.raises(OptionError, match=f"^{words}.*Leave it out$"):
         check(configuration(**changes))
+
+
+def test_another_format_than_vllms_kernel_takes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from llava_consensus.serving import server
+
+    monkeypatch.setattr(server, "BFLOAT16", frozenset({"llava"}))
+    server.check(configuration(model_config={"dtype": torch.bfloat16}))
+    with pytest.raises(OptionError, match=r"^--dtype other than bfloat16"):
+        server.check(configuration(model_config={"dtype": torch.float32}))
 
 
 @pytest.mark.slow
