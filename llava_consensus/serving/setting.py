@@ -21,6 +21,7 @@ TAKEN: dict[str, tuple[str, Any]] = {  # entries of configurations that vLLM 0.3
     "internvl": ("vision_feature_layer", -1),
     "gemma4": ("text_config.use_bidirectional_attention", None),  # on a CPU
 }
+TOWERS = ("clip_vision_model", "siglip_vision_model", "pixtral")  # that vLLM 0.32 reads in models of LLaVA's kind
 REFUSED: dict[str, tuple[str, ...]] = {  # arguments of vLLM, and the values that they may have
     "--pipeline-parallel-size": ("1",),
     "-pp": ("1",),
@@ -108,6 +109,9 @@ class Setting:
         value = reduce(lambda part, name: getattr(part, name, adapted), entry.split("."), config)
         if value != adapted:
             raise OptionError(f"{entry}={value!r}: in vLLM such models are adapted with {adapted!r} alone")
+        tower = getattr(getattr(config, "vision_config", None), "model_type", TOWERS[0])
+        if config.model_type.startswith("llava") and tower not in TOWERS:
+            raise OptionError(f"vision_config.model_type={tower!r}: of LLaVA's towers vLLM has {', '.join(TOWERS)}")
         own: dict[str, Any] = {"method": self.method, "tokens": self.tokens, "largest": self.largest}
         own |= {"options": self.options, "total": self.total}
         found = {"architectures": [FAMILIES[config.model_type]], ENTRY: own}

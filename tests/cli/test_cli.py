@@ -76,7 +76,7 @@ def test_unreadable_pictures_are_counted(asked: list[str], tmp_path: Path, capsy
     assert cli.main(asked) == 0
     output = capsys.readouterr()
     assert "on 15 of 20 questions, 5 without an answer (errors.jsonl)" in output.out
-    assert "5 questions have no answer" in output.err
+    assert "5 questions without an answer" in output.err
 
 
 @pytest.mark.parametrize(

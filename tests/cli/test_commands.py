@@ -87,7 +87,7 @@ def test_a_submission_with_holes_is_refused(
     answers = answer_file(tmp_path / "a.jsonl", name, data)
     answers.write_text("".join(f"{line}\n" for line in answers.read_text().splitlines()[:-1]))
     command = ["score", name, "--answers", str(answers), "--data", str(data), "--export", str(tmp_path / "o")]
-    assert cli.main(command) == 3 and "1 questions have no answer, and" in capsys.readouterr().err
+    assert cli.main(command) == 3 and "1 question without an answer, and" in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
 
 

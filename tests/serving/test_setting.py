@@ -148,6 +148,7 @@ def test_a_model_that_is_not_adapted_is_refused() -> None:
 @pytest.mark.parametrize(
     ("kind", "entry", "value"),
     [
+        ("llava", "vision_config.model_type", "dinov2"),
         ("llava_onevision", "vision_aspect_ratio", "anyres_max_4"),
         ("internvl", "vision_feature_layer", -2),
         ("gemma4", "text_config.use_bidirectional_attention", "vision"),

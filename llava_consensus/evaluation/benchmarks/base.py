@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from llava_consensus.errors import DataError, OptionError, listed
+from llava_consensus.errors import DataError, OptionError, listed, plural
 from llava_consensus.evaluation.files import Record, digest, read_answers, read_json, read_lines, read_text
 
 LLAVA_EVAL_ZIP = "LLaVA's eval.zip (link in docs/Evaluation.md of github.com/haotian-liu/LLaVA)"
@@ -318,8 +318,8 @@ def refuse_missing(result: Mapping[str, Any], why: str) -> None:
     """Stops an export that needs every answer; `why` names the official tool's rule."""
     if result["missing"]:
         raise DataError(
-            f"{len(result['missing'])} questions have no answer, and {why}: {listed([*map(repr, result['missing'])])}. "
-            "The same eval command asks them"
+            f"{plural(len(result['missing']), 'question')} without an answer, and {why}: "
+            f"{listed([*map(repr, result['missing'])])}. The same eval command asks them"
         )
 
 

@@ -17,7 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llava_consensus.errors import DataError
+from llava_consensus.errors import DataError, plural
 from llava_consensus.evaluation.files import read_json
 from llava_consensus.evaluation.report import paper
 from llava_consensus.evaluation.report import table as engine
@@ -146,8 +146,8 @@ def intervals(section: Section) -> Table:
     for name, column in zip(section.names, of_benchmarks(section, section.names, with_interval), strict=True):
         done = [row.metrics for row in section.rows if row.metrics is not None and row.benchmark == name]
         pictures = [row.pictures for row in section.rows if row.benchmark == name and row.pictures]
-        about = f" about {pictures[0]} pictures" if pictures else ""
-        asked = f"{done[0]['questions']} questions{about}" if done else "no complete run"
+        about = f" about {plural(pictures[0], 'picture')}" if pictures else ""
+        asked = f"{plural(done[0]['questions'], 'question')}{about}" if done else "no complete run"
         columns.append(replace(column, title=f"{column.title} ({asked})"))
     note = (
         f"Score ± half of its 95 % interval: bootstrap over pictures, {RESAMPLES} resamples; sd: over seeds. MME in "

@@ -18,7 +18,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from llava_consensus.errors import DataError
+from llava_consensus.errors import DataError, plural
 from llava_consensus.evaluation.files import Record, gc_paused, misread
 from llava_consensus.evaluation.runs.questions import OWN, versions
 from llava_consensus.evaluation.runs.store import Run
@@ -147,8 +147,8 @@ def measure(plan: RunPlan, folder: Run) -> Record:
         raise DataError(f"{folder.path}: not one {what}. The first error: {first['error']}")
     if folder.errors:
         log.warning(
-            "%d questions have no answer: see %s; --retry-errors asks them again",
-            len(folder.errors),
+            "%s without an answer: see %s; --retry-errors asks them again",
+            plural(len(folder.errors), "question"),
             folder.path / "errors.jsonl",
         )
     with misread(f"{plan.benchmark.place(plan.data)}: a file of {plan.benchmark.name}"):

@@ -237,7 +237,7 @@ def test_mme_results_folder_is_what_the_official_tool_reads(data: Path, tmp_path
     assert text.splitlines()[2] == "0002.txt\tIs 2 red?  Please answer yes or no.\tYes\tYes"
     again = make("mme").read(tmp_path / "out", data)
     assert make("mme").score(again, data)["perception"] == 100.0
-    with pytest.raises(DataError, match="1 questions have no answer"):
+    with pytest.raises(DataError, match="1 question without an answer"):
         export(records[1:], data, tmp_path / "out2")
     with pytest.raises(DataError, match="a tab or a line feed"):
         export([{**one, "text": "yes\tno"} for one in records], data, tmp_path / "out2")
@@ -267,7 +267,7 @@ def test_seed_upload_needs_every_answer(data: Path, tmp_path: Path) -> None:
     export, records = make("seed").export, answers_to("seed", data, "A")
     assert export and export(records, data, tmp_path / "u.jsonl")["written"] == 4
     assert (tmp_path / "u.jsonl").read_text().splitlines()[3] == '{"question_id": "v0", "prediction": "A"}'
-    with pytest.raises(DataError, match=r"1 questions have no answer.*'v0'"):
+    with pytest.raises(DataError, match=r"1 question without an answer.*'v0'"):
         export(records[:3], data, tmp_path / "u2.jsonl")
 
 
