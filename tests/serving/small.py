@@ -180,6 +180,7 @@ def qwen(kind: str, folder: Path) -> Any:
         text |= dict(
             linear_key_head_dim=128, linear_value_head_dim=128, linear_num_key_heads=2, linear_num_value_heads=4
         )
+        text["layer_types"] = ["linear_attention", "full_attention"] * 2  # the first attention is not the last
         text["rope_parameters"] |= {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25}
     config = getattr(transformers, f"{kind}Config")(text_config=text, vision_config=vision, **hf_models.ALL)
     model = hf_models.ready(getattr(transformers, f"{kind}ForConditionalGeneration"), config)

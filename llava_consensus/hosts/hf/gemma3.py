@@ -20,7 +20,6 @@ class Gemma3(Shuffled):
     around = (1, 1)
     tensors = frozenset({"image"})
     most_tiles = 1
-    chunks = False  # rows of a picture that is split see no rows of the next chunk
 
     @property
     def stride(self) -> int:

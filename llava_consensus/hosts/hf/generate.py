@@ -246,16 +246,16 @@ def _generated(attachment: Attachment, call: Call, generating: Generating, input
 def _generate(attachment: Attachment, run: Any, kwargs: dict[str, Any]) -> Any:
     if kwargs.get("inputs") is not None:
         kwargs["input_ids"] = kwargs.pop("inputs")
-    if _setting(attachment, kwargs, "prefill_chunk_size"):
-        if attachment.cuts is not None:
-            raise OptionError("prefill_chunk_size: a method between decoder layers must see the whole prompt at once")
-        view: Any = attachment.here
-        if not view.chunks:
-            name = type(view.module).__name__
-            raise OptionError(f"prefill_chunk_size: {name} reads chunks otherwise than the whole prompt. Leave it out")
+    chunked = bool(_setting(attachment, kwargs, "prefill_chunk_size"))
+    if chunked and attachment.cuts is not None:
+        raise OptionError("prefill_chunk_size: a method between decoder layers must see the whole prompt at once")
     call, asked, cache = attachment.current(fresh=False), kwargs.get("input_ids"), cache_given(kwargs)
     with torch.no_grad():
         changed, prompt = _reduced(attachment, kwargs)
+    view: Any = attachment.here
+    if chunked and not view.chunks:  # which derived hosts know by now
+        name = type(view.module).__name__
+        raise OptionError(f"prefill_chunk_size: {name} reads chunks otherwise than the whole prompt. Leave it out")
     if asked is None:
         return run(**kwargs)
     if changed is kwargs and cached_rows(cache) and isinstance(known(cache), Shortened):

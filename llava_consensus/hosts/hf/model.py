@@ -43,7 +43,6 @@ class HfModel:
     tensors: frozenset[str] = frozenset()  # modalities whose features the model wants in one tensor, not in a list
     keeps_positions = False  # whether positions have axes, so that they can only be kept
     handed: Mapping[str, str] = MappingProxyType({})  # modalities whose features the model is given as another's
-    chunks = True  # whether `generate` reads a prompt in chunks as it reads it at once
     tiled_alone = False  # whether a picture has tiles only where its prompt has no other
     placed_by: tuple[str, ...] = ()  # what a processor gives that the positions of tokens follow from
     embedded = True  # whether the embeddings of visual rows are the features
@@ -70,6 +69,11 @@ class HfModel:
     def decoder(self) -> TapDecoder:
         """The language side."""
         return TapDecoder(self.module.get_decoder())
+
+    @property
+    def chunks(self) -> bool:
+        """True if `generate` reads a prompt in chunks as it reads it at once: no row sees those of the next chunk."""
+        return not self.decoder.sees_ahead
 
     @property
     def most_tiles(self) -> int:

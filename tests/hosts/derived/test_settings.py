@@ -13,6 +13,7 @@ import torch
 transformers = pytest.importorskip("transformers", minversion="5.19")
 
 from families import FAMILIES, Family, build, prompts  # noqa: E402
+from reference import answer, cross  # noqa: E402
 
 from llava_consensus import attach  # noqa: E402
 from llava_consensus.errors import OptionError  # noqa: E402
@@ -77,6 +78,14 @@ def test_every_form_of_generate(options: dict[str, Any]) -> None:
         assert torch.equal(first[-len(alone) :, -4:], alone[:, -4:])
 
 
+def test_chunks_of_a_prompt_are_refused_where_rows_see_later_ones() -> None:
+    model, inputs = made(family=FAMILIES["paligemma"])
+    with pytest.raises(OptionError, match="reads chunks otherwise"):
+        answers(model, inputs, prefill_chunk_size=5)
+    model, inputs = made(family=FAMILIES["kimi_k25"])
+    assert torch.equal(answers(model, inputs, prefill_chunk_size=5), answers(model, inputs))
+
+
 def test_a_loop_of_ones_own_and_gradients() -> None:
     model, inputs = made(torch.float64, [0, 1])
     model.train()
@@ -108,32 +117,52 @@ def test_a_compiled_layer_is_left_as_it_is() -> None:
     assert torch.equal(answers(model, inputs), expected)
 
 
+def check_against_itself(model: Any) -> None:
+    """All rows kept is the plain model; rows that are left are read as its own language model reads them, and SCAP is
+    its own first attention.
+    """
+    inputs = prompts(model, FAMILY, [0, 1], dtype=torch.float32)
+    with torch.no_grad():
+        plain = model(**inputs).logits
+        with attach(model, "consensusdrop", tokens=4000):
+            assert torch.equal(model(**inputs).logits, plain)
+        with attach(model, "consensusdrop", tokens=3, positions="keep", tile_budget="global") as attached:
+            logits, outcomes = model(**inputs).logits[0, -1], attached.outcomes
+    assert all(one.after == 3 < one.before for one in outcomes)
+    torch.testing.assert_close(logits, answer(model, inputs, outcomes, keeps=True), rtol=0, atol=1e-4)
+    for outcome, expected in zip(outcomes, cross(model, inputs, FAMILY.layer), strict=True):
+        torch.testing.assert_close(outcome.reductions[0][1].cross[0], expected, rtol=0, atol=1e-6)
+
+
 @pytest.mark.skipif(find_spec("peft") is None, reason="LoRA needs peft")
 def test_lora() -> None:
     from peft import LoraConfig, get_peft_model
 
-    model, inputs = made()
-    adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj", "k_proj"], r=2))
+    model, _ = made()
+    adapters = LoraConfig(target_modules=["q_proj", "k_proj"], r=2, lora_dropout=0.5, init_lora_weights=False)
+    adapted = get_peft_model(model, adapters).eval()
     with pytest.raises(OptionError, match="get_base_model"):
         attach(adapted, "consensusdrop")
-    with attach(adapted.get_base_model(), "consensusdrop", tokens=4) as attached:
-        adapted.generate(**inputs, max_new_tokens=2, do_sample=False, pad_token_id=0)
-        assert attached.outcomes[1].after < attached.outcomes[1].before
+    check_against_itself(adapted.get_base_model())
 
 
 @pytest.mark.skipif(find_spec("accelerate") is None, reason="spread layers need accelerate")
-def test_layers_that_accelerate_has_spread() -> None:
-    from accelerate import dispatch_model
+@pytest.mark.parametrize("weights", ["in place", "offloaded"])
+def test_layers_that_accelerate_has_spread(weights: str) -> None:
+    from accelerate import cpu_offload, dispatch_model
 
     model, inputs = made()
     expected = answers(model, inputs)
-    model = dispatch_model(model, {"": "cpu"}, main_device="cpu", force_hooks=True)
+    if weights == "offloaded":  # they are there while their module runs alone
+        cpu_offload(model, torch.device("cpu"))
+    else:
+        model = dispatch_model(model, {"": "cpu"}, main_device="cpu", force_hooks=True)
     assert torch.equal(answers(model, inputs), expected)
+    derived._RECORDS.clear()  # derived of such a model too
+    check_against_itself(model)
 
 
 def test_quantised_weights() -> None:
-    model, inputs = made()
+    model, _ = made()
     torch.ao.quantization.quantize_dynamic(model.language_model.model.layers, {torch.nn.Linear}, inplace=True)
-    with attach(model, "consensusdrop", tokens=4) as attached, torch.no_grad():
-        model(**inputs)
-    assert attached.outcomes[1].after < attached.outcomes[1].before
+    check_against_itself(model)
