@@ -112,6 +112,8 @@ class _Proof:
         """Logits of the last row of each prompt: [R, V]."""
         taken = inspect.signature(type(self.module).forward).parameters
         given = {name: value for name, value in inputs.items() if name in taken and name not in NOT_ROWS}
+        if "logits_to_keep" in taken:  # those of all rows can take more memory than the model
+            given["logits_to_keep"] = 1
         out: Tensor = self.module(**given, use_cache=False).logits
         return out[:, -1]
 
@@ -154,6 +156,8 @@ class _Proof:
         try:
             logits = self.logits(call)
             arguments = {name: self._shorter(value, stays) for name, value in self.entered.arguments.items()}
+            if "logits_to_keep" in arguments:  # of a decoder that has the head too
+                arguments["logits_to_keep"] = 1
             shortened = decoder_call(
                 self.module, {**call, "mm_encoder_outputs": None}, call["mm_encoder_outputs"]
             ).arguments

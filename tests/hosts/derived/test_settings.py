@@ -78,6 +78,15 @@ def test_every_form_of_generate(options: dict[str, Any]) -> None:
         assert torch.equal(first[-len(alone) :, -4:], alone[:, -4:])
 
 
+@pytest.mark.parametrize("name", ["kimi_k25", NAME])
+def test_deriving_makes_no_logits_but_the_last(name: str) -> None:
+    model, inputs = made(family=FAMILIES[name])
+    rows = set()
+    model.get_output_embeddings().register_forward_hook(lambda head, given, logits: rows.add(logits.shape[1]))
+    answers(model, inputs)
+    assert rows == {1}
+
+
 def test_chunks_of_a_prompt_are_refused_where_rows_see_later_ones() -> None:
     model, inputs = made(family=FAMILIES["paligemma"])
     with pytest.raises(OptionError, match="reads chunks otherwise"):
