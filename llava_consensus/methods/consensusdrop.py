@@ -143,8 +143,9 @@ class ConsensusDrop(ReadsTower):
         if not probe.rows.shape[1]:
             return None
         assert tokens.prompt is not None and tokens.columns is not None  # they come with the probe
-        attention = saliency.text_attention(probe, self.scap_rope, tokens.prompt, tokens.columns)
-        return saliency.cross_saliency(attention, tokens.asking, aggregate=self.aggregate)
+        return saliency.text_saliency(
+            probe, tokens.prompt, tokens.columns, tokens.asking, self.aggregate, self.scap_rope
+        )
 
     def _choose(self, tokens: VisualTokens, saliencies: Saliencies, count: int) -> tuple[Tensor, Tensor]:
         """The K kept tokens and the others, both in ascending index order: [B, K], [B, N - K]."""

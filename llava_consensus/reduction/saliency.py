@@ -6,7 +6,7 @@ probe it projects the queries of the text rows and the keys of the whole sequenc
 language model runs. Float32 throughout.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Literal, get_args
 
 import torch
@@ -21,7 +21,7 @@ EPSILON = 1e-6
 Aggregate = Literal["all", "last", "max"]
 AGGREGATES = get_args(Aggregate)
 QUERY_CHUNK = 64  # rows of attention held at once by `received_saliency`
-PROBE_CHUNK = 1 << 25  # numbers of all heads held at once by `text_attention`, 128 MiB
+PROBE_CHUNK = 1 << 25  # numbers of all heads held at once by `_text_chunks`, 128 MiB
 
 
 def class_saliency(attention: VisionAttention, own: bool = False) -> Tensor:
@@ -90,33 +90,56 @@ def _attend(attention: VisionAttention, rows: slice) -> Tensor:
     return torch.softmax(query @ key.transpose(-1, -2) * attention.scale, dim=-1)
 
 
-def text_attention(
-    probe: TextProbe, rope: bool = True, prompt: Tensor | None = None, columns: Tensor | None = None
-) -> Tensor:
-    """Head-mean causal attention of the text rows over all earlier keys: [I, L, S], or of units over their visual
-    tokens. Rows that are padding are zero.
-
-    Works through the rows in chunks: the largest tensor has `PROBE_CHUNK` numbers, or is what is returned.
+def text_attention(probe: TextProbe, rope: bool = True) -> Tensor:
+    """Head-mean causal attention of the text rows over all earlier keys: [I, L, S]. Rows that are padding are zero.
 
     Args:
         probe: queries and keys.
         rope: whether both are rotated.
-        prompt: [B] prompt of each unit.
-        columns: [B, N] places of its visual tokens, for [B, L, N].
     """
+    return torch.cat([attention for _, attention in _text_chunks(probe, rope)], dim=1)
+
+
+def text_saliency(
+    probe: TextProbe,
+    prompt: Tensor,
+    columns: Tensor,
+    asking: Tensor | None = None,
+    aggregate: str = "all",
+    rope: bool = True,
+) -> Tensor:
+    """`cross_saliency` in the rows of `text_attention` (SCAP): [B, N].
+
+    Works through the rows in chunks: the largest tensor has `PROBE_CHUNK` numbers, however many units a prompt has.
+
+    Args:
+        probe: queries and keys.
+        prompt: [B] prompt of each unit.
+        columns: [B, N] places of its visual tokens.
+        asking: [B, L] true where a row asks about the unit; None where all do.
+        aggregate: as in `cross_saliency`.
+        rope: whether queries and keys are rotated.
+    """
+    weight, count = _row_weights(asking, probe.rows.shape[1], aggregate, columns.device)
+    total = torch.zeros(columns.shape, device=columns.device)
+    for chunk, attention in _text_chunks(probe, rope):
+        place = torch.arange(attention.shape[1], device=columns.device)[:, None]
+        visual = attention[prompt[:, None, None], place, columns[:, None]]  # [B, chunk, N]
+        part = _of_rows(visual, None if weight is None else weight[:, chunk], aggregate)
+        total = torch.maximum(total, part) if aggregate == "max" else total + part
+    return _finished(total, count, aggregate)
+
+
+def _text_chunks(probe: TextProbe, rope: bool) -> Iterator[tuple[slice, Tensor]]:
+    """Rows of `text_attention`, a chunk [I, l, S] at a time."""
     key = probe.key.float()
     if rope:
         key = rotate(key, probe.cos.float(), probe.sin.float())
     prompts, heads, rows = probe.query.shape[:3]
     step = max(1, PROBE_CHUNK // (prompts * heads * key.shape[2]))
-    chunks = []
     for start in range(0, max(rows, 1), step):
-        attention = _text_rows(probe, slice(start, start + step), key, rope)  # [I, chunk, S]
-        if prompt is not None and columns is not None:
-            place = torch.arange(attention.shape[1], device=attention.device)[:, None]
-            attention = attention[prompt[:, None, None], place, columns[:, None]]
-        chunks.append(attention)
-    return torch.cat(chunks, dim=1) if len(chunks) > 1 else chunks[0]
+        chunk = slice(start, start + step)
+        yield chunk, _text_rows(probe, chunk, key, rope)
 
 
 def _text_rows(probe: TextProbe, chunk: slice, key: Tensor, rope: bool) -> Tensor:
@@ -155,26 +178,40 @@ def cross_saliency(
         [B, N]; all zero where no row asks.
     """
     choose("aggregate", aggregate, AGGREGATES)
-    if attention.shape[1] == 0:
-        return attention.new_zeros(len(attention), attention.shape[2] if columns is None else columns.shape[1])
     if columns is None:
         visual = attention
     elif len(columns) == 1:  # fewer operations
         visual = attention.index_select(2, columns[0])
     else:
         visual = attention.gather(2, columns[:, None].expand(-1, attention.shape[1], -1))  # [B, L, N]
-    if asking is not None:
-        visual = visual * asking[..., None]
-    if aggregate == "max":
-        saliency = _norm(visual.amax(1))
-    elif asking is None:
-        saliency = _norm(visual).mean(1) if aggregate == "all" else _norm(visual[:, -1])
-    elif aggregate == "all":
-        saliency = _norm(visual).sum(1) / asking.sum(1, keepdim=True).clamp_min(1)
-    else:
-        last = (asking * torch.arange(asking.shape[1], device=asking.device)).amax(1)
-        saliency = _norm(visual.gather(1, last[:, None, None].expand(-1, 1, visual.shape[2]))[:, 0])
-    return ensure_finite("cross-modal saliency (SCAP)", saliency)
+    if not visual.shape[1]:
+        return visual.new_zeros(visual.shape[::2])
+    weight, count = _row_weights(asking, visual.shape[1], aggregate, visual.device)
+    return _finished(_of_rows(visual, weight, aggregate), count, aggregate)
+
+
+def _row_weights(
+    asking: Tensor | None, rows: int, aggregate: str, device: torch.device
+) -> tuple[Tensor | None, Tensor | int]:
+    """Which rows count, [B or 1, L] or None for all, and how many they are, [B, 1]."""
+    if aggregate != "last":
+        return asking, rows if asking is None else asking.sum(1, keepdim=True).clamp_min(1)
+    place = torch.arange(rows, device=device)[None]
+    if asking is None:
+        return place == rows - 1, 1
+    return asking & (place == (asking * place).amax(1, keepdim=True)), 1
+
+
+def _of_rows(visual: Tensor, weight: Tensor | None, aggregate: str) -> Tensor:
+    """Part of a saliency by these rows: [B, l, N] -> [B, N]."""
+    if weight is not None:
+        visual = visual * weight[..., None]
+    return visual.amax(1) if aggregate == "max" else _norm(visual).sum(1)
+
+
+def _finished(total: Tensor, count: Tensor | int, aggregate: str) -> Tensor:
+    """The saliency of all parts, checked."""
+    return ensure_finite("cross-modal saliency (SCAP)", _norm(total) if aggregate == "max" else total / count)
 
 
 def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

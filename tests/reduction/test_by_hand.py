@@ -11,7 +11,7 @@ from llava_consensus.methods.sparsevlm import SparseVLM
 from llava_consensus.reduction import saliency
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES, paper_flops
-from llava_consensus.reduction.saliency import cross_saliency, text_attention
+from llava_consensus.reduction.saliency import cross_saliency, text_attention, text_saliency
 from llava_consensus.reduction.selection import correction_factor
 from llava_consensus.reduction.tokens import TextProbe, VisionAttention
 
@@ -35,18 +35,20 @@ def test_a_probe_that_says_nothing_of_padding_may_have_some() -> None:
     assert rows[0].sum() > 0.99 and rows[1].tolist() == [0.0] * 3
 
 
-def test_a_long_question_is_read_in_chunks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("aggregate", saliency.AGGREGATES)
+def test_a_long_question_is_read_in_chunks_of_rows(aggregate: str, monkeypatch: pytest.MonkeyPatch) -> None:
     query, key, angle = torch.randn(2, 4, 9, 8), torch.randn(2, 2, 30, 8), torch.randn(2, 30, 8)
     places, real = torch.arange(21, 30).expand(2, -1), torch.ones(2, 30, dtype=torch.bool)
     probe = TextProbe(query, key, angle, angle.sin(), 0.5, places, real[:, :9], real)
     prompt, columns = torch.tensor([0, 1, 1]), torch.tensor([[1, 2, 3], [4, 6, 8], [9, 12, 20]])
-    whole = text_attention(probe)
+    asking = torch.arange(9) >= torch.tensor([[0], [2], [5]])
+    whole = cross_saliency(text_attention(probe)[prompt], asking, columns, aggregate)
     softmax, sizes = torch.softmax, []
     monkeypatch.setattr(torch, "softmax", lambda one, dim: sizes.append(one.numel()) or softmax(one, dim=dim))
     monkeypatch.setattr(saliency, "PROBE_CHUNK", 2 * 4 * 30 * 2)  # two rows
-    found = text_attention(probe, True, prompt, columns)
+    found = text_saliency(probe, prompt, columns, asking, aggregate)
     assert max(sizes) == saliency.PROBE_CHUNK and len(sizes) == 5
-    assert torch.allclose(found, whole[prompt].gather(2, columns[:, None].expand(-1, 9, -1)), atol=1e-6)
+    assert torch.allclose(found, whole, atol=1e-6)
 
 
 def test_how_far_down_the_teachers_ranking_recovery_must_look() -> None:
