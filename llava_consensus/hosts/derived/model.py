@@ -269,7 +269,7 @@ class DerivedModel(HfModel):
         arguments, ids = self.encoder_inputs(inputs)["image"], inputs["input_ids"]
         known_ids, placeholder, modules = ids.cpu(), self.placeholder("image"), attention_modules(self.module)
         count = int((known_ids == placeholder).sum())
-        with torch.no_grad(), recording(modules) as calls:
+        with torch.no_grad(), recording(modules, shapes=True) as calls:
             output = self.inner.get_image_features(**arguments, return_dict=True)
         fields = Fields(output, count)
         text = text_arguments(self.module, inputs, self.encoder_names("image"))

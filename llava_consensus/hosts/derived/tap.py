@@ -72,6 +72,7 @@ class _Recording(NamedTuple):
     modules: frozenset[int]  # ids
     leaves: bool  # whether the first recorded call ends the forward
     cuts_graph: bool  # whether outputs become leaves of the autograd graph
+    shapes: bool  # whether tensors are recorded without their numbers
     calls: list[KernelCall]
 
 
@@ -148,7 +149,7 @@ def _ignore(config: Any, value: Any) -> None:
 
 @contextmanager
 def recording(
-    modules: Collection[nn.Module], leaves: bool = False, cuts_graph: bool = False
+    modules: Collection[nn.Module], leaves: bool = False, cuts_graph: bool = False, shapes: bool = False
 ) -> Iterator[list[KernelCall]]:
     """Records the kernel calls of tapped modules in this thread (and asynchronous task) while the body runs.
 
@@ -157,9 +158,11 @@ def recording(
         leaves: whether the first of them raises `Left`.
         cuts_graph: whether each output becomes a leaf of the autograd graph, which begins there: what stands in front
             ran without gradients, and nothing of it is kept.
+        shapes: whether queries, keys and values are recorded on the meta device, without numbers: those of a whole
+            tower can take more memory than its weights.
     """
     calls: list[KernelCall] = []
-    token = _RECORDING.set(_Recording(frozenset(map(id, modules)), leaves, cuts_graph, calls))
+    token = _RECORDING.set(_Recording(frozenset(map(id, modules)), leaves, cuts_graph, shapes, calls))
     try:
         yield calls
     finally:
@@ -184,7 +187,10 @@ def _tapped(
     observe = vars(module.config)[OBSERVE]
     if observe is not None:
         observe(KernelCall(module, query, key, value, attention_mask, options, None))
-    if active is not None:
+    if active is not None and active.shapes:
+        query, key, value = (one.to("meta") for one in (query, key, value))
+        active.calls.append(KernelCall(module, query, key, value, None, {}, None))
+    elif active is not None:
         result = output[0]
         if active.cuts_graph:
             result = result.detach().requires_grad_()

@@ -87,6 +87,15 @@ def test_deriving_makes_no_logits_but_the_last(name: str) -> None:
     assert rows == {1}
 
 
+def test_deriving_keeps_the_shapes_of_a_tower_and_not_its_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts, recorded = derived.tower_facts, []
+    monkeypatch.setattr(derived, "tower_facts", lambda *given: recorded.extend(given[2]) or facts(*given))
+    model, inputs = made()
+    answers(model, inputs)
+    assert len(recorded) == len(model.vision_model.model.layers)
+    assert all(one.query.is_meta and one.value.is_meta and one.output is None for one in recorded)
+
+
 def test_chunks_of_a_prompt_are_refused_where_rows_see_later_ones() -> None:
     model, inputs = made(family=FAMILIES["paligemma"])
     with pytest.raises(OptionError, match="reads chunks otherwise"):
