@@ -137,10 +137,14 @@ class Photo:
         values = holm([1.0 if one.found is None or one.found.p is None else one.found.p for one in found])
         return [replace(one, corrected=p) for one, p in zip(found, values, strict=True)]
 
+    def comparison(self, first: str, second: str, *benchmarks: str) -> Named:
+        """A named comparison."""
+        wanted = (first, second, list(benchmarks or ("gqa", "pope")))
+        return next(one for one in self.named if (one.first, one.second, one.benchmarks) == wanted)
+
     def compared(self, first: str, second: str, *benchmarks: str) -> str:
         """A named comparison in words."""
-        wanted = (first, second, list(benchmarks or ("gqa", "pope")))
-        return next(one for one in self.named if (one.first, one.second, one.benchmarks) == wanted).difference
+        return self.comparison(first, second, *benchmarks).difference
 
     @property
     def shown(self) -> list[Named]:
@@ -258,9 +262,11 @@ class Photo:
             f"{self.title(name)} {self.both(name, 'consensusdrop')}, all tokens {self.score(name, FULL)}"
             for name in ("gqa", "pope")
         )
-        against = self.compared("consensusdrop", "uniform_grid")
+        grid = self.comparison("consensusdrop", "uniform_grid")
+        gain = f"{grid.found.difference:+.1f} points, " if grid.found else ""
+        verdict = "no shown difference" if grid.verdict == "not shown" else grid.verdict
         head = f"ConsensusDrop with {self.tokens} tokens, positions renumbered → kept"
-        return f"{head}: {scores}. Less a uniform grid: {against}."
+        return f"{head}: {scores}. Against a uniform grid: {gain}{verdict}."
 
     @property
     def versions(self) -> str:

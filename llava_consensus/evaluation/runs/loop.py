@@ -18,7 +18,7 @@ from pathlib import Path
 
 from llava_consensus.errors import ConsensusError, DataError, ImageError, OptionError, QuestionError
 from llava_consensus.evaluation import models
-from llava_consensus.evaluation.benchmarks import Question
+from llava_consensus.evaluation.benchmarks import Question, known_benchmarks
 from llava_consensus.evaluation.checksums import changed_pictures, picture_checksums
 from llava_consensus.evaluation.files import ANSWERS, CONFIG, METRICS, SCORES, Record, misread
 from llava_consensus.evaluation.models import CLIPS, Answer, Encoding, Loading, Runner
@@ -133,10 +133,11 @@ def _tell_missing(plan: RunPlan, pending: Sequence[Question]) -> None:
     names = dict.fromkeys(name for question in pending for name in question.images)
     absent = [name for name in names if not os.path.exists(folder / name)]  # of a name that no file can have too
     if absent:
+        name = plan.benchmark.name
+        listed = f". What is missing: llava-consensus data check {name} --data {plan.data}"
         log.warning(
-            "%s: %d of %d pictures or videos are not there, %s first, and questions about them get no answer. What is "
-            "missing: llava-consensus data check %s --data %s",
-            folder, len(absent), len(names), absent[0], plan.benchmark.name, plan.data,
+            "%s: %d of %d pictures or videos are not there, %s first, and questions about them get no answer%s",
+            folder, len(absent), len(names), absent[0], listed if name in known_benchmarks() else "",
         )  # fmt: skip
 
 
