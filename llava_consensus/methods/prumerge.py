@@ -151,10 +151,10 @@ def headless(attention: VisionAttention) -> tuple[Tensor, Tensor]:
     classes = attention.classes
     keys = attention.key.float().transpose(1, 2).flatten(2)  # [U, C + N, H d]
     query = attention.query[:, :, : classes or None].float().transpose(1, 2).flatten(2)
+    scale = attention.scale * attention.key.shape[1] ** -0.5  # not that of the width: queries may be scaled already
     if not classes:
-        whole = VisionAttention(query[:, None], keys[:, None], keys.shape[-1] ** -0.5, 0)
-        return received_saliency(whole, own=True), keys
-    weights = torch.softmax(query @ keys.transpose(1, 2) * keys.shape[-1] ** -0.5, dim=-1)
+        return received_saliency(VisionAttention(query[:, None], keys[:, None], scale, 0), own=True), keys
+    weights = torch.softmax(query @ keys.transpose(1, 2) * scale, dim=-1)
     return ensure_finite("vision saliency", weights[..., attention.first :].mean(1)), keys[:, attention.first :]
 
 

@@ -7,6 +7,7 @@ import torch
 
 from llava_consensus.errors import OptionError
 from llava_consensus.methods import make
+from llava_consensus.methods.prumerge import headless
 from llava_consensus.methods.sparsevlm import SparseVLM
 from llava_consensus.reduction import saliency
 from llava_consensus.reduction.budget import Budget
@@ -66,6 +67,17 @@ def test_a_class_token_that_is_a_token_is_the_first_one() -> None:
     assert one.first == 1 and one.patch_keys().tolist() == [[[2.5], [3.5]]]
     token = one._replace(class_is_token=True)
     assert token.first == 0 and token.patch_keys().tolist() == [[[1.5], [2.5], [3.5]]]
+
+
+@pytest.mark.parametrize("classes", [0, 1])
+def test_attention_of_one_head_is_the_same_of_queries_that_are_scaled(classes: int) -> None:
+    query, key = torch.randn(2, 4, 9, 8), torch.randn(2, 4, 9, 8)
+    plain, scaled = VisionAttention(query, key, 8**-0.5, classes), VisionAttention(query * 8**-0.5, key, 1.0, classes)
+    width = (one.transpose(1, 2).flatten(2) for one in (query, key))
+    weights = torch.softmax(next(width) @ next(width).transpose(1, 2) / 32**0.5, dim=-1)
+    expected = weights[:, 0, 1:] if classes else weights.mean(1)
+    for attention in (plain, scaled):
+        assert torch.allclose(headless(attention)[0], expected, atol=1e-6)
 
 
 def test_flops_of_the_papers_efficiency_tables() -> None:
