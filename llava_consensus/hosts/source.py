@@ -92,7 +92,7 @@ class UnitBatch(NamedTuple):
     tile: Tensor  # [B, N] into `used`
     patch: Tensor  # [B, N] token of the tile
     picture: Tensor  # [B] into the pictures of the layout
-    text: Tensor  # [B] into `Layout.texts`
+    text: Tensor  # [B] into `Layout.texts`, where words are read
     prompt: Tensor  # [B] into `Layout.probes`
     asking: Tensor  # [B, L] 1 for the rows of the probe that ask about the unit's picture; [B, 0] where all rows do
 
@@ -123,6 +123,8 @@ class MethodInputs:
     def indexed(self, groups: list[list[Unit]]) -> list[UnitBatch]:
         """Groups of units with their indexes, which go to the device in one copy however many groups there are."""
         pieces, used_tiles = [], []
+        # only words need the texts told apart, which takes every place of every text
+        texts = [0] * len(self.layout.pictures) if self.words is None else self.layout.texts[1]
         for units in groups:
             used, tile = self._used(units)
             used_tiles.append(used)
@@ -132,7 +134,7 @@ class MethodInputs:
                 tile,
                 torch.stack([unit.patch for unit in units]),
                 torch.tensor([unit.picture for unit in units]),
-                torch.tensor([self.layout.texts[1][unit.picture] for unit in units]),
+                torch.tensor([texts[unit.picture] for unit in units]),
                 torch.tensor([self.layout.probes[1][unit.picture] for unit in units]),
                 self._asking(units),
             ]
