@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import gated_delta
 import hf_models
@@ -372,7 +373,9 @@ def ready() -> None:
     if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
         from triton.backends import backends
 
-        backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True))  # vLLM asks for one
+        target = SimpleNamespace(get_current_target=lambda: SimpleNamespace(backend="cpu"))  # Qwen3.5's kernels ask
+        driver = Mock(return_value=target, is_active=lambda: True)
+        backends["cpu"] = SimpleNamespace(driver=driver)  # vLLM asks for one
 
 
 def engine(folder: Path, **settings: Any) -> Any:
