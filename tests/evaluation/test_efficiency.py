@@ -29,7 +29,7 @@ def test_a_lower_bound_forces_a_long_answer() -> None:
 
 @pytest.mark.parametrize("name", ["random", "consensusdrop"])
 def test_a_method_s_own_work_is_timed_whether_or_not_it_has_stages(name: str) -> None:
-    host = load(str(ROOT / "checkpoints" / "llava-mini"), Loading("cpu"))
+    host = load(ROOT / "checkpoints" / "llava-mini", Loading("cpu"))
     with host.attach(make(name), Budget(64)) as attached:
         host.answer([host.encode([PICTURE])], [Prompt("Is it?", max_new_tokens=1)])
         spent = attached.milliseconds()

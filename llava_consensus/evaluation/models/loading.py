@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -212,8 +213,10 @@ class Loading:
         return self
 
 
-def load(model: str, loading: Loading | None = None, host_options: Mapping[str, str] | None = None) -> "Runner":
-    """Loads a checkpoint folder or hub name with the official loader of its package.
+def load(
+    model: str | PathLike[str], loading: Loading | None = None, host_options: Mapping[str, str] | None = None
+) -> "Runner":
+    """Load a checkpoint folder or hub name with the official loader of its package.
 
     Args:
         model: local folder or `owner/name`.
@@ -223,6 +226,7 @@ def load(model: str, loading: Loading | None = None, host_options: Mapping[str, 
         ConsensusError: for a model that is not there or not of a kind any host adapts, or an option that its host does
             not have.
     """
+    model = fspath(model)
     loading = pinned(model, loading or Loading())
     loading.check_packages()
     checkpoint = find(model, loading.revision)
