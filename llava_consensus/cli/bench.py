@@ -100,8 +100,8 @@ def bench(given: argparse.Namespace) -> Iterator[str]:
 
 def _check(given: argparse.Namespace) -> None:
     """Checks the options of `bench` before weights load."""
-    from llava_consensus.errors import choose
     from llava_consensus.reduction.costs import MATCHES
+    from llava_consensus.reduction.options import choose
 
     choose("match", given.match, MATCHES)
     if given.pictures < 1:

@@ -570,7 +570,6 @@ def claims(given: argparse.Namespace) -> Iterator[str]:
 )
 def examples(given: argparse.Namespace) -> Iterator[str]:
     """Searches, asks what was found again with every budget, and draws."""
-    from llava_consensus.errors import choose
     from llava_consensus.evaluation import models
     from llava_consensus.evaluation.runs.configuration import prepare
     from llava_consensus.methods import make
@@ -578,6 +577,7 @@ def examples(given: argparse.Namespace) -> Iterator[str]:
     from llava_consensus.paper import examples as drawings
     from llava_consensus.paper.figures import style
     from llava_consensus.reduction.budget import Budget, amount
+    from llava_consensus.reduction.options import choose
 
     choose("by", given.by, search.WAYS)
     if given.count < 1:

@@ -102,7 +102,11 @@ class Attachment:
         if isinstance(method, Composition):
             own = method.budgets(budget)
             self.stages = [BudgetedMethod(part.method, one) for part, one in zip(method.parts, own, strict=True)]
-        self.method = self.stages[0].method  # which acts first
+        methods = [stage.method for stage in self.stages]
+        self.method = methods[0]  # which acts first
+        self.needs: frozenset[Need] = frozenset().union(*(one.needs for one in methods))  # parts that one of them reads
+        # the method that reads the tower; the first one where none does
+        self.reader: Method = next((one for one in methods if one.needs - GIVEN), self.method)
         self.active = False
         self._open = False  # whether calls that begin are reduced
         self._check()
@@ -281,15 +285,17 @@ class Attachment:
         return self.call(pictures=pictures, questions=questions)
 
     @uncompiled
-    def takes(self) -> bool:
-        """True if the function that is called now belongs to a call of this attachment: to one it began, or to a new
-        one. A plain `generate` that began before somebody attached goes on as it began.
+    def entered(self, fresh: bool = False) -> Call | None:
+        """The call that the function called now belongs to, as `current` has it; None where it runs plainly: after
+        `detach`, and within a `generate` that began before somebody attached.
         """
         call = current_call(self)
         if call is not None and call.scoped:
-            return True
+            return call
         generating = {code_of(type(self.model.module).generate): "self"}
-        return self._open and not on_stack(sys._getframe(), generating, self.model.module)
+        if not self._open or on_stack(sys._getframe(), generating, self.model.module):
+            return None
+        return self.current(fresh)
 
     def current(self, fresh: bool = True) -> Call:
         """The active call. Without a scoped one a new call starts here and lasts until the next; `fresh` starts a new
@@ -297,8 +303,7 @@ class Attachment:
         """
         call = current_call(self)
         if call is None or (fresh and not call.scoped):
-            call = begin(Call(self))
-            self._latest = call
+            call = self._latest = begin(Call(self))
         return call
 
     @property
@@ -345,16 +350,6 @@ class Attachment:
         if call is not None and call.scoped and cache is not None and not call.report.cache:
             layers = cached_layers(cache, getattr(self.model.decoder, "cache_axis", -2))
             call.report = replace(call.report, cache=tuple(layers))
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        """Parts that one of the methods reads."""
-        return frozenset().union(*(stage.method.needs for stage in self.stages))
-
-    @property
-    def reader(self) -> Method:
-        """The method that reads the tower; the first one where none does."""
-        return next((stage.method for stage in self.stages if stage.method.needs - GIVEN), self.method)
 
     @property
     def positions(self) -> str:
@@ -421,8 +416,9 @@ class Attachment:
 
     def reduces(self, layout: Layout) -> bool:
         """True if one of the methods leaves fewer tokens of a picture than there are."""
-        others = (read_layout(layout.kinds, self._sharing(one)) for one in self.stages[1:])
-        return bool(layout.reduced()) or any(other.reduced() for other in others)
+        if layout.reduced():
+            return True
+        return any(read_layout(layout.kinds, self._sharing(one)).reduced() for one in self.stages[1:])
 
     def _budgets(self, kinds: RowKinds) -> tuple[Budget | Share, ...]:
         """Budgets of the pictures of a call where they differ; none where all have the same."""

@@ -2,7 +2,8 @@
 
 A call (`Call`: its input and its report) lives in a context variable: every thread, and every asynchronous task, sees
 its own, so that calls never meet. Below stand the pieces that every host installs: functions replaced on an instance
-(`Shadow`), hooks that collect parts of the vision tower, and tower blocks whose output is not read.
+(`Shadow`), the lengths of `generate`, hooks that collect parts of the vision tower, and tower blocks whose output is
+not read.
 """
 
 import functools
@@ -23,7 +24,10 @@ from llava_consensus.hosts.base import PictureOutcome, Tap, Tower
 from llava_consensus.hosts.towers import blocks_read, earlier_block, taps_read
 from llava_consensus.reduction.tokens import Stopwatch
 
-COLLECTED = "collected"  # parts, in the state of a call
+COLLECTED = "collected"  # in the state of a call: parts of the tower
+UNDER_WAY = "generate"  # there: the `generate` that forwards belong to
+MORE = "more rows"  # there: rows by which the prompt that `generate` counts is longer than the full one
+COUNTING = "_prepare_generated_length"  # function of transformers 5 that settles how long an answer may be
 
 
 class CachedLayer(NamedTuple):
@@ -274,3 +278,18 @@ def _names(function: Any) -> tuple[str, ...]:
 def named(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """All arguments of a method by name, positional ones among them."""
     return {**dict(zip(_names(function), args, strict=False)), **kwargs}
+
+
+def recounting(attachment: Any, plain: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replaces the function by which `generate` settles its lengths: `max_length` and `min_length` count the original
+    prompt, and `generate` counts the reduced one.
+    """
+    module, call = attachment.here.module, current_call(attachment)
+    function = getattr(type(module), COUNTING)
+    kwargs = named(function, args, kwargs)
+    config, more = kwargs["generation_config"], 0 if call is None else call.state.get(MORE, 0)
+    if config.max_new_tokens is None and not kwargs["has_default_max_length"]:
+        config.max_length = max(config.max_length + more, 1)
+    if config.min_new_tokens is None and config.min_length and not kwargs["has_default_min_length"]:
+        config.min_length = max(config.min_length + more, 0)
+    return (plain or partial(function, module))(**kwargs)

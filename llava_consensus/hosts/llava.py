@@ -32,10 +32,9 @@ from llava_consensus.hosts.caches import (
     remember,
     shortened,
 )
-from llava_consensus.hosts.call import Call, named, uncompiled
+from llava_consensus.hosts.call import COUNTING, MORE, UNDER_WAY, Call, named, recounting, uncompiled
 from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.environment import check_llava_version
-from llava_consensus.hosts.lengths import COUNTING, MORE, UNDER_WAY, recounting
 from llava_consensus.hosts.next_grid import STOCK, check_layout, check_pictures, check_tiles, fixed_grid
 from llava_consensus.hosts.sequence import Assembled, Channel, Layout, RowKinds, Rule, fingerprints, pad_left
 from llava_consensus.hosts.towers import ClipBlocks, hidden_state_block
@@ -230,12 +229,13 @@ def generate(attachment: Attachment, *args: Any, **kwargs: Any) -> Any:
     """`generate` as the class has it, as one call. OptionError for an `assistant_model`, which it cannot use."""
     if kwargs.get("assistant_model") is not None:
         raise OptionError(ASSISTED)
-    if not attachment.takes():
-        return type(attachment.here.module).generate(attachment.here.module, *args, **kwargs)
-    if not attachment.current(fresh=False).scoped:
+    model, call = attachment.here.module, attachment.entered()
+    if call is None:
+        return type(model).generate(model, *args, **kwargs)
+    if not call.scoped:
         with attachment.call():
             return generate(attachment, *args, **kwargs)
-    model, state = attachment.here.module, attachment.current(fresh=False).state
+    state = call.state
     check_counted(cache_given(kwargs))
     state[UNDER_WAY] = True
     try:
@@ -250,9 +250,10 @@ def forward(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> An
     model = attachment.here.module
     inputs = named(type(model).forward, args, kwargs)
     run = plain or partial(type(model).forward, model)
-    if not attachment.takes():
+    call = attachment.entered()
+    if call is None:
         return run(**inputs)
-    call, cache = attachment.current(fresh=False), cache_given(inputs)
+    cache = cache_given(inputs)
     state, cached = call.state, cached_rows(cache)
     if attachment.cuts is not None:
         attachment.cuts.given(call, inputs)
@@ -268,10 +269,7 @@ def forward(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> An
 
 def prepare(attachment: Attachment, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
     """Replaces the official function on this instance: same arguments, same six results."""
-    official = getattr(type(attachment.here.module), PREPARE)
-    if not attachment.takes():
-        return cast("tuple[Any, ...]", official(attachment.here.module, *args, **kwargs))
-    return prepared(attachment, official, Arguments(*args, **kwargs))
+    return prepared(attachment, getattr(type(attachment.model.module), PREPARE), Arguments(*args, **kwargs))
 
 
 @uncompiled
@@ -280,9 +278,9 @@ def prepared(attachment: Attachment, official: Official, arguments: Arguments) -
     view = cast("LlavaModel", attachment.here)
     model = view.module
     step = arguments.input_ids.shape[1] == 1
-    call = attachment.current(fresh=not step)
+    call = attachment.entered(fresh=not step)
     tower = None if step or arguments.images is None else view.tower
-    if tower is None:
+    if call is None or tower is None:
         return official(model, *arguments)
     watch = Stopwatch(arguments.input_ids.device)
     cuts = attachment.method.place is Place.DECODER

@@ -200,10 +200,6 @@ class Layout:
             numbers[picture.row][own] = index
         return numbers
 
-    def has_text(self, unit: Unit) -> bool:
-        """True if text follows the unit's picture."""
-        return len(self.pictures[unit.picture].text) > 0
-
     def groups(self, by: Callable[[Unit], object]) -> list[list[Unit]]:
         """Reduced units that fit in one batch: equal numbers of tokens and tiles, equal budgets, and equal in what
         `by` says of them.

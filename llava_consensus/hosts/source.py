@@ -12,7 +12,7 @@ from torch import Tensor
 from llava_consensus.hosts.base import EXPERTS, Decoder, ExpertDecoder, Heads, Tiles, Tower
 from llava_consensus.hosts.derived.tap import heads_of
 from llava_consensus.hosts.sequence import Assembled, Layout, Picture, Unit
-from llava_consensus.hosts.towers import EARLIER, blocks_read, earlier_block, needs_of
+from llava_consensus.hosts.towers import EARLIER, attention_blocks, needs_of
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import (
     ClipSides,
@@ -116,9 +116,7 @@ class MethodInputs:
         if self.method.adaptive:
             return self.indexed([[unit] for unit in self.layout.reduced()])
         probing = Need.PROBE in self.method.needs
-        return self.indexed(
-            self.layout.groups(lambda unit: (self._sizes(unit), probing and self.layout.has_text(unit)))
-        )
+        return self.indexed(self.layout.groups(lambda unit: (self._sizes(unit), probing and self._has_text(unit))))
 
     def indexed(self, groups: list[list[Unit]]) -> list[UnitBatch]:
         """Groups of units with their indexes, which go to the device in one copy however many groups there are."""
@@ -148,7 +146,7 @@ class MethodInputs:
 
     def _asking(self, units: list[Unit]) -> Tensor:
         """Which rows of the probe ask about each unit's picture: [B, L] of 1 and 0, or [B, 0] where all rows do."""
-        if self.probe is None or not self.layout.has_text(units[0]):
+        if self.probe is None or not self._has_text(units[0]):
             return torch.zeros(len(units), 0, dtype=torch.long)
         mask = torch.zeros(len(units), self.probe.rows.shape[1], dtype=torch.long)
         for place, unit in enumerate(units):
@@ -169,6 +167,10 @@ class MethodInputs:
     def _tiles(self, unit: Unit) -> Tiles:
         return self.tiles[self._picture(unit).source]
 
+    def _has_text(self, unit: Unit) -> bool:
+        """True if text follows the unit's picture."""
+        return len(self._picture(unit).text) > 0
+
     def _side(self, unit: Unit) -> int:
         side = self._tiles(unit).side
         return self.tower.side if side is None else side
@@ -181,8 +183,8 @@ class MethodInputs:
         fingerprint = parts.pop("fingerprint", None)
         if fingerprint is not None and self.prompts is not None:  # of a unit's first tile and of its prompt
             fingerprint = fingerprint[tile[:, 0]] ^ self.prompts.to(device)[row[:, 0]]
-        attention = self._attention(parts, "", blocks_read(self.tower, self.method)[1], own)
-        earlier = self._attention(parts, EARLIER, earlier_block(self.tower, self.method), own)
+        blocks = attention_blocks(self.tower, self.method)
+        attention, earlier = (self._attention(parts, front, blocks.get(front), own) for front in ("", EARLIER))
         members = self.tower.members if own.members is None else own.members
         return VisualTokens(
             projected=self.full.embeds[row, columns],
@@ -216,10 +218,10 @@ class MethodInputs:
     def _members(self) -> dict[int, Tensor]:
         return {}
 
-    def _attention(self, parts: dict[str, Tensor], front: str, block: int, own: Tiles) -> VisionAttention | None:
-        """The attention of a block, whose queries and keys leave the parts; None where they are not among them."""
+    def _attention(self, parts: dict[str, Tensor], front: str, block: int | None, own: Tiles) -> VisionAttention | None:
+        """The attention of a block, whose queries and keys leave the parts; None where the method reads none."""
         query, key = (parts.pop(front + name, None) for name in ("query", "key"))
-        if query is None or key is None:
+        if query is None or key is None or block is None:
             return None
         return VisionAttention(query, key, self.tower.scale(block), self.tower.classes, own.class_is_token)
 
@@ -258,7 +260,7 @@ class MethodInputs:
 
     def _probe(self, unit: Unit) -> TextProbe | None:
         """The probe, without text rows where none follow the pictures of a group."""
-        if self.probe is None or self.layout.has_text(unit):
+        if self.probe is None or self._has_text(unit):
             return self.probe
         none = self.probe.rows[:, :0]
         return self.probe._replace(query=self.probe.query[:, :, :0], rows=none, row_mask=self.probe.row_mask[:, :0])

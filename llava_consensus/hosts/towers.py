@@ -21,7 +21,6 @@ from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import ClipSides, Need
 
 EARLIER = "earlier "  # in front of the names of parts that an earlier block gave
-FRONTS = ("", EARLIER)  # in front of the names of all parts
 GIVEN = frozenset(
     {Need.PROBE, Need.FINGERPRINT, Need.QUESTION, Need.WORDS, Need.WHOLE_PICTURES}
 )  # whatever the tower is
@@ -80,6 +79,16 @@ def earlier_block(tower: Tower, method: Method) -> int:
     if not -count <= option < count:
         raise OptionError(f"early_layer={option} must be in {-count}..{count - 1}: the tower has {count} blocks")
     return option % count
+
+
+def attention_blocks(tower: Tower, method: Method) -> dict[str, int]:
+    """The vision blocks whose attention a method reads, by what stands in front of the names of their parts."""
+    needs, blocks = needs_of(tower, method), {}
+    if Need.ATTENTION in needs:
+        blocks[""] = blocks_read(tower, method)[1]
+    if Need.EARLIER in needs:
+        blocks[EARLIER] = earlier_block(tower, method)
+    return blocks
 
 
 def taps_read(tower: Tower, method: Method) -> list[Tap]:

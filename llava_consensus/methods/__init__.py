@@ -163,8 +163,9 @@ def method_class(name: str) -> "type[Method]":
     Raises:
         OptionError: for a name that is neither, or a registered one that is no method or cannot be imported.
     """
-    name = any_case(name, (*METHODS, *RENAMED, *registered(GROUP)))
-    name = RENAMED.get(name, name)
+    if name not in METHODS:
+        name = any_case(name, (*METHODS, *RENAMED, *registered(GROUP)))
+        name = RENAMED.get(name, name)
     if name in METHODS:
         ours: type[Method] = METHODS[name]
         return ours

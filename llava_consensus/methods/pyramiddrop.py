@@ -13,8 +13,9 @@ at the same quarters, rounded. The official lists of layers and ratios can be gi
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from llava_consensus.errors import OptionError, numbers
+from llava_consensus.errors import OptionError
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, last_row_saliency, scaled
+from llava_consensus.reduction.options import numbers
 from llava_consensus.reduction.selection import top
 from llava_consensus.reduction.tokens import Stopwatch
 

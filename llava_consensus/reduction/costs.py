@@ -19,9 +19,10 @@ layer. `tests/evaluation/test_account.py` holds all of it against torch's FlopCo
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from llava_consensus.errors import OptionError, choose
+from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method, Shape
+from llava_consensus.reduction.options import choose
 
 MATCHES = ("kept", "entering", "average", "flops")
 

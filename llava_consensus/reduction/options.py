@@ -3,6 +3,8 @@
 order: Literal["top_then_merged", "raster"]     one of these
 alpha: Ratio                                    a number in [0, 1]
 layer: int | None                               a whole number, or left out
+
+The functions at the end check one value each. Needs no torch.
 """
 
 import json
@@ -12,7 +14,7 @@ from dataclasses import fields
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from llava_consensus.errors import OptionError, at_least, boolean, choose, whole, within
+from llava_consensus.errors import OptionError
 
 
 class Bounds(NamedTuple):
@@ -104,4 +106,48 @@ def options(pairs: Iterable[str]) -> dict[str, Any]:
             found[key] = json.loads(value, parse_constant=str)  # NaN and Infinity are no JSON: text
         except (ValueError, RecursionError):
             found[key] = value
+    return found
+
+
+def choose(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    """Raise OptionError unless `value` is one of `allowed`."""
+    if value not in allowed:
+        raise OptionError(f"{name}={value!r} must be one of {', '.join(allowed)}")
+
+
+def within(name: str, value: object, low: float, high: float, open_low: bool = False) -> None:
+    """Raise OptionError unless `value` is a number in [low, high], or (low, high] with `open_low`."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not (low < value if open_low else low <= value) or not value <= high:  # type: ignore[operator]
+        bound = f"above {low:g}" if high == float("inf") else f"in {'(' if open_low else '['}{low:g}, {high:g}]"
+        raise OptionError(f"{name}={value!r} must be a number {bound}")
+
+
+def boolean(name: str, value: object) -> None:
+    """Raise OptionError unless `value` is true or false."""
+    if not isinstance(value, bool):
+        raise OptionError(f"{name}={value!r} must be true or false")
+
+
+def whole(name: str, value: object, optional: bool = False) -> None:
+    """Raise OptionError unless `value` is a whole number, or None with `optional`."""
+    if not (value is None and optional) and (not isinstance(value, int) or isinstance(value, bool)):
+        raise OptionError(f"{name}={value!r} must be a whole number{', or left out' if optional else ''}")
+
+
+def at_least(name: str, value: object, low: int) -> None:
+    """Raise OptionError unless `value` is a whole number of at least `low`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise OptionError(f"{name}={value!r} must be a whole number of at least {low}")
+
+
+def numbers(name: str, text: object, whole: bool = False) -> list[float]:
+    """The numbers of a text such as `8 16 24`, or of one number. OptionError for anything else."""
+    try:
+        found = [float(word) for word in str(text).split()]
+    except ValueError:
+        found = [float("nan")]
+    if not all(math.isfinite(number) and (not whole or number.is_integer()) for number in found):
+        kind = "whole numbers" if whole else "numbers"
+        raise OptionError(f"{name}={text!r} must be {kind} with spaces between them, such as '8 16 24'")
     return found

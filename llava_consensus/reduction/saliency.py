@@ -12,9 +12,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from llava_consensus.errors import choose
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Shape
+from llava_consensus.reduction.options import choose
 from llava_consensus.reduction.tokens import TextProbe, VisionAttention, ensure_finite
 
 EPSILON = 1e-6

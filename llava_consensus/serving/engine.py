@@ -28,7 +28,7 @@ from llava_consensus.hosts.hf.generate import once
 from llava_consensus.hosts.hf.rows import PictureRows
 from llava_consensus.hosts.reduce import reduce
 from llava_consensus.hosts.sequence import Assembled, Channel, Rule, fingerprints
-from llava_consensus.hosts.towers import EARLIER, blocks_read, earlier_block, load_clip_text, needs_of, split_heads
+from llava_consensus.hosts.towers import attention_blocks, blocks_read, load_clip_text, needs_of, split_heads
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.tokens import Need
 from llava_consensus.serving.counts import KEPT, SECONDS, counts
@@ -233,16 +233,14 @@ class Engine:
 
     def _install(self, blocks: Sequence[Any], readers: Sequence[Any] | None, needs: frozenset[Need]) -> None:
         """Hooks that take what the method reads of the tower."""
-        features, attention = blocks_read(self.tower, self.method)
+        features, _ = blocks_read(self.tower, self.method)
         if needs & {Need.FEATURES, Need.CLASS_FEATURE}:
             if readers is None:
                 blocks[features].register_forward_hook(lambda _, args, output: self._take("states", states_of(output)))
             else:  # a copy, which the norms of the next block do not write over
                 readers[features].register_forward_pre_hook(lambda _, args: self._take("states", args[0].clone()))
-        if Need.ATTENTION in needs:
-            self._watch(blocks[attention], "")
-        if Need.EARLIER in needs:
-            self._watch(blocks[earlier_block(self.tower, self.method)], EARLIER)
+        for front, block in attention_blocks(self.tower, self.method).items():
+            self._watch(blocks[block], front)
 
     def _watch(self, block: Any, front: str) -> None:
         """Takes queries and keys of the attention of a block, under names that begin so."""

@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from llava_consensus.errors import DataError, OptionError, choose, listed, missing_extra, plural, unknown_name
+from llava_consensus.errors import DataError, OptionError, listed, missing_extra, plural, unknown_name
 from llava_consensus.evaluation.files import read_json
 from llava_consensus.evaluation.models import merge
 from llava_consensus.hosts import HOSTS, HostEntry, adapting, chosen, known_hosts, tower_named
 from llava_consensus.hosts.environment import keep_freed_memory
 from llava_consensus.methods import truth
+from llava_consensus.reduction.options import choose
 
 if TYPE_CHECKING:
     from transformers import BitsAndBytesConfig

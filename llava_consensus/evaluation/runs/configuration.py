@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
 
-from llava_consensus.errors import DataError, OptionError, choose
+from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import Benchmark, Question
 from llava_consensus.evaluation.checksums import checksum_of
@@ -27,6 +27,7 @@ from llava_consensus.methods import method_name
 from llava_consensus.reduction.budget import Budget, Share, amount
 from llava_consensus.reduction.costs import MATCHES
 from llava_consensus.reduction.method import Method
+from llava_consensus.reduction.options import choose
 from llava_consensus.serving.supported import DISTRIBUTIONS
 
 # Versions of the answers of code that all runs share, as `answer_version` is of one method, host or benchmark. The name

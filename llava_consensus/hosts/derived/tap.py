@@ -7,6 +7,7 @@ so no code knows how a family makes its queries. Other modules, and other models
 """
 
 import copy
+import functools
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -115,9 +116,14 @@ def install(modules: Collection[nn.Module], observe: Callable[[KernelCall], None
         config = copy.copy(own)
         # In the instance and not in a closure, so that a deep copy of the model reads its own configuration.
         config.__dict__.update({OWN: own, OBSERVE: observe})
-        config.__class__ = type("Tapped" + type(own).__name__, (type(own),), {NAME: property(_kernel_name, _ignore)})
+        config.__class__ = _tapped_class(type(own))
         shadows.append(Shadow(module, "config", config))
     return shadows
+
+
+@functools.cache  # transformers makes a dataclass of each, which takes a millisecond
+def _tapped_class(kind: type) -> type:
+    return type("Tapped" + kind.__name__, (kind,), {NAME: property(_kernel_name, _ignore)})
 
 
 @contextmanager

@@ -30,11 +30,22 @@ from llava_consensus.hosts.caches import (
     remember,
     shortened,
 )
-from llava_consensus.hosts.call import Call, Report, code_of, named, on_stack, running, uncompiled
+from llava_consensus.hosts.call import (
+    MORE,
+    UNDER_WAY,
+    Call,
+    Report,
+    code_of,
+    current_call,
+    named,
+    on_stack,
+    running,
+    uncompiled,
+)
 from llava_consensus.hosts.hf.rows import Features, ModalityRows, row_kinds, without_dropped
-from llava_consensus.hosts.lengths import MORE, UNDER_WAY
 from llava_consensus.hosts.sequence import Assembled, Channel, Layout, Rule, fingerprints, pad_left
 from llava_consensus.reduction.method import Place
+from llava_consensus.reduction.tokens import Need
 
 WITHOUT_IDS = (
     "inputs_embeds: an attached model needs input_ids, which say where the pictures stand. Pass them, or detach"
@@ -75,7 +86,7 @@ def reduce(model: Any, **inputs: Any) -> dict[str, Any]:
         raise OptionError("reduce(model, ...) needs a method on the model: attach(model, ...) first")
     attachment = entrance.args[0]
     call = attachment.current()
-    arguments, prompt = _reduced(attachment, inputs)
+    arguments, prompt = _reduced(attachment, attachment.here, call, inputs)
     if prompt is not None and "mm_encoder_outputs" in arguments:
         features = ReducedFeatures(arguments["mm_encoder_outputs"])
         features.prompt, features.report, features.embeds = prompt, call.report, call.state.get(EMBEDS)
@@ -129,25 +140,23 @@ class Streamed:
 
 def generate(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> Any:
     """Replaces `generate`: same arguments, same results, the original prompt in front of the answer."""
-    module = attachment.here.module
-    kwargs = named(type(module).generate, args, kwargs)
-    run = plain or functools.partial(type(module).generate, module)
-    if not attachment.takes():
-        return run(**kwargs)
-    call = attachment.current(fresh=False)
-    if UNDER_WAY in call.state:  # the model assists itself
+    view: Any = attachment.here
+    kwargs = named(type(view.module).generate, args, kwargs)
+    run = plain or functools.partial(type(view.module).generate, view.module)
+    call = attachment.entered()
+    if call is None or UNDER_WAY in call.state:  # or the model assists itself
         return run(**kwargs)
     _refuse_embeds(attachment, kwargs)
     if call.scoped:
-        return _generate(attachment, run, kwargs)
-    with attachment.call():
-        return _generate(attachment, run, kwargs)
+        return _generate(attachment, view, call, run, kwargs)
+    with attachment.call() as own:
+        return _generate(attachment, view, own, run, kwargs)
 
 
 def forward(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> Any:
     """Replaces `forward`: same arguments, same results, of the shortened prompt."""
     view: Any = attachment.here
-    inputs, prompt = _entering(attachment, named(type(view.module).forward, args, kwargs))
+    inputs, prompt = _entering(attachment, view, named(type(view.module).forward, args, kwargs))
     with view.entering(attachment, inputs):
         output = (plain or functools.partial(type(view.module).forward, view.module))(**contained(view, inputs))
     if prompt is not None:
@@ -185,7 +194,8 @@ def gathered(attachment: Attachment, name: str, plain: Any, *args: Any, **kwargs
     function = getattr(type(module), name)
     kwargs = named(function, args, kwargs)
     found = (plain or functools.partial(function, module))(**kwargs)
-    generating = attachment.current(fresh=False).state.get(UNDER_WAY)
+    call = current_call(attachment)
+    generating = None if call is None else call.state.get(UNDER_WAY)
     if generating is None or generating.read == generating.asked.shape[1]:
         return found
     own = kwargs.get(name.removeprefix("_get_")) or ()
@@ -198,12 +208,11 @@ def gathered(attachment: Attachment, name: str, plain: Any, *args: Any, **kwargs
 
 
 @uncompiled
-def _entering(attachment: Attachment, inputs: dict[str, Any]) -> tuple[dict[str, Any], Shortened | None]:
+def _entering(attachment: Attachment, view: Any, inputs: dict[str, Any]) -> tuple[dict[str, Any], Shortened | None]:
     """Arguments of a forward for the reduced prompts, and, of a prefill, the metadata for the cache it leaves."""
-    view: Any = attachment.here
-    if not attachment.takes():
+    call = attachment.entered()
+    if call is None:
         return inputs, None
-    call = attachment.current(fresh=False)
     generating, cache = call.state.get(UNDER_WAY), cache_given(inputs)
     cached = cached_rows(cache)
     if generating is None and not cached:
@@ -215,19 +224,20 @@ def _entering(attachment: Attachment, inputs: dict[str, Any]) -> tuple[dict[str,
             raise OptionError(FILLED)
         return going_on(inputs, cached, counted=generating is not None), None
     if generating is not None:
-        return _generated(attachment, call, generating, inputs), None
+        return _generated(attachment, view, call, generating, inputs), None
     _refuse_embeds(attachment, inputs)
-    inputs, prompt = _reduced(attachment, inputs)
+    inputs, prompt = _reduced(attachment, view, call, inputs)
     begin_cache(cache, prompt)
     return inputs, prompt
 
 
-def _generated(attachment: Attachment, call: Call, generating: Generating, inputs: dict[str, Any]) -> dict[str, Any]:
+def _generated(
+    attachment: Attachment, view: Any, call: Call, generating: Generating, inputs: dict[str, Any]
+) -> dict[str, Any]:
     """The arguments of a forward of `generate` without rows in a cache: it reads the prompt, alone or with ids after it
     where there is no cache or where they are only guessed; or it is one of a processor, such as that of guidance.
     """
     first, generating.started = not generating.started, True
-    view: Any = attachment.here
     if not (first or inputs.get("mm_encoder_outputs") or view.encoder_inputs(inputs)):
         return inputs
     ids = inputs.get("input_ids")
@@ -243,23 +253,23 @@ def _generated(attachment: Attachment, call: Call, generating: Generating, input
     return {**inputs, "position_ids": prompt.counted(positions, 0)}
 
 
-def _generate(attachment: Attachment, run: Any, kwargs: dict[str, Any]) -> Any:
+def _generate(attachment: Attachment, view: Any, call: Call, run: Any, kwargs: dict[str, Any]) -> Any:
     if kwargs.get("inputs") is not None:
         kwargs["input_ids"] = kwargs.pop("inputs")
-    chunked = bool(_setting(attachment, kwargs, "prefill_chunk_size"))
+    config = kwargs.get("generation_config") or getattr(view.module, "generation_config", None)
+    chunked = bool(kwargs.get("prefill_chunk_size", getattr(config, "prefill_chunk_size", None)))
     if chunked and attachment.cuts is not None:
         raise OptionError("prefill_chunk_size: a method between decoder layers must see the whole prompt at once")
-    call, asked, cache = attachment.current(fresh=False), kwargs.get("input_ids"), cache_given(kwargs)
+    asked, cache = kwargs.get("input_ids"), cache_given(kwargs)
     with torch.no_grad():
-        changed, prompt = _reduced(attachment, kwargs)
-    view: Any = attachment.here
+        changed, prompt = _reduced(attachment, view, call, kwargs)
     if chunked and not view.chunks:  # which derived hosts know by now
         name = type(view.module).__name__
         raise OptionError(f"prefill_chunk_size: {name} reads chunks otherwise than the whole prompt. Leave it out")
     if asked is None:
         return run(**kwargs)
     if changed is kwargs and cached_rows(cache) and isinstance(known(cache), Shortened):
-        changed = _later_turn(attachment, kwargs, known(cache))
+        changed = _later_turn(view, kwargs, known(cache))
     check_counted(cache)
     read = changed["input_ids"].shape[1] if "input_ids" in changed else 0  # of embeddings, `generate` returns nothing
     rows = read or changed["inputs_embeds"].shape[1]
@@ -280,13 +290,13 @@ def _generate(attachment: Attachment, run: Any, kwargs: dict[str, Any]) -> Any:
     return result
 
 
-def _later_turn(attachment: Attachment, kwargs: dict[str, Any], prompt: Shortened) -> dict[str, Any]:
+def _later_turn(view: Any, kwargs: dict[str, Any], prompt: Shortened) -> dict[str, Any]:
     """Arguments of a `generate` on the cache of a reduced prompt, given all ids so far or, with a mask of all, the new
     ones alone: the new ids, and the mask of the rows that are left.
     """
     ids, mask = kwargs["input_ids"], kwargs.get("attention_mask")
     cached = cached_rows(cache_given(kwargs))
-    mask = unpadded(attachment.here, ids).long() if mask is None else mask
+    mask = unpadded(view, ids).long() if mask is None else mask
     new = ids.shape[1]
     if mask.shape[1] == new:
         new -= prompt.size - prompt.left + cached
@@ -301,13 +311,14 @@ def _later_turn(attachment: Attachment, kwargs: dict[str, Any], prompt: Shortene
 
 
 @uncompiled
-def _reduced(attachment: Attachment, inputs: dict[str, Any]) -> tuple[dict[str, Any], Shortened | None]:
+def _reduced(
+    attachment: Attachment, view: Any, call: Call, inputs: dict[str, Any]
+) -> tuple[dict[str, Any], Shortened | None]:
     """Arguments with the pictures reduced, and the metadata of the reduced prompts.
 
     Returns the object it was given, and None, if there is nothing to reduce.
     """
-    view: Any = attachment.here
-    call, encoder_inputs = attachment.current(fresh=False), view.encoder_inputs(inputs)
+    encoder_inputs = view.encoder_inputs(inputs)
     features = inputs.get("mm_encoder_outputs")
     if isinstance(features, ReducedFeatures):  # of the public `reduce`: a second reduction would cut them twice
         call.tell(features.report)
@@ -331,25 +342,27 @@ def _reduced(attachment: Attachment, inputs: dict[str, Any]) -> tuple[dict[str, 
     # Rows stay where a method prunes between layers or every unit fits its budget. The model then encodes by itself,
     # unless features were made before, the host lays tiles out otherwise, or the cut reads the tower.
     unreduced = attachment.method.place is Place.DECODER or not attachment.reduces(layout)
-    encodes = call.given.encoded is not None or view.lays_out or attachment.cuts_by_tower
-    if unreduced and not encodes:
+    if unreduced and not (call.given.encoded is not None or view.lays_out or attachment.cuts_by_tower):
         attachment.arm(call, layout, inputs["input_ids"])
         return inputs, None
     if call.given.encoded is None:
         _check_call(view, inputs, reduces=not unreduced)
-    features = _encoded(attachment, call, encoder_inputs, placed)
+    features = _encoded(attachment, view, call, encoder_inputs, placed)
     tiles = [picture for modality_features in features.values() for picture in modality_features.tiles]
     if unreduced:
         attachment.arm(call, layout, inputs["input_ids"], tiles)
     full = view.assembled(attachment, inputs, ids, real, features, known_ids, kinds.real)
     used_names = {name for arguments in encoder_inputs.values() for name in arguments}
     if unreduced:
-        return reduced_arguments(attachment, inputs, full, _held(call, layout, placed), used_names, features), None
-    # Structural rows that the host drops go only with a reduced picture, so the layout is read again without them.
-    kinds = without_dropped(kinds)
-    layout = attachment.layout(kinds)
+        held = _held(call, layout, placed)
+        return reduced_arguments(attachment, view, inputs, full, held, used_names, features), None
+    # Structural rows that the host drops go only with a reduced picture: then the layout is read again without them.
+    whole, kinds = kinds, without_dropped(kinds)
+    layout = layout if kinds is whole else attachment.layout(kinds)
     full = replace(full, real=kinds.real.to(real.device))
-    out = attachment.reduce(call, full, layout, tiles, fingerprints(*once(known_ids, kinds.real, kinds.picture)))
+    marked = Need.FINGERPRINT in attachment.needs
+    prompts = fingerprints(*once(known_ids, kinds.real, kinds.picture)) if marked else None
+    out = attachment.reduce(call, full, layout, tiles, prompts)
     if kinds.real[:, -1].all():  # else the prompts are padded on the right, as in training
         out = pad_left(out)
     # With gaps in the positions, decoding continues after the full prompt and not after the rows in the cache.
@@ -359,7 +372,7 @@ def _reduced(attachment: Attachment, inputs: dict[str, Any]) -> tuple[dict[str, 
     if not view.embedded:
         call.state[EMBEDS] = out.embeds
     held = _held(call, layout, placed)
-    arguments = reduced_arguments(attachment, inputs, out, held, used_names, features)
+    arguments = reduced_arguments(attachment, view, inputs, out, held, used_names, features)
     attachment.follow(call, out, arguments["input_ids"])
     return arguments, shortened(full, out, keeps)
 
@@ -416,10 +429,13 @@ def _held(call: Call, layout: Layout, placed: list[ModalityRows]) -> dict[str, l
 
 
 def _encoded(
-    attachment: Attachment, call: Call, encoder_inputs: dict[str, dict[str, Any]], placed: list[ModalityRows]
+    attachment: Attachment,
+    view: Any,
+    call: Call,
+    encoder_inputs: dict[str, dict[str, Any]],
+    placed: list[ModalityRows],
 ) -> dict[str, Features]:
     """Features of every modality, encoded now or before."""
-    view: Any = attachment.here
     if call.given.encoded is not None:
         return {
             name: view.together([picture.features for picture in pictures])
@@ -522,14 +538,9 @@ def padding_id(view: Any) -> int:
     return 0 if token_id is None else int(token_id)
 
 
-def _setting(attachment: Attachment, kwargs: dict[str, Any], name: str) -> Any:
-    """A setting of `generate`, from its arguments or from the configuration."""
-    config = kwargs.get("generation_config") or getattr(attachment.here.module, "generation_config", None)
-    return kwargs.get(name, getattr(config, name, None))
-
-
 def reduced_arguments(
     attachment: Attachment,
+    view: Any,
     inputs: dict[str, Any],
     out: Assembled,
     held: dict[str, list[int]],
@@ -539,7 +550,6 @@ def reduced_arguments(
     """The arguments for the reduced prompts, without those the encoders have used; `held` says how many rows of each
     modality a prompt has.
     """
-    view: Any = attachment.here
     values = {name: channel.values for name, channel in out.channels.items()}
     planes = [value for name, value in values.items() if name.startswith("plane ")]
     ids, arguments = values["ids"], {name: value for name, value in inputs.items() if name not in used_names}

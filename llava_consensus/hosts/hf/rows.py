@@ -71,8 +71,10 @@ def row_kinds(
 
 
 def without_dropped(kinds: RowKinds) -> RowKinds:
-    """The kinds of rows without those that go where a picture is reduced."""
+    """The kinds of rows without those that go where a picture is reduced; `kinds` itself where there are none."""
     gone = kinds.token == DROPPED
+    if not gone.any():
+        return kinds
     return kinds._replace(real=kinds.real & ~gone, picture=kinds.picture.masked_fill(gone, -1))
 
 

@@ -13,13 +13,10 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import Tap
 from llava_consensus.hosts.derived.tap import KernelCall, attention_modules
 from llava_consensus.hosts.towers import (
-    EARLIER,
     ClipBlocks,
-    blocks_read,
-    earlier_block,
+    attention_blocks,
     feature_taps,
     hidden_state_block,
-    needs_of,
     states_of,
 )
 from llava_consensus.reduction.method import Method, Place
@@ -127,7 +124,9 @@ class TapTower:
         layer: int = -1, inside: Mapping[Place, str] = MERGER,
     ) -> None:  # fmt: skip
         lists = (one for one in vision.modules() if isinstance(one, nn.ModuleList))
-        self.blocks: Sequence[Any] = [block for one in lists for block in one if attention_modules(block)]
+        found = [(block, attention) for one in lists for block in one if (attention := attention_modules(block))]
+        self.blocks: Sequence[Any] = [block for block, _ in found]
+        self._attention = [attention[0] for _, attention in found]
         self.feature_block = hidden_state_block(layer, len(self.blocks))
         self.tokens, self.members, self.classes = tokens, members, classes
         self.inside: Mapping[Place, str] = dict(inside)  # which can be copied with a model
@@ -149,7 +148,7 @@ class TapTower:
 
     def attention(self, block: int) -> Any:
         """The attention module of a block."""
-        return attention_modules(self.blocks[block])[0]
+        return self._attention[block]
 
     def scale(self, block: int) -> float:
         """Scale of the attention logits of a block."""
@@ -171,11 +170,7 @@ class TapTower:
         Raises:
             OptionError: for a block that looks at windows.
         """
-        needs, blocks = needs_of(self, method), {}
-        if Need.ATTENTION in needs:
-            blocks[""] = blocks_read(self, method)[1]
-        if Need.EARLIER in needs:
-            blocks[EARLIER] = earlier_block(self, method)
+        blocks = attention_blocks(self, method)
         for block in blocks.values():
             if block not in self.full:
                 raise OptionError(

@@ -121,7 +121,8 @@ def generate(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> A
     """Replaces `generate`: the same, as one call."""
     module = attachment.here.module
     run = plain or partial(type(module).generate, module)
-    if not attachment.takes() or attachment.current(fresh=False).scoped:
+    call = attachment.entered()
+    if call is None or call.scoped:
         return run(*args, **kwargs)
     with attachment.call():
         return run(*args, **kwargs)
@@ -132,7 +133,7 @@ def forward(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> An
     """Replaces `forward`: same arguments, same results, of the shortened prompt."""
     view: Any = attachment.here
     model_forward = type(view.module).forward
-    if not attachment.takes():
+    if attachment.entered() is None:
         return (plain or partial(model_forward, view.module))(*args, **kwargs)
     inputs = dict(inspect.signature(model_forward).bind_partial(view.module, *args, **kwargs).arguments)
     del inputs["self"]

@@ -104,7 +104,7 @@ def prepare(
         OptionError: for prompts of several lengths, which that function cannot mask.
     """
     older = getattr(type(attachment.here.module), PREPARE)
-    if not attachment.takes():
+    if attachment.entered() is None:
         plain: tuple[Any, ...] = older(
             attachment.here.module, input_ids, attention_mask, past_key_values, labels, images
         )

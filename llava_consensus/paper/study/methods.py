@@ -18,11 +18,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from llava_consensus.errors import OptionError, choose, whole, within
+from llava_consensus.errors import OptionError
 from llava_consensus.reduction import saliency, selection
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, last_row_saliency, only_cut
 from llava_consensus.reduction.method import Shape
+from llava_consensus.reduction.options import Ratio
 from llava_consensus.reduction.saliency import AGGREGATES, cross_saliency, text_attention
 from llava_consensus.reduction.selection import agreement, rank
 from llava_consensus.reduction.tokens import Need, Stopwatch, VisualTokens
@@ -47,20 +48,13 @@ class Selection(InDecoder):
     """
 
     positions: Literal["renumber", "keep"] = "keep"
-    scores: str = RECOVERY
-    student: str = "vision"
-    rate: float = 0.1
+    scores: Literal["vision", "cross", "recovery"] = "recovery"
+    student: Literal["vision", "cross"] = "vision"
+    rate: Ratio = 0.1
     layer: int | None = None
 
     title: ClassVar[str] = "Study"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        choose("scores", self.scores, (*SIDES, RECOVERY))
-        choose("student", self.student, SIDES)
-        within("rate", self.rate, 0.0, 1.0)
-        whole("layer", self.layer, optional=True)
 
     def plan(self, tokens: int, available: int, layers: int) -> list[Cut]:
         """One cut, that leaves T."""
