@@ -104,6 +104,7 @@ class Attachment:
             self.stages = [BudgetedMethod(part.method, one) for part, one in zip(method.parts, own, strict=True)]
         methods = [stage.method for stage in self.stages]
         self.method = methods[0]  # which acts first
+        self.inside = self.method.acts_inside  # before the projector
         self.needs: frozenset[Need] = frozenset().union(*(one.needs for one in methods))  # parts that one of them reads
         # the method that reads the tower; the first one where none does
         self.reader: Method = next((one for one in methods if one.needs - GIVEN), self.method)
@@ -141,7 +142,7 @@ class Attachment:
         self._handles.append(module.register_forward_hook(self._read_cache))
         if tower is not None:
             self._handles += install_taps(self, tower)
-            if self.method.acts_inside:
+            if self.inside:
                 from llava_consensus.hosts.tower_hooks import install_inside
 
                 shadows, handles = install_inside(self, tower)
@@ -211,7 +212,7 @@ class Attachment:
             )
         blocks_read(tower, self.reader)
         earlier_block(tower, self.reader)
-        if self.method.acts_inside:
+        if self.inside:
             from llava_consensus.hosts.tower_hooks import check_inside
 
             sharing = self.sharing
@@ -383,7 +384,7 @@ class Attachment:
         tower = self.here.tower if tower is None else tower
         assert tower is not None
         with self.collecting() as parts:
-            if self.method.acts_inside:
+            if self.inside:
                 from llava_consensus.hosts.tower_hooks import run_inside
 
                 sharing = self.sharing

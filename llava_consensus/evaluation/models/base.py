@@ -187,13 +187,14 @@ class Runner:
             ValueError: when the prompts differ in the length of answer they allow, or a picture was encoded for another
                 method than the one that is attached.
         """
+        reserved = self.reserved
         for prompt in prompts:
             if HALF.search(prompt.text):
                 raise QuestionError(
                     f"the question {prompt.text[:60]!r} holds half of a character, which no tokenizer reads. Save it "
                     "as UTF-8"
                 )
-            if taken := [word for word in self.reserved if word in prompt.text]:
+            if taken := [word for word in reserved if word in prompt.text]:
                 raise QuestionError(
                     f"the question {prompt.text[:60]!r} holds {taken[0]}, which stands for a picture in the prompts of "
                     "this model; pictures are put in front of the question by themselves. Leave it out"
