@@ -3,6 +3,7 @@ one is not adapted; and what asks nothing of them works on all.
 """
 
 import copy
+import functools
 from typing import Any
 
 import pytest

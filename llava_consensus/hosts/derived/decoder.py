@@ -31,6 +31,8 @@ PLACED = ("position_ids", "position_embeddings", "attention_mask", "cache_positi
 # Of the check of a layer: rows, the size of their embeddings, and how far from its view a layer may be in float32 and
 # in other formats.
 TRIED_ROWS, EMBEDDED, EXACT, ROUNDED = 8, 0.02, 1e-3, 0.2
+OWN = ("layer_idx", "training")  # attributes of an attention module that say nothing of how it works
+WRAPPED = ("forward", "_compiled_call_impl")  # attributes of a module that others set to run it in their way
 
 
 class TapDecoder(LlamaDecoder):
@@ -46,6 +48,8 @@ class TapDecoder(LlamaDecoder):
     def __init__(self, module: Any, axes: int = 1, sees_ahead: bool = False, unturned: str = "-") -> None:
         super().__init__(module if hasattr(module, "layers") else getattr(module, "model", module))
         self.axes, self.keeps_positions, self.sees_ahead, self._unturned = axes, axes > 1, sees_ahead, unturned
+        # children of attention modules that keys do not depend on, and the width of what each returns, by `kind_of`
+        self._idle: dict[Any, dict[str, int]] = {}
 
     def attention(self, layer: int) -> nn.Module | None:
         """The attention module of a layer; None where it has none that hands queries and keys to a kernel."""
@@ -109,7 +113,8 @@ class TapDecoder(LlamaDecoder):
         self, layer: int, hidden: Tensor, positions: Tensor, row: Tensor, columns: Tensor,
         rope: bool = True, given: Mapping[str, Any] | None = None,
     ) -> Heads:  # fmt: skip
-        """Queries of asked rows and keys of all rows that enter a layer, by the layer itself as far as its kernel.
+        """Queries of asked rows and keys of all rows that enter a layer, by the layer itself as far as its kernel: once
+        with the asked rows alone, and once with all rows and no projection but that of keys.
 
         Args:
             hidden: [R, S, D] that enters the layer.
@@ -119,17 +124,26 @@ class TapDecoder(LlamaDecoder):
         """
         attention = self.attention(layer)
         assert attention is not None
-        arguments = self.at(layer).arguments(hidden, positions, None)
-        if not rope and "position_embeddings" in arguments:
-            arguments["position_embeddings"] = _still(arguments["position_embeddings"])
         other = {
             name: value for name, value in (given or {}).items()
             if not isinstance(value, Tensor) and name not in (*PLACED, *CACHE)
         }  # fmt: skip
-        with recording([attention], leaves=True) as calls, contextlib.suppress(Left):
-            # past the layer's hooks, which are for the model's own forward
-            self.layers[layer].forward(hidden, **{**other, **arguments})
-        return heads_of(calls[0], row, columns)
+
+        def call(module: Any, attention: nn.Module, hidden: Tensor, positions: Tensor) -> KernelCall:
+            arguments = self.at(layer).arguments(hidden, positions, None)
+            if not rope and "position_embeddings" in arguments:
+                arguments["position_embeddings"] = _still(arguments["position_embeddings"])
+            return kernel_call(module, attention, hidden, {**other, **arguments})
+
+        module = self.layers[layer]
+        idle = self._idle.get(kind_of(attention))
+        only_keys = None if not idle or self.follows_length or not columns.numel() else idling(module, attention, idle)
+        if only_keys is None:
+            return heads_of(call(module, attention, hidden, positions), row, columns)
+        asked = row[:, None], columns
+        query = call(module, attention, hidden[asked], positions[asked]).query
+        keys = heads_of(call(*only_keys, hidden, positions)._replace(query=query), row[:0], columns[:0])
+        return keys._replace(query=query.detach())
 
     def check_attention(self, cut: bool) -> None:
         """Holds the first layer of each kind, on a few rows of noise, to what is read of it: it gets the positions as
@@ -179,8 +193,7 @@ class TapDecoder(LlamaDecoder):
             tried.setdefault((kind_of(module), self.at(index).kind), index)
         try:
             for index, what, difference in self._layer_differences(list(tried.values()), call, entering):
-                room = EXACT if call["inputs_embeds"].dtype in (torch.float32, torch.float64) else ROUNDED
-                if not difference <= room:
+                if not difference <= room_of(call["inputs_embeds"]):
                     raise self._other(f"{what} of layer {index} differs by {difference:.2g} of its size")
         except OptionError:
             raise
@@ -217,6 +230,11 @@ class TapDecoder(LlamaDecoder):
                 assert kernel.output is not None
                 found, seen = _attended_rows(kernel)
                 yield index, "the attention", distance(found[seen], kernel.output.transpose(1, 2)[seen])
+                few = slice(1, None, 2)
+                arguments = self.at(index).arguments(hidden[:, few], positions[:, few], None)
+                query = kernel_call(layer, attention, hidden[:, few], arguments).query
+                if distance(query, kernel.query[:, :, few]) <= room_of(hidden):
+                    self._idle[kind_of(attention)] = idle_children(layer, attention, hidden, given, kernel)
 
     def _other(self, why: str) -> OptionError:
         return OptionError(
@@ -230,19 +248,103 @@ class TapDecoder(LlamaDecoder):
         return {"_deepstack_process": add_planes} if hasattr(self.module, "_deepstack_process") else {}
 
 
+def kernel_call(module: Any, attention: nn.Module, hidden: Tensor, arguments: dict[str, Any]) -> KernelCall:
+    """The call of a layer's attention kernel, which does not run, and nothing behind it."""
+    with recording([attention], leaves=True) as calls, contextlib.suppress(Left):
+        module.forward(hidden, **arguments)  # past the layer's hooks, which are for the model's own forward
+    return calls[0]
+
+
+class StandIn:
+    """Replaces a module in a trial or where its output is not needed."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
+
+
+class _Spoiled(StandIn):
+    """What the child returns, with one entry of the batch not a number: whatever depends on it is none either."""
+
+    def __init__(self, module: nn.Module, entry: int) -> None:
+        super().__init__(module)
+        self.entry, self.width = entry, 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        output = self.module(*args, **kwargs).clone()
+        output[self.entry] = float("nan")
+        self.width = output.shape[-1]
+        return output
+
+
+class _Idle(StandIn):
+    """Zeros in the place of what the child returns, which take no memory."""
+
+    def __init__(self, module: nn.Module, width: int) -> None:
+        super().__init__(module)
+        self.width = width
+
+    def __call__(self, states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return states.new_zeros(()).expand(*states.shape[:-1], self.width)
+
+
+def idling(layer: Any, attention: Any, idle: Mapping[str, int]) -> tuple[Any, Any] | None:
+    """A layer and its attention module of the same weights, in which these children return zeros; None where something
+    else has wrapped the forward of one of them.
+    """
+    above = [name for name, child in layer.named_children() if child is attention]
+    if not above or any(name in vars(one) for name in WRAPPED for one in (layer, attention)):
+        return None
+    attending = _copied(attention, {name: _Idle(attention.get_submodule(name), width) for name, width in idle.items()})
+    return _copied(layer, {above[0]: attending}), attending
+
+
+def _copied(module: nn.Module, parts: Mapping[str, Any]) -> Any:
+    copied: Any = object.__new__(type(module))
+    copied.__dict__.update(vars(module) | parts)  # where an attribute is looked for before the children
+    return copied
+
+
+def idle_children(layer: Any, attention: Any, hidden: Tensor, given: dict[str, Any], own: KernelCall) -> dict[str, int]:
+    """Children of an attention module on whose output the keys do not depend, and its width: values and queries are
+    projected by others than keys. None where a layer without them gives other keys.
+
+    Args:
+        layer: a twin, and `attention` that in it.
+        hidden, given: of one call of it.
+        own: the kernel call it led to.
+    """
+    spoiled = {name: _Spoiled(child, entry) for entry, (name, child) in enumerate(attention.named_children())}
+    try:
+        above = next(name for name, child in layer.named_children() if child is attention)
+        attending = _copied(attention, spoiled)
+        batch = hidden.expand(len(spoiled), *hidden.shape[1:])
+        key = kernel_call(_copied(layer, {above: attending}), attending, batch, given).key
+        clean = key.isfinite().flatten(1).all(1).tolist()
+        idle = {
+            name: one.width for (name, one), still in zip(spoiled.items(), clean, strict=True) if still and one.width
+        }
+        found = idling(layer, attention, idle)
+        if found is not None and torch.equal(kernel_call(*found, hidden, given).key, own.key):
+            return idle
+    except (AttributeError, LookupError, NotImplementedError, RuntimeError, StopIteration, TypeError, ValueError):
+        pass
+    return {}
+
+
 class Reached(Exception):
     """The last stand-in was called."""
 
 
-class Recorder:
-    """Replaces a module in a trial: records its arguments, and passes the states on or ends the trial."""
+class Recorder(StandIn):
+    """Records the arguments of a layer, and passes the states on or ends the trial."""
 
     def __init__(self, module: nn.Module, ends: bool) -> None:
-        self.module, self.ends = module, ends
+        super().__init__(module)
+        self.ends = ends
         self.given: tuple[Tensor, dict[str, Any]]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.module, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         arguments = named(type(self.module).forward, args, kwargs)
@@ -283,9 +385,14 @@ def run(module: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def kind_of(attention: nn.Module) -> Any:
-    """Equal for attention modules that work alike: all but their weights and their number."""
+    """Equal for attention modules that work alike: all but their weights, their number and their mode."""
     told = {name: value for name, value in vars(attention).items() if isinstance(value, int | float | str | None)}
-    return type(attention), *sorted((name, str(value)) for name, value in told.items() if name != "layer_idx")
+    return type(attention), *sorted((name, str(value)) for name, value in told.items() if name not in OWN)
+
+
+def room_of(states: Tensor) -> float:
+    """The largest `distance` of rounding in the format of these states."""
+    return EXACT if states.dtype in (torch.float32, torch.float64) else ROUNDED
 
 
 def distance(ours: Tensor, own: Tensor) -> float:
