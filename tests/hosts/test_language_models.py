@@ -64,6 +64,29 @@ def test_the_probe_is_the_attention_of_the_plain_model(kind: str) -> None:
     assert torch.allclose(reduction.cross[0], expected, atol=1e-6, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("wrapped", "asked_rows"), [(False, [3, 11]), (True, [22, 11])])
+def test_the_probe_projects_queries_of_the_rows_that_ask_and_no_values(wrapped: bool, asked_rows: list[int]) -> None:
+    model = llava("qwen3")
+    attention, kept = model.model.language_model.layers[0].self_attn, []
+    for wraps in {False, wrapped}:
+        if wraps:  # as accelerate does, which then runs it whole
+            attention.forward = functools.partial(type(attention).forward, attention)
+        with attach(model, "consensusdrop", tokens=5) as attached, torch.no_grad():
+            rows: dict[str, list[int]] = {name: [] for name in ("q_proj", "k_proj", "v_proj")}
+            hooks = [
+                attention.get_submodule(name).register_forward_pre_hook(
+                    lambda _, args, seen=seen: seen.append(args[0].shape[1])
+                )
+                for name, seen in rows.items()
+            ]
+            model(**asked())
+            kept.append(attached.outcomes[0].reductions[0][1].kept)
+        for hook in hooks:
+            hook.remove()
+    assert rows["q_proj"] == rows["v_proj"] == asked_rows and 22 in rows["k_proj"], rows
+    assert torch.equal(kept[0], kept[-1])
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "granite", "cohere2", "glm4", "gemma2", "smollm3", "gpt_neox"])
 def test_a_cut_is_made_by_the_attention_of_the_plain_model(kind: str) -> None:
     """What FastV keeps, and the logits of a plain model in which later layers do not see the others."""

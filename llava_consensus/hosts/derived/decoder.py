@@ -303,7 +303,7 @@ def idling(layer: Any, attention: Any, idle: Mapping[str, int]) -> tuple[Any, An
 
 def _copied(module: nn.Module, parts: Mapping[str, Any]) -> Any:
     copied: Any = object.__new__(type(module))
-    copied.__dict__.update(vars(module) | parts)  # where an attribute is looked for before the children
+    copied.__dict__.update({**vars(module), **parts})  # where an attribute is looked for before the children
     return copied
 
 
