@@ -31,8 +31,10 @@ PLACED = ("position_ids", "position_embeddings", "attention_mask", "cache_positi
 # Of the check of a layer: rows, the size of their embeddings, and how far from its view a layer may be in float32 and
 # in other formats.
 TRIED_ROWS, EMBEDDED, EXACT, ROUNDED = 8, 0.02, 1e-3, 0.2
+# Raised by a forward that works in another way than it is called here.
+UNREADABLE = (AttributeError, ImportError, LookupError, TypeError, ValueError, RuntimeError, AssertionError)
 OWN = ("layer_idx", "training")  # attributes of an attention module that say nothing of how it works
-WRAPPED = ("forward", "_compiled_call_impl")  # attributes of a module that others set to run it in their way
+WRAPPED = {"forward", "_compiled_call_impl"}  # attributes of a module that others set to run it in their way
 
 
 class TapDecoder(LlamaDecoder):
@@ -137,12 +139,12 @@ class TapDecoder(LlamaDecoder):
 
         module = self.layers[layer]
         idle = self._idle.get(kind_of(attention))
-        only_keys = None if not idle or self.follows_length or not columns.numel() else idling(module, attention, idle)
-        if only_keys is None:
+        own = attention in set(module.children()) and not any(vars(one).keys() & WRAPPED for one in (module, attention))
+        if not (own and idle and columns.numel()) or self.follows_length:
             return heads_of(call(module, attention, hidden, positions), row, columns)
         asked = row[:, None], columns
         query = call(module, attention, hidden[asked], positions[asked]).query
-        keys = heads_of(call(*only_keys, hidden, positions)._replace(query=query), row[:0], columns[:0])
+        keys = heads_of(call(*idling(module, attention, idle), hidden, positions), row[:0], columns[:0])
         return keys._replace(query=query.detach())
 
     def check_attention(self, cut: bool) -> None:
@@ -197,7 +199,7 @@ class TapDecoder(LlamaDecoder):
                     raise self._other(f"{what} of layer {index} differs by {difference:.2g} of its size")
         except OptionError:
             raise
-        except (AttributeError, ImportError, LookupError, TypeError, ValueError, RuntimeError, AssertionError) as error:
+        except UNREADABLE as error:
             raise self._other(f"its first layers cannot be read ({error})") from error
 
     def _layer_differences(self, tried: list[int], call: Mapping[str, Any], entering: Tensor | None) -> Any:
@@ -290,26 +292,25 @@ class _Idle(StandIn):
         return states.new_zeros(()).expand(*states.shape[:-1], self.width)
 
 
-def idling(layer: Any, attention: Any, idle: Mapping[str, int]) -> tuple[Any, Any] | None:
-    """A layer and its attention module of the same weights, in which these children return zeros; None where something
-    else has wrapped the forward of one of them.
-    """
-    above = [name for name, child in layer.named_children() if child is attention]
-    if not above or any(name in vars(one) for name in WRAPPED for one in (layer, attention)):
-        return None
-    attending = _copied(attention, {name: _Idle(attention.get_submodule(name), width) for name, width in idle.items()})
-    return _copied(layer, {above[0]: attending}), attending
+def idling(layer: Any, attention: Any, idle: Mapping[str, int]) -> tuple[Any, Any]:
+    """A layer and its attention module of the same weights, in which these children return zeros."""
+    return replaced(layer, attention, {name: _Idle(getattr(attention, name), width) for name, width in idle.items()})
 
 
-def _copied(module: nn.Module, parts: Mapping[str, Any]) -> Any:
-    copied: Any = object.__new__(type(module))
-    copied.__dict__.update({**vars(module), **parts})  # where an attribute is looked for before the children
-    return copied
+def replaced(layer: Any, attention: Any, children: Mapping[str, Any]) -> tuple[Any, Any]:
+    """A layer and its attention module of the same weights, with other children of the latter."""
+    above = {child: name for name, child in layer.named_children()}[attention]
+    copied = []
+    for module, parts in (attention, children), (layer, {}):
+        copied.append(object.__new__(type(module)))
+        vars(copied[-1]).update({**vars(module), **parts})  # where an attribute is looked for before the children
+    vars(copied[1])[above] = copied[0]
+    return copied[1], copied[0]
 
 
 def idle_children(layer: Any, attention: Any, hidden: Tensor, given: dict[str, Any], own: KernelCall) -> dict[str, int]:
-    """Children of an attention module on whose output the keys do not depend, and its width: values and queries are
-    projected by others than keys. None where a layer without them gives other keys.
+    """Children of an attention module on whose output the keys do not depend, and the width they return in its place:
+    of one head where the module takes that. None where a layer without them gives other keys.
 
     Args:
         layer: a twin, and `attention` that in it.
@@ -317,20 +318,17 @@ def idle_children(layer: Any, attention: Any, hidden: Tensor, given: dict[str, A
         own: the kernel call it led to.
     """
     spoiled = {name: _Spoiled(child, entry) for entry, (name, child) in enumerate(attention.named_children())}
-    try:
-        above = next(name for name, child in layer.named_children() if child is attention)
-        attending = _copied(attention, spoiled)
+    with contextlib.suppress(*UNREADABLE):
         batch = hidden.expand(len(spoiled), *hidden.shape[1:])
-        key = kernel_call(_copied(layer, {above: attending}), attending, batch, given).key
+        key = kernel_call(*replaced(layer, attention, spoiled), batch, given).key
         clean = key.isfinite().flatten(1).all(1).tolist()
-        idle = {
-            name: one.width for (name, one), still in zip(spoiled.items(), clean, strict=True) if still and one.width
-        }
-        found = idling(layer, attention, idle)
-        if found is not None and torch.equal(kernel_call(*found, hidden, given).key, own.key):
-            return idle
-    except (AttributeError, LookupError, NotImplementedError, RuntimeError, StopIteration, TypeError, ValueError):
-        pass
+        whole = {name: one.width for (name, one), still in zip(spoiled.items(), clean, strict=True) if still}
+        heads, rows, width = own.query.shape[1:]
+        for idle, left in (dict.fromkeys(whole, width), 1), (whole, heads):
+            with contextlib.suppress(*UNREADABLE):
+                found = kernel_call(*idling(layer, attention, idle), hidden, given)
+                if torch.equal(found.key, own.key) and found.query.shape[1:3] == (left, rows):
+                    return idle
     return {}
 
 
