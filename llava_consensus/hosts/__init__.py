@@ -287,7 +287,8 @@ def view_of(model: Any, options: Mapping[str, str] | None = None) -> Any:
     if "Pipeline" in names:
         raise OptionError(f"model is a {names[0]}: pass pipe.model, the model in it")
     entry = adapting(names, None, tower_named(vars(getattr(model, "config", object))))
-    if entry is None and takes_features(model):
+    several = isinstance(getattr(getattr(model, "config", None), "vision_feature_layer", None), list | tuple)
+    if (entry is None or several) and takes_features(model):  # files read features of one layer
         entry = OTHER
     if entry is None:
         inner = next((path for path in INNER if hasattr(model, path)), None)

@@ -199,8 +199,10 @@ class TapDecoder(LlamaDecoder):
                     raise self._other(f"{what} of layer {index} differs by {difference:.2g} of its size")
         except OptionError:
             raise
-        except UNREADABLE as error:
+        except Unlike as error:
             raise self._other(f"its first layers cannot be read ({error})") from error
+        except UNREADABLE as error:
+            raise self._other("its first layers cannot be run alone, with the arguments that they are given") from error
 
     def _layer_differences(self, tried: list[int], call: Mapping[str, Any], entering: Tensor | None) -> Any:
         """Number of a layer, what is compared, and the difference as a share of its size."""
@@ -210,7 +212,7 @@ class TapDecoder(LlamaDecoder):
             run(twin(self.module, layers=reached), **{**call, "use_cache": False, "past_key_values": None})
             states = reached[0].given[0]
             if states.shape != embeds.shape:
-                raise ValueError("they hand on more than one row of states for each row of the prompt")
+                raise Unlike("they hand on more than one row of states for each row of the prompt")
             if entering is not None:
                 yield 0, "what enters the attention", distance(entering, states)
             for index in tried:
@@ -219,7 +221,7 @@ class TapDecoder(LlamaDecoder):
                 for name, value in given.items():
                     rows = isinstance(value, Tensor) and hidden.shape[1] in value.shape and name not in PLACED
                     if rows and value.shape[:2] not in (hidden.shape[:2], (1, hidden.shape[1])):
-                        raise ValueError(f"they are given {name} of a shape that cannot be cut")
+                        raise Unlike(f"they are given {name} of a shape that cannot be cut")
                 ours = self.at(index).arguments(hidden, positions, None).get("position_embeddings")
                 for one, own in zip(_tensors(ours), _tensors(given.get("position_embeddings")), strict=True):
                     yield index, "the rotation", distance(one, own.expand(one.shape))
@@ -228,10 +230,11 @@ class TapDecoder(LlamaDecoder):
                 install([attention])
                 with recording([attention]) as calls:
                     layer.forward(hidden, **given)
-                (kernel,) = calls
-                assert kernel.output is not None
+                if len(calls) != 1 or calls[0].output is None:
+                    raise Unlike(f"the attention of layer {index} calls its kernel {len(calls)} times")
+                kernel = calls[0]
                 found, seen = _attended_rows(kernel)
-                yield index, "the attention", distance(found[seen], kernel.output.transpose(1, 2)[seen])
+                yield index, "the attention", distance(found[seen], calls[0].output.transpose(1, 2)[seen])
                 few = slice(1, None, 2)
                 arguments = self.at(index).arguments(hidden[:, few], positions[:, few], None)
                 query = kernel_call(layer, attention, hidden[:, few], arguments).query
@@ -332,6 +335,10 @@ def idle_children(layer: Any, attention: Any, hidden: Tensor, given: dict[str, A
     return {}
 
 
+class Unlike(ValueError):
+    """What a layer does that is not adapted."""
+
+
 class Reached(Exception):
     """The last stand-in was called."""
 
@@ -418,7 +425,7 @@ def _attended_rows(call: KernelCall) -> tuple[Tensor, Tensor]:
     see a row at all [R, H, S].
     """
     if call.options.get("s_aux") is not None:
-        raise ValueError("their attention has sinks")
+        raise Unlike("their attention has sinks")
     mask, (rows, columns) = call.mask, (call.query.shape[2], call.key.shape[2])
     plain = torch.ones(rows, columns, dtype=torch.bool, device=call.query.device).tril()
     if not isinstance(mask, Tensor):

@@ -70,9 +70,11 @@ def prove(
             try:
                 proof.half(how)
             except (OptionError, IndexError, RuntimeError) as error:
+                failed = f"a prompt without half of its visual rows cannot be run (positions={how})"
+                why = str(error) if isinstance(error, OptionError) else failed
                 if how == RENUMBER or record.axes > 1:
-                    raise OptionError(f"{proof.name}: {error}") from error
-                unkept = str(error)
+                    raise OptionError(f"{proof.name}: {why}") from error
+                unkept = why
     return replace(record, unkept=unkept)
 
 
@@ -102,8 +104,8 @@ class _Proof:
             return record
         try:
             call = decoder_call(self.module, self.text, {self.modality: self.fields.output}, [first]).attention
-        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            return replace(record, first="", unasked=f"layers before {record.first} hand on more than states: {error}")
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+            return replace(record, first="", unasked=f"layers before {record.first} hand on more than states")
         if call is None or call.query.shape[2] != self.visual.shape[1]:
             return replace(record, first="", unasked=f"{record.first} does not see the whole prompt")
         return record

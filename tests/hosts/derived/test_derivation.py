@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 transformers = pytest.importorskip("transformers", minversion="5.19")
 
+import hf_models  # noqa: E402
 from families import FAMILIES, IMAGE, TEXT, build, by_grid, filled, prompts  # noqa: E402
 from reference import answer, probabilities  # noqa: E402
 from transformers import AttentionInterface  # noqa: E402
@@ -248,6 +249,22 @@ def test_a_refusal_names_the_one_thing() -> None:
     model.__class__ = WithoutFeatures
     with pytest.raises(OptionError, match="WithoutFeatures: forward takes no mm_encoder_outputs"):
         attach(model, "divprune", tokens=2)
+
+
+def test_features_of_several_layers_are_derived_where_a_file_reads_one() -> None:
+    model = hf_models.CASES["llava_next"].build()
+    model.config.vision_feature_layer = [-3, -2]
+    projector = model.model.multi_modal_projector
+    projector.linear_1 = nn.Linear(2 * projector.linear_1.in_features, projector.linear_1.out_features)
+    inputs = hf_models.prompts([1, 5, hf_models.CASES["llava_next"].picture(0), 6, 7, 8])
+    with torch.no_grad():
+        plain = model(**inputs).logits
+        with attach(model, tokens=10_000):
+            assert torch.equal(model(**inputs).logits, plain)
+        with attach(model, tokens=5) as attached:
+            model(**inputs)
+    (outcome,) = attached.outcomes
+    assert outcome.before > outcome.after == 5
 
 
 def test_a_first_prompt_longer_than_a_sliding_window_is_understood() -> None:
