@@ -54,7 +54,7 @@ def _hf(view: str, line: str, types: tuple[str, ...], *classes: str, answer_vers
 
 def _derived(line: str, types: tuple[str, ...], *classes: str, lacks: tuple[str, ...] = ()) -> HostEntry:
     """A family of transformers that is tested and has no file."""
-    return HostEntry(DERIVED, "hf", classes, f"{line} (derived)", types, lacks=lacks, answer_version=2)
+    return HostEntry(DERIVED, "hf", classes, f"{line} (derived)", types, lacks=lacks, answer_version=3)
 
 
 HOSTS: dict[str, HostEntry] = {
@@ -189,7 +189,7 @@ HOSTS: dict[str, HostEntry] = {
         lacks=(LAYERS, ONE_AXIS),
     )._replace(view=f"{OURS}.derived.qwen3_5:Qwen35"),
     "gemma-4": _derived("Gemma 4: pictures of any shape", ("gemma4",), "Gemma4ForConditionalGeneration")._replace(
-        view=f"{OURS}.derived.gemma4:Gemma4", answer_version=3
+        view=f"{OURS}.derived.gemma4:Gemma4", answer_version=4
     ),
     "gemma-3n": _derived(
         "Gemma 3n: a tower without attention, which no method reads",

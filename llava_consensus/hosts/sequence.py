@@ -37,6 +37,7 @@ class RowKinds(NamedTuple):
     videos: frozenset[int] = frozenset()  # which pictures of the call are videos, whose tiles are their frames
     tiles: tuple[int, ...] = ()  # of each picture of the call; where that is not given, as many as have rows
     around: tuple[int, int] = (0, 0)  # rows of markers that a processor puts in front of and behind each picture
+    marked: tuple[tuple[int, int], ...] = ()  # the same of each picture of the call, where their ids are known
 
 
 @dataclass(frozen=True)
@@ -220,7 +221,6 @@ def read_layout(kinds: RowKinds, sharing: Sharing) -> Layout:
         words &= ~kinds.answer
     asked = words | (kinds.real & (kinds.picture >= 0))  # a row of a picture is no answer, though it may have a label
     places_all = torch.arange(kinds.real.shape[1])
-    front, behind = kinds.around
     ahead = sharing.before_sequence
     for row in range(len(kinds.real)):
         sources = [source for source in kinds.picture[row].unique().tolist() if source >= 0]
@@ -232,8 +232,10 @@ def read_layout(kinds: RowKinds, sharing: Sharing) -> Layout:
                 continue
             end = int(in_picture.nonzero()[-1])
             asking = words[row] & (places_all > end)
-            for first, last in spans:  # breaks within a later picture and markers around it are no words
+            for later, (first, last) in zip(sources, spans, strict=True):
+                # breaks within a later picture and markers around it are no words
                 if first > end:
+                    front, behind = kinds.marked[later] if kinds.marked else kinds.around
                     asking[max(first - front, end + 1) : last + behind + 1] = False
             text = asking.nonzero()[:, 0]
             video = source in kinds.videos

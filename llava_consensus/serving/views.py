@@ -14,11 +14,11 @@ from llava_consensus.hosts.hf.towers import TapTower
 class QwenRows(QwenVL):
     """Qwen3.5: the rows of Qwen3-VL."""
 
-    around = (0, 0)  # as derived
-
 
 class GemmaRows(HfModel):
     """Gemma 4: a row for each square of patches of a picture, which is padded."""
+
+    around = (1, 1)
 
     @cached_property
     def tower(self) -> TapTower:

@@ -8,6 +8,7 @@ configuration.
 import contextlib
 import copy
 import inspect
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -130,6 +131,12 @@ class DerivedModel(HfModel):
 
     def _tower_of(self, record: Record) -> DerivedTower:
         return DerivedTower(self.module, record, self.reach, self.offer.inside)
+
+    @cached_property
+    def markers(self) -> frozenset[int]:  # type: ignore[override]
+        """Ids of the rows around pictures, as the configuration names them; none where it does not."""
+        named = vars(self.module.config).items()
+        return frozenset(value for name, value in named if MARKER.fullmatch(name) and isinstance(value, int))
 
     @property
     def reach(self) -> int:
@@ -476,6 +483,7 @@ def pixels_of(inputs: dict[str, Any], tiles: list[int]) -> list[Tensor]:
     return [torch.cat((pixels.reshape(1, -1), pixels.new_full((1, 1), number)), 1) for number in range(len(tiles))]
 
 
+MARKER = re.compile("(boi|eoi|(low_res_)?(image|vision|im)_(start|end))_(token_)?(id|index)")
 TYPES = ("mm_token_type_ids", "moe_mm_token_type_ids")  # arguments that say which rows are tokens of pictures
 READ = frozenset({Need.ATTENTION, Need.EARLIER, Need.FEATURES, Need.CLASS_FEATURE})  # of the tower
 

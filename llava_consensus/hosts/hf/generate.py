@@ -337,7 +337,7 @@ def _reduced(
     placed = _placed(view, call, encoder_inputs, known_ids)
     labels = inputs.get("labels")
     answer = None if labels is None else (labels != IGNORE).cpu()
-    kinds = row_kinds(known_ids, known_real.bool(), placed, answer, view.around)
+    kinds = row_kinds(known_ids, known_real.bool(), placed, answer, view.around, view.markers)
     layout = attachment.layout(kinds)
     # Rows stay where a method prunes between layers or every unit fits its budget. The model then encodes by itself,
     # unless features were made before, the host lays tiles out otherwise, or the cut reads the tower.

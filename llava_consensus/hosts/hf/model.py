@@ -49,6 +49,7 @@ class HfModel:
     records = False  # whether the language model's first attention is recorded, and not projected by a view of it
     typed = False  # whether the model places tokens of pictures by `mm_token_type_ids`
     around = (0, 0)  # rows of markers that the processor puts in front of and behind each picture
+    markers: frozenset[int] = frozenset()  # their ids, where those say it and not their number
     image_processor: Any = None  # where the harness has one
 
     def __init__(self, module: Any, options: Mapping[str, str]) -> None:

@@ -40,6 +40,7 @@ def row_kinds(
     placed: list[ModalityRows],
     answer: Tensor | None,
     around: tuple[int, int] = (0, 0),
+    markers: frozenset[int] = frozenset(),
 ) -> RowKinds:
     """Kind of every row of prompts [R, S]; pictures are numbered across all modalities. All on the CPU.
 
@@ -67,7 +68,19 @@ def row_kinds(
             videos |= set(range(first, first + len(pictures)))
         first += len(pictures)
     counts = tuple(rows.tiles for group in placed for rows in group.pictures)
-    return RowKinds(real, picture, torch.where(token >= 0, tile, -1), token, answer, frozenset(videos), counts, around)
+    marked = _marked(ids, picture, markers) if markers else ()
+    tile = torch.where(token >= 0, tile, -1)
+    return RowKinds(real, picture, tile, token, answer, frozenset(videos), counts, around, marked)
+
+
+def _marked(ids: Tensor, picture: Tensor, markers: frozenset[int]) -> tuple[tuple[int, int], ...]:
+    """Rows of these ids right in front of and behind each picture."""
+    marker, found = torch.isin(ids, torch.tensor(list(markers))).long(), []
+    for source in picture[picture >= 0].unique().tolist():
+        row, places = (picture == source).nonzero().T
+        front, behind = marker[row[0], : places[0]].flip(0), marker[row[0], places[-1] + 1 :]
+        found.append((int(front.cumprod(0).sum()), int(behind.cumprod(0).sum())))
+    return tuple(found)
 
 
 def without_dropped(kinds: RowKinds) -> RowKinds:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 transformers = pytest.importorskip("transformers", minversion="5.19")
 
 import hf_models  # noqa: E402
-from families import FAMILIES, IMAGE, TEXT, build, by_grid, filled, prompts  # noqa: E402
+from families import END, FAMILIES, IMAGE, START, TEXT, build, by_grid, filled, prompts  # noqa: E402
 from reference import answer, probabilities  # noqa: E402
 from transformers import AttentionInterface  # noqa: E402
 
@@ -265,6 +265,23 @@ def test_features_of_several_layers_are_derived_where_a_file_reads_one() -> None
             model(**inputs)
     (outcome,) = attached.outcomes
     assert outcome.before > outcome.after == 5
+
+
+def test_markers_of_a_later_picture_ask_about_no_earlier_one() -> None:
+    model, read = build(QWEN, torch.float32), []
+    inputs = prompts(model, QWEN, [0, 1])
+    shown = (inputs["input_ids"][0] == IMAGE).nonzero()[:, 0]
+    first, second = shown[[0]], shown[1:][shown.diff() > 1]
+    ends = shown[:-1][shown.diff() > 1], shown[[-1]]
+    inputs["input_ids"][0, torch.cat((first, second)) - 1] = START
+    inputs["input_ids"][0, torch.cat(ends) + 1] = END
+    with attach(model, "consensusdrop", tokens=2) as attached, torch.no_grad():
+        layout = attached.layout
+        attached.layout = lambda kinds: read.append(layout(kinds)) or read[-1]  # type: ignore[method-assign,func-returns-value]
+        model(**inputs)
+    words = [inputs["input_ids"][0][one.text] for one in read[-1].pictures]
+    assert START not in words[0] and words[0].tolist().count(END) == words[1].tolist().count(END) == 1
+    assert len(words[0]) > len(words[1])
 
 
 def test_a_first_prompt_longer_than_a_sliding_window_is_understood() -> None:
