@@ -50,7 +50,7 @@ from tools.photo import BENCHMARKS, FRONT, Photo, p_value
 ROOT = Path(__file__).parents[1]
 MEASURED, PHOTO = Path("docs/measured.tar.xz"), Path("docs/measured-photo.tar.xz")
 HASHES = Path("docs/measured.sha256")  # as sha256sum writes them, seen from docs/
-NAMED = Path("docs/paper/named.json")
+NAMED, NAMED_UNSEEN = Path("docs/paper/named.json"), Path("docs/paper/named-unseen.json")
 FOLDER = Path("tools/templates")
 TEMPLATES = ("results.md", "paper.md", "positions.md", "efficiency.md")
 BESIDE = ("study.json", "scap.json", "bench.json", "bench-tradeoff.json")  # in the folder of an archive's other results
@@ -133,6 +133,7 @@ def pages(readme: Path) -> dict[str, str]:
         drawn = drawn_facts(section)
         given = {
             "photo": photo,
+            "unseen": Photo(runs / "unseen", ROOT / NAMED_UNSEEN),
             "drawn": drawn,
             "claims": claims_table(material.read(runs, known()), {"drawn model": material.read(out, known())}),
             "against": against_table(ROOT / "docs/efficiency" / AGAINST),

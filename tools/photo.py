@@ -153,6 +153,15 @@ class Photo:
         """A named comparison in words."""
         return self.comparison(first, second, *benchmarks).difference
 
+    def gains(self, tokens: int) -> str:
+        """In how many pairs of runs at a budget the kept positions scored higher."""
+        places = [(name, method) for name in BENCHMARKS for method in ROWS]
+        pairs = [pair for name, method in places if all(pair := self.ways(name, method, tokens))]
+        higher = sum(
+            (kept.score or 0.0) > (renumbered.score or 0.0) for renumbered, kept in pairs if renumbered and kept
+        )
+        return f"{higher} of {len(pairs)}"
+
     @property
     def shown(self) -> list[Named]:
         """Those whose difference is shown."""
@@ -187,30 +196,37 @@ class Photo:
             lines += [f"| {ROWS[method]} | {' | '.join(cells)} |"] if any(cells) else []
         return "\n".join(lines)
 
-    def both(self, benchmark: str, method: str, tokens: float | None = None) -> str:
+    def ways(self, benchmark: str, method: str, tokens: float | None = None) -> list[Row | None]:
+        """The runs with positions renumbered and kept; all tokens have one."""
+        if method == FULL:
+            return [self.run(benchmark, method)]
+        words = (f"{method}{',' if ':' in method else ':'}positions={way}" for way in WAYS)
+        return [self.run(benchmark, word, tokens) for word in words]
+
+    def both(self, benchmark: str, method: str) -> str:
         """Scores with positions renumbered and kept; one alone where the other was not run, nothing without a run."""
-        own = (self.run(benchmark, f"{method}{',' if ':' in method else ':'}positions={way}", tokens) for way in WAYS)
-        first, second = (score(run) if run else "" for run in own)
+        first, second = (score(run) if run else "" for run in self.ways(benchmark, method))
         return f"{first} → {second}".strip() if first or second else ""
 
     def budgets_table(self) -> str:
-        """Scores at every budget, positions renumbered and kept, of methods that ran at several: a table for each
-        benchmark.
-        """
-        tables = []
-        for benchmark in BENCHMARKS:
-            of_peers = [key for key in self.runs if key[0] == benchmark and key[1] == "visionzip"]  # not ablations
-            budgets = sorted({key[3] for key in of_peers}, reverse=True)
-            if len(budgets) < 2:
-                continue
-            lines = [f"| {self.title(benchmark)} | " + " | ".join(f"{tokens:g} tokens" for tokens in budgets) + " |"]
-            lines.append("|---" + "|--:" * len(budgets) + "|")
-            for method, label in ROWS.items():
-                found = [self.both(benchmark, method, tokens) for tokens in budgets]
-                if sum(map(bool, found)) > 1:
-                    lines.append(f"| {label} | {' | '.join(found)} |")
-            tables.append("\n".join(lines))
-        return "\n\n".join(tables) or "Other budgets were not run."
+        """Scores at the other budgets, positions renumbered and kept, of what was run at several of them."""
+        peers = sorted((name, -tokens) for name, word, _, tokens in self.runs if word == "visionzip")  # not ablations
+        places = [(name, -tokens) for name, tokens in dict.fromkeys(peers) if -tokens != self.tokens]
+        if not places:
+            return "Other budgets were not run."
+        lines = ["| | " + " | ".join(f"{self.title(name)}, {tokens:g} tokens" for name, tokens in places) + " |"]
+        lines.append("|---" + "|--:" * len(places) + "|")
+        bounds = []
+        for method, label in {FULL: NAMES[FULL], **ROWS}.items():
+            found = [self.ways(name, method, tokens) for name, tokens in places]
+            bounds += [run.bounds for pair in found for run in pair if run and run.bounds]
+            cells = [" → ".join(plain_score(run) for run in pair).strip() if any(pair) else "" for pair in found]
+            lines += [f"| {label} | {' | '.join(cells)} |"] if sum(map(bool, cells)) > 1 else []
+        halves = sorted((high - low) / 2 for low, high in bounds)
+        return (
+            "\n".join(lines)
+            + f"\n\nHalf of an interval is {halves[0]:.1f} to {halves[-1]:.1f} points ([csv](results.csv))."
+        )
 
     def order(self, benchmark: str) -> str:
         """The highest and the lowest score of all methods that ran at the budget, as published; no settings of ours."""
@@ -308,6 +324,11 @@ def score(row: Row | None) -> str:
     if row is None or row.score is None:
         return NOT_RUN
     return f"{row.score:.1f}{half(row.bounds)}" + ("" if row.spread is None else f" (sd {row.spread:.1f})")
+
+
+def plain_score(row: Row | None) -> str:
+    """A score alone; nothing without a run."""
+    return "" if row is None or row.score is None else f"{row.score:.1f}"
 
 
 def p_value(p: float | None) -> str:
