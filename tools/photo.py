@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -153,14 +154,32 @@ class Photo:
         """A named comparison in words."""
         return self.comparison(first, second, *benchmarks).difference
 
-    def gains(self, tokens: int) -> str:
-        """In how many pairs of runs at a budget the kept positions scored higher."""
-        places = [(name, method) for name in BENCHMARKS for method in ROWS]
-        pairs = [pair for name, method in places if all(pair := self.ways(name, method, tokens))]
-        higher = sum(
-            (kept.score or 0.0) > (renumbered.score or 0.0) for renumbered, kept in pairs if renumbered and kept
-        )
-        return f"{higher} of {len(pairs)}"
+    @cached_property
+    def pairs(self) -> list[tuple[str, float, str, MeanDifference, float]]:
+        """Every pair of runs that differ in positions alone, kept less renumbered: benchmark, tokens, method, the
+        difference, and its p after Holm's correction over all of them.
+        """
+        budgets = sorted({key[3] for key in self.runs if key[1] != FULL}, reverse=True)
+        found = []
+        for name, tokens, method in product(BENCHMARKS, budgets, ROWS):
+            renumbered, kept = self.ways(name, method, tokens)
+            if renumbered and kept and (test := compare(kept, renumbered)):
+                found.append((name, tokens, method, mean_difference([test], [kept.scale])))
+        corrected = holm([1.0 if one.p is None else one.p for *_, one in found])
+        return [(*one, p) for one, p in zip(found, corrected, strict=True)]
+
+    @property
+    def policies(self) -> str:
+        """What `pairs` say: how often keeping scored higher, and which differences are shown."""
+        shown = [
+            f"{self.words(method)} on {self.title(name)} with {tokens:g} tokens "
+            f"{signed(found.difference, found.bounds)}, {p_value(p)}"
+            for name, tokens, method, found, p in self.pairs
+            if p < SIGNIFICANT
+        ]
+        higher = sum(found.difference > 0 for *_, found, _ in self.pairs)
+        said = f"in {higher} of {len(self.pairs)} pairs keeping scored higher"
+        return f"{said}; shown, with its corrected p, is {'; '.join(shown) or 'none'}"
 
     @property
     def shown(self) -> list[Named]:
@@ -271,12 +290,13 @@ class Photo:
     @property
     def plus(self) -> str:
         """What the comparisons of positions say of the name `consensusdrop+`."""
-        own = [one for one in self.named if one.second == "consensusdrop" and "positions=keep" in one.first]
-        for_it = [one for one in own if one.verdict == "shown" and one.found and one.found.difference > 0]
-        names = " and ".join(self.title(one.benchmarks[0]) for one in for_it)
-        if not for_it:
-            return "is `positions=keep` under another name: no gain of it is shown here, so take it as an option to try"
-        return f"is `positions=keep` under another name, and its gain is shown on {names}"
+        gains = [
+            f"{self.title(name)} with {tokens:g} tokens"
+            for name, tokens, method, found, p in self.pairs
+            if method == "consensusdrop" and p < SIGNIFICANT and found.difference > 0
+        ]
+        said = f"its gain is shown on {' and '.join(gains)} alone" if gains else "no gain of it is shown here"
+        return f"is `positions=keep` under another name: {said}, so take it as an option to try"
 
     @property
     def sentence(self) -> str:
