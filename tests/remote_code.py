@@ -2,9 +2,10 @@
 with the configuration and the weights of the doubles, so that the same tests run on both.
 
 `REMOTE_CODE` names the folder. Without it no test needs any of this. For LLaVA's pins alone, as the code is of 2023.
-In the folder lie `qwen_vl/` (the Python files of Qwen-VL, as in github.com/x1ngzai/Qwen-VL-Chat-Int4 at 1cd721a, and an
-empty `__init__.py`), `internvl_chat/llava/` (`internvl_chat_llava/llava` of github.com/OpenGVLab/InternVL at 2410d1d) and
-`site/` (what they import beside torch and transformers: torchvision, timm 0.9.16, peft 0.10.0, requests, matplotlib).
+In the folder lie `qwen_vl/` (the Python files of Qwen-VL, as in github.com/x1ngzai/Qwen-VL-Chat-Int4 at 1cd721a, and
+an empty `__init__.py`), `internvl_chat/llava/` (`internvl_chat_llava/llava` of github.com/OpenGVLab/InternVL at
+2410d1d) and `site/` (what they import beside torch and transformers: torchvision, timm 0.9.16, peft 0.10.0, requests,
+matplotlib).
 """
 
 import importlib
