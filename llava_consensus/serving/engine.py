@@ -28,7 +28,7 @@ from llava_consensus.hosts.hf.generate import once
 from llava_consensus.hosts.hf.rows import PictureRows
 from llava_consensus.hosts.reduce import reduce
 from llava_consensus.hosts.sequence import Assembled, Channel, Rule, fingerprints
-from llava_consensus.hosts.towers import attention_blocks, blocks_read, load_clip_text, needs_of, split_heads
+from llava_consensus.hosts.towers import attention_blocks, blocks_read, load_clip_text, needs_of, split_heads, states_of
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.tokens import Need
 from llava_consensus.serving.counts import KEPT, SECONDS, counts
@@ -363,9 +363,3 @@ def offsets(values: Tensor) -> Tensor:
     """The offsets [K, A] of `columns`."""
     high, low = values.round().long().chunk(2, dim=-1)
     return high * BASE + low
-
-
-def states_of(output: Any) -> Tensor:
-    """States in what a block returned."""
-    states: Tensor = output[0] if isinstance(output, tuple) else output
-    return states

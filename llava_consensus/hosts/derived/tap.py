@@ -116,7 +116,7 @@ def install(modules: Collection[nn.Module], observe: Callable[[KernelCall], None
         config = copy.copy(own)
         # In the instance and not in a closure, so that a deep copy of the model reads its own configuration.
         config.__dict__.update({OWN: own, OBSERVE: observe})
-        config.__class__ = _tapped_class(type(own))
+        config.__class__ = _tapped_class(own.__class__)
         shadows.append(Shadow(module, "config", config))
     return shadows
 

@@ -13,7 +13,7 @@ and records how its ranking of the visual tokens compares with SCAP's.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -28,8 +28,9 @@ from llava_consensus.reduction.saliency import AGGREGATES, cross_saliency, text_
 from llava_consensus.reduction.selection import agreement, rank
 from llava_consensus.reduction.tokens import Need, Stopwatch, VisualTokens
 
-SIDES = ("vision", "cross")
-RECOVERY = "recovery"
+Side = Literal["vision", "cross"]
+SIDES: tuple[Side, ...] = get_args(Side)
+RECOVERY: Literal["recovery"] = "recovery"
 PUBLISHED_LAYER = 2
 STRETCHES = 24  # of patch indices; the rows of LLaVA-1.5's grid
 
@@ -48,8 +49,8 @@ class Selection(InDecoder):
     """
 
     positions: Literal["renumber", "keep"] = "keep"
-    scores: Literal["vision", "cross", "recovery"] = "recovery"
-    student: Literal["vision", "cross"] = "vision"
+    scores: Literal["vision", "cross", "recovery"] = RECOVERY
+    student: Side = "vision"
     rate: Ratio = 0.1
     layer: int | None = None
 
