@@ -284,7 +284,7 @@ def recounting(attachment: Any, plain: Any, *args: Any, **kwargs: Any) -> Any:
     """Replaces the function by which `generate` settles its lengths: `max_length` and `min_length` count the original
     prompt, and `generate` counts the reduced one.
     """
-    module, call = attachment.here.module, current_call(attachment)
+    module, call = attachment.model.module, current_call(attachment)
     function = getattr(type(module), COUNTING)
     kwargs = named(function, args, kwargs)
     config, more = kwargs["generation_config"], 0 if call is None else call.state.get(MORE, 0)

@@ -229,7 +229,7 @@ def generate(attachment: Attachment, *args: Any, **kwargs: Any) -> Any:
     """`generate` as the class has it, as one call. OptionError for an `assistant_model`, which it cannot use."""
     if kwargs.get("assistant_model") is not None:
         raise OptionError(ASSISTED)
-    model, call = attachment.here.module, attachment.entered()
+    model, call = attachment.model.module, attachment.entered()
     if call is None:
         return type(model).generate(model, *args, **kwargs)
     if not call.scoped:

@@ -140,7 +140,7 @@ class Streamed:
 
 def generate(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> Any:
     """Replaces `generate`: same arguments, same results, the original prompt in front of the answer."""
-    view: Any = attachment.here
+    view: Any = attachment.model  # no replica: those of `DataParallel` run `forward` alone
     kwargs = named(type(view.module).generate, args, kwargs)
     run = plain or functools.partial(type(view.module).generate, view.module)
     call = attachment.entered()
@@ -190,7 +190,7 @@ def gathered(attachment: Attachment, name: str, plain: Any, *args: Any, **kwargs
     """Replaces a function by which `generate` gathers processors or criteria: those of the user see the full prompt,
     those that `generate` makes itself see the ids that it counts.
     """
-    module = attachment.here.module
+    module = attachment.model.module
     function = getattr(type(module), name)
     kwargs = named(function, args, kwargs)
     found = (plain or functools.partial(function, module))(**kwargs)

@@ -56,7 +56,7 @@ class HfModel:
         self.module: Any = module
         self.options = options
 
-    @property
+    @cached_property
     def inner(self) -> Any:
         """The model without its head."""
         return self.module.model
@@ -124,7 +124,7 @@ class HfModel:
         """A copy of this view for a replica, or for this module with its parts read anew."""
         view = copy.copy(self)
         view.module = module
-        for part in ("tower", "decoder"):
+        for part in ("inner", "tower", "decoder"):
             vars(view).pop(part, None)
         return view
 
