@@ -233,9 +233,9 @@ class DerivedModel(HfModel):
             from llava_consensus.methods.full import Full
 
             with Attachment(self, Full(), Budget(1)) as attachment:
-                self.settle(attachment, inputs)
+                self.settle(attachment, inputs, self.encoder_inputs(inputs))
 
-    def settle(self, attachment: Attachment, inputs: dict[str, Any]) -> None:
+    def settle(self, attachment: Attachment, inputs: dict[str, Any], encoder_inputs: dict[str, Any]) -> None:
         """Derives and proves the record at the first call with pictures of a configuration, or reads that of an earlier
         process.
         """
@@ -246,7 +246,7 @@ class DerivedModel(HfModel):
                 _RECORDS[self.key] = known
             record = self.record
             if record is None:
-                _RECORDS[self.key] = self._proved(attachment, inputs)
+                _RECORDS[self.key] = self._proved(attachment, inputs, encoder_inputs)
                 deriving.cache(self.key, _RECORDS[self.key], self.module)
             else:
                 self._install_record(attachment, record)
@@ -254,7 +254,7 @@ class DerivedModel(HfModel):
         attachment.check_tower()
         attachment.settled = True
 
-    def _proved(self, attachment: Attachment, inputs: dict[str, Any]) -> Record:
+    def _proved(self, attachment: Attachment, inputs: dict[str, Any], encoder_inputs: dict[str, Any]) -> Record:
         """The record, proved by the pictures it was derived of."""
         plain, modules = attachment.plain(self.module), attention_modules(self.module)
         modes = [(one, one.training) for one in (plain, *self.module.modules())]
@@ -262,18 +262,29 @@ class DerivedModel(HfModel):
         around = running()
         enter_model(plain)
         try:
-            record, text, fields = self._derived(plain, inputs)
+            record, text, fields, encoded = self._derived(plain, inputs, encoder_inputs["image"])
             self._install_record(attachment, record)
             first = self.module.get_submodule(record.first) if record.first else None
-            return prove(plain, record, inputs, text, fields, "image", modules, first)
+            proved = prove(plain, record, inputs, text, fields, "image", modules, first)
+            own = (
+                not attachment.needs & READ
+                or blocks_read(self._tower_of(record), attachment.reader)[0] == record.number
+            )
+            if encoded is not None and own and not any(mode for _, mode in modes):
+                self._remember("image", encoder_inputs["image"], inputs["input_ids"].cpu(), encoded)
+            return proved
         finally:
             enter_model(around)
             for one, mode in modes:
                 one.training = mode
 
-    def _derived(self, plain: Any, inputs: dict[str, Any]) -> tuple[Record, dict[str, Any], Fields]:
-        """The record, the arguments of the prompts without pixels, and the features of their pictures."""
-        arguments, ids = self.encoder_inputs(inputs)["image"], inputs["input_ids"]
+    def _derived(
+        self, plain: Any, inputs: dict[str, Any], arguments: dict[str, Any]
+    ) -> tuple[Record, dict[str, Any], Fields, RecordedEncoding | None]:
+        """The record, the arguments of the prompts without pixels, the features of their pictures, and these with what
+        was read of the tower meanwhile.
+        """
+        ids = inputs["input_ids"]
         known_ids, placeholder, modules = ids.cpu(), self.placeholder("image"), attention_modules(self.module)
         count = int((known_ids == placeholder).sum())
         with torch.no_grad(), recording(modules, shapes=True) as calls:
@@ -295,10 +306,21 @@ class DerivedModel(HfModel):
         def counts(found: Fields) -> list[int]:
             return sizes_of(found, arguments, known_ids, placeholder)
 
-        def mapped(module: nn.Module) -> RecordedEncoding:
-            return map_patches(self.inner, "image", arguments, module, count, counts)
+        found: list[RecordedEncoding] = []
 
-        return Record(**language, **tower_facts(self.module, self.inner, calls, mapped)), text, fields
+        def mapped(module: nn.Module) -> RecordedEncoding:
+            path = next(name for name, one in self.module.named_modules() if one is module)
+            blocks, number = deriving.listed_in(self.module, path)
+            hooks = [self.module.get_submodule(blocks)[number].register_forward_hook(note_output)] if blocks else []
+            try:
+                found.append(map_patches(self.inner, "image", arguments, module, count, counts))
+            finally:
+                for hook in hooks:
+                    hook.remove()
+            return found[-1]
+
+        tower = tower_facts(self.module, self.inner, calls, mapped)
+        return Record(**language, **tower), text, fields, found[-1] if tower["block"] else None
 
     # Pictures
 
@@ -315,14 +337,26 @@ class DerivedModel(HfModel):
     def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[PictureRows]:
         """The rows of every picture, by the map of pictures of these shapes."""
         placeholder = self.placeholder(modality)
-        key = _shapes(inputs), tuple(length for _, _, length in runs(ids, placeholder))
-        maps = _MAPS.setdefault(self.key, OrderedDict())
+        maps, key = self._maps(modality, inputs, ids)
         found = maps.get(key)
         if found is None:
             found = maps[key] = self._mapped(modality, inputs, ids, int((ids == placeholder).sum()))
             while len(maps) > MAPS:
                 maps.popitem(last=False)
         return list(found)
+
+    def _maps(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> tuple[OrderedDict[Any, list[Mapped]], Any]:
+        """The maps of this configuration, and the key of that of these pictures."""
+        key = _shapes(inputs), tuple(length for _, _, length in runs(ids, self.placeholder(modality)))
+        return _MAPS.setdefault(self.key, OrderedDict()), key
+
+    def _remember(self, modality: str, inputs: dict[str, Any], ids: Tensor, encoded: RecordedEncoding) -> None:
+        """Keeps a map, and what was encoded for it, so that this call's step that encodes does not do it again."""
+        maps, key = self._maps(modality, inputs, ids)
+        assert encoded.map is not None
+        maps[key] = encoded.map.pictures
+        if not torch.is_grad_enabled():
+            _STASH.set((inputs, encoded))
 
     def _mapped(self, modality: str, inputs: dict[str, Any], ids: Tensor, count: int) -> list[Mapped]:
         """The rows of pictures of new shapes, which are encoded for it."""

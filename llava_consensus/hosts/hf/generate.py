@@ -332,7 +332,7 @@ def _reduced(
     if not encoder_inputs and call.given.encoded is None:
         return inputs, None
     ids, real = _prompts(view, inputs)
-    view.settle(attachment, inputs)
+    view.settle(attachment, inputs, encoder_inputs)
     known_ids, known_real = torch.stack((ids, real.to(ids.dtype))).cpu()  # the only wait for the device
     placed = _placed(view, call, encoder_inputs, known_ids)
     labels = inputs.get("labels")

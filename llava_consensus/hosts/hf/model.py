@@ -211,7 +211,7 @@ class HfModel:
     def try_picture(self, inputs: dict[str, Any]) -> None:
         """Called with a prompt about a picture once the harness has loaded the model."""
 
-    def settle(self, attachment: Attachment, inputs: dict[str, Any]) -> None:
+    def settle(self, attachment: Attachment, inputs: dict[str, Any], encoder_inputs: dict[str, Any]) -> None:
         """Called with the arguments of a call that shows pictures, before anything is asked about them."""
 
     def assembled(

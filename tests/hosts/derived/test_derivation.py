@@ -4,6 +4,7 @@ each of which a check here finds.
 
 import copy
 import dataclasses
+import functools
 import os
 import threading
 from pathlib import Path
@@ -265,6 +266,27 @@ def test_features_of_several_layers_are_derived_where_a_file_reads_one() -> None
             model(**inputs)
     (outcome,) = attached.outcomes
     assert outcome.before > outcome.after == 5
+
+
+def test_the_first_call_encodes_three_times_and_reads_what_the_second_reads() -> None:
+    """To find the tower's modules, to map its patches, and without taps; the call itself takes the second."""
+    model, runs, read = build(QWEN, torch.float32), [], []
+    inputs, encoder = prompts(model, QWEN, [0, 1]), model.model.get_image_features
+
+    @functools.wraps(encoder)
+    def counted(*args: Any, **given: Any) -> Any:
+        runs.append(1)
+        return encoder(*args, **given)
+
+    model.model.get_image_features = counted
+    with attach(model, "consensusdrop", tokens=2) as attached, torch.no_grad():
+        for _ in range(2):
+            model(**inputs)
+            read.append([one.reductions[0][1] for one in attached.outcomes])
+            assert len(runs) == 2 + len(read)
+    for one, other in zip(*read, strict=True):
+        torch.testing.assert_close(one.tokens, other.tokens)
+        torch.testing.assert_close(one.vision, other.vision)
 
 
 def test_markers_of_a_later_picture_ask_about_no_earlier_one() -> None:
