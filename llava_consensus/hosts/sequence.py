@@ -221,7 +221,6 @@ def read_layout(kinds: RowKinds, sharing: Sharing) -> Layout:
         words &= ~kinds.answer
     asked = words | (kinds.real & (kinds.picture >= 0))  # a row of a picture is no answer, though it may have a label
     places_all = torch.arange(kinds.real.shape[1])
-    ahead = sharing.before_sequence
     for row in range(len(kinds.real)):
         sources = [source for source in kinds.picture[row].unique().tolist() if source >= 0]
         spans = [(kinds.picture[row] == source).nonzero()[[0, -1], 0].tolist() for source in sources]
@@ -248,7 +247,6 @@ def read_layout(kinds: RowKinds, sharing: Sharing) -> Layout:
                 sharing.of_call(source),
                 tiles,
                 video,
-                ahead,
             )
             structural = tuple((in_picture & (kinds.token[row] < 0)).nonzero()[:, 0].tolist())
             leave = method.newlines == "drop" and not video and any(unit.is_reduced for unit in own)
@@ -259,13 +257,11 @@ def read_layout(kinds: RowKinds, sharing: Sharing) -> Layout:
 
 
 def _units(
-    picture: int, places: Tensor, tile: Tensor, token: Tensor, sharing: Sharing, tiles: int, video: bool, ahead: bool
+    picture: int, places: Tensor, tile: Tensor, token: Tensor, sharing: Sharing, tiles: int, video: bool
 ) -> list[Unit]:
-    """Units of one picture: the whole of it under one budget, or each tile under its own; `ahead` is
-    `Sharing.before_sequence`.
-    """
+    """Units of one picture: the whole of it under one budget, or each tile under its own."""
     numbers, counts = (part.tolist() for part in tile.unique(return_counts=True))
-    if ahead:  # unpadding may have left no row of a tile, which was reduced all the same
+    if sharing.before_sequence:  # unpadding may have left no row of a tile, which was reduced all the same
         budgets = sharing.of_picture([sharing.tile_tokens] * tiles, video)
         shares = budgets if len(budgets) == 1 else [budgets[number] for number in numbers]
     else:

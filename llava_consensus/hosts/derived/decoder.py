@@ -230,11 +230,12 @@ class TapDecoder(LlamaDecoder):
                 install([attention])
                 with recording([attention]) as calls:
                     layer.forward(hidden, **given)
-                if len(calls) != 1 or calls[0].output is None:
+                if len(calls) != 1:
                     raise Unlike(f"the attention of layer {index} calls its kernel {len(calls)} times")
-                kernel = calls[0]
+                (kernel,) = calls
+                assert kernel.output is not None
                 found, seen = _attended_rows(kernel)
-                yield index, "the attention", distance(found[seen], calls[0].output.transpose(1, 2)[seen])
+                yield index, "the attention", distance(found[seen], kernel.output.transpose(1, 2)[seen])
                 few = slice(1, None, 2)
                 arguments = self.at(index).arguments(hidden[:, few], positions[:, few], None)
                 query = kernel_call(layer, attention, hidden[:, few], arguments).query

@@ -271,7 +271,9 @@ class DerivedModel(HfModel):
                 or blocks_read(self._tower_of(record), attachment.reader)[0] == record.number
             )
             if encoded is not None and own and not any(mode for _, mode in modes):
-                self._remember("image", encoder_inputs["image"], inputs["input_ids"].cpu(), encoded)
+                assert encoded.map is not None
+                self._remember("image", encoder_inputs["image"], inputs["input_ids"].cpu(), encoded.map.pictures)
+                stash(encoder_inputs["image"], encoded)
             return proved
         finally:
             enter_model(around)
@@ -336,13 +338,11 @@ class DerivedModel(HfModel):
 
     def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[PictureRows]:
         """The rows of every picture, by the map of pictures of these shapes."""
-        placeholder = self.placeholder(modality)
         maps, key = self._maps(modality, inputs, ids)
         found = maps.get(key)
         if found is None:
-            found = maps[key] = self._mapped(modality, inputs, ids, int((ids == placeholder).sum()))
-            while len(maps) > MAPS:
-                maps.popitem(last=False)
+            found = self._mapped(modality, inputs, ids, int((ids == self.placeholder(modality)).sum()))
+            self._remember(modality, inputs, ids, found)
         return list(found)
 
     def _maps(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> tuple[OrderedDict[Any, list[Mapped]], Any]:
@@ -350,13 +350,12 @@ class DerivedModel(HfModel):
         key = _shapes(inputs), tuple(length for _, _, length in runs(ids, self.placeholder(modality)))
         return _MAPS.setdefault(self.key, OrderedDict()), key
 
-    def _remember(self, modality: str, inputs: dict[str, Any], ids: Tensor, encoded: RecordedEncoding) -> None:
-        """Keeps a map, and what was encoded for it, so that this call's step that encodes does not do it again."""
+    def _remember(self, modality: str, inputs: dict[str, Any], ids: Tensor, pictures: list[Mapped]) -> None:
+        """Keeps the map of pictures of these shapes, and forgets the oldest of too many."""
         maps, key = self._maps(modality, inputs, ids)
-        assert encoded.map is not None
-        maps[key] = encoded.map.pictures
-        if not torch.is_grad_enabled():
-            _STASH.set((inputs, encoded))
+        maps[key] = pictures
+        while len(maps) > MAPS:
+            maps.popitem(last=False)
 
     def _mapped(self, modality: str, inputs: dict[str, Any], ids: Tensor, count: int) -> list[Mapped]:
         """The rows of pictures of new shapes, which are encoded for it."""
@@ -370,14 +369,12 @@ class DerivedModel(HfModel):
             block = self.module.get_submodule(record.block)
             with contextlib.suppress(Mixed):
                 encoded = map_patches(self.inner, modality, inputs, block, count, counts)
-                if not torch.is_grad_enabled():
-                    _STASH.set((inputs, encoded))
+                stash(inputs, encoded)
                 assert encoded.map is not None
                 return encoded.map.pictures
         with torch.no_grad():
             encoded = encode(self.inner, modality, inputs, [], count)
-        if not torch.is_grad_enabled():
-            _STASH.set((inputs, encoded))
+        stash(inputs, encoded)
         sizes = counts(encoded.fields)
         return unread(sizes, sides_of(inputs, sizes))
 
@@ -515,6 +512,12 @@ def pixels_of(inputs: dict[str, Any], tiles: list[int]) -> list[Tensor]:
             if pixels.shape[axis] == sum(counts):
                 return [one.reshape(1, -1) for one in pixels.split(counts, axis)]
     return [torch.cat((pixels.reshape(1, -1), pixels.new_full((1, 1), number)), 1) for number in range(len(tiles))]
+
+
+def stash(inputs: dict[str, Any], encoded: RecordedEncoding) -> None:
+    """Keeps what was encoded without gradients for the step of this call that would encode it again."""
+    if not torch.is_grad_enabled():
+        _STASH.set((inputs, encoded))
 
 
 MARKER = re.compile("(boi|eoi|(low_res_)?(image|vision|im)_(start|end))_(token_)?(id|index)")

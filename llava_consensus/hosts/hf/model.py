@@ -15,7 +15,6 @@ import torch
 import transformers
 from torch import Tensor
 
-import llava_consensus.hosts.hf.generate as entrances
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer, Tiles
@@ -23,6 +22,7 @@ from llava_consensus.hosts.call import COUNTING, recounting
 from llava_consensus.hosts.derived.decoder import TapDecoder
 from llava_consensus.hosts.derived.tap import install, recording
 from llava_consensus.hosts.environment import check_version
+from llava_consensus.hosts.hf import generate as entrances
 from llava_consensus.hosts.hf.rows import Features, PictureRows
 from llava_consensus.hosts.hf.towers import PATCHES, TapTower, cells
 from llava_consensus.hosts.sequence import Assembled
