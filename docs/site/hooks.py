@@ -18,11 +18,7 @@ OUTSIDE = {  # pages of the site that are files elsewhere in the repository
     "index.md": "README.md",
     "changelog.md": "CHANGELOG.md",
     "model-card.md": "checkpoints/llava-mini/README.md",
-    "model-card-seed-1.md": "checkpoints/llava-mini-seed-1/README.md",
-    "model-card-seed-2.md": "checkpoints/llava-mini-seed-2/README.md",
-    "model-card-no-matchers.md": "checkpoints/llava-mini-seed-1-no-matchers/README.md",
-    "model-card-theta-1e4.md": "checkpoints/llava-mini-theta-1e4/README.md",
-    "model-card-12-layers.md": "checkpoints/llava-mini-12-layers/README.md",
+    "model-cards-variants.md": "checkpoints/README.md",
     "model-card-photo.md": "checkpoints/llava-photo/README.md",
 }
 NOTEBOOK = "docs/notebook.ipynb"
