@@ -76,6 +76,15 @@ def evaluate(plan: RunPlan, out: Path, execution: Execution, runner_loader: Runn
     with open_run(out, plan.description, {question.index for question in plan.questions}) as folder:
         for repair in folder.repairs:
             log.warning("%s", repair)
+        stored = folder.metrics()
+        if folder.kept and stored is not None:
+            if stored.get("choices", {}) != plan.benchmark.chosen:
+                raise DataError(
+                    f"{folder.path}: was scored with other options and kept without its answers, so it cannot be "
+                    "scored again. Give another --out"
+                )
+            log.info("%s: complete already, and kept without its answers: nothing was asked", folder.path)
+            return RunResult(folder.path, stored, 0)
         for other in execution.merge:
             _merge(plan, folder, other)
         again = _questions_to_retry(plan, folder, execution)

@@ -37,6 +37,7 @@ from llava_consensus.evaluation.files import (
     ANSWERS,
     CONFIG,
     METRICS,
+    SCORES,
     WRONG,
     Record,
     append,
@@ -93,6 +94,8 @@ class Run:
         self.answers: dict[int, Record] = {}  # by question index, in file order
         self.errors: dict[int, Record] = {}
         self.repairs: list[str] = []  # what was dropped from a cut file, in words
+        there = {name for name in (ANSWERS, ERRORS, METRICS, SCORES) if (path / name).exists()}
+        self.kept = there == {METRICS, SCORES}  # complete, and its answers are not with it, as in docs/measured.tar.xz
         self._lock = lock
 
     @property
@@ -237,6 +240,8 @@ def _check_config(path: Path, config: Record) -> None:
 
 def _load(run: Run, indexes: Collection[int]) -> None:
     """Reads what the run holds, then mends what was cut; damage stops it before it changes anything."""
+    if run.kept:
+        return
     cut = []
     accounts: dict[bytes, Record] = {}  # most answers cost the same: equal accounts are in memory once
     for name, keys, found in ((ERRORS, ERROR_KEYS, run.errors), (ANSWERS, ANSWER_KEYS, run.answers)):

@@ -104,6 +104,20 @@ def test_a_complete_run_is_read_without_loading_weights(data: Path, tmp_path: Pa
     assert again.metrics == first.metrics and again.asked == 0
 
 
+def test_a_run_that_was_kept_without_its_answers_is_complete(data: Path, tmp_path: Path) -> None:
+    first = go(data, tmp_path / "out")
+    for name in ("answers.jsonl", "errors.jsonl"):
+        (first.path / name).unlink()
+    again = loop.run(config(data, data / "model"), tmp_path / "out", Execution(), no_load)
+    assert again.asked == 0 and again.metrics == first.metrics
+    stored = first.path / "metrics.json"
+    stored.write_text(json.dumps({**first.metrics, "choices": {"spelling": "any"}}))
+    with pytest.raises(DataError, match="kept without its answers"):
+        go(data, tmp_path / "out")
+    (first.path / "scores.jsonl").unlink()  # a run that lost its answers is no run that was kept
+    assert go(data, tmp_path / "out").asked == 20
+
+
 def test_lost_metrics_are_made_again_without_weights(data: Path, tmp_path: Path) -> None:
     first = go(data, tmp_path)
     (first.path / "metrics.json").unlink()
