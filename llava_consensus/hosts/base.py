@@ -44,6 +44,16 @@ class PictureOutcome(NamedTuple):
         return f"<picture of row {self.row}: {self.before} -> {self.after} tokens{structural}{parts}>"
 
 
+class Overlay:
+    """An object with some attributes replaced; the object itself stays as it is."""
+
+    def __init__(self, own: Any, **replaced: Any) -> None:
+        vars(self).update(replaced, own=own)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
+
 class Offer(NamedTuple):
     """Capabilities of the vision side of a family's usual checkpoint, known without one (`matrix.py`)."""
 

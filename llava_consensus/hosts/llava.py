@@ -21,7 +21,7 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
-from llava_consensus.hosts.base import IGNORE, Offer, Tiles
+from llava_consensus.hosts.base import IGNORE, Offer, Overlay, Tiles
 from llava_consensus.hosts.caches import (
     begin_cache,
     cache_given,
@@ -213,16 +213,6 @@ class Arguments(NamedTuple):
         if isinstance(self.images, list):
             return [torch.empty(*image.shape[:-2], 0, 0) for image in self.images]
         return torch.empty(*self.images.shape[:-2], 0, 0)
-
-
-class Overlay:
-    """A model with some attributes replaced for one call; the model itself stays as it is."""
-
-    def __init__(self, model: Any, **replaced: Any) -> None:
-        vars(self).update(replaced, _model=model)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
 
 
 def generate(attachment: Attachment, *args: Any, **kwargs: Any) -> Any:

@@ -74,7 +74,7 @@ def _record(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_ma
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     logits = query @ key.transpose(-1, -2) * options["scaling"]
     weights = torch.softmax(logits if attention_mask is None else logits + attention_mask[..., : key.shape[2]], -1)
-    RECORDED.setdefault(vars(module).get("_module", module), []).append(weights)  # a tap hands on its own view of it
+    RECORDED.setdefault(vars(module).get("own", module), []).append(weights)  # a tap hands on its own view of it
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
 

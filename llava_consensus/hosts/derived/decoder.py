@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.base import Heads
+from llava_consensus.hosts.base import Heads, Overlay
 from llava_consensus.hosts.caches import CACHE, cache_given
 from llava_consensus.hosts.call import Shadow, current_call, named
 from llava_consensus.hosts.decoders import LlamaDecoder
@@ -261,36 +261,23 @@ def kernel_call(module: Any, attention: nn.Module, hidden: Tensor, arguments: di
     return calls[0]
 
 
-class StandIn:
-    """Replaces a module in a trial or where its output is not needed."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.module, name)
-
-
-class _Spoiled(StandIn):
+class _Spoiled(Overlay):
     """What the child returns, with one entry of the batch not a number: whatever depends on it is none either."""
 
-    def __init__(self, module: nn.Module, entry: int) -> None:
-        super().__init__(module)
-        self.entry, self.width = entry, 0
+    entry: int
+    width = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        output = self.module(*args, **kwargs).clone()
+        output = self.own(*args, **kwargs).clone()
         output[self.entry] = float("nan")
         self.width = output.shape[-1]
         return output
 
 
-class _Idle(StandIn):
+class _Idle(Overlay):
     """Zeros in the place of what the child returns, which take no memory."""
 
-    def __init__(self, module: nn.Module, width: int) -> None:
-        super().__init__(module)
-        self.width = width
+    width: int
 
     def __call__(self, states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return states.new_zeros(()).expand(*states.shape[:-1], self.width)
@@ -298,7 +285,9 @@ class _Idle(StandIn):
 
 def idling(layer: Any, attention: Any, idle: Mapping[str, int]) -> tuple[Any, Any]:
     """A layer and its attention module of the same weights, in which these children return zeros."""
-    return replaced(layer, attention, {name: _Idle(getattr(attention, name), width) for name, width in idle.items()})
+    return replaced(
+        layer, attention, {name: _Idle(getattr(attention, name), width=width) for name, width in idle.items()}
+    )
 
 
 def replaced(layer: Any, attention: Any, children: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -321,7 +310,7 @@ def idle_children(layer: Any, attention: Any, hidden: Tensor, given: dict[str, A
         hidden, given: of one call of it.
         own: the kernel call it led to.
     """
-    spoiled = {name: _Spoiled(child, entry) for entry, (name, child) in enumerate(attention.named_children())}
+    spoiled = {name: _Spoiled(child, entry=entry) for entry, (name, child) in enumerate(attention.named_children())}
     with contextlib.suppress(*UNREADABLE):
         batch = hidden.expand(len(spoiled), *hidden.shape[1:])
         key = kernel_call(*replaced(layer, attention, spoiled), batch, given).key
@@ -344,16 +333,14 @@ class Reached(Exception):
     """The last stand-in was called."""
 
 
-class Recorder(StandIn):
+class Recorder(Overlay):
     """Records the arguments of a layer, and passes the states on or ends the trial."""
 
-    def __init__(self, module: nn.Module, ends: bool) -> None:
-        super().__init__(module)
-        self.ends = ends
-        self.given: tuple[Tensor, dict[str, Any]]
+    ends: bool
+    given: tuple[Tensor, dict[str, Any]]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        arguments = named(type(self.module).forward, args, kwargs)
+        arguments = named(type(self.own).forward, args, kwargs)
         hidden: Tensor = arguments.pop("hidden_states")
         self.given = hidden, arguments
         if self.ends:

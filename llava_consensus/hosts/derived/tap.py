@@ -18,7 +18,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from llava_consensus.hosts.base import Heads
+from llava_consensus.hosts.base import Heads, Overlay
 from llava_consensus.hosts.call import Shadow
 
 # Transformers 4.37 has none; its models are not attached, but `list --hosts` reads this file there.
@@ -78,16 +78,6 @@ class _Recording(NamedTuple):
 
 
 _RECORDING: ContextVar[_Recording | None] = ContextVar("llava_consensus_recording", default=None)
-
-
-class _WithOwnConfig:
-    """A module as its kernel sees it, with the configuration it had: flash kernels read `module.config` themselves."""
-
-    def __init__(self, module: nn.Module, config: Any) -> None:
-        self.__dict__.update(_module=module, config=config)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
 
 
 def attention_modules(model: nn.Module) -> list[nn.Module]:
@@ -189,7 +179,8 @@ def _tapped(
     files = (sys.modules[one.__module__] for one in type(module).__mro__)
     library: Any = next(file for file in files if hasattr(file, "ALL_ATTENTION_FUNCTIONS"))
     kernel = library.ALL_ATTENTION_FUNCTIONS.get_interface(str(getattr(own, NAME)), _eager(library, module))
-    output = kernel(_WithOwnConfig(module, own), query, key, value, attention_mask, *args, **options)
+    # with the configuration it had: flash kernels read `module.config` themselves
+    output = kernel(Overlay(module, config=own), query, key, value, attention_mask, *args, **options)
     observe = vars(module.config)[OBSERVE]
     if observe is not None:
         observe(KernelCall(module, query, key, value, attention_mask, options, None))

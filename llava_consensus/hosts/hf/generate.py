@@ -17,7 +17,7 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
-from llava_consensus.hosts.base import IGNORE, PLACE_OF_PICTURE
+from llava_consensus.hosts.base import IGNORE, PLACE_OF_PICTURE, Overlay
 from llava_consensus.hosts.caches import (
     Shortened,
     begin_cache,
@@ -110,17 +110,13 @@ class Generating:
         return torch.cat((front, ids[:, self.read :]), dim=1)
 
 
-class OnWhole:
+class OnWhole(Overlay):
     """Wrapper of a logits processor or stopping criterion of the user, which sees the full prompt."""
 
-    def __init__(self, inner: Any, generating: Generating) -> None:
-        self._inner, self._generating = inner, generating
+    generating: Generating
 
     def __call__(self, input_ids: Tensor, scores: Any) -> Any:
-        return self._inner(self._generating.whole(input_ids), scores)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+        return self.own(self.generating.whole(input_ids), scores)
 
 
 class Streamed:
@@ -204,7 +200,9 @@ def gathered(attachment: Attachment, name: str, plain: Any, *args: Any, **kwargs
         return isinstance(one, transformers.PrefixConstrainedLogitsProcessor) or any(one is mine for mine in own)
 
     shown = [not isinstance(one, OnWhole) and is_own(one) for one in found]
-    return type(found)(OnWhole(one, generating) if whole else one for one, whole in zip(found, shown, strict=True))
+    return type(found)(
+        OnWhole(one, generating=generating) if whole else one for one, whole in zip(found, shown, strict=True)
+    )
 
 
 @uncompiled

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.base import Offer, Tap, Tiles
-from llava_consensus.hosts.llava import Overlay
+from llava_consensus.hosts.base import Offer, Overlay, Tap, Tiles
 from llava_consensus.hosts.remote import entrances
 from llava_consensus.hosts.remote.entrances import RemoteModel, real_rows, rows_with
 from llava_consensus.hosts.sequence import Assembled, RowKinds
