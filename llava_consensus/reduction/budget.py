@@ -72,7 +72,10 @@ class Budget:
             parts[tile] = min(sizes[tile], left // (len(order) - settled))
             left -= parts[tile]
         if min(parts.values()) < 1:
-            raise _too_few(self.tokens, len(sizes))
+            raise OptionError(
+                f"tokens={self.tokens} is less than one token for each of {len(sizes)} tiles: "
+                f"give at least {len(sizes)}, or tile_budget=global where the method has that option"
+            )
         reduced = [tile for tile in range(len(sizes)) if parts[tile] < sizes[tile]]
         merged: dict[int, int] = {}
         if self.merged is not None:
@@ -83,21 +86,7 @@ class Budget:
 
     def share(self, parts: int) -> list["Budget"]:
         """The budget divided equally over `parts` tiles; the first tiles take what does not divide."""
-        tokens = [self.tokens // parts + (tile < self.tokens % parts) for tile in range(parts)]
-        if min(tokens) < 1:
-            raise _too_few(self.tokens, parts)
-        merged = [
-            None if self.merged is None else self.merged // parts + (tile < self.merged % parts)
-            for tile in range(parts)
-        ]
-        return [Budget(tile_tokens, tile_merged) for tile_tokens, tile_merged in zip(tokens, merged, strict=True)]
-
-
-def _too_few(tokens: int, tiles: int) -> OptionError:
-    return OptionError(
-        f"tokens={tokens} is less than one token for each of {tiles} tiles: "
-        f"give at least {tiles}, or tile_budget=global where the method has that option"
-    )
+        return self.over([self.tokens + 1] * parts)
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def check_options(method: Any) -> None:
         elif bounds is not None and get_args(kind)[0] is int:
             at_least(name, value, int(bounds.low))
         elif bounds is not None:
-            within(name, value, *bounds)
+            within(name, value, bounds)
         elif kind is int:
             whole(name, value, optional)
 
@@ -115,12 +115,12 @@ def choose(name: str, value: object, allowed: tuple[str, ...]) -> None:
         raise OptionError(f"{name}={value!r} must be one of {', '.join(allowed)}")
 
 
-def within(name: str, value: object, low: float, high: float, open_low: bool = False) -> None:
-    """Raise OptionError unless `value` is a number in [low, high], or (low, high] with `open_low`."""
+def within(name: str, value: object, bounds: Bounds) -> None:
+    """Raise OptionError unless `value` is a number in these bounds."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
+    low, high, open_low = bounds
     if not number or not (low < value if open_low else low <= value) or not value <= high:  # type: ignore[operator]
-        bound = f"above {low:g}" if high == float("inf") else f"in {'(' if open_low else '['}{low:g}, {high:g}]"
-        raise OptionError(f"{name}={value!r} must be a number {bound}")
+        raise OptionError(f"{name}={value!r} must be a number {bounds}")
 
 
 def boolean(name: str, value: object) -> None:
