@@ -37,7 +37,8 @@ from llava_consensus.hosts.sequence import (
     rows_of,
     wide,
 )
-from llava_consensus.hosts.source import MethodInputs, read_heads
+from llava_consensus.hosts.source import MethodInputs, padded_rows, read_heads
+from llava_consensus.reduction import selection
 from llava_consensus.reduction.calibration import far_logits, seen_logits
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView
 from llava_consensus.reduction.tokens import Reduction, TextProbe
@@ -121,8 +122,8 @@ def columns_of(rows: BatchRows, seen: list[ImageState], indices: list[int]) -> T
     """Places of the visual tokens of these pictures in the current sequences, in order: [P, v]."""
     device = rows.owner.device
     batch = torch.tensor([seen[index].row for index in indices], device=device)
-    owned = (rows.owner[batch] == torch.tensor(indices, device=device)[:, None]).to(torch.uint8)
-    return torch.sort(owned, dim=1, descending=True, stable=True).indices[:, : seen[indices[0]].left]
+    owned = rows.owner[batch] == torch.tensor(indices, device=device)[:, None]
+    return selection.indices(owned, seen[indices[0]].left)
 
 
 def text_of(rows: BatchRows, seen: list[ImageState], indices: list[int]) -> tuple[Tensor, Tensor, Tensor]:
@@ -131,14 +132,10 @@ def text_of(rows: BatchRows, seen: list[ImageState], indices: list[int]) -> tupl
     """
     device = rows.origin.device
     batch = torch.tensor([seen[index].row for index in indices], device=device)
-    count = torch.tensor([len(seen[index].text) for index in indices])
-    places = torch.nn.utils.rnn.pad_sequence(
-        [torch.tensor(seen[index].text) for index in indices], batch_first=True, padding_value=0
-    ).to(device)
+    places, mask = (part.to(device) for part in padded_rows([torch.tensor(seen[index].text) for index in indices]))
     slots = torch.arange(rows.origin.shape[1], device=device).expand_as(rows.origin)
     now = torch.full((len(slots), rows.size + 1), -1, device=device).scatter(1, rows.origin, slots)
     now = now.where(now >= 0, now.cummax(1).values).clamp_min(0)
-    mask = (torch.arange(places.shape[1]) < count[:, None]).to(device)
     return places, now[batch].gather(1, places), mask
 
 

@@ -37,7 +37,7 @@ from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.environment import check_llava_version
 from llava_consensus.hosts.next_grid import STOCK, check_layout, check_pictures, check_tiles, fixed_grid
 from llava_consensus.hosts.sequence import Assembled, Channel, Layout, RowKinds, Rule, fingerprints, pad_left
-from llava_consensus.hosts.towers import ClipBlocks, hidden_state_block
+from llava_consensus.hosts.towers import ClipBlocks, hidden_state_block, load_clip_text
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need, Stopwatch
 
@@ -131,8 +131,6 @@ class LlavaModel:
 
     def clip_text(self) -> Any:
         """The text side of the CLIP model that the vision tower is of."""
-        from llava_consensus.hosts.towers import load_clip_text
-
         return load_clip_text(self.module.get_vision_tower().vision_tower_name, self.module.device)
 
     def entrances(self, attachment: Attachment) -> dict[str, Callable[..., Any]]:

@@ -2,8 +2,7 @@
 
 The full prompt is assembled from the model's own embeddings and encoders, reduced, and handed on as what the model
 takes: shortened `input_ids`, `attention_mask`, `position_ids`, token types and labels, and the reduced features as
-`mm_encoder_outputs`. Transformers before 5.19 does not take those and gets `inputs_embeds` in place of ids. Whatever is
-not a matter of pictures goes through as it is given.
+`mm_encoder_outputs`. Whatever is not a matter of pictures goes through as it is given.
 """
 
 import functools
@@ -45,6 +44,7 @@ from llava_consensus.hosts.call import (
 from llava_consensus.hosts.hf.rows import Features, ModalityRows, row_kinds, without_dropped
 from llava_consensus.hosts.sequence import Assembled, Channel, Layout, Rule, fingerprints, pad_left
 from llava_consensus.reduction.method import Place
+from llava_consensus.reduction.selection import indices
 from llava_consensus.reduction.tokens import Need
 
 WITHOUT_IDS = (
@@ -238,16 +238,15 @@ def _generated(
     first, generating.started = not generating.started, True
     if not (first or inputs.get("mm_encoder_outputs") or view.encoder_inputs(inputs)):
         return inputs
-    ids = inputs.get("input_ids")
-    read = inputs["inputs_embeds"] if ids is None else ids
+    ids: Any = inputs.get("input_ids")  # none where `full` leaves a prompt of embeddings alone
     if generating.armed is not None and attachment.cuts is not None:
-        attachment.cuts.again(call, generating.armed, read)
+        attachment.cuts.again(call, generating.armed, ids)
     prompt, cache, positions = generating.prompt, cache_given(inputs), inputs.get("position_ids")
     begin_cache(cache, prompt)
     if prompt is None or not prompt.keeps or positions is None:
         return inputs
     if cache is None and inputs.get("attention_mask") is None:  # gaps would be taken for the ends of packed sequences
-        inputs = {**inputs, "attention_mask": torch.ones(read.shape[:2], dtype=torch.long, device=read.device)}
+        inputs = {**inputs, "attention_mask": torch.ones_like(ids, dtype=torch.long)}
     return {**inputs, "position_ids": prompt.counted(positions, 0)}
 
 
@@ -269,13 +268,12 @@ def _generate(attachment: Attachment, view: Any, call: Call, run: Any, kwargs: d
     if changed is kwargs and cached_rows(cache) and isinstance(known(cache), Shortened):
         changed = _later_turn(view, kwargs, known(cache))
     check_counted(cache)
-    read = changed["input_ids"].shape[1] if "input_ids" in changed else 0  # of embeddings, `generate` returns nothing
-    rows = read or changed["inputs_embeds"].shape[1]
+    read = changed["input_ids"].shape[1]
     armed = None if attachment.cuts is None else attachment.cuts.armed(call)
     generating = Generating(prompt, armed, asked, read)
     if kwargs.get("streamer") is not None and read != asked.shape[1]:
         changed["streamer"] = Streamed(kwargs["streamer"], generating)
-    call.state |= {UNDER_WAY: generating, MORE: rows - asked.shape[1]}
+    call.state |= {UNDER_WAY: generating, MORE: read - asked.shape[1]}
     try:
         result = run(**changed)
     finally:
@@ -562,7 +560,7 @@ def reduced_arguments(
     encoded = {}
     for modality, counts in held.items():
         at_placeholder = (ids == view.placeholder(modality)) & out.real
-        places = at_placeholder.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices
+        places = indices(at_placeholder, max(counts))
         parts = [
             [part[row, places[row, :count]] for row, count in enumerate(counts) if count]
             for part in (out.embeds, *planes)

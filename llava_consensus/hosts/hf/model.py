@@ -26,7 +26,7 @@ from llava_consensus.hosts.hf import generate as entrances
 from llava_consensus.hosts.hf.rows import Features, PictureRows
 from llava_consensus.hosts.hf.towers import PATCHES, TapTower, cells
 from llava_consensus.hosts.sequence import Assembled
-from llava_consensus.hosts.towers import fingerprint
+from llava_consensus.hosts.towers import fingerprint, load_clip_text
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need
 
@@ -114,11 +114,7 @@ class HfModel:
     def clip_text(self) -> Any:
         """CLIP's text side, where the vision configuration names the CLIP model it is of."""
         name = self.clip_name
-        if not name:
-            return None
-        from llava_consensus.hosts.towers import load_clip_text
-
-        return load_clip_text(name, self.module.device)
+        return load_clip_text(name, self.module.device) if name else None
 
     def of(self, module: Any) -> "HfModel":
         """A copy of this view for a replica, or for this module with its parts read anew."""
