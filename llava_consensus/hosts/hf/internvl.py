@@ -13,7 +13,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer
 from llava_consensus.hosts.hf.model import HfModel, run_whole
-from llava_consensus.hosts.hf.rows import Features, PictureRows, runs, whole_tiles
+from llava_consensus.hosts.hf.rows import Features, PictureRows, unbroken
 from llava_consensus.hosts.hf.towers import MERGER, PATCHES, TapTower, cells, squares
 from llava_consensus.hosts.tower_hooks import TokenGrid, shrunk
 from llava_consensus.reduction.method import Place
@@ -29,6 +29,7 @@ class Shuffled(HfModel):
 
     offer = Offer(PATCHES, inside=MERGER)
     classes = 0  # class tokens in front of the patches
+    placed = staticmethod(unbroken)  # how its processor places the tiles of a picture in a prompt
     merge = ""  # entry of the configuration: patches in a row of the square that makes a token
 
     @property
@@ -70,19 +71,8 @@ class Shuffled(HfModel):
         return pixels
 
     def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[PictureRows]:
-        """Every unbroken run of placeholders is one picture."""
-        size, pictures = self.tower.tokens, []
-        for row, start, length in runs(ids, self.placeholder(modality)):
-            if length % size:
-                raise OptionError(
-                    f"prompt {row} has {length} placeholders from row {start} on, and a tile is {size} tokens: pass "
-                    "input_ids and pixels of one call of the model's own processor, and truncate nothing"
-                )
-            pictures.append(whole_tiles(length // size, size))
-        return self.matching(inputs, pictures)
-
-    def matching(self, inputs: dict[str, Any], pictures: list[PictureRows]) -> list[PictureRows]:
-        """The pictures, which must have as many tiles as there are pixels of."""
+        """The rows of every picture. OptionError where there are pixels of another number of tiles."""
+        pictures = self.placed(ids, self.placeholder(modality), self.tower.tokens)
         count, placed = len(self.tiles(inputs)), sum(rows.tiles for rows in pictures)
         if count != placed:
             raise OptionError(

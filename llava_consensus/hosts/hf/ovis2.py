@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.hf.aya_vision import spaced
 from llava_consensus.hosts.hf.internvl import Shuffled
-from llava_consensus.hosts.hf.rows import PictureRows
+from llava_consensus.hosts.hf.rows import spaced
 from llava_consensus.hosts.tower_hooks import positions
 from llava_consensus.reduction.method import Method, Place
 
@@ -21,13 +20,10 @@ class Ovis2(Shuffled):
     """Tiles with one row between them, the whole view first."""
 
     around = (1, 1)
+    placed = staticmethod(spaced)
     tensors = frozenset({"image"})
     merge = "vision_config.hidden_stride"
     chunks = False  # in one without tokens of a picture, rows around tiles have the embeddings of words
-
-    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[PictureRows]:
-        """A picture is the tiles that have one row between them."""
-        return self.matching(inputs, spaced(ids, self.placeholder(modality), self.tower.tokens))
 
     def check(self, method: Method) -> None:
         """Raises OptionError for smaller pictures where tokens are drawn of the table."""

@@ -98,6 +98,49 @@ def runs(ids: Tensor, placeholder: int) -> list[tuple[int, int, int]]:
     return [(row, start, stop - start) for (row, start), (_, stop) in zip(starts, stops, strict=True)]
 
 
+def unbroken(ids: Tensor, placeholder: int, size: int) -> list[PictureRows]:
+    """Pictures of prompts [R, S] whose tiles of `size` tokens follow each other: each run of placeholders is one."""
+    pictures = []
+    for row, start, length in runs(ids, placeholder):
+        if length % size:
+            raise _cut_off(row, start, length, size)
+        pictures.append(whole_tiles(length // size, size))
+    return pictures
+
+
+def spaced(ids: Tensor, placeholder: int, size: int) -> list[PictureRows]:
+    """Pictures of prompts [R, S] whose tiles are runs of placeholders, one row between them."""
+    tiles: list[int] = []
+    follows = (-1, -1)  # row of the batch and place where the next tile of the same picture begins
+    for row, start, length in runs(ids, placeholder):
+        tiles = [*tiles[:-1], tiles[-1] + 1] if (row, start) == follows else [*tiles, 1]
+        follows = row, start + length + 1
+    return [whole_tiles(count, size) for count in tiles]
+
+
+def tagged(ids: Tensor, placeholder: int, size: int) -> list[PictureRows]:
+    """Pictures of prompts [R, S] whose tiles have a tag in front. The last tile of a picture shows the whole of it and
+    has the tag of the last tile of the prompt.
+    """
+    tile_runs, pictures, waiting = runs(ids, placeholder), [], 0
+    last = {row: int(ids[row, start - 1]) for row, start, _ in tile_runs}
+    for row, start, length in tile_runs:
+        if length != size:
+            raise _cut_off(row, start, length, size)
+        waiting += 1
+        if int(ids[row, start - 1]) == last[row]:
+            pictures.append(whole_tiles(waiting, size))
+            waiting = 0
+    return pictures
+
+
+def _cut_off(row: int, start: int, length: int, size: int) -> OptionError:
+    return OptionError(
+        f"prompt {row} has {length} placeholders from row {start} on, and a tile is {size} tokens: pass input_ids and "
+        "pixels of one call of the model's own processor, and truncate nothing"
+    )
+
+
 class Features(NamedTuple):
     """Pictures of one modality after the tower."""
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.hf.internvl import Shuffled
-from llava_consensus.hosts.hf.rows import PictureRows, runs, whole_tiles
+from llava_consensus.hosts.hf.rows import PictureRows, tagged
 
 MOST_TILES = 17  # 4 x 4 and the whole view, where no processor says another number
 
@@ -21,6 +21,7 @@ class SmolVLM(Shuffled):
     """A SigLIP-like tower with a mask of patches."""
 
     around = (2, 1)
+    placed = staticmethod(tagged)
     merge = "scale_factor"
 
     @property
@@ -48,7 +49,7 @@ class SmolVLM(Shuffled):
         return pixels[(pixels != 0).flatten(1).any(1)]
 
     def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[PictureRows]:
-        """A picture is its tiles, the last of which shows the whole of it."""
+        """The rows of every picture. OptionError for pictures that fill a tile in part."""
         mask = inputs.get("pixel_attention_mask")
         if mask is not None:
             patch_mask = mask.flatten(0, 1).flatten(1).bool()
@@ -57,25 +58,4 @@ class SmolVLM(Shuffled):
                     "pixel_attention_mask: pictures that fill a tile in part are not adapted, since the tower's "
                     "attention masks patches. Let the processor resize or split pictures"
                 )
-        return self.matching(inputs, tagged(ids, self.placeholder(modality), self.tower.tokens))
-
-
-def tagged(ids: Tensor, placeholder: int, size: int) -> list[PictureRows]:
-    """The pictures of prompts whose tiles of `size` tokens have a tag in front, that of the last tile ending a picture.
-
-    Raises:
-        OptionError: for a run of placeholders of another length.
-    """
-    tile_runs, pictures, waiting = runs(ids, placeholder), [], 0
-    last = {row: int(ids[row, start - 1]) for row, start, _ in tile_runs}
-    for row, start, length in tile_runs:
-        if length != size:
-            raise OptionError(
-                f"prompt {row} has {length} placeholders from row {start} on, and a tile is {size} tokens: pass "
-                "input_ids and pixels of one call of the model's own processor, and truncate nothing"
-            )
-        waiting += 1
-        if int(ids[row, start - 1]) == last[row]:
-            pictures.append(whole_tiles(waiting, size))
-            waiting = 0
-    return pictures
+        return super().pictures(modality, inputs, ids)
