@@ -11,10 +11,6 @@ from llava_consensus.hosts.hf.rows import PictureRows, whole_tiles
 from llava_consensus.hosts.hf.towers import TapTower
 
 
-class QwenRows(QwenVL):
-    """Qwen3.5: the rows of Qwen3-VL."""
-
-
 class GemmaRows(HfModel):
     """Gemma 4: a row for each square of patches of a picture, which is padded."""
 
@@ -31,4 +27,4 @@ class GemmaRows(HfModel):
         return [whole_tiles(1, int((one[:, 0] >= 0).sum()) // merged) for one in inputs["pixel_position_ids"]]
 
 
-VIEWS = {"qwen3_5": QwenRows, "gemma4": GemmaRows}
+VIEWS = {"qwen3_5": QwenVL, "gemma4": GemmaRows}  # rows of Qwen3.5 are those of Qwen3-VL

@@ -12,7 +12,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import Tiles
 from llava_consensus.reduction.method import Place
 
-MERGED, SIDE = 4, 2  # patches of a cell, and in a row of it
+MERGED, SIDE = 4, 2  # patches of a cell, which makes a token, and in a row of it
 ADAPTED: Mapping[Place, str] = MappingProxyType({Place.CELLS: ""})
 
 

@@ -14,7 +14,7 @@ from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer
 from llava_consensus.hosts.hf.model import HfModel, run_whole
 from llava_consensus.hosts.hf.rows import Features, PictureRows, unbroken
-from llava_consensus.hosts.hf.towers import MERGER, PATCHES, TapTower, cells, squares
+from llava_consensus.hosts.hf.towers import MERGER, PATCHES, TapTower, cells
 from llava_consensus.hosts.tower_hooks import TokenGrid, shrunk
 from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.tokens import Need
@@ -61,7 +61,8 @@ class Shuffled(HfModel):
     @cached_property
     def tower(self) -> TapTower:
         """The vision side."""
-        members = squares(_first(self.module.config.vision_config.image_size) // self.patch, self.stride)
+        side = _first(self.module.config.vision_config.image_size) // self.patch
+        members = cells(side, side, self.stride)
         layer = -1 if self.layer is None else self.layer
         return TapTower(self.vision, len(members), members, classes=self.classes, layer=layer)
 

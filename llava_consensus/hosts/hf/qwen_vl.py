@@ -18,7 +18,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer, Tiles
 from llava_consensus.hosts.derived.decoder import TapDecoder
-from llava_consensus.hosts.hf.cells import ADAPTED, through_tower
+from llava_consensus.hosts.hf.cells import ADAPTED, MERGED, SIDE, through_tower
 from llava_consensus.hosts.hf.model import HfModel, joined, picture_tiles, reading, run_encoder
 from llava_consensus.hosts.hf.rows import Features, PictureRows, whole_tiles
 from llava_consensus.hosts.hf.towers import MERGER, PATCHES, TapTower
@@ -26,9 +26,7 @@ from llava_consensus.hosts.tower_hooks import TokenGrid, shrink, shrunk
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 
-MERGED = 4  # patches of a token, in a row
 CELLS = MappingProxyType({**MERGER, **ADAPTED})
-SIDE = 2  # patches in a row of the square that makes a token
 
 
 class QwenVL(HfModel):
@@ -69,8 +67,6 @@ class QwenVL(HfModel):
         """The model's own encoder; its rows in the order of the tokens."""
         if attachment.method.place is Place.PICTURE:
             return self.smaller(attachment, modality, inputs)
-        if attachment.method.place is Place.CELLS:
-            return self.fewer(attachment, modality, inputs)
         output, parts = run_encoder(self, attachment, modality, inputs)
         grids = inputs[f"{modality}_grid_thw"]
         parts = self.ordered(parts, grids)
@@ -125,10 +121,6 @@ class QwenVL(HfModel):
             found.append(whole._replace(parts=whole.parts | together, members=own[0].members))
         return found
 
-    def fewer(self, attachment: Attachment, modality: str, inputs: dict[str, Any]) -> Features:
-        """Refused: only the tower of Qwen3-VL takes some of a picture's patches."""
-        raise NotImplementedError
-
     def ordered(self, parts: dict[str, Tensor], grids: Tensor) -> dict[str, Tensor]:
         """Parts [rows, ...], each token's four rows together."""
         if not hasattr(self.inner.visual, "window_size"):
@@ -179,8 +171,12 @@ class Qwen3VL(QwenVL):
 
     offer = Offer(PATCHES, inside=CELLS)
 
-    def fewer(self, attachment: Attachment, modality: str, inputs: dict[str, Any]) -> Features:
-        """The cells that the method leaves, through the model's own tower, each at its own place in its picture."""
+    def encode(
+        self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[PictureRows]
+    ) -> Features:
+        """Encodes as Qwen2.5-VL does; for methods that leave cells out those that stay."""
+        if attachment.method.place is not Place.CELLS:
+            return super().encode(attachment, modality, inputs, pictures)
         with reading(self, attachment) as parts:
             seen = through_tower(self.inner.visual, attachment, modality, inputs)
         left = seen.output.pooler_output

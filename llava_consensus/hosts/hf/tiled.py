@@ -18,7 +18,7 @@ from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer, Tiles
 from llava_consensus.hosts.hf.llava import Llava
 from llava_consensus.hosts.hf.rows import Features, PictureRows, whole_tiles
-from llava_consensus.hosts.hf.towers import PATCHES, LlavaTower, squares
+from llava_consensus.hosts.hf.towers import PATCHES, LlavaTower, cells
 from llava_consensus.hosts.next_grid import STOCK, check_tiles, fixed_grid
 from llava_consensus.reduction.tokens import Need
 
@@ -178,7 +178,7 @@ class LlavaNextVideo(_WithVideos):
     def pooled(self) -> tuple[int, Tensor]:
         """Squares of `spatial_pool_stride` patches."""
         side, stride = self.tower.side, self.module.config.spatial_pool_stride
-        return side // stride, squares(side, stride)
+        return side // stride, cells(side, side, stride)
 
 
 class LlavaOnevision(_WithVideos):

@@ -188,11 +188,6 @@ class TapTower:
         return (query[0].transpose(0, 1), key[0].transpose(0, 1)) if self.varies else (query, key)
 
 
-def squares(side: int, stride: int) -> Tensor:
-    """The patches of each square of a square grid of patches, as `cells`."""
-    return cells(side, side, stride)
-
-
 def cells(height: int, width: int, stride: int) -> Tensor:
     """The patches of each square of a grid of patches: [N, stride * stride], without what does not fill a square."""
     corner = torch.arange(height // stride)[:, None] * stride * width + torch.arange(width // stride) * stride
