@@ -62,11 +62,10 @@ class AnchorPrune(Selector, ReadsTower):
         """
         meaning, width = (shape.joint, shape.vision_width) if shape.text_tower else (shape.width, shape.width)
         total = 0.0
-        for share, size in self.units(shape, budget):
-            if share.tokens < size:
-                least, most = self.sizes(share.tokens)
-                total += 2.0 * size * (relevance_products(shape) + (most + share.tokens - least) * width)
-                total += 2.0 * least * (most - least) * meaning
+        for count, size in self.losing(shape, budget):
+            least, most = self.sizes(count)
+            total += 2.0 * size * (relevance_products(shape) + (most + count - least) * width)
+            total += 2.0 * least * (most - least) * meaning
         return class_flops(shape) + shape.text_tower + total if total else 0.0
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:

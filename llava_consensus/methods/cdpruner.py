@@ -52,10 +52,9 @@ class CDPruner(Selector, ReadsTower):
         tower: the products with the words after the picture in place of the first two.
         """
         total = 0.0
-        for share, size in self.units(shape, budget):
-            if share.tokens < size:
-                total += 2.0 * size * (relevance_products(shape) + size * shape.width)
-                total += 1.0 * share.tokens * (share.tokens - 1) * size
+        for count, size in self.losing(shape, budget):
+            total += 2.0 * size * (relevance_products(shape) + size * shape.width)
+            total += 1.0 * count * (count - 1) * size
         return shape.text_tower + total if total else 0.0
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:

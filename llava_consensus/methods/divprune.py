@@ -25,7 +25,7 @@ class DivPrune(Selector, Tiled):
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """The cosines of all pairs; each of the T steps only compares."""
-        return sum(2.0 * size**2 * shape.width for share, size in self.units(shape, budget) if share.tokens < size)
+        return sum(2.0 * size**2 * shape.width for _, size in self.losing(shape, budget))
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:
         """The tokens that are spread out."""

@@ -51,7 +51,7 @@ class EADP(Selector, Tiled):
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """The cosines of all pairs of tokens, and of tokens with words and their mean, and the mixture of words."""
-        sizes = [size for share, size in self.units(shape, budget) if share.tokens < size]
+        sizes = [size for _, size in self.losing(shape, budget)]
         words = shape.known("question") if sizes else 0
         return sum(2.0 * size * ((size + words + 1) * shape.width + words) for size in sizes)
 

@@ -47,8 +47,7 @@ class HiPrune(Selector, ReadsBlocks):
     def flops(self, shape: Shape, budget: Budget) -> float:
         """The attention of two blocks."""
         rows = shape.patches + shape.classes
-        loses = any(share.tokens < size for share, size in self.units(shape, budget))
-        return 2 * 2.0 * shape.tiles * rows**2 * shape.vision_width if loses else 0.0
+        return 2 * 2.0 * shape.tiles * rows**2 * shape.vision_width if self.losing(shape, budget) else 0.0
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:
         """Anchors, their neighbours, and the most looked at in the last block."""

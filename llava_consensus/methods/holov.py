@@ -50,7 +50,7 @@ class HoloV(ReadsTower):
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """Class attention and the cosines inside every crop."""
-        units = [(share.tokens, size) for share, size in self.units(shape, budget) if share.tokens < size]
+        units = self.losing(shape, budget)
         counts = [self.count(tokens, size, bool(shape.classes)) for tokens, size in units]
         crops = [(count, -(-size // count)) for count, (_, size) in zip(counts, units, strict=True)]
         return sum(2.0 * count * size**2 * shape.width for count, size in crops) + (class_flops(shape) if units else 0)

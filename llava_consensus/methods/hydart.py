@@ -40,7 +40,7 @@ class HyDART(HiPrune):
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """The attention of one block, and the cosines of all tokens with the kept ones."""
-        units = [(share.tokens, size) for share, size in self.units(shape, budget) if share.tokens < size]
+        units = self.losing(shape, budget)
         compared = 0.0
         for count, size in units:
             anchors = self.anchors(count)

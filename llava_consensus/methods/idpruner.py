@@ -40,7 +40,7 @@ class IDPruner(Selector, ReadsTower):
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """Class attention and the cosines of all pairs; each of the T steps only compares."""
-        return pair_flops(shape, self.units(shape, budget), shape.width)
+        return pair_flops(shape, self.losing(shape, budget), shape.width)
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:
         """The tokens of maximal marginal relevance."""

@@ -46,10 +46,10 @@ class MFPruner(Selector, ReadsTower):
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """Class attention, the text tower, the patches' embeddings, and each token with the sum of the others."""
-        units = [size for share, size in self.units(shape, budget) if share.tokens < size]
-        if not units:
+        sizes = [size for _, size in self.losing(shape, budget)]
+        if not sizes:
             return 0.0
-        return class_flops(shape) + shape.text_tower + 2.0 * sum(units) * (relevance_products(shape) + shape.width)
+        return class_flops(shape) + shape.text_tower + 2.0 * sum(sizes) * (relevance_products(shape) + shape.width)
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:
         """The elected tokens; `cross` is the relevance, `fused` the sum of the cues."""

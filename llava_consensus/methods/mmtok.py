@@ -46,7 +46,7 @@ class MMTok(Selector, ReadsTower):
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """The cosines of all pairs of tokens, and of tokens with words; each of the T steps only compares and adds."""
-        sizes = [size for share, size in self.units(shape, budget) if share.tokens < size]
+        sizes = [size for _, size in self.losing(shape, budget)]
         words = shape.known("question") * shape.width if sizes else 0
         return sum(2.0 * size * (size * shape.vision_width + words) for size in sizes)
 

@@ -38,7 +38,7 @@ class OTPrune(Selector, Tiled):
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """The products of all pairs, their square, and T(T-1)/2 rows of the factor."""
-        units = [(share.tokens, size) for share, size in self.units(shape, budget) if share.tokens < size]
+        units = self.losing(shape, budget)
         return sum(2.0 * size**2 * (shape.width + size) + count * (count - 1) * size for count, size in units)
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:

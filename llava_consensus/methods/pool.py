@@ -23,8 +23,7 @@ class Pool(AfterTower):
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """The product with the 0/1 matrix of the cells."""
-        units = [(share.tokens, size) for share, size in self.units(shape, budget) if share.tokens < size]
-        return sum(2.0 * size * shape.width * count for count, size in units)
+        return sum(2.0 * size * shape.width * count for count, size in self.losing(shape, budget))
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
         """`budget.tokens` means, each standing at the middle of its cell."""

@@ -38,7 +38,7 @@ class Scope(Selector, ReadsTower):
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """Class attention and the cosines of all pairs; each of the T steps only compares and adds."""
-        return pair_flops(shape, self.units(shape, budget), shape.vision_width)
+        return pair_flops(shape, self.losing(shape, budget), shape.vision_width)
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:
         """The tokens that cover the others."""

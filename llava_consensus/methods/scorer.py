@@ -96,11 +96,9 @@ class Scorer(Selector, Tiled):
     def flops(self, shape: Shape, budget: Budget) -> float:
         """Both maps for one token, the mean, and a product for each token; with likeness, all pairs."""
         hidden, total = self.form.hidden if self.form else 0, 0.0
-        for share, size in self.units(shape, budget):
-            if share.tokens < size:
-                total += (
-                    2.0 * shape.width * (2 * hidden + size + (size * size if self.balance < 1 else 0)) + 2.0 * hidden
-                )
+        for _, size in self.losing(shape, budget):
+            pairs = size * size if self.balance < 1 else 0
+            total += 2.0 * shape.width * (2 * hidden + size + pairs) + 2.0 * hidden
         return total
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:

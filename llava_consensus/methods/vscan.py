@@ -50,7 +50,7 @@ class VScan(ReadsBlocks):
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """Class attention of two blocks, the cosines of all tokens with the kept ones, and the means."""
-        units = [(share.tokens, size) for share, size in self.units(shape, budget) if share.tokens < size]
+        units = self.losing(shape, budget)
         merged = sum(2.0 * size * 2 * count * shape.width for count, size in units)
         return merged + 2 * class_flops(shape) if units else 0.0
 

@@ -194,6 +194,10 @@ class Method:
             return [(budget, shape.available)]
         return [(share, shape.patches) for share in budget.share(shape.tiles)]
 
+    def losing(self, shape: Shape, budget: Budget) -> list[tuple[int, int]]:
+        """Tokens that stay, and size, of each unit of one picture that loses some."""
+        return [(share.tokens, size) for share, size in self.units(shape, budget) if share.tokens < size]
+
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
         """The tokens that replace the N of each unit. Methods that act between decoder layers have no such step."""
         raise NotImplementedError

@@ -6,13 +6,12 @@ probe it projects the queries of the text rows and the keys of the whole sequenc
 language model runs. Float32 throughout.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Shape
 from llava_consensus.reduction.options import choose
 from llava_consensus.reduction.tokens import TextProbe, VisionAttention, ensure_finite
@@ -60,12 +59,11 @@ def class_flops(shape: Shape) -> float:
     return 2.0 * shape.tiles * queries * (shape.patches + shape.classes) * shape.vision_width
 
 
-def pair_flops(shape: Shape, units: Iterable[tuple[Budget, int]], width: int) -> float:
-    """FLOPs of `class_saliency` and of the cosines of all pairs of vectors of this width, in units [(budget, size)]
-    that lose tokens; nothing where none does.
+def pair_flops(shape: Shape, losing: Sequence[tuple[int, int]], width: int) -> float:
+    """FLOPs of `class_saliency` and of the cosines of all pairs of vectors of this width, in units that lose tokens
+    [(left, size)]; nothing where none does.
     """
-    sizes = [size for share, size in units if share.tokens < size]
-    return sum(2.0 * size**2 * width for size in sizes) + (class_flops(shape) if sizes else 0.0)
+    return sum(2.0 * size**2 * width for _, size in losing) + (class_flops(shape) if losing else 0.0)
 
 
 def pool_tiles(saliency: Tensor, tile: Tensor, tiles: int) -> Tensor:
