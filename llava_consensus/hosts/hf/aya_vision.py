@@ -6,11 +6,10 @@ Aya's processor puts a tag in front of every tile and the whole view last, as Sm
 a break, so that the tiles of a picture are runs of placeholders with one row between them.
 """
 
-from functools import cached_property
+from types import MappingProxyType
 
 from torch import Tensor
 
-from llava_consensus.hosts.derived.decoder import TapDecoder
 from llava_consensus.hosts.hf.internvl import Shuffled
 from llava_consensus.hosts.hf.rows import spaced, tagged
 
@@ -19,6 +18,7 @@ class AyaVision(Shuffled):
     """Tiles with tags."""
 
     around = (2, 1)
+    decoding = MappingProxyType({"unturned": "full_attention"})  # layers that see everything rotate nothing
     placed = staticmethod(tagged)
     tensors = frozenset({"image"})
     merge = "downsample_factor"
@@ -27,11 +27,6 @@ class AyaVision(Shuffled):
         """The projector."""
         tokens: Tensor = self.inner.multi_modal_projector(squares)
         return tokens
-
-    @cached_property
-    def decoder(self) -> TapDecoder:
-        """The language side, of whose layers those that see everything rotate nothing."""
-        return TapDecoder(self.inner.language_model, unturned="full_attention")
 
 
 class Cohere2Vision(AyaVision):

@@ -6,11 +6,10 @@ block, after a cut between decoder layers too. What methods read of a layer's at
 window, which is wider than most prompts.
 """
 
-from functools import cached_property
+from types import MappingProxyType
 
 from torch import Tensor
 
-from llava_consensus.hosts.derived.decoder import TapDecoder
 from llava_consensus.hosts.hf.internvl import Shuffled
 
 
@@ -18,6 +17,7 @@ class Gemma3(Shuffled):
     """Adapter for Gemma 3. Every run of placeholders is a picture, or a crop of one."""
 
     around = (1, 1)
+    decoding = MappingProxyType({"sees_ahead": True})
     tensors = frozenset({"image"})
     most_tiles = 1
 
@@ -36,8 +36,3 @@ class Gemma3(Shuffled):
     def row_inputs(self, ids: Tensor, real: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Mask of the rows that are tokens of pictures: they attend in both directions."""
         return {"token_type_ids": (ids == self.placeholder("image")).long()}
-
-    @cached_property
-    def decoder(self) -> TapDecoder:
-        """The language side."""
-        return TapDecoder(self.inner.language_model, sees_ahead=True)

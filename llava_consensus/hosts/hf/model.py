@@ -40,6 +40,7 @@ class HfModel:
     """
 
     offer = Offer(PATCHES)
+    decoding: Mapping[str, Any] = MappingProxyType({})  # what `TapDecoder` must be told of the language model
     tensors: frozenset[str] = frozenset()  # modalities whose features the model wants in one tensor, not in a list
     keeps_positions = False  # whether positions have axes, so that they can only be kept
     handed: Mapping[str, str] = MappingProxyType({})  # modalities whose features the model is given as another's
@@ -69,7 +70,7 @@ class HfModel:
     @cached_property
     def decoder(self) -> TapDecoder:
         """The language side."""
-        return TapDecoder(self.module.get_decoder())
+        return TapDecoder(self.module.get_decoder(), **self.decoding)
 
     @property
     def chunks(self) -> bool:

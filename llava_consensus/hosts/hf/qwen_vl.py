@@ -17,7 +17,6 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer, Tiles
-from llava_consensus.hosts.derived.decoder import TapDecoder
 from llava_consensus.hosts.hf.cells import ADAPTED, MERGED, SIDE, through_tower
 from llava_consensus.hosts.hf.model import HfModel, joined, picture_tiles, reading, run_encoder
 from llava_consensus.hosts.hf.rows import Features, PictureRows, whole_tiles
@@ -33,7 +32,7 @@ class QwenVL(HfModel):
     """Adapter for the models of this file."""
 
     offer = Offer(PATCHES, inside=MERGER)
-    keeps_positions = True
+    decoding, keeps_positions = MappingProxyType({"axes": 3}), True
     around, typed, reads_inside = (1, 1), True, True
     placed_by = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
 
@@ -41,11 +40,6 @@ class QwenVL(HfModel):
     def tower(self) -> TapTower:
         """The vision side."""
         return TapTower(self.inner.visual, self.decoder.reach, merged=MERGED, inside=self.offer.inside)
-
-    @cached_property
-    def decoder(self) -> TapDecoder:
-        """The language side."""
-        return TapDecoder(self.inner.language_model, axes=3)
 
     def check(self, method: Method) -> None:
         """Raises OptionError for tokens of more patches than methods are adapted to."""
