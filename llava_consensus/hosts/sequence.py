@@ -36,8 +36,9 @@ class RowKinds(NamedTuple):
     answer: Tensor | None = None  # true where the row has a label: the answer in training
     videos: frozenset[int] = frozenset()  # which pictures of the call are videos, whose tiles are their frames
     tiles: tuple[int, ...] = ()  # of each picture of the call; where that is not given, as many as have rows
-    around: tuple[int, int] = (0, 0)  # rows of markers that a processor puts in front of and behind each picture
-    marked: tuple[tuple[int, int], ...] = ()  # the same of each picture of the call, where their ids are known
+    marked: tuple[
+        tuple[int, int], ...
+    ] = ()  # rows of markers in front of and behind each picture; () for none
 
 
 @dataclass(frozen=True)
@@ -234,7 +235,7 @@ def read_layout(kinds: RowKinds, sharing: Sharing) -> Layout:
             for later, (first, last) in zip(sources, spans, strict=True):
                 # breaks within a later picture and markers around it are no words
                 if first > end:
-                    front, behind = kinds.marked[later] if kinds.marked else kinds.around
+                    front, behind = kinds.marked[later] if kinds.marked else (0, 0)
                     asking[max(first - front, end + 1) : last + behind + 1] = False
             text = asking.nonzero()[:, 0]
             video = source in kinds.videos

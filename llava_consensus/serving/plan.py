@@ -13,7 +13,7 @@ from torch import Tensor
 
 from llava_consensus.hosts import view_of
 from llava_consensus.hosts.hf import text_side
-from llava_consensus.hosts.hf.rows import PictureRows, whole_tiles
+from llava_consensus.hosts.hf.rows import PictureRows, kinds_of, whole_tiles
 from llava_consensus.hosts.sequence import Layout, RowKinds, Sharing, read_layout
 from llava_consensus.reduction.budget import Auto, Budget, Share
 from llava_consensus.reduction.method import Method
@@ -85,12 +85,5 @@ def row_kinds(
 ) -> RowKinds:
     """Kind of every row of these prompts, on the CPU: each prompt [S] holds the picture index of a row, or -1."""
     picture = torch.nn.utils.rnn.pad_sequence(list(prompts), batch_first=True, padding_value=-2)
-    tile, token = torch.full_like(picture, -1), torch.full_like(picture, -1)
-    for number, rows in enumerate(pictures):
-        here = picture == number
-        tile[here], token[here] = rows.tile, rows.token
-    videos = frozenset(range(len(pictures)) if modality == "video" else ())
-    counts = tuple(rows.tiles for rows in pictures)
-    return RowKinds(
-        picture > -2, picture.clamp_min(-1), torch.where(token >= 0, tile, -1), token, None, videos, counts, around
-    )
+    videos = range(len(pictures)) if modality == "video" else ()
+    return kinds_of(picture > -2, picture.clamp_min(-1), pictures, videos, (around,) * len(pictures))

@@ -57,6 +57,6 @@ def test_rows_of_prompts_are_numbered_on_the_side_of_the_processor() -> None:
     assert kinds.picture.tolist() == [[-1, 0, 0, 0, -1, 1, 1], [-1] * 7]
     assert kinds.tile.tolist() == [[-1, 0, -1, 1, -1, 0, 0], [-1] * 7]
     assert kinds.token.tolist() == [[-1, 4, -1, 5, -1, 0, 0], [-1] * 7]
-    assert kinds.videos == {0, 1} and kinds.tiles == (2, 1) and kinds.around == (1, 2)
+    assert kinds.videos == {0, 1} and kinds.tiles == (2, 1) and kinds.marked == ((1, 2), (1, 2))
     alone = row_kinds(prompts, pictures, "image")
-    assert alone.videos == frozenset() and alone.around == (0, 0)
+    assert alone.videos == frozenset() and alone.marked == ((0, 0), (0, 0))

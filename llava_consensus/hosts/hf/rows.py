@@ -1,5 +1,6 @@
 """Rows of the prompts of transformers models that hold visual tokens, and the features of these rows."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -44,11 +45,13 @@ def row_kinds(
 ) -> RowKinds:
     """Kind of every row of prompts [R, S]; pictures are numbered across all modalities. All on the CPU.
 
+    Args:
+        around: rows of markers that the processor puts in front of and behind each picture.
+        markers: or their ids, where those say it.
     Raises:
         OptionError: where placeholders and pictures do not match.
     """
-    picture, tile, token = (torch.full(ids.shape, -1) for _ in range(3))
-    first, videos = 0, set[int]()
+    picture, first, videos = torch.full(ids.shape, -1), 0, set[int]()
     for modality, placeholder, pictures in placed:
         at_placeholder = ids == placeholder
         count = sum(len(rows.token) for rows in pictures)
@@ -61,16 +64,24 @@ def row_kinds(
         if count:
             number = torch.cat([torch.full_like(rows.token, first + i) for i, rows in enumerate(pictures)])
             picture[at_placeholder] = number
-            tile[at_placeholder], token[at_placeholder] = (
-                torch.cat(part) for part in list(zip(*pictures, strict=True))[:2]
-            )
         if modality == "video":
             videos |= set(range(first, first + len(pictures)))
         first += len(pictures)
-    counts = tuple(rows.tiles for group in placed for rows in group.pictures)
-    marked = _marked(ids, picture, markers) if markers else ()
-    tile = torch.where(token >= 0, tile, -1)
-    return RowKinds(real, picture, tile, token, answer, frozenset(videos), counts, around, marked)
+    marked = _marked(ids, picture, markers) if markers else (around,) * first
+    every = [rows for group in placed for rows in group.pictures]
+    return kinds_of(real, picture, every, videos, marked)._replace(answer=answer)
+
+
+def kinds_of(
+    real: Tensor, picture: Tensor, pictures: Sequence[PictureRows], videos: Iterable[int], marked: Sequence[Any]
+) -> RowKinds:
+    """Kind of every row of prompts, given which picture each is of [R, S] and the rows of the pictures."""
+    tile, token = torch.full_like(picture, -1), torch.full_like(picture, -1)
+    for number, rows in enumerate(pictures):
+        here = picture == number
+        tile[here], token[here] = rows.tile, rows.token
+    tile, counts = torch.where(token >= 0, tile, -1), tuple(rows.tiles for rows in pictures)
+    return RowKinds(real, picture, tile, token, None, frozenset(videos), counts, tuple(marked))
 
 
 def _marked(ids: Tensor, picture: Tensor, markers: frozenset[int]) -> tuple[tuple[int, int], ...]:
