@@ -314,8 +314,7 @@ class CutCache:
     def grown(self, cache: Any) -> int:
         """Rows a cache was given since. Its own length is that of the first layer, which may have been cut before."""
         first = self.columns.get(0)
-        length: int = cache.get_seq_length()
-        return length - (self.size if first is None else first.width)
+        return cache.get_seq_length() - (self.size if first is None else first.width)
 
 
 class CutForward:
@@ -425,8 +424,7 @@ class CutForward:
 
     def _closes(self, layer: int) -> bool:
         """True if positions are renumbered from this layer on."""
-        closes: bool = self.method.closes_gaps(layer)
-        return closes and not getattr(self.decoder, "keeps_positions", False)
+        return self.method.closes_gaps(layer) and not getattr(self.decoder, "keeps_positions", False)
 
     def _cut(self, layer: int, hidden: Tensor, given: dict[str, Any]) -> Tensor:
         """Lets the method choose among all pictures cut here, equal ones together, and shortens the sequences."""
@@ -589,8 +587,7 @@ class DecodeStep:
 
 def at(decoder: CutDecoder, layer: int) -> CutDecoder:
     """View of a decoder with the rotary angles, kwargs and window of a layer; the decoder itself if all are alike."""
-    view: CutDecoder = decoder.at(layer) if hasattr(decoder, "at") else decoder
-    return view
+    return decoder.at(layer) if hasattr(decoder, "at") else decoder
 
 
 def along(values: Tensor, origin: Tensor) -> Tensor:

@@ -34,8 +34,7 @@ class LlamaDecoder:
     @property
     def kernel(self) -> str:
         """Attention implementation: sdpa, eager, ... Users may change it while a method is attached."""
-        kernel: str = getattr(self.module.config, "_attn_implementation", "eager")
-        return kernel
+        return getattr(self.module.config, "_attn_implementation", "eager")
 
     def at(self, layer: int) -> "LlamaDecoder":
         """View whose rotation, arguments and window are those of this layer's type."""
@@ -53,13 +52,11 @@ class LlamaDecoder:
 
     def norm(self, hidden: Tensor) -> Tensor:
         """The norm after the last layer."""
-        normed: Tensor = self.module.norm(hidden)
-        return normed
+        return self.module.norm(hidden)
 
     def normed(self, layer: int, hidden: Tensor) -> Tensor:
         """States as the attention of a layer reads them."""
-        normed: Tensor = self.layers[layer].input_layernorm(hidden)
-        return normed
+        return self.layers[layer].input_layernorm(hidden)
 
     def query(self, layer: int, normed: Tensor) -> Tensor:
         """Queries before rotation, by the layer's own modules: [R, L, D] -> [R, H, L, d]."""
@@ -74,18 +71,15 @@ class LlamaDecoder:
     def scale(self, layer: int) -> float:
         """Scale of the attention logits: of the layer, or 1 / sqrt(head width)."""
         attention = self.layers[layer].self_attn
-        scale: float = getattr(attention, "scaling", attention.head_dim**-0.5)
-        return scale
+        return getattr(attention, "scaling", attention.head_dim**-0.5)
 
     def rotary(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [R, S, d] of the model's rotary embedding, for positions [R, S]."""
         if hasattr(self.module, "rotary_emb"):
-            cos, sin = self.module.rotary_emb(hidden, positions)
-            return cos, sin
+            return self.module.rotary_emb(hidden, positions)
         rotary = self.layers[0].self_attn.rotary_emb
         if "position_ids" in inspect.signature(rotary.forward).parameters:
-            cos, sin = rotary(hidden, positions)
-            return cos, sin
+            return rotary(hidden, positions)
         cos, sin = rotary(hidden, seq_len=max(self.reach, hidden.shape[1]))
         return cos[positions], sin[positions]
 
@@ -95,8 +89,7 @@ class LlamaDecoder:
 
     def positions(self, layer_arguments: dict[str, Any], rows: int, outer: Mapping[str, Any]) -> Tensor:
         """Position ids [rows, S] that a layer was given."""
-        positions: Tensor = layer_arguments["position_ids"]
-        return positions.expand(rows, -1)
+        return layer_arguments["position_ids"].expand(rows, -1)
 
     def taps(self, layer: int) -> list[Tap]:
         """Taps of the queries and keys of a layer while it runs."""

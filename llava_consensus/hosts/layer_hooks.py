@@ -230,5 +230,4 @@ class Cuts:
 
 def _state(call: Call) -> CutState:
     """State that the hooks of this file share in a call."""
-    state: CutState = call.state.setdefault("cuts", CutState())
-    return state
+    return call.state.setdefault("cuts", CutState())

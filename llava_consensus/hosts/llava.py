@@ -60,13 +60,11 @@ class Projected:
 
     def encode(self, pixels: Tensor) -> Tensor:
         """Tiles [T, 3, h, w] through tower and projector: [T, N, D]."""
-        projected: Tensor = self._model.encode_images(pixels)
-        return projected
+        return self._model.encode_images(pixels)
 
     def project(self, features: Tensor) -> Tensor:
         """The projector: [..., D_v] -> [..., D]."""
-        projected: Tensor = self._model.get_model().mm_projector(features)
-        return projected
+        return self._model.get_model().mm_projector(features)
 
 
 class OfficialTower(Projected, ClipBlocks):
@@ -194,16 +192,14 @@ class Arguments(NamedTuple):
         """Tiles of each picture."""
         if isinstance(self.images, list):
             return [1 if image.ndim == 3 else image.shape[0] for image in self.images]
-        count: list[int] = [self.images.shape[1] if self.images.ndim == 5 else 1] * self.images.shape[0]
-        return count
+        return [self.images.shape[1] if self.images.ndim == 5 else 1] * self.images.shape[0]
 
     @property
     def pixels(self) -> Tensor:
         """All tiles of all pictures: [T, 3, h, w]."""
         if isinstance(self.images, list):
             return torch.cat([image[None] if image.ndim == 3 else image for image in self.images])
-        pixels: Tensor = self.images.flatten(0, 1) if self.images.ndim == 5 else self.images
-        return pixels
+        return self.images.flatten(0, 1) if self.images.ndim == 5 else self.images
 
     @property
     def without_pixels(self) -> Any:

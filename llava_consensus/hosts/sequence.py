@@ -36,9 +36,7 @@ class RowKinds(NamedTuple):
     answer: Tensor | None = None  # true where the row has a label: the answer in training
     videos: frozenset[int] = frozenset()  # which pictures of the call are videos, whose tiles are their frames
     tiles: tuple[int, ...] = ()  # of each picture of the call; where that is not given, as many as have rows
-    marked: tuple[
-        tuple[int, int], ...
-    ] = ()  # rows of markers in front of and behind each picture; () for none
+    marked: tuple[tuple[int, int], ...] = ()  # rows of markers in front of and behind each picture; () for none
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,7 @@ def read_heads(
     enter; `more` is for decoders that are read by their layers (`derived/decoder.py`).
     """
     if hasattr(decoder, "read"):
-        heads: Heads = decoder.read(layer, hidden, positions, row, columns, **more)
-        return heads
+        return decoder.read(layer, hidden, positions, row, columns, **more)
     normed, view = decoder.normed(layer, hidden), decoder.at(layer) if hasattr(decoder, "at") else decoder
     query, key = decoder.query(layer, normed[row[:, None], columns]), decoder.key(layer, normed)
     cos, sin = view.rotary(normed, positions)

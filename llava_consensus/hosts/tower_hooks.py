@@ -163,8 +163,7 @@ def install_inside(attachment: Any, tower: Any) -> tuple[list[Shadow], list[Any]
 
 def towers_of(tower: Any) -> tuple[Any, ...]:
     """The towers of a vision side, which may be several."""
-    towers: tuple[Any, ...] = getattr(tower, "towers", (tower,))
-    return towers
+    return getattr(tower, "towers", (tower,))
 
 
 def run_inside(method: Method, call: Call, tower: Any, pixels: Tensor, tokens: list[int]) -> tuple[Tensor, Tensor]:

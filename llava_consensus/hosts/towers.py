@@ -196,8 +196,7 @@ class ClipBlocks:
 
 def states_of(output: Any) -> Tensor:
     """States in what a block returned, on any version."""
-    states: Tensor = output[0] if isinstance(output, tuple) else output
-    return states
+    return output[0] if isinstance(output, tuple) else output
 
 
 def feature_taps(block: Any, needs: frozenset[Need], classes: int) -> list[Tap]:
@@ -288,8 +287,7 @@ class ClipText:
         room = -len(ids) % self._length
         mask = torch.nn.functional.pad(torch.ones_like(ids), (0, room)).view(-1, self._length)
         pieces = torch.nn.functional.pad(ids, (0, room)).view(-1, self._length)
-        embeds: Tensor = self._text(input_ids=pieces, attention_mask=mask).text_embeds
-        return embeds
+        return self._text(input_ids=pieces, attention_mask=mask).text_embeds
 
     @torch.no_grad()
     def sides(self, tower: Any, tiles: list[Tiles], questions: list[str]) -> ClipSides:

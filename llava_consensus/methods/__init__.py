@@ -167,8 +167,7 @@ def method_class(name: str) -> "type[Method]":
         name = any_case(name, (*METHODS, *RENAMED, *registered(GROUP)))
         name = RENAMED.get(name, name)
     if name in METHODS:
-        ours: type[Method] = METHODS[name]
-        return ours
+        return METHODS[name]
     found, where = load_registered(GROUP, "method", name, METHODS)
     return checked(where, found)
 
@@ -191,8 +190,7 @@ def checked(where: str, candidate: Any) -> "type[Method]":
     missing = sorted(candidate.__abstractmethods__)
     if missing:
         raise OptionError(f"{where}: does nothing yet, write its `{'` and `'.join(missing)}` (docs/adding.md)")
-    found: type[Method] = candidate
-    return found
+    return candidate
 
 
 def known_methods() -> dict[str, str]:

@@ -80,8 +80,7 @@ class PyramidDrop(InDecoder):
     def _share(self, tokens: int, available: int, cuts: tuple[int, ...], layers: int) -> float:
         """l: what each cut leaves of what entered it."""
         if self.count == "kept":
-            share: float = (tokens / available) ** (1 / len(cuts))
-            return share
+            return (tokens / available) ** (1 / len(cuts))
         spans = [end - start for start, end in zip((0, *cuts), (*cuts, layers), strict=True)]
         if tokens * layers <= spans[0] * available:
             raise OptionError(

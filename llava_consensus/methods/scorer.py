@@ -80,8 +80,7 @@ class Scorer(Selector, Tiled):
     @property
     def form(self) -> LinearForm | None:
         """The maps; None where no file is named."""
-        form: LinearForm | None = vars(self)["_form"]
-        return form
+        return vars(self)["_form"]
 
     @property
     def width(self) -> int | None:

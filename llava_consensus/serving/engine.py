@@ -183,8 +183,7 @@ def all_heads(states: Tensor) -> Tensor:
     """Heads [T, H, n, d] of all ranks, of which each has its part."""
     if get_tensor_model_parallel_world_size() == 1:
         return states
-    gathered: Tensor = tensor_model_parallel_all_gather(states.contiguous(), dim=1)
-    return gathered
+    return tensor_model_parallel_all_gather(states.contiguous(), dim=1)
 
 
 class Engine:
@@ -274,8 +273,7 @@ class Engine:
 
     def positions(self, inputs: dict[str, Any], ids: Tensor, real: Tensor) -> Tensor:
         """Positions of full prompts [R, S] with what the processor says of their pictures: [R, S], or [R, S, A]."""
-        positions: Tensor = self.view.positions(inputs, ids.cpu(), real.cpu())
-        return positions.to(ids.device)
+        return self.view.positions(inputs, ids.cpu(), real.cpu()).to(ids.device)
 
     def reduced(self, prompts: Sequence[FullPrompt], modality: str) -> list[list[Tensor]]:
         """Reduced tokens of each picture of each prompt: [K, D'], and with kept positions [K, D' + 2 axes]."""

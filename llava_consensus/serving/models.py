@@ -131,8 +131,7 @@ class Reduced:
 
     def words(self: Any, ids: Tensor, at_picture: Tensor) -> Tensor:
         """Embeddings of the words of prompts, by vLLM's own."""
-        embeds: Tensor = super().embed_input_ids(ids, None, is_multimodal=at_picture)
-        return embeds
+        return super().embed_input_ids(ids, None, is_multimodal=at_picture)
 
     def placeholder(self: Any, modality: str) -> int:
         """Id of the tokens that stand for a modality."""
@@ -339,8 +338,7 @@ class SquareTower(Reduced):
     def load_weights(self: Any, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Loads weights as vLLM does, of checkpoints of transformers 5.19 too."""
         named = hasattr(self.vision_tower, "vision_model")
-        loaded: set[str] = super().load_weights(tower_named(weights) if named else weights)
-        return loaded
+        return super().load_weights(tower_named(weights) if named else weights)
 
 
 class LlavaProcessor(Reducing, LlavaMultiModalProcessor):
@@ -401,14 +399,12 @@ class ConsensusDropInternVL(SquareTower, InternS1ForConditionalGeneration, Suppo
 
     def lengths(self: Any, kwargs: dict[str, Any]) -> list[int]:
         """Tiles of each picture."""
-        lengths: list[int] = kwargs["image_num_patches"].tolist()
-        return lengths
+        return kwargs["image_num_patches"].tolist()
 
     def tiles(self: Any, modality: str, inputs: dict[str, Any], *given: Any) -> list[Tiles]:
         """The tiles of every picture."""
         pixels = inputs[PIXELS[modality]].split(self.lengths(inputs))
-        tiles: list[Tiles] = super().tiles(modality, {PIXELS[modality]: pixels}, *given)
-        return tiles
+        return super().tiles(modality, {PIXELS[modality]: pixels}, *given)
 
 
 class Qwen(Reduced):
@@ -440,8 +436,7 @@ class Qwen(Reduced):
 
     def lengths(self: Any, kwargs: dict[str, Any]) -> list[int]:
         """Patches of each picture."""
-        lengths: list[int] = kwargs["image_grid_thw"].prod(-1).tolist()
-        return lengths
+        return kwargs["image_grid_thw"].prod(-1).tolist()
 
 
 class Qwen25Info(Pictures, Qwen2_5_VLProcessingInfo):
@@ -499,8 +494,7 @@ class ConsensusDropGemma4(Reduced, Gemma4ForConditionalGeneration, SupportsMRoPE
 
     def words(self: Any, ids: Tensor, at_picture: Tensor) -> Tensor:
         """Embeddings of the words of prompts, past the buffer of a step's per-layer embeddings."""
-        embeds: Tensor = self.language_model.embed_input_ids(ids)
-        return embeds
+        return self.language_model.embed_input_ids(ids)
 
     def tiles(
         self: Any,

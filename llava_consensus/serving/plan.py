@@ -65,8 +65,7 @@ class Plan:
         tiles = inputs.get(f"{modality}_num_patches")
         if tiles is not None:  # of one run of tiles
             return [whole_tiles(count, self.view.tower.tokens) for count in tiles.tolist()]
-        rows: list[PictureRows] = self.view.pictures(modality, inputs, None)
-        return rows
+        return self.view.pictures(modality, inputs, None)
 
     def layout(self, kinds: RowKinds, budgets: Sequence[Budget | Share | Auto]) -> Layout:
         """Layout of pictures with these budgets: their rows, and the units to reduce."""

@@ -99,11 +99,9 @@ class TapDecoder(LlamaDecoder):
             start = 0 if cache is None else cache.get_seq_length()
             given = torch.arange(start, start + turned.shape[-2], device=turned.device)[None]
         if self.axes == 1:
-            positions: Tensor = given.expand(rows, -1)
-            return positions
+            return given.expand(rows, -1)
         axes = given[None] if given.ndim == 2 else given[-self.axes :]
-        coordinates: Tensor = axes.expand(self.axes, rows, -1).permute(1, 2, 0)
-        return coordinates
+        return axes.expand(self.axes, rows, -1).permute(1, 2, 0)
 
     def arguments(self, hidden: Tensor, positions: Tensor, mask: Tensor | None) -> dict[str, Any]:
         """Kwargs of a layer's forward for these positions and this mask."""
@@ -434,8 +432,7 @@ def add_planes(attachment: Any, plain: Any, hidden: Tensor, visual_pos_masks: Te
     rows = getattr(state.forward, "rows", None) if state is not None else None
     if rows is None or hidden.shape[1] == visual_pos_masks.shape[1]:
         run_plain = plain or type(module)._deepstack_process.__get__(module)
-        states: Tensor = run_plain(hidden, visual_pos_masks, visual_embeds)
-        return states
+        return run_plain(hidden, visual_pos_masks, visual_embeds)
     plane = hidden.new_zeros(len(hidden), rows.size + 1, hidden.shape[2])
     plane[:, :-1][visual_pos_masks.to(hidden.device)] = visual_embeds.to(hidden.device, hidden.dtype)
     return hidden + plane.gather(1, rows.origin[..., None].expand_as(hidden))

@@ -116,8 +116,7 @@ class _Proof:
         given = {name: value for name, value in inputs.items() if name in taken and name not in NOT_ROWS}
         if "logits_to_keep" in taken:  # those of all rows can take more memory than the model
             given["logits_to_keep"] = 1
-        out: Tensor = self.module(**given, use_cache=False).logits
-        return out[:, -1]
+        return self.module(**given, use_cache=False).logits[:, -1]
 
     def cut(self, stays: Tensor, how: str) -> dict[str, Any]:
         """The call with these rows [R, S] alone, as many of each prompt."""
@@ -215,8 +214,7 @@ def _gathered(value: Tensor, axis: int, left: Tensor) -> Tensor:
 
 
 def _states(output: Any) -> Tensor:
-    states: Tensor = output[0]  # of a tuple or of a `ModelOutput`
-    return states
+    return output[0]  # of a tuple or of a `ModelOutput`
 
 
 def tower_facts(

@@ -25,8 +25,7 @@ class AyaVision(Shuffled):
 
     def joined(self, squares: Tensor) -> Tensor:
         """The projector."""
-        tokens: Tensor = self.inner.multi_modal_projector(squares)
-        return tokens
+        return self.inner.multi_modal_projector(squares)
 
 
 class Cohere2Vision(AyaVision):

@@ -68,8 +68,7 @@ class Shuffled(HfModel):
 
     def tiles(self, inputs: dict[str, Any]) -> Tensor:
         """Pixels of all tiles: [T, 3, h, w]."""
-        pixels: Tensor = inputs["pixel_values"]
-        return pixels
+        return inputs["pixel_values"]
 
     def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[PictureRows]:
         """The rows of every picture. OptionError where there are pixels of another number of tiles."""
@@ -144,5 +143,4 @@ class InternVL(Shuffled):
         """Shuffle and projector."""
         inner, square = self.inner, squares.unflatten(1, (self.stride, self.stride))
         square = inner.pixel_shuffle(square, self.module.config.downsample_ratio)
-        tokens: Tensor = inner.multi_modal_projector(square)
-        return tokens
+        return inner.multi_modal_projector(square)

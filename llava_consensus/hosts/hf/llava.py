@@ -30,8 +30,7 @@ class Llava(HfModel):
 
     def pixels(self, modality: str, inputs: dict[str, Any], pictures: list[PictureRows]) -> Tensor:
         """Tiles of all pictures, in order: [T, 3, h, w]."""
-        pixels: Tensor = inputs["pixel_values"]
-        return pixels
+        return inputs["pixel_values"]
 
     def pack(self, modality: str, inputs: dict[str, Any], projected: list[Tensor]) -> list[Tensor]:
         """Tiles [t, N, D] of each picture as the model lays them out: [n, D] each."""

@@ -52,8 +52,7 @@ class PixtralTower(TapTower):
     def encode(self, pixels: Tensor) -> Tensor:
         """A picture [1, 3, h, w] through tower and projector, where each patch is a token: [1, N, D]."""
         states = self.module(pixels, output_hidden_states=True, return_dict=True).hidden_states[self.layer]
-        projected: Tensor = self._project(states)
-        return projected
+        return self._project(states)
 
     def parts(self, block: int) -> BlockParts:
         """The parts of a block."""
@@ -102,14 +101,12 @@ class Mistral3(HfModel):
     @property
     def _side(self) -> int:
         """Patches in a row of the square that makes a token."""
-        side: int = getattr(self.module.config, "spatial_merge_size", 1)
-        return side
+        return getattr(self.module.config, "spatial_merge_size", 1)
 
     @property
     def _pixels(self) -> int:
         """Height and width of a token in pixels."""
-        pixels: int = self.module.config.vision_config.patch_size * self._side
-        return pixels
+        return self.module.config.vision_config.patch_size * self._side
 
     def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[PictureRows]:
         """The rows of tokens of every picture."""

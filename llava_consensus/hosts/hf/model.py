@@ -164,13 +164,11 @@ class HfModel:
 
     def placeholder(self, modality: str) -> int:
         """Id of the tokens that stand for a modality."""
-        token_id: int = getattr(self.module.config, f"{modality}_token_id")
-        return token_id
+        return getattr(self.module.config, f"{modality}_token_id")
 
     def words(self, ids: Tensor) -> Tensor:
         """Embeddings of rows that are no tokens of pictures: [R, S] -> [R, S, D]."""
-        embeds: Tensor = self.module.get_input_embeddings()(ids)
-        return embeds
+        return self.module.get_input_embeddings()(ids)
 
     def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[PictureRows]:
         """The rows of every picture of a modality, in order, given the encoder's arguments and the prompts [R, S]."""

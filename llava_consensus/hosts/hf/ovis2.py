@@ -49,8 +49,7 @@ class Ovis2(Shuffled):
         """The head of the tower, and the table."""
         tower, inner = self.vision, self.inner
         words = tower.head_norm(tower.head_linear(squares.flatten(1))).softmax(-1)
-        tokens: Tensor = inner.visual_embeddings_table(pad(words, (0, tower.num_visual_indicator_tokens)))
-        return tokens
+        return inner.visual_embeddings_table(pad(words, (0, tower.num_visual_indicator_tokens)))
 
     def words(self, ids: Tensor) -> Tensor:
         """Embeddings of the ids, with those of the rows around tiles."""

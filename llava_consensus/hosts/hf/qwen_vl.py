@@ -133,8 +133,7 @@ class QwenVL(HfModel):
         types = inputs.get("mm_token_type_ids")
         types = self.types(inputs, ids) if types is None else types.cpu()
         places, _ = self.inner.get_rope_index(ids, mm_token_type_ids=types, attention_mask=real.long(), **grids)
-        coordinates: Tensor = places.permute(1, 2, 0)
-        return coordinates
+        return places.permute(1, 2, 0)
 
     def types(self, inputs: dict[str, Any], ids: Tensor) -> Tensor:
         """Type of every row: token of a picture (1) or of a video (2): [R, S]."""

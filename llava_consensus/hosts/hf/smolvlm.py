@@ -31,8 +31,7 @@ class SmolVLM(Shuffled):
 
     def joined(self, squares: Tensor) -> Tensor:
         """The connector."""
-        tokens: Tensor = self.inner.connector(squares)
-        return tokens
+        return self.inner.connector(squares)
 
     @property
     def most_tiles(self) -> int:

@@ -127,8 +127,7 @@ class LlavaNext(Llava):
             packer = SimpleNamespace(config=config)
             sizes, newline = torch.tensor(self.pinpoints).expand(len(sizes), 2), None
         pack = type(self.inner).pack_image_features
-        packed: list[Tensor] = pack(packer, views, sizes, image_newline=newline, **self.packing(inputs))[0]
-        return packed
+        return pack(packer, views, sizes, image_newline=newline, **self.packing(inputs))[0]
 
 
 class _WithVideos(LlavaNext):

@@ -98,8 +98,7 @@ class LlavaTower(ClipBlocks):
 
     def project(self, features: Tensor) -> Tensor:
         """The projector: [..., D_v] -> [..., D]."""
-        projected: Tensor = self._inner.multi_modal_projector(features)
-        return projected
+        return self._inner.multi_modal_projector(features)
 
 
 class TapTower:
@@ -153,8 +152,7 @@ class TapTower:
     def scale(self, block: int) -> float:
         """Scale of the attention logits of a block."""
         attention = self.attention(block)
-        scale: float = attention.scaling if hasattr(attention, "scaling") else attention.scale
-        return scale
+        return attention.scaling if hasattr(attention, "scaling") else attention.scale
 
     def taps(self, needs: frozenset[Need], features: int, attention: int) -> list[Tap]:
         """Taps of the output of a block: a row for each patch."""

@@ -74,8 +74,7 @@ class VideoLlava(Llava):
 
     def pixels(self, modality: str, inputs: dict[str, Any], pictures: list[PictureRows]) -> Tensor:
         """Pictures, or the frames of all clips."""
-        pixels: Tensor = inputs["pixel_values"] if modality == "image" else inputs["pixel_values_videos"].flatten(0, 1)
-        return pixels
+        return inputs["pixel_values"] if modality == "image" else inputs["pixel_values_videos"].flatten(0, 1)
 
     def encode(
         self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[PictureRows]

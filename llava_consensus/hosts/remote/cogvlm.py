@@ -44,13 +44,11 @@ class EvaTower:
 
     def encode(self, pixels: Tensor) -> Tensor:
         """Pictures through tower and projector, without the learned rows: [P, 3, h, w] -> [P, N, D]."""
-        projected: Tensor = self.vision(pixels)[:, 1:-1]
-        return projected
+        return self.vision(pixels)[:, 1:-1]
 
     def project(self, features: Tensor) -> Tensor:
         """The projector: [..., D_v] -> [..., D]."""
-        projected: Tensor = self.vision.linear_proj(features)
-        return projected
+        return self.vision.linear_proj(features)
 
     def scale(self, block: int) -> float:
         """Scale of the attention logits of a block."""

@@ -213,8 +213,7 @@ def cached_rows(cache: Any, axis: int) -> int:
     """Rows that a cache of tuples holds, of keys with their rows along `axis`."""
     if not cache or cache[0] is None or cache[0][0] is None:
         return 0
-    rows: int = cache[0][0].shape[axis]
-    return rows
+    return cache[0][0].shape[axis]
 
 
 def rows_with(rows: Tensor, values: Tensor, embeds: Tensor) -> Tensor:

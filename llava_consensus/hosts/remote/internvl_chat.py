@@ -105,10 +105,7 @@ def prepare(
     """
     older = getattr(type(attachment.here.module), PREPARE)
     if attachment.entered() is None:
-        plain: tuple[Any, ...] = older(
-            attachment.here.module, input_ids, attention_mask, past_key_values, labels, images
-        )
-        return plain
+        return older(attachment.here.module, input_ids, attention_mask, past_key_values, labels, images)
     if attention_mask is not None and images is not None and not attention_mask.all():
         raise OptionError("attention_mask: InternVL-Chat's own code answers no padded batch. Ask prompt by prompt")
 

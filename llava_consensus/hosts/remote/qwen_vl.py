@@ -40,8 +40,7 @@ class QwenVLTower:
 
     def encode(self, pixels: Tensor) -> Tensor:
         """Pictures through tower and resampler: [P, 3, h, w] -> [P, 256, D]."""
-        projected: Tensor = self.visual(pixels)
-        return projected
+        return self.visual(pixels)
 
     def project(self, features: Tensor) -> Tensor:
         """Not offered: the resampler takes all patches at once."""
@@ -83,13 +82,11 @@ class QwenDecoder:
 
     def norm(self, hidden: Tensor) -> Tensor:
         """The norm after the last layer."""
-        normed: Tensor = self.module.ln_f(hidden)
-        return normed
+        return self.module.ln_f(hidden)
 
     def normed(self, layer: int, hidden: Tensor) -> Tensor:
         """States as the attention of a layer reads them."""
-        normed: Tensor = self.layers[layer].ln_1(hidden)
-        return normed
+        return self.layers[layer].ln_1(hidden)
 
     def query(self, layer: int, normed: Tensor) -> Tensor:
         """Queries before rotation: [R, L, D] -> [R, H, L, d]."""
@@ -177,8 +174,7 @@ class QwenVLChat(RemoteModel):
         for row, place in (inputs["input_ids"] == start).nonzero().tolist():
             span = inputs["input_ids"][row, place + 1 : place + 1 + self.tower.tokens].tolist()
             paths.append(bytes(span[: span.index(pad)] if pad in span else span).decode("utf-8"))
-        pixels: Tensor = type(visual).encode(_Reader(visual), paths)
-        return pixels.to(visual.conv1.weight)
+        return type(visual).encode(_Reader(visual), paths).to(visual.conv1.weight)
 
     def assembled(self, inputs: dict[str, Any], kinds: RowKinds, tiles: list[Tiles]) -> Assembled:
         """Words, and queries in the rows of the spans."""
