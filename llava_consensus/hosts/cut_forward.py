@@ -38,6 +38,7 @@ from llava_consensus.hosts.sequence import (
     wide,
 )
 from llava_consensus.hosts.source import MethodInputs, padded_rows, read_heads
+from llava_consensus.hosts.towers import OLD
 from llava_consensus.reduction import selection
 from llava_consensus.reduction.calibration import far_logits, seen_logits
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView
@@ -45,7 +46,6 @@ from llava_consensus.reduction.tokens import Reduction, TextProbe
 
 CUT_ROWS = 1 << 16  # of the sequences of pictures that are cut together; a copy of the keys is made for each picture
 VALUES = "values"  # a method's `attention` that reads no queries and keys
-OLD = int(transformers.__version__.split(".")[0]) < 5
 
 
 @dataclass(eq=False)

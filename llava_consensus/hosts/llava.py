@@ -37,7 +37,7 @@ from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.environment import check_llava_version
 from llava_consensus.hosts.next_grid import STOCK, check_layout, check_pictures, check_tiles, fixed_grid
 from llava_consensus.hosts.sequence import Assembled, Channel, Layout, RowKinds, Rule, fingerprints, pad_left
-from llava_consensus.hosts.towers import ClipBlocks, hidden_state_block, load_clip_text
+from llava_consensus.hosts.towers import OLD, ClipBlocks, hidden_state_block, load_clip_text
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need, Stopwatch
 
@@ -159,7 +159,7 @@ class LlavaModel:
         if tower is not None:
             self.check_tower(tower)
         keeps = method.positions != "renumber" and method.place is not Place.DECODER
-        if keeps and int(transformers.__version__.split(".")[0]) < 5:
+        if keeps and OLD:
             raise OptionError(
                 f"positions={method.positions} needs transformers >= 5: "
                 f"generate() of {transformers.__version__} does not advance given positions"

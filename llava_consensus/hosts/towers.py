@@ -123,7 +123,7 @@ def fingerprint(values: Tensor) -> Tensor:
     return (flat * weight).sum(1)  # int64 arithmetic wraps
 
 
-RETURNS_TENSOR = int(transformers.__version__.split(".")[0]) >= 5  # a block's result; a tuple before
+OLD = int(transformers.__version__.split(".")[0]) < 5  # official LLaVA's own pin
 
 
 class BlockParts(NamedTuple):
@@ -191,7 +191,7 @@ class ClipBlocks:
 
     def result(self, states: Tensor) -> Any:
         """States in the form a block returns them."""
-        return states if RETURNS_TENSOR else (states,)
+        return (states,) if OLD else states
 
 
 def states_of(output: Any) -> Tensor:

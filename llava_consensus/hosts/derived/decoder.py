@@ -207,7 +207,8 @@ class TapDecoder(LlamaDecoder):
         reached = [Recorder(layer, ends=index == tried[-1]) for index, layer in enumerate(self.layers)]
         embeds = call["inputs_embeds"]
         with torch.autocast(embeds.device.type, enabled=False):
-            run(twin(self.module, layers=reached), **{**call, "use_cache": False, "past_key_values": None})
+            with contextlib.suppress(Reached):
+                twin(self.module, layers=reached)(**{**call, "use_cache": False, "past_key_values": None})
             states = reached[0].given[0]
             if states.shape != embeds.shape:
                 raise Unlike("they hand on more than one row of states for each row of the prompt")
@@ -328,7 +329,7 @@ class Unlike(ValueError):
 
 
 class Reached(Exception):
-    """The last stand-in was called."""
+    """The last `Recorder` was called."""
 
 
 class Recorder(Overlay):
@@ -367,12 +368,6 @@ def check_unpacked(model: nn.Module, layer: nn.Module) -> None:
             "(compressed-tensors). Run the model once, or load with CompressedTensorsConfig(dequantize=True), and "
             "attach then"
         )
-
-
-def run(module: Any, *args: Any, **kwargs: Any) -> None:
-    """Runs a module until a stand-in ends it."""
-    with contextlib.suppress(Reached):
-        module(*args, **kwargs)
 
 
 def kind_of(attention: nn.Module) -> Any:

@@ -13,8 +13,7 @@ import hashlib
 import inspect
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.derived.rows import Mixed, PatchMap, fed_rows, patch_map, sides_of
-from llava_consensus.hosts.derived.tap import KernelCall, Left, recording
+from llava_consensus.hosts.derived.tap import KernelCall, Left, recording, setting
 from llava_consensus.hosts.environment import cache_folder
 
 PIXELS = ("pixel_values", "image_patches")  # beginnings of names of arguments that are left out beside features
@@ -130,16 +129,7 @@ def stand_aside(plain: Any, *args: Any, **kwargs: Any) -> Any:
 
 def reduced_rows(rows: ReducedRows | None) -> Any:
     """The next decoder that is entered while the body runs reads these rows."""
-    return _set(_REDUCED, rows)
-
-
-@contextmanager
-def _set(variable: ContextVar[Any], value: Any) -> Iterator[None]:
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(token)
+    return setting(_REDUCED, rows)
 
 
 # Features
@@ -294,7 +284,7 @@ def decoder_call(
     features = {name: copy.copy(output) for name, output in outputs.items()}
     given = {**arguments, "mm_encoder_outputs": features, "use_cache": False}
     calls: list[KernelCall] = []
-    with _set(_ENTRY, _Entry(found, first is None)), _set(_ASIDE, first is not None):
+    with setting(_ENTRY, _Entry(found, first is None)), setting(_ASIDE, first is not None):
         try:
             if first is None:
                 module(**given)
@@ -332,7 +322,7 @@ def _encoded(
 ) -> tuple[Any, list[KernelCall], list[Tensor]]:
     """Output of an encoder, kernel calls and states; with `cuts_graph` it depends on the modules' attention alone."""
     states: list[Tensor] = []
-    with _set(_OUTPUTS, states), recording(modules, cuts_graph=cuts_graph) as calls:
+    with setting(_OUTPUTS, states), recording(modules, cuts_graph=cuts_graph) as calls:
         output = getattr(base, f"get_{modality}_features")(**arguments, return_dict=True)
     return output, calls, states
 

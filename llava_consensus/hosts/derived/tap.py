@@ -158,11 +158,18 @@ def recording(
             tower can take more memory than its weights.
     """
     calls: list[KernelCall] = []
-    token = _RECORDING.set(_Recording(frozenset(map(id, modules)), leaves, cuts_graph, shapes, calls))
-    try:
+    with setting(_RECORDING, _Recording(frozenset(map(id, modules)), leaves, cuts_graph, shapes, calls)):
         yield calls
+
+
+@contextmanager
+def setting(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    """A context variable has this value while the body runs."""
+    token = variable.set(value)
+    try:
+        yield
     finally:
-        _RECORDING.reset(token)
+        variable.reset(token)
 
 
 def _tapped(
