@@ -29,9 +29,8 @@ from llava_consensus.reduction.tokens import Stopwatch
 
 OBSERVED = ("previous", VALUES)  # what of a method's `attention` is read while layers run
 _NONE: Mapping[int, tuple[Any, CutCache]] = {}
-_LAST: ContextVar[Mapping[int, tuple[Any, CutCache]]] = ContextVar(
-    "llava_consensus_last_cut", default=_NONE
-)  # by hooks
+# by hooks
+_LAST: ContextVar[Mapping[int, tuple[Any, CutCache]]] = ContextVar("llava_consensus_last_cut", default=_NONE)
 
 
 @uncompiled

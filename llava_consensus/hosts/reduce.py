@@ -37,15 +37,7 @@ from llava_consensus.hosts.sequence import (
 from llava_consensus.hosts.source import MethodInputs, UnitBatch, probe_text, words_after
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method
-from llava_consensus.reduction.tokens import (
-    BEHIND,
-    PLACE,
-    ClipSides,
-    Need,
-    Reduction,
-    Stopwatch,
-    VisualTokens,
-)
+from llava_consensus.reduction.tokens import BEHIND, PLACE, ClipSides, Need, Reduction, Stopwatch, VisualTokens
 
 KEPT = "positions of three axes are kept"
 NO_TEXT = "no text after the image: reduced by vision saliency alone"

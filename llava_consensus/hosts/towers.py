@@ -21,9 +21,8 @@ from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import ClipSides, Need
 
 EARLIER = "earlier "  # in front of the names of parts that an earlier block gave
-GIVEN = frozenset(
-    {Need.PROBE, Need.FINGERPRINT, Need.QUESTION, Need.WORDS, Need.WHOLE_PICTURES}
-)  # whatever the tower is
+# whatever the tower is
+GIVEN = frozenset({Need.PROBE, Need.FINGERPRINT, Need.QUESTION, Need.WORDS, Need.WHOLE_PICTURES})
 
 
 def needs_of(tower: Tower, method: Method) -> frozenset[Need]:

@@ -74,9 +74,8 @@ class Dart(InDecoder):
             of_image = norms.gather(1, view.columns)
             of_text = norms.gather(1, view.probe.rows).masked_fill(~view.probe.row_mask, -1.0)
             image = rank(ensure_finite("DART's key norms", of_image))[:, : min(PIVOTS, kept)]
-            text = rank(ensure_finite("DART's key norms", of_text))[
-                :, :PIVOTS
-            ]  # places that are no real row are replaced by the first
+            text = rank(ensure_finite("DART's key norms", of_text))[:, :PIVOTS]
+            # places that are no real row are replaced by the first
             text = torch.where(view.probe.row_mask.gather(1, text), text, text[:, :1])
             text = torch.cat((text, text[:, :1].expand(-1, PIVOTS - text.shape[1])), dim=1)
             states = torch.nn.functional.normalize(view.norm(view.hidden).float(), dim=-1)  # [P, v, D]

@@ -12,13 +12,7 @@ from torch import Tensor, nn
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import Tap
 from llava_consensus.hosts.derived.tap import KernelCall, attention_modules
-from llava_consensus.hosts.towers import (
-    ClipBlocks,
-    attention_blocks,
-    feature_taps,
-    hidden_state_block,
-    states_of,
-)
+from llava_consensus.hosts.towers import ClipBlocks, attention_blocks, feature_taps, hidden_state_block, states_of
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 
