@@ -153,7 +153,8 @@ class _Proof:
         call = self.cut(stays, how)
         outputs: list[Tensor] = []
         decoder = self.module.get_decoder()
-        handle = decoder.register_forward_hook(lambda module, args, output: outputs.append(_states(output)))
+        # of a tuple or of a `ModelOutput`
+        handle = decoder.register_forward_hook(lambda module, args, output: outputs.append(output[0]))
         try:
             logits = self.logits(call)
             arguments = {name: self._shorter(value, stays) for name, value in self.entered.arguments.items()}
@@ -211,10 +212,6 @@ def _gathered(value: Tensor, axis: int, left: Tensor) -> Tensor:
     target = list(value.shape)
     target[axis] = left.shape[1]
     return value.gather(axis, left.view(shape).expand(target))
-
-
-def _states(output: Any) -> Tensor:
-    return output[0]  # of a tuple or of a `ModelOutput`
 
 
 def tower_facts(

@@ -481,34 +481,10 @@ def unpadded(view: Any, ids: Tensor) -> Tensor:
     return torch.ones_like(ids, dtype=torch.bool) if pad is None or ending else ids != pad
 
 
-def assembled(
-    view: Any,
-    inputs: dict[str, Any],
-    ids: Tensor,
-    real: Tensor,
-    positions: Tensor,
-    features: dict[str, Features],
-) -> Assembled:
-    """The full prompts as the language model would have read them, with everything that goes with their rows."""
-    words = ids
-    for modality in features:
-        words = words.masked_fill(ids == view.placeholder(modality), 0)
-    embeds = view.words(words)  # a placeholder may have no place in the vocabulary
-    planes: list[Tensor] = []
-    for modality, modality_features in features.items():
-        at_placeholder = (ids == view.placeholder(modality))[..., None]
-        embeds = embeds.masked_scatter(at_placeholder, modality_features.tokens.to(embeds.device, embeds.dtype))
-        planes = planes or [torch.zeros_like(embeds) for _ in modality_features.planes]
-        planes = [
-            plane.masked_scatter(at_placeholder, more.to(plane.device, plane.dtype))
-            for plane, more in zip(planes, modality_features.planes, strict=True)
-        ]
-    return Assembled(embeds, real, positions, channels_of(view, inputs, ids, planes))
-
-
 def channels_of(view: Any, inputs: dict[str, Any], ids: Tensor, planes: list[Tensor]) -> dict[str, Channel]:
     """What goes with the rows of prompts [R, S]: ids, token types, labels, and the planes [R, S, D]."""
-    channels = {"ids": Channel(ids, padding_id(view), Rule.SOURCE)}
+    padding = view.module.config.get_text_config().pad_token_id
+    channels = {"ids": Channel(ids, 0 if padding is None else int(padding), Rule.SOURCE)}
     channels |= {name: Channel(inputs[name], 0, Rule.SOURCE) for name in row_types(inputs, ids)}
     if inputs.get("labels") is not None:
         channels["labels"] = Channel(inputs["labels"], IGNORE, Rule.BLANK)
@@ -526,12 +502,6 @@ def row_types(inputs: dict[str, Any], ids: Tensor) -> list[str]:
         and value.shape == ids.shape
         and not value.is_floating_point()
     ]
-
-
-def padding_id(view: Any) -> int:
-    """The id that fills rows of padding."""
-    token_id = view.module.config.get_text_config().pad_token_id
-    return 0 if token_id is None else int(token_id)
 
 
 def reduced_arguments(

@@ -221,7 +221,20 @@ class HfModel:
     ) -> Assembled:
         """The full prompts [R, S] as the language model would have read them. Known ids and mask are on the CPU."""
         positions = self.positions(inputs, known_ids, known_real).to(ids.device)
-        return entrances.assembled(self, inputs, ids, real, positions, features)
+        words = ids
+        for modality in features:
+            words = words.masked_fill(ids == self.placeholder(modality), 0)
+        embeds = self.words(words)  # a placeholder may have no place in the vocabulary
+        planes: list[Tensor] = []
+        for modality, own in features.items():
+            at_placeholder = (ids == self.placeholder(modality))[..., None]
+            embeds = embeds.masked_scatter(at_placeholder, own.tokens.to(embeds.device, embeds.dtype))
+            planes = planes or [torch.zeros_like(embeds) for _ in own.planes]
+            planes = [
+                plane.masked_scatter(at_placeholder, more.to(plane.device, plane.dtype))
+                for plane, more in zip(planes, own.planes, strict=True)
+            ]
+        return Assembled(embeds, real, positions, entrances.channels_of(self, inputs, ids, planes))
 
     def entering(self, attachment: Attachment, inputs: dict[str, Any]) -> Any:
         """Around a forward of the model with the arguments it is given."""
