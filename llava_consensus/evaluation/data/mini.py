@@ -8,6 +8,7 @@ import shutil
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from unittest.mock import patch
 
 from llava_consensus.errors import DataError
 
@@ -51,9 +52,6 @@ def copy(to: Path) -> tuple[Path, Path]:
 
 def generate(to: Path) -> None:
     """Writes the mini benchmarks below `to`, unless they are complete: the same files every time."""
-    arguments, path = sys.argv, list(sys.path)
-    sys.argv, sys.path = ["build", "--out", str(to / PARTS[1])], [str(to.resolve()), *path]
-    try:
+    arguments, path = ["build", "--out", str(to / PARTS[1])], [str(to.resolve()), *sys.path]
+    with patch.object(sys, "argv", arguments), patch.object(sys, "path", path):
         runpy.run_module("playground.mini.build", run_name="__main__")
-    finally:
-        sys.argv, sys.path = arguments, path

@@ -83,7 +83,6 @@ class HfRunner(Runner):
         return tuple(word for word in words if word)
 
     def shape(self, text: int = 0) -> Shape:
-        """Sizes of the model, with a prompt of one picture of the most tiles and `text` other rows."""
         config, inner = self.model.config, self.view.inner
         names = ("multi_modal_projector", "connector", "visual.merger")
         found = (attrgetter(name)(inner) for name in names if hasattr(inner, name.split(".")[0]))
@@ -92,7 +91,6 @@ class HfRunner(Runner):
         return shape_of(self.view, config.get_text_config(), config.vision_config, projector, text, **clip)
 
     def grid_columns(self, size: tuple[int, int]) -> int:
-        """Tiles in a row of the grid after the base view of a picture of this width and height; 0 without a grid."""
         columns: int = self.view.grid_columns(size)
         return columns
 
@@ -323,11 +321,6 @@ def check(model: str, conversation: str | None, videos: bool, options: Mapping[s
 def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> HfRunner:
     """A checkpoint of transformers with its processor.
 
-    Args:
-        path: folder of the checkpoint.
-        loading: how, with nothing left open.
-        view: the family's view, as `module:class`.
-        options: all options of the host.
     Raises:
         DataError: for a checkpoint that cannot be loaded, or whose weights are not those of its config.json.
         MissingDependency: for a processor that needs a package which is not installed.

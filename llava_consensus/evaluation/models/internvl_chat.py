@@ -53,12 +53,9 @@ def check(model: str, conversation: str | None, videos: bool, options: Mapping[s
 
 
 def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> InternVLChatRunner:
-    """An InternVL-Chat checkpoint with its tokenizer and image processor, by the loader of its authors' package.
+    """An InternVL-Chat checkpoint with its tokenizer and image processor, by the loader of its authors' package. The
+    folder's name must contain `llava` or `intern` for it.
 
-    Args:
-        path: folder, whose name must contain `llava` or `intern` for the official loader.
-        loading: how, its device resolved.
-        view, options: of the host, which has no options.
     Raises:
         OptionError: for loading options that the package's loader does not have.
         MissingDependency: where another `llava` package is installed than InternVL's.

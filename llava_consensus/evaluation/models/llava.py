@@ -99,14 +99,12 @@ class LlavaRunner(Runner):
         return (DEFAULT_IMAGE_TOKEN,)
 
     def shape(self, text: int = 0) -> Shape:
-        """Sizes of the model, with a prompt of one picture of the most tiles and `text` other rows."""
         tower = self.model.get_vision_tower()
         projector = getattr(self.model.get_model(), "mm_projector", None)
         clip = _text_side(Path(tower.vision_tower_name))
         return shape_of(self.view, self.model.config, tower.vision_tower.config, projector, text, **clip)
 
     def grid_columns(self, size: tuple[int, int]) -> int:
-        """Tiles in a row of the grid after the base view of a picture of this width and height; 0 without a grid."""
         from llava.mm_utils import get_anyres_image_grid_shape
 
         config, tile = self.view.config, self.model.get_vision_tower().config.image_size
@@ -115,7 +113,6 @@ class LlavaRunner(Runner):
         return int(get_anyres_image_grid_shape(size, config.image_grid_pinpoints, tile)[0])
 
     def rows(self, prompt: Prompt, pictures: int = 1) -> tuple[int, int]:
-        """Rows of a prompt that are no pictures, and how many of them follow the last picture."""
         return text_rows(self.prompt_ids(prompt, pictures), [IMAGE_ID])
 
     def prompt_ids(self, prompt: Prompt, pictures: int = 1) -> Tensor:
@@ -353,13 +350,8 @@ def _text_side(folder: Path) -> dict[str, Any]:
 
 
 def check(model: str, conversation: str | None, videos: bool, options: Mapping[str, str]) -> dict[str, Any]:
-    """Checks a checkpoint; the entries of a run's description beside the model's name, defaults filled in.
+    """Checks a checkpoint; questions about videos have a template of their own.
 
-    Args:
-        model: folder of the checkpoint.
-        conversation: template of the prompts; None is the scripts' own.
-        videos: whether the questions are about videos.
-        options: of the host.
     Raises:
         OptionError: for a conversation template or a layout of pictures that official LLaVA does not have, or a layout
             of tiles where there are none.
@@ -410,7 +402,7 @@ def tower_of_hub(path: str) -> Checkpoint | None:
 
 
 def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> LlavaRunner:
-    """The host of a checkpoint, see `load_official`, with all options of the host."""
+    """The runner of a checkpoint, see `load_official`."""
     return LlavaRunner(*load_official(path, loading), options=options)
 
 

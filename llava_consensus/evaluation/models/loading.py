@@ -19,9 +19,10 @@ from importlib.util import find_spec
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest.mock import patch  # names of a module are others for a while, and come back
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, dynamic_module_utils
 
 from llava_consensus.errors import DataError, OptionError, listed, missing_extra, plural, unknown_name
 from llava_consensus.evaluation.files import read_json
@@ -42,7 +43,11 @@ DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 BITS = (4, 8)
 ATTENTIONS = ("auto", "sdpa", "flash_attention_2", "eager")
 CLIPS = "clips"  # how a run says that a video was shown as one, under one budget
-# modules with `check` and `load`: of the kinds of models our hosts are of, and of engines that load a model themselves
+# Modules of the kinds of models our hosts are of, and of engines that load a model themselves. Each has
+#     check(folder, conversation, videos, options)   what a run's description says, defaults filled in; without weights
+#     load(folder, loading, view, options)           the `Runner`
+# with the folder of the checkpoint, the `Loading` with nothing left open, the family's view as `module:class`, and all
+# options of the host.
 KINDS = {
     "llava": "llava_consensus.evaluation.models.llava",
     "hf": "llava_consensus.evaluation.models.hf",
@@ -237,7 +242,9 @@ def load(
     base = _base(checkpoint, loading)
     folder = checkpoint.folder if base is None else merge.merged(checkpoint.folder, base.folder, files + base.files())
     keep_freed_memory()
-    with _no_interactive_prompts():
+    # where a loader of another package leaves it to transformers whether a checkpoint's code may run, that refuses, and
+    # does not ask standard input
+    with patch.object(dynamic_module_utils, "TIME_OUT_REMOTE_CODE", 0):
         runner: Runner = _of_kind(entry, loading, "load")(str(folder), loading, entry.view, options)
     return runner
 
@@ -260,21 +267,6 @@ def _base(checkpoint: "Checkpoint", loading: Loading) -> "Checkpoint | None":
             raise DataError(f"the base of {checkpoint.name}: {error}") from None
     merge.check(checkpoint.name, checkpoint.folder, loading.model_base, base and base.folder)
     return base
-
-
-@contextmanager
-def _no_interactive_prompts() -> Iterator[None]:
-    """While a model loads, transformers does not ask standard input whether a checkpoint's code may run, which loaders
-    of other packages leave to it: it refuses.
-    """
-    from transformers import dynamic_module_utils
-
-    before = dynamic_module_utils.TIME_OUT_REMOTE_CODE
-    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
-    try:
-        yield
-    finally:
-        dynamic_module_utils.TIME_OUT_REMOTE_CODE = before
 
 
 def pinned(model: str, loading: Loading) -> Loading:
@@ -495,11 +487,10 @@ def incomplete_refused() -> Iterator[None]:
             refuse_incomplete(str(path), cls, info)
             return (model, info) if wanted else model
 
-        PreTrainedModel.from_pretrained = classmethod(checked)
         try:
-            yield
+            with patch.object(PreTrainedModel, "from_pretrained", classmethod(checked)):
+                yield
         finally:
-            PreTrainedModel.from_pretrained = official
             torch.set_default_dtype(dtype)
 
 

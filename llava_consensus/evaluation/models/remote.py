@@ -63,7 +63,6 @@ class RemoteRunner(Runner):
         return [Encoding(part, False, image.size, *attached) for image, part in zip(images, tiles, strict=True)]
 
     def rows(self, prompt: Prompt, pictures: int = 1) -> tuple[int, int]:
-        """Rows of a prompt that are no pictures, and how many of them follow the last picture."""
         return self._text_rows(self.words(prompt, pictures))
 
     def _text_rows(self, words: dict[str, Tensor]) -> tuple[int, int]:
@@ -106,9 +105,7 @@ class QwenVLRunner(RemoteRunner):
     reserved = ("<img>", "</img>", "<imgpad>")
 
     def shape(self, text: int = 0) -> Shape:
-        """Sizes of the model, with a prompt of one picture and `text` other rows.
-
-        The tower's rows are patches, of which there are more than tokens; the others count as class tokens do. Each
+        """The tower's rows are patches, of which there are more than tokens; the others count as class tokens do. Each
         token costs the resampler its share of the patches, which are projected, and made keys and values of; its own
         query, the projection after the attention, and the last one.
         """
@@ -167,7 +164,6 @@ class CogVLMRunner(RemoteRunner):
     """CogVLM, which reads at most one picture in a prompt."""
 
     def shape(self, text: int = 0) -> Shape:
-        """Sizes of the model, with a prompt of one picture and `text` other rows."""
         config, vision = self.model.config, self.model.config.vision_config
         return Shape(
             layers=config.num_hidden_layers,
@@ -251,11 +247,6 @@ def check(model: str, conversation: str | None, videos: bool, options: Mapping[s
 def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> RemoteRunner:
     """A checkpoint that carries its own code, which the user trusts (checked before), with its tokenizer.
 
-    Args:
-        path: folder of the checkpoint.
-        loading: how, its device resolved.
-        view: the family's view, as `module:class`.
-        options: of the host; it has none.
     Raises:
         OptionError: for an attention kernel, which such code chooses itself.
         DataError: for a checkpoint that cannot be loaded, or whose weights are not those of its config.json.

@@ -128,11 +128,6 @@ def cause(lines: Sequence[bytes], failed: Exception) -> str:
 def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> "VllmRunner":
     """A checkpoint of transformers; its weights are loaded by vLLM when a method is attached.
 
-    Args:
-        path: folder of the checkpoint.
-        loading: how, with nothing left open.
-        view: the family's view, as `module:class`.
-        options: all options of the host.
     Raises:
         OptionError: for options of the host, which vLLM does not have, or arguments of vLLM that it does not know.
     """
