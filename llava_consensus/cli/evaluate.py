@@ -238,21 +238,14 @@ def remaining(seconds: float, done: int, count: int) -> str:
 
 def _table(done: "list[Cell]") -> "Table":
     """The scores of a grid: a line for each method, a group for each budget, a column for each benchmark."""
-    from llava_consensus.evaluation.report.table import Group, Table
+    from llava_consensus.evaluation.report.table import pivoted
 
-    names = list(dict.fromkeys(cell.plan.description["benchmark"] for cell in done))
-    groups: dict[str, dict[str, dict[str, str]]] = {}
+    cells = []
     for cell in done:
         benchmark, method, budget = cell.name.split(" ", 2)
         became = "failed" if cell.error or cell.result is None else _score(cell.result.metrics)
-        groups.setdefault(budget, {}).setdefault(method, {})[benchmark] = became
-    lines = {
-        budget: tuple((method, *(found.get(name, "") for name in names)) for method, found in methods.items())
-        for budget, methods in groups.items()
-    }
-    return Table(
-        "scores", ("method", *names), tuple(Group(f"{budget} tokens", rows) for budget, rows in lines.items()), ""
-    )
+        cells.append((f"{budget} tokens", method, benchmark, became))
+    return pivoted("scores", "method", {benchmark: benchmark for _, _, benchmark, _ in cells}, cells)
 
 
 def _score(measured: Mapping[str, Any]) -> str:

@@ -67,7 +67,7 @@ def whole(example: Example, tokens: int) -> "Figure":
             _selection(panel, seen, chosen, COLOURS[label])
             panel.set_title(_counts(label, chosen, seen), fontsize=7)
             _answer(panel, chosen)
-    _foot(figure, example)
+    _legend(figure, fill(_asked(example), 110))
     return _literal(figure)
 
 
@@ -200,10 +200,6 @@ def _asked(example: Example) -> str:
     truth = f" Truth: {example.truth}." if example.truth else ""
     full = f" All tokens: {example.full}." if example.full else ""
     return f"{example.question}{truth}{full}"
-
-
-def _foot(figure: "Figure", example: Example) -> None:
-    _legend(figure, fill(_asked(example), 110))
 
 
 def _legend(figure: "Figure", words: str = "", sides: bool = True) -> None:

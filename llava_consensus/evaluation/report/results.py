@@ -15,12 +15,13 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from llava_consensus.errors import DataError, plural
 from llava_consensus.evaluation.files import read_json
 from llava_consensus.evaluation.report import paper
 from llava_consensus.evaluation.report import table as engine
+from llava_consensus.evaluation.report.efficiency import read
 from llava_consensus.evaluation.report.rows import FULL, RANDOM, Line, Row, by_setting, compare
 from llava_consensus.evaluation.report.section import ScoreCell, Section, half, record, score, with_interval
 from llava_consensus.evaluation.report.stats import (
@@ -214,40 +215,32 @@ def differences(section: Section) -> Table | None:
 # ---- costs
 
 
-class Measured(NamedTuple):
-    """Costs of one run: `account` of its metrics, and the row of bench.json about its method."""
-
-    account: Mapping[str, Any]
-    times: Mapping[str, Any]
+Cost = Mapping[str, Mapping[str, Any]]  # of a run: `account` of its metrics, `times`, the row of bench.json
 
 
-def account(key: str) -> Callable[[Measured], float | None]:
+def account(key: str) -> Callable[[Cost], float | None]:
     """Reads one number of a run's account: as measured where it was, the total where it has parts."""
 
-    def read(run: Measured) -> float | None:
-        value = (run.account.get("measured") or {}).get(key, run.account.get(key))
-        return value.get("total") if isinstance(value, Mapping) else value
+    def value(cost: Cost) -> float | None:
+        known = cost["account"]
+        found = (known.get("measured") or {}).get(key, known.get(key))
+        return found.get("total") if isinstance(found, Mapping) else found
 
-    return read
-
-
-def timed(key: str) -> Callable[[Measured], float | None]:
-    """Reads one number of the bench row."""
-    return lambda run: run.times.get(key)
+    return value
 
 
 COUNTED = "Visual tokens that enter the language model, that are kept after the last cut, and the mean over its layers."
 FLOPS = "FLOPs of one prefill: language model, vision tower and the method's own work."
 TIMES = "TTFT, TPOT: time to the first and to each further token, medians of interleaved measurements in one process."
-COSTS = (  # of one Measured
+COSTS = (  # of one Cost
     Column("entering", account("entering"), count, note=COUNTED),
     Column("kept", account("kept"), count),
     Column("layer average", account("average"), count, "average"),
     Column("GFLOPs", account("flops"), number(1e-9), "flops", FLOPS),
     Column("KV (MiB)", account("kv_bytes"), number(2**-20), "kv_bytes", "KV: bytes of the cache after it."),
-    Column("TTFT (ms)", timed("ttft_ms"), number(), "ttft_ms", TIMES),
-    Column("TPOT (ms)", timed("tpot_ms"), number(), "tpot_ms"),
-    Column("selection (% of TTFT)", timed("share"), number(100.0), "share"),
+    Column("TTFT (ms)", read("times", "ttft_ms"), number(), "ttft_ms", TIMES),
+    Column("TPOT (ms)", read("times", "tpot_ms"), number(), "tpot_ms"),
+    Column("selection (% of TTFT)", read("times", "share"), number(100.0), "share"),
 )
 
 
@@ -280,13 +273,13 @@ def _mean_cost(section: Section, bench: Bench, column: Column, line: Line) -> fl
     """
     runs = [line.runs[name] for name in section.common or section.papers or section.names if name in line.runs]
     times = _times(section, line, bench)
-    values = [column.read(_measured(row, times)) for row in runs] or [column.read(Measured({}, times))]
+    values = [column.read(_cost(row, times)) for row in runs] or [column.read({"account": {}, "times": times})]
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if len(known) == len(values) else None
 
 
-def _measured(row: Row, times: Mapping[str, Any]) -> Measured:
-    return Measured((row.metrics or {}).get("account") or {}, times)
+def _cost(row: Row, times: Mapping[str, Any]) -> Cost:
+    return {"account": (row.metrics or {}).get("account") or {}, "times": times}
 
 
 def _times(section: Section, line: Line, bench: Bench) -> Mapping[str, Any]:
@@ -308,7 +301,7 @@ def as_csv(sections: Iterable[Section], bench: Bench = (), layout: bool = True) 
         for line, name in product(section.lines, section.names):
             cell = section.cell(line, name)
             if cell is not None:
-                config, cost = cell.row.config, _measured(cell.row, _times(section, line, bench))
+                config, cost = cell.row.config, _cost(cell.row, _times(section, line, bench))
                 about = {key: config.get(key) for key in ("model", "data", "limit", "sample")}
                 costs = {column.key or column.title: column.read(cost) for column in COSTS}
                 lines.append({**about, **record(line, cell), **costs})

@@ -275,20 +275,17 @@ def state(cell: ScoreCell | None) -> str:
     return f"incomplete ({row.metrics['answered']} of {row.metrics['questions']})" if row.unanswered else ""
 
 
-def score(cell: ScoreCell | None) -> str:
+def score(cell: ScoreCell | None, interval: str = "") -> str:
     """A score as papers print it, marked where it differs from the reference; of several seeds with their spread."""
     if cell is None or state(cell):
         return state(cell)
     seeds = "" if cell.row.spread is None else f" (sd {cell.row.spread:.1f})"
-    return f"{cell.row.score:.1f}{cell.mark}{seeds}"
+    return f"{cell.row.score:.1f}{interval}{cell.mark}{seeds}"
 
 
 def with_interval(cell: ScoreCell | None) -> str:
-    """A score with half of its interval, and its mark."""
-    if cell is None or state(cell):
-        return state(cell)
-    seeds = "" if cell.row.spread is None else f" (sd {cell.row.spread:.1f})"
-    return f"{cell.row.score:.1f}{half(cell.bounds)}{cell.mark}{seeds}"
+    """The same with half of its interval."""
+    return score(cell, "" if cell is None else half(cell.bounds))
 
 
 def half(bounds: Sequence[float] | None) -> str:

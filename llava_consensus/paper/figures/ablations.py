@@ -148,10 +148,8 @@ def _line(
 
 
 def _beside(panel: Any, printed: Mapping[float, float], line: str = "-", label: str = PAPER) -> None:
-    """The paper's numbers in grey."""
     if printed:
-        points = sorted(printed.items())
-        panel.plot(*zip(*points, strict=True), line, color=style.GREY, marker="x", linewidth=1, label=label, zorder=1)
+        style.printed(panel, printed.items(), label, line)
 
 
 def _improvement(panel: Any, found: Settings, none: Setting, name: str, number: int) -> None:

@@ -254,16 +254,6 @@ def _grey_line(panel: "Axes", quantity: Quantity, table: str) -> None:
     rows = paper.printed_tables()[table]
     full = next(row for row in rows if row["method"] == FULL_TITLE)
     own = [row for row in rows if row["method"] in (FULL_TITLE, OURS)]
-    points = sorted((row["reduction_percent"], quantity.printed(row, full)) for row in own)
-    panel.plot(
-        *zip(*points, strict=True),
-        color=style.GREY,
-        marker="x",
-        linewidth=1,
-        zorder=1,
-        label=f"ConsensusDrop as printed ({_model_of(table)})",
-    )
-
-
-def _model_of(table: str) -> str:
-    return next(model for model, name in TABLES.items() if name == table)
+    points = ((row["reduction_percent"], quantity.printed(row, full)) for row in own)
+    model = next(model for model, name in TABLES.items() if name == table)
+    style.printed(panel, points, f"ConsensusDrop as printed ({model})")

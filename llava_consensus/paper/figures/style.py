@@ -6,7 +6,7 @@ place of its own as well, so that figures can be read in grey print. Needs the e
 
 import contextlib
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 from math import ceil
 from pathlib import Path
@@ -75,6 +75,11 @@ def reaches(values: Sequence[float], ends: Sequence[tuple[float, float]]) -> tup
     below = [max(0.0, value - low) for value, (low, _) in zip(values, ends, strict=True)]
     above = [max(0.0, high - value) for value, (_, high) in zip(values, ends, strict=True)]
     return below, above
+
+
+def printed(panel: "Axes", points: Iterable[tuple[float, float]], label: str, line: str = "-") -> None:
+    """The paper's numbers in grey, behind ours."""
+    panel.plot(*zip(*sorted(points), strict=True), line, color=GREY, marker="x", linewidth=1, label=label, zorder=1)
 
 
 def key(figure: "Figure", axes: "Sequence[Axes]", columns: int = 4) -> None:
