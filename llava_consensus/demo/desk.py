@@ -110,6 +110,7 @@ class Form:
     short: bool = True
 
 
+@misread("the form", "Reload the page")
 def request(form: Form, samples: Sequence[DemoPicture] = ()) -> Inquiry:
     """Parses and checks a form.
 
@@ -117,11 +118,6 @@ def request(form: Form, samples: Sequence[DemoPicture] = ()) -> Inquiry:
         OptionError: for a form without picture or question, or a question that is too long.
         DataError: for a value of another type, which the page itself never sends.
     """
-    with misread("the form", "Reload the page"):
-        return _request(form, samples)
-
-
-def _request(form: Form, samples: Sequence[DemoPicture]) -> Inquiry:
     if not form.picture:
         raise OptionError("no picture yet: upload one, or pick one of the examples")
     picture = Path(form.picture)

@@ -55,9 +55,8 @@ def canonical(content: Mapping[str, Any]) -> str:
     return _CANONICAL.encode(content)
 
 
-def append(path: Path, records: Sequence[Mapping[str, Any]], sync: bool = True) -> None:
-    """Adds a line for each record, with one write; when this returns they are on the disk, or without `sync` on their
-    way.
+def append(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Adds a line for each record, with one write; when this returns they are on the disk.
 
     Raises:
         DataError: the disk does not take them.
@@ -69,8 +68,7 @@ def append(path: Path, records: Sequence[Mapping[str, Any]], sync: bool = True) 
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             _write_all(file, data)  # one write; more only where the disk took less
-            if sync:
-                os.fsync(file)
+            os.fsync(file)
         finally:
             os.close(file)
     except OSError as error:
