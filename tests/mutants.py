@@ -29,11 +29,11 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 SEED = 0
-MATHS = ("tests/reduction", "tests/methods", "tests/evaluation/test_account.py")
+MATHS = ("tests/reduction", "tests/methods", "tests/evaluation/test_account.py", "tests/hosts/test_compositions.py")
 _NAMES = (
     *("layouts", "shares", "newlines", "hf_hosts", "loops", "decoder", "llava_host", "llava_loops", "kept_axes"),
     *("attachment", "language_models", "ladder", "towers", "calls", "tile_budgets", "caches", "video_llava"),
-    *("calibrated", "smaller_pictures"),
+    *("calibrated", "smaller_pictures", "compositions"),
 )
 HOSTS = (
     *(f"tests/hosts/test_{name}.py" for name in _NAMES),
