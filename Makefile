@@ -1,5 +1,7 @@
 # The front door. `make eval-gqa TOKENS=64` in a fresh clone sets everything up and shows an accuracy; `make help` lists the rest.
 SHELL := /bin/bash -o pipefail
+# some images forbid Python to keep bytecode: then every process compiles torch and transformers anew, 15 s of the processor
+export PYTHONDONTWRITEBYTECODE :=
 .DEFAULT_GOAL := help
 
 # what is measured; TOKENS=64 is a number for each picture, TOKENS=0.1 a share of its own
