@@ -26,6 +26,14 @@ ONE = {"internvl", "qwen3_5", "gemma4"}  # families with consensusdrop alone the
 EVERYTHING = bool(os.environ.get("EVERYTHING"))  # make test-serving EVERYTHING=1
 
 
+def asked_for(family: str, method: str) -> bool:
+    """Every method is asked of LLaVA, a few of other families."""
+    return EVERYTHING or family == "llava" or method in ({"consensusdrop"} if family in ONE else SLICE)
+
+
+PAIRS = [(family, method) for family in small.FAMILIES for method in METHODS if asked_for(family, method)]
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Folder and model of every family, made once."""
@@ -40,12 +48,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     yield make
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("family", small.FAMILIES)
+@pytest.mark.parametrize(("family", "method"), PAIRS)
 def test_a_method_in_vllm_is_the_method_on_transformers(made: Any, family: str, method: str) -> None:
-    few = {"consensusdrop"} if family in ONE else SLICE
-    if family != "llava" and method not in few and not EVERYTHING:
-        pytest.skip("make test-serving EVERYTHING=1")
     folder, model = made(family)
     asked, tokens = asking.requests(family, 8), small.budget(family)
     # random draws by the bits of the pixels, which are bytes where vLLM normalises them in the model
@@ -91,10 +95,8 @@ def test_a_question_is_read_by_clips_text_tower(family: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("method", ["consensusdrop+", "prumerge"])
-@pytest.mark.parametrize("family", small.FAMILIES)
+@pytest.mark.parametrize("family", small.FAMILIES if EVERYTHING else ["llava"])
 def test_many_requests_in_random_order_are_answered_as_each_alone(made: Any, family: str, method: str) -> None:
-    if family != "llava" and not EVERYTHING:
-        pytest.skip("make test-serving EVERYTHING=1")
     folder, _ = made(family)
     every = asking.requests(family, 500 if EVERYTHING else 40)
     order = list(range(len(every)))
@@ -107,10 +109,8 @@ def test_many_requests_in_random_order_are_answered_as_each_alone(made: Any, fam
     asking.assert_equal(together, [alone[i] for i in order])
 
 
-@pytest.mark.parametrize("family", ["llava", "llava_onevision", "qwen2_5_vl"])
+@pytest.mark.parametrize("family", ["llava", "llava_onevision", "qwen2_5_vl"] if EVERYTHING else ["llava"])
 def test_two_ranks_of_tensor_parallelism_answer_as_attach(made: Any, family: str) -> None:
-    if family != "llava" and not EVERYTHING:
-        pytest.skip("make test-serving EVERYTHING=1")
     folder, model = made(family)
     asked, tokens = asking.requests(family, 4), small.budget(family)
     with asking.served(folder, "consensusdrop", tokens, {"tensor_parallel_size": 2}) as engine:

@@ -17,7 +17,7 @@ from llava_consensus.reduction.method import Place
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 METHODS = [name for name in known if make(name).place is Place.TOKENS]
-SLICE = {"divprune", "pool", "vispruner"}
+SLICE = ["divprune", "pool", "vispruner"]
 EVERYTHING = bool(os.environ.get("EVERYTHING"))  # make test-serving EVERYTHING=1
 
 
@@ -27,11 +27,9 @@ def onevision(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return folder, small.llava_onevision(folder)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS if EVERYTHING else SLICE)
 def test_a_budget_counts_the_tokens_of_a_video_as_attach_does(onevision: Any, method: str) -> None:
     """Alone and in batches of unequal length; beside a picture where the method does not read the prompt."""
-    if method not in SLICE and not EVERYTHING:
-        pytest.skip("make test-serving EVERYTHING=1")
     folder, model = onevision
     asked = clips(4)
     both = asking.Request("w7 <image> w50 <video> w9 w13", [small.picture(3)], [small.clip(3, 6)])
