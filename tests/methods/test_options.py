@@ -23,14 +23,14 @@ def test_words_for_true_and_false_and_neither() -> None:
             truth("exact", word)
 
 
-@pytest.mark.parametrize(("method", "flag"), FLAGS)
-def test_every_flag_of_a_method_reads_words(method: str, flag: str) -> None:
-    for word in ("no", "yes", "0", "True"):
-        given = arguments.options([f"{flag}={word}"])  # as --option and NAME:key=value give it
-        assert make(method, **given) == make(method, **{flag: word in ("yes", "True")})
-        assert getattr(make(method, **{flag: word}), flag) is (word in ("yes", "True"))  # as lmms-eval gives it
-    with pytest.raises(OptionError, match=f"{flag}='maybe' must be true or false"):
-        make(method, **{flag: "maybe"})
+def test_every_flag_of_a_method_reads_words() -> None:
+    for method, flag in FLAGS:
+        for word in ("no", "yes", "0", "True"):
+            given = arguments.options([f"{flag}={word}"])  # as --option and NAME:key=value give it
+            assert make(method, **given) == make(method, **{flag: word in ("yes", "True")}), method
+            assert getattr(make(method, **{flag: word}), flag) is (word in ("yes", "True"))  # as lmms-eval gives it
+        with pytest.raises(OptionError, match=f"{flag}='maybe' must be true or false"):
+            make(method, **{flag: "maybe"})
 
 
 def test_code_of_a_checkpoint_runs_only_where_it_is_allowed() -> None:

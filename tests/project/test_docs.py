@@ -16,11 +16,12 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
-    text = page.read_text().replace("(../../actions/", "(https://github.com/")  # GitHub's own pages
-    targets = re.findall(r"\]\(([^)#]+)\)", text)
-    assert [target for target in targets if "://" not in target and not (page.parent / target).exists()] == []
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        text = page.read_text().replace("(../../actions/", "(https://github.com/")  # GitHub's own pages
+        targets = re.findall(r"\]\(([^)#]+)\)", text)
+        dead = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
+        assert dead == [], page.name
 
 
 def test_make_targets_named_in_the_readme_exist() -> None:

@@ -103,7 +103,6 @@ def test_options_are_matched_in_the_language_of_the_question(tmp_path: Path) -> 
         assert prompt.fill(fields)[0]["content"] == matching[language].format(*fields.values())
 
 
-@pytest.mark.parametrize("grader", [MM_VET, VIDEO_QA, MMBENCH])
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -119,13 +118,14 @@ def test_options_are_matched_in_the_language_of_the_question(tmp_path: Path) -> 
         ("def build_prompt(): return '{} {}'\ndef build_prompt_cn(): return '{} {} {}'", "no such prompt"),
     ],
 )
-def test_other_files_are_refused(tmp_path: Path, grader: Grader, content: str | None, words: str) -> None:
+def test_other_files_are_refused(tmp_path: Path, content: str | None, words: str) -> None:
     path = tmp_path / "script.py"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(DataError, match=words) as caught:
-        grader.prompt(path)
-    assert str(path) in str(caught.value)
+    for grader in (MM_VET, VIDEO_QA, MMBENCH):
+        with pytest.raises(DataError, match=words) as caught:
+            grader.prompt(path)
+        assert str(path) in str(caught.value)
 
 
 @pytest.mark.parametrize(("grader", "third"), [(MM_VET, "answer"), (VIDEO_QA, "answer"), (MMBENCH, "options")])
