@@ -151,7 +151,7 @@ def test_the_example_methods_in_a_copy_of_the_package(tmp_path: Path) -> None:
     assert len(examples) == len(METHODS)
     for name, block in zip(METHODS, examples, strict=True):
         (package / "methods" / f"{name}.py").write_text(block)
-    chosen = " or ".join((*METHODS, "options_follow", "reads_the_prompt", "without_torch", "costs", "official_llava"))
+    chosen = " or ".join((*METHODS, "options_follow", "reads_the_prompt", "costs_of_a", "official_llava"))
     asked = [*(f"tests/{file}" for file in SUITE), "-k", chosen, "-n0", "-q", "-p", "no:cacheprovider"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
     run = [sys.executable, "-m", "pytest", *asked]

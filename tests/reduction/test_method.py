@@ -289,7 +289,7 @@ def test_half_precision_selects_nearly_the_same(dtype: torch.dtype) -> None:
 )
 def test_gradients_reach_the_projected_tokens_or_the_projector_only(name: str, options: dict) -> None:
     """Every input asks for gradients; the choice of tokens passes none on, and what is projected anew gives the
-    projector some but not the tower.
+    projector some but not the tower. Weights of merged tokens are numbers: a gradient in one channel stays in it.
     """
     tokens, projector = unit(), torch.nn.Linear(10, 6)
     attention, probe, clip = tokens.attention, tokens.probe, tokens.clip
@@ -298,12 +298,14 @@ def test_gradients_reach_the_projected_tokens_or_the_projector_only(name: str, o
     of_question = [probe.query, probe.key, clip.text]
     for value in (tokens.projected, *of_tower, *of_question):
         value.requires_grad_()
-    make(name, **options).reduce(tokens._replace(project=projector), Budget(8, 3)).tokens.sum().backward()
+    make(name, **options).reduce(tokens._replace(project=projector), Budget(8, 3)).tokens[..., 3].sum().backward()
     assert all(value.grad is None for value in (*of_tower, *of_question))
     anew, reached = Need.PROJECTOR in METHODS[name].needs, []
-    for value in (tokens.projected, projector.weight):
+    others = [channel for channel in range(6) if channel != 3]
+    for value, of_channels in ((tokens.projected, -1), (projector.weight, 0)):
         if value.grad is not None:
             assert torch.isfinite(value.grad).all() and (value.grad != 0).any()
+            assert not value.grad.index_select(of_channels, torch.tensor(others)).any()
             reached.append(value)
     assert any(value is projector.weight for value in reached) == anew
     assert any(value is tokens.projected for value in reached) != name.startswith("prumerge")  # it projects all anew

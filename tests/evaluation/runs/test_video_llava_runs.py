@@ -66,8 +66,10 @@ def loadable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "load", load)
 
 
-@pytest.mark.parametrize("tile_budget", ["global", "per_tile"])
-@pytest.mark.parametrize(("benchmark", "budget"), [("tgif", 455), ("msvd", 227), ("msrvtt", 114)])
+@pytest.mark.parametrize(
+    ("benchmark", "budget", "tile_budget"),
+    [("tgif", 455, "global"), ("msvd", 227, "per_tile"), ("msrvtt", 114, "global")],
+)
 def test_the_budgets_of_a_clip_stand_in_the_record(
     folder: Path, loadable: None, benchmark: str, budget: int, tile_budget: str, tmp_path: Path
 ) -> None:

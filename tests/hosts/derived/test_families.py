@@ -58,15 +58,13 @@ def test_all_rows_kept_is_the_plain_model_and_so_is_the_detached_one(name: str) 
     assert not any(type(module.__dict__.get("config")).__name__.startswith("Tapped") for module in model.modules())
 
 
-@pytest.mark.parametrize("positions", ["keep", "renumber"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "positions"),
+    [(name, one) for name in NAMES for one in ("keep", "renumber")[: 2 if FAMILIES[name].axes == 1 else 1]],
+)
 def test_a_reduced_batch_is_read_as_the_language_model_reads_its_own_call_cut(name: str, positions: str) -> None:
     model, family = model_of(name), FAMILIES[name]
     inputs = prompts(model, family, BOTH, SECOND)
-    if family.axes > 1 and positions == "renumber":
-        with pytest.raises(OptionError, match="axes, which are kept"), attach(model, scap(name), positions=positions):
-            model(**inputs)
-        return
     options = {"order": "raster"} if family.tower else {}
     with attach(model, scap(name), tokens=0.5, positions=positions, **options) as attached, torch.no_grad():
         logits, outcomes = model(**inputs).logits[:, -1], attached.outcomes
@@ -81,11 +79,17 @@ def test_a_reduced_batch_is_read_as_the_language_model_reads_its_own_call_cut(na
         near(logits[number], answer(model, alone(inputs, name, number, shown), own, positions == "keep"))
 
 
-@pytest.mark.parametrize("name", NAMES)
+def test_positions_on_several_axes_are_not_numbered_anew() -> None:
+    for name in NAMES:
+        if FAMILIES[name].axes > 1:
+            model = model_of(name)
+            with pytest.raises(OptionError, match="axes, which are kept"), attach(model, positions="renumber"):
+                model(**prompts(model, FAMILIES[name], BOTH))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if FAMILIES[name].tower])
 def test_both_saliencies_are_those_of_the_kernels(name: str) -> None:
     model, family = model_of(name), FAMILIES[name]
-    if not family.tower:
-        pytest.skip("no method reads this tower")
     inputs = prompts(model, family, BOTH)
     with attach(model, "consensusdrop", tokens=3, merged=0, tile_budget="global") as attached, torch.no_grad():
         model(**inputs)
@@ -173,11 +177,9 @@ def test_a_cut_between_layers_hides_what_it_drops(name: str, method: str) -> Non
         handle.remove()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if FAMILIES[name].turns])
 def test_a_later_turn_goes_on_from_the_reduced_cache(name: str) -> None:
     model, family = model_of(name), FAMILIES[name]
-    if not family.turns:
-        pytest.skip("a later turn of the plain model is no continuation of the first either")
     inputs, words = prompts(model, family, BOTH), torch.tensor([[41, 42, 43]])
     none = torch.zeros_like(words)
     more = {"input_ids": words, "attention_mask": none + 1}
