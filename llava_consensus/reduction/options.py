@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import fields
+from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -44,12 +45,29 @@ def annotations(kind: type) -> dict[str, Any]:
     return found
 
 
-def _parts(annotation: Any) -> tuple[Any, bool]:
-    """An annotation without None, and whether None is allowed."""
+class _Kind(NamedTuple):
+    """What an annotation says of its option."""
+
+    kind: Any  # the annotation without None
+    optional: bool  # whether None is allowed
+    choices: tuple[Any, ...] | None  # the values of a literal
+    bounds: Bounds | None
+    whole: bool  # whether the bounds are those of a whole number
+
+
+def _read(annotation: Any) -> _Kind:
+    kind, optional = annotation, False
     if get_origin(annotation) in (Union, UnionType):
         parts = [one for one in get_args(annotation) if one is not type(None)]
-        return (parts[0] if len(parts) == 1 else None), len(parts) < len(get_args(annotation))
-    return annotation, False
+        kind, optional = parts[0] if len(parts) == 1 else None, len(parts) < len(get_args(annotation))
+    bounds = next((one for one in getattr(kind, "__metadata__", ()) if isinstance(one, Bounds)), None)
+    choices = get_args(kind) if get_origin(kind) is Literal else None
+    return _Kind(kind, optional, choices, bounds, bounds is not None and get_args(kind)[0] is int)
+
+
+@cache  # a class keeps its annotations, and methods are made at every attach
+def _kinds(method: type) -> dict[str, _Kind]:
+    return {name: _read(annotation) for name, annotation in annotations(method).items()}
 
 
 def check_options(method: Any) -> None:
@@ -58,17 +76,15 @@ def check_options(method: Any) -> None:
     Raises:
         OptionError: for a value that the annotation does not allow.
     """
-    for name, annotation in annotations(type(method)).items():
+    for name, (kind, optional, choices, bounds, is_whole) in _kinds(method.__class__).items():
         value = getattr(method, name)
-        kind, optional = _parts(annotation)
         if optional and value is None:
             continue
-        bounds = next((one for one in getattr(kind, "__metadata__", ()) if isinstance(one, Bounds)), None)
-        if get_origin(kind) is Literal:
-            choose(name, value, get_args(kind))
+        if choices is not None:
+            choose(name, value, choices)
         elif kind is bool:
             boolean(name, value)
-        elif bounds is not None and get_args(kind)[0] is int:
+        elif bounds is not None and is_whole:
             at_least(name, value, int(bounds.low))
         elif bounds is not None:
             within(name, value, bounds)
@@ -78,14 +94,13 @@ def check_options(method: Any) -> None:
 
 def allowed(annotation: Any) -> str:
     """The values of an option, in words for lists; empty for a text."""
-    kind, optional = _parts(annotation)
-    bounds = next((one for one in getattr(kind, "__metadata__", ()) if isinstance(one, Bounds)), None)
-    if get_origin(kind) is Literal:
-        words = " | ".join(get_args(kind))
+    kind, optional, choices, bounds, is_whole = _read(annotation)
+    if choices is not None:
+        words = " | ".join(choices)
     elif kind is bool:
         words = "true | false"
     elif bounds is not None:
-        words = f"{'a whole number' if get_args(kind)[0] is int else 'a number'} {bounds}"
+        words = f"{'a whole number' if is_whole else 'a number'} {bounds}"
     else:
         words = {int: "a whole number", float: "a number"}.get(kind, "")
     return f"{words}, or null" if words and optional else words
