@@ -132,11 +132,11 @@ class Attachment:
             from llava_consensus.hosts.layer_hooks import Cuts
 
             self.cuts = Cuts(self)
-        reads = self.cuts is not None or Need.PROBE in self.needs
-        if reads and not getattr(self.model, "records", False):
+        asks = Need.PROBE in self.needs or (self.cuts is not None and self.cuts.method.attention == "own")
+        if (asks or self.cuts is not None) and not getattr(self.model, "records", False):
             check = getattr(self.model.decoder, "check_attention", None)
             if check is not None:
-                check(self.cuts is not None)
+                check(self.cuts is not None, asks)
         self._handles.append(module.register_forward_pre_hook(self._enter_model))
         self._handles.append(module.register_forward_hook(leave_model, always_call=True))
         self._handles.append(module.register_forward_hook(self._read_cache))

@@ -275,6 +275,12 @@ def _names(function: Any) -> tuple[str, ...]:
     return tuple(inspect.signature(function).parameters)[1:]
 
 
+def names_of(method: Any) -> tuple[str, ...]:
+    """Names of the arguments of a bound method, or of what somebody has put in its place on the instance."""
+    function = getattr(method, "__func__", None)
+    return tuple(inspect.signature(method).parameters) if function is None else _names(function)
+
+
 def named(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """All arguments of a method by name, positional ones among them."""
     return {**dict(zip(_names(function), args, strict=False)), **kwargs}

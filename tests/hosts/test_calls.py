@@ -125,3 +125,13 @@ def test_another_merge_size_is_named() -> None:
     model.model.visual.spatial_merge_size = 3
     with pytest.raises(OptionError, match="spatial_merge_size=3"):
         attach(model, "consensusdrop", 5)
+
+
+def test_an_encoder_in_the_place_of_the_models_own_says_what_it_takes() -> None:
+    model = CASES["llava"].build()
+    view = view_of(model)
+    own = view.encoder_names("image")
+    model.model.get_image_features = lambda pixel_values, sizes: None
+    assert view.encoder_names("image") == ["pixel_values", "sizes"]
+    del model.model.get_image_features
+    assert view.encoder_names("image") == own

@@ -3,7 +3,6 @@ attention kernel, so that norms, rotation, compression and scale of a family nee
 """
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import Heads, Overlay
 from llava_consensus.hosts.caches import CACHE, cache_given
-from llava_consensus.hosts.call import Shadow, current_call, named
+from llava_consensus.hosts.call import Shadow, current_call, named, names_of
 from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.derived.tap import (
     KernelCall,
@@ -55,7 +54,7 @@ class TapDecoder(LlamaDecoder):
 
     def attention(self, layer: int) -> nn.Module | None:
         """The attention module of a layer; None where it has none that hands queries and keys to a kernel."""
-        return next(iter(attention_modules(self.layers[layer])), None)
+        return next(attention_modules(self.layers[layer]), None)
 
     def tapped(self, layers: Iterable[int], observe: Callable[[int, KernelCall], None] | None = None) -> list[Shadow]:
         """Taps on the attention modules of layers; `observe` is given the number and each kernel call of one."""
@@ -76,7 +75,7 @@ class TapDecoder(LlamaDecoder):
         """Positions [R, S], or [R, S, A] of A axes, as layers of this kind rotate by them."""
         rotary = self.module.rotary_emb
         places = positions.permute(2, 0, 1) if positions.ndim == 3 else positions
-        by_kind = "layer_type" in inspect.signature(rotary.forward).parameters
+        by_kind = "layer_type" in names_of(rotary.forward)
         return rotary(hidden, places, self.kind) if by_kind else rotary(hidden, places)
 
     def angles(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,7 +144,7 @@ class TapDecoder(LlamaDecoder):
         keys = heads_of(call(*idling(module, attention, idle), hidden, positions), row[:0], columns[:0])
         return keys._replace(query=query.detach())
 
-    def check_attention(self, cut: bool) -> None:
+    def check_attention(self, cut: bool, read: bool) -> None:
         """Holds the first layer of each kind, on a few rows of noise, to what is read of it: it gets the positions as
         they are made here, and its kernel does softmax of queries and keys. Twins of the modules run, so that no hook
         fires, no mode changes and no number is drawn. Weights that are not there are taken on trust.
@@ -153,6 +152,7 @@ class TapDecoder(LlamaDecoder):
         Args:
             cut: whether rows leave between layers: then every kind of layer is tried, and none may mix rows but by
                 attention.
+            read: whether queries and keys will be asked for, and not only observed.
         Raises:
             OptionError: the language model works in another way.
         """
@@ -168,16 +168,19 @@ class TapDecoder(LlamaDecoder):
             1, TRIED_ROWS, size, generator=torch.Generator().manual_seed(0), device="cpu", dtype=torch.float32
         )
         embeds = (EMBEDDED * noise).to(like.device, like.dtype)
-        self.check_layers(cut, {"inputs_embeds": embeds}, embeds * self.embedding_scale)
+        self.check_layers(cut, {"inputs_embeds": embeds}, embeds * self.embedding_scale, read)
 
     @torch.no_grad()
-    def check_layers(self, cut: bool, call: Mapping[str, Any], entering: Tensor | None = None) -> None:
+    def check_layers(
+        self, cut: bool, call: Mapping[str, Any], entering: Tensor | None = None, read: bool = False
+    ) -> None:
         """`check_attention` by a call of the language model.
 
         Args:
             cut: whether rows leave between layers.
             call: its arguments.
             entering: [R, S, D] what should enter the first layer, where that is known.
+            read: as in `check_attention`.
         Raises:
             OptionError: the language model works in another way.
         """
@@ -192,7 +195,7 @@ class TapDecoder(LlamaDecoder):
                 raise self._other(f"layer {index} hands no queries and keys to an attention kernel")
             tried.setdefault((kind_of(module), self.at(index).kind), index)
         try:
-            for index, what, difference in self._layer_differences(list(tried.values()), call, entering):
+            for index, what, difference in self._layer_differences(list(tried.values()), call, entering, read):
                 if not difference <= room_of(call["inputs_embeds"]):
                     raise self._other(f"{what} of layer {index} differs by {difference:.2g} of its size")
         except OptionError:
@@ -202,7 +205,7 @@ class TapDecoder(LlamaDecoder):
         except UNREADABLE as error:
             raise self._other("its first layers cannot be run alone, with the arguments that they are given") from error
 
-    def _layer_differences(self, tried: list[int], call: Mapping[str, Any], entering: Tensor | None) -> Any:
+    def _layer_differences(self, tried: list[int], call: Mapping[str, Any], entering: Tensor | None, read: bool) -> Any:
         """Number of a layer, what is compared, and the difference as a share of its size."""
         reached = [Recorder(layer, ends=index == tried[-1]) for index, layer in enumerate(self.layers)]
         embeds = call["inputs_embeds"]
@@ -225,7 +228,7 @@ class TapDecoder(LlamaDecoder):
                 for one, own in zip(_tensors(ours), _tensors(given.get("position_embeddings")), strict=True):
                     yield index, "the rotation", distance(one, own.expand(one.shape))
                 layer = twin(self.layers[index])
-                (attention, *_) = attention_modules(layer)
+                attention = next(attention_modules(layer))
                 install([attention])
                 with recording([attention]) as calls:
                     layer.forward(hidden, **given)
@@ -235,6 +238,8 @@ class TapDecoder(LlamaDecoder):
                 assert kernel.output is not None
                 found, seen = _attended_rows(kernel)
                 yield index, "the attention", distance(found[seen], kernel.output.transpose(1, 2)[seen])
+                if not read:
+                    continue
                 few = slice(1, None, 2)
                 arguments = self.at(index).arguments(hidden[:, few], positions[:, few], None)
                 query = kernel_call(layer, attention, hidden[:, few], arguments).query

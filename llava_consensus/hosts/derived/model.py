@@ -256,7 +256,7 @@ class DerivedModel(HfModel):
 
     def _proved(self, attachment: Attachment, inputs: dict[str, Any], encoder_inputs: dict[str, Any]) -> Record:
         """The record, proved by the pictures it was derived of."""
-        plain, modules = attachment.plain(self.module), attention_modules(self.module)
+        plain, modules = attachment.plain(self.module), list(attention_modules(self.module))
         modes = [(one, one.training) for one in (plain, *self.module.modules())]
         plain.eval()  # dropout, of LoRA for example, would make every run another one
         around = running()
@@ -287,7 +287,7 @@ class DerivedModel(HfModel):
         was read of the tower meanwhile.
         """
         ids = inputs["input_ids"]
-        known_ids, placeholder, modules = ids.cpu(), self.placeholder("image"), attention_modules(self.module)
+        known_ids, placeholder, modules = ids.cpu(), self.placeholder("image"), list(attention_modules(self.module))
         count = int((known_ids == placeholder).sum())
         with torch.no_grad(), recording(modules, shapes=True) as calls:
             output = self.inner.get_image_features(**arguments, return_dict=True)

@@ -6,10 +6,9 @@ records, and then runs the kernel the module had. What is recorded has norms, ro
 so no code knows how a family makes its queries. Other modules, and other models of the same class, keep their kernel.
 """
 
-import copy
 import functools
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -39,7 +38,7 @@ class KernelName(str):
     """
 
     def __hash__(self) -> int:
-        return hash(("llava_consensus tap", str(self)))
+        return ~super().__hash__()  # asked for several times in every layer and step
 
 
 class KernelCall(NamedTuple):
@@ -80,18 +79,29 @@ class _Recording(NamedTuple):
 _RECORDING: ContextVar[_Recording | None] = ContextVar("llava_consensus_recording", default=None)
 
 
-def attention_modules(model: nn.Module) -> list[nn.Module]:
+def modules_of(model: nn.Module) -> Iterator[nn.Module]:
+    """A module and all below it, in the order of `modules()`, which hands each up through all that are above it."""
+    seen, following = set[int](), [model]
+    while following:
+        module = following.pop()
+        if id(module) not in seen:
+            seen.add(id(module))
+            yield module
+            following += [child for child in reversed(module._modules.values()) if child is not None]
+
+
+def attention_modules(model: nn.Module) -> Iterator[nn.Module]:
     """Modules that may look up a kernel, in order."""
-    return [
-        module
-        for module in model.modules()
-        if "Attention" in type(module).__name__
-        and not isinstance(module, transformers.PreTrainedModel)
-        and hasattr(getattr(module, "config", None), NAME)
-    ]
+    for module in modules_of(model):
+        if (
+            "Attention" in type(module).__name__
+            and not isinstance(module, transformers.PreTrainedModel)
+            and hasattr(getattr(module, "config", None), NAME)
+        ):
+            yield module
 
 
-def install(modules: Collection[nn.Module], observe: Callable[[KernelCall], None] | None = None) -> list[Shadow]:
+def install(modules: Iterable[nn.Module], observe: Callable[[KernelCall], None] | None = None) -> list[Shadow]:
     """Taps on these modules; `restore` of the shadows takes them off. Modules that are tapped already are left out.
 
     Args:
@@ -100,13 +110,13 @@ def install(modules: Collection[nn.Module], observe: Callable[[KernelCall], None
     shadows = []
     for module in modules:
         own: Any = module.config
-        if OWN in vars(own):
-            own.__dict__[OBSERVE] = observe or vars(own)[OBSERVE]
+        told = vars(own)
+        if OWN in told:
+            told[OBSERVE] = observe or told[OBSERVE]
             continue
-        config = copy.copy(own)
+        config: Any = object.__new__(_tapped_class(own.__class__))
         # In the instance and not in a closure, so that a deep copy of the model reads its own configuration.
-        config.__dict__.update({OWN: own, OBSERVE: observe})
-        config.__class__ = _tapped_class(own.__class__)
+        vars(config).update({**told, OWN: own, OBSERVE: observe})
         shadows.append(Shadow(module, "config", config))
     return shadows
 
@@ -176,19 +186,18 @@ def _tapped(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *args: Any, **options: Any
 ) -> Any:
     """The attention function behind a tapped name."""
-    own = vars(module.config)[OWN]
+    config = vars(module.config)
+    own, observe = config[OWN], config[OBSERVE]
     active = _RECORDING.get()
     if active is not None and id(module) not in active.modules:
         active = None
     if active is not None and active.leaves:
         active.calls.append(KernelCall(module, query, key, value, attention_mask, options, None))
         raise Left
-    files = (sys.modules[one.__module__] for one in type(module).__mro__)
-    library: Any = next(file for file in files if hasattr(file, "ALL_ATTENTION_FUNCTIONS"))
-    kernel = library.ALL_ATTENTION_FUNCTIONS.get_interface(str(getattr(own, NAME)), _eager(library, module))
+    library, eager = _library(module.__class__)
+    kernel = library.ALL_ATTENTION_FUNCTIONS.get_interface(str(getattr(own, NAME)), getattr(library, eager, None))
     # with the configuration it had: flash kernels read `module.config` themselves
     output = kernel(Overlay(module, config=own), query, key, value, attention_mask, *args, **options)
-    observe = vars(module.config)[OBSERVE]
     if observe is not None:
         observe(KernelCall(module, query, key, value, attention_mask, options, None))
     if active is not None and active.shapes:
@@ -231,8 +240,13 @@ def attended(
     return logits.softmax(-1) @ value
 
 
-def _eager(library: Any, module: nn.Module) -> Any:
-    """The file's own eager attention, which has no entry in the registry: that of a vision tower where it has two."""
+@functools.cache  # every layer and step asks for it
+def _library(kind: type) -> tuple[Any, str]:
+    """The file of an attention module's class that looks kernels up, and the name of its own eager attention, which has
+    no entry in the registry: that of a vision tower where it has two, empty where it has none.
+    """
+    files = (sys.modules[one.__module__] for one in kind.__mro__)
+    library = next(file for file in files if hasattr(file, "ALL_ATTENTION_FUNCTIONS"))
     names = [name for name in vars(library) if name.endswith("eager_attention_forward")]
-    vision = [name for name in names if name.startswith("vision") and "Vision" in type(module).__name__]
-    return vars(library)[(vision or names)[0]] if names else None
+    vision = [name for name in names if name.startswith("vision") and "Vision" in kind.__name__]
+    return library, next(iter(vision or names), "")

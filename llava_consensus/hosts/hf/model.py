@@ -4,7 +4,6 @@ become tokens, and which rows of the prompt are tokens of a picture.
 
 import contextlib
 import copy
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, partial, wraps
@@ -18,7 +17,7 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer, Tiles
-from llava_consensus.hosts.call import COUNTING, recounting
+from llava_consensus.hosts.call import COUNTING, names_of, recounting
 from llava_consensus.hosts.derived.decoder import TapDecoder
 from llava_consensus.hosts.derived.tap import install, recording
 from llava_consensus.hosts.environment import check_version
@@ -160,7 +159,7 @@ class HfModel:
     def encoder_names(self, modality: str) -> list[str]:
         """Arguments that the encoder of a modality takes; none where there is no encoder."""
         encoder = getattr(self.inner, f"get_{modality}_features", None)
-        return [name for name in inspect.signature(encoder).parameters if name != "kwargs"] if encoder else []
+        return [name for name in names_of(encoder) if name != "kwargs"] if encoder else []
 
     def placeholder(self, modality: str) -> int:
         """Id of the tokens that stand for a modality."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import Tap
-from llava_consensus.hosts.derived.tap import KernelCall, attention_modules
+from llava_consensus.hosts.derived.tap import KernelCall, attention_modules, modules_of
 from llava_consensus.hosts.towers import ClipBlocks, attention_blocks, feature_taps, hidden_state_block, states_of
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
@@ -116,10 +116,10 @@ class TapTower:
         self, vision: Any, tokens: int, members: Tensor | None = None, merged: int = 1, classes: int = 0,
         layer: int = -1, inside: Mapping[Place, str] = MERGER,
     ) -> None:  # fmt: skip
-        lists = (one for one in vision.modules() if isinstance(one, nn.ModuleList))
-        found = [(block, attention) for one in lists for block in one if (attention := attention_modules(block))]
-        self.blocks: Sequence[Any] = [block for block, _ in found]
-        self._attention = [attention[0] for _, attention in found]
+        lists = [one for one in modules_of(vision) if isinstance(one, nn.ModuleList)]
+        found = [(block, next(attention_modules(block), None)) for one in lists for block in one]
+        self.blocks: Sequence[Any] = [block for block, attention in found if attention is not None]
+        self._attention = [attention for _, attention in found if attention is not None]
         self.feature_block = hidden_state_block(layer, len(self.blocks))
         self.tokens, self.members, self.classes = tokens, members, classes
         self.inside: Mapping[Place, str] = dict(inside)  # which can be copied with a model
