@@ -9,7 +9,7 @@ import pytest
 import torch
 from units import work
 
-from llava_consensus.methods import METHODS, make
+from llava_consensus.methods import make
 from llava_consensus.reduction.costs import SHAPES
 
 PACKAGE = Path(__file__).parents[2] / "llava_consensus"
@@ -135,21 +135,12 @@ def test_no_tensor_is_read_in_the_reduction_path() -> None:
     assert calls == []
 
 
-@torch.no_grad()
-def test_no_method_waits_for_the_device() -> None:
-    """Tensors on the device "meta" have no numbers, so `int(tensor)`, `float(tensor)`, `bool(tensor)`, `if tensor`,
-    `.item()`, `.tolist()`, `.cpu()` and `nonzero` are errors, wherever they stand. The one check that is meant to wait,
-    `ensure_finite` on the CPU, is queued on every other device, so it is passed here too.
-    """
-    for name in METHODS:
-        if name != "flashvid":  # adaptive in all of its settings
-            work(make(name), SHAPES["llava-1.5-7b"], 64)
-
-
 @pytest.mark.parametrize("options", [("prumerge", "budget", "adaptive"), ("sparsevlm", "version", "1.0")])
 @torch.no_grad()
 def test_only_adaptive_methods_wait(options: tuple[str, str, str]) -> None:
-    """They say so: how many tokens they leave is read from the data."""
+    """They say so: how many tokens they leave is read from the data. Tensors on the device "meta" have no numbers, so
+    that reading one is an error; on these every other method is counted (`methods/test_method_costs.py`).
+    """
     name, option, value = options
     method = make(name, **{option: value})
     assert method.adaptive and not make(name).adaptive
