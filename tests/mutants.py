@@ -29,7 +29,10 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 SEED = 0
-MATHS = ("tests/reduction", "tests/methods", "tests/evaluation/test_account.py", "tests/hosts/test_compositions.py")
+MATHS = (
+    *("tests/reduction", "tests/methods", "tests/evaluation/test_account.py"),
+    *("tests/hosts/test_compositions.py", "tests/hosts/test_cells.py"),
+)
 _NAMES = (
     *("layouts", "shares", "newlines", "hf_hosts", "loops", "decoder", "llava_host", "llava_loops", "kept_axes"),
     *("attachment", "language_models", "ladder", "towers", "calls", "tile_budgets", "caches", "video_llava"),

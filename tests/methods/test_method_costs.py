@@ -131,7 +131,9 @@ def test_costs_of_tome_at_any_depth(tokens: int, blocks: int) -> None:
 
 
 def test_costs_where_the_counter_sees_one_tile() -> None:
-    """By hand: of five tiles, each with its own class row, and of a tower whose feature block nobody names."""
+    """By hand: of five tiles, each with its own class row, of a tower whose feature block nobody names, and of merging
+    after a projector that joins patches.
+    """
     five, budget = SEVEN._replace(tiles=5), Budget(640, 0)
     length = 5 * 576 + five.text
     probe = length * 4096 * 4096 + 31 * 4096 * (4096 + length)
@@ -145,3 +147,6 @@ def test_costs_where_the_counter_sees_one_tile() -> None:
     assert make("otprune").flops(SEVEN, Budget(3)) == own
     kernel = 2.0 * 576 * (768 * 1025 + 576 * 4096)
     assert make("cdpruner").flops(SEVEN, Budget(3)) == SEVEN.text_tower + kernel + 3 * 2 * 576
+    joined = SEVEN._replace(patches=144, merged=4, single=False)
+    merging = 2.0 * (577 * 1024 + 144 * (32 * 1024 + 33 * 4096))
+    assert make("prumerge").flops(joined, Budget(33)) == merging
