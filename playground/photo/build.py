@@ -25,18 +25,17 @@ from pathlib import Path
 from typing import Any
 
 from llava_consensus.errors import DataError
-from playground.mini.benchmarks.choices import Choice
 from playground.mini.benchmarks.files import line, write_json, write_lines
 from playground.mini.benchmarks.gqa import gqa_record
 from playground.mini.benchmarks.mmbench import rows_of, write_table
 from playground.mini.benchmarks.seed import FIRST_ID, TYPES, annotated, asked
 from playground.mini.benchmarks.vqav2 import SUBTYPE, annotation
 from playground.mini.questions import QA, SHORT
-from playground.photo.catalogue import CATEGORY, SIGNS, plural
+from playground.photo.catalogue import CATEGORY
 from playground.photo.parts import fetch_photographs
 from playground.photo.paths import PHOTO
-from playground.photo.questions import NUMBERS, PhotoView, a, write
-from playground.photo.scenes import PIXELS, QUADRANTS, SCALE, render, scene, shown_in
+from playground.photo.questions import CHOICES, PhotoView, a, choice, write
+from playground.photo.scenes import PIXELS, SCALE, render, scene, shown_in
 
 PICTURES = 400
 FIRST = {"gqa": 0, "pope": 1000, "textvqa": 2000, "vqav2": 3000, "mmbench": 4000, "seed_bench": 5000, "refcoco": 6000}
@@ -92,7 +91,7 @@ def negative(view: PhotoView, kind: str, rng: random.Random, common: list[str]) 
 
 def build_pope(folder: Path, split: str) -> None:
     """POPE: `llava_pope_test.jsonl`, `coco/coco_pope_*.json`, `val2014`; two questions in two of the three splits."""
-    shown = collections.Counter(item.name for index in range(2000) for item in scene("train", index).items)
+    shown = collections.Counter(item.name for index in range(2000) for item in scene("train", index, 0.3).items)
     common, lines = [name for name, _ in shown.most_common(12)], []
     every = [(index, view) for index, view in views("pope", split) if any(n in view.known for n in view.names)]
     for place, (kind, first) in enumerate({"adversarial": 1, "random": 10_000_001, "popular": 20_000_001}.items()):
@@ -155,40 +154,14 @@ def build_vqav2(folder: Path, split: str) -> None:
     write_json(folder / f"v2_mscoco_{SUBTYPE}_annotations.json", {**head, "annotations": annotations})
 
 
-def choice(view: PhotoView, kind: str, rng: random.Random, most: int = 4) -> Choice | None:
-    """A multiple choice question with `most` options, or None where the scene does not support it."""
-    names, absent = list(view.names), [name for name in view.known if name not in view.names]
-    single = [k for k in view.unique if view.quadrant(view.items[k])]
-    if kind == "identity":
-        question, right, wrong = "Which object is in the picture?", rng.choice(names), absent
-    elif kind == "counting":
-        name = rng.choice(names)
-        question, right = f"How many {plural(name)} are there?", NUMBERS[view.names[name]]
-        wrong = [number for number in NUMBERS if number != right]
-    elif kind == "place" and single:
-        item = view.items[rng.choice(single)]
-        question, right = f"Where is the {item.name}?", str(view.quadrant(item))
-        wrong = [place for place in QUADRANTS.values() if place != right]
-    elif kind == "side" and (made := write(view, "relation", rng, 40)) and made.structural == "query":
-        question, right, wrong = made.question, made.answer, absent
-    elif kind == "sign" and view.scene.sign:
-        question, right = "What does the sign say?", view.scene.sign.text.lower()
-        wrong = [word.lower() for word in SIGNS if word.lower() != right]
-    else:
-        return None
-    options = [*rng.sample(wrong, most - 1), right]
-    rng.shuffle(options)
-    return Choice(kind, question, tuple(options), options.index(right))
-
-
 def build_mmbench(folder: Path, split: str) -> None:
     """MMBench dev: `mmbench_dev_20230712.tsv`, all rotations of two questions a picture."""
-    groups, kinds = [], ("identity", "place", "counting", "side", "sign")
+    groups = []
     for index, view in views("mmbench", split):
         rng, file = random.Random(index), io.BytesIO()
         render(view.scene)[0].save(file, format="JPEG", quality=85)
         image = base64.b64encode(file.getvalue()).decode("ascii")
-        found = [made for kind in rng.sample(kinds, len(kinds)) if (made := choice(view, kind, rng))]
+        found = [made for kind in rng.sample(CHOICES, len(CHOICES)) if (made := choice(view, kind, rng))]
         for number, made in enumerate(found[:2]):
             kind = {"place": "either"}.get(made.kind, made.kind)  # whose ability is spatial relationship
             groups.append(rows_of(dataclasses.replace(made, kind=kind), 241 + 4 * index + number, image, ""))

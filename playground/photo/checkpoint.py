@@ -24,7 +24,7 @@ from torch import Tensor
 from llava_consensus.errors import DataError
 from playground.photo.features import MEAN, STD
 from playground.photo.parts import SIDE, WHEELS, converted, sha256
-from playground.photo.paths import CHECKPOINT, WORK
+from playground.photo.paths import CHECKPOINT
 
 ADAPTER, ABOUT = "adapter.safetensors", "adapter.json"
 IMAGE = "<image>"
@@ -42,19 +42,20 @@ TEMPLATE = """
 """.strip()
 
 
-def write_adapter(folder: Path = CHECKPOINT) -> None:
-    """Write projector and low-rank matrices of the training state, and their checksum, to a folder."""
-    from playground.photo.train import GAIN, RANK, STATE
+def write_adapter(folder: Path = CHECKPOINT, seed: int = 0) -> None:
+    """Write projector and low-rank matrices of a training state, their checksum and the curve to a folder."""
+    from playground.photo.train import GAIN, RANK, curve_path, state_path
 
-    state = torch.load(WORK / STATE, weights_only=True)
+    state = torch.load(state_path(seed), weights_only=True, map_location="cpu")
     tensors = {PROJECTOR + name: value for name, value in state["projector"].items()}
     tensors |= {LOW + name: value for name, value in state["low"].items()}
     folder.mkdir(parents=True, exist_ok=True)
     save_file({k: v.detach().to(torch.bfloat16).contiguous() for k, v in tensors.items()}, folder / ADAPTER)
     parts = {name: part[2] for name, part in WHEELS.items()}
-    about = {"sha256": sha256(folder / ADAPTER), "rank": RANK, "gain": GAIN, "step": state["step"],
+    about = {"sha256": sha256(folder / ADAPTER), "rank": RANK, "gain": GAIN, "seed": seed, "step": state["step"],
              "core_minutes": round(state["minutes"], 1), "parts": parts}  # fmt: skip
     (folder / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
+    shutil.copy(curve_path(seed), folder / "curve.csv")
 
 
 def read_adapter(folder: Path = CHECKPOINT) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -154,11 +155,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", choices=("model", "adapter"), default="model")
     parser.add_argument("--out", type=Path, default=CHECKPOINT, help="folder with the adapter (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of adapter: which training state (%(default)s)")
     parser.add_argument("--bfloat16", action="store_true", help="store in bfloat16")
     given = parser.parse_args()
     try:
         if given.what == "adapter":
-            write_adapter(given.out)
+            write_adapter(given.out, given.seed)
         else:
             assemble(given.out, torch.bfloat16 if given.bfloat16 else torch.float32)
     except DataError as error:

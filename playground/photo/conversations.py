@@ -13,8 +13,9 @@ from pathlib import Path
 
 from playground.mini.benchmarks.files import write_json
 from playground.mini.conversations import IMAGES, NAME, conversation
-from playground.mini.questions import QA, SHORT
+from playground.mini.questions import QA
 from playground.photo.measure import KINDS
+from playground.photo.questions import prompt
 from playground.photo.scenes import render, scene
 from playground.photo.sequences import one_of_each
 
@@ -27,7 +28,7 @@ def write(out: Path, scenes: int) -> Path:
     (out / IMAGES).mkdir(parents=True, exist_ok=True)
     for index in range(FIRST, FIRST + scenes):
         asked = [qa for qa, _ in one_of_each(KINDS, "train", index) if isinstance(qa, QA)]
-        turns = [{"question": f"{qa.question}\n{SHORT}", "answer": qa.answer, "kind": qa.kind} for qa in asked]
+        turns = [{"question": prompt(qa), "answer": qa.answer, "kind": qa.kind} for qa in asked]
         entries.append(conversation(str(index), f"{index}.jpg", turns))
         render(scene("train", index))[0].save(out / IMAGES / f"{index}.jpg", quality=92)
     write_json(out / NAME, entries)

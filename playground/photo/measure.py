@@ -17,13 +17,13 @@ import torch
 
 from playground.mini.questions import QA
 from playground.photo.catalogue import NAMES
-from playground.photo.features import pixels
+from playground.photo.features import device, pixels, sized
 from playground.photo.paths import CHECKPOINT
 from playground.photo.questions import NUMBERS, WRITERS
 from playground.photo.scenes import PIXELS, QUADRANTS, render, scene, shown_in
 from playground.photo.sequences import Drill, Encoder, one_of_each, pack, right
 
-ANSWERS = {"place": len(QUADRANTS), "count": len(NUMBERS), "category": len(NAMES), "relation": len(NAMES)}
+ANSWERS = {"place": len(QUADRANTS), "count": len(NUMBERS), "category": len(NAMES), "relation": len(NAMES), "letter": 4}
 KINDS = [kind for kind in WRITERS if kind not in ("description", "grounding")]
 
 
@@ -43,10 +43,10 @@ def measure(model: Any, encoder: Encoder, split: str, scenes: int, size: int = 4
     for first in range(0, scenes, size):
         indices = range(first, min(first + size, scenes))
         asked = [one_of_each(KINDS, split, index, known) for index in indices]
-        pictures = torch.stack([pixels(render(scene(split, index))[0], PIXELS) for index in indices])
+        pictures = pixels([sized(render(scene(split, index))[0], PIXELS) for index in indices])
         seen = torch.stack(list(model.model.get_image_features(pixel_values=pictures).pooler_output))
-        batch = pack(asked, seen.shape[1], encoder, seen.dtype)
-        blind = pack(asked, 0, encoder, seen.dtype)
+        batch = pack(asked, seen.shape[1], encoder).to(seen.device)
+        blind = pack(asked, 0, encoder).to(seen.device)
         answers = right(language, head, seen, batch), right(language, head, seen.new_zeros(len(asked), 0, width), blind)
         for questions, hits, guesses in zip(batch.asked, *answers, strict=True):
             for qa, hit, guess in zip(questions, hits, guesses, strict=True):
@@ -66,7 +66,7 @@ def main() -> None:
         raise SystemExit(f"error: {given.model}: no checkpoint. Run make checkpoint-photo")
     from transformers import AutoModelForImageTextToText, AutoTokenizer
 
-    model = AutoModelForImageTextToText.from_pretrained(given.model).eval()
+    model = AutoModelForImageTextToText.from_pretrained(given.model).eval().to(device())
     encoder = Encoder(AutoTokenizer.from_pretrained(given.model))
     rows = measure(model, encoder, given.split, given.scenes)
     print(f"| kind | right, % | chance | without the picture | pictures |\n|{'---|' * 5}")

@@ -6,11 +6,14 @@ import collections
 import random
 from collections.abc import Callable
 
+from playground.mini.benchmarks.choices import Choice
 from playground.mini.questions import QA, SHORT, View, article, relation
+from playground.mini.styles import LETTER
 from playground.photo.catalogue import CATEGORIES, CATEGORY, SIGNS, plural
 from playground.photo.scenes import HALF, QUADRANTS, UNITS, PhotoScene, Thing, shown_in
 
 NUMBERS = ("zero", "one", "two", "three", "four")
+CHOICES = ("identity", "place", "counting", "side", "sign")  # what a question with options is about
 LARGER = 1.35  # a thing is larger where its longer side is so many times another's
 CLEAR = 12  # units from the middle lines within which no place is asked for
 MASS = {"fish", "broccoli", "corn", "ginger", "grapes", "lavender", "binoculars", "scissors", "pliers"}
@@ -211,9 +214,44 @@ def description(view: PhotoView, rng: random.Random) -> QA:
     return QA("description", question, text, style="open")
 
 
+def choice(view: PhotoView, kind: str, rng: random.Random, most: int = 4) -> Choice | None:
+    """A multiple choice question with `most` options, or None where the scene does not support it."""
+    names, absent = list(view.names), [name for name in view.known if name not in view.names]
+    single = [k for k in view.unique if view.quadrant(view.items[k])]
+    if kind == "identity":
+        question, right, wrong = "Which object is in the picture?", rng.choice(names), absent
+    elif kind == "counting":
+        name = rng.choice(names)
+        question, right = f"How many {plural(name)} are there?", NUMBERS[view.names[name]]
+        wrong = [number for number in NUMBERS if number != right]
+    elif kind == "place" and single:
+        item = view.items[rng.choice(single)]
+        question, right = f"Where is the {item.name}?", str(view.quadrant(item))
+        wrong = [place for place in QUADRANTS.values() if place != right]
+    elif kind == "side" and (made := write(view, "relation", rng, 40)) and made.structural == "query":
+        question, right, wrong = made.question, made.answer, absent
+    elif kind == "sign" and view.scene.sign:
+        question, right = "What does the sign say?", view.scene.sign.text.lower()
+        wrong = [word.lower() for word in SIGNS if word.lower() != right]
+    else:
+        return None
+    options = [*rng.sample(wrong, most - 1), right]
+    rng.shuffle(options)
+    return Choice(kind, question, tuple(options), options.index(right))
+
+
+def letter(view: PhotoView, rng: random.Random) -> QA | None:
+    """A question with four options, answered by a letter, in the words of LLaVA's MMBench and SEED-Bench."""
+    made = choice(view, rng.choice(CHOICES), rng)
+    if made is None:
+        return None
+    return QA("letter", f"{made.text}\n{LETTER}", made.letter, "query", "letter", made.kind, style="letter")
+
+
 WRITERS: dict[str, Callable[[PhotoView, random.Random], QA | None]] = {
     "existence": existence, "category": name, "choose": choose, "place": place, "count": count, "relation": beside,
     "comparison": comparison, "reading": reading, "grounding": grounding, "description": description,
+    "letter": letter,
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ UNITS, PIXELS, GRID = 192, 336, 24
 SCALE = PIXELS / UNITS
 HALF = UNITS // 2
 SPLITS = {"train": 0, "val": 10**9, "test": 2 * 10**9, "unseen": 3 * 10**9}
+SIGNED = {"train": 0.6}  # how often there is room made for a sign, else 0.3: reading needs more examples than naming
 QUADRANTS = {(0, 0): "top left", (1, 0): "top right", (0, 1): "bottom left", (1, 1): "bottom right"}
 
 
@@ -132,9 +133,9 @@ def sample(seed: int, split: str, counts: tuple[int, ...] = (1, 1, 2, 2, 3, 3, 4
     return PhotoScene(seed, rng.choice(places_of(split)), crop, rng.uniform(0.0, 0.35), items, sign)
 
 
-def scene(split: str, index: int, signs: float = 0.3) -> PhotoScene:
-    """Scene number `index` of a split."""
-    return sample(SPLITS[split] + index, split, signs=signs)
+def scene(split: str, index: int, signs: float | None = None) -> PhotoScene:
+    """Scene number `index` of a split; `signs` as in `sample`, by default the split's."""
+    return sample(SPLITS[split] + index, split, signs=SIGNED.get(split, 0.3) if signs is None else signs)
 
 
 def _pixels(value: float) -> int:

@@ -20,9 +20,9 @@ from playground.photo.questions import QA, SHORT, PhotoView, write
 from playground.photo.scenes import QUADRANTS, scene
 
 FRONT, ASKED, END = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n", "<|im_end|>"
-MIX = {"existence": 0.28, "category": 0.24, "place": 0.17, "count": 0.10, "choose": 0.06, "description": 0.03,
-       "relation": 0.02, "comparison": 0.01, "grounding": 0.05, "reading": 0.04}  # fmt: skip
-WITH_SUFFIX = 0.15  # of the questions are asked with LLaVA's words for a short answer
+MIX = {"existence": 0.24, "category": 0.20, "place": 0.14, "count": 0.12, "choose": 0.05, "description": 0.03,
+       "relation": 0.04, "comparison": 0.02, "grounding": 0.06, "reading": 0.04, "letter": 0.06}  # fmt: skip
+WITH_SUFFIX = 0.3  # of the questions are asked with LLaVA's words for a short answer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Batch:
     Args:
         ids: [B, T] text, the front first and the questions after it.
         position: [B, S], S = T + patches.
-        mask: [B, 1, S, S], added to the scores of attention: 0 where a row is seen.
+        segment: [B, S] number of the question that a row belongs to, 0 before the questions, -1 after them.
         target: [B, T] the token that follows each text token, or -1; `weight` of each.
         question: [B, T] number of the question that a token belongs to.
         asked: the questions of each sequence.
@@ -53,12 +53,24 @@ class Batch:
 
     ids: Tensor
     position: Tensor
-    mask: Tensor
+    segment: Tensor
     target: Tensor
     weight: Tensor
     question: Tensor
     asked: list[list[QA | Drill]]
     front: int
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on a device."""
+        moved = {name: part.to(device) for name, part in vars(self).items() if isinstance(part, Tensor)}
+        return dataclasses.replace(self, **moved)
+
+    def mask(self, kind: torch.dtype) -> Tensor:
+        """[B, 1, S, S], added to the scores of attention: 0 where a row is seen."""
+        segment, size = self.segment, self.segment.shape[1]
+        same = (segment[:, None, :] == 0) | (segment[:, None, :] == segment[:, :, None])
+        seen = (same & torch.ones(size, size, dtype=torch.bool, device=segment.device).tril()).unsqueeze(1)
+        return torch.zeros(seen.shape, dtype=kind, device=segment.device).masked_fill(~seen, torch.finfo(kind).min)
 
 
 class Encoder:
@@ -110,11 +122,15 @@ def drills(view: PhotoView, rng: random.Random) -> list[Drill]:
     return made
 
 
-def draw(index: int, epoch: int, encoder: Encoder, room: int, drilled: float) -> list[Asked]:
-    """Questions about a training scene that fill `room` tokens, each kind of drill with probability `drilled`."""
-    rng, view = random.Random(f"{index}-{epoch}"), PhotoView(scene("train", index))
+def draw(index: int, moment: str, encoder: Encoder, room: int, drilled: float) -> list[Asked]:
+    """Questions about a training scene that fill `room` tokens, each kind of drill with probability `drilled`; other
+    ones at another `moment`.
+    """
+    rng, view = random.Random(f"{index}-{moment}"), PhotoView(scene("train", index))
     asked: list[Asked] = [(drill, False) for drill in drills(view, rng) if rng.random() < drilled]
-    room -= sum(len(encoder.encode(drill, False)[0]) for drill, _ in asked)
+    if view.scene.sign and (read := write(view, "reading", rng)):
+        asked.append((read, rng.random() < WITH_SUFFIX))
+    room -= sum(len(encoder.encode(*one)[0]) for one in asked)
     for _ in range(60):
         (kind,) = rng.choices(list(MIX), list(MIX.values()))
         made, suffix = write(view, kind, rng, 3), rng.random() < WITH_SUFFIX
@@ -133,7 +149,7 @@ def one_of_each(kinds: Iterable[str], split: str, index: int, known: list[str] |
     return [(made, True) for kind in kinds if (made := write(view, kind, rng))]
 
 
-def pack(asked: list[list[Asked]], patches: int, encoder: Encoder, kind: torch.dtype = torch.bfloat16) -> Batch:
+def pack(asked: list[list[Asked]], patches: int, encoder: Encoder) -> Batch:
     """A batch of one row for each list of questions (with or without suffix)."""
     front, rows = len(encoder.front), []
     for questions in asked:
@@ -147,6 +163,7 @@ def pack(asked: list[list[Asked]], patches: int, encoder: Encoder, kind: torch.d
             weight += [*worth[1:], 0.0]
         rows.append((ids, number, place, target, weight))
     long = max(len(row[0]) for row in rows)
+    long += -(long + patches) % 8  # fused kernels want masks whose rows are aligned
     words, segments, places, targets, weights = (
         torch.tensor([list(row[part]) + [filler] * (long - len(row[0])) for row in rows])
         for part, filler in enumerate((0, -1, 0, -1, 0.0))
@@ -154,11 +171,7 @@ def pack(asked: list[list[Asked]], patches: int, encoder: Encoder, kind: torch.d
     visual = torch.arange(front, front + patches).expand(len(rows), -1)
     position = torch.cat([places[:, :front], visual, places[:, front:]], 1)
     segment = torch.cat([segments[:, :front], torch.zeros_like(visual), segments[:, front:]], 1)
-    size = segment.shape[1]
-    same = (segment[:, None, :] == 0) | (segment[:, None, :] == segment[:, :, None])
-    seen = (same & torch.ones(size, size, dtype=torch.bool).tril()).unsqueeze(1)
-    mask = torch.zeros(seen.shape, dtype=kind).masked_fill(~seen, torch.finfo(kind).min)
-    return Batch(words, position, mask, targets, weights, segments, [[qa for qa, _ in row] for row in asked], front)
+    return Batch(words, position, segment, targets, weights, segments, [[qa for qa, _ in row] for row in asked], front)
 
 
 def text_states(language: Any, seen: Tensor, batch: Batch) -> Tensor:
@@ -172,7 +185,7 @@ def text_states(language: Any, seen: Tensor, batch: Batch) -> Tensor:
     front = batch.front
     rows = torch.cat([words[:, :front], seen, words[:, front:]], 1)
     states = language(
-        inputs_embeds=rows, attention_mask=batch.mask, position_ids=batch.position, use_cache=False
+        inputs_embeds=rows, attention_mask=batch.mask(rows.dtype), position_ids=batch.position, use_cache=False
     ).last_hidden_state
     return torch.cat([states[:, :front], states[:, front + seen.shape[1] :]], 1)
 
@@ -181,7 +194,7 @@ def text_states(language: Any, seen: Tensor, batch: Batch) -> Tensor:
 def right(language: Any, head: Any, seen: Tensor, batch: Batch) -> list[list[bool]]:
     """Whether each question's answer is the most likely one at every token: what greedy decoding says to the letter."""
     states, here = text_states(language, seen, batch), batch.target >= 0
-    hit = torch.ones(batch.ids.shape, dtype=torch.bool)
+    hit = torch.ones_like(here)
     hit[here] = head(states[here]).argmax(-1) == batch.target[here]
     return [
         [bool(row[number == k].all()) for k in range(1, len(asked) + 1)]

@@ -4,34 +4,42 @@
     python -m playground.photo.train --side 336 --first 2000 --last 2400 --rates 1 0
 
 The second of LLaVA's stages, from an aligned projector (`align.py`, which stands in the place of the first) and cached
-features. The state lies in `PHOTO_WORK/state.pt`, is written every two minutes and when the command ends, and every
-command goes on from it; without a state, from the committed adapter of `checkpoints/llava-photo`, where there is one.
+features. The state of a seed lies in `PHOTO_WORK`, is written every two minutes and when the command ends, and every
+command goes on from it.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import dataclasses
 import math
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset
 
 from playground.photo.align import Projector
-from playground.photo.features import SHARD, opened, take
+from playground.photo.features import SHARD, device, opened, take
 from playground.photo.parts import converted
-from playground.photo.paths import CHECKPOINT, WORK
+from playground.photo.paths import WORK
 from playground.photo.sequences import Batch, Encoder, draw, one_of_each, pack, right, text_states
 
 RANK, GAIN = 12, 2.0
 ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-KINDS = ("existence", "category", "place", "count", "choose", "relation", "grounding", "reading")
-STATE = "state.pt"
+KINDS = ("existence", "category", "place", "count", "choose", "relation", "grounding", "reading", "letter")
+WORKERS = 6  # processes that make batches beside a GPU
+
+
+def state_path(seed: int) -> Path:
+    """Where the state of a seed lies."""
+    return WORK / f"state-{seed}.pt"
 
 
 class LowRank(nn.Module):
@@ -49,32 +57,32 @@ class LowRank(nn.Module):
         return self.base(x) + functional.linear(low, GAIN * self.up.to(x.dtype))
 
 
-def adapted(kind: torch.dtype = torch.bfloat16) -> Any:
+def adapted(seed: int, kind: torch.dtype = torch.bfloat16) -> Any:
     """The language model, frozen, with a low-rank part beside every matrix of its layers."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(
         converted() / "language",
         dtype=kind,
-        attn_implementation="eager",  # with a mask, the quickest on a CPU
+        attn_implementation="eager" if device().type == "cpu" else "sdpa",  # with a mask, the quickest
     )
     model.requires_grad_(False)
-    torch.manual_seed(1)
+    torch.manual_seed(seed)
     for layer in model.model.layers:
         for part in (layer.self_attn, layer.mlp):
             for name in ADAPTED:
                 if hasattr(part, name):
                     setattr(part, name, LowRank(getattr(part, name), RANK))
-    return model
+    return model.to(device())
 
 
 class Learner:
-    """Projector, language model and optimiser."""
+    """Projector, language model and optimiser of a seed."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int) -> None:
         from transformers import AutoTokenizer
 
-        self.model, self.projector, self.step = adapted(), Projector(), 0
+        self.seed, self.model, self.projector, self.step = seed, adapted(seed), Projector().to(device()), 0
         self.encoder = Encoder(AutoTokenizer.from_pretrained(converted() / "language"))
         self.low = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self.groups: list[dict[str, Any]] = [
@@ -86,6 +94,7 @@ class Learner:
 
     def learn(self, features: Tensor, batch: Batch, rate: float) -> float:
         """One step; the loss."""
+        batch, features = batch.to(device()), features.to(device()).float()
         states, here = text_states(self.model.model, self.projector(features), batch), batch.target >= 0
         logits = self.model.lm_head(states[here]).float()
         each = functional.cross_entropy(logits, batch.target[here], reduction="none")
@@ -101,15 +110,15 @@ class Learner:
 
     def save(self) -> None:
         """Write the state."""
-        part = WORK / f"{STATE}.part"
+        part = state_path(self.seed).with_suffix(".part")
         torch.save({"low": self.low, "projector": self.projector.state_dict(), "step": self.step,
                     "optimiser": self.optimiser.state_dict(), "minutes": self.minutes}, part)  # fmt: skip
-        os.replace(part, WORK / STATE)
+        os.replace(part, state_path(self.seed))
 
     def resume(self) -> str:
-        """Take the state where there is one, else the committed adapter, else the aligned projector; says which."""
-        if (WORK / STATE).exists():
-            state: dict[str, Any] = torch.load(WORK / STATE, weights_only=True)
+        """Take the state where there is one, else the aligned projector; says which."""
+        if state_path(self.seed).exists():
+            state: dict[str, Any] = torch.load(state_path(self.seed), weights_only=True, map_location="cpu")
             with torch.no_grad():
                 for name, value in state["low"].items():
                     self.low[name].copy_(value)
@@ -117,16 +126,6 @@ class Learner:
             self.optimiser.load_state_dict(state["optimiser"])
             self.step, self.minutes = state["step"], state["minutes"]
             return f"state of step {self.step}"
-        from playground.photo.checkpoint import ADAPTER, LOW, PROJECTOR, part_of, read_adapter
-
-        if (CHECKPOINT / ADAPTER).exists():
-            tensors, about = read_adapter()
-            with torch.no_grad():
-                for name, value in part_of(tensors, LOW).items():
-                    self.low[name].copy_(value)
-            self.projector.load_state_dict(part_of(tensors, PROJECTOR))
-            self.step = about["step"]
-            return f"the committed adapter of step {self.step}"
         self.projector.load_state_dict(torch.load(WORK / "projector.pt", weights_only=True))
         return "the aligned projector"
 
@@ -137,9 +136,10 @@ def evaluate(learner: Learner, side: int, scenes: int, size: int = 5) -> dict[st
     found: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for first in range(0, scenes, size):
         indices = range(first, min(first + size, scenes))
-        batch = pack([one_of_each(KINDS, "val", i) for i in indices], shards[0].shape[1], learner.encoder)
+        asked = [one_of_each(KINDS, "val", i) for i in indices]
+        batch = pack(asked, shards[0].shape[1], learner.encoder).to(device())
         with torch.no_grad():
-            seen = learner.projector(take(shards, indices))
+            seen = learner.projector(take(shards, indices).to(device()).float())
         answers = right(learner.model.model, learner.model.lm_head, seen, batch)
         for asked, hits in zip(batch.asked, answers, strict=True):
             for qa, hit in zip(asked, hits, strict=True):
@@ -147,9 +147,13 @@ def evaluate(learner: Learner, side: int, scenes: int, size: int = 5) -> dict[st
     return {kind: (sum(hits) / len(hits), len(hits)) for kind, hits in found.items() if hits}
 
 
-def note(row: list[Any]) -> None:
-    """Add a row to the curve."""
-    path = WORK / "curve.csv"
+def curve_path(seed: int) -> Path:
+    """Where the curve of a seed lies."""
+    return WORK / f"curve-{seed}.csv"
+
+
+def note(path: Path, row: list[Any]) -> None:
+    """Add a row to a curve."""
     fresh = not path.exists()
     with path.open("a", newline="") as file:
         writer = csv.writer(file)
@@ -158,46 +162,76 @@ def note(row: list[Any]) -> None:
         writer.writerow(row)
 
 
-def train(
-    side: int, first: int, last: int, rates: tuple[float, float], drilled: float = 1.0, size: int = 2,
-    scenes: int = 6000, room: int = 220, every: int = 250, held: int = 50,
-) -> None:  # fmt: skip
-    """Train from step `first` to `last`.
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A stretch of training.
 
     Args:
         side: pixels of a picture.
+        first, last: steps.
         rates: learning rate at both ends, as multiples of the peak.
         drilled: probability of each drill.
-        size: pictures of a step, of the first `scenes` scenes.
+        size: pictures of a step.
+        scenes: how many are drawn from, as far as their features are there.
         room: tokens of questions a picture.
-        every: steps between looks at `held` held-out scenes.
     """
-    learner = Learner()
-    print(f"from {learner.resume()}", flush=True)
-    shards = opened("train", side, scenes)
+
+    side: int
+    first: int
+    last: int
+    rates: tuple[float, float]
+    drilled: float = 1.0
+    size: int = 2
+    scenes: int = 6000
+    room: int = 220
+
+    def rate(self, step: int) -> float:
+        """Multiple of the peak at a step, after 30 steps of warm-up at the very beginning."""
+        share = (step - self.first) / (self.last - self.first)
+        return min(1.0, (step + 1) / 30) * (self.rates[0] + (self.rates[1] - self.rates[0]) * share)
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps(Dataset[tuple[Tensor, Batch]]):
+    """What each step of a stage sees: features [B, n, 384] and questions, drawn from the seed and the step."""
+
+    stage: Stage
+    seed: int
+    encoder: Encoder
+
+    def __getitem__(self, step: int) -> tuple[Tensor, Batch]:
+        """The features and questions of a step."""
+        shards = opened("train", self.stage.side, self.stage.scenes)  # more may have been made
+        rng = np.random.default_rng((self.seed, step))
+        indices = rng.choice(len(shards) * SHARD, self.stage.size, replace=False).tolist()
+        moment = f"{self.seed}-{step}"
+        asked = [draw(i, moment, self.encoder, self.stage.room, self.stage.drilled) for i in indices]
+        return take(shards, indices), pack(asked, shards[0].shape[1], self.encoder)
+
+
+def train(stage: Stage, seed: int = 0, every: int = 250, held: int = 50) -> None:
+    """Train through a stage, looking at `held` held-out scenes after so many steps."""
+    learner = Learner(seed)
+    print(f"seed {seed} from {learner.resume()}", flush=True)
+    workers = 0 if device().type == "cpu" else WORKERS
+    steps = Steps(stage, seed, learner.encoder)
+    loader = DataLoader(steps, batch_size=None, sampler=range(learner.step, stage.last), num_workers=workers)
     losses: list[float] = []
-    saved = time.time()
-    while learner.step < last:
-        started = time.process_time()
-        if learner.step % 50 == 0:
-            shards = opened("train", side, scenes)  # more may have been made
-        rng = np.random.default_rng(learner.step)
-        indices = rng.choice(len(shards) * SHARD, size, replace=False).tolist()
-        asked = [draw(i, learner.step, learner.encoder, room, drilled) for i in indices]
-        batch = pack(asked, shards[0].shape[1], learner.encoder)
-        share = (learner.step - first) / (last - first)
-        rate = min(1.0, (learner.step + 1) / 30) * (rates[0] + (rates[1] - rates[0]) * share)
-        losses.append(learner.learn(take(shards, indices), batch, rate))
+    saved, started = time.time(), time.process_time()
+    for features, batch in loader:
+        losses.append(learner.learn(features, batch, stage.rate(learner.step)))
         learner.minutes += (time.process_time() - started) / 60
+        started = time.process_time()
         if learner.step % 10 == 0:
+            questions = sum(map(len, batch.asked)) / stage.size
             print(f"step {learner.step} loss {np.mean(losses[-10:]):.3f} core-minutes {learner.minutes:.1f} "
-                  f"questions {sum(map(len, asked)) / size:.1f}", flush=True)  # fmt: skip
-        if learner.step % every == 0 or learner.step == last:
-            scores = evaluate(learner, side, held)
-            note([learner.step, side, round(learner.minutes, 1), round(float(np.mean(losses[-every:])), 4),
-                  *(round(scores[k][0], 3) if k in scores else "" for k in KINDS)])  # fmt: skip
+                  f"questions {questions:.1f} at {time.strftime('%H:%M:%S')}", flush=True)  # fmt: skip
+        if learner.step % every == 0 or learner.step == stage.last:
+            scores = evaluate(learner, stage.side, held)
+            row = [learner.step, stage.side, round(learner.minutes, 1), round(float(np.mean(losses[-every:])), 4)]
+            note(curve_path(seed), [*row, *(round(scores[k][0], 3) if k in scores else "" for k in KINDS)])
             print(f"held-out { ({k: (round(v, 3), n) for k, (v, n) in scores.items()}) }", flush=True)
-        if time.time() - saved > 120 or learner.step == last:
+        if time.time() - saved > 120 or learner.step == stage.last:
             learner.save()
             saved = time.time()
 
@@ -210,8 +244,12 @@ def main() -> None:
     parser.add_argument("--last", type=int, default=2000, help="step at which training ends")
     parser.add_argument("--rates", type=float, nargs=2, default=(1.0, 1.0), help="multiples of the peak")
     parser.add_argument("--drilled", type=float, default=1.0, help="probability of each drill (%(default)s)")
-    given = parser.parse_args()
-    train(given.side, given.first, given.last, tuple(given.rates), given.drilled)
+    parser.add_argument("--size", type=int, default=2, help="pictures of a step (%(default)s)")
+    parser.add_argument("--scenes", type=int, default=6000, help="how many are drawn from (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the adaptation and of what each step sees")
+    given = vars(parser.parse_args())
+    seed = given.pop("seed")
+    train(Stage(**{**given, "rates": tuple(given["rates"])}), seed)
 
 
 if __name__ == "__main__":

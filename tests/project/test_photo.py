@@ -90,18 +90,18 @@ def test_questions_of_one_sequence_do_not_see_each_other() -> None:
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=128, num_key_value_heads=2, **shape)).double().eval()
     encoder, seen = sequences.Encoder(Letters()), torch.randn(1, 9, 32, dtype=torch.float64)
-    asked = sequences.draw(3, 0, encoder, 900, drilled=1.0)
+    asked = sequences.draw(3, "0", encoder, 900, drilled=1.0)
     assert {type(one).__name__ for one, _ in asked} == {"QA", "Drill"}
-    packed = sequences.pack([asked], 9, encoder, torch.float64)
+    packed = sequences.pack([asked], 9, encoder)
     states = sequences.text_states(model.model, seen, packed)[0]
     for number, one in enumerate(asked, start=1):
-        alone = sequences.pack([[one]], 9, encoder, torch.float64)
-        here = packed.question[0] == number
-        expected = sequences.text_states(model.model, seen, alone)[0][alone.front :]
+        alone = sequences.pack([[one]], 9, encoder)
+        here, own = packed.question[0] == number, alone.question[0] == 1
+        expected = sequences.text_states(model.model, seen, alone)[0][own]
         assert torch.allclose(states[here], expected, atol=1e-12)
-        assert torch.equal(packed.target[0][here], alone.target[0][alone.front :])
-        plain = torch.cat([model.model.embed_tokens(alone.ids[:, : alone.front]), seen,
-                           model.model.embed_tokens(alone.ids[:, alone.front :])], 1)  # fmt: skip
+        assert torch.equal(packed.target[0][here], alone.target[0][own])
+        front, words = alone.ids[:, : alone.front], alone.ids[:, own]
+        plain = torch.cat([model.model.embed_tokens(front), seen, model.model.embed_tokens(words)], 1)
         expected = model.model(inputs_embeds=plain).last_hidden_state[0][-int(here.sum()) :]
         assert torch.allclose(states[here], expected, atol=1e-12)
 
