@@ -86,7 +86,8 @@ def merge(language: dict[str, Tensor], low: dict[str, Tensor], gain: float) -> d
     for name, down in low.items():
         if name.endswith(".down"):
             place = name.removesuffix(".down")
-            merged[f"{place}.weight"] = merged[f"{place}.weight"] + gain * low[f"{place}.up"] @ down
+            product = gain * low[f"{place}.up"].double() @ down.double()  # the same weights on every machine
+            merged[f"{place}.weight"] = (merged[f"{place}.weight"] + product).to(merged[f"{place}.weight"].dtype)
     return merged
 
 
