@@ -50,9 +50,10 @@ class Projector(nn.Module):
 
     @torch.no_grad()
     def folded(self) -> dict[str, Tensor]:
-        """Weights of `LlavaMultiModalProjector`."""
-        weight = self.linear_1.weight / self.std
-        return {"linear_1.weight": weight, "linear_1.bias": self.linear_1.bias - weight @ self.mean,
+        """Weights of `LlavaMultiModalProjector`, summed in float64: the same ones on every machine."""
+        weight = self.linear_1.weight.double() / self.std.double()
+        bias = self.linear_1.bias.double() - weight @ self.mean.double()
+        return {"linear_1.weight": weight.float(), "linear_1.bias": bias.float(),
                 "linear_2.weight": self.linear_2.weight, "linear_2.bias": self.linear_2.bias}  # fmt: skip
 
 

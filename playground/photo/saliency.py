@@ -89,7 +89,7 @@ def main() -> None:
         raise SystemExit(f"error: {given.model}: no checkpoint. Run make checkpoint-photo")
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
-    model = AutoModelForImageTextToText.from_pretrained(given.model, dtype=torch.bfloat16).eval()
+    model = AutoModelForImageTextToText.from_pretrained(given.model).eval()
     rows, pictures = measure(model, AutoProcessor.from_pretrained(given.model), given.scenes, given.tokens)
     print(f"{pictures} pictures\n| saliency | {' | '.join(COLUMNS)} |\n|{'---|' * (1 + len(COLUMNS))}")
     for name in SCORES:

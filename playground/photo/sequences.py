@@ -7,6 +7,7 @@ blank, so that they are the same tokens as in a question.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import random
 from collections.abc import Iterable
@@ -62,8 +63,11 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same on a device."""
-        moved = {name: part.to(device) for name, part in vars(self).items() if isinstance(part, Tensor)}
-        return dataclasses.replace(self, **moved)
+        moved = copy.copy(self)
+        for name, part in vars(self).items():
+            if isinstance(part, Tensor):
+                setattr(moved, name, part.to(device))
+        return moved
 
     def mask(self, kind: torch.dtype) -> Tensor:
         """[B, 1, S, S], added to the scores of attention: 0 where a row is seen."""

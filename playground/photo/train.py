@@ -136,8 +136,8 @@ def evaluate(learner: Learner, side: int, scenes: int, size: int = 5) -> dict[st
     found: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for first in range(0, scenes, size):
         indices = range(first, min(first + size, scenes))
-        asked = [one_of_each(KINDS, "val", i) for i in indices]
-        batch = pack(asked, shards[0].shape[1], learner.encoder).to(device())
+        questions = [one_of_each(KINDS, "val", i) for i in indices]
+        batch = pack(questions, shards[0].shape[1], learner.encoder).to(device())
         with torch.no_grad():
             seen = learner.projector(take(shards, indices).to(device()).float())
         answers = right(learner.model.model, learner.model.lm_head, seen, batch)

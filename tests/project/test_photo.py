@@ -12,6 +12,7 @@ from PIL import Image, ImageDraw
 from torch import nn
 
 from llava_consensus.errors import DataError
+from playground.mini.styles import LETTER
 from playground.photo import align, catalogue, checkpoint, parts, questions, scenes, sequences, train
 from playground.photo.paths import WORK
 
@@ -83,6 +84,22 @@ def test_answers_are_true_of_the_scene() -> None:
                 assert questions.NUMBERS.index(made.answer) == len(view.items)
 
 
+def test_a_letter_names_the_right_option() -> None:
+    rng, groups = random.Random(0), set()
+    for index in range(300):
+        view = questions.PhotoView(scenes.scene("train", index))
+        if made := questions.write(view, "letter", rng):
+            options = dict(line.split(". ") for line in made.question.splitlines()[1:-1])
+            right, asks = options[made.answer], made.question.splitlines()[-1]
+            assert len(set(options.values())) == 4 and asks == LETTER
+            groups.add(made.group)
+            if made.group == "identity":
+                assert [option for option in options.values() if option in view.names] == [right]
+            elif made.group == "sign":
+                assert view.scene.sign and right == view.scene.sign.text.lower()
+    assert groups == set(questions.CHOICES)
+
+
 def test_questions_of_one_sequence_do_not_see_each_other() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -104,6 +121,17 @@ def test_questions_of_one_sequence_do_not_see_each_other() -> None:
         plain = torch.cat([model.model.embed_tokens(front), seen, model.model.embed_tokens(words)], 1)
         expected = model.model(inputs_embeds=plain).last_hidden_state[0][-int(here.sum()) :]
         assert torch.allclose(states[here], expected, atol=1e-12)
+
+
+def test_a_step_is_drawn_from_seed_and_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = [np.arange(train.SHARD, dtype=np.float16)[:, None, None].repeat(9, 1)]
+    monkeypatch.setattr(train, "opened", lambda split, side, scenes: shards)
+    stage = train.Stage(336, 0, 100, (1.0, 0.0), size=3)
+    first, again, other = (train.Steps(stage, seed, sequences.Encoder(Letters())) for seed in (0, 0, 1))
+    (seen, batch), (same, repeated) = first[40], again[40]
+    assert torch.equal(seen, same) and torch.equal(batch.ids, repeated.ids) and len(batch.asked) == 3
+    assert not torch.equal(first[41][0], seen) and not torch.equal(other[40][0], seen)
+    assert [stage.rate(step) for step in (0, 50, 100)] == [1 / 30, 0.5, 0.0]
 
 
 def test_the_merged_adapter_is_the_trained_one() -> None:
