@@ -45,7 +45,7 @@ from llava_consensus.paper import material, preset
 from llava_consensus.paper.claims import claims_table
 from llava_consensus.paper.study.tables import study_csv
 from llava_consensus.reduction.budget import budget
-from tools.photo import BENCHMARKS, FRONT, Photo, p_value
+from tools.photo import BENCHMARKS, Photo, p_value
 
 ROOT = Path(__file__).parents[1]
 MEASURED, PHOTO = Path("docs/measured.tar.xz"), Path("docs/measured-photo.tar.xz")
@@ -56,6 +56,7 @@ TEMPLATES = ("results.md", "paper.md", "positions.md", "efficiency.md")
 BESIDE = ("study.json", "scap.json", "bench.json", "bench-tradeoff.json")  # in the folder of an archive's other results
 FOLDERS = {MEASURED.name: "docs/paper", PHOTO.name: "docs/paper/photo"}
 TIMED = "llava-1.5-1b.json"  # in docs/efficiency
+ON_GPU = "llava-1.5-7b.json"  # there
 AGAINST = "against-official-mini.json"  # there
 SERVED = "serve-llava-1.5-0.1b.json"  # there
 WITNESS = "serve-witness.json"  # there: the same servers, asked by `vllm bench serve`
@@ -131,13 +132,17 @@ def pages(readme: Path) -> dict[str, str]:
     with unpacked() as out, unpacked(ROOT / PHOTO) as runs:
         photo, section = Photo(runs, ROOT / NAMED), of_preset(out)
         drawn = drawn_facts(section)
+        on_gpu = json.loads((ROOT / "docs/efficiency" / ON_GPU).read_text())
         given = {
             "photo": photo,
             "unseen": Photo(runs / "unseen", ROOT / NAMED_UNSEEN),
+            "second": Photo(runs / "seed1", ROOT / NAMED),
             "drawn": drawn,
             "claims": claims_table(material.read(runs, known()), {"drawn model": material.read(out, known())}),
             "against": against_table(ROOT / "docs/efficiency" / AGAINST),
             "timed": markdown(bench_tables(json.loads((ROOT / "docs/efficiency" / TIMED).read_text()))[0]),
+            "seven": {(row["method"], row["tokens"]): row for row in on_gpu["rows"]},
+            "gpu": on_gpu["machine"]["device"],
             "source": json.loads((ROOT / FOLDER / "sources.json").read_text("utf-8")),
             "level": f"{LEVEL:g} %",
             "significant": SIGNIFICANT,
@@ -148,7 +153,7 @@ def pages(readme: Path) -> dict[str, str]:
         found = {f"docs/{name}": made.get_template(name).render(given) for name in TEMPLATES}
         servers = Servers(json.loads((ROOT / "docs/efficiency" / SERVED).read_text()))
         spans = {"photo": photo.sentence, "time": first_token(), "served": servers.sentence}
-        text = with_table(readme, photo.scores_table(FRONT))
+        text = with_table(readme, photo.front_table())
         found["README.md"] = SPAN.sub(lambda span: span[1] + spans[span[2]] + span[3], text)
         witness = Servers(json.loads((ROOT / "docs/efficiency" / WITNESS).read_text()))
         found[SERVING] = with_table(readme.parent / SERVING, f"{servers.table}\n\n{witness.beside}")

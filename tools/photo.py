@@ -23,7 +23,7 @@ from llava_consensus.evaluation.report.stats import SIGNIFICANT, MeanDifference,
 
 NOT_RUN = "not run"
 SEEDS = 5
-BENCHMARKS = ("gqa", "pope", "vqav2")  # of tables; the model does not answer with boxes, so RefCOCO ranks nothing
+BENCHMARKS = ("gqa", "pope", "vqav2", "mmbench", "seed", "refcoco")  # of tables; it does not read, so no TextVQA
 WAYS = ("renumber", "keep")
 ROWS = {  # of the table, by the method of one word
     "consensusdrop": "ConsensusDrop",
@@ -131,23 +131,29 @@ class Photo:
         word = word_of(name, {key: getattr(made, key) for key in changed})
         return self.runs.get((benchmark, word, getattr(made, "positions", None), tokens or self.tokens))
 
+    def between(
+        self, first: str, second: str, benchmarks: Iterable[str]
+    ) -> tuple[list[tuple[Row, Row]], MeanDifference | None]:
+        """The runs of two methods on those of the benchmarks on which both were run, and their mean difference."""
+        pairs = [(self.run(name, first), self.run(name, second)) for name in benchmarks]
+        runs = [(one, other) for one, other in pairs if one is not None and other is not None]
+        tests = [test for one, other in runs if (test := compare(one, other)) is not None]
+        return runs, mean_difference(tests, [one.scale for one, _ in runs]) if tests else None
+
     @cached_property
     def named(self) -> list[Named]:
         """The comparisons that were named, Holm's correction over all of them, run or not."""
         found = []
         for one in self.plan["comparisons"]:
-            pairs = [(self.run(name, one["first"]), self.run(name, one["second"])) for name in one["benchmarks"]]
-            runs = [(first, second) for first, second in pairs if first is not None and second is not None]
-            tests = [test for first, second in runs if (test := compare(first, second)) is not None]
-            whole = len(tests) == len(pairs)
-            mean = mean_difference(tests, [first.scale for first, _ in runs]) if whole else None
-            found.append(Named(one["first"], one["second"], one["benchmarks"], runs, mean))
+            runs, mean = self.between(one["first"], one["second"], one["benchmarks"])
+            whole = len(runs) == len(one["benchmarks"])
+            found.append(Named(one["first"], one["second"], one["benchmarks"], runs, mean if whole else None))
         values = holm([1.0 if one.found is None or one.found.p is None else one.found.p for one in found])
         return [replace(one, corrected=p) for one, p in zip(found, values, strict=True)]
 
     def comparison(self, first: str, second: str, *benchmarks: str) -> Named:
-        """A named comparison."""
-        wanted = (first, second, list(benchmarks or ("gqa", "pope")))
+        """A named comparison, by default over the benchmarks of the first one."""
+        wanted = (first, second, list(benchmarks or self.plan["comparisons"][0]["benchmarks"]))
         return next(one for one in self.named if (one.first, one.second, one.benchmarks) == wanted)
 
     def compared(self, first: str, second: str, *benchmarks: str) -> str:
@@ -170,49 +176,57 @@ class Photo:
 
     @property
     def policies(self) -> str:
-        """What `pairs` say: how often keeping scored higher, and which differences are shown."""
-        shown = [
-            f"{self.words(method)} on {self.title(name)} with {tokens:g} tokens "
-            f"{signed(found.difference, found.bounds)}, {p_value(p)}"
-            for name, tokens, method, found, p in self.pairs
-            if p < SIGNIFICANT
+        """What `pairs` say of each benchmark and budget: methods, how many scored higher with kept positions, of how
+        many the difference is shown, and the differences.
+        """
+        places: dict[tuple[str, float], list[tuple[float, float]]] = {}
+        for name, tokens, _, found, p in self.pairs:
+            places.setdefault((name, tokens), []).append((found.difference, p))
+        lines = [
+            "| on | tokens | methods | higher | lower | shown | median | least to most |",
+            "|---" + "|--:" * 7 + "|",
         ]
-        higher = sum(found.difference > 0 for *_, found, _ in self.pairs)
-        said = f"in {higher} of {len(self.pairs)} pairs keeping scored higher"
-        return f"{said}; shown, with its corrected p, is {'; '.join(shown) or 'none'}"
+        for (name, tokens), pairs in places.items():
+            values = [value for value, _ in pairs]
+            signs = [sum(value > 0 for value in values), sum(value < 0 for value in values)]
+            shown = sum(p < SIGNIFICANT for _, p in pairs)
+            spread = f"{median(values):+.1f}", f"{min(values):+.1f} to {max(values):+.1f}"
+            cells = [self.title(name), f"{tokens:g}", len(pairs), *signs, shown, *spread]
+            lines.append(f"| {' | '.join(map(str, cells))} |")
+        return "\n".join(lines)
 
     @property
     def shown(self) -> list[Named]:
         """Those whose difference is shown."""
         return [one for one in self.named if one.verdict == "shown"]
 
-    @property
-    def named_table(self) -> str:
-        """The named comparisons with n, difference, exact p, p after the correction, and the verdict."""
-        head = (
-            f"| compared | on | questions (pictures) | difference, points | p | p (Holm, {len(self.named)}) | verdict |"
-        )
-        lines = [head, "|---|---|--:|--:|--:|--:|---|"]
+    def named_table(self, other: Photo) -> str:
+        """The named comparisons with n, difference, exact p, p after the correction, and the verdict; then the
+        difference on another seed of the model, over those of the benchmarks that were run there.
+        """
+        columns = f"difference, points | p | p (Holm, {len(self.named)}) | verdict | second seed, points"
+        lines = [f"| compared | on (pictures) | {columns} |", "|---|---|--:|--:|--:|---|--:|"]
         for one in self.named:
-            titles = " and ".join(self.title(name) for name in one.benchmarks)
-            asked = " and ".join(questions(first) for first, _ in one.runs) or "-"
+            n = {first.benchmark: f" ({first.pictures})" for first, _ in one.runs}
+            titles = ", ".join(self.title(name) + n.get(name, "") for name in one.benchmarks)
             cells = ["-"] * 3
             if one.found is not None:
                 p = [p_value(one.found.p), p_value(one.corrected)]
                 cells = [signed(one.found.difference, one.found.bounds), *p]
             words = f"{self.words(one.first)} less {self.words(one.second)}"
-            lines.append(f"| {' | '.join((words, titles, asked, *cells, one.verdict))} |")
+            _, again = other.between(one.first, one.second, one.benchmarks)
+            last = signed(again.difference, again.bounds) if again else "-"
+            lines.append(f"| {' | '.join((words, titles, *cells, one.verdict, last))} |")
         return "\n".join(lines)
 
-    def scores_table(self, methods: Iterable[str] = ROWS) -> str:
-        """Scores at the budget with intervals, positions renumbered and kept, of the methods that were run."""
-        names = [name for name in BENCHMARKS if any(key[0] == name for key in self.runs)]
+    def front_table(self) -> str:
+        """Scores at the budget with intervals, positions renumbered and kept, of some methods: README's."""
+        names = BENCHMARKS[:3]
         titles = [f"{self.title(name)} ({self.asked(name)})" for name in names]
         lines = ["| | " + " | ".join(titles) + " |", "|---" + "|--:" * len(names) + "|"]
         lines.append("| all tokens | " + " | ".join(score(self.run(name, FULL)) for name in names) + " |")
-        for method in methods:
-            cells = [self.both(name, method) for name in names]
-            lines += [f"| {ROWS[method]} | {' | '.join(cells)} |"] if any(cells) else []
+        for method in FRONT:
+            lines.append(f"| {ROWS[method]} | {' | '.join(self.both(name, method) for name in names)} |")
         return "\n".join(lines)
 
     def ways(self, benchmark: str, method: str, tokens: float | None = None) -> list[Row | None]:
@@ -227,24 +241,27 @@ class Photo:
         first, second = (score(run) if run else "" for run in self.ways(benchmark, method))
         return f"{first} → {second}".strip() if first or second else ""
 
-    def budgets_table(self) -> str:
-        """Scores at the other budgets, positions renumbered and kept, of what was run at several of them."""
-        peers = sorted((name, -tokens) for name, word, _, tokens in self.runs if word == "visionzip")  # not ablations
-        places = [(name, -tokens) for name, tokens in dict.fromkeys(peers) if -tokens != self.tokens]
-        if not places:
-            return "Other budgets were not run."
-        lines = ["| | " + " | ".join(f"{self.title(name)}, {tokens:g} tokens" for name, tokens in places) + " |"]
+    @property
+    def others(self) -> list[float]:
+        """The other budgets that peers were run at."""
+        return sorted({key[3] for key in self.runs if key[1] == "visionzip"} - {self.tokens}, reverse=True)
+
+    def table(self, *budgets: float) -> str:
+        """Scores at some budgets, positions renumbered and kept, of what was run at several places of the table."""
+        places = [(name, one) for name in BENCHMARKS for one in budgets if self.run(name, "visionzip", one)]
+        lines = ["| | " + " | ".join(f"{self.title(name)}, {one:g} tokens" for name, one in places) + " |"]
         lines.append("|---" + "|--:" * len(places) + "|")
         bounds = []
         for method, label in {FULL: NAMES[FULL], **ROWS}.items():
-            found = [self.ways(name, method, tokens) for name, tokens in places]
+            found = [self.ways(name, method, one) for name, one in places]
             bounds += [run.bounds for pair in found for run in pair if run and run.bounds]
             cells = [" → ".join(plain_score(run) for run in pair).strip() if any(pair) else "" for pair in found]
             lines += [f"| {label} | {' | '.join(cells)} |"] if sum(map(bool, cells)) > 1 else []
         halves = sorted((high - low) / 2 for low, high in bounds)
         return (
             "\n".join(lines)
-            + f"\n\nHalf of an interval is {halves[0]:.1f} to {halves[-1]:.1f} points ([csv](results.csv))."
+            + f"\n\nHalf of an interval is {halves[0]:.1f} to {halves[-1]:.1f} points, its median {median(halves):.1f} "
+            "([csv](results.csv))."
         )
 
     def order(self, benchmark: str) -> str:
@@ -290,12 +307,11 @@ class Photo:
     @property
     def plus(self) -> str:
         """What the comparisons of positions say of the name `consensusdrop+`."""
-        gains = [
-            f"{self.title(name)} with {tokens:g} tokens"
-            for name, tokens, method, found, p in self.pairs
-            if method == "consensusdrop" and p < SIGNIFICANT and found.difference > 0
-        ]
-        said = f"its gain is shown on {' and '.join(gains)} alone" if gains else "no gain of it is shown here"
+        own = [(found.difference, p) for *_, method, found, p in self.pairs if method == "consensusdrop"]
+        gains = sum(p < SIGNIFICANT and difference > 0 for difference, p in own)
+        said = (
+            f"its gain is shown at {gains} of {len(own)} benchmarks and budgets" if gains else "no gain of it is shown"
+        )
         return f"is `positions=keep` under another name: {said}, so take it as an option to try"
 
     @property
@@ -332,11 +348,6 @@ def word_of(method: str, options: Mapping[str, Any]) -> str:
     """A method with options as one word."""
     rest = ",".join(f"{key}={options[key]}" for key in sorted(options))
     return f"{method}:{rest}" if rest else method
-
-
-def questions(row: Row) -> str:
-    """Numbers of questions and pictures of a run."""
-    return f"{(row.metrics or {}).get('questions')} ({row.pictures})"
 
 
 def score(row: Row | None) -> str:
