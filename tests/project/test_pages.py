@@ -107,7 +107,7 @@ def test_results_are_kept_in_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_comparisons_were_named_before_their_runs() -> None:
-    """The files may not change any more: Holm's correction is over what they named."""
-    for file, count, tokens in ((pages.NAMED, 12, 64), (pages.NAMED_UNSEEN, 5, 32)):
+    """The files may not change after the first run of their model: Holm's correction is over what they named."""
+    for file, count, tokens in ((pages.NAMED, 14, 64), (pages.NAMED_UNSEEN, 5, 32)):
         plan = json.loads((pages.ROOT / file).read_text("utf-8"))
         assert len(plan["comparisons"]) == count and plan["tokens"] == tokens and plan["sample"] == 300
