@@ -15,6 +15,7 @@ from llava_consensus.hosts.base import Heads, Overlay
 from llava_consensus.hosts.caches import CACHE, cache_given
 from llava_consensus.hosts.call import Shadow, current_call, named, names_of
 from llava_consensus.hosts.decoders import LlamaDecoder
+from llava_consensus.hosts.derived.memory import recalled, remember, state_of
 from llava_consensus.hosts.derived.tap import (
     KernelCall,
     Left,
@@ -22,6 +23,7 @@ from llava_consensus.hosts.derived.tap import (
     attention_modules,
     heads_of,
     install,
+    modules_of,
     recording,
 )
 
@@ -147,7 +149,8 @@ class TapDecoder(LlamaDecoder):
     def check_attention(self, cut: bool, read: bool) -> None:
         """Holds the first layer of each kind, on a few rows of noise, to what is read of it: it gets the positions as
         they are made here, and its kernel does softmax of queries and keys. Twins of the modules run, so that no hook
-        fires, no mode changes and no number is drawn. Weights that are not there are taken on trust.
+        fires, no mode changes and no number is drawn. Weights that are not there are taken on trust, and what was found
+        of a model that is still what it was is remembered (`memory`).
 
         Args:
             cut: whether rows leave between layers: then every kind of layer is tried, and none may mix rows but by
@@ -162,28 +165,36 @@ class TapDecoder(LlamaDecoder):
         weights = list(self.layers[0].parameters())
         if any(weight.is_meta or not weight.numel() for weight in weights):
             return
+        tried = self._to_try(cut)
+        others = [layer for index, layer in enumerate(self.layers) if index not in tried]
+        purpose = (type(self), self.axes, self._unturned, self.embedding_scale, *tried, read)
+        state = state_of(modules_of(self.module, others))
+        known = recalled(self.module, purpose, state)
+        if known is not None:
+            self._idle.update(known)
+            return
         like = next(weight for weight in weights if weight.is_floating_point())
         size = self.module.config.hidden_size
         noise = torch.randn(
             1, TRIED_ROWS, size, generator=torch.Generator().manual_seed(0), device="cpu", dtype=torch.float32
         )
         embeds = (EMBEDDED * noise).to(like.device, like.dtype)
-        self.check_layers(cut, {"inputs_embeds": embeds}, embeds * self.embedding_scale, read)
+        self._try_layers(tried, {"inputs_embeds": embeds}, embeds * self.embedding_scale, read)
+        remember(self.module, purpose, state, dict(self._idle))
 
-    @torch.no_grad()
-    def check_layers(
-        self, cut: bool, call: Mapping[str, Any], entering: Tensor | None = None, read: bool = False
-    ) -> None:
-        """`check_attention` by a call of the language model.
+    def check_layers(self, cut: bool, call: Mapping[str, Any]) -> None:
+        """`check_attention` by a call of the language model, of which queries and keys are only observed.
 
         Args:
             cut: whether rows leave between layers.
             call: its arguments.
-            entering: [R, S, D] what should enter the first layer, where that is known.
-            read: as in `check_attention`.
         Raises:
             OptionError: the language model works in another way.
         """
+        self._try_layers(self._to_try(cut), call)
+
+    def _to_try(self, cut: bool) -> list[int]:
+        """Numbers of the first layers of each kind."""
         if cut and any(isinstance(one, nn.Conv1d) for layer in self.layers for one in layer.modules()):
             raise self._other("its layers mix rows by a convolution too")
         if cut and getattr(self.module.config, "num_kv_shared_layers", None):
@@ -194,8 +205,23 @@ class TapDecoder(LlamaDecoder):
             if module is None:
                 raise self._other(f"layer {index} hands no queries and keys to an attention kernel")
             tried.setdefault((kind_of(module), self.at(index).kind), index)
+        return list(tried.values())
+
+    @torch.no_grad()
+    def _try_layers(
+        self, tried: list[int], call: Mapping[str, Any], entering: Tensor | None = None, read: bool = False
+    ) -> None:
+        """Runs these layers in a call of the language model.
+
+        Args:
+            call: its arguments.
+            entering: [R, S, D] what should enter the first layer, where that is known.
+            read: as in `check_attention`.
+        Raises:
+            OptionError: the language model works in another way.
+        """
         try:
-            for index, what, difference in self._layer_differences(list(tried.values()), call, entering, read):
+            for index, what, difference in self._layer_differences(tried, call, entering, read):
                 if not difference <= room_of(call["inputs_embeds"]):
                     raise self._other(f"{what} of layer {index} differs by {difference:.2g} of its size")
         except OptionError:

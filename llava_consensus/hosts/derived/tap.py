@@ -79,9 +79,13 @@ class _Recording(NamedTuple):
 _RECORDING: ContextVar[_Recording | None] = ContextVar("llava_consensus_recording", default=None)
 
 
-def modules_of(model: nn.Module) -> Iterator[nn.Module]:
-    """A module and all below it, in the order of `modules()`, which hands each up through all that are above it."""
-    seen, following = set[int](), [model]
+def modules_of(model: nn.Module, without: Iterable[nn.Module] = ()) -> Iterator[nn.Module]:
+    """A module and all below it, in the order of `modules()`, which hands each up through all that are above it.
+
+    Args:
+        without: modules that are left out, with all below them.
+    """
+    seen, following = set(map(id, without)), [model]
     while following:
         module = following.pop()
         if id(module) not in seen:
@@ -92,13 +96,16 @@ def modules_of(model: nn.Module) -> Iterator[nn.Module]:
 
 def attention_modules(model: nn.Module) -> Iterator[nn.Module]:
     """Modules that may look up a kernel, in order."""
-    for module in modules_of(model):
-        if (
-            "Attention" in type(module).__name__
-            and not isinstance(module, transformers.PreTrainedModel)
-            and hasattr(getattr(module, "config", None), NAME)
-        ):
-            yield module
+    return filter(attends, modules_of(model))
+
+
+def attends(module: nn.Module) -> bool:
+    """Whether a module may look up a kernel."""
+    return (
+        "Attention" in type(module).__name__
+        and not isinstance(module, transformers.PreTrainedModel)
+        and hasattr(getattr(module, "config", None), NAME)
+    )
 
 
 def install(modules: Iterable[nn.Module], observe: Callable[[KernelCall], None] | None = None) -> list[Shadow]:
@@ -194,8 +201,7 @@ def _tapped(
     if active is not None and active.leaves:
         active.calls.append(KernelCall(module, query, key, value, attention_mask, options, None))
         raise Left
-    library, eager = _library(module.__class__)
-    kernel = library.ALL_ATTENTION_FUNCTIONS.get_interface(str(getattr(own, NAME)), getattr(library, eager, None))
+    kernel = kernel_of(module, own)
     # with the configuration it had: flash kernels read `module.config` themselves
     output = kernel(Overlay(module, config=own), query, key, value, attention_mask, *args, **options)
     if observe is not None:
@@ -211,6 +217,12 @@ def _tapped(
         output = (result, *output[1:])
         active.calls.append(KernelCall(module, query, key, value, attention_mask, options, result))
     return output
+
+
+def kernel_of(module: Any, config: Any) -> Any:
+    """The attention kernel that a module of this configuration looks up."""
+    library, eager = _library(module.__class__)
+    return library.ALL_ATTENTION_FUNCTIONS.get_interface(str(getattr(config, NAME)), getattr(library, eager, None))
 
 
 def heads_of(call: KernelCall, row: Tensor, columns: Tensor) -> Heads:
