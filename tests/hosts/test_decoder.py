@@ -14,10 +14,11 @@ from prompts import ANYRES, batch, row, tiles
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.cut_forward import BatchRows, text_of
+from llava_consensus.hosts.cut_forward import BatchRows, note_choice, text_of
 from llava_consensus.hosts.llava import PREPARE
 from llava_consensus.methods import METHODS, make
 from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.decoder import Chosen
 from llava_consensus.reduction.method import Place
 
 MAJOR = int(transformers.__version__.split(".")[0])
@@ -241,3 +242,12 @@ def test_for_a_row_that_was_cut_away_the_last_one_before_it_asks() -> None:
     assert places.tolist() == [[1, 3, 5, 6], [6, 0, 0, 0]]
     assert now.tolist() == [[1, 1, 2, 3], [3, 0, 0, 0]]
     assert asked.tolist() == [[True] * 4, [True, False, False, False]]
+
+
+def test_tokens_that_an_earlier_cut_dropped_go_into_no_merged_one() -> None:
+    places, one = torch.tensor([10, 11, 12, 13, 14]), torch.tensor([[2]])
+    picture: Any = SimpleNamespace(unit=SimpleNamespace(places=places))
+    chosen = Chosen(torch.tensor([[0]]), torch.zeros(1, 1, 4), one, joined=torch.tensor([[-1, 0, 0]]))
+    note_choice(picture, places[[0, 2, 4]], chosen, 0)
+    assert (picture.left, picture.merged, picture.centres.tolist()) == (2, 1, [4])
+    assert picture.joined.tolist() == [-1, -1, 0, -1, 0]

@@ -285,6 +285,15 @@ def test_a_token_of_a_resized_map_counts_as_the_patch_in_its_middle(seen: list[A
     assert torch.equal(row, middle[:, None].expand(5, 5)) and torch.equal(column, middle.expand(5, 5))
 
 
+@pytest.mark.parametrize("name", ["llava_next_video video", "llava_onevision video"])
+@torch.no_grad()
+def test_a_pooled_frame_has_the_grid_of_its_tokens(name: str, seen: list[Any]) -> None:
+    tiny = Tiny(name)
+    with tiny.attach():
+        tiny.model(**tiny.one(0))
+    assert [tokens.side**2 for tokens in seen] == [len(tokens.members) for tokens in seen] and seen
+
+
 MIXED = {"qwen2_5_vl": "qwen2_5_vl video", "qwen3_vl": "qwen3_vl video", "video_llava": "video_llava video"}
 MIXED |= {"llava_onevision": "llava_onevision video", "llava_next_video": "llava_next_video video"}
 

@@ -209,3 +209,13 @@ def test_patches_are_numbered_as_the_views_lie(tower_folder: Path, tile_budget: 
         line, column = divmod(cell, 8 if view == 0 else 4)
         number = 0 if view < 0 else 1 + line // 4 * 2 + column // 4
         assert ((tile == number) & (token == line % 4 * 4 + column % 4)).sum() == 1
+
+
+@torch.no_grad()
+def test_a_dropped_patch_is_in_no_slot(tower_folder: Path) -> None:
+    model = tiny_llava(tower_folder)
+    with attach(model, "divprune", 5) as attached:
+        model(batch(row(1))[0], images=tiles(1))
+    found = patches(attached.outcomes[0], 4, 0)
+    assert len(found.kept) == 5 and len(found.owner) == 16
+    assert [place for place, slot in enumerate(found.owner) if slot >= 0] == found.kept
