@@ -40,7 +40,7 @@ _NAMES = (
 )
 HOSTS = (
     *(f"tests/hosts/test_{name}.py" for name in _NAMES),
-    *("tests/evaluation/report/test_overlay.py", "tests/project/test_mini_model.py"),
+    *("tests/evaluation/report/test_overlay.py", "tests/project/test_mini_model.py", "tests/methods/test_cdpruner.py"),
 )
 PLACES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # files of each place, and the tests that hold them
     "reduction": (("reduction/*.py",), MATHS),

@@ -241,6 +241,22 @@ def test_frames_of_a_video_are_scaled_as_if_each_were_alone(clip_folder: SimpleN
             assert torch.allclose(frame.fused, alone.fused, atol=1e-5) and torch.equal(frame.kept, alone.kept)
 
 
+@torch.no_grad()
+def test_pictures_of_a_prompt_are_scaled_by_what_unpadding_leaves_of_each(clip_folder: SimpleNamespace) -> None:
+    model = tiny_llava(clip_folder.folder, **ANYRES, mm_patch_merge_type="spatial_unpad")
+    (together, _), (single, _) = batch(row(5, images=2)), batch(row(5))
+    images, sizes = [tiles(5), tiles(5, 3)], [(100, 60), (100, 100)]
+    with attach(model, "cdpruner", tokens=12, tile_budget="global") as attached:
+        with attached.asking(["where is it?"]):
+            model(together, images=images, image_sizes=sizes)
+        found = [outcome.reductions[0][1].fused for outcome in attached.outcomes]
+        for one, image, size in zip(found, images, sizes, strict=True):
+            with attached.asking(["where is it?"]):
+                model(single, images=[image], image_sizes=[size])
+            assert torch.allclose(one, attached.outcomes[0].reductions[0][1].fused, atol=1e-5)
+            assert float(one.max()) == pytest.approx(1, abs=1e-5)  # by a token that is there
+
+
 def test_what_it_needs_is_said_when_it_is_missing(tower_folder: Path, clip_folder: SimpleNamespace) -> None:
     with pytest.raises(OptionError, match=r"is a vision model alone.*Use a checkpoint"):
         attach(tiny_llava(tower_folder), "cdpruner", tokens=6)

@@ -10,7 +10,7 @@ import pytest
 import llava_consensus
 from llava_consensus.errors import MissingDependency, OptionError
 from llava_consensus.methods import METHODS, make
-from llava_consensus.reduction.budget import MOST
+from llava_consensus.reduction.budget import MOST, Auto, Budget, Share
 from llava_consensus.reduction.method import Place
 from llava_consensus.serving import supported
 from llava_consensus.serving.setting import Setting, asked, asked_total, check_keys, config_of, further, of_config
@@ -61,6 +61,10 @@ def test_bad_budgets_of_requests_are_refused(value: object) -> None:
     if value is not None:
         with pytest.raises(OptionError, match=re.escape(f"visual_tokens_total={value!r}")):
             asked_total(value, None)
+
+
+def test_budgets_of_requests_are_numbers_shares_or_auto() -> None:
+    assert [asked(value) for value in (64, 0.5, "auto")] == [Budget(64), Share(0.5), Auto()]
 
 
 def test_a_request_bounds_its_prompt_within_the_servers_bound() -> None:

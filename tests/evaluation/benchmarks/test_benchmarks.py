@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -236,7 +237,9 @@ def test_mme_results_folder_is_what_the_official_tool_reads(data: Path, tmp_path
     text = (tmp_path / "out" / "scene.txt").read_text()
     assert text.splitlines()[2] == "0002.txt\tIs 2 red?  Please answer yes or no.\tYes\tYes"
     again = make("mme").read(tmp_path / "out", data)
-    assert make("mme").score(again, data)["perception"] == 100.0
+    report = make("mme").score(again, data)
+    assert report["perception"] == 100.0
+    assert [one["correct"] for one in sorted(report["extracted"], key=itemgetter("index"))] == [True, False] * 4
     with pytest.raises(DataError, match="1 question without an answer"):
         export(records[1:], data, tmp_path / "out2")
     with pytest.raises(DataError, match="a tab or a line feed"):
