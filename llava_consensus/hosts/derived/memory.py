@@ -1,9 +1,10 @@
-"""What was proved of a model, remembered as long as the model lasts and is what it was.
+"""Memory of proofs about a model, kept as long as the model lives and has not changed.
 
-A proof runs a model's own modules, which takes longer than the rest of `attach`. What it depends on is looked at every
-time: modules, what each has and its class runs, weights and buffers, configurations and kernels. Where one of these is
-another, the proof is made anew. A weight is another one by its place, its format or its version, which every operation
-on it raises; numbers that are written in place through `.data` alone leave no trace, and change no way of working.
+A proof runs a model's own modules, which takes longer than the rest of `attach`. Everything it depends on is compared
+every time: modules, their attributes and forwards, parameters and buffers, configurations and kernels; after any change
+the proof is made anew. A parameter has changed where its storage, format or version differs, and every operation in
+place raises the version. Two things are not seen: numbers written through `.data`, which leave no trace and change no
+code, and functions that a forward reaches through another one.
 """
 
 import inspect
@@ -26,10 +27,10 @@ _PROVED: WeakKeyDictionary[nn.Module, dict[Any, tuple["State", Any]]] = WeakKeyD
 
 
 class State(NamedTuple):
-    """What a proof depends on."""
+    """Everything a proof depends on."""
 
     told: list[Any]  # in order; objects by their ids
-    held: list[Any]  # weak references to these: ids are theirs as long as they live
+    held: list[Any]  # weak references to those objects: an id is theirs as long as they live
 
     def lasts(self, now: "State") -> bool:
         """Whether all of it is still there, and the same."""
@@ -37,7 +38,7 @@ class State(NamedTuple):
 
 
 class _Teller:
-    """Notes what values are: plain ones and containers by what they hold, all others by identity."""
+    """Writer of a State: plain values and containers by their contents, all others by identity."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -54,7 +55,7 @@ class _Teller:
         return True
 
     def values(self, values: Iterable[Any]) -> None:
-        """Notes what several values are."""
+        """Notes several values."""
         told = self.told
         for value in values:
             kind = type(value)
@@ -96,7 +97,7 @@ class _Teller:
 
 
 def state_of(modules: Iterable[nn.Module]) -> State | None:
-    """What these modules are now; None where one does not tell."""
+    """State of these modules; None where one cannot be told."""
     teller, kinds = _Teller(), dict[type, None]()
     try:
         for module in modules:
@@ -112,12 +113,12 @@ def state_of(modules: Iterable[nn.Module]) -> State | None:
 
 
 def recalled(model: nn.Module, purpose: Any, state: State | None) -> Any:
-    """What was remembered of a model that is still in this state; None for nothing."""
+    """Result that was remembered of a model in this state; None without one."""
     before, found = _PROVED.get(model, {}).get(purpose, (None, None))
     return found if before is not None and state is not None and before.lasts(state) else None
 
 
 def remember(model: nn.Module, purpose: Any, state: State | None, found: Any) -> None:
-    """Remembers what a proof of a model in this state found."""
+    """Remembers the result of a proof of a model in this state."""
     if state is not None:
         _PROVED.setdefault(model, {})[purpose] = state, found
