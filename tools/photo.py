@@ -134,11 +134,15 @@ class Photo:
     def between(
         self, first: str, second: str, benchmarks: Iterable[str]
     ) -> tuple[list[tuple[Row, Row]], MeanDifference | None]:
-        """The runs of two methods on those of the benchmarks on which both were run, and their mean difference."""
+        """The runs of two methods that can be compared, one pair for each of the benchmarks, and their mean
+        difference.
+        """
         pairs = [(self.run(name, first), self.run(name, second)) for name in benchmarks]
         runs = [(one, other) for one, other in pairs if one is not None and other is not None]
-        tests = [test for one, other in runs if (test := compare(one, other)) is not None]
-        return runs, mean_difference(tests, [one.scale for one, _ in runs]) if tests else None
+        tested = [(pair, test) for pair in runs if (test := compare(*pair)) is not None]
+        found = [pair for pair, _ in tested]
+        mean = mean_difference([test for _, test in tested], [one.scale for one, _ in found]) if tested else None
+        return found, mean
 
     @cached_property
     def named(self) -> list[Named]:
@@ -194,11 +198,6 @@ class Photo:
             cells = [self.title(name), f"{tokens:g}", len(pairs), *signs, shown, *spread]
             lines.append(f"| {' | '.join(map(str, cells))} |")
         return "\n".join(lines)
-
-    @property
-    def shown(self) -> list[Named]:
-        """Those whose difference is shown."""
-        return [one for one in self.named if one.verdict == "shown"]
 
     def named_table(self, other: Photo) -> str:
         """The named comparisons with n, difference, exact p, p after the correction, and the verdict; then the
