@@ -7,7 +7,6 @@ as what the cache holds, ask `get_query_offset` and the layers.
 import functools
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 
