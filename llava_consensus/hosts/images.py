@@ -1,0 +1,240 @@
+"""Which placeholders of a prompt are one image, and which of its tiles: the only thing a model family must say of itself.
+
+`TABLE` says for each `model_type` how its processor groups placeholders. For any other type each run is one image. All
+of this is numpy on the CPU, so that a prefill launches nothing for it.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Integers = NDArray[np.int64]
+
+STRUCTURAL = -1  # token of rows that are never candidates (newlines, class tokens)
+
+
+class Image(NamedTuple):
+    """The rows of one image (or video) in a batch of prompts."""
+
+    row: int  # batch index
+    places: Integers  # [n] columns of the prompt
+    tile: Integers  # [n] tile, or frame, of each row
+    token: Integers  # [n] token of that tile; STRUCTURAL for rows that are no candidates
+    tiles: int
+    video: bool
+    first: int  # number of its first tile among those of its modality
+
+
+class Call(NamedTuple):
+    """Input of a family's entry."""
+
+    base: Any  # the module with `get_image_features`
+    inputs: dict[str, Any]  # arguments of the encoder
+    ids: Integers  # [R, S]
+    here: NDArray[np.bool_]  # [R, S] placeholders of the modality
+    modality: str
+    pixels: Tensor
+
+
+def runs(call: Call) -> list[tuple[int, int, int]]:
+    """Row, start and length of every unbroken run of placeholders."""
+    edges = np.diff(np.pad(call.here.astype(np.int8), ((0, 0), (1, 1))), axis=1)
+    starts, stops = np.argwhere(edges == 1).tolist(), np.argwhere(edges == -1).tolist()
+    return [(row, start, stop - start) for (row, start), (_, stop) in zip(starts, stops, strict=True)]
+
+
+def numbers(value: Any) -> Integers:
+    """A tensor or list of whole numbers on the CPU."""
+    return value.cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+
+
+# Entries: the sizes of the tiles of each image, in the order of the prompts.
+
+
+def one_run(call: Call) -> list[Any]:
+    """Each run is one image."""
+    return [[length] for _, _, length in runs(call)]
+
+
+def equal(call: Call) -> list[Any]:
+    """LLaVA, Gemma 3: every image has as many tokens."""
+    count = len(call.pixels)
+    return [[int(call.here.sum()) // count]] * count
+
+
+def by_grid(call: Call) -> list[Any]:
+    """Qwen-VL, GLM-4V: time x height x width patches; each time step is a tile."""
+    grid = numbers(call.inputs[f"{call.modality}_grid_thw"])
+    merged = int(grid.prod(1).sum()) // int(call.here.sum())
+    return [[height * width // merged] * time for time, height, width in grid.tolist()]
+
+
+def by_size(call: Call) -> list[Any]:
+    """Pixtral, Mistral 3: as many tokens as the pixels need."""
+    area = numbers(call.inputs["image_sizes"]).prod(1)
+    each = int(area.sum()) // int(call.here.sum())
+    return [[int(one) // each] for one in area]
+
+
+def _tile(call: Call) -> int:
+    tiles = call.pixels.flatten(0, -4)
+    return int(call.here.sum()) // int((tiles != 0).flatten(1).any(1).sum())
+
+
+def run_of_tiles(call: Call) -> list[Any]:
+    """InternVL: the tiles of an image follow each other."""
+    size = _tile(call)
+    return [[size] * (length // size) for _, _, length in runs(call)]
+
+
+def tagged(call: Call) -> list[Any]:
+    """SmolVLM, Idefics 3, Aya: a tag in front of each tile; the whole view ends an image."""
+    images, waiting, found = [], 0, runs(call)
+    last = {row: int(call.ids[row, start - 1]) for row, start, _ in found}
+    for row, start, length in found:
+        waiting += 1
+        if int(call.ids[row, start - 1]) == last[row]:
+            images, waiting = [*images, [length] * waiting], 0
+    return images
+
+
+def spaced(call: Call) -> list[Any]:
+    """Command A Vision, Ovis 2: one word between the tiles of an image."""
+    images: list[Any] = []
+    follows = None
+    for row, start, length in runs(call):
+        if (row, start) == follows:
+            images[-1].append(length)
+        else:
+            images.append([length])
+        follows = row, start + length + 1
+    return images
+
+
+def frames(call: Call) -> list[Any]:
+    """LLaVA-NeXT-Video, OneVision: equal frames; what is left over is a newline."""
+    count, number = call.pixels.shape[:2]
+    size = int(call.here.sum()) // count
+    return [[size // number] * number + [STRUCTURAL] * (size % number)] * count
+
+
+def with_class(call: Call) -> list[Any]:
+    """Video-LLaVA: the class token of each frame is in front of its patches."""
+    return [[(STRUCTURAL, size - 1) for size in own] for own in frames(call)]
+
+
+def anyres(call: Call) -> list[Any]:
+    """LLaVA-NeXT, OneVision: the model's own packing, given coordinates in place of features."""
+    base, vision, family = call.base, call.base.config.vision_config, import_module(type(call.base).__module__)
+    side, found = vision.image_size // vision.patch_size, []
+    patch = torch.arange(side**2)
+    more = {"vision_feature_select_strategy": base.config.vision_feature_select_strategy}
+    if hasattr(base.config, "vision_aspect_ratio"):
+        more = {"vision_aspect_ratio": call.inputs.get("vision_aspect_ratio") or base.config.vision_aspect_ratio}
+    for size in torch.from_numpy(numbers(call.inputs["image_sizes"])):
+        pins = base.config.image_grid_pinpoints
+        count = family.image_size_to_num_patches(size, pins, vision.image_size)
+        across = int(family.get_anyres_image_grid_shape(size, pins, vision.image_size)[1])
+        tile = torch.arange(count)[:, None]
+        row = (tile - 1).clamp_min(0) // across * side + patch // side
+        column = (tile - 1).clamp_min(0) % across * side + patch % side
+        where = torch.stack((row, column, (tile > 0).expand_as(row)), -1).float()
+        packed = type(base).pack_image_features(base, [where], size[None], image_newline=torch.full((3,), -9.0), **more)
+        row, column, grid = packed[0][0].round().long().unbind(-1)
+        tile = torch.where(grid > 0, 1 + row // side * across + column // side, 0)
+        token = torch.where(grid < 0, STRUCTURAL, row % side * side + column % side)
+        found.append((tile.numpy(), token.numpy(), count))
+    return found
+
+
+class Family(NamedTuple):
+    """How a family's processor writes images."""
+
+    image: Callable[[Call], list[Any]] = one_run
+    video: Callable[[Call], list[Any]] = by_grid
+    around: tuple[int, int] = (0, 0)  # markers that the processor puts in front of and behind each image
+    projects: bool = False  # whether `multi_modal_projector` takes patch by patch (VisionZip, PruMerge project anew)
+    mapped: bool = False  # whether tiles must be found by the map of patches (`tower.py`)
+
+
+GRID = Family(by_grid, around=(1, 1))
+TABLE = {
+    "llava": Family(equal, projects=True),
+    **dict.fromkeys(("llava_llama", "llava_mistral"), Family(projects=True)),  # official LLaVA
+    "pixtral": Family(by_size, around=(0, 1)),  # a LLaVA over Pixtral
+    "mistral3": Family(by_size, around=(0, 1)),
+    "llava_next": Family(anyres, projects=True),
+    "llava_next_video": Family(anyres, frames, projects=True),
+    "llava_onevision": Family(anyres, frames, projects=True),
+    "video_llava": Family(equal, with_class, projects=True),
+    "internvl": Family(run_of_tiles, around=(1, 1)),
+    "smolvlm": Family(tagged, around=(2, 1)),
+    "idefics3": Family(tagged, around=(2, 1)),
+    "aya_vision": Family(tagged, around=(2, 1)),
+    "cohere2_vision": Family(spaced, around=(1, 2)),
+    "ovis2": Family(spaced, around=(1, 1)),
+    "gemma3": Family(equal, around=(1, 1)),
+    "paligemma": Family(equal),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe"), GRID),
+}
+UNKNOWN = Family(mapped=True)  # a run of placeholders is an image
+
+
+def family_of(config: Any) -> Family:
+    """The entry of a model's type."""
+    kind = config.model_type
+    if kind == "llava" and config.vision_config.model_type == "pixtral":
+        kind = "pixtral"
+    return TABLE.get(kind, UNKNOWN)
+
+
+PIXELS = {"image": ("pixel_values", "pixel_values_images"), "video": ("pixel_values_videos",)}
+
+
+def images_of(base: Any, config: Any, encoded: dict[str, Any], ids: Integers) -> list[tuple[list[Image], int]]:
+    """Images of prompts [R, S] for each modality of `encoded`, and the number of beams of each prompt. Batch indices
+    count prompts, not beams.
+    """
+    family, found = family_of(config), []
+    for modality, record in encoded.items():
+        pixels = next(record.inputs[name] for name in PIXELS[modality] if record.inputs.get(name) is not None)
+        here = ids == getattr(config, f"{modality}_token_id", None)
+        if not here.any():
+            here = ids == config.image_token_id  # GLM-4V has one placeholder for both
+        count = int(here.sum())
+        beams = max(count // (record.count or count), 1)  # prompts are next to their copies
+        call = Call(base, record.inputs, ids[::beams], here[::beams], modality, pixels)
+        where, start, first = np.argwhere(call.here), 0, 0
+        images: list[Image] = []
+        for tiles in getattr(family, modality)(call):
+            tile, token, number = tiles if isinstance(tiles, tuple) else _of_tiles(tiles)
+            own = where[start : start + len(tile)]
+            images.append(Image(int(own[0, 0]), own[:, 1], tile, token, number, modality == "video", first))
+            start, first = start + len(tile), first + number
+        if start != len(where) or start != (record.count or start):
+            raise ValueError(
+                f"{len(where)} placeholders, and the {modality}s make {record.count} rows: truncate nothing"
+            )
+        found.append((images, beams))
+    return found
+
+
+def _of_tiles(sizes: list[Any]) -> tuple[Integers, Integers, int]:
+    """Tile and token of each row of an image whose tiles follow each other."""
+    tile: list[Any] = []
+    token: list[Any] = []
+    count = 0
+    for size in sizes:
+        if size == STRUCTURAL:
+            tile, token = [*tile, [max(count - 1, 0)]], [*token, [STRUCTURAL]]
+            continue
+        front, size = (1, size[1]) if isinstance(size, tuple) else (0, size)
+        tile.append(np.full(front + size, count))
+        token += [np.full(front, STRUCTURAL), np.arange(size)]
+        count += 1
+    return np.concatenate(tile), np.concatenate(token).astype(np.int64), count

@@ -1,0 +1,105 @@
+"""Reading queries and keys where an attention module hands them to its kernel.
+
+Every attention module of transformers 5 asks `ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)` for its kernel in
+each forward. While at least one thread records, that method returns a wrapper; otherwise the library is untouched (so
+torch.compile, and every forward that is not a prefill, see nothing of this).
+"""
+
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+_LOCK = threading.Lock()
+_SPIES: dict[int, Callable[..., Any]] = {}  # by thread; a forward runs in one
+_PLAIN = AttentionInterface.get_interface
+
+
+class KernelCall(NamedTuple):
+    """One call of an attention kernel: queries and keys are rotated, and not scaled."""
+
+    module: nn.Module
+    query: Tensor  # [B, H, S, d]
+    key: Tensor  # [B, H_kv, S, d]
+    mask: Any
+    options: dict[str, Any]  # scaling, softcap, cu_seq_lens_q, ...
+    output: Tensor | None  # [B, S, H, d_v]
+
+    @property
+    def scale(self) -> float:
+        scaling = self.options.get("scaling")
+        return self.query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+
+
+class EarlyExit(Exception):
+    """Ends a forward of which no more is needed."""
+
+
+def _get_interface(self: AttentionInterface, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
+    kernel, spy = _PLAIN(self, name, default), _SPIES.get(threading.get_ident())
+    return kernel if spy is None else partial(spy, kernel)
+
+
+def start(spy: Callable[..., Any]) -> Callable[..., Any] | None:
+    """Route this thread's kernel calls through `spy(kernel, module, q, k, v, mask, *args, **options)`."""
+    with _LOCK:
+        before = _SPIES.get(threading.get_ident())
+        _SPIES[threading.get_ident()] = spy
+        AttentionInterface.get_interface = _get_interface
+    return before
+
+
+def stop(before: Callable[..., Any] | None = None) -> None:
+    """Back to `before`; with the last recording of all threads the library has its own method again."""
+    with _LOCK:
+        _SPIES.pop(threading.get_ident(), None)
+        if before is not None:
+            _SPIES[threading.get_ident()] = before
+        if not _SPIES:
+            AttentionInterface.get_interface = _PLAIN
+
+
+@contextmanager
+def spying(spy: Callable[..., Any]):
+    before = start(spy)
+    try:
+        yield
+    finally:
+        stop(before)
+
+
+@torch.no_grad()
+def first_attention(decoder: nn.Module, arguments: dict[str, Any]) -> KernelCall:
+    """Queries and keys of the decoder's first attention layer (SCAP): its forward runs as far as the first kernel call.
+
+    Layers in front of it that are no attention (Qwen3.5, LFM2) hand their input on, see `skip_in_probe`.
+    """
+    found: list[KernelCall] = []
+
+    def spy(kernel, module, query, key, value, attention_mask=None, *args, **options):
+        found.append(KernelCall(module, query, key, attention_mask, options, None))
+        raise EarlyExit
+
+    with spying(spy), suppress(EarlyExit), torch.autocast(arguments["inputs_embeds"].device.type, enabled=False):
+        _PROBING.on = True
+        try:
+            decoder.forward(**{**arguments, "use_cache": False, "past_key_values": None})
+        finally:
+            _PROBING.on = False
+    return found[0]
+
+
+_PROBING = threading.local()
+
+
+def skip_in_probe(decoder: nn.Module) -> list[Any]:
+    """Hooks by which leading layers without attention are passed over while probing: SCAP reads the embeddings."""
+    kinds = getattr(decoder.config, "layer_types", None) or ["full_attention"]
+    first = next((i for i, kind in enumerate(kinds) if "attention" in kind and "linear" not in kind), 0)
+    hook = lambda layer, args, output: args[0] if getattr(_PROBING, "on", False) else None  # noqa: E731
+    return [layer.register_forward_hook(hook) for layer in list(getattr(decoder, "layers", []))[:first]]
