@@ -74,6 +74,11 @@ def by_grid(call: Call) -> list[Any]:
     return [[height * width // merged] * time for time, height, width in grid.tolist()]
 
 
+def video(call: Call) -> list[Any]:
+    """By grid if the processor gives one, else each run is one video."""
+    return by_grid(call) if f"{call.modality}_grid_thw" in call.inputs else one_run(call)
+
+
 def by_size(call: Call) -> list[Any]:
     """Pixtral, Mistral 3: as many tokens as the pixels need."""
     area = numbers(call.inputs["image_sizes"]).prod(1)
@@ -116,6 +121,78 @@ def spaced(call: Call) -> list[Any]:
     return images
 
 
+def separated(call: Call) -> list[Any]:
+    """Llama 4: up to two separators between the tiles of an image, none of which starts or ends an image."""
+    config, images, follows, size = call.base.config, list[Any](), None, _tile(call)
+    ends = [config.boi_token_index, config.eoi_token_index]
+    for row, start, length in runs(call):
+        tiles = [size] * (length // size)
+        near = follows is not None and follows[0] == row and start - follows[1] <= 2
+        if near and not np.isin(call.ids[row, follows[1] : start], ends).any():
+            images[-1] += tiles
+        else:
+            images.append(tiles)
+        follows = row, start + length
+    return images
+
+
+def sliced(call: Call) -> list[Any]:
+    """MiniCPM-V: behind the whole view its slices, `</image><slice>`, `</slice><slice>` or `</slice>\\n<slice>` between
+    them. What opens the whole view opens no slice.
+    """
+    images, follows, opens = list[Any](), None, None
+    for row, start, length in runs(call):
+        gap = start - follows[1] if follows is not None and follows[0] == row else 0
+        if (gap == 2 or (gap == 3 and len(images[-1]) > 1)) and call.ids[row, start - 1] != opens:
+            images[-1].append(length)
+        else:
+            images.append([length])
+            opens = call.ids[row, start - 1]
+        follows = row, start + length
+    return images
+
+
+def by_rows(call: Call) -> list[Any]:
+    """Molmo 2: an overview, and a grid of crops, each row of tokens with a word of its own behind it."""
+    grids = numbers(call.inputs["image_grids"]).tolist()
+    return [[size for size in (height * width, tall * wide) if size] for height, width, tall, wide in grids]
+
+
+def crops(call: Call) -> list[Any]:
+    """Gemma 3: a whole view; with pan and scan a sentence behind it, and crops with equal words between them. A prompt
+    of several images may look the same, so the pixels decide.
+    """
+    found = runs(call)
+    size, images, first = int(call.here.sum()) // len(call.pixels), list[Any](), 0
+    gaps = [
+        tuple(call.ids[row, start + length : later]) if row == next_row else None
+        for (row, start, length), (next_row, later, _) in zip(found, found[1:], strict=False)
+    ]
+    while first < len(found):
+        last = first + 2
+        while last < len(gaps) and gaps[last] is not None and gaps[last] == gaps[first + 1]:
+            last += 1
+        count = 1
+        if last <= len(gaps) and gaps[first] and gaps[first + 1] and len(gaps[first]) > len(gaps[first + 1]):
+            options = range(last - first, 1, -1)
+            count += next((n for n in options if _shown(call.pixels[first], call.pixels[first + 1 :][:n])), 0)
+        images.append([size] * count)
+        first += count
+    return images
+
+
+def _shown(view: Tensor, parts: Tensor) -> bool:
+    """Whether parts beside or below each other are this view."""
+    cells = 12  # of an edge: 2, 3, 4 or 6 parts have whole ones
+
+    def small(image: Tensor) -> Tensor:
+        return torch.nn.functional.adaptive_avg_pool2d(image.float(), cells)
+
+    whole = small(view)
+    spread = float(whole.std()) + 1e-6
+    return any(float((small(torch.cat(list(parts), axis)) - whole).abs().mean()) < 0.2 * spread for axis in (-1, -2))
+
+
 def frames(call: Call) -> list[Any]:
     """LLaVA-NeXT-Video, OneVision: equal frames; what is left over is a newline."""
     count, number = call.pixels.shape[:2]
@@ -136,7 +213,12 @@ def anyres(call: Call) -> list[Any]:
     more = {"vision_feature_select_strategy": base.config.vision_feature_select_strategy}
     if hasattr(base.config, "vision_aspect_ratio"):
         more = {"vision_aspect_ratio": call.inputs.get("vision_aspect_ratio") or base.config.vision_aspect_ratio}
-    for size in torch.from_numpy(numbers(call.inputs["image_sizes"])):
+    counts = numbers(call.inputs["batch_num_images"]) if call.inputs.get("batch_num_images") is not None else []
+    whole = np.repeat(counts, counts) > 1  # OneVision does not cut several images of a prompt into tiles
+    for number, size in enumerate(torch.from_numpy(numbers(call.inputs["image_sizes"]))):
+        if number < len(whole) and whole[number]:  # a newline is behind the only tile
+            found.append((np.zeros(side**2 + 1, np.int64), np.append(np.arange(side**2), STRUCTURAL), 1))
+            continue
         pins = base.config.image_grid_pinpoints
         count = family.image_size_to_num_patches(size, pins, vision.image_size)
         across = int(family.get_anyres_image_grid_shape(size, pins, vision.image_size)[1])
@@ -156,13 +238,15 @@ class Family(NamedTuple):
     """How a family's processor writes images."""
 
     image: Callable[[Call], list[Any]] = one_run
-    video: Callable[[Call], list[Any]] = by_grid
+    video: Callable[[Call], list[Any]] = video
     around: tuple[int, int] = (0, 0)  # markers that the processor puts in front of and behind each image
     projects: bool = False  # whether `multi_modal_projector` takes patch by patch (VisionZip, PruMerge project anew)
     mapped: bool = False  # whether tiles must be found by the map of patches (`tower.py`)
+    known: bool = True  # whether images are what the user passed; else each run of placeholders counts as one
 
 
 GRID = Family(by_grid, around=(1, 1))
+MAPPED_GRID = Family(by_grid, mapped=True)
 TABLE = {
     "llava": Family(equal, projects=True),
     **dict.fromkeys(("llava_llama", "llava_mistral"), Family(projects=True)),  # official LLaVA
@@ -178,11 +262,17 @@ TABLE = {
     "aya_vision": Family(tagged, around=(2, 1)),
     "cohere2_vision": Family(spaced, around=(1, 2)),
     "ovis2": Family(spaced, around=(1, 1)),
-    "gemma3": Family(equal, around=(1, 1)),
+    "gemma3": Family(crops, around=(1, 1)),
+    "llama4": Family(separated, mapped=True),
+    "minicpmv4_6": Family(sliced, mapped=True),
+    "lfm2_vl": Family(spaced, mapped=True),
+    "molmo2": Family(by_rows, mapped=True),
+    "gemma4": Family(mapped=True),
     "paligemma": Family(equal),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe"), GRID),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "kimi_k25", "glm_ocr", "paddleocr_vl", "video_llama_3"), MAPPED_GRID),
 }
-UNKNOWN = Family(mapped=True)  # a run of placeholders is an image
+UNKNOWN = Family(mapped=True, known=False)  # a run of placeholders is an image
 
 
 def family_of(config: Any) -> Family:
