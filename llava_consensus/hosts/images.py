@@ -1,4 +1,4 @@
-"""Which placeholders of a prompt are one image, and which of its tiles: the only thing a model family must say of itself.
+"""Which placeholders of a prompt are one image, and which of its tiles: what a model family must say of itself.
 
 `TABLE` says for each `model_type` how its processor groups placeholders. For any other type each run is one image. All
 of this is numpy on the CPU, so that a prefill launches nothing for it.
@@ -99,7 +99,7 @@ def run_of_tiles(call: Call) -> list[Any]:
 
 def tagged(call: Call) -> list[Any]:
     """SmolVLM, Idefics 3, Aya: a tag in front of each tile; the whole view ends an image."""
-    images, waiting, found = [], 0, runs(call)
+    images, waiting, found = list[Any](), 0, runs(call)
     last = {row: int(call.ids[row, start - 1]) for row, start, _ in found}
     for row, start, length in found:
         waiting += 1
@@ -108,47 +108,52 @@ def tagged(call: Call) -> list[Any]:
     return images
 
 
-def spaced(call: Call) -> list[Any]:
-    """Command A Vision, Ovis 2: one word between the tiles of an image."""
-    images: list[Any] = []
-    follows = None
+def gaps(call: Call) -> list[tuple[int, ...] | None]:
+    """The words between each run and the one before it; None for the first run of a prompt."""
+    found: list[tuple[int, ...] | None] = []
+    previous, end = -1, 0
     for row, start, length in runs(call):
-        if (row, start) == follows:
+        found.append(tuple(call.ids[row, end:start].tolist()) if row == previous else None)
+        previous, end = row, start + length
+    return found
+
+
+def spaced(call: Call) -> list[Any]:
+    """Command A Vision, Ovis 2, LFM2-VL: one word between the tiles of an image."""
+    images = list[Any]()
+    for (_, _, length), words in zip(runs(call), gaps(call), strict=True):
+        if words is not None and len(words) == 1:
             images[-1].append(length)
         else:
             images.append([length])
-        follows = row, start + length + 1
     return images
 
 
 def separated(call: Call) -> list[Any]:
     """Llama 4: up to two separators between the tiles of an image, none of which starts or ends an image."""
-    config, images, follows, size = call.base.config, list[Any](), None, _tile(call)
-    ends = [config.boi_token_index, config.eoi_token_index]
-    for row, start, length in runs(call):
+    images, size = list[Any](), _tile(call)
+    ends = {call.base.config.boi_token_index, call.base.config.eoi_token_index}
+    for (_, _, length), words in zip(runs(call), gaps(call), strict=True):
         tiles = [size] * (length // size)
-        near = follows is not None and follows[0] == row and start - follows[1] <= 2
-        if near and not np.isin(call.ids[row, follows[1] : start], ends).any():
+        if words is not None and len(words) <= 2 and not ends & set(words):
             images[-1] += tiles
         else:
             images.append(tiles)
-        follows = row, start + length
     return images
 
 
 def sliced(call: Call) -> list[Any]:
-    """MiniCPM-V: behind the whole view its slices, `</image><slice>`, `</slice><slice>` or `</slice>\\n<slice>` between
-    them. What opens the whole view opens no slice.
+    """MiniCPM-V: slices behind the whole view, with `</image><slice>` in front of the first, and `</slice><slice>` or
+    `</slice>\\n<slice>` between them. The word that opens the whole view opens no slice.
     """
-    images, follows, opens = list[Any](), None, None
-    for row, start, length in runs(call):
-        gap = start - follows[1] if follows is not None and follows[0] == row else 0
-        if (gap == 2 or (gap == 3 and len(images[-1]) > 1)) and call.ids[row, start - 1] != opens:
+    images, opens = list[Any](), -1
+    for (row, start, length), words in zip(runs(call), gaps(call), strict=True):
+        near = words is not None and (len(words) == 2 or (len(words) == 3 and len(images[-1]) > 1))
+        if near and call.ids[row, start - 1] != opens:
             images[-1].append(length)
         else:
             images.append([length])
-            opens = call.ids[row, start - 1]
-        follows = row, start + length
+            opens = int(call.ids[row, start - 1])
     return images
 
 
@@ -162,20 +167,17 @@ def crops(call: Call) -> list[Any]:
     """Gemma 3: a whole view; with pan and scan a sentence behind it, and crops with equal words between them. A prompt
     of several images may look the same, so the pixels decide.
     """
-    found = runs(call)
-    size, images, first = int(call.here.sum()) // len(call.pixels), list[Any](), 0
-    gaps = [
-        tuple(call.ids[row, start + length : later]) if row == next_row else None
-        for (row, start, length), (next_row, later, _) in zip(found, found[1:], strict=False)
-    ]
-    while first < len(found):
-        last = first + 2
-        while last < len(gaps) and gaps[last] is not None and gaps[last] == gaps[first + 1]:
-            last += 1
+    size, between, images = int(call.here.sum()) // len(call.pixels), gaps(call), list[Any]()
+    first = 0
+    while first < len(between):
+        sentence, words = [*between[first + 1 : first + 3], None, None][:2]
         count = 1
-        if last <= len(gaps) and gaps[first] and gaps[first + 1] and len(gaps[first]) > len(gaps[first + 1]):
-            options = range(last - first, 1, -1)
-            count += next((n for n in options if _shown(call.pixels[first], call.pixels[first + 1 :][:n])), 0)
+        if sentence and words and len(sentence) > len(words):
+            last = first + 3
+            while last < len(between) and between[last] == words:
+                last += 1
+            view, rest = call.pixels[first], call.pixels[first + 1 : last]
+            count += next((number for number in range(len(rest), 1, -1) if _shown(view, rest[:number])), 0)
         images.append([size] * count)
         first += count
     return images
@@ -213,7 +215,7 @@ def anyres(call: Call) -> list[Any]:
     more = {"vision_feature_select_strategy": base.config.vision_feature_select_strategy}
     if hasattr(base.config, "vision_aspect_ratio"):
         more = {"vision_aspect_ratio": call.inputs.get("vision_aspect_ratio") or base.config.vision_aspect_ratio}
-    counts = numbers(call.inputs["batch_num_images"]) if call.inputs.get("batch_num_images") is not None else []
+    counts = numbers(call.inputs.get("batch_num_images", torch.tensor([], dtype=torch.long)))
     whole = np.repeat(counts, counts) > 1  # OneVision does not cut several images of a prompt into tiles
     for number, size in enumerate(torch.from_numpy(numbers(call.inputs["image_sizes"]))):
         if number < len(whole) and whole[number]:  # a newline is behind the only tile
