@@ -81,10 +81,10 @@ def first_call(run: Callable[[], Any]) -> KernelCall:
     found: list[KernelCall] = []
 
     def spy(
-        kernel: Any, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, *_: Any,
+        kernel: Any, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, *_: Any,
         **more: Any,
     ) -> Any:  # fmt: skip
-        found.append(KernelCall(module, query.detach(), key.detach(), value.detach(), mask, more, None))
+        found.append(KernelCall(module, query.detach(), key.detach(), value.detach(), attention_mask, more, None))
         raise EarlyExit
 
     with torch.no_grad(), spying(spy), suppress(EarlyExit):

@@ -271,11 +271,11 @@ class Prefill(Hooks):
         return self._shortened(index, hidden, kwargs, rows)
 
     def _spy(self, cut: int) -> Any:
-        def spy(kernel: Any, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any = None,
+        def spy(kernel: Any, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None,
                 *args: Any, **options: Any) -> Any:  # fmt: skip
             tensors = query.detach(), key.detach(), value.detach()
-            self.calls[cut] = kernels.KernelCall(module, *tensors, mask, options, None)
-            return kernel(module, query, key, value, mask, *args, **options)
+            self.calls[cut] = kernels.KernelCall(module, *tensors, attention_mask, options, None)
+            return kernel(module, query, key, value, attention_mask, *args, **options)
 
         return spy
 

@@ -188,10 +188,10 @@ class Tower:
         thread = threading.get_ident()
 
         def spy(
-            kernel: Any, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, *args: Any,
+            kernel: Any, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, *args: Any,
             **options: Any,
         ) -> Any:  # fmt: skip
-            output, block = kernel(module, query, key, value, mask, *args, **options), place.get(module)
+            output, block = kernel(module, query, key, value, attention_mask, *args, **options), place.get(module)
             if block is None:
                 return output
             result = output[0]
@@ -199,7 +199,7 @@ class Tower:
                 result = result.detach().requires_grad_()
                 torch.set_grad_enabled(True)  # until the `no_grad` around ends
             query, key = query.detach(), key.detach()
-            call = KernelCall(module, query, key, key, mask, options, result if fed is None else None)
+            call = KernelCall(module, query, key, key, attention_mask, options, result if fed is None else None)
             record.calls.setdefault(block, []).append(call)
             return result, *output[1:]
 
