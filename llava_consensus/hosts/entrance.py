@@ -231,18 +231,18 @@ class Entrance:
             if self.open and book is None and (cache is None or not int(cache.get_seq_length())):
                 self.owner.tell(Report())  # a prompt without images
             return (), self._step(decoder, kwargs, book, cache)
-        prompt, ahead = self._prompt(forward, labels, kwargs["inputs_embeds"])
-        return (), self._reduce(decoder, forward.base, prompt, ahead, kwargs, cache, book)
+        prompt, short = self._prompt(forward, labels, kwargs["inputs_embeds"])
+        return (), self._reduce(decoder, forward.base, prompt, short, kwargs, cache, book)
 
-    def _prompt(self, forward: Forward, labels: Tensor | None, embeds: Tensor) -> tuple[Prompt, bool]:
-        """The prompts of a forward with what was read of their images, and whether the tower has the block whose
-        attention the method reads.
+    def _prompt(self, forward: Forward, labels: Tensor | None, embeds: Tensor) -> tuple[Prompt, str]:
+        """The prompts of a forward with what was read of their images, and why the tower lacks attention that the
+        method reads.
         """
         model: Any = self.model()
         images: list[Image] = []
         tiles: list[Tiles] = []
         encoded: list[dict[str, Any]] = []
-        ahead, most = True, 1
+        short, most = "", 1
         found = images_of(forward.base, model.config, forward.encoded, forward.ids)
         for (modality, record), (own, beams) in zip(forward.encoded.items(), found, strict=True):
             straight = self._straight(modality)
@@ -254,8 +254,8 @@ class Entrance:
                     else image._replace(tile=mapped.tile, token=mapped.token, tiles=mapped.tiles)
                     for image, mapped in zip(own, maps, strict=True)
                 ]
-            read, has = self.tower.tiles(record, own, straight)
-            ahead, most = ahead and has, max(most, beams)
+            read, why = self.tower.tiles(record, own, straight)
+            short, most = short or why, max(most, beams)
             images += [image._replace(row=image.row * beams + beam) for beam in range(beams) for image in own]
             tiles, encoded = tiles + read * beams, encoded + [record.inputs] * (len(own) * beams)
         asks = forward.real.copy()
@@ -265,10 +265,10 @@ class Entrance:
             # without a cache each step reads the prompt anew, with what was generated
             asks[:, record.prompt.setdefault("size", asks.shape[1]) :] = False
         prompt = prompt_of(forward.ids, forward.real, asks, images, tiles, encoded, model.config)
-        return prompt._replace(beams=most), ahead
+        return prompt._replace(beams=most), short
 
     def _reduce(
-        self, decoder: Any, base: nn.Module, prompt: Prompt, ahead: bool, kwargs: dict[str, Any], cache: Any,
+        self, decoder: Any, base: nn.Module, prompt: Prompt, short: str, kwargs: dict[str, Any], cache: Any,
         book: Book | None,
     ) -> dict[str, Any]:  # fmt: skip
         """The decoder's arguments for the rows that are left; layer hooks are armed if a method cuts later."""
@@ -281,12 +281,12 @@ class Entrance:
             units = units_of(prompt.images, owner.budgets(stage, prompt), stage.method, self.most_tiles)
             if units:
                 new, own, report = self._at_entrance(
-                    decoder, base, prompt, units, stage.method, ahead, kwargs, cut, book
+                    decoder, base, prompt, units, stage.method, short, kwargs, cut, book
                 )
         if cut.rows is None:
             new = self._step(decoder, kwargs, book, cache)
         if self.layers is not None:
-            report = self._between(decoder, base, own, ahead, new, cut, report)
+            report = self._between(decoder, base, own, short, new, cut, report)
         beams = prompt.beams
         cut.reported = [number for number, image in enumerate(prompt.images) if image.row % beams == 0]
         report = replace(report, outcomes=[report.outcomes[number] for number in cut.reported])
@@ -295,13 +295,13 @@ class Entrance:
         return new
 
     def _at_entrance(
-        self, decoder: Any, base: nn.Module, prompt: Prompt, units: Any, method: Method, ahead: bool,
+        self, decoder: Any, base: nn.Module, prompt: Prompt, units: Any, method: Method, short: str,
         kwargs: dict[str, Any], cut: Cut, book: Book | None,
     ) -> tuple[dict[str, Any], Prompt, Report]:  # fmt: skip
         """Units through the method, and the arguments of the decoder without the rows that leave."""
         model, embeds = self.model(), kwargs["inputs_embeds"]
         projector = projector_of(base, model.config)  # type: ignore[union-attr]
-        needs = needs_of(prompt, method, model, projector is not None, ahead)
+        needs = needs_of(prompt, method, model, projector is not None, short)
         clip = self.owner.clip_sides(prompt, base) if Need.QUESTION in needs else None
         inputs = Inputs(prompt, embeds, method, needs, projector, clip)
         inputs.read_probe(decoder, kwargs)
@@ -358,7 +358,7 @@ class Entrance:
         return new
 
     def _between(
-        self, decoder: Any, base: nn.Module, prompt: Prompt, ahead: bool, kwargs: dict[str, Any], cut: Cut,
+        self, decoder: Any, base: nn.Module, prompt: Prompt, short: str, kwargs: dict[str, Any], cut: Cut,
         report: Report,
     ) -> Report:  # fmt: skip
         """Arms the hooks between layers for a prompt whose images they cut."""
@@ -374,7 +374,7 @@ class Entrance:
         inputs = None
         if stage.method.needs:
             projector = projector_of(base, model.config)  # type: ignore[union-attr]
-            needs = needs_of(prompt, stage.method, model, projector is not None, ahead)
+            needs = needs_of(prompt, stage.method, model, projector is not None, short)
             inputs = Inputs(prompt, kwargs["inputs_embeds"], stage.method, needs, projector)
         cut.prefill = Prefill(self.layers, decoder, prompt, units, inputs, kwargs, prompt.beams)
         cut.prefill.arm(range(count), True)

@@ -46,12 +46,12 @@ class Prompt(NamedTuple):
     beams: int = 1  # rows of each prompt, next to each other
 
 
-def needs_of(prompt: Prompt, method: Method, model: Any, projects: bool, ahead: bool = True) -> frozenset[Need]:
+def needs_of(prompt: Prompt, method: Method, model: Any, projects: bool, short: str = "") -> frozenset[Need]:
     """Parts that a method reads on this model: its `needs`, or its `instead` on a tower that does not give all of them.
 
     Args:
         projects: whether the model's projector takes patches one by one.
-        ahead: whether the tower has the block whose attention is read.
+        short: why the tower lacks the attention that the method reads.
     Raises:
         OptionError: for a part that cannot be read.
     """
@@ -63,7 +63,9 @@ def needs_of(prompt: Prompt, method: Method, model: Any, projects: bool, ahead: 
     if projects:
         offered.add(Need.PROJECTOR)
     needs = method.needs
-    if (needs - offered or not ahead) and method.instead is not None:
+    if short and not needs - offered:  # with a class token, the user has a choice
+        raise OptionError(short)
+    if (needs - offered or short) and method.instead is not None:
         needs = method.instead
     if missing := needs - offered:
         names = ", ".join(sorted(need.name.lower() for need in missing))

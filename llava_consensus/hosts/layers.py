@@ -124,13 +124,14 @@ class Layers:
         """Rotary angles of other positions."""
         return decoder.rotary_emb.forward(hidden, positions, *([self.kinds[index]] if self.rotates_by_kind else []))
 
-    def dense(self, index: int, real: Tensor, new: int) -> Tensor:
-        """Causal mask [R, 1, new, columns] of the last rows over the real columns [R, columns]. Padding sees itself, so
-        that its softmax is finite.
+    def dense(self, index: int, real: Tensor, new: int, ahead: Tensor | None = None) -> Tensor:
+        """Causal mask [R, 1, new, columns] of the last rows over the real columns [R, columns], and over those that see
+        each other `ahead`. Padding sees itself, so that its softmax is finite.
         """
         place = torch.arange(real.shape[1], device=real.device)
         row = place[real.shape[1] - new :, None]
-        seen = (place <= row) & real[:, None]
+        seen = place <= row if ahead is None else (place <= row) | ahead
+        seen = seen & real[:, None]
         if self.kinds[index] == "sliding_attention":
             seen &= place > row - self.config.sliding_window
         return (seen | (place == row))[:, None]
@@ -329,16 +330,9 @@ class Prefill(Hooks):
 
     def _argument(self, index: int, name: str, value: Any, short: Tensor, rows: Rows) -> Any:
         if name == "attention_mask":
+            ahead = self._ahead(value, rows)
             if self.method.calibrates:
-                return value
-            ahead = None
-            if isinstance(value, Tensor) and value.ndim == 4:
-                seen = value if value.dtype == torch.bool else value > torch.finfo(value.dtype).min / 2
-                ahead = seen[:, 0, :, : rows.size].triu(1)  # a static cache has columns that are still empty
-                if self.layers.sees_ahead is None:  # the only look at the device, once for an attachment
-                    self.layers.sees_ahead = bool(ahead.any())
-                ahead = ahead | ahead.transpose(1, 2)  # merged tokens come after rows that they see
-                ahead = drop_rows(drop_rows(ahead, rows).transpose(1, 2), rows) if self.layers.sees_ahead else None
+                return ahead
             if value is None and not rows.padded:
                 return None
             return self.layers.mask(index, short, rows.shown if rows.padded else None, self.cache, ahead)
@@ -348,8 +342,22 @@ class Prefill(Hooks):
             return positions if name == "position_ids" else self.layers.rotation(self.decoder, index, short, positions)
         return drop_rows(value, rows)
 
+    def _ahead(self, mask: Any, rows: Rows) -> Tensor | None:
+        """Pairs of rows that see each other, [R, W, W], by the mask of the prompt; None if rows see earlier ones only."""
+        if not isinstance(mask, Tensor) or mask.ndim != 4:
+            return None
+        seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+        ahead = seen[:, 0, :, : rows.size].triu(1)  # a static cache has columns that are still empty
+        if self.layers.sees_ahead is None:  # the only look at the device, once for an attachment
+            self.layers.sees_ahead = bool(ahead.any())
+        if not self.layers.sees_ahead:
+            return None
+        ahead = ahead | ahead.transpose(1, 2)  # merged tokens come after rows that they see
+        return drop_rows(drop_rows(ahead, rows).transpose(1, 2), rows)
+
     def _calibrated(self, index: int, short: Tensor, arguments: dict[str, Any], rows: Rows) -> Tensor:
         """Additive mask of a layer with RESTORE's calibration."""
+        ahead = arguments["attention_mask"]
         if index == 0 or self.weight is None:  # in the first layer each visual token is an equal part of its image
             parts = torch.tensor([*(len(image.unit.places) / image.left for image in self.images), 1.0])
             sizes = parts.to(short.device)[self.owner.gather(1, rows.index)]
@@ -360,7 +368,7 @@ class Prefill(Hooks):
         cos, sin = (part.mean(0) if part.ndim > 3 else part for part in (cos, sin))
         far = far_logits(cos, sin).expand(len(sizes), -1, -1)
         self.weights[index] = sizes
-        return seen_logits(self.layers.dense(index, rows.shown, sizes.shape[1]), sizes, far, short.dtype)
+        return seen_logits(self.layers.dense(index, rows.shown, sizes.shape[1], ahead), sizes, far, short.dtype)
 
     def _cut(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> Tensor:
         """Lets the method choose, equal images together. Returns the states with merged tokens in the places of the
@@ -380,7 +388,9 @@ class Prefill(Hooks):
         together: dict[Any, list[int]] = defaultdict(list)
         for number in self.cuts[index]:
             image = self.images[number]
-            key = image.unit.budget, len(image.unit.places), image.left, image.cuts[index], len(image.text)
+            tiles = self.prompt.tiles[image.unit.image]
+            shape = () if self.inputs is None else (tiles.side, tiles.count, tiles.size)
+            key = image.unit.budget, len(image.unit.places), image.left, image.cuts[index], shape
             together[key, number if self.method.adaptive else 0].append(number)
         most = max(1, CUT_ROWS // rows.size)
         for (key, _), numbers in together.items():

@@ -258,8 +258,8 @@ class Tower:
                     pass
         return self.learnt.maps[key]
 
-    def tiles(self, record: Encoded, images: list[Image], straight: bool) -> tuple[list[Tiles], bool]:
-        """What was read of each image, and whether the tower has the block whose attention the method reads.
+    def tiles(self, record: Encoded, images: list[Image], straight: bool) -> tuple[list[Tiles], str]:
+        """What was read of each image, and why the attention that the method reads is not there, "" if it is.
 
         Args:
             straight: whether each token is one patch, in order, so that no map is needed.
@@ -267,18 +267,17 @@ class Tower:
         fed = self.learnt.fed.get(record.key)
         maps, classes = ([None] * len(images), 0) if straight else self.map(record, images)
         if fed is None or fed.block is None or not self.reads:
-            return [_unread(image, mapped) for image, mapped in zip(images, maps, strict=True)], True
+            return [_unread(image, mapped) for image, mapped in zip(images, maps, strict=True)], ""
         block, ahead = self.features_block(fed.block), self.method.blocks_ahead
         found = self._read(record, images, maps, classes, block, ahead)
         if not ahead or all("key" in tiles.parts and tiles.classes for tiles in found):
-            return found, True
+            return found, ""
         found = self._read(record, images, maps, classes, block, 0)
-        if block[1] + ahead >= (count := self.lists[block[0]]) and any(tiles.classes for tiles in found):
-            raise OptionError(
-                f"this method reads the attention of the block after the features' own, which is the last of {count}: "
-                f"give vision_layer={count - 1 - ahead}, or use a model with mm_vision_select_layer=-2"
-            )
-        return found, False
+        count = self.lists[block[0]]
+        return found, (
+            f"this method reads the attention of the block after the features' own, which is the last of {count}: give "
+            f"vision_layer={count - 1 - ahead}, or use a model with mm_vision_select_layer=-2"
+        )
 
     def _read(
         self, record: Encoded, images: list[Image], maps: list[Mapped | None], classes: int, block: Block, ahead: int
