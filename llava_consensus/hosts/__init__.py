@@ -305,6 +305,32 @@ def view_of(model: Any, options: Mapping[str, str] | None = None) -> Any:
     return view
 
 
+def attached(
+    model: Any, method: Any, budget: Any, total: int | None = None, options: Mapping[str, str] | None = None
+) -> Any:
+    """Attaches a method to a loaded model.
+
+    Raises:
+        OptionError: for a model class no host adapts, or a method that this model cannot have.
+    """
+    view = view_of(model, options)
+    if not view_is_new(view, method):
+        from llava_consensus.hosts.old_attachment import Attachment as Old
+
+        return Old(view, method, budget, total)
+    from llava_consensus.hosts.attachment import Attachment
+
+    return Attachment(view.module, method, budget, total)
+
+
+def view_is_new(view: Any, method: Any) -> bool:
+    """Whether the hooks of `entrance.py` take this model and method."""
+    parts = [part.method for part in getattr(method, "parts", ())] or [method]
+    return ".hf." in type(view).__module__ + "." + ".".join(c.__module__ for c in type(view).__mro__) and not any(
+        part.acts_inside for part in parts
+    )
+
+
 def takes_features(model: Any) -> bool:
     """True if a transformers model encodes pictures in a separate step and accepts their features, as derived hosts
     need.

@@ -1,7 +1,7 @@
 """A KV cache that holds fewer rows than its prompt had, and says the prompt's length.
 
-`generate`, and models that count positions by the cache, then go on from the full length; the masks, which are as long
-as what the cache holds, ask `get_query_offset` and the layers.
+`generate`, and models that count positions by the cache, then go on from the full length. Masks are as long as what
+the cache holds: they ask `get_query_offset` and the layers.
 """
 
 import functools
@@ -9,50 +9,72 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from llava_consensus.hosts.rows import Rows
+
 
 class Book(NamedTuple):
-    """What a shortened cache holds of the rows that were read."""
+    """What a shortened cache holds of the prompts that were read."""
 
     size: int  # rows of the prompts
-    real: Tensor  # [R, n] which of the n rows held are no padding
-    shift: Tensor  # [R, 1] real rows removed, by which renumbered positions are smaller
+    missing: int  # of these, rows that the first layer does not hold
+    real: Tensor  # [R, n] False for padding, of the n rows that the first layer may hold
     index: Tensor  # [R, n] row of the prompts that each is, or stands for
+    shift: Tensor  # [R, 1] how many rows left, by which renumbered positions are smaller
+    padded: bool  # whether any row held is padding
+    shifted: bool  # whether positions are renumbered and any prompt lost rows
+    holes: bool  # whether a later turn may have left padding behind the prompts
+    layers: dict[int, Rows]  # rows of each layer in which more of them left
+    weights: dict[int, Tensor]  # [R, n] of such layers: how many tokens each row stands for, if that is calibrated
+
+    def change(self, change: Any) -> "Book":
+        """The same with other batch rows, `change` being done to each tensor."""
+        layers = {
+            number: rows._replace(
+                index=change(rows.index), at=None, shown=change(rows.shown), removed=change(rows.removed),
+                real=change(rows.shown).cpu().numpy(),
+            )
+            for number, rows in self.layers.items()
+        }  # fmt: skip
+        weights = {number: change(weight) for number, weight in self.weights.items()}
+        tensors = {name: change(getattr(self, name)) for name in ("real", "index", "shift")}
+        return self._replace(**tensors, layers=layers, weights=weights)
 
 
 def book_of(cache: Any) -> Book | None:
-    return getattr(cache, "book", None)
+    """The book of a shortened cache; None for any other."""
+    return getattr(cache, "reduction_book", None)
 
 
 def shorten(cache: Any, book: Book) -> None:
-    """The cache was filled with rows by `book`."""
+    """Note that the cache was filled with the rows in `book`."""
     if book_of(cache) is None:
         cache.__class__ = _shortened(type(cache))
-    cache.book = book
+    cache.reduction_book = book
 
 
 @functools.cache
 def _shortened(kind: type) -> type:
-    class Shortened(kind):
-        book: Book
+    class Shortened(kind):  # type: ignore[valid-type, misc]
+        reduction_book: Book
 
         def get_seq_length(self, layer_idx: int = 0) -> Any:
-            return super().get_seq_length(layer_idx) + self.book.size - self.book.real.shape[1]
+            return super().get_seq_length(layer_idx) + self.reduction_book.missing
 
         def get_query_offset(self, layer_idx: int = 0) -> Any:
             return super().get_seq_length(layer_idx)
 
         def reset(self) -> None:
             super().reset()
-            del self.book
+            del self.reduction_book
             self.__class__ = kind
 
         def batch_repeat_interleave(self, repeats: int) -> None:
             super().batch_repeat_interleave(repeats)
-            self.book = Book(self.book.size, *(one.repeat_interleave(repeats, 0) for one in self.book[1:]))
+            self.reduction_book = self.reduction_book.change(lambda value: value.repeat_interleave(repeats, 0))
 
         def batch_select_indices(self, indices: Tensor) -> None:
             super().batch_select_indices(indices)
-            self.book = Book(self.book.size, *(one[indices] for one in self.book[1:]))
+            self.reduction_book = self.reduction_book.change(lambda value: value[indices])
 
     Shortened.__name__ = Shortened.__qualname__ = f"Shortened{kind.__name__}"
     return Shortened

@@ -1,4 +1,4 @@
-"""Which placeholders of a prompt are one image, and which of its tiles: what a model family must say of itself.
+"""Which placeholders of a prompt are one image, and which of its tiles: all that a model family must say of itself.
 
 `TABLE` says for each `model_type` how its processor groups placeholders. For any other type each run is one image. All
 of this is numpy on the CPU, so that a prefill launches nothing for it.

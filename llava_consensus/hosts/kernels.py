@@ -6,18 +6,19 @@ torch.compile, and every forward that is not a prefill, see nothing of this).
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import AttentionInterface
 
 _LOCK = threading.Lock()
 _SPIES: dict[int, Callable[..., Any]] = {}  # by thread; a forward runs in one
-_PLAIN = AttentionInterface.get_interface
+AttentionInterface: Any = getattr(transformers, "AttentionInterface", None)  # transformers 4 has none
+_PLAIN = getattr(AttentionInterface, "get_interface", None)
 
 
 class KernelCall(NamedTuple):
@@ -26,6 +27,7 @@ class KernelCall(NamedTuple):
     module: nn.Module
     query: Tensor  # [B, H, S, d]
     key: Tensor  # [B, H_kv, S, d]
+    value: Tensor  # [B, H_kv, S, d_v]
     mask: Any
     options: dict[str, Any]  # scaling, softcap, cu_seq_lens_q, ...
     output: Tensor | None  # [B, S, H, d_v]
@@ -40,7 +42,7 @@ class EarlyExit(Exception):
     """Ends a forward of which no more is needed."""
 
 
-def _get_interface(self: AttentionInterface, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
+def _get_interface(self: Any, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
     kernel, spy = _PLAIN(self, name, default), _SPIES.get(threading.get_ident())
     return kernel if spy is None else partial(spy, kernel)
 
@@ -65,7 +67,8 @@ def stop(before: Callable[..., Any] | None = None) -> None:
 
 
 @contextmanager
-def spying(spy: Callable[..., Any]):
+def spying(spy: Callable[..., Any]) -> Iterator[None]:
+    """Kernel calls of this thread go through `spy` in the body."""
     before = start(spy)
     try:
         yield
@@ -73,25 +76,39 @@ def spying(spy: Callable[..., Any]):
         stop(before)
 
 
-@torch.no_grad()
-def first_attention(decoder: nn.Module, arguments: dict[str, Any]) -> KernelCall:
-    """Queries and keys of the decoder's first attention layer (SCAP): its forward runs as far as the first kernel call.
-
-    Layers in front of it that are no attention (Qwen3.5, LFM2) hand their input on, see `skip_in_probe`.
-    """
+def first_call(run: Callable[[], Any]) -> KernelCall:
+    """The first kernel call of `run`, which ends there."""
     found: list[KernelCall] = []
 
-    def spy(kernel, module, query, key, value, attention_mask=None, *args, **options):
-        found.append(KernelCall(module, query, key, attention_mask, options, None))
+    def spy(
+        kernel: Any, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, *_: Any,
+        **more: Any,
+    ) -> Any:  # fmt: skip
+        found.append(KernelCall(module, query.detach(), key.detach(), value.detach(), attention_mask, more, None))
         raise EarlyExit
 
-    with spying(spy), suppress(EarlyExit), torch.autocast(arguments["inputs_embeds"].device.type, enabled=False):
-        _PROBING.on = True
-        try:
-            decoder.forward(**{**arguments, "use_cache": False, "past_key_values": None})
-        finally:
-            _PROBING.on = False
+    with torch.no_grad(), spying(spy), suppress(EarlyExit):
+        run()
     return found[0]
+
+
+def first_attention(decoder: nn.Module, arguments: dict[str, Any], rotated: bool = True) -> KernelCall:
+    """Queries and keys of the decoder's first attention layer (SCAP): its forward runs as far as the first kernel call.
+    Layers in front of it that are no attention (Qwen3.5, LFM2) hand their input on, see `skip_in_probe`.
+
+    Args:
+        rotated: False for queries and keys without rotation, which are those of position 0.
+    """
+    arguments = {**arguments, "use_cache": False, "past_key_values": None}
+    if not rotated:
+        embeds, positions = arguments["inputs_embeds"], arguments.get("position_ids")
+        none = torch.zeros(embeds.shape[:2], dtype=torch.long, device=embeds.device)
+        arguments["position_ids"] = none if positions is None else torch.zeros_like(positions)
+    _PROBING.on = True
+    try:
+        return first_call(lambda: decoder.forward(**arguments))
+    finally:
+        _PROBING.on = False
 
 
 _PROBING = threading.local()
@@ -101,5 +118,8 @@ def skip_in_probe(decoder: nn.Module) -> list[Any]:
     """Hooks by which leading layers without attention are passed over while probing: SCAP reads the embeddings."""
     kinds = getattr(decoder.config, "layer_types", None) or ["full_attention"]
     first = next((i for i, kind in enumerate(kinds) if "attention" in kind and "linear" not in kind), 0)
-    hook = lambda layer, args, output: args[0] if getattr(_PROBING, "on", False) else None  # noqa: E731
-    return [layer.register_forward_hook(hook) for layer in list(getattr(decoder, "layers", []))[:first]]
+
+    def skip(layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        return args[0] if getattr(_PROBING, "on", False) else None
+
+    return [layer.register_forward_hook(skip) for layer in list(getattr(decoder, "layers", []))[:first]]

@@ -20,7 +20,7 @@ import transformers
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.base import IGNORE, Offer, Overlay, Tiles
 from llava_consensus.hosts.caches import (
     begin_cache,

@@ -14,7 +14,7 @@ from torch import nn
 from llava_consensus.entry_points import load_place
 from llava_consensus.errors import ConsensusError
 from llava_consensus.hosts import LAYERS, ONE_AXIS, TOWER, HostEntry, known_hosts
-from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.towers import ClipBlocks, needs_of
 from llava_consensus.methods import known_methods, make
 from llava_consensus.reduction.budget import Share

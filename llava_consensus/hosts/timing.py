@@ -13,7 +13,7 @@ import torch
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import view_of
-from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import budget
 from llava_consensus.reduction.options import at_least

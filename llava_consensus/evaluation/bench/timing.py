@@ -22,7 +22,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.files import Record
 from llava_consensus.evaluation.media import Clip
 from llava_consensus.evaluation.models.base import Prompt, Runner
-from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.timing import now
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method

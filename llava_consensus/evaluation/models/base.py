@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from llava_consensus.errors import ConsensusError, DataError, QuestionError
 from llava_consensus.evaluation.files import HALF
-from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.base import PictureOutcome, Tiles
 from llava_consensus.hosts.call import CachedLayer, Call, current_call
 from llava_consensus.methods import make

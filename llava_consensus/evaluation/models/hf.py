@@ -32,7 +32,7 @@ from llava_consensus.evaluation.models.base import (
     text_rows,
 )
 from llava_consensus.evaluation.models.loading import Loading, refuse_incomplete, refuse_not_finite
-from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.environment import check_version
 from llava_consensus.hosts.hf import text_side
 from llava_consensus.hosts.hf.model import HfModel

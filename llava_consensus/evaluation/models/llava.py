@@ -48,7 +48,7 @@ from llava_consensus.evaluation.models.loading import (
 )
 from llava_consensus.evaluation.models.room import spread
 from llava_consensus.evaluation.models.weights import tensors_of, weight_files
-from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.environment import OFFICIAL, check_llava_version
 from llava_consensus.hosts.llava import PREPARE, LlavaModel
 from llava_consensus.hosts.next_grid import STOCK, check_layout, check_pictures

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.base import Offer
 from llava_consensus.hosts.call import Shadow, enter_model, running
 from llava_consensus.hosts.derived import record as deriving

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.base import Offer
 from llava_consensus.hosts.derived.model import DerivedModel
 from llava_consensus.hosts.derived.record import Fields

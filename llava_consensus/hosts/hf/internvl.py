@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.base import Offer
 from llava_consensus.hosts.hf.model import HfModel, run_whole
 from llava_consensus.hosts.hf.rows import Features, PictureRows, unbroken

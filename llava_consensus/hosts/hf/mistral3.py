@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.base import Offer, Tap
 from llava_consensus.hosts.hf.model import HfModel, joined, picture_tiles, run_encoder
 from llava_consensus.hosts.hf.rows import Features, PictureRows, whole_tiles

@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.base import Offer, Tiles
 from llava_consensus.hosts.call import COUNTING, names_of, recounting
 from llava_consensus.hosts.derived.decoder import TapDecoder

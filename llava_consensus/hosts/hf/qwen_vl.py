@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.base import Offer, Tiles
 from llava_consensus.hosts.hf.cells import ADAPTED, MERGED, SIDE, through_tower
 from llava_consensus.hosts.hf.model import HfModel, joined, picture_tiles, reading, run_encoder

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.base import Offer, Tiles
 from llava_consensus.hosts.hf.llava import Llava
 from llava_consensus.hosts.hf.rows import Features, PictureRows, whole_tiles

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.base import Offer
 from llava_consensus.hosts.hf.llava import Llava
 from llava_consensus.hosts.hf.rows import DROPPED, STRUCTURAL, Features, PictureRows, whole_tiles

@@ -1,0 +1,621 @@
+"""The entrance of the language model: hooks by which rows leave, while `generate` and every `forward` stay as they are.
+
+    model      pre-hook    notes labels
+    base       pre-hook    notes ids and the mask; in later steps on a shortened cache, shortens 2D masks
+    encoders   wrapped     what was read of the tower travels on the output
+    decoder    pre-hook    chooses tokens, and gathers the rows that stay in every argument with a row axis
+    decoder    post-hook   puts the last states back to full length, and notes in the cache what it holds
+
+Everything outside of the decoder sees the prompt that the user passed.
+"""
+
+import functools
+import threading
+import weakref
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.cache import Book, book_of, shorten
+from llava_consensus.hosts.images import Image, Integers, family_of, images_of
+from llava_consensus.hosts.inputs import KEPT, Inputs, Prompt, needs_of, projector_of, prompt_of
+from llava_consensus.hosts.kernels import skip_in_probe
+from llava_consensus.hosts.layers import Layers, Prefill, Step, idle
+from llava_consensus.hosts.outcomes import ImageOutcome, Report, reduced, unchanged
+from llava_consensus.hosts.rows import Pool, Rows, drop_rows, reduced_rows, spread_rows, upload
+from llava_consensus.hosts.tower import READ, RECORD, Encoded, Learnt, Tiles, Tower, argument_names
+from llava_consensus.hosts.units import units_of
+from llava_consensus.reduction.method import Method, Place
+from llava_consensus.reduction.tokens import Need
+
+IGNORE = -100  # label of rows without a target
+MODALITIES = ("image", "video")
+# what was learnt of towers, by the module with `get_image_features`
+_LEARNT: "weakref.WeakKeyDictionary[nn.Module, Learnt]" = weakref.WeakKeyDictionary()
+
+
+@dataclass(eq=False)
+class Forward:
+    """One forward pass, from the entrance of the model to that of the decoder."""
+
+    base: nn.Module
+    ids: Integers  # [R, S]
+    real: NDArray[np.bool_]  # [R, S] False for padding
+    encoded: dict[str, Encoded]  # by modality
+    reduces: bool = True
+
+
+@dataclass(eq=False)
+class Cut:
+    """A prefill whose rows have left, until the decoder has run."""
+
+    rows: Rows | None  # that the decoder is given; None if all
+    size: int
+    cache: Any
+    book: Book | None  # of the rows that left at the entrance
+    prefill: Prefill | None  # between layers
+    reported: list[int] = field(default_factory=list)  # images of the first beam of each prompt
+
+
+class Entrance:
+    """The hooks of one attachment.
+
+    Args:
+        owner: the attachment.
+        model: a model of transformers.
+    """
+
+    def __init__(self, owner: Any, model: Any) -> None:
+        base = base_of(model)
+        decoder = decoder_of(model)
+        if base is None or decoder is None:
+            raise OptionError(
+                f"model of class {type(model).__name__} encodes no images in a step of their own (get_image_features)"
+            )
+        self.owner, self.local = owner, threading.local()
+        self.model, self.base = weakref.ref(model), weakref.ref(base)
+        methods: list[Method] = [stage.method for stage in owner.stages]
+        reader = next((method for method in methods if method.needs & READ), methods[0])
+        self.tower = Tower(base, decoder, reader, _LEARNT.setdefault(base, Learnt({}, {})))
+        self.family = family_of(model.config)
+        self.layers = Layers(decoder, methods[-1]) if methods[-1].place is Place.DECODER else None
+        self.entering = next((method for method in methods if method.place is Place.TOKENS), None)
+        self.names = argument_names(type(base).forward)[1:]
+        self.outer = argument_names(type(model).forward)[1:]
+        self.inner = argument_names(type(decoder).forward)[1:]
+        self.caches = 0  # shortened ones, for which hooks stay
+        self.open = False  # whether new prompts are reduced
+        self.handles: list[Any] = []
+
+    def install(self) -> None:
+        """Registers the hooks."""
+        model, base = self.model(), self.base()
+        if model is None or base is None:
+            raise OptionError("the model is gone")
+        decoder, self.open = decoder_of(model), True
+        self.handles = [
+            model.register_forward_pre_hook(self.note_labels, with_kwargs=True),
+            base.register_forward_pre_hook(self.enter, with_kwargs=True),
+            decoder.register_forward_pre_hook(self.begin, with_kwargs=True),
+            decoder.register_forward_hook(self.end, with_kwargs=True),
+        ]
+        if any(Need.PROBE in stage.method.needs for stage in self.owner.stages):
+            self.handles += skip_in_probe(decoder)
+        for modality in MODALITIES:
+            name = f"get_{modality}_features"
+            plain = getattr(type(base), name, None)
+            if plain is not None:
+                setattr(base, name, functools.wraps(plain)(functools.partial(self.encode, name, modality)))
+
+    def remove(self) -> None:
+        """From now on new prompts are read whole. Hooks stay as long as a shortened cache does, which needs them."""
+        self.open = False
+        base = self.base()
+        for modality in MODALITIES if base is not None else ():
+            vars(base).pop(f"get_{modality}_features", None)
+        self._leave()
+
+    def _leave(self) -> None:
+        if not self.open and not self.caches:
+            self._disarm()
+            while self.handles:
+                self.handles.pop().remove()
+
+    def _hold(self, cache: Any) -> None:
+        """Counts a cache that the hooks must stay for."""
+
+        def gone() -> None:
+            self.caches -= 1
+            self._leave()
+
+        self.caches += 1
+        weakref.finalize(cache, gone)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Entrance":
+        """Hooks of a copied model, on that model."""
+        from copy import deepcopy
+
+        twin = object.__new__(type(self))
+        memo[id(self)] = twin
+        for name, value in vars(self).items():
+            if name in ("model", "base"):
+                twin.__dict__[name] = weakref.ref(memo.get(id(value()), value()))
+            elif name in ("owner", "handles"):
+                twin.__dict__[name] = deepcopy(value, memo)
+            else:
+                twin.__dict__[name] = value
+        twin.local, twin.caches = threading.local(), 0
+        return twin
+
+    # The entrance of the model
+
+    def note_labels(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """In training the answer, rows with labels, is no part of the question."""
+        given = {**dict(zip(self.outer, args, strict=False)), **kwargs}
+        self.local.labels = given.get("labels")
+
+    def enter(self, base: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Notes ids and mask of a prompt with images."""
+        kwargs = {**dict(zip(self.names, args, strict=False)), **kwargs}
+        self.local.forward, cache = None, kwargs.get("past_key_values")
+        book = book_of(cache)
+        if book is not None:
+            kwargs.update(_held_masks(kwargs, cache, book))
+        mask = kwargs.get("attention_mask")
+        self.local.mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
+        outputs = kwargs.get("mm_encoder_outputs") or {}
+        given = {name: getattr(value, RECORD) for name, value in outputs.items() if hasattr(value, RECORD)}
+        shows = given or any("pixel_values" in name and value is not None for name, value in kwargs.items())
+        if shows and self.open:
+            self.local.forward = Forward(base, *self._read(base, kwargs, cache, book), given)
+        return (), kwargs
+
+    def _read(
+        self, base: nn.Module, kwargs: dict[str, Any], cache: Any, book: Book | None
+    ) -> tuple[Integers, NDArray[np.bool_]]:
+        """Ids and real rows of a prompt [R, S]."""
+        ids, mask = kwargs.get("input_ids"), kwargs.get("attention_mask")
+        past = 0 if cache is None else int(cache.get_seq_length())
+        if kwargs.get("cu_seq_lens_q") is not None or _packed(kwargs, past):
+            raise OptionError("packed sequences: give each prompt a row of its own, or detach the method")
+        if ids is None:
+            ids = _ids_of(base, kwargs["inputs_embeds"])
+        if isinstance(mask, dict) or (isinstance(mask, Tensor) and mask.ndim == 4 and _static(cache)):
+            # masks that generate makes for a static cache; the decoder makes them anew. A real row sees itself.
+            mask = (
+                next((value for value in mask.values() if value is not None), None) if isinstance(mask, dict) else mask
+            )
+            if mask is not None:
+                seen = mask[:, 0, :, past:].diagonal(dim1=1, dim2=2)
+                seen = seen if seen.dtype == torch.bool else seen == 0
+                mask = seen.expand(ids.shape)
+            kwargs["attention_mask"] = None if mask is None else mask.long()
+        if not isinstance(mask, Tensor) or mask.ndim != 2:
+            ids = ids.cpu().numpy()
+            return ids, np.ones(ids.shape, dtype=bool)
+        both = torch.stack((ids, mask[:, -ids.shape[1] :].to(ids.device).long())).cpu().numpy()
+        return both[0], both[1].astype(bool)
+
+    def encode(self, name: str, modality: str, *args: Any, **inputs: Any) -> Any:
+        """Takes the place of the model's encoder of a modality."""
+        forward = getattr(self.local, "forward", None)
+        base: Any = self.base() if forward is None else forward.base
+        straight = self._straight(modality)
+        plain = getattr(type(base), name).__get__(base)
+        output = self.tower.encode(plain, base, self.family.mapped, not straight, *args, **inputs)
+        if forward is not None:
+            forward.encoded[modality] = getattr(output, RECORD)
+        return output
+
+    def _straight(self, modality: str) -> bool:
+        """Whether each token is one patch, in order."""
+        return self.family.projects and modality == "image"
+
+    # The entrance of the decoder
+
+    def begin(self, decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Reduces a prompt with images. Later steps get positions and masks that fit the cache."""
+        self._disarm()
+        forward, self.local.forward = getattr(self.local, "forward", None), None
+        labels, self.local.labels = getattr(self.local, "labels", None), None
+        kwargs = {**dict(zip(self.inner, args, strict=False)), **kwargs}
+        cache = kwargs.get("past_key_values")
+        book = book_of(cache)
+        if forward is None or not forward.encoded:
+            if self.open and book is None and (cache is None or not int(cache.get_seq_length())):
+                self.owner.tell(Report())  # a prompt without images
+            return (), self._step(decoder, kwargs, book, cache)
+        prompt, short = self._prompt(forward, labels, kwargs["inputs_embeds"])
+        return (), self._reduce(decoder, forward.base, prompt, short, kwargs, cache, book)
+
+    def _prompt(self, forward: Forward, labels: Tensor | None, embeds: Tensor) -> tuple[Prompt, str]:
+        """The prompts of a forward with what was read of their images, and why the tower lacks attention that the
+        method reads.
+        """
+        model: Any = self.model()
+        images: list[Image] = []
+        tiles: list[Tiles] = []
+        encoded: list[dict[str, Any]] = []
+        short, most = "", 1
+        found = images_of(forward.base, model.config, forward.encoded, forward.ids)
+        for (modality, record), (own, beams) in zip(forward.encoded.items(), found, strict=True):
+            straight = self._straight(modality)
+            if self.family.mapped and not straight:
+                maps, _ = self.tower.map(record, own)
+                own = [
+                    image
+                    if mapped is None
+                    else image._replace(tile=mapped.tile, token=mapped.token, tiles=mapped.tiles)
+                    for image, mapped in zip(own, maps, strict=True)
+                ]
+            read, why = self.tower.tiles(record, own, straight)
+            short, most = short or why, max(most, beams)
+            images += [image._replace(row=image.row * beams + beam) for beam in range(beams) for image in own]
+            tiles, encoded = tiles + read * beams, encoded + [record.inputs] * (len(own) * beams)
+        asks = forward.real.copy()
+        if labels is not None and not any(stage.method.answer_rows for stage in self.owner.stages):
+            asks &= labels.cpu().numpy() == IGNORE
+        for record in forward.encoded.values():
+            # without a cache each step reads the prompt anew, with what was generated
+            asks[:, record.prompt.setdefault("size", asks.shape[1]) :] = False
+        prompt = prompt_of(forward.ids, forward.real, asks, images, tiles, encoded, model.config)
+        return prompt._replace(beams=most), short
+
+    def _reduce(
+        self, decoder: Any, base: nn.Module, prompt: Prompt, short: str, kwargs: dict[str, Any], cache: Any,
+        book: Book | None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """The decoder's arguments for the rows that are left; layer hooks are armed if a method cuts later."""
+        owner, size = self.owner, prompt.real.shape[1]
+        report = Report(unchanged(prompt.images, prompt.beams))
+        cut = Cut(None, size, cache, None, None)
+        new, own = kwargs, prompt
+        if self.entering is not None:
+            stage = next(stage for stage in owner.stages if stage.method is self.entering)
+            units = units_of(prompt.images, owner.budgets(stage, prompt), stage.method, self.most_tiles)
+            if units:
+                new, own, report = self._at_entrance(
+                    decoder, base, prompt, units, stage.method, short, kwargs, cut, book
+                )
+        if cut.rows is None:
+            new = self._step(decoder, kwargs, book, cache)
+        if self.layers is not None:
+            report = self._between(decoder, base, own, short, new, cut, report)
+        beams = prompt.beams
+        cut.reported = [number for number, image in enumerate(prompt.images) if image.row % beams == 0]
+        report = replace(report, outcomes=[report.outcomes[number] for number in cut.reported])
+        owner.tell(report)
+        self.local.cut = cut
+        return new
+
+    def _at_entrance(
+        self, decoder: Any, base: nn.Module, prompt: Prompt, units: Any, method: Method, short: str,
+        kwargs: dict[str, Any], cut: Cut, book: Book | None,
+    ) -> tuple[dict[str, Any], Prompt, Report]:  # fmt: skip
+        """Units through the method, and the arguments of the decoder without the rows that leave."""
+        model, embeds = self.model(), kwargs["inputs_embeds"]
+        projector = projector_of(base, model.config)  # type: ignore[union-attr]
+        needs = needs_of(prompt, method, model, projector is not None, short)
+        clip = self.owner.clip_sides(prompt, base) if Need.QUESTION in needs else None
+        inputs = Inputs(prompt, embeds, method, needs, projector, clip)
+        inputs.read_probe(decoder, kwargs)
+        groups = inputs.reduce(units)
+        with inputs.watch.time("splice"):
+            rows, pool = reduced_rows(embeds, prompt.real, prompt.images, groups, method)
+            new = self._arguments(decoder, kwargs, rows, pool, prompt, cut, book, method)
+        drops = [method.newlines == "drop" and not image.video for image in prompt.images]
+        positions = new.get("position_ids")
+        axes = isinstance(positions, Tensor) and positions.ndim > 2 and method.positions == "renumber"
+        outcomes = reduced(unchanged(prompt.images, prompt.beams), groups, drops)
+        report = Report(outcomes, inputs.notes + (KEPT,) * axes, inputs.watch)
+        cut.rows = rows
+        return new, (_compact(prompt, rows, self.model().config) if self.layers else prompt), report  # type: ignore[union-attr]
+
+    def _arguments(
+        self, decoder: Any, kwargs: dict[str, Any], rows: Rows, pool: Pool, prompt: Prompt, cut: Cut,
+        book: Book | None, method: Method,
+    ) -> dict[str, Any]:  # fmt: skip
+        """The decoder's arguments for these rows, and the book of its cache."""
+        embeds, cache = kwargs["inputs_embeds"], cut.cache
+        visual = sum(len(image.places) for image in prompt.images)
+        new = {}
+        for name, value in kwargs.items():
+            if name not in ("past_key_values", "attention_mask", "position_ids", "inputs_embeds"):
+                new[name] = _features_of_visual(value, rows, pool, prompt, visual)
+        new["inputs_embeds"] = pool.take(embeds, [group.reduction.tokens for group in pool.groups])
+        if "past_key_values" in kwargs:
+            new["past_key_values"] = cache
+        past, cached = (0, 0) if cache is None else (int(cache.get_seq_length()), int(cache.get_query_offset()))
+        held, index, padded = rows.shown[:, :0], rows.index, rows.padded
+        if cached:  # the cache holds rows of prompts, and behind them what was generated
+            held = rows.shown.new_ones(len(rows.real), cached)
+            before = torch.arange(past - cached, past, device=embeds.device).expand(len(held), -1)
+            if book is not None:
+                prompts = book.real.shape[1]
+                held = torch.cat((book.real, held[:, prompts:]), 1)
+                before = torch.cat((book.index, before[:, prompts:]), 1)
+                padded |= book.padded
+            index = torch.cat((before, index + past), 1)
+        renumbers = method.positions == "renumber"
+        positions = kwargs.get("position_ids")
+        new["attention_mask"] = _mask(kwargs.get("attention_mask"), rows, held, padded, cut.size, decoder)
+        new["position_ids"], shifts = _positions(positions, rows, pool, prompt.real, past, book, method)
+        shift = rows.removed if shifts else torch.zeros_like(rows.removed)
+        if book is not None:
+            shift = shift + book.shift
+        real = torch.cat((held, rows.shown), 1) if cached else rows.shown
+        size = past + cut.size
+        cut.book = Book(
+            size, size - real.shape[1], real, index, shift, padded,
+            (renumbers and shifts and rows.shrinks) or (book is not None and book.shifted), False, {}, {},
+        )  # fmt: skip
+        return new
+
+    def _between(
+        self, decoder: Any, base: nn.Module, prompt: Prompt, short: str, kwargs: dict[str, Any], cut: Cut,
+        report: Report,
+    ) -> Report:  # fmt: skip
+        """Arms the hooks between layers for a prompt whose images they cut."""
+        assert self.layers is not None
+        stage, model, count = self.owner.stages[-1], self.model(), self.layers.count
+        outcomes = [outcome._replace(entering=(outcome.after,) * count) for outcome in report.outcomes]
+        report = replace(report, outcomes=outcomes)
+        units = units_of(prompt.images, self.owner.budgets(stage, prompt), stage.method)
+        if not units:
+            return report
+        if cut.cache is not None and int(cut.cache.get_seq_length()) > 0:
+            raise OptionError("images in a later turn on a cache are not supported: pass the whole conversation")
+        inputs = None
+        if stage.method.needs:
+            projector = projector_of(base, model.config)  # type: ignore[union-attr]
+            needs = needs_of(prompt, stage.method, model, projector is not None, short)
+            inputs = Inputs(prompt, kwargs["inputs_embeds"], stage.method, needs, projector)
+        cut.prefill = Prefill(self.layers, decoder, prompt, units, inputs, kwargs, prompt.beams)
+        cut.prefill.arm(range(count), True)
+        self.local.armed = cut.prefill
+        return replace(report, watch=report.watch or cut.prefill.watch)
+
+    def _step(self, decoder: Any, kwargs: dict[str, Any], book: Book | None, cache: Any) -> dict[str, Any]:
+        """Rows behind a shortened prompt: renumbered positions go on from its shorter length, and layers of different
+        lengths get masks of their own.
+        """
+        if book is None:
+            return kwargs
+        embeds = kwargs.get("inputs_embeds")
+        new = (kwargs["input_ids"] if embeds is None else embeds).shape[1]
+        positions = kwargs.get("position_ids")
+        if book.shifted and (positions is None or positions.ndim == 2):
+            if positions is None:
+                positions = int(cache.get_seq_length()) + torch.arange(new, device=book.shift.device)[None]
+            kwargs = {**kwargs, "position_ids": positions - book.shift}
+        if book.layers and self.layers is not None:
+            mask = getattr(self.local, "mask", None)
+            if new > 1 and mask is not None and not book.holes:
+                book = book._replace(holes=True)
+                cache.reduction_book = book
+            axes = positions.shape[0] if isinstance(positions, Tensor) and positions.ndim == 3 else 1
+            length = book.real.shape[1] + int(cache.get_seq_length()) - book.size + new
+            renumbers = self.layers.renumbers(axes)
+            if not idle(self.layers, book, length, new, renumbers, cache):
+                step = Step(self.layers, decoder, book, length, mask, renumbers, book.holes)
+                step.arm(book.layers, False)
+                self.local.armed = step
+        return kwargs
+
+    # Behind the decoder
+
+    def end(self, decoder: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        """The last states at full length; the cache says what it holds."""
+        cut: Cut | None = getattr(self.local, "cut", None)
+        self.local.cut = None
+        armed = getattr(self.local, "armed", None)
+        if armed is not None and not (cut and cut.prefill and _checkpoints(decoder)):
+            self._disarm()
+        if cut is None or (cut.rows is None and cut.prefill is None):
+            return None
+        cache = output.get("past_key_values") if cut.cache is None else cut.cache
+        book, states = cut.book, output["last_hidden_state"]
+        if cut.prefill is not None:
+            cut.prefill.replays = True
+            later = cut.prefill.outcomes(states)
+            self.owner.finish({new: later[old] for new, old in enumerate(cut.reported) if old in later})
+            own = cut.prefill.finish(0 if book is None else book.missing)
+            if own is not None and book is not None:
+                own = book._replace(layers=own.layers, weights=own.weights, missing=own.missing)
+            book = own or book
+        if cache is not None and book is not None and hasattr(cache, "layers"):
+            if book_of(cache) is None:
+                self._hold(cache)
+            shorten(cache, book)
+        if cut.rows is not None:
+            output["last_hidden_state"] = spread_rows(states, cut.rows)
+        return output
+
+    def _disarm(self) -> None:
+        armed, self.local.armed = getattr(self.local, "armed", None), None
+        if armed is not None:
+            armed.disarm()
+
+    @property
+    def most_tiles(self) -> int:
+        """The most tiles an image of this model can have, for `tile_budget=most_tiles`."""
+        config = self.model().config  # type: ignore[union-attr]
+        pins, vision = getattr(config, "image_grid_pinpoints", None), getattr(config, "vision_config", None)
+        if pins and vision is not None:
+            size = vision.image_size
+            return 1 + max((height // size) * (width // size) for height, width in pins)
+        return 1
+
+
+def base_of(model: Any) -> Any:
+    """The module of a model that encodes images; None if there is none."""
+    return next((part for part in (getattr(model, "model", None), model) if hasattr(part, "get_image_features")), None)
+
+
+def decoder_of(model: Any) -> Any:
+    """The module of a model that runs the decoder layers; None if there is none."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
+    return decoder if hasattr(decoder, "layers") else getattr(decoder, "model", None)
+
+
+def _static(cache: Any) -> bool:
+    return bool(getattr(cache, "is_compileable", False))
+
+
+def _checkpoints(decoder: Any) -> bool:
+    """Whether layers run again in the backward pass."""
+    return bool(decoder.training and torch.is_grad_enabled() and getattr(decoder, "gradient_checkpointing", False))
+
+
+def _packed(kwargs: dict[str, Any], past: int) -> bool:
+    """Whether positions begin anew within a row."""
+    positions = kwargs.get("position_ids")
+    if positions is None or positions.ndim != 2 or kwargs.get("attention_mask") is not None or past:
+        return False
+    return bool((positions[:, 1:] < positions[:, :-1]).any())
+
+
+def _ids_of(base: Any, embeds: Tensor) -> Tensor:
+    """Ids of embedded prompts, 0 for all but placeholders, which are found by their embedding as the model does."""
+    table, ids = base.get_input_embeddings(), torch.zeros(embeds.shape[:2], dtype=torch.long, device=embeds.device)
+    for name in ("image_token_id", "video_token_id"):
+        placeholder = getattr(base.config, name, None)
+        if isinstance(placeholder, int) and placeholder < table.num_embeddings:
+            here = embeds == table(torch.tensor(placeholder, device=table.weight.device))
+            ids = ids + here.all(-1).long() * placeholder
+    return ids
+
+
+def _held_masks(kwargs: dict[str, Any], cache: Any, book: Book) -> dict[str, Any]:
+    """Masks and token types that are as long as what a shortened cache holds."""
+    new = next(kwargs[name].shape[1] for name in ("input_ids", "inputs_embeds") if kwargs.get(name) is not None)
+    whole, mask = int(cache.get_seq_length()) + new, kwargs.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.ndim == 2:
+        tail = mask[:, book.size :]
+    else:  # none, or one that generate made for a static cache of another length
+        tail = book.real.new_ones(len(book.real), whole - book.size)
+    found: dict[str, Any] = {"attention_mask": torch.cat((book.real.to(tail), tail), 1).long()}
+    for name, value in kwargs.items():  # token types of the whole conversation
+        if name.endswith("token_type_ids") and isinstance(value, Tensor) and value.shape[1] == whole:
+            found[name] = torch.cat((value.gather(1, book.index), value[:, book.size :]), 1)
+    return found
+
+
+def _positions(
+    given: Tensor | None, rows: Rows, pool: Pool, real: NDArray[np.bool_], past: int, book: Book | None, method: Method
+) -> tuple[Tensor | None, bool]:
+    """Positions of the rows, and whether later ones are smaller. Those of several axes are always kept."""
+    device = rows.index.device
+    if method.positions == "renumber" and (given is None or given.ndim == 2):
+        rank = np.maximum(rows.real.cumsum(1) - 1, 0)
+        first = real.argmax(1)[:, None]
+        if given is None:
+            if not past and not rows.padded:
+                return None, True  # the decoder counts as many rows as it gets
+            (positions,) = upload([past + first + rank], device)
+        else:
+            rank, first = upload([rank, first], device)
+            positions = given.expand(real.shape).gather(1, first) + rank
+        return positions if book is None else positions - book.shift, True
+    if given is None:
+        (given,) = upload([np.arange(past, past + real.shape[1])[None]], device)
+    if method.positions == "mean":
+        every = given.expand(*given.shape[:-2], *real.shape)
+        if every.ndim == 2:
+            return pool.mean(every), False
+        return torch.stack([pool.mean(axis) for axis in every]), False
+    return drop_rows(given, rows), False
+
+
+def _features_of_visual(value: Any, rows: Rows, pool: Pool, prompt: Prompt, visual: int) -> Any:
+    """An argument for the rows that are left. Features of the visual rows only (DeepStack) become means for merged
+    tokens.
+    """
+    if type(value) in (list, tuple):
+        return type(value)(_features_of_visual(item, rows, pool, prompt, visual) for item in value)
+    if isinstance(value, dict):
+        return {name: _features_of_visual(item, rows, pool, prompt, visual) for name, item in value.items()}
+    if not (isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 2 and len(value) == visual):
+        return drop_rows(value, rows)
+    here = np.zeros(prompt.real.shape, dtype=bool)
+    for image in prompt.images:
+        here[image.row, image.places] = True
+    flat, mask = upload([np.flatnonzero(here), here], value.device)
+    plane = value.new_zeros(here.size, value.shape[1]).index_copy(0, flat, value)
+    new = pool.mean(plane.view(*here.shape, -1))
+    return new[drop_rows(mask.bool(), rows)]
+
+
+def _mask(mask: Any, rows: Rows, held: Tensor, padded: bool, size: int, decoder: Any) -> Any:
+    """The attention mask of the new rows, behind `held` [R, n] rows of the cache."""
+    if isinstance(mask, dict):
+        new = {name: _mask(value, rows, held, padded, size, decoder) for name, value in mask.items()}
+        full, sliding = new.get("full_attention"), new.get("sliding_attention")
+        window = getattr(decoder.config, "sliding_window", None)
+        if isinstance(full, Tensor) and isinstance(sliding, Tensor) and window and full.ndim == 4:
+            # windows are as wide in rows that are left
+            at = torch.arange(full.shape[-1], device=full.device)
+            near = at[held.shape[1] : held.shape[1] + full.shape[2], None] - at < window
+            allowed = _seen(sliding) | (_seen(full) & near)
+            hides = torch.zeros_like(full)
+            new["sliding_attention"] = (
+                allowed if full.dtype == torch.bool else hides.masked_fill(~allowed, torch.finfo(full.dtype).min)
+            )
+        return new
+    if not isinstance(mask, Tensor) or mask.ndim == 2:
+        if not padded:
+            return None
+        real = torch.cat((held, rows.shown), 1)
+        return real.long() if mask is None else real.to(mask.dtype)
+    real = torch.cat((held, rows.shown), 1)
+    first = mask.shape[-1] - size if mask.shape[-1] < held.shape[1] + size else held.shape[1]
+    index = rows.index
+    behind = torch.arange(held.shape[1], device=index.device).expand(len(index), -1)
+    columns = torch.cat((behind, index + first), 1)
+    mask = mask.expand(len(index), -1, -1, -1)
+    new = mask.gather(2, index[:, None, :, None].expand(-1, mask.shape[1], -1, mask.shape[3]))
+    new = new.gather(3, columns[:, None, None].expand(-1, mask.shape[1], index.shape[1], -1))
+    itself = torch.eye(real.shape[1], dtype=torch.bool, device=index.device)[held.shape[1] :]
+    none = False if new.dtype == torch.bool else torch.finfo(new.dtype).min
+    new = new.masked_fill(~real[:, None, None] & ~itself, none)
+    room = mask.shape[-1] - held.shape[1] - size  # of a static cache
+    return pad(new, (0, room + size - index.shape[1]), value=none) if room > 0 else new
+
+
+def _seen(mask: Tensor) -> Tensor:
+    return mask if mask.dtype == torch.bool else mask == 0
+
+
+def _compact(prompt: Prompt, rows: Rows, config: Any) -> Prompt:
+    """The prompts as a method between layers sees them, after rows left at the entrance. Synchronises once."""
+    index = rows.index.cpu().numpy()
+    images = []
+    for image in prompt.images:
+        number = np.full(prompt.real.shape[1], -1)
+        number[image.places] = np.arange(len(image.places))
+        own = np.where(rows.real[image.row], number[index[image.row]], -1)
+        places = np.flatnonzero(own >= 0)
+        images.append(image._replace(places=places, tile=image.tile[own[places]], token=image.token[own[places]]))
+    ids, asks = (np.take_along_axis(value, index, 1) for value in (prompt.ids, prompt.asks))
+    compact = prompt_of(ids, rows.real, asks & rows.real, images, prompt.tiles, prompt.encoded, config)
+    return compact._replace(beams=prompt.beams)
+
+
+def joined_outcomes(outcomes: list[ImageOutcome], later: dict[int, ImageOutcome], whole: bool) -> list[ImageOutcome]:
+    """Outcomes with those of a method between layers; of a composition only the counts are kept."""
+    found = []
+    for number, outcome in enumerate(outcomes):
+        new = later.get(number)
+        if new is None:
+            found.append(outcome._replace(reductions=()) if whole else outcome)
+        elif whole:
+            found.append(new._replace(before=outcome.before, origin=outcome.origin, reductions=()))
+        else:
+            found.append(new._replace(row=outcome.row))
+    return found

@@ -1,0 +1,236 @@
+"""Map from visual tokens to the patches they are made of, found by backward passes and not by a formula.
+
+The rows that the language model receives are differentiated, with a random cotangent v, by the attention output of one
+block of the tower: once with v, then once for each octal digit of the row's number with v (digit + 1) / 8. Where a
+position's gradients are proportional, the factors spell the one row that it feeds. This finds merge orders, windows,
+pixel shuffles, pooling, class tokens, padding and rows that no patch feeds (newlines). One pass with a factor of
+row / count would do in float64 and is silently wrong in bfloat16.
+
+What is found depends on shapes alone, so it is kept by them.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from llava_consensus.hosts.images import STRUCTURAL, Integers
+from llava_consensus.hosts.kernels import KernelCall
+
+DIGIT = 8
+# Of gradients that are called proportional, and of those that are called zero.
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
+LOOSE, NOTHING = 0.1, 1e-10
+
+
+class Mixed(Exception):
+    """Positions of the block feed several rows each."""
+
+
+def fed_rows(rows: Tensor, outputs: list[Tensor]) -> list[Tensor] | None:
+    """The row that every position feeds, -1 for none: [B, n] for each output [B, n, ...]; None where none feeds any.
+
+    Args:
+        rows: [N, D] that the language model receives, a function of the outputs.
+        outputs: of the kernel calls of one block, leaves of the autograd graph.
+    Raises:
+        Mixed: positions feed more than one row.
+    """
+    count, device = len(rows), rows.device
+    if not rows.requires_grad:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    cotangent = torch.randn(rows.shape, generator=generator, dtype=torch.float32).to(device, rows.dtype)
+    number = torch.arange(count, device=device)
+    digits = math.ceil(math.log(max(count, 2), DIGIT))
+    factors = [torch.ones_like(number, dtype=torch.float32)]
+    factors += [(number // DIGIT**place % DIGIT + 1) / DIGIT for place in range(digits)]
+    passes = [
+        torch.autograd.grad(
+            rows, outputs, cotangent * factor[:, None].to(rows.dtype), retain_graph=True, allow_unused=True
+        )
+        for factor in factors
+    ]
+    found, mixed, feeding = [], 0, 0
+    tolerance = TOLERANCE.get(rows.dtype, LOOSE)
+    whole = [gradient for gradient in passes[0] if gradient is not None]
+    if not whole:
+        return None
+    least = NOTHING * max(float(one.double().flatten(2).square().sum(-1).max()) for one in whole)
+    for output, first, *others in zip(outputs, *passes, strict=True):
+        if first is None:
+            found.append(torch.full(output.shape[:2], -1))
+            continue
+        first = first.flatten(2).double()
+        size = first.square().sum(-1)
+        fed, row = size > least, torch.zeros_like(size, dtype=torch.long)
+        wrong = torch.zeros_like(fed)
+        for place, other in enumerate(others):
+            other = other.flatten(2).double()
+            factor = (first * other).sum(-1) / size.clamp_min(1e-300)
+            wrong |= (other - factor[..., None] * first).norm(dim=-1) > tolerance * other.norm(dim=-1)
+            row += ((factor * DIGIT).round().long() - 1) * DIGIT**place
+        mixed, feeding = mixed + int((wrong & fed).sum()), feeding + int(fed.sum())
+        found.append(torch.where(fed, row, -1).cpu())
+    if mixed:
+        raise Mixed(f"{mixed} of {feeding} positions feed several rows")
+    return found if feeding else None
+
+
+class Tile(NamedTuple):
+    """Positions of the block that attend to each other and feed rows of one image."""
+
+    call: int  # of the block's kernel calls
+    entry: int  # of that call's batch
+    position: Tensor  # [n] in the entry
+    row: Tensor  # [n] of the image, -1 for none
+
+
+class Mapped(NamedTuple):
+    """The rows of one image with the patches they come from, on the CPU."""
+
+    tile: Integers  # [n] of each row
+    token: Integers  # [n] of that tile
+    tiles: int
+    patches: list[Tile]
+    members: Tensor | None  # [N, m] patches of a tile that make each of its tokens; None: one each, in order
+    side: int  # tokens in a row of a tile, 0 if they form no grid
+    size: int  # N, tokens of a tile
+
+    def heads(self, calls: list[KernelCall]) -> dict[str, Tensor]:
+        """Queries and keys [T, H, n, d] of the tiles in the kernel calls of a block."""
+        parts = [_heads(calls, tile) for tile in self.patches]
+        return {"query": torch.stack([query for query, _ in parts]), "key": torch.stack([key for _, key in parts])}
+
+    def states(self, calls: list[KernelCall], outputs: list[Tensor]) -> Tensor:
+        """Rows [T, n, D_v] of the outputs of a block that made these kernel calls."""
+        flat = torch.cat([output.reshape(-1, output.shape[-1]) for output in outputs])
+        lengths = [call.query.shape[0] * call.query.shape[2] for call in calls]
+        starts = [sum(lengths[: tile.call]) + tile.entry * calls[tile.call].query.shape[2] for tile in self.patches]
+        rows = torch.stack([tile.position + start for tile, start in zip(self.patches, starts, strict=True)])
+        return flat[rows.to(flat.device)]
+
+
+def _heads(calls: list[KernelCall], tile: Tile) -> tuple[Tensor, Tensor]:
+    """Queries and keys [H, n, d] of a tile, keys as many as queries."""
+    call = calls[tile.call]
+    position = tile.position.to(call.query.device)
+    query, key = call.query[tile.entry][:, position], call.key[tile.entry][:, position]
+    return query, key.repeat_interleave(len(query) // len(key), 0)
+
+
+class PatchMap(NamedTuple):
+    """Map from the rows of the images of a call to tiles and patches."""
+
+    images: list[Mapped]
+    classes: int  # class tokens in front of the patches of a tile
+
+
+def patch_map(calls: list[KernelCall], fed: list[Tensor], sizes: list[int], sides: list[int]) -> PatchMap:
+    """Maps the rows of images of these `sizes` in rows, given the kernel calls of the block and the row each position
+    feeds.
+
+    Raises:
+        Mixed: the tiles of a image differ in size, or their tokens in how many positions make them.
+    """
+    first, tiles = 0, list[list[Tile]]()
+    for size in sizes:
+        tiles.append(_tiles(calls, fed, first, size))
+        first += size
+    everything = [tile for own in tiles for tile in own]
+    classes = int(all(int(tile.row[0]) < 0 and bool((tile.row[1:] >= 0).any()) for tile in everything))
+    classes &= any(bool((tile.row[1:] >= 0).all()) for tile in everything)
+    return PatchMap(
+        [_image(own, size, side, classes) for own, size, side in zip(tiles, sizes, sides, strict=True)], classes
+    )
+
+
+def _tiles(calls: list[KernelCall], fed: list[Tensor], first: int, size: int) -> list[Tile]:
+    """The tiles of a image whose rows begin at `first`, in the order of their rows."""
+    found = []
+    for number, (call, rows) in enumerate(zip(calls, fed, strict=True)):
+        own = (rows >= first) & (rows < first + size)
+        for entry in own.any(1).nonzero()[:, 0].tolist():
+            left = own[entry].clone()
+            while bool(left.any()):  # windows or images that stand one after the other in one entry
+                seen = visible(call, entry, int(left.nonzero()[0]))
+                here = seen & (own[entry] | (rows[entry] < 0))
+                position = here.nonzero()[:, 0]
+                row = torch.where(own[entry][position], rows[entry][position] - first, -1)
+                found.append(Tile(number, entry, position, row))
+                if not bool((left & here).any()):
+                    raise Mixed("a position of the block does not see itself")
+                left &= ~here
+    return sorted(found, key=lambda tile: int(tile.row[tile.row >= 0].min()))
+
+
+def visible(call: KernelCall, entry: int, position: int) -> Tensor:
+    """The positions that one position of an entry attends to: [n] bool, on the CPU."""
+    count = call.key.shape[2]
+    mask, lengths = call.mask, call.options.get("cu_seq_lens_q")
+    if isinstance(mask, Tensor) and mask.ndim == 4:
+        row = mask[min(entry, len(mask) - 1), 0, min(position, mask.shape[2] - 1)].cpu()
+        return row if row.dtype == torch.bool else row > torch.finfo(row.dtype).min / 2
+    if isinstance(mask, Tensor) and mask.ndim == 2:
+        return mask[entry].bool().cpu()
+    if lengths is not None:
+        ends = lengths[1:].cpu().long()
+        segment = torch.bucketize(torch.arange(count), ends, right=True)
+        return segment == segment[position]
+    return torch.ones(count, dtype=torch.bool)
+
+
+def _image(tiles: list[Tile], size: int, side: int, classes: int) -> Mapped:
+    """Maps a image of `size` rows."""
+    if not tiles:
+        raise Mixed("a image has rows that no position feeds alone")
+    if len({len(tile.position) for tile in tiles}) > 1:
+        raise Mixed("the tiles of a image differ in size")
+    tile_of, token_of = torch.zeros(size, dtype=torch.long), torch.full((size,), STRUCTURAL)
+    members: list[Tensor | None] = []
+    for number, tile in enumerate(tiles):
+        fed = (tile.row >= 0).nonzero()[:, 0]
+        row, token, count = tile.row[fed].unique(return_inverse=True, return_counts=True)
+        tile_of[row] = number
+        if int(count.max()) == 1 and bool((tile.row[fed].diff() > 0).all()):
+            token_of[tile.row[fed]] = fed - classes
+            members.append(None)
+        elif int(count.min()) == int(count.max()):
+            token_of[row] = torch.arange(len(row))
+            members.append(fed[token.sort(stable=True).indices].view(len(row), -1) - classes)
+        else:
+            raise Mixed("the tokens of a image are made of differing numbers of positions")
+    if len({None if own is None else tuple(own.flatten().tolist()) for own in members}) > 1:
+        raise Mixed("the tiles of a image are made of differing positions")
+    own = members[0]
+    tokens = len(tiles[0].position) - classes if own is None else len(own)
+    square = math.isqrt(tokens)
+    side = side or (square if square**2 == tokens else 0)
+    return Mapped(tile_of.numpy(), token_of.numpy(), len(tiles), tiles, own, side, tokens)
+
+
+def sides_of(inputs: dict[str, Any], sizes: list[int]) -> list[int]:
+    """Tokens in a row of each image by the height and width that the processor gives of it, 0 where it gives none.
+
+    Whatever has a row of whole numbers for each image ends in height and width, in patches or in pixels.
+    """
+    for value in inputs.values():
+        if not isinstance(value, Tensor) or value.is_floating_point() or value.ndim != 2 or value.shape[1] < 2:
+            continue
+        if len(value) != len(sizes):
+            continue
+        shapes = value[:, -2:].tolist()
+        found = [_width(height, width, size) for (height, width), size in zip(shapes, sizes, strict=True)]
+        if all(found):
+            return found
+    return [0] * len(sizes)
+
+
+def _width(height: int, width: int, size: int) -> int:
+    """Tokens per row of the grid of a image of this height and width that makes `size` tokens; 0 if no grid fits."""
+    square = height * width / size
+    step = round(math.sqrt(square)) if square >= 1 else 0
+    if not step or height % step or width % step or (height // step) * (width // step) != size:
+        return 0
+    return int(width // step)
