@@ -325,19 +325,27 @@ def angles_of(tiny: Tiny, run: Callable[[], Any]) -> tuple[dict[Any, Tensor], An
 
 def rows_seen(tiny: Tiny, method: str) -> list[Tensor]:
     """The rows of the prompt that each layer is given under a method that keeps positions."""
-    inputs = tiny.prompts["one"]
+    inputs, layers = tiny.prompts["one"], decoder_of(tiny.model).layers
+    lengths: dict[int, int] = {}  # of layers without attention, by their first norm
     whole, _ = angles_of(tiny, lambda: tiny.model(**inputs))
+    hooks = [
+        norm.register_forward_pre_hook(
+            lambda _, args, number=number: lengths.update({number: max(args[0].shape[-2], lengths.get(number, 0))})
+        )
+        for number, layer in enumerate(layers)
+        for norm in [next(module for name, module in layer.named_children() if "norm" in name)]
+    ]
     with attach(tiny.model, method, tokens=tiny.tokens, **accepted(method, positions="keep")):
         short, _ = angles_of(tiny, lambda: generate(tiny.model, inputs))
-    rows: dict[Any, Tensor] = {}
-    for layer, angles in short.items():
-        equal = (whole[layer].unsqueeze(-3) == angles.unsqueeze(-2)).all(-1)  # [..., rows left, S]
-        rows[layer] = equal.flatten(0, -3).all(0).long().argmax(-1)
-    found, latest = [], next(iter(rows.values()))
-    for layer in decoder_of(tiny.model).layers:  # recurrent layers see what the attention before them sees
-        latest = rows.get(layer, latest)
-        found.append(latest)
-    return found
+    for hook in hooks:
+        hook.remove()
+    rows: dict[int, Tensor] = {}
+    for number, layer in enumerate(layers):
+        if layer in short:
+            equal = (whole[layer].unsqueeze(-3) == short[layer].unsqueeze(-2)).all(-1)  # [..., rows left, S]
+            rows[number] = equal.flatten(0, -3).all(0).long().argmax(-1)
+    by_length = {len(index): index for index in [torch.arange(inputs["input_ids"].shape[1]), *rows.values()]}
+    return [rows[number] if number in rows else by_length[lengths[number]] for number in range(len(layers))]
 
 
 def refused(run: Callable[[], Any]) -> bool:
