@@ -44,6 +44,7 @@ class Prompt(NamedTuple):
     encoded: list[dict[str, Any]]  # of each image, the arguments of its encoder
     text: list[Integers]  # of each image, the columns of the text that asks about it
     beams: int = 1  # rows of each prompt, next to each other
+    grouped: bool = True  # whether it is known how the family's processor lays out tiles
 
 
 def needs_of(prompt: Prompt, method: Method, model: Any, projects: bool, short: str = "") -> frozenset[Need]:
@@ -63,7 +64,7 @@ def needs_of(prompt: Prompt, method: Method, model: Any, projects: bool, short: 
     if projects:
         offered.add(Need.PROJECTOR)
     needs = method.needs
-    if short and not needs - offered:  # with a class token, the user has a choice
+    if short and not needs - offered and Need.CLASS_FEATURE in offered:  # then another block can be read
         raise OptionError(short)
     if (needs - offered or short) and method.instead is not None:
         needs = method.instead
@@ -302,20 +303,31 @@ class Inputs:
         which, there = upload([np.concatenate(own), np.concatenate(present)], self.embeds.device)
         return WholePictures(which, there.bool())
 
+    def _pixels(self, unit: Unit) -> Tensor:
+        """Pixels of the first tile of a unit, or of its whole image if its processor's layout of tiles is not known."""
+        image, inputs = self.prompt.images[unit.image], self.prompt.encoded[unit.image]
+        if self.prompt.grouped:
+            return pixels_of_tile(image, inputs, int(unit.tile[0]))
+        beam = image.row % self.prompt.beams
+        alike = [
+            number
+            for number, other in enumerate(self.prompt.images)
+            if self.prompt.encoded[number] is inputs and other.row % self.prompt.beams == beam
+        ]
+        tiles = [self.prompt.images[number].tiles for number in alike]
+        return pixels_of_images(inputs, tiles)[alike.index(unit.image)]
+
     def _fingerprint(self, units: list[Unit]) -> Tensor:
         """A number for image and prompt, the same in every batch: [B]."""
         prompt = self.prompt
         hashed = prompt_hash(prompt.ids, prompt.real & (prompt.asks | visual_rows(prompt.images, prompt.real.shape)),
                              prompt.images)  # fmt: skip
         (own,) = upload([hashed[[prompt.images[unit.image].row for unit in units]]], self.embeds.device)
-        pixels = [
-            fingerprint(pixels_of(prompt.images[unit.image], prompt.encoded[unit.image], int(unit.tile[0])))
-            for unit in units
-        ]
+        pixels = [fingerprint(self._pixels(unit)) for unit in units]
         return torch.cat(pixels).to(own.device) ^ own
 
 
-def pixels_of(image: Image, inputs: dict[str, Any], tile: int) -> Tensor:
+def pixels_of_tile(image: Image, inputs: dict[str, Any], tile: int) -> Tensor:
     """The pixels of one tile of an image, [1, ...]."""
     modality = "video" if image.video else "image"
     pixels = next(inputs[name] for name in PIXELS[modality] if inputs.get(name) is not None)
@@ -331,6 +343,27 @@ def pixels_of(image: Image, inputs: dict[str, Any], tile: int) -> Tensor:
         return pixels[number : number + 1, :, :height, :width]
     flat = pixels.flatten(0, -4) if pixels.ndim > 3 else pixels
     return flat[number : number + 1]
+
+
+def pixels_of_images(inputs: dict[str, Any], tiles: list[int]) -> list[Tensor]:
+    """The pixels of each image, [1, values] each: by entry if there is one for each image or tile, by rows in equal
+    shares of a prompt's else.
+    """
+    pixels = next(value for name, value in inputs.items() if name.startswith("pixel_values") and value is not None)
+    if len(pixels) == len(tiles):
+        return [one.reshape(1, -1) for one in pixels]
+    if len(pixels) == sum(tiles):
+        return [one.reshape(1, -1) for one in pixels.split(tiles)]
+    grids = [
+        value.long().prod(-1).tolist()
+        for value in inputs.values()
+        if isinstance(value, Tensor) and value.ndim == 2 and len(value) == len(tiles) and not value.is_floating_point()
+    ]
+    for axis in range(pixels.ndim):
+        for counts in grids:
+            if pixels.shape[axis] == sum(counts):
+                return [one.reshape(1, -1) for one in pixels.split(counts, axis)]
+    return [torch.cat((pixels.reshape(1, -1), pixels.new_full((1, 1), number)), 1) for number in range(len(tiles))]
 
 
 def fingerprint(values: Tensor) -> Tensor:
@@ -354,7 +387,8 @@ def prompt_of(
     config: Any,
 ) -> Prompt:
     """A batch of prompts with the text that asks about each image."""
-    return Prompt(ids, real, asks, images, tiles, encoded, text_after(ids, asks, images, config))
+    text = text_after(ids, asks, images, config)
+    return Prompt(ids, real, asks, images, tiles, encoded, text, 1, not family_of(config).mapped)
 
 
 def projector_of(base: Any, config: Any) -> Callable[[Tensor], Tensor] | None:

@@ -34,6 +34,7 @@ from llava_consensus.reduction.selection import indices
 from llava_consensus.reduction.tokens import Stopwatch, TextProbe
 
 RECURRENT = ("linear_attention", "conv", "mamba")  # layer types without an attention kernel; they take 2D masks
+UNTURNED = {"cohere2": "full_attention"}  # layers of a decoder that do not rotate queries and keys
 CUT_ROWS = 1 << 16  # of the sequences of images that are cut together; a copy of the keys is made for each image
 
 
@@ -363,9 +364,13 @@ class Prefill(Hooks):
             sizes = parts.to(short.device)[self.owner.gather(1, rows.index)]
         else:
             sizes = self.weight.gather(1, rows.index)
-        angles = arguments["position_embeddings"]
-        cos, sin = (angles.real, angles.imag) if isinstance(angles, Tensor) else angles
-        cos, sin = (part.mean(0) if part.ndim > 3 else part for part in (cos, sin))
+        cos, sin = _angles(arguments["position_embeddings"])
+        if self.layers.kinds[index] == UNTURNED.get(self.layers.config.model_type):
+            cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
+        elif not isinstance(arguments["position_embeddings"], Tensor):  # channels that do not turn count too
+            width = getattr(self.decoder.layers[index].self_attn, "head_dim", cos.shape[-1])
+            rest = (0, width - cos.shape[-1])
+            cos, sin = nn.functional.pad(cos, rest, value=1.0), nn.functional.pad(sin, rest)
         far = far_logits(cos, sin).expand(len(sizes), -1, -1)
         self.weights[index] = sizes
         return seen_logits(self.layers.dense(index, rows.shown, sizes.shape[1], ahead), sizes, far, short.dtype)
@@ -490,9 +495,7 @@ class Prefill(Hooks):
             return TextProbe(none, none, still, still, 1.0, asked, mask, shown)
         if self.method.attention == "values":
             value = call.value[batch][:, :, :width]
-            cos, sin = (angles.real, angles.imag) if isinstance(angles, Tensor) else angles
-            cos, sin = (part.mean(0) if part.ndim > 3 else part for part in (cos, sin))
-            cos, sin = (part.expand(len(self.alive), -1, -1)[batch] for part in (cos, sin))
+            cos, sin = (part.expand(len(self.alive), -1, -1)[batch] for part in _angles(angles))
             query = _of_rows(call.value, batch, asked)
             return TextProbe(query, value, cos, sin, value.shape[-1] ** -0.5, asked, mask, shown)
         key = call.key[batch][:, :, :width]  # a static cache hands over columns that are still empty
@@ -590,6 +593,12 @@ def idle(layers: Layers, book: Book, length: int, new: int, renumbers: bool, cac
     plain = new == 1 and not padded
     short = layers.window is None or length < layers.window
     return plain and short and not renumbers and not book.weights and not getattr(cache, "is_compileable", False)
+
+
+def _angles(given: Any) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [R or 1, W, d] of position embeddings, mean over the axes of positions."""
+    cos, sin = (given.real, given.imag) if isinstance(given, Tensor) else given
+    return (cos.mean(0), sin.mean(0)) if cos.ndim > 3 else (cos, sin)
 
 
 def _of_rows(values: Tensor, batch: Tensor, asked: Tensor) -> Tensor:
