@@ -25,6 +25,7 @@ class Book(NamedTuple):
     holes: bool  # whether a later turn may have left padding behind the prompts
     layers: dict[int, Rows]  # rows of each layer in which more of them left
     weights: dict[int, Tensor]  # [R, n] of such layers: how many tokens each row stands for, if that is calibrated
+    owner: int = 0  # number of the entrance whose hooks continue from this cache
 
     def change(self, change: Any) -> "Book":
         """The same with other batch rows, `change` being done to each tensor."""

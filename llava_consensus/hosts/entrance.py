@@ -10,6 +10,7 @@ Everything outside of the decoder sees the prompt that the user passed.
 """
 
 import functools
+import itertools
 import threading
 import weakref
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,7 @@ from llava_consensus.reduction.tokens import Need
 
 IGNORE = -100  # label of rows without a target
 MODALITIES = ("image", "video")
+_NUMBERS = itertools.count(1)
 # what was learnt of towers, by the module with `get_image_features`
 _LEARNT: "weakref.WeakKeyDictionary[nn.Module, Learnt]" = weakref.WeakKeyDictionary()
 
@@ -89,6 +91,7 @@ class Entrance:
         self.names = argument_names(type(base).forward)[1:]
         self.outer = argument_names(type(model).forward)[1:]
         self.inner = argument_names(type(decoder).forward)[1:]
+        self.number = next(_NUMBERS)
         self.caches = 0  # shortened ones, for which hooks stay
         self.open = False  # whether new prompts are reduced
         self.handles: list[Any] = []
@@ -165,7 +168,7 @@ class Entrance:
         kwargs = {**dict(zip(self.names, args, strict=False)), **kwargs}
         self.local.forward, cache = None, kwargs.get("past_key_values")
         book = book_of(cache)
-        if book is not None:
+        if book is not None and book.owner == self.number:
             kwargs.update(_held_masks(kwargs, cache, book))
         mask = kwargs.get("attention_mask")
         self.local.mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
@@ -385,7 +388,7 @@ class Entrance:
         """Rows behind a shortened prompt: renumbered positions go on from its shorter length, and layers of different
         lengths get masks of their own.
         """
-        if book is None:
+        if book is None or book.owner != self.number:  # hooks of a detached method continue from its own caches
             return kwargs
         embeds = kwargs.get("inputs_embeds")
         new = (kwargs["input_ids"] if embeds is None else embeds).shape[1]
@@ -432,7 +435,7 @@ class Entrance:
         if cache is not None and book is not None and hasattr(cache, "layers"):
             if book_of(cache) is None:
                 self._hold(cache)
-            shorten(cache, book)
+            shorten(cache, book._replace(owner=self.number))
         if cut.rows is not None:
             output["last_hidden_state"] = spread_rows(states, cut.rows)
         return output

@@ -74,6 +74,11 @@ def by_grid(call: Call) -> list[Any]:
     return [[height * width // merged] * time for time, height, width in grid.tolist()]
 
 
+def video(call: Call) -> list[Any]:
+    """By grid if the processor gives one, else each run is one video."""
+    return by_grid(call) if f"{call.modality}_grid_thw" in call.inputs else one_run(call)
+
+
 def by_size(call: Call) -> list[Any]:
     """Pixtral, Mistral 3: as many tokens as the pixels need."""
     area = numbers(call.inputs["image_sizes"]).prod(1)
@@ -94,7 +99,7 @@ def run_of_tiles(call: Call) -> list[Any]:
 
 def tagged(call: Call) -> list[Any]:
     """SmolVLM, Idefics 3, Aya: a tag in front of each tile; the whole view ends an image."""
-    images, waiting, found = [], 0, runs(call)
+    images, waiting, found = list[Any](), 0, runs(call)
     last = {row: int(call.ids[row, start - 1]) for row, start, _ in found}
     for row, start, length in found:
         waiting += 1
@@ -103,17 +108,91 @@ def tagged(call: Call) -> list[Any]:
     return images
 
 
-def spaced(call: Call) -> list[Any]:
-    """Command A Vision, Ovis 2: one word between the tiles of an image."""
-    images: list[Any] = []
-    follows = None
+def gaps(call: Call) -> list[tuple[int, ...] | None]:
+    """The words between each run and the one before it; None for the first run of a prompt."""
+    found: list[tuple[int, ...] | None] = []
+    previous, end = -1, 0
     for row, start, length in runs(call):
-        if (row, start) == follows:
+        found.append(tuple(call.ids[row, end:start].tolist()) if row == previous else None)
+        previous, end = row, start + length
+    return found
+
+
+def spaced(call: Call) -> list[Any]:
+    """Command A Vision, Ovis 2, LFM2-VL: one word between the tiles of an image."""
+    images = list[Any]()
+    for (_, _, length), words in zip(runs(call), gaps(call), strict=True):
+        if words is not None and len(words) == 1:
             images[-1].append(length)
         else:
             images.append([length])
-        follows = row, start + length + 1
     return images
+
+
+def separated(call: Call) -> list[Any]:
+    """Llama 4: up to two separators between the tiles of an image, none of which starts or ends an image."""
+    images, size = list[Any](), _tile(call)
+    ends = {call.base.config.boi_token_index, call.base.config.eoi_token_index}
+    for (_, _, length), words in zip(runs(call), gaps(call), strict=True):
+        tiles = [size] * (length // size)
+        if words is not None and len(words) <= 2 and not ends & set(words):
+            images[-1] += tiles
+        else:
+            images.append(tiles)
+    return images
+
+
+def sliced(call: Call) -> list[Any]:
+    """MiniCPM-V: slices behind the whole view, with `</image><slice>` in front of the first, and `</slice><slice>` or
+    `</slice>\\n<slice>` between them. The word that opens the whole view opens no slice.
+    """
+    images, opens = list[Any](), -1
+    for (row, start, length), words in zip(runs(call), gaps(call), strict=True):
+        near = words is not None and (len(words) == 2 or (len(words) == 3 and len(images[-1]) > 1))
+        if near and call.ids[row, start - 1] != opens:
+            images[-1].append(length)
+        else:
+            images.append([length])
+            opens = int(call.ids[row, start - 1])
+    return images
+
+
+def by_rows(call: Call) -> list[Any]:
+    """Molmo 2: an overview, and a grid of crops, each row of tokens with a word of its own behind it."""
+    grids = numbers(call.inputs["image_grids"]).tolist()
+    return [[size for size in (height * width, tall * wide) if size] for height, width, tall, wide in grids]
+
+
+def crops(call: Call) -> list[Any]:
+    """Gemma 3: a whole view; with pan and scan a sentence behind it, and crops with equal words between them. A prompt
+    of several images may look the same, so the pixels decide.
+    """
+    size, between, images = int(call.here.sum()) // len(call.pixels), gaps(call), list[Any]()
+    first = 0
+    while first < len(between):
+        sentence, words = [*between[first + 1 : first + 3], None, None][:2]
+        count = 1
+        if sentence and words and len(sentence) > len(words):
+            last = first + 3
+            while last < len(between) and between[last] == words:
+                last += 1
+            view, rest = call.pixels[first], call.pixels[first + 1 : last]
+            count += next((number for number in range(len(rest), 1, -1) if _shown(view, rest[:number])), 0)
+        images.append([size] * count)
+        first += count
+    return images
+
+
+def _shown(view: Tensor, parts: Tensor) -> bool:
+    """Whether parts beside or below each other are this view."""
+    cells = 12  # of an edge: 2, 3, 4 or 6 parts have whole ones
+
+    def small(image: Tensor) -> Tensor:
+        return torch.nn.functional.adaptive_avg_pool2d(image.float(), cells)
+
+    whole = small(view)
+    spread = float(whole.std()) + 1e-6
+    return any(float((small(torch.cat(list(parts), axis)) - whole).abs().mean()) < 0.2 * spread for axis in (-1, -2))
 
 
 def frames(call: Call) -> list[Any]:
@@ -136,7 +215,12 @@ def anyres(call: Call) -> list[Any]:
     more = {"vision_feature_select_strategy": base.config.vision_feature_select_strategy}
     if hasattr(base.config, "vision_aspect_ratio"):
         more = {"vision_aspect_ratio": call.inputs.get("vision_aspect_ratio") or base.config.vision_aspect_ratio}
-    for size in torch.from_numpy(numbers(call.inputs["image_sizes"])):
+    counts = numbers(call.inputs.get("batch_num_images", torch.tensor([], dtype=torch.long)))
+    whole = np.repeat(counts, counts) > 1  # OneVision does not cut several images of a prompt into tiles
+    for number, size in enumerate(torch.from_numpy(numbers(call.inputs["image_sizes"]))):
+        if number < len(whole) and whole[number]:  # a newline is behind the only tile
+            found.append((np.zeros(side**2 + 1, np.int64), np.append(np.arange(side**2), STRUCTURAL), 1))
+            continue
         pins = base.config.image_grid_pinpoints
         count = family.image_size_to_num_patches(size, pins, vision.image_size)
         across = int(family.get_anyres_image_grid_shape(size, pins, vision.image_size)[1])
@@ -156,13 +240,15 @@ class Family(NamedTuple):
     """How a family's processor writes images."""
 
     image: Callable[[Call], list[Any]] = one_run
-    video: Callable[[Call], list[Any]] = by_grid
+    video: Callable[[Call], list[Any]] = video
     around: tuple[int, int] = (0, 0)  # markers that the processor puts in front of and behind each image
     projects: bool = False  # whether `multi_modal_projector` takes patch by patch (VisionZip, PruMerge project anew)
     mapped: bool = False  # whether tiles must be found by the map of patches (`tower.py`)
+    known: bool = True  # whether images are what the user passed; else each run of placeholders counts as one
 
 
 GRID = Family(by_grid, around=(1, 1))
+MAPPED_GRID = Family(by_grid, mapped=True)
 TABLE = {
     "llava": Family(equal, projects=True),
     **dict.fromkeys(("llava_llama", "llava_mistral"), Family(projects=True)),  # official LLaVA
@@ -178,11 +264,17 @@ TABLE = {
     "aya_vision": Family(tagged, around=(2, 1)),
     "cohere2_vision": Family(spaced, around=(1, 2)),
     "ovis2": Family(spaced, around=(1, 1)),
-    "gemma3": Family(equal, around=(1, 1)),
+    "gemma3": Family(crops, around=(1, 1)),
+    "llama4": Family(separated, mapped=True),
+    "minicpmv4_6": Family(sliced, mapped=True),
+    "lfm2_vl": Family(spaced, mapped=True),
+    "molmo2": Family(by_rows, mapped=True),
+    "gemma4": Family(mapped=True),
     "paligemma": Family(equal),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe"), GRID),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "kimi_k25", "glm_ocr", "paddleocr_vl", "video_llama_3"), MAPPED_GRID),
 }
-UNKNOWN = Family(mapped=True)  # a run of placeholders is an image
+UNKNOWN = Family(mapped=True, known=False)  # a run of placeholders is an image
 
 
 def family_of(config: Any) -> Family:
