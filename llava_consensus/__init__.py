@@ -84,4 +84,8 @@ def attach(
 
     if isinstance(method, int | float):
         raise OptionError(f"method={method!r}: must be a name. A number of tokens is given as tokens={method!r}")
+    if not isinstance(method, str):
+        raise OptionError(f"method={method!r}: must be the name of a method (llava-consensus list)")
+    if host_options is not None and not isinstance(host_options, dict):
+        raise OptionError(f"host_options={host_options!r}: must be a dictionary of names and values")
     return attached(model, make(method, **options), wanted(tokens, merged), checked_total(total), host_options)

@@ -1,6 +1,6 @@
 """The entrance of the language model: hooks by which rows leave, while `generate` and every `forward` stay as they are.
 
-    model      pre-hook    notes labels
+    model      pre-hook    notes rows of the answer
     base       pre-hook    notes ids and the mask; in later steps on a shortened cache, shortens 2D masks
     encoders   wrapped     what was read of the tower travels on the output
     decoder    pre-hook    chooses tokens, and gathers the rows that stay in every argument with a row axis
@@ -103,7 +103,7 @@ class Entrance:
             raise OptionError("the model is gone")
         decoder, self.open = decoder_of(model), True
         self.handles = [
-            model.register_forward_pre_hook(self.note_labels, with_kwargs=True),
+            model.register_forward_pre_hook(self.note_answer, with_kwargs=True),
             base.register_forward_pre_hook(self.enter, with_kwargs=True),
             decoder.register_forward_pre_hook(self.begin, with_kwargs=True),
             decoder.register_forward_hook(self.end, with_kwargs=True),
@@ -158,10 +158,13 @@ class Entrance:
 
     # The entrance of the model
 
-    def note_labels(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """In training the answer, rows with labels, is no part of the question."""
+    def note_answer(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Notes rows that are no part of the question: the answer in training, which has labels, and guesses of assisted
+        decoding, whose logits are kept.
+        """
         given = {**dict(zip(self.outer, args, strict=False)), **kwargs}
-        self.local.labels = given.get("labels")
+        keep = given.get("logits_to_keep")
+        self.local.labels, self.local.guesses = given.get("labels"), keep - 1 if isinstance(keep, int) and keep else 0
 
     def enter(self, base: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Notes ids and mask of a prompt with images."""
@@ -264,9 +267,10 @@ class Entrance:
         asks = forward.real.copy()
         if labels is not None and not any(stage.method.answer_rows for stage in self.owner.stages):
             asks &= labels.cpu().numpy() == IGNORE
+        size = asks.shape[1] - getattr(self.local, "guesses", 0)
         for record in forward.encoded.values():
             # without a cache each step reads the prompt anew, with what was generated
-            asks[:, record.prompt.setdefault("size", asks.shape[1]) :] = False
+            asks[:, record.prompt.setdefault("size", size) :] = False
         prompt = prompt_of(forward.ids, forward.real, asks, images, tiles, encoded, model.config)
         return prompt._replace(beams=most), short
 
