@@ -232,11 +232,10 @@ class Runner:
             ) from error
         return encoded, answer
 
-    def pad(self, rows: list[Tensor], left: bool = True) -> tuple[Tensor, Tensor]:
-        """Ids and mask [R, L] of rows padded on the left, or on the right."""
-        side = "left" if left else "right"
-        ids = pad_sequence(rows, batch_first=True, padding_value=self.padding, padding_side=side)
-        mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side=side)
+    def pad(self, rows: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Ids and mask [R, L] of rows padded on the left."""
+        ids = pad_sequence(rows, batch_first=True, padding_value=self.padding, padding_side="left")
+        mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
         return ids.to(self.model.device), mask.to(self.model.device)
 
     @property
@@ -299,7 +298,7 @@ def _check_batch(attachment: Attachment, encoded: list[list[Encoding]], prompts:
 
 
 def answers_of(
-    call: Call, texts: Sequence[str], text_rows: Sequence[tuple[int, int]], limit: int | None, shown: Sequence[int]
+    call: Call, texts: Sequence[str], text_rows: Sequence[tuple[int, int]], limit: int | None
 ) -> list[Answer]:
     """Texts with the account of their tokens, and a note where a prompt has more rows than the `limit` positions the
     model was made for: it is answered, but from places never seen in training, or, where a checkpoint of official LLaVA
@@ -310,9 +309,8 @@ def answers_of(
         texts: of each prompt.
         text_rows: of each prompt, rows that are not visual tokens, and how many of them follow its last picture.
         limit: None where any number of rows is fine.
-        shown: of each prompt, the row of the call's outcomes in which its pictures stand.
     """
-    outcomes = [tuple(outcome for outcome in call.report.outcomes if outcome.row == row) for row in shown]
+    outcomes = [tuple(outcome for outcome in call.report.outcomes if outcome.row == row) for row in range(len(texts))]
     answers = []
     for text, own, prefill in zip(texts, outcomes, prefills(call.report.cache, text_rows, outcomes), strict=True):
         before, after, structural = (sum(getattr(outcome, name) for outcome in own) for name in COUNTS)

@@ -171,7 +171,7 @@ class HfRunner(Runner):
         texts = self.decode(output[:, padded.shape[1] :])
         placeholders = [self.view.placeholder(modality) for modality in {picture.modality for picture in pictures}]
         limit = None if self.view.keeps_positions else self.view.decoder.reach
-        return answers_of(call, texts, [text_rows(row, placeholders) for row in ids], limit, range(len(ids)))
+        return answers_of(call, texts, [text_rows(row, placeholders) for row in ids], limit)
 
     def question_ids(self, prompt: Prompt, pictures: list[Any]) -> Tensor:
         """Ids [L] of a prompt about these pictures, with a row for every token of theirs.

@@ -90,7 +90,7 @@ class RemoteRunner(Runner):
         with attachment.call(**fields) as call:
             output = self.model.generate(padded, attention_mask=mask, **arguments)
         texts = self.decode(output[:, padded.shape[1] :])
-        return answers_of(call, texts, [self._text_rows(row) for row in words], None, range(len(ids)))
+        return answers_of(call, texts, [self._text_rows(row) for row in words], None)
 
 
 def _padded(rows: list[Tensor]) -> Tensor:
