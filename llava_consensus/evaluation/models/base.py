@@ -120,9 +120,23 @@ class Runner:
         """Tiles in a row of the grid after the base view of a picture of this width and height; 0 without a grid."""
         return 0
 
-    def encode(self, pictures: "list[Image | Clip]") -> list[Encoding]:
-        """Pictures, and of hosts that take them clips, through the vision tower, for the method that is attached."""
+    def pixels(self, image: "Image") -> Tensor:
+        """An image as the vision tower reads it: [3, H, W], or [T, 3, H, W] if it is cut into tiles."""
         raise NotImplementedError
+
+    @torch.inference_mode()
+    def encode(self, pictures: "list[Any]") -> list[Encoding]:
+        """Images, and of hosts that take them clips, through the vision tower, for the method that is attached."""
+        pixels = [self.pixels(image) for image in pictures]
+        tiles = [image if image.ndim == 4 else image[None] for image in pixels]
+        batch = torch.cat(tiles).to(self.model.device, self.model.dtype)
+        with self.attachment() as attachment, attachment.call():
+            encoded = attachment.encode(batch, [len(image) for image in tiles])
+        attached = attachment.asked, attachment.budget
+        return [
+            Encoding(part, made.ndim == 4, image.size, *attached)
+            for image, made, part in zip(pictures, pixels, encoded, strict=True)
+        ]
 
     def shape(self, text: int = 0) -> Shape:
         """Sizes of the model, with a prompt of one picture of the most tiles and `text` other rows."""

@@ -39,11 +39,10 @@ from llava_consensus.evaluation.models.loading import (
     Checkpoint,
     Loading,
     find,
-    hub_name,
     incomplete_refused,
     refuse_not_finite,
 )
-from llava_consensus.evaluation.models.weights import tensors_of, weight_files
+from llava_consensus.evaluation.models.weights import MEND, reason, tensors_of, weight_files
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.environment import OFFICIAL, check_llava_version
 from llava_consensus.hosts.llava import LlavaModel
@@ -58,7 +57,6 @@ IMAGE_ID = -200  # IMAGE_TOKEN_INDEX of official LLaVA, which stands for a pictu
 LEFT = {"tokenizer_padding_side": "left"}
 CONVERSATION = "vicuna_v1"  # default template: that of LLaVA-1.5
 VIDEO_CONVERSATION = "llava_v1"  # of the official scripts for questions about videos (Video-LLaVA)
-MEND = "Fetch the checkpoint again"
 FLAG = "unfreeze_mm_vision_tower"
 PREFIX = "model.vision_tower.vision_tower."  # of the tower's tensors in a checkpoint
 
@@ -113,26 +111,10 @@ class LlavaRunner(Runner):
         return to_ids(prompt, pictures, self.tokenizer, getattr(self.model.config, "mm_use_im_start_end", False))
 
     def pixels(self, image: Image.Image) -> Tensor:
-        """A picture as the vision tower reads it: [3, H, W], of several tiles [T, 3, H, W]."""
         from llava.mm_utils import process_images
 
-        found: Tensor = process_images([image], self.image_processor, self.view.config)[0]
+        found: Tensor = process_images([shrink_to_pad(image)], self.image_processor, self.view.config)[0]
         return found
-
-    @torch.inference_mode()
-    def encode(self, images: list[Any]) -> list[Encoding]:
-        """Pictures through preprocessing, vision tower and projector, in one batch where they have one shape."""
-        images = [shrink_to_pad(image) for image in images]
-        pixels = [self.pixels(image) for image in images]
-        tiles = [picture if picture.ndim == 4 else picture[None] for picture in pixels]
-        batch = torch.cat(tiles).to(self.model.device, self.model.dtype)
-        with self.attachment() as attachment, attachment.call():
-            encoded = attachment.encode(batch, [len(picture) for picture in tiles])
-        attached = attachment.asked, attachment.budget
-        return [
-            Encoding(part, picture.ndim == 4, image.size, *attached)
-            for image, picture, part in zip(images, pixels, encoded, strict=True)
-        ]
 
     def own_inputs(self, prompt: Prompt, image: Image.Image, folder: Path) -> dict[str, Any]:
         """Kwargs of the model's own `generate` for one prompt about a picture, as in official LLaVA's runners."""
@@ -287,7 +269,7 @@ def load_official(path: str, loading: Loading) -> tuple[Any, Any, Any]:
     Raises:
         DataError: for a folder that is not there or cannot be loaded, whose weights are not those of its config.json,
             or hold NaN or infinity.
-        OptionError: for a name LLaVA's loader would take for another model, or a layout of pictures it does not know.
+        OptionError: for a layout of pictures that LLaVA does not know.
     """
     check_llava_version()
     path = str(Path(path).expanduser())
@@ -297,18 +279,12 @@ def load_official(path: str, loading: Loading) -> tuple[Any, Any, Any]:
         )
     try:
         import llava.model.builder
-        from llava.mm_utils import get_model_name_from_path
     except ImportError as error:
         raise MissingDependency(f"official LLaVA: {error}. {OFFICIAL}") from error
-    named = hub_name(Path(path)) or path
-    name = get_model_name_from_path(named)
-    if "llava" not in name.lower() or "lora" in name.lower():
-        raise OptionError(
-            f"model={named!r}: LLaVA's loader goes by the model's name, "
-            "which must contain 'llava' and not 'lora' (llava-consensus model merge LORA BASE OUT)"
-        )
-    if Path(path).is_dir():
-        check_pictures(_config(Path(path)))
+    config = _config(Path(path))
+    check_pictures(config)
+    # the loader takes the class from the name: llava_llama, llava_mistral
+    name = f"llava_{config.get('model_type')}"
     own_tower = trains_tower(path)
     changes: dict[str, Any] = {**_tower(path), **({FLAG: False} if own_tower else {})}
     # what the loader hands on to transformers; where the model stands is its own to say
@@ -324,25 +300,7 @@ def load_official(path: str, loading: Loading) -> tuple[Any, Any, Any]:
         load_own_tower(path, model)
     loading.cast(model)
     refuse_not_finite(path, model)
-    _try_picture(path, model, processor)
     return model.eval(), tokenizer, processor
-
-
-def _try_picture(path: str, model: "PreTrainedModel", processor: "BaseImageProcessor") -> None:
-    """Raises DataError where a picture cannot be made ready for the tower: else every question would fail at it."""
-    from llava.mm_utils import process_images
-    from PIL import Image
-
-    side = model.get_vision_tower().config.image_size
-    try:
-        pixels = process_images([Image.new("RGB", (64, 48))], processor, model.config)
-        if pixels.shape[-3:] != (3, side, side) or not pixels.isfinite().all():
-            raise ValueError(f"it becomes {tuple(pixels.shape[-3:])} numbers, and {(3, side, side)} finite ones enter")
-    except Exception as error:  # a damaged configuration breaks foreign code in any way
-        raise DataError(
-            f"model={path!r}: its image processor cannot read a picture ({type(error).__name__}: {error}). Fetch "
-            "config.json and preprocessor_config.json of the checkpoint and of its vision tower again"
-        ) from error
 
 
 def quietly_loaded(
@@ -359,7 +317,7 @@ def quietly_loaded(
     except ConsensusError:
         raise
     except Exception as error:  # a damaged checkpoint breaks foreign code in any way
-        raise DataError(f"model={path!r} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise DataError(f"model={path!r} cannot be loaded: {reason(error)}") from error
     return model, tokenizer, processor
 
 

@@ -75,7 +75,7 @@ def merged(lora: Path, base: Path, files: Iterable[Path]) -> Path:
         DataError: see `merge`.
     """
     folder = cache_folder("merged")
-    out = folder / f"llava-{checksum_of(files)[:24]}"  # LLaVA's loader goes by the name
+    out = folder / f"llava-{checksum_of(files)[:24]}"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # of workers, the first one merges
