@@ -5,13 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.base import Offer
 from llava_consensus.hosts.derived.model import DerivedModel
 from llava_consensus.hosts.derived.record import Fields
 from llava_consensus.hosts.derived.rows import Mapped
 from llava_consensus.hosts.hf.rows import Features, PictureRows
 from llava_consensus.hosts.hf.towers import MERGER, PATCHES
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.tower_hooks import TokenGrid, shrink, shrunk
 from llava_consensus.reduction.method import Place
 

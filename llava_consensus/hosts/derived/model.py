@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.base import Offer
 from llava_consensus.hosts.call import Shadow, enter_model, running
 from llava_consensus.hosts.derived import record as deriving
@@ -49,6 +48,7 @@ from llava_consensus.hosts.hf.generate import EMBEDS, channels_of, check_outer
 from llava_consensus.hosts.hf.model import HfModel
 from llava_consensus.hosts.hf.rows import Features, PictureRows, runs
 from llava_consensus.hosts.hf.towers import PATCHES, TapTower
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.sequence import Assembled
 from llava_consensus.hosts.towers import EARLIER, blocks_read, fingerprint
 from llava_consensus.reduction.budget import Budget

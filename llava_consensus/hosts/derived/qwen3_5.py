@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.base import Offer
 from llava_consensus.hosts.derived.model import DerivedModel
 from llava_consensus.hosts.derived.record import Fields
 from llava_consensus.hosts.hf.cells import ADAPTED, through_tower
 from llava_consensus.hosts.hf.rows import Features, PictureRows
 from llava_consensus.hosts.hf.towers import PATCHES
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.reduction.method import Place
 
 

@@ -11,8 +11,8 @@ from hf_models import CASES, prompts  # noqa: E402
 
 from llava_consensus import make  # noqa: E402
 from llava_consensus.hosts import view_of  # noqa: E402
-from llava_consensus.hosts.old_attachment import Attachment  # noqa: E402
 from llava_consensus.hosts.derived.model import DerivedModel  # noqa: E402
+from llava_consensus.hosts.old_attachment import Attachment  # noqa: E402
 from llava_consensus.reduction.budget import Share  # noqa: E402
 
 
