@@ -68,6 +68,7 @@ class Learnt(NamedTuple):
 
     fed: dict[Any, Fed]
     maps: dict[Any, tuple[list[Mapped | None], int]]  # and the class tokens
+    mixed: dict[Any, str]  # why there is no map
 
 
 class Tower:
@@ -164,7 +165,7 @@ class Tower:
                 output = self._recorded(plain, base, copied, record, fed, True)
         rows = flat_features(output)
         if learning and rows is not None:
-            self.learnt.fed[key] = self._fed(output, record.calls)
+            self.learnt.fed[key] = self._fed(key, output, record.calls)
             if not torch.is_grad_enabled():
                 for name in list(output):
                     output[name] = detached(output[name])
@@ -216,7 +217,7 @@ class Tower:
             for hook in hooks:
                 hook.remove()
 
-    def _fed(self, output: Any, calls: dict[Block, list[KernelCall]]) -> Fed:
+    def _fed(self, key: Any, output: Any, calls: dict[Block, list[KernelCall]]) -> Fed:
         """The last block that feeds the features."""
         for block, own in sorted(calls.items(), key=lambda item: -item[0][1]):
             light = [
@@ -230,7 +231,8 @@ class Tower:
                     rows = flat_features(output)
                     assert rows is not None
                     found = fed_rows(rows, [call.output for call in own if call.output is not None])
-            except Mixed:
+            except Mixed as error:
+                self.learnt.mixed[key] = str(error)
                 return Fed(block, None, light)
             if found is not None:
                 return Fed(block, found, light)
@@ -254,8 +256,8 @@ class Tower:
                 try:
                     found = patch_map(fed.calls, rows, sizes, sides_of(record.inputs, sizes))
                     self.learnt.maps[key] = list(found.images), found.classes
-                except Mixed:
-                    pass
+                except Mixed as error:
+                    self.learnt.mixed[record.key] = str(error)
         return self.learnt.maps[key]
 
     def tiles(self, record: Encoded, images: list[Image], straight: bool) -> tuple[list[Tiles], str]:
@@ -271,7 +273,7 @@ class Tower:
         block, ahead = self.features_block(fed.block), self.method.blocks_ahead
         found = self._read(record, images, maps, classes, block, ahead)
         if not ahead or all("key" in tiles.parts and tiles.classes for tiles in found):
-            return found, ""
+            return found, self.learnt.mixed.get(record.key, "") if None in maps else ""
         found = self._read(record, images, maps, classes, block, 0)
         count = self.lists[block[0]]
         return found, (
