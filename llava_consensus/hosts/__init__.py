@@ -268,12 +268,13 @@ HOSTS: dict[str, HostEntry] = {
 OTHER = _derived("any other vision-language model of transformers that takes `mm_encoder_outputs`", ())
 
 
-def view_of(model: Any, options: Mapping[str, str] | None = None) -> Any:
-    """A host's view of a model that is loaded, compiled or not: what `Attachment` is given.
+def view_of(model: Any, options: Mapping[str, str] | None = None, old: bool = False) -> Any:
+    """A host's view of a model that is loaded, compiled or not: what a method is attached to.
 
     Args:
         model: of a class some host adapts.
         options: see `HostEntry`; the default for each that is left out.
+        old: whether models of transformers are viewed by their own files.
     Raises:
         OptionError: for a model class no host adapts, or an option that its host does not have.
     """
@@ -300,7 +301,8 @@ def view_of(model: Any, options: Mapping[str, str] | None = None) -> Any:
             )
         known = ", ".join(name for entry in HOSTS.values() for name in entry.classes)
         raise OptionError(f"model of class {type(model).__name__} has no host. Adapted classes: {known}")
-    view = load_place(entry.view)(model, chosen(entry, type(model).__name__, options))
+    place = f"{OURS}.facts:Facts" if entry.kind == "hf" and not old else entry.view
+    view = load_place(place)(model, chosen(entry, type(model).__name__, options))
     keep_freed_memory()
     return view
 
@@ -313,22 +315,22 @@ def attached(
     Raises:
         OptionError: for a model class no host adapts, or a method that this model cannot have.
     """
-    view = view_of(model, options)
-    if not view_is_new(view, method):
-        from llava_consensus.hosts.old_attachment import Attachment as Old
-
-        return Old(view, method, budget, total)
-    from llava_consensus.hosts.attachment import Attachment
-
-    return Attachment(view.module, method, budget, total)
+    return attach_view(view_of(model, options), method, budget, total)
 
 
-def view_is_new(view: Any, method: Any) -> bool:
-    """Whether the hooks of `entrance.py` take this model and method."""
+def attach_view(view: Any, method: Any, budget: Any, total: int | None = None) -> Any:
+    """Attaches a method to the model of a view."""
+    from llava_consensus.hosts.facts import Facts
+
     parts = [part.method for part in getattr(method, "parts", ())] or [method]
-    return ".hf." in type(view).__module__ + "." + ".".join(c.__module__ for c in type(view).__mro__) and not any(
-        part.acts_inside for part in parts
-    )
+    if isinstance(view, Facts) and not any(part.acts_inside for part in parts):
+        from llava_consensus.hosts.attachment import Attachment
+
+        return Attachment(view.module, method, budget, total)
+    from llava_consensus.hosts.old_attachment import Attachment as Old
+
+    view = view_of(view.module, view.options, old=True) if isinstance(view, Facts) else view
+    return Old(view, method, budget, total)
 
 
 def takes_features(model: Any) -> bool:

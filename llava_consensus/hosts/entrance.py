@@ -30,7 +30,7 @@ from llava_consensus.hosts.kernels import skip_in_probe
 from llava_consensus.hosts.layers import Layers, Prefill, Step, idle
 from llava_consensus.hosts.outcomes import ImageOutcome, Report, reduced, unchanged
 from llava_consensus.hosts.rows import Pool, Rows, drop_rows, reduced_rows, spread_rows, upload
-from llava_consensus.hosts.tower import READ, RECORD, Encoded, Learnt, Tiles, Tower, argument_names
+from llava_consensus.hosts.tower import READ, RECORD, Encoded, Learnt, Tiles, Tower, argument_names, records_of
 from llava_consensus.hosts.units import units_of
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
@@ -49,7 +49,7 @@ class Forward:
     base: nn.Module
     ids: Integers  # [R, S]
     real: NDArray[np.bool_]  # [R, S] False for padding
-    encoded: dict[str, Encoded]  # by modality
+    encoded: dict[str, list[Encoded]]  # by modality
     reduces: bool = True
 
 
@@ -176,7 +176,7 @@ class Entrance:
         mask = kwargs.get("attention_mask")
         self.local.mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
         outputs = kwargs.get("mm_encoder_outputs") or {}
-        given = {name: getattr(value, RECORD) for name, value in outputs.items() if hasattr(value, RECORD)}
+        given = {name: records_of(value) for name, value in outputs.items() if hasattr(value, RECORD)}
         shows = given or any("pixel_values" in name and value is not None for name, value in kwargs.items())
         if shows and self.open:
             self.local.forward = Forward(base, *self._read(base, kwargs, cache, book), given)
@@ -216,7 +216,7 @@ class Entrance:
         plain = getattr(type(base), name).__get__(base)
         output = self.tower.encode(plain, base, self.family.mapped, not straight, *args, **inputs)
         if forward is not None:
-            forward.encoded[modality] = getattr(output, RECORD)
+            forward.encoded[modality] = records_of(output)
         return output
 
     def _straight(self, modality: str) -> bool:
@@ -249,8 +249,7 @@ class Entrance:
         tiles: list[Tiles] = []
         encoded: list[dict[str, Any]] = []
         short, most = "", 1
-        found = images_of(forward.base, model.config, forward.encoded, forward.ids)
-        for (modality, record), (own, beams) in zip(forward.encoded.items(), found, strict=True):
+        for modality, record, own, beams in images_of(forward.base, model.config, forward.encoded, forward.ids):
             straight = self._straight(modality)
             if self.tower.reads and not straight and None in self.tower.map(record, own)[0]:
                 own = [part for image in own for part in parts_of(image)]
@@ -270,7 +269,7 @@ class Entrance:
         if labels is not None and not any(stage.method.answer_rows for stage in self.owner.stages):
             asks &= labels.cpu().numpy() == IGNORE
         size = asks.shape[1] - getattr(self.local, "guesses", 0)
-        for record in forward.encoded.values():
+        for record in (one for records in forward.encoded.values() for one in records):
             # without a cache each step reads the prompt anew, with what was generated
             asks[:, record.prompt.setdefault("size", size) :] = False
         prompt = prompt_of(forward.ids, forward.real, asks, images, tiles, encoded, model.config)

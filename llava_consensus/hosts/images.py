@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from llava_consensus.errors import OptionError
+
 Integers = NDArray[np.int64]
 
 STRUCTURAL = -1  # token of rows that are never candidates (newlines, class tokens)
@@ -289,32 +291,48 @@ def family_of(config: Any) -> Family:
 PIXELS = {"image": ("pixel_values", "pixel_values_images"), "video": ("pixel_values_videos",)}
 
 
-def images_of(base: Any, config: Any, encoded: dict[str, Any], ids: Integers) -> list[tuple[list[Image], int]]:
-    """Images of prompts [R, S] for each modality of `encoded`, and the number of beams of each prompt. Batch indices
-    count prompts, not beams.
+def images_of(
+    base: Any, config: Any, encoded: dict[str, list[Any]], ids: Integers
+) -> list[tuple[str, Any, list[Image], int]]:
+    """Modality, record, images and number of beams for each record of encoded images, in the order of prompts [R, S].
+    Batch indices count prompts, not beams.
     """
     family, found = family_of(config), []
-    for modality, record in encoded.items():
-        pixels = next(record.inputs[name] for name in PIXELS[modality] if record.inputs.get(name) is not None)
+    for modality, records in encoded.items():
         here = ids == getattr(config, f"{modality}_token_id", None)
         if not here.any():
             here = ids == config.image_token_id  # GLM-4V has one placeholder for both
-        count = int(here.sum())
-        beams = max(count // (record.count or count), 1)  # prompts are next to their copies
-        call = Call(base, record.inputs, ids[::beams], here[::beams], modality, pixels)
-        where, start, first = np.argwhere(call.here), 0, 0
-        images: list[Image] = []
-        for tiles in getattr(family, modality)(call):
-            tile, token, number = tiles if isinstance(tiles, tuple) else _of_tiles(tiles)
-            own = where[start : start + len(tile)]
-            images.append(Image(int(own[0, 0]), own[:, 1], tile, token, number, modality == "video", first))
-            start, first = start + len(tile), first + number
-        if start != len(where) or start != (record.count or start):
-            raise ValueError(
-                f"{len(where)} placeholders, and the {modality}s make {record.count} rows: truncate nothing"
+        total, rows = int(here.sum()), sum(record.count or 0 for record in records)
+        beams = max(total // (rows or total or 1), 1)  # prompts are next to their copies
+        where, start = np.argwhere(here[::beams]), 0
+        if len(where) != (rows or len(where)):
+            raise OptionError(
+                f"the prompts hold {len(where)} placeholders and the {modality}s make {rows} tokens: pass input_ids and "
+                "pixels of one call of the model's own processor, and truncate nothing"
             )
-        found.append((images, beams))
+        for record in records:
+            own = where[start : start + (record.count or len(where))]
+            mask = np.zeros_like(here[::beams])
+            mask[own[:, 0], own[:, 1]] = True
+            pixels = next(record.inputs[name] for name in PIXELS[modality] if record.inputs.get(name) is not None)
+            call = Call(base, record.inputs, ids[::beams], mask, modality, pixels)
+            found.append((modality, record, _images(call, getattr(family, modality)(call), own), beams))
+            start += len(own)
     return found
+
+
+def _images(call: Call, groups: list[Any], where: Integers) -> list[Image]:
+    """Images whose tiles have these sizes, at the rows and columns `where` [n, 2]."""
+    images: list[Image] = []
+    start, first = 0, 0
+    for tiles in groups:
+        tile, token, number = tiles if isinstance(tiles, tuple) else _of_tiles(tiles)
+        own = where[start : start + len(tile)]
+        images.append(Image(int(own[0, 0]), own[:, 1], tile, token, number, call.modality == "video", first))
+        start, first = start + len(tile), first + number
+    if start != len(where):
+        raise OptionError(f"{len(where)} placeholders, and the {call.modality}s make {start} rows: truncate nothing")
+    return images
 
 
 def _of_tiles(sizes: list[Any]) -> tuple[Integers, Integers, int]:

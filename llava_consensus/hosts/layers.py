@@ -90,7 +90,9 @@ class Layers:
         """
         read = {"own": 0, "none": None}.get(self.method.attention, 1)
         for index in range(cut, self.count):
-            if (read is None and all(self.readable)) or (self.readable[index - (read or 0)] and any(self.readable[:index])):
+            if (read is None and all(self.readable)) or (
+                self.readable[index - (read or 0)] and any(self.readable[:index])
+            ):
                 return index
         raise OptionError(f"{type(self.method).__name__}: no layer with attention to cut before, from layer {cut} on")
 

@@ -7,6 +7,7 @@ differentiated by the attention output of the block (`patch_map.fed_rows`), wher
 up by name in every call, so that weights and adapters that come later are the ones that are read.
 """
 
+import copy
 import functools
 import inspect
 import threading
@@ -84,7 +85,7 @@ class Tower:
     def __init__(self, base: nn.Module, decoder: nn.Module, method: Method, learnt: Learnt) -> None:
         self.method, self.learnt = method, learnt
         self.reads = bool(method.needs & READ)
-        self.lists = dict(_lists(base, "", decoder)) if self.reads else {}  # lengths by name
+        self.lists = dict(block_lists(base, decoder)) if self.reads else {}  # lengths by name
         vision = getattr(base.config, "vision_config", None)
         self.whole = getattr(vision, "fullatt_block_indexes", None)  # blocks whose attention looks at everything
         self.busy = threading.local()
@@ -153,7 +154,7 @@ class Tower:
         fed = self.learnt.fed.get(key)
         learning = fed is None and (self.reads or maps)
         if learning and not self.lists:
-            self.lists = dict(_lists(base, "", None))
+            self.lists = dict(block_lists(base, None))
         record = Encoded(inputs, key, 0, {}, {}, {})
         if not learning and not self.reads:
             output = plain(**inputs)
@@ -171,7 +172,7 @@ class Tower:
                     output[name] = detached(output[name])
             for calls in record.calls.values():
                 calls[:] = [call._replace(output=None) for call in calls]
-        object.__setattr__(output, RECORD, record._replace(count=None if rows is None else len(rows)))
+        object.__setattr__(output, RECORD, [record._replace(count=None if rows is None else len(rows))])
         return output
 
     def _recorded(
@@ -345,7 +346,7 @@ def _repeat(key: Tensor, query: Tensor) -> Tensor:
     return key if times == 1 else key.repeat_interleave(times, 1)
 
 
-def _lists(module: nn.Module, name: str, decoder: nn.Module | None) -> list[tuple[str, int]]:
+def block_lists(module: nn.Module, decoder: nn.Module | None, name: str = "") -> list[tuple[str, int]]:
     """Names and lengths of the lists of blocks in a module, without those in the decoder."""
     found = []
     for child_name, child in module.named_children():
@@ -354,7 +355,7 @@ def _lists(module: nn.Module, name: str, decoder: nn.Module | None) -> list[tupl
         path = f"{name}.{child_name}" if name else child_name
         if isinstance(child, nn.ModuleList):
             found.append((path, len(child)))
-        found += _lists(child, path, decoder)
+        found += block_lists(child, decoder, path)
     return found
 
 
@@ -386,3 +387,29 @@ def shape_key(inputs: dict[str, Any]) -> Any:
         for name, value in sorted(inputs.items())
         if isinstance(value, Tensor)
     )
+
+
+def records_of(output: Any) -> list[Encoded]:
+    """What was recorded while an encoder made this output."""
+    return list(getattr(output, RECORD))
+
+
+def joined_outputs(outputs: list[Any]) -> Any:
+    """Outputs of an encoder of several images as one, for prompts that show them in this order. An output can be part
+    of any number of prompts.
+    """
+    new, fields = copy.copy(outputs[0]), dict[str, Any]()
+    fields["pooler_output"] = _in_a_row([output["pooler_output"] for output in outputs])
+    if outputs[0].get("deepstack_features") is not None:
+        layers = zip(*(output["deepstack_features"] for output in outputs), strict=True)
+        fields["deepstack_features"] = [_in_a_row(list(layer)) for layer in layers]
+    for name, value in fields.items():
+        new[name] = value
+    records = [record._replace(prompt={}) for output in outputs for record in records_of(output)]
+    object.__setattr__(new, RECORD, records)
+    return new
+
+
+def _in_a_row(values: list[Any]) -> Any:
+    """Features of images one after the other: tensors, or lists of them."""
+    return torch.cat(values) if isinstance(values[0], Tensor) else [item for value in values for item in value]

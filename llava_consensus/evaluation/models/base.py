@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from llava_consensus.errors import ConsensusError, DataError, QuestionError
 from llava_consensus.evaluation.files import HALF
+from llava_consensus.hosts import attach_view
 from llava_consensus.hosts.base import PictureOutcome, Tiles
 from llava_consensus.hosts.call import CachedLayer, Call, current_call
 from llava_consensus.hosts.old_attachment import Attachment
@@ -113,7 +114,7 @@ class Runner:
         Raises:
             OptionError: for a method this model has no parts for, or a model that has a method already.
         """
-        self._attached = Attachment(self.view, method, budget)
+        self._attached = attach_view(self.view, method, budget)
         return self._attached
 
     def grid_columns(self, size: tuple[int, int]) -> int:
