@@ -261,7 +261,7 @@ class Entrance:
                     else image._replace(tile=mapped.tile, token=mapped.token, tiles=mapped.tiles)
                     for image, mapped in zip(own, maps, strict=True)
                 ]
-            read, why = self.tower.tiles(record, own, straight)
+            read, why = self.tower.tiles(record, own, straight, not self.family.mapped)
             short, most = short or why, max(most, beams)
             images += [image._replace(row=image.row * beams + beam) for beam in range(beams) for image in own]
             tiles, encoded = tiles + read * beams, encoded + [record.inputs] * (len(own) * beams)
