@@ -40,7 +40,7 @@ class HostEntry(NamedTuple):
 OURS = "llava_consensus.hosts"
 GROUP = "llava_consensus.hosts"  # entry points of other packages, each a `HostEntry`
 
-DERIVED = f"{OURS}.derived.model:DerivedModel"  # of families that no file describes
+FACTS = f"{OURS}.facts:Facts"  # of families that no file describes
 
 
 # What a derived family may lack: a tower that can be read, layers that can be cut between, positions of one axis.
@@ -54,7 +54,7 @@ def _hf(view: str, line: str, types: tuple[str, ...], *classes: str, answer_vers
 
 def _derived(line: str, types: tuple[str, ...], *classes: str, lacks: tuple[str, ...] = ()) -> HostEntry:
     """A family of transformers that is tested and has no file."""
-    return HostEntry(DERIVED, "hf", classes, f"{line} (derived)", types, lacks=lacks, answer_version=3)
+    return HostEntry(FACTS, "hf", classes, f"{line} (derived)", types, lacks=lacks, answer_version=3)
 
 
 HOSTS: dict[str, HostEntry] = {
@@ -187,9 +187,9 @@ HOSTS: dict[str, HostEntry] = {
         "Qwen3_5ForConditionalGeneration",
         "Qwen3_5MoeForConditionalGeneration",
         lacks=(LAYERS, ONE_AXIS),
-    )._replace(view=f"{OURS}.derived.qwen3_5:Qwen35"),
+    ),
     "gemma-4": _derived("Gemma 4: pictures of any shape", ("gemma4",), "Gemma4ForConditionalGeneration")._replace(
-        view=f"{OURS}.derived.gemma4:Gemma4", answer_version=4
+        answer_version=4
     ),
     "gemma-3n": _derived(
         "Gemma 3n: a tower without attention, which no method reads",
@@ -301,7 +301,7 @@ def view_of(model: Any, options: Mapping[str, str] | None = None, old: bool = Fa
             )
         known = ", ".join(name for entry in HOSTS.values() for name in entry.classes)
         raise OptionError(f"model of class {type(model).__name__} has no host. Adapted classes: {known}")
-    place = f"{OURS}.facts:Facts" if entry.kind == "hf" and not old else entry.view
+    place = FACTS if entry.kind == "hf" and not old else entry.view
     view = load_place(place)(model, chosen(entry, type(model).__name__, options))
     keep_freed_memory()
     return view
