@@ -21,10 +21,11 @@ from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.entrance import Entrance, joined_outcomes
-from llava_consensus.hosts.images import UNKNOWN, family_of
+from llava_consensus.hosts.images import UNKNOWN, family_of, whole_images
 from llava_consensus.hosts.inputs import NO_TEXT, Prompt
-from llava_consensus.hosts.outcomes import ImageOutcome, Report, cached_layers
+from llava_consensus.hosts.outcomes import ImageOutcome, Report, cached_layers, joined_parts
 from llava_consensus.hosts.tower import READ
+from llava_consensus.hosts.units import over_parts
 from llava_consensus.reduction.budget import AUTO, Auto, Budget, Share, amount, of_prompts
 from llava_consensus.reduction.composition import Composition
 from llava_consensus.reduction.detail import auto_share
@@ -225,7 +226,7 @@ class Attachment:
     @property
     def outcomes(self) -> list[ImageOutcome]:
         """Per-image results of the last call of this thread, or of any thread if this one made none."""
-        return self._report.outcomes
+        return joined_parts(self._report.outcomes)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -250,10 +251,10 @@ class Attachment:
         Raises:
             OptionError: for `tokens="auto"` without the images in PIL.
         """
-        images = prompt.images
-        found: list[Any] = [stage.budget] * len(images)
+        images, whole = prompt.images, whole_images(prompt.images)
+        found: list[Any] = [stage.budget] * len(whole)
         if isinstance(stage.budget, Auto):
-            call, count = self._scope.get(), len(images) // prompt.beams
+            call, count = self._scope.get(), len(whole) // prompt.beams
             pictures = None if call is None else call.pictures
             if pictures is None or len(pictures) != count:
                 raise OptionError(
@@ -261,10 +262,11 @@ class Attachment:
                     f"{count} of PIL, one for each that the batch shows"
                 )
             found = [auto_share(picture) for picture in pictures] * prompt.beams
+        sizes = [[int((images[part].token >= 0).sum()) for part in parts] for parts in whole]
         if self.total is not None:
-            sizes = [int((image.token >= 0).sum()) for image in images]
-            found = list(of_prompts(found, sizes, [image.row for image in images], self.total))
-        return found
+            rows = [images[parts[0]].row for parts in whole]
+            found = list(of_prompts(found, [sum(own) for own in sizes], rows, self.total))
+        return [share for budget, own in zip(found, sizes, strict=True) for share in over_parts(budget, own)]
 
     def clip_sides(self, prompt: Prompt, base: nn.Module) -> Callable[[list[int]], ClipSides] | None:
         """Images and questions in CLIP's space, given images; None if the tower is of no whole CLIP model.

@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.cache import Book, book_of, shorten
-from llava_consensus.hosts.images import Image, Integers, family_of, images_of
+from llava_consensus.hosts.images import Image, Integers, family_of, images_of, parts_of
 from llava_consensus.hosts.inputs import KEPT, Inputs, Prompt, needs_of, projector_of, prompt_of
 from llava_consensus.hosts.kernels import skip_in_probe
 from llava_consensus.hosts.layers import Layers, Prefill, Step, idle
@@ -84,7 +84,7 @@ class Entrance:
         self.model, self.base = weakref.ref(model), weakref.ref(base)
         methods: list[Method] = [stage.method for stage in owner.stages]
         reader = next((method for method in methods if method.needs & READ), methods[0])
-        self.tower = Tower(base, decoder, reader, _LEARNT.setdefault(base, Learnt({}, {})))
+        self.tower = Tower(base, decoder, reader, _LEARNT.setdefault(base, Learnt({}, {}, {})))
         self.family = family_of(model.config)
         self.layers = Layers(decoder, methods[-1]) if methods[-1].place is Place.DECODER else None
         self.entering = next((method for method in methods if method.place is Place.TOKENS), None)
@@ -251,6 +251,8 @@ class Entrance:
         short, most = "", 1
         for modality, record, own, beams in images_of(forward.base, model.config, forward.encoded, forward.ids):
             straight = self._straight(modality)
+            if self.tower.reads and not straight and None in self.tower.map(record, own)[0]:
+                own = [part for image in own for part in parts_of(image)]
             if self.family.mapped and not straight:
                 maps, _ = self.tower.map(record, own)
                 own = [
@@ -259,7 +261,7 @@ class Entrance:
                     else image._replace(tile=mapped.tile, token=mapped.token, tiles=mapped.tiles)
                     for image, mapped in zip(own, maps, strict=True)
                 ]
-            read, why = self.tower.tiles(record, own, straight)
+            read, why = self.tower.tiles(record, own, straight, not self.family.mapped)
             short, most = short or why, max(most, beams)
             images += [image._replace(row=image.row * beams + beam) for beam in range(beams) for image in own]
             tiles, encoded = tiles + read * beams, encoded + [record.inputs] * (len(own) * beams)

@@ -4,7 +4,7 @@
 of this is numpy on the CPU, so that a prefill launches nothing for it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ class Image(NamedTuple):
     tiles: int
     video: bool
     first: int  # number of its first tile among those of its modality
+    part: tuple[int, int] = (0, 1)  # which part of what the user passed this is, and of how many
 
 
 class Call(NamedTuple):
@@ -348,3 +349,25 @@ def _of_tiles(sizes: list[Any]) -> tuple[Integers, Integers, int]:
         token += [np.full(front, STRUCTURAL), np.arange(size)]
         count += 1
     return np.concatenate(tile), np.concatenate(token).astype(np.int64), count
+
+
+def parts_of(image: Image) -> list[Image]:
+    """The tiles of an image as images of their own if they differ in size, as what is read of a tower has one size."""
+    real = image.token != STRUCTURAL
+    tiles, counts = np.unique(image.tile[real], return_counts=True)
+    if len(set(counts.tolist())) < 2 or image.video or len(tiles) != image.tiles or not real.all():
+        return [image]
+    return [
+        image._replace(
+            places=image.places[own], tile=image.tile[own] - tile, token=image.token[own], tiles=1,
+            first=image.first + int(tile), part=(number, len(tiles)),
+        )
+        for number, tile in enumerate(tiles)
+        for own in [image.tile == tile]
+    ]  # fmt: skip
+
+
+def whole_images(images: Sequence[Image]) -> list[list[int]]:
+    """The indices of the parts of each image that the user passed."""
+    starts = [index for index, image in enumerate(images) if image.part[0] == 0]
+    return [list(range(start, start + images[start].part[1])) for start in starts]

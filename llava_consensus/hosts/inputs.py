@@ -71,8 +71,8 @@ def needs_of(prompt: Prompt, method: Method, model: Any, projects: bool, short: 
     if missing := needs - offered:
         names = ", ".join(sorted(need.name.lower() for need in missing))
         raise OptionError(
-            f"{type(method).__name__} needs {names}, which the vision side of {type(model).__name__} does not have: "
-            "take another method (llava-consensus list)"
+            f"{type(method).__name__} needs {names}, which the vision side of {type(model).__name__} does not have"
+            f"{f' ({short})' if short else ''}: take another method (llava-consensus list)"
         )
     return needs
 

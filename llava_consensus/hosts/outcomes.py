@@ -22,6 +22,7 @@ class ImageOutcome(NamedTuple):
     reductions: tuple[tuple[int, Reduction], ...]  # (tile, its reduction, one unit) for every unit that was reduced
     entering: tuple[int, ...] = ()  # visual tokens that entered each decoder layer, where that differs by layer
     origin: tuple[Tensor, Tensor] | None = None  # [before] tile, and token of that tile, of each visual token
+    part: int = 0  # which part of its image this is, see `images.parts_of`
 
     def __repr__(self) -> str:
         structural = f" and {self.structural} structural ones" if self.structural else ""
@@ -54,7 +55,7 @@ def unchanged(images: Sequence[Image], beams: int = 1) -> list[ImageOutcome]:
         real = image.token != STRUCTURAL
         origin = torch.from_numpy(image.tile[real]), torch.from_numpy(image.token[real])
         count = int(real.sum())
-        found.append(ImageOutcome(image.row // beams, count, count, len(real) - count, (), (), origin))
+        found.append(ImageOutcome(image.row // beams, count, count, len(real) - count, (), (), origin, image.part[0]))
     return found
 
 
@@ -76,6 +77,28 @@ def reduced(outcomes: list[ImageOutcome], groups: Sequence[Reduced], drops: Sequ
                 reductions=tuple(sorted((*outcome.reductions, (unit.part, own)), key=lambda part: part[0])),
                 structural=0 if drops[unit.image] else outcome.structural,
             )
+    return found
+
+
+def joined_parts(outcomes: Sequence[ImageOutcome]) -> list[ImageOutcome]:
+    """One outcome for each image, of the outcomes of its parts."""
+    found: list[ImageOutcome] = []
+    for outcome in outcomes:
+        if not outcome.part:
+            found.append(outcome)
+            continue
+        first, origin = found[-1], None
+        if first.origin is not None and outcome.origin is not None:
+            tile = torch.cat((first.origin[0], outcome.origin[0] + outcome.part))
+            origin = tile, torch.cat((first.origin[1], outcome.origin[1]))
+        found[-1] = first._replace(
+            before=first.before + outcome.before,
+            after=first.after + outcome.after,
+            structural=first.structural + outcome.structural,
+            reductions=(*first.reductions, *((outcome.part, own) for _, own in outcome.reductions)),
+            entering=tuple(map(sum, zip(first.entering, outcome.entering, strict=True))),
+            origin=origin,
+        )
     return found
 
 

@@ -211,16 +211,20 @@ def _image(tiles: list[Tile], size: int, side: int, classes: int) -> Mapped:
 
 
 def sides_of(inputs: dict[str, Any], sizes: list[int]) -> list[int]:
-    """Tokens in a row of each image by the height and width that the processor gives of it, 0 where it gives none.
+    """Tokens in a row of each image by the height and width that the processor gives of it, 0 if it gives none.
 
-    Whatever has a row of whole numbers for each image ends in height and width, in patches or in pixels.
+    Whatever has a row of whole numbers for each image ends in height and width, in patches or in pixels; or it has the
+    column and row of each patch (Gemma 4).
     """
     for value in inputs.values():
-        if not isinstance(value, Tensor) or value.is_floating_point() or value.ndim != 2 or value.shape[1] < 2:
+        if not isinstance(value, Tensor) or value.is_floating_point() or value.ndim < 2 or len(value) != len(sizes):
             continue
-        if len(value) != len(sizes):
+        if value.ndim == 3 and value.shape[2] == 2:
+            shapes = (value.amax(1) + 1).flip(1).tolist()
+        elif value.ndim == 2 and value.shape[1] >= 2:
+            shapes = value[:, -2:].tolist()
+        else:
             continue
-        shapes = value[:, -2:].tolist()
         found = [_width(height, width, size) for (height, width), size in zip(shapes, sizes, strict=True)]
         if all(found):
             return found

@@ -69,6 +69,7 @@ class Learnt(NamedTuple):
 
     fed: dict[Any, Fed]
     maps: dict[Any, tuple[list[Mapped | None], int]]  # and the class tokens
+    mixed: dict[Any, str]  # why there is no map
 
 
 class Tower:
@@ -165,7 +166,7 @@ class Tower:
                 output = self._recorded(plain, base, copied, record, fed, True)
         rows = flat_features(output)
         if learning and rows is not None:
-            self.learnt.fed[key] = self._fed(output, record.calls)
+            self.learnt.fed[key] = self._fed(key, output, record.calls)
             if not torch.is_grad_enabled():
                 for name in list(output):
                     output[name] = detached(output[name])
@@ -217,7 +218,7 @@ class Tower:
             for hook in hooks:
                 hook.remove()
 
-    def _fed(self, output: Any, calls: dict[Block, list[KernelCall]]) -> Fed:
+    def _fed(self, key: Any, output: Any, calls: dict[Block, list[KernelCall]]) -> Fed:
         """The last block that feeds the features."""
         for block, own in sorted(calls.items(), key=lambda item: -item[0][1]):
             light = [
@@ -231,7 +232,8 @@ class Tower:
                     rows = flat_features(output)
                     assert rows is not None
                     found = fed_rows(rows, [call.output for call in own if call.output is not None])
-            except Mixed:
+            except Mixed as error:
+                self.learnt.mixed[key] = str(error)
                 return Fed(block, None, light)
             if found is not None:
                 return Fed(block, found, light)
@@ -239,7 +241,7 @@ class Tower:
 
     def map(self, record: Encoded, images: list[Image]) -> tuple[list[Mapped | None], int]:
         """The patches of each image of a record, and how many class tokens are in front of them."""
-        sizes = [len(image.places) for image in images]
+        sizes, tokens = [len(image.places) for image in images], [int(image.token.max()) + 1 for image in images]
         key, fed = (record.key, tuple(sizes)), self.learnt.fed.get(record.key)
         if fed is None:  # nothing was recorded, and nothing is to be read
             return [None] * len(images), 0
@@ -253,26 +255,33 @@ class Tower:
                     for row in (r.cpu() for r in fed.rows)
                 ]
                 try:
-                    found = patch_map(fed.calls, rows, sizes, sides_of(record.inputs, sizes))
+                    found = patch_map(fed.calls, rows, sizes, sides_of(record.inputs, tokens))
                     self.learnt.maps[key] = list(found.images), found.classes
-                except Mixed:
-                    pass
+                except Mixed as error:
+                    self.learnt.mixed[record.key] = str(error)
         return self.learnt.maps[key]
 
-    def tiles(self, record: Encoded, images: list[Image], straight: bool) -> tuple[list[Tiles], str]:
+    def tiles(
+        self, record: Encoded, images: list[Image], straight: bool, square: bool = True
+    ) -> tuple[list[Tiles], str]:
         """What was read of each image, and why the attention that the method reads is not there, "" if it is.
 
         Args:
             straight: whether each token is one patch, in order, so that no map is needed.
+            square: whether tiles whose sides are not known are squares.
         """
         fed = self.learnt.fed.get(record.key)
         maps, classes = ([None] * len(images), 0) if straight else self.map(record, images)
         if fed is None or fed.block is None or not self.reads:
-            return [_unread(image, mapped) for image, mapped in zip(images, maps, strict=True)], ""
+            sizes = [int(image.token.max()) + 1 for image in images]
+            sides = sides_of(record.inputs, sizes)
+            if square:
+                sides = [side or _side(size) for side, size in zip(sides, sizes, strict=True)]
+            return [_unread(*of) for of in zip(images, maps, sizes, sides, strict=True)], ""
         block, ahead = self.features_block(fed.block), self.method.blocks_ahead
         found = self._read(record, images, maps, classes, block, ahead)
         if not ahead or all("key" in tiles.parts and tiles.classes for tiles in found):
-            return found, ""
+            return found, self.learnt.mixed.get(record.key, "") if None in maps else ""
         found = self._read(record, images, maps, classes, block, 0)
         count = self.lists[block[0]]
         return found, (
@@ -292,9 +301,10 @@ class Tower:
         ]
 
 
-def _unread(image: Image, mapped: Mapped | None) -> Tiles:
-    size = int(image.token.max()) + 1 if mapped is None else mapped.size
-    return Tiles(image.tiles, size, _side(size) if mapped is None else mapped.side, {})
+def _unread(image: Image, mapped: Mapped | None, size: int, side: int) -> Tiles:
+    if mapped is None:
+        return Tiles(image.tiles, size, side, {})
+    return Tiles(mapped.tiles, mapped.size, mapped.side, {}, mapped.members)
 
 
 def _side(size: int) -> int:

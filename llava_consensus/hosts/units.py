@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from llava_consensus.hosts.images import STRUCTURAL, Image, Integers, family_of
+from llava_consensus.hosts.images import STRUCTURAL, Image, Integers, family_of, whole_images
 from llava_consensus.reduction.budget import Auto, Budget, Share
 from llava_consensus.reduction.method import Method, Tiled
 
@@ -92,6 +92,14 @@ def units_of(
     return found
 
 
+def over_parts(budget: Budget | Share | Auto, sizes: Sequence[int]) -> list[Any]:
+    """The budget of an image shared over the parts it is read in."""
+    if len(sizes) == 1:
+        return [budget]
+    whole = budget.of(sum(sizes))
+    return [Budget(max(size, 1)) for size in sizes] if whole.tokens >= sum(sizes) else whole.over(sizes)
+
+
 def visual_rows(images: Sequence[Image], shape: tuple[int, ...]) -> NDArray[np.bool_]:
     """True for the rows of images, newlines among them: [R, S]."""
     rows = np.zeros(shape, dtype=bool)
@@ -114,18 +122,18 @@ def text_after(ids: Integers, asks: NDArray[np.bool_], images: Sequence[Image], 
         marker = np.isin(ids, names)
     words, columns = asks & ~visual_rows(images, asks.shape), np.arange(asks.shape[1])
     found = []
-    for image in images:
-        end = int(image.places[-1])
-        asking = words[image.row] & (columns > end)
-        for later in images:
-            if later.row != image.row or int(later.places[0]) <= end:
+    spans = [(int(images[own[0]].places[0]), int(images[own[-1]].places[-1])) for own in whole_images(images)]
+    for (_, end), own in zip(spans, whole_images(images), strict=True):
+        row = images[own[0]].row
+        asking = words[row] & (columns > end)
+        for (first, last), later in zip(spans, whole_images(images), strict=True):
+            if images[later[0]].row != row or first <= end:
                 continue
-            first, last = int(later.places[0]), int(later.places[-1])
             if marker is not None:
-                front = _run(marker[image.row, :first][::-1])
-                behind = _run(marker[image.row, last + 1 :])
+                front = _run(marker[row, :first][::-1])
+                behind = _run(marker[row, last + 1 :])
             asking[max(first - front, end + 1) : last + behind + 1] = False
-        found.append(np.flatnonzero(asking))
+        found += [np.flatnonzero(asking)] * len(own)
     return found
 
 

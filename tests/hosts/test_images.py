@@ -87,7 +87,7 @@ def test_an_image_is_what_the_user_passed(kind: str) -> None:
         inputs, counts = processed(kind, prompt)
         ids = inputs.pop("input_ids").numpy()
         record = SimpleNamespace(inputs=inputs, count=sum(counts))
-        ((images, beams),) = images_of(base, base.config, {"image": record}, ids)
+        ((_, _, images, beams),) = images_of(base, base.config, {"image": [record]}, ids)
         assert [len(image.places) for image in images] == counts
         assert beams == 1
         first = 0
@@ -113,8 +113,8 @@ def test_crops_are_told_from_several_images_by_pixels() -> None:
     inputs, counts = processed("gemma3", "one")
     ids, base = inputs.pop("input_ids").numpy(), base_of("gemma3")
     record = SimpleNamespace(inputs=inputs, count=sum(counts))
-    ((images, _),) = images_of(base, base.config, {"image": record}, ids)
+    ((_, _, images, _),) = images_of(base, base.config, {"image": [record]}, ids)
     assert [image.tiles for image in images] == [3]
     inputs["pixel_values"] = inputs["pixel_values"].flip(0)
-    ((images, _),) = images_of(base, base.config, {"image": record}, ids)
+    ((_, _, images, _),) = images_of(base, base.config, {"image": [record]}, ids)
     assert [image.tiles for image in images] == [1, 1, 1]
