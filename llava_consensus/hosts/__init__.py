@@ -43,8 +43,8 @@ GROUP = "llava_consensus.hosts"  # entry points of other packages, each a `HostE
 FACTS = f"{OURS}.facts:Facts"  # of families that no file describes
 
 
-# What a derived family may lack: a tower that can be read, layers that can be cut between, positions of one axis.
-TOWER, LAYERS, ONE_AXIS = "tower", "layers", "one axis"
+# What a family may lack: a tower that can be read, positions of one axis.
+TOWER, ONE_AXIS = "tower", "one axis"
 
 
 def _hf(view: str, line: str, types: tuple[str, ...], *classes: str, answer_version: int = 3, **more: Any) -> HostEntry:
@@ -186,7 +186,7 @@ HOSTS: dict[str, HostEntry] = {
         ("qwen3_5", "qwen3_5_moe"),
         "Qwen3_5ForConditionalGeneration",
         "Qwen3_5MoeForConditionalGeneration",
-        lacks=(LAYERS, ONE_AXIS),
+        lacks=(ONE_AXIS,),
     ),
     "gemma-4": _derived("Gemma 4: pictures of any shape", ("gemma4",), "Gemma4ForConditionalGeneration")._replace(
         answer_version=4
@@ -195,7 +195,7 @@ HOSTS: dict[str, HostEntry] = {
         "Gemma 3n: a tower without attention, which no method reads",
         ("gemma3n",),
         "Gemma3nForConditionalGeneration",
-        lacks=(TOWER, LAYERS),
+        lacks=(TOWER,),
     ),
     "molmo-2": _derived("Molmo 2: overview and crops", ("molmo2",), "Molmo2ForConditionalGeneration"),
     "minicpm-v": _derived(
@@ -203,14 +203,12 @@ HOSTS: dict[str, HostEntry] = {
         ("minicpmv4_6", "minicpmv4_7"),
         "MiniCPMV4_6ForConditionalGeneration",
         "MiniCPMV4_7ForConditionalGeneration",
-        lacks=(LAYERS,),
     ),
     "lfm2-vl": _derived(
         "LFM2-VL and LFM3-VL: SCAP reads the first layer that is no convolution",
         ("lfm2_vl", "lfm3_vl"),
         "Lfm2VlForConditionalGeneration",
         "Lfm3VlForConditionalGeneration",
-        lacks=(LAYERS,),
     ),
     "llama-4": _derived("Llama 4: tiles", ("llama4",), "Llama4ForConditionalGeneration"),
     "paligemma": _derived("PaliGemma 1 and 2", ("paligemma",), "PaliGemmaForConditionalGeneration"),
@@ -228,7 +226,7 @@ HOSTS: dict[str, HostEntry] = {
         "Granite Vision 4: rows of a Q-Former, which no method reads the tower of",
         ("granite4_vision",),
         "Granite4VisionForConditionalGeneration",
-        lacks=(TOWER, LAYERS),
+        lacks=(TOWER,),
     ),
     "paddleocr-vl": _derived(
         "PaddleOCR-VL: pictures of any size",
@@ -301,7 +299,7 @@ def view_of(model: Any, options: Mapping[str, str] | None = None, old: bool = Fa
             )
         known = ", ".join(name for entry in HOSTS.values() for name in entry.classes)
         raise OptionError(f"model of class {type(model).__name__} has no host. Adapted classes: {known}")
-    place = FACTS if entry.kind == "hf" and not old else entry.view
+    place = FACTS if entry.kind == "hf" and entry.view.startswith(OURS) and not old else entry.view
     view = load_place(place)(model, chosen(entry, type(model).__name__, options))
     keep_freed_memory()
     return view
