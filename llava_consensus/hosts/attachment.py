@@ -74,6 +74,7 @@ class Attachment:
         self.method = self.stages[0].method
         self.active = False
         self._name, self._warned = type(model).__name__, set[str]()
+        self._per_tile = per_tile(model)
         self._scope: ContextVar[Call | None] = ContextVar("llava_consensus_call", default=None)
         self._local, self._latest = threading.local(), Report()
         self._check(model)
@@ -197,6 +198,13 @@ class Attachment:
         self._local.report = self._latest = report
         if NO_TEXT in report.notes:
             self.warn(NO_TEXT)
+        outcomes = report.outcomes
+        cuts = self.stages[-1].method.place is Place.DECODER  # whose outcomes follow
+        if self._per_tile and not cuts and len(outcomes) > 1 and all(own.after == own.before for own in outcomes):
+            self.warn(
+                f"nothing was reduced: how {self._name} groups the tiles of an image is not known, so the budget is per "
+                f"tile (each run of image tokens), and none of {len(outcomes)} runs has more. Give fewer tokens, or a share"
+            )
 
     def finish(self, later: dict[int, ImageOutcome]) -> None:
         """Adds the results of a method between layers to those of the same forward pass."""
@@ -304,8 +312,9 @@ class Attachment:
         given = f"{self.budget.share:g} of the" if isinstance(self.budget, Share) else f"{amount(self.budget)}"
         names = (stage.method.title or type(stage.method).__name__ for stage in self.stages)
         before, after = (sum(getattr(outcome, side) for outcome in self.outcomes) for side in ("before", "after"))
+        tokens = "tokens per tile" if self._per_tile else "tokens"
         last = f"last call {before} -> {after} ({after / before:.1%} kept)" if before else "no call yet"
-        return f"<{' + '.join(names)} on {self._name}, {given} tokens, {last if self.active else 'detached'}>"
+        return f"<{' + '.join(names)} on {self._name}, {given} {tokens}, {last if self.active else 'detached'}>"
 
 
 def keeps_positions(model: Any) -> bool:

@@ -272,7 +272,7 @@ TABLE = {
     "minicpmv4_6": Family(sliced, mapped=True),
     "lfm2_vl": Family(spaced, mapped=True),
     "molmo2": Family(by_rows, mapped=True),
-    "gemma4": Family(mapped=True),
+    **dict.fromkeys(("gemma4", "gemma3n", "perception_lm", "granite4_vision"), Family(mapped=True)),
     "paligemma": Family(equal),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe"), GRID),
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "kimi_k25", "glm_ocr", "paddleocr_vl", "video_llama_3"), MAPPED_GRID),

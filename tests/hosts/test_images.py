@@ -118,3 +118,23 @@ def test_crops_are_told_from_several_images_by_pixels() -> None:
     inputs["pixel_values"] = inputs["pixel_values"].flip(0)
     ((_, _, images, _),) = images_of(base, base.config, {"image": [record]}, ids)
     assert [image.tiles for image in images] == [1, 1, 1]
+
+
+def test_a_type_without_an_entry_says_so() -> None:
+    """Each run of placeholders counts as one image, and a budget that reduces nothing warns once."""
+    from hf_models import IMAGE, TEXT, VISION, noise, ready
+
+    from llava_consensus import attach
+
+    vision = transformers.CLIPVisionConfig(**VISION, image_size=56, patch_size=14)
+    config = transformers.VipLlavaConfig(
+        vision_config=vision, text_config=transformers.LlamaConfig(**TEXT), image_token_index=IMAGE,
+        vision_feature_layers=[-1, -2],
+    )  # fmt: skip
+    model = ready(transformers.VipLlavaForConditionalGeneration, config)
+    ids = torch.tensor([[5, 6, *[IMAGE] * 16, 7, *[IMAGE] * 16, 8]])
+    with attach(model, "divprune", tokens=16) as attached, pytest.warns(UserWarning, match="per tile") as warned:
+        for _ in range(2):
+            model(input_ids=ids, pixel_values=noise(2, 3, 56, 56, seed=0))
+    assert len(warned) == 1
+    assert "per tile" in repr(attached)
