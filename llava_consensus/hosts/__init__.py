@@ -324,7 +324,7 @@ def attach_view(view: Any, method: Any, budget: Any, total: int | None = None) -
     if isinstance(view, Facts) and not any(part.acts_inside for part in parts):
         from llava_consensus.hosts.attachment import Attachment
 
-        return Attachment(view.module, method, budget, total)
+        return Attachment(view.module, method, budget, total, view.options)
     from llava_consensus.hosts.old_attachment import Attachment as Old
 
     view = view_of(view.module, view.options, old=True) if isinstance(view, Facts) else view

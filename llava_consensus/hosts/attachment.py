@@ -10,7 +10,7 @@ it again. The class of the model is never touched.
 import copy
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -59,13 +59,20 @@ class Attachment:
         method: what reduces.
         budget: of one image, a number of tokens, a share of those it has, or `Auto`.
         total: the most tokens of the images of one prompt; None is any number.
+        options: of its family (`HostEntry.options`).
     Raises:
         OptionError: for a method this model has no parts for, or a model that has a method already.
     """
 
     def __init__(
-        self, model: nn.Module, method: Method, budget: Budget | Share | Auto, total: int | None = None
+        self,
+        model: nn.Module,
+        method: Method,
+        budget: Budget | Share | Auto,
+        total: int | None = None,
+        options: Mapping[str, str] | None = None,
     ) -> None:
+        self.options = options or {}
         self.asked, self.budget, self.total = method, budget, total
         self.stages = [BudgetedMethod(method, budget)]
         if isinstance(method, Composition):
@@ -78,7 +85,7 @@ class Attachment:
         self._scope: ContextVar[Call | None] = ContextVar("llava_consensus_call", default=None)
         self._local, self._latest = threading.local(), Report()
         self._check(model)
-        self.entrance = Entrance(self, model)
+        self.entrance = Entrance(self, model, self.options)
         self._clip = self._clip_text(model)
         self._handles: list[Any] = []
         self.attach()
@@ -91,6 +98,11 @@ class Attachment:
             raise OptionError(
                 f"tokens={AUTO!r} and total are for methods that act after the vision tower, and "
                 f"{type(self.method).__name__} acts elsewhere: give tokens as a number or a share"
+            )
+        if self.options.get("class_tokens") == "drop" and self.stages[-1].method.place is Place.DECODER:
+            raise OptionError(
+                f"class_tokens=drop: {type(self.stages[-1].method).__name__} cuts between decoder layers, which the "
+                "class tokens of frames have entered by then. Take class_tokens=keep or class_tokens=candidates"
             )
         config: Any = getattr(model, "config", None)
         width = getattr(getattr(config, "text_config", None) or config, "hidden_size", None)

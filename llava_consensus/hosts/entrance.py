@@ -13,6 +13,7 @@ import functools
 import itertools
 import threading
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,13 +25,24 @@ from torch.nn.functional import pad
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.cache import Book, book_of, shorten
-from llava_consensus.hosts.images import Image, Integers, family_of, images_of, parts_of
+from llava_consensus.hosts.images import Image, Integers, family_of, images_of, parts_of, with_class
 from llava_consensus.hosts.inputs import KEPT, Inputs, Prompt, needs_of, projector_of, prompt_of
 from llava_consensus.hosts.kernels import skip_in_probe
 from llava_consensus.hosts.layers import Layers, Prefill, Step, idle
+from llava_consensus.hosts.next_grid import STOCK, check_tiles, fixed_grid
 from llava_consensus.hosts.outcomes import ImageOutcome, Report, reduced, unchanged
 from llava_consensus.hosts.rows import Pool, Rows, drop_rows, reduced_rows, spread_rows, upload
-from llava_consensus.hosts.tower import READ, RECORD, Encoded, Learnt, Tiles, Tower, argument_names, records_of
+from llava_consensus.hosts.tower import (
+    READ,
+    RECORD,
+    Encoded,
+    Learnt,
+    Tiles,
+    Tower,
+    argument_names,
+    records_of,
+    with_class_tokens,
+)
 from llava_consensus.hosts.units import units_of
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
@@ -71,9 +83,10 @@ class Entrance:
     Args:
         owner: the attachment.
         model: a model of transformers.
+        options: of its family (`HostEntry.options`).
     """
 
-    def __init__(self, owner: Any, model: Any) -> None:
+    def __init__(self, owner: Any, model: Any, options: Mapping[str, str]) -> None:
         base = base_of(model)
         decoder = decoder_of(model)
         if base is None or decoder is None:
@@ -81,6 +94,8 @@ class Entrance:
                 f"model of class {type(model).__name__} encodes no images in a step of their own (get_image_features)"
             )
         self.owner, self.local = owner, threading.local()
+        self.class_tokens = options.get("class_tokens", "keep")
+        self.fixed = options.get("layout", STOCK) != STOCK  # whether every image has the same grid of tiles
         self.model, self.base = weakref.ref(model), weakref.ref(base)
         methods: list[Method] = [stage.method for stage in owner.stages]
         reader = next((method for method in methods if method.needs & READ), methods[0])
@@ -108,6 +123,8 @@ class Entrance:
             decoder.register_forward_pre_hook(self.begin, with_kwargs=True),
             decoder.register_forward_hook(self.end, with_kwargs=True),
         ]
+        if self.fixed:
+            base.pack_image_features = functools.partial(_packed_whole, type(base).pack_image_features, base)
         if any(Need.PROBE in stage.method.needs for stage in self.owner.stages):
             self.handles += skip_in_probe(decoder)
         for modality in MODALITIES:
@@ -122,6 +139,8 @@ class Entrance:
         base = self.base()
         for modality in MODALITIES if base is not None else ():
             vars(base).pop(f"get_{modality}_features", None)
+        if base is not None and self.fixed:
+            vars(base).pop("pack_image_features", None)
         self._leave()
 
     def _leave(self) -> None:
@@ -213,6 +232,9 @@ class Entrance:
         forward = getattr(self.local, "forward", None)
         base: Any = self.base() if forward is None else forward.base
         straight = self._straight(modality)
+        if self.fixed and modality == "image":
+            names = argument_names(getattr(type(base), name))[1:]
+            args, inputs = (), _on_grid(base.config, {**dict(zip(names, args, strict=False)), **inputs})
         plain = getattr(type(base), name).__get__(base)
         output = self.tower.encode(plain, base, self.family.mapped, not straight, *args, **inputs)
         if forward is not None:
@@ -221,7 +243,7 @@ class Entrance:
 
     def _straight(self, modality: str) -> bool:
         """Whether each token is one patch, in order."""
-        return self.family.projects and modality == "image"
+        return self.family.projects and (modality == "image" or self.family.video is with_class)
 
     # The entrance of the decoder
 
@@ -263,6 +285,8 @@ class Entrance:
                 ]
             read, why = self.tower.tiles(record, own, straight, not self.family.mapped)
             short, most = short or why, max(most, beams)
+            if modality == "video" and self.class_tokens == "candidates":
+                own, read = [image._replace(token=image.token + 1) for image in own], with_class_tokens(read)
             images += [image._replace(row=image.row * beams + beam) for beam in range(beams) for image in own]
             tiles, encoded = tiles + read * beams, encoded + [record.inputs] * (len(own) * beams)
         asks = forward.real.copy()
@@ -314,10 +338,10 @@ class Entrance:
         inputs = Inputs(prompt, embeds, method, needs, projector, clip)
         inputs.read_probe(decoder, kwargs)
         groups = inputs.reduce(units)
+        drops = [self.class_tokens == "drop" if image.video else method.newlines == "drop" for image in prompt.images]
         with inputs.watch.time("splice"):
-            rows, pool = reduced_rows(embeds, prompt.real, prompt.images, groups, method)
+            rows, pool = reduced_rows(embeds, prompt.real, prompt.images, groups, method, drops)
             new = self._arguments(decoder, kwargs, rows, pool, prompt, cut, book, method)
-        drops = [method.newlines == "drop" and not image.video for image in prompt.images]
         positions = new.get("position_ids")
         axes = isinstance(positions, Tensor) and positions.ndim > 2 and method.positions == "renumber"
         outcomes = reduced(unchanged(prompt.images, prompt.beams), groups, drops)
@@ -459,6 +483,18 @@ class Entrance:
             size = vision.image_size
             return 1 + max((height // size) * (width // size) for height, width in pins)
         return 1
+
+
+def _packed_whole(pack: Any, base: Any, *args: Any, image_newline: Any = None, **more: Any) -> Any:
+    """LLaVA-NeXT's packing without newlines."""
+    return pack(base, *args, image_newline=None, **more)
+
+
+def _on_grid(config: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of LLaVA-NeXT's encoder as if each image filled the fixed grid, so that nothing of it is cut away."""
+    check_tiles(len(tiles) for tiles in inputs["pixel_values"])
+    size = fixed_grid(config.vision_config.image_size)
+    return {**inputs, "image_sizes": torch.tensor(size).expand(len(inputs["pixel_values"]), 2)}
 
 
 def base_of(model: Any) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.entrance import MODALITIES, base_of, decoder_of
 from llava_consensus.hosts.environment import check_version
 from llava_consensus.hosts.images import PIXELS, Image, Integers, images_of
-from llava_consensus.hosts.next_grid import STOCK, fixed_grid
+from llava_consensus.hosts.next_grid import ACROSS, STOCK, fixed_grid
 from llava_consensus.hosts.tower import argument_names, block_lists
 from llava_consensus.reduction.tokens import Need
 
@@ -154,6 +155,12 @@ class Facts:
     def preprocessing(self) -> dict[str, Any]:
         """Extra arguments of the image processor."""
         return {"image_grid_pinpoints": self.pinpoints} if self.lays_out else {}
+
+    def on_grid(self, arguments: dict[str, Any]) -> tuple[dict[str, Any], Integers]:
+        """Arguments of the encoder and placeholders of one image that fills the fixed grid."""
+        size = torch.tensor(self.pinpoints)
+        ids = np.full((1, (1 + ACROSS**2) * self.tower.tokens), self.placeholder("image"))
+        return {**arguments, "image_sizes": size}, ids
 
     @property
     def tiled_alone(self) -> bool:

@@ -231,7 +231,7 @@ def anyres(call: Call) -> list[Any]:
         row = (tile - 1).clamp_min(0) // across * side + patch // side
         column = (tile - 1).clamp_min(0) % across * side + patch % side
         where = torch.stack((row, column, (tile > 0).expand_as(row)), -1).float()
-        packed = type(base).pack_image_features(base, [where], size[None], image_newline=torch.full((3,), -9.0), **more)
+        packed = base.pack_image_features([where], size[None], image_newline=torch.full((3,), -9.0), **more)
         row, column, grid = packed[0][0].round().long().unbind(-1)
         tile = torch.where(grid > 0, 1 + row // side * across + column // side, 0)
         token = torch.where(grid < 0, STRUCTURAL, row % side * side + column % side)

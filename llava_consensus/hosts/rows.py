@@ -142,16 +142,21 @@ def member_means(values: Tensor, reduction: Reduction) -> Tensor:
 
 
 def reduced_rows(
-    embeds: Tensor, real: NDArray[np.bool_], images: list[Image], groups: list[Reduced], method: Method
-) -> tuple[Rows, Pool]:
-    """The rows of prompts in which units are replaced by their reduced tokens, in the order of the sequence."""
+    embeds: Tensor, real: NDArray[np.bool_], images: list[Image], groups: list[Reduced], method: Method,
+    drops: Sequence[bool],
+) -> tuple[Rows, Pool]:  # fmt: skip
+    """The rows of prompts in which units are replaced by their reduced tokens, in the order of the sequence.
+
+    Args:
+        drops: of each image, whether its structural rows leave if it is reduced.
+    """
     (count, size), device = real.shape, embeds.device
     stays = real.copy()
     for group in groups:
         for unit in group.units.units:
             image = images[unit.image]
             stays[image.row, unit.places] = False
-            if method.newlines == "drop" and not image.video:
+            if drops[unit.image]:
                 stays[image.row, image.places[image.token == STRUCTURAL]] = False
     row, column = stays.nonzero()
     owned: list[list[NDArray[np.int64]]] = [[np.flatnonzero(row == number)] for number in range(count)]

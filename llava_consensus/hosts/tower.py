@@ -62,6 +62,7 @@ class Tiles(NamedTuple):
     classes: int = 0  # C, class tokens in front of the patches
     scale: float = 1.0  # of the products of queries and keys
     early_scale: float = 1.0  # the same in the earlier block
+    class_is_token: bool = False  # whether the class token of each tile is a token, its first one
 
 
 class Learnt(NamedTuple):
@@ -301,6 +302,17 @@ class Tower:
         ]
 
 
+def with_class_tokens(tiles: list[Tiles]) -> list[Tiles]:
+    """Tiles whose first token is the class token."""
+    return [
+        one._replace(
+            classes=1, class_is_token=True, side=0, size=one.size + 1,
+            parts={**one.parts, "features": one.parts["states"]} if one.parts else {},
+        )
+        for one in tiles
+    ]  # fmt: skip
+
+
 def _unread(image: Image, mapped: Mapped | None, size: int, side: int) -> Tiles:
     if mapped is None:
         return Tiles(image.tiles, size, side, {})
@@ -327,7 +339,7 @@ def _tiles_of(
             if classes in (0, 1) and len(call.query) >= image.first + image.tiles:
                 scale = call.scale
                 parts = {"query": call.query[own], "key": _repeat(call.key[own], call.query)}
-                parts["features"] = states[0][own, classes:]
+                parts["features"], parts["states"] = states[0][own, classes:], states[0][own]
                 if classes:
                     parts["class_feature"] = states[0][own, 0]
                 if early:

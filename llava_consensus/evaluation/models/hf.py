@@ -120,6 +120,8 @@ class HfRunner(Runner):
         inputs = self._placed({name: value for name, value in one.inputs.items() if isinstance(value, Tensor)})
         arguments = view.encoder_inputs(inputs)[one.modality]
         ids = one.ids.cpu().numpy()
+        if view.lays_out:
+            arguments, ids = view.on_grid(arguments)
         (image,) = view.images(one.modality, arguments, ids)
         output = getattr(view.inner, f"get_{one.modality}_features")(**arguments, return_dict=True)
         size = len(image.places)
