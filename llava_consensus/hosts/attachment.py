@@ -218,6 +218,11 @@ class Attachment:
                 f"tile (each run of image tokens), and none of {len(outcomes)} runs has more. Give fewer tokens, or a share"
             )
 
+    def tell_plain(self) -> None:
+        """Stores that a prompt shows no image. Within `with attached.call()` others may, and their results stay."""
+        if self._scope.get() is None:
+            self._local.report = self._latest = Report()
+
     def finish(self, later: dict[int, ImageOutcome]) -> None:
         """Adds the results of a method between layers to those of the same forward pass."""
         report = self._report

@@ -43,10 +43,14 @@ from llava_consensus.hosts.tower import (
     records_of,
     with_class_tokens,
 )
-from llava_consensus.hosts.units import units_of
+from llava_consensus.hosts.units import units_of, visual_rows
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 
+UNRECORDED = (
+    "mm_encoder_outputs: images that were encoded before the method was attached are not reduced. Pass pixels, or encode "
+    "them with the method attached"
+)
 IGNORE = -100  # label of rows without a target
 MODALITIES = ("image", "video")
 _NUMBERS = itertools.count(1)
@@ -196,6 +200,8 @@ class Entrance:
         self.local.mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
         outputs = kwargs.get("mm_encoder_outputs") or {}
         given = {name: records_of(value) for name, value in outputs.items() if hasattr(value, RECORD)}
+        if len(given) < len(outputs) and self.open and any(stage.method.reduces for stage in self.owner.stages):
+            self.owner.warn(UNRECORDED)
         shows = given or any("pixel_values" in name and value is not None for name, value in kwargs.items())
         if shows and self.open:
             self.local.forward = Forward(base, *self._read(base, kwargs, cache, book), given)
@@ -257,7 +263,7 @@ class Entrance:
         book = book_of(cache)
         if forward is None or not forward.encoded:
             if self.open and book is None and (cache is None or not int(cache.get_seq_length())):
-                self.owner.tell(Report())  # a prompt without images
+                self.owner.tell_plain()  # a prompt without images
             return (), self._step(decoder, kwargs, book, cache)
         prompt, short = self._prompt(forward, labels, kwargs["inputs_embeds"])
         return (), self._reduce(decoder, forward.base, prompt, short, kwargs, cache, book)
@@ -291,7 +297,8 @@ class Entrance:
             tiles, encoded = tiles + read * beams, encoded + [record.inputs] * (len(own) * beams)
         asks = forward.real.copy()
         if labels is not None and not any(stage.method.answer_rows for stage in self.owner.stages):
-            asks &= labels.cpu().numpy() == IGNORE
+            # a row of an image is no answer, though it may have a label
+            asks &= (labels.cpu().numpy() == IGNORE) | visual_rows(images, asks.shape)
         size = asks.shape[1] - getattr(self.local, "guesses", 0)
         for record in (one for records in forward.encoded.values() for one in records):
             # without a cache each step reads the prompt anew, with what was generated

@@ -151,7 +151,7 @@ class Tower:
     def _encode(
         self, plain: Callable[..., Any], base: nn.Module, maps: bool, learns: bool, inputs: dict[str, Any]
     ) -> Any:
-        key = shape_key(inputs) if learns else tuple(sorted(inputs))
+        key = shape_key(inputs) if learns else _names_key(inputs)
         fed = self.learnt.fed.get(key)
         learning = fed is None and (self.reads or maps)
         if learning and not self.lists:
@@ -398,6 +398,11 @@ def detached(value: Any) -> Any:
 def argument_names(function: Any) -> tuple[str, ...]:
     """Names of the arguments of a function."""
     return tuple(inspect.signature(function).parameters)
+
+
+def _names_key(inputs: dict[str, Any]) -> Any:
+    """Equal for calls with the same arguments, apart from tensors."""
+    return tuple((name, None if isinstance(value, Tensor) else repr(value)) for name, value in sorted(inputs.items()))
 
 
 def shape_key(inputs: dict[str, Any]) -> Any:
