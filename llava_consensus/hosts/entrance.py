@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from llava_consensus.errors import OptionError
+from llava_consensus.errors import NonFiniteError, OptionError
 from llava_consensus.hosts.cache import Book, book_of, shorten
 from llava_consensus.hosts.images import Image, Integers, family_of, images_of, parts_of, with_class
 from llava_consensus.hosts.inputs import KEPT, Inputs, Prompt, needs_of, projector_of, prompt_of
@@ -340,7 +340,7 @@ class Entrance:
         """Units through the method, and the arguments of the decoder without the rows that leave."""
         model, embeds = self.model(), kwargs["inputs_embeds"]
         projector = projector_of(base, model.config)  # type: ignore[union-attr]
-        needs = needs_of(prompt, method, model, projector is not None, short)
+        needs = self._needs(prompt, method, projector is not None, short, embeds)
         clip = self.owner.clip_sides(prompt, base) if Need.QUESTION in needs else None
         inputs = Inputs(prompt, embeds, method, needs, projector, clip)
         inputs.read_probe(decoder, kwargs)
@@ -355,6 +355,19 @@ class Entrance:
         report = Report(outcomes, inputs.notes + (KEPT,) * axes, inputs.watch)
         cut.rows = rows
         return new, (_compact(prompt, rows, self.model().config) if self.layers else prompt), report  # type: ignore[union-attr]
+
+    def _needs(self, prompt: Prompt, method: Method, projects: bool, short: str, embeds: Tensor) -> frozenset[Need]:
+        """Parts that a method reads. A tower whose numbers are not finite cannot be read: then images are named."""
+        try:
+            return needs_of(prompt, method, self.model(), projects, short)
+        except OptionError:
+            for number, image in enumerate(prompt.images):
+                (places,) = upload([image.places], embeds.device)
+                if not bool(embeds[image.row, places].isfinite().all()):
+                    raise NonFiniteError(
+                        f"image {number} of prompt {image.row}: NaN or infinite values. Check the pixels and weights"
+                    ) from None
+            raise
 
     def _arguments(
         self, decoder: Any, kwargs: dict[str, Any], rows: Rows, pool: Pool, prompt: Prompt, cut: Cut,

@@ -218,7 +218,8 @@ def anyres(call: Call) -> list[Any]:
     more = {"vision_feature_select_strategy": base.config.vision_feature_select_strategy}
     if hasattr(base.config, "vision_aspect_ratio"):
         more = {"vision_aspect_ratio": call.inputs.get("vision_aspect_ratio") or base.config.vision_aspect_ratio}
-    counts = numbers(call.inputs.get("batch_num_images", torch.tensor([], dtype=torch.long)))
+    several = call.inputs.get("batch_num_images")
+    counts = np.zeros(0, np.int64) if several is None else numbers(several)
     whole = np.repeat(counts, counts) > 1  # OneVision does not cut several images of a prompt into tiles
     for number, size in enumerate(torch.from_numpy(numbers(call.inputs["image_sizes"]))):
         if number < len(whole) and whole[number]:  # a newline is behind the only tile

@@ -114,8 +114,20 @@ class Tower:
         place = round(self.method.early * count) - 1
         return name, min(self.whole or range(count), key=lambda block: (abs(block - place), -block))
 
+    def named(self, inputs: dict[str, Any], config: Any) -> list[Block]:
+        """The blocks whose output the configuration, or the call, names for the projector; none if it names several
+        layers. A model with two towers has one for each.
+        """
+        layer = inputs.get("vision_feature_layer")
+        layer = getattr(config, "vision_feature_layer", None) if layer is None else layer
+        if not isinstance(layer, int) or not self.lists:
+            return []
+        count = max(self.lists.values())
+        index = layer + count if layer < 0 else layer - 1
+        return [(name, index) for name, own in self.lists.items() if own == count]
+
     def wanted(self, fed: Block | None) -> set[Block]:
-        """Blocks to record: those that are read, or all that may be while the one that feeds the projector is unknown."""
+        """Blocks to record: those that are read, or all that may be if the one that feeds the projector is not known."""
         ahead = range(self.method.blocks_ahead + 1)
         if fed is None:
             found = {
@@ -153,6 +165,13 @@ class Tower:
     ) -> Any:
         key = shape_key(inputs) if learns else _names_key(inputs)
         fed = self.learnt.fed.get(key)
+        known = [] if learns or fed is not None or not self.reads else self.named(inputs, base.config)
+        if known:  # no gradient is needed to find it
+            record = Encoded(inputs, key, 0, {}, {}, {})
+            output = self._recorded(plain, base, inputs, record, [Fed(block, None, []) for block in known], False)
+            ran = next((block for block in known if any(name == block[0] for name, _ in record.calls)), known[0])
+            self.learnt.fed[key] = Fed(ran, None, [])
+            return self._noted(output, record)
         learning = fed is None and (self.reads or maps)
         if learning and not self.lists:
             self.lists = dict(block_lists(base, None))
@@ -166,18 +185,23 @@ class Tower:
             with torch.inference_mode(False), torch.no_grad():
                 output = self._recorded(plain, base, copied, record, fed, True)
         rows = flat_features(output)
-        if learning and rows is not None:
+        if learning and rows is not None and bool(rows.isfinite().all()):
             self.learnt.fed[key] = self._fed(key, output, record.calls)
             if not torch.is_grad_enabled():
                 for name in list(output):
                     output[name] = detached(output[name])
             for calls in record.calls.values():
                 calls[:] = [call._replace(output=None) for call in calls]
+        return self._noted(output, record)
+
+    def _noted(self, output: Any, record: Encoded) -> Any:
+        """The output of an encoder with its record."""
+        rows = flat_features(output)
         object.__setattr__(output, RECORD, [record._replace(count=None if rows is None else len(rows))])
         return output
 
     def _recorded(
-        self, plain: Callable[..., Any], base: nn.Module, inputs: dict[str, Any], record: Encoded, fed: Fed | None,
+        self, plain: Callable[..., Any], base: nn.Module, inputs: dict[str, Any], record: Encoded, fed: Fed | list[Fed] | None,
         cut: bool,
     ) -> Any:  # fmt: skip
         """Runs an encoder while blocks are recorded.
@@ -185,7 +209,8 @@ class Tower:
         Args:
             cut: whether the autograd graph begins at the attention output of the blocks.
         """
-        wanted = self.wanted(None if fed is None else fed.block) if fed is None or fed.block is not None else set()
+        feds = fed if isinstance(fed, list) else [fed]
+        wanted = {block for one in feds if one is None or one.block for block in self.wanted(one and one.block)}
         blocks = {block: base.get_submodule(block[0])[block[1]] for block in wanted}
         place = {module: block for block, own in sorted(blocks.items()) for module in own.modules()}
         thread = threading.get_ident()
