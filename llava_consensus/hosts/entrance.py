@@ -100,7 +100,7 @@ class Entrance:
         self.owner, self.local = owner, threading.local()
         self.class_tokens = options.get("class_tokens", "keep")
         self.fixed = options.get("layout", STOCK) != STOCK  # whether every image has the same grid of tiles
-        self.model, self.base = weakref.ref(model), weakref.ref(base)
+        self.model = weakref.ref(model)
         methods: list[Method] = [stage.method for stage in owner.stages]
         reader = next((method for method in methods if method.needs & READ), methods[0])
         self.tower = Tower(base, decoder, reader, _LEARNT.setdefault(base, Learnt({}, {}, {})))
@@ -114,6 +114,10 @@ class Entrance:
         self.caches = 0  # shortened ones, for which hooks stay
         self.open = False  # whether new prompts are reduced
         self.handles: list[Any] = []
+
+    def base(self) -> Any:
+        """The module that encodes images; None if the model is gone."""
+        return base_of(self.model())
 
     def install(self) -> None:
         """Registers the hooks."""
@@ -170,7 +174,7 @@ class Entrance:
         twin = object.__new__(type(self))
         memo[id(self)] = twin
         for name, value in vars(self).items():
-            if name in ("model", "base"):
+            if name == "model":
                 twin.__dict__[name] = weakref.ref(memo.get(id(value()), value()))
             elif name in ("owner", "handles"):
                 twin.__dict__[name] = deepcopy(value, memo)
@@ -200,7 +204,12 @@ class Entrance:
         self.local.mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
         outputs = kwargs.get("mm_encoder_outputs") or {}
         given = {name: records_of(value) for name, value in outputs.items() if hasattr(value, RECORD)}
+        waiting, self.local.waiting = getattr(self.local, "waiting", False), False
         if len(given) < len(outputs) and self.open and any(stage.method.reduces for stage in self.owner.stages):
+            if waiting:  # generate has cut what it encoded for this prompt into pieces
+                raise OptionError(
+                    "prefill_chunk_size: rows leave from whole prompts. Leave it out, or detach the method"
+                )
             self.owner.warn(UNRECORDED)
         shows = given or any("pixel_values" in name and value is not None for name, value in kwargs.items())
         if shows and self.open:
@@ -243,8 +252,11 @@ class Entrance:
             args, inputs = (), _on_grid(base.config, {**dict(zip(names, args, strict=False)), **inputs})
         plain = getattr(type(base), name).__get__(base)
         output = self.tower.encode(plain, base, self.family.mapped, not straight, *args, **inputs)
+        if not hasattr(output, RECORD):  # an encoder of videos calls the one of images
+            return output
         if forward is not None:
             forward.encoded[modality] = records_of(output)
+        self.local.waiting = forward is None
         return output
 
     def _straight(self, modality: str) -> bool:
@@ -564,6 +576,8 @@ def _held_masks(kwargs: dict[str, Any], cache: Any, book: Book) -> dict[str, Any
     else:  # none, or one that generate made for a static cache of another length
         tail = book.real.new_ones(len(book.real), whole - book.size)
     found: dict[str, Any] = {"attention_mask": torch.cat((book.real.to(tail), tail), 1).long()}
+    if not (isinstance(mask, Tensor) and mask.ndim == 2) and not book.padded:
+        found["attention_mask"] = None
     for name, value in kwargs.items():  # token types of the whole conversation
         if name.endswith("token_type_ids") and isinstance(value, Tensor) and value.shape[1] == whole:
             found[name] = torch.cat((value.gather(1, book.index), value[:, book.size :]), 1)

@@ -92,6 +92,12 @@ class Tower:
         self.busy = threading.local()
         if self.reads and (method.vision_layer, method.early_layer) != (None, None):
             self._check(max(self.lists.values(), default=0))
+            layer = method.vision_layer
+            if self.whole and layer is not None and layer % max(self.lists.values()) not in self.whole:
+                raise OptionError(
+                    f"vision_layer={layer}: this block attends within windows, so its patches cannot be compared. Take "
+                    f"one of {', '.join(map(str, self.whole))}"
+                )
 
     def _check(self, count: int) -> None:
         """Raises OptionError for a block that the tower does not have."""
@@ -163,7 +169,8 @@ class Tower:
     def _encode(
         self, plain: Callable[..., Any], base: nn.Module, maps: bool, learns: bool, inputs: dict[str, Any]
     ) -> Any:
-        key = shape_key(inputs) if learns else _names_key(inputs)
+        layer = repr(getattr(base.config, "vision_feature_layer", None))
+        key = layer, shape_key(inputs) if learns else _names_key(inputs)
         fed = self.learnt.fed.get(key)
         known = [] if learns or fed is not None or not self.reads else self.named(inputs, base.config)
         if known:  # no gradient is needed to find it
@@ -434,8 +441,9 @@ def shape_key(inputs: dict[str, Any]) -> Any:
     """Equal for calls whose images have equal shapes: of pixels, and the numbers of grids and sizes."""
     return tuple(
         (name, tuple(value.shape), () if value.is_floating_point() else tuple(value.flatten().tolist()))
-        for name, value in sorted(inputs.items())
         if isinstance(value, Tensor)
+        else (name, repr(value))
+        for name, value in sorted(inputs.items())
     )
 
 
