@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.cache import cache_in
 from llava_consensus.hosts.entrance import Entrance, joined_outcomes
 from llava_consensus.hosts.images import UNKNOWN, family_of, whole_images
 from llava_consensus.hosts.inputs import NO_TEXT, Prompt
@@ -239,7 +240,7 @@ class Attachment:
         """Sizes of the cache after the first forward of a `with attached.call()`."""
         call = self._scope.get()
         if call is not None and not call.report.cache:
-            cache = output.get("past_key_values") if hasattr(output, "get") else None
+            cache = cache_in(output) if hasattr(output, "get") else None
             call.report = replace(call.report, cache=cached_layers(cache))
 
     @property

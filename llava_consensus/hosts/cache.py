@@ -11,6 +11,18 @@ from torch import Tensor
 
 from llava_consensus.hosts.rows import Rows
 
+CACHE_NAMES = ("cache", "past_key_values")  # of the argument, since transformers 5.24 and before
+
+
+def cache_in(values: Any) -> Any:
+    """The KV cache among the arguments or the outputs of a model; None if there is none."""
+    return next((values[name] for name in CACHE_NAMES if name in values and values[name] is not None), None)
+
+
+def without_cache(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The same arguments, with no cache."""
+    return {name: None if name in CACHE_NAMES else value for name, value in arguments.items()}
+
 
 class Book(NamedTuple):
     """What a shortened cache holds of the prompts that were read."""

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from llava_consensus.errors import NonFiniteError, OptionError
-from llava_consensus.hosts.cache import Book, book_of, shorten
+from llava_consensus.hosts.cache import CACHE_NAMES, Book, book_of, cache_in, shorten
 from llava_consensus.hosts.images import Image, Integers, family_of, images_of, parts_of, with_class
 from llava_consensus.hosts.inputs import KEPT, Inputs, Prompt, needs_of, projector_of, prompt_of
 from llava_consensus.hosts.kernels import skip_in_probe
@@ -196,7 +196,7 @@ class Entrance:
     def enter(self, base: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Notes ids and mask of a prompt with images."""
         kwargs = {**dict(zip(self.names, args, strict=False)), **kwargs}
-        self.local.forward, cache = None, kwargs.get("past_key_values")
+        self.local.forward, cache = None, cache_in(kwargs)
         book = book_of(cache)
         if book is not None and book.owner == self.number:
             kwargs.update(_held_masks(kwargs, cache, book))
@@ -271,7 +271,7 @@ class Entrance:
         forward, self.local.forward = getattr(self.local, "forward", None), None
         labels, self.local.labels = getattr(self.local, "labels", None), None
         kwargs = {**dict(zip(self.inner, args, strict=False)), **kwargs}
-        cache = kwargs.get("past_key_values")
+        cache = cache_in(kwargs)
         book = book_of(cache)
         if forward is None or not forward.encoded:
             if self.open and book is None and (cache is None or not int(cache.get_seq_length())):
@@ -390,11 +390,10 @@ class Entrance:
         visual = sum(len(image.places) for image in prompt.images)
         new = {}
         for name, value in kwargs.items():
-            if name not in ("past_key_values", "attention_mask", "position_ids", "inputs_embeds"):
+            if name not in (*CACHE_NAMES, "attention_mask", "position_ids", "inputs_embeds"):
                 new[name] = _features_of_visual(value, rows, pool, prompt, visual)
         new["inputs_embeds"] = pool.take(embeds, [group.reduction.tokens for group in pool.groups])
-        if "past_key_values" in kwargs:
-            new["past_key_values"] = cache
+        new |= {name: kwargs[name] for name in CACHE_NAMES if name in kwargs}
         past, cached = (0, 0) if cache is None else (int(cache.get_seq_length()), int(cache.get_query_offset()))
         held, index, padded = rows.shown[:, :0], rows.index, rows.padded
         if cached:  # the cache holds rows of prompts, and behind them what was generated
@@ -483,7 +482,7 @@ class Entrance:
             self._disarm()
         if cut is None or (cut.rows is None and cut.prefill is None):
             return None
-        cache = output.get("past_key_values") if cut.cache is None else cut.cache
+        cache = cache_in(output) if cut.cache is None else cut.cache
         book, states = cut.book, output["last_hidden_state"]
         if cut.prefill is not None:
             cut.prefill.replays = True

@@ -15,6 +15,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from llava_consensus.hosts.cache import without_cache
+
 _LOCK = threading.Lock()
 _SPIES: dict[int, Callable[..., Any]] = {}  # by thread; a forward runs in one
 AttentionInterface: Any = getattr(transformers, "AttentionInterface", None)  # transformers 4 has none
@@ -99,7 +101,7 @@ def first_attention(decoder: nn.Module, arguments: dict[str, Any], rotated: bool
     Args:
         rotated: False for queries and keys without rotation, which are those of position 0.
     """
-    arguments = {**arguments, "use_cache": False, "past_key_values": None}
+    arguments = {**without_cache(arguments), "use_cache": False}
     if not rotated:
         embeds, positions = arguments["inputs_embeds"], arguments.get("position_ids")
         none = torch.zeros(embeds.shape[:2], dtype=torch.long, device=embeds.device)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import kernels
-from llava_consensus.hosts.cache import Book
+from llava_consensus.hosts.cache import CACHE_NAMES, Book, cache_in, without_cache
 from llava_consensus.hosts.cuts import CutImage, cut_outcome
 from llava_consensus.hosts.inputs import Inputs, Prompt
 from llava_consensus.hosts.outcomes import ImageOutcome
@@ -203,7 +203,7 @@ class Prefill(Hooks):
         super().__init__(layers, decoder)
         self.method, self.prompt, self.inputs = layers.method, prompt, inputs
         self.embeds: Tensor = arguments["inputs_embeds"]
-        self.cache: Any = arguments.get("past_key_values")
+        self.cache: Any = cache_in(arguments)
         self.watch, device = Stopwatch(self.embeds.device), self.embeds.device
         positions = arguments.get("position_ids")
         self.axes = positions.shape[0] if isinstance(positions, Tensor) and positions.ndim == 3 else 1
@@ -251,7 +251,7 @@ class Prefill(Hooks):
     def enter(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         """The rows that are left; at a cut fewer than before."""
         if index == 0:
-            self.cache = kwargs.get("past_key_values")  # which the decoder makes itself if it is given none
+            self.cache = cache_in(kwargs)  # which the decoder makes itself if it is given none
             positions = kwargs.get("position_ids")
             if self.layers.renumbers(self.axes) and positions is not None:
                 self.start = positions.expand(len(self.first), -1).gather(1, self.first)
@@ -321,7 +321,7 @@ class Prefill(Hooks):
             return hidden, kwargs
         short, changed = drop_rows(hidden, rows), dict[str, Any]()
         for name, value in kwargs.items():
-            if name == "past_key_values" or isinstance(value, MutableMapping):  # which layers write to
+            if name in CACHE_NAMES or isinstance(value, MutableMapping):  # which layers write to
                 continue
             key = name, id(value), self.layers.kinds[index], index == 0
             if key not in self.given or self.given[key][0] is not rows:
@@ -391,7 +391,7 @@ class Prefill(Hooks):
         call = self.calls.get(index)
         if self.method.attention == "own":
             layer = self.decoder.layers[index]
-            call = kernels.first_call(lambda: layer.forward(short.detach(), **{**given, "past_key_values": None}))
+            call = kernels.first_call(lambda: layer.forward(short.detach(), **without_cache(given)))
         together: dict[Any, list[int]] = defaultdict(list)
         for number in self.cuts[index]:
             image = self.images[number]
@@ -581,7 +581,7 @@ class Step(Hooks):
 
     def _mask(self, index: int, rows: Rows, hidden: Tensor, kwargs: dict[str, Any]) -> Any:
         two = self._columns(rows) if rows.padded or self.holes else None
-        return self.layers.mask(index, hidden, two, kwargs.get("past_key_values"), None)
+        return self.layers.mask(index, hidden, two, cache_in(kwargs), None)
 
     def _calibrated(self, index: int, rows: Rows, hidden: Tensor) -> Tensor:
         real, sizes = self._columns(rows), self.book.weights[index]

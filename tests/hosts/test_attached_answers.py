@@ -34,6 +34,7 @@ from llava_consensus.errors import ConsensusError  # noqa: E402
 
 GOLDEN = TESTS / "golden" / "attached_answers.npz"
 STEPS, COLUMNS = 3, 6
+CACHES = {"past_key_values", "cache"}  # names of the argument
 PLACEHOLDERS = [families.IMAGE, families.VIDEO]  # the plain model cannot read an answer with one again
 AFTER_TOWER = (
     *("divprune", "consensusdrop", "consensusdrop+", "visionzip", "vispruner", "prumerge_plus", "cdpruner"),
@@ -244,7 +245,7 @@ def attention_of(layer: Any) -> list[Any]:
         module
         for module in layer.modules()
         if "position_embeddings" in inspect.signature(module.forward).parameters
-        and "past_key_values" in inspect.signature(module.forward).parameters
+        and CACHES & inspect.signature(module.forward).parameters.keys()
         and module is not layer
     ]
 
@@ -278,7 +279,7 @@ def by_hand(model: Any, inputs: dict[str, Any], rows: list[Tensor], size: int, r
         index = torch.cat([rows[number], torch.arange(size, total)])
         arguments = {}
         for name, value in given.items():
-            if name in ("hidden_states", "past_key_values"):
+            if name in {"hidden_states", *CACHES}:
                 continue
             if name == "shared_kv_states":
                 shared = type(value)() if shared is None else shared
