@@ -6,7 +6,7 @@
     answers in LLaVA's format, scored by a benchmark's own rules
 
 A run made so holds a score, and for each question whether it was right, so that `report compare` pairs it with another
-import of the same questions. It says nothing of how it was asked but what the caller says.
+import of the same questions.
 """
 
 import hashlib
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
     from llava_consensus.evaluation.benchmarks import Benchmark
 
+LOGGED = (  # by lmms-eval beside the metrics
+    *("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "input", "input_media", "submission"),
+    *("token_counts", "doc_hash", "prompt_hash", "target_hash"),
+)
 IDS = ("index", "doc_id", "question_id", "questionId", "id")
 RIGHT = ("hit", "correct", "exact_match", "accuracy", "acc", "score")
 PICTURES = ("image_path", "image_id", "imageId", "image", "picture")
@@ -152,14 +156,16 @@ def _run(
 
 
 def _table(path: Path) -> "pd.DataFrame":
-    """The rows of a file; fields of lmms-eval's `doc` are among a line's own."""
+    """The rows of a file; fields of lmms-eval's `doc` are among a line's own, and its metrics in `attrs`."""
     import pandas as pd
 
     if path.suffix in (".jsonl", ".json"):
         lines = read_lines(path, ())
-        return pd.DataFrame(
-            [{**(inner if isinstance(inner := line.get("doc"), dict) else {}), **line} for line in lines]
-        )
+        docs = [doc if isinstance(doc := line.get("doc"), dict) else {} for line in lines]
+        table = pd.DataFrame([{**doc, **line} for doc, line in zip(docs, lines, strict=True)])
+        if lines and "doc_id" in lines[0]:
+            table.attrs["metrics"] = [name for name in lines[0] if name not in LOGGED]
+        return table
     readers = {".csv": pd.read_csv, ".tsv": lambda name: pd.read_csv(name, sep="\t"), ".xlsx": pd.read_excel}
     if path.suffix not in readers:
         raise DataError(f"{path}: must end with .jsonl, .csv, .tsv or .xlsx")
@@ -172,8 +178,12 @@ def _table(path: Path) -> "pd.DataFrame":
 
 
 def _column(path: Path, table: "pd.DataFrame", named: str, usual: Sequence[str], what: str, needed: bool = True) -> str:
-    """The column that is named, or the first usual one."""
+    """The column that is named, or the first usual one; of lmms-eval's metrics the only one or one so called."""
     found = [named] if named in table.columns else [name for name in usual if name in table.columns and not named]
+    metrics = table.attrs.get("metrics", [])
+    if what == "right" and not named and metrics:
+        known = [name for name in metrics if name.split("_")[-1] in (*usual, "average")]
+        found = known or metrics[: len(metrics) == 1]
     if not found and (needed or named):
         names = ", ".join(map(str, table.columns[:20]))
         raise DataError(
@@ -183,11 +193,13 @@ def _column(path: Path, table: "pd.DataFrame", named: str, usual: Sequence[str],
 
 
 def _numbers(path: Path, table: "pd.DataFrame", name: str) -> list[float]:
-    """Whether each question was right, 0 to 1; True and the first number of an object count."""
+    """Whether each question was right, 0 to 1. Of an object that is the number under the metric's or a usual name, never
+    an id or another field.
+    """
     values = []
     for number, cell in enumerate(table[name], start=1):
         if isinstance(cell, dict):
-            cell = next((one for one in cell.values() if isinstance(one, int | float)), None)
+            cell = next((cell[key] for key in (name, *RIGHT) if key in cell), cell)
         try:
             value = float(cell)
         except (TypeError, ValueError):
