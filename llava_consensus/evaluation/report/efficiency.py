@@ -102,7 +102,9 @@ def csv_rows(content: Mapping[str, Any]) -> list[dict[str, Any]]:
 def protocol(content: Mapping[str, Any]) -> str:
     """How it was measured, in one line."""
     protocol, machine, loads = content["protocol"], content["machine"], content["load_average"]
-    left_out = "".join(f" Left out: {one['method']} at {one['tokens']} ({one['reason']})." for one in content["left_out"])
+    left_out = "".join(
+        f" Not run: {one['method']} at {one['tokens']} ({one['reason']})." for one in content["left_out"]
+    )
     return (
         f"{content['weights']}, {content['loading']['dtype']}, on {machine['device']} ({machine['processor']}, "
         f"{machine['threads']} threads), load {min(loads):.1f} to {max(loads):.1f}: medians of "

@@ -193,8 +193,8 @@ def _column(path: Path, table: "pd.DataFrame", named: str, usual: Sequence[str],
 
 
 def _numbers(path: Path, table: "pd.DataFrame", name: str) -> list[float]:
-    """Whether each question was right, 0 to 1. Of an object that is the number under the metric's or a usual name, never
-    an id or another field.
+    """Whether each question was right, 0 to 1. Of an object it is the number under the metric's name or a usual one,
+    never an id or another field.
     """
     values = []
     for number, cell in enumerate(table[name], start=1):

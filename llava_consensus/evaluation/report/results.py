@@ -9,6 +9,7 @@ Times come from `bench.json` in the folder of results: rows with `method` (its n
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,35 +129,34 @@ def costs(section: Section, bench: Bench = ()) -> Table:
 
 def differences(section: Section) -> Table:
     """Each method against one, at the same budget and with the same positions, paired by question."""
-    lines = [line for line in section.reduced if any(_test(section, line, name) for name in section.names)]
-    means = {place: section.difference(line) for place, line in enumerate(lines)}
-    holm = corrected({place: mean.p for place, mean in means.items() if mean is not None})
-
-    def mean(line: Line) -> str:
-        place = lines.index(line)
-        found = means[place]
-        p = f", p {p_value(holm[place])}" if place in holm else ""
-        return ABSENT if found is None else signed(found.difference, found.bounds) + p
-
-    def difference(name: str) -> Write:
-        def write(line: Line) -> str:
-            cell, test = section.cell(line, name), _test(section, line, name)
-            p = f", p {p_value(cell.corrected)}" if cell and test and test.p is not None else ""
-            return ABSENT if test is None else signed(test.difference, test.bounds) + p
-
-        return write
-
-    columns = {section.title(name): difference(name) for name in section.names}
-    many = f"mean of {len(section.averaged)}"
-    columns |= {many: mean} if len(section.averaged) > 1 else {}
+    tests: dict[str, Callable[[Line], Any]] = {
+        section.title(name): partial(_test, section, name) for name in section.names
+    }
+    means = {f"mean of {len(section.averaged)}": section.difference} if len(section.averaged) > 1 else {}
+    columns = {title: _difference(section, test) for title, test in {**tests, **means}.items()}
     note = (
         "Points with 95 % interval, paired by question; above zero the method of the line is better. p: exact, after "
-        "Holm's correction over the benchmarks' columns, and over the means."
+        "Holm's correction over the methods of the block."
     )
-    return tabulate(section, f"Difference to {section.against} with the same budget", columns, note, lines)
+    return tabulate(section, f"Difference to {section.against} with the same budget", columns, note, section.reduced)
 
 
-def _test(section: Section, line: Line, name: str) -> Any:
+def _difference(section: Section, test: Callable[[Line], Any]) -> Write:
+    """Writes the differences of a column, p corrected over the lines under one heading."""
+    tests = {(section.about(line), line.label): found for line in section.reduced if (found := test(line))}
+    holm: dict[tuple[str, str], float] = {}
+    for heading in {key[0] for key in tests}:
+        holm |= corrected({key: found.p for key, found in tests.items() if key[0] == heading})
+
+    def write(line: Line) -> str:
+        key = section.about(line), line.label
+        p = f", p {p_value(holm[key])}" if key in holm else ""
+        return signed(tests[key].difference, tests[key].bounds) + p if key in tests else ABSENT
+
+    return write
+
+
+def _test(section: Section, name: str, line: Line) -> Any:
     cell = section.cell(line, name)
     return None if cell is None else cell.test
 

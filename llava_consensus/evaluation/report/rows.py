@@ -107,8 +107,10 @@ class Row:
         """Facts of the benchmark: as the run says, else as the benchmark's class does."""
         if self.metrics and "titles" in self.metrics:
             return Facts(self.metrics["titles"]["benchmark"], self.metrics["scale"], self.metrics["column"])
-        known = BENCHMARKS[self.benchmark] if self.benchmark in BENCHMARKS else None
-        return Facts(known.title, known.scale, known.column) if known else Facts(self.benchmark)
+        if self.benchmark not in BENCHMARKS:
+            return Facts(self.benchmark)
+        known = BENCHMARKS[self.benchmark]
+        return Facts(known.title, known.scale, known.column)
 
     @property
     def tokens(self) -> float:

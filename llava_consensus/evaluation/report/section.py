@@ -163,8 +163,8 @@ class Section:
     @cached_property
     def near_chance(self) -> list[str]:
         """Benchmarks in which the full model is hardly above guessing: they cannot move, so they enter no average."""
-        runs = {name: row for name, row in self.full.runs.items() if row.complete} if self.full else {}
-        return [name for name, row in runs.items() if not can_move(row)]
+        full = self.full.runs if self.full else {}
+        return [name for name in self.names if (row := full.get(name)) and row.complete and not can_move(row)]
 
     @cached_property
     def averaged(self) -> list[str]:

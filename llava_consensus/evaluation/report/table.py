@@ -1,7 +1,7 @@
 """Tables as data, and their text: Markdown to read, LaTeX (booktabs) to input into a paper, CSV for scripts.
 
-    table = Table("Scores", ("method", "GQA"), groups([("64 tokens", ("random", "41.0"))]), "A note.")
-    markdown(table), latex(table), csv_text([{"method": "random", "gqa": 41.0}])
+table = Table("Scores", ("method", "GQA"), groups([("64 tokens", ("random", "41.0"))]), "A note.")
+markdown(table), latex(table), csv_text([{"method": "random", "gqa": 41.0}])
 """
 
 import csv
