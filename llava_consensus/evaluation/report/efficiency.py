@@ -65,8 +65,10 @@ def bench_tables(content: Mapping[str, Any]) -> list[Table]:
     for row, values in zip(content["rows"], flat(content), strict=True):
         heading = f"{row['tokens']} tokens" if row["tokens"] != full else f"All {full} tokens"
         printed = printed_row(content, row)
-        measured.append((heading, (label(row), *(text(values[path], unit) for path, (_, unit, _) in MEASURED.items()))))
-        pairs = ((text(values[path], unit), printed.get(key)) for path, (_, unit, key) in BESIDE.items())
+        measured.append(
+            (heading, (label(row), *(text(values[path], unit, path) for path, (_, unit, _) in MEASURED.items())))
+        )
+        pairs = ((text(values[path], unit, path), printed.get(key)) for path, (_, unit, key) in BESIDE.items())
         beside.append((heading, (label(row), *(str(cell or ABSENT) for pair in pairs for cell in pair))))
     same = content["model"] in TABLES
     whose = content["model"] if same else f"{FALLBACK}, another model than ours: compare speed-ups only"
@@ -83,8 +85,10 @@ def bench_tables(content: Mapping[str, Any]) -> list[Table]:
     ]
 
 
-def text(value: Any, unit: float) -> str:
+def text(value: Any, unit: float, path: str) -> str:
     """A number, or the first and third quartile of a time."""
+    if path == "speedup" and value is not None:
+        return f"{value:.2f}"
     return f"{value[0]:.1f} to {value[1]:.1f}" if isinstance(value, list) else number(unit)(value)
 
 

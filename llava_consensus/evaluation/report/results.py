@@ -92,15 +92,8 @@ def named(section: Section, line: Line) -> str:
 def scores(section: Section) -> Table:
     """The paper's layout: bare scores, Acc, Rel."""
     columns = {section.title(name): _of(section, name, score) for name in section.papers}
-    few = "" if len(section.averaged) == len(paper.averaged()) else f" ({len(section.averaged)} benchmarks)"
-    columns[f"Acc{few}"] = lambda line: _mean(section.accuracy(line))
-    columns["Rel (%)"] = lambda line: engine.one_decimal(section.relative(line))
-    left_out = [
-        f"{', '.join(map(section.title, names))} not averaged: {why}"
-        for names, why in ((section.unjudged, "not judged"), (section.near_chance, "near chance with all tokens"))
-        if names
-    ]
-    return tabulate(section, "Scores", columns, ". ".join([*left_out, _marks(section)]), section.lines)
+    note = f"{_left_out(section)}{_marks(section)}"
+    return tabulate(section, "Scores", columns | _means(section), note, section.lines)
 
 
 def intervals(section: Section, bench: Bench = ()) -> Table:
@@ -114,7 +107,8 @@ def intervals(section: Section, bench: Bench = ()) -> Table:
     done = {row.config["method"] for row in section.rows}
     simple = [name for name in SIMPLE_WAYS if name not in done] if len(done - {FULL, *SIMPLE_WAYS}) > 1 else []
     missing = f"Not run, and simpler than these methods: {', '.join(simple)}. " if simple else ""
-    note = f"{missing}Score ± half of its 95 % interval (bootstrap over images). {_marks(section)}"
+    columns |= _means(section) if len(section.averaged) > 1 else {}
+    note = f"{missing}{_left_out(section)}Score ± half of its 95 % interval (bootstrap over images). {_marks(section)}"
     columns |= _costs(section, bench, BESIDE)
     return tabulate(section, "Scores with 95 % intervals", columns, note, section.lines)
 
@@ -163,6 +157,21 @@ def _test(section: Section, name: str, line: Line) -> Any:
 
 def _of(section: Section, name: str, write: Callable[[Any], str]) -> Write:
     return lambda line: write(section.cell(line, name))
+
+
+def _means(section: Section) -> dict[str, Write]:
+    """Acc and Rel, with the number of benchmarks if these are not all of the paper's."""
+    few = "" if len(section.averaged) == len(paper.averaged()) else f" ({len(section.averaged)} benchmarks)"
+    return {
+        f"Acc{few}": lambda line: _mean(section.accuracy(line)),
+        "Rel (%)": lambda line: engine.one_decimal(section.relative(line)),
+    }
+
+
+def _left_out(section: Section) -> str:
+    """Why benchmarks are not averaged over."""
+    reasons = (section.unjudged, "not judged"), (section.near_chance, "near chance with all tokens")
+    return "".join(f"Not in Acc, {why}: {', '.join(map(section.title, names))}. " for names, why in reasons if names)
 
 
 def _mean(average: Mean | None) -> str:

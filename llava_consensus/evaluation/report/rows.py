@@ -244,7 +244,7 @@ def flipped(row: Row, full: Row) -> float | None:
         parts = [flipped(one, full) for one in row.seeds]
         return None if None in parts else fmean(part for part in parts if part is not None)
     answers = [{one["index"]: one.get("extracted") for one in run.report.get("extracted", ())} for run in (row, full)]
-    if not answers[0] or answers[0].keys() != answers[1].keys() or None in answers[0].values():
+    if answers[0].keys() != answers[1].keys() or not all(any(one.values()) for one in answers):
         return None
     return 100 * fmean(answers[0][index] != answers[1][index] for index in answers[0])
 

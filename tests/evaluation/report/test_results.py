@@ -117,7 +117,7 @@ def test_acc_leaves_out_what_nobody_has_judged(tmp_path: Path) -> None:
     found, scores = section.accuracy(section.reduced[0]), results.scores(section)
     assert section.papers == ["gqa", "mmvet"] and section.averaged == ["gqa"]
     assert found is not None and found.value == 75
-    assert "Acc (1 benchmarks)" in scores.head and "MM-Vet not averaged: not judged" in scores.note
+    assert "Acc (1 benchmarks)" in scores.head and "Not in Acc, not judged: MM-Vet." in scores.note
 
 
 def test_no_average_has_a_benchmark_that_cannot_move(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_no_average_has_a_benchmark_that_cannot_move(tmp_path: Path) -> None:
     assert section.averaged == ["gqa"] and set(section.near_chance) == {"pope", "textvqa"}
     found, scores = section.accuracy(section.reduced[0]), results.scores(section)
     assert found is not None and found.value == 75
-    assert "POPE" in scores.head and "TextVQA, POPE not averaged: near chance with all tokens" in scores.note
+    assert "POPE" in scores.head and "Not in Acc, near chance with all tokens: TextVQA, POPE." in scores.note
     reduced_only = Section([row for row in section.rows if not row.full])
     assert reduced_only.near_chance == [] and len(reduced_only.averaged) == 3  # nobody knows without the full model
 
