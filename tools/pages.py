@@ -39,6 +39,8 @@ from llava_consensus.evaluation.report.section import half, signed
 from llava_consensus.evaluation.report.stats import LEVEL, SIGNIFICANT, sign_flips
 from llava_consensus.evaluation.report.table import csv_text, markdown, p_value
 from llava_consensus.methods import INDEX, METHODS, written
+from llava_consensus.paper.results import claims, read
+from llava_consensus.paper.study.results import study_csv
 from tools.photo import BENCHMARKS, Photo
 
 ROOT = Path(__file__).parents[1]
@@ -131,7 +133,7 @@ def pages(readme: Path) -> dict[str, str]:
             "unseen": Photo(runs / "unseen", ROOT / NAMED_UNSEEN),
             "second": Photo(runs / "seed1", ROOT / NAMED),
             "drawn": drawn_facts(out),
-            "claims": "CLAIMS",
+            "claims": [markdown(table) for folder in (runs, out) for table in claims(read(folder))[0]],
             "against": against_table(ROOT / "docs/efficiency" / AGAINST),
             "timed": markdown(bench_tables(json.loads((ROOT / "docs/efficiency" / TIMED).read_text()))[0]),
             "gpu": markdown(bench_tables(on_gpu)[0]),
