@@ -311,14 +311,19 @@ def every_run(folders: Mapping[str, Path]) -> list[dict[str, Any]]:
                         "part": row.part,
                         "questions": row.metrics and row.metrics["questions"],
                         "images": row.pictures,
-                        "score": row.score,
-                        "low": low,
-                        "high": high,
-                        "tokens_per_layer": account.get("average"),
-                        "flops": (account.get("flops") or {}).get("total"),
+                        **{
+                            key: _rounded(value, 4)
+                            for key, value in (("score", row.score), ("low", low), ("high", high))
+                        },
+                        "tokens_per_layer": _rounded(account.get("average"), 4),
+                        "flops": _rounded((account.get("flops") or {}).get("total")),
                     }
                 )
     return lines
+
+
+def _rounded(value: float | None, digits: int | None = None) -> float | None:
+    return None if value is None else round(value, digits)
 
 
 def main(words: Sequence[str] | None = None) -> None:

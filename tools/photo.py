@@ -142,9 +142,14 @@ class Photo:
         mean = mean_difference([test for _, test in tested], [one.scale for one, _ in found]) if tested else None
         return found, mean
 
-    def moving(self, first: str, second: str) -> str:
-        """The difference over the plan's benchmarks that can move, with its interval: not named beforehand."""
-        full = {name: self.run(name, FULL) for name in self.plan["comparisons"][0]["benchmarks"]}
+    def moving(self, first: str, second: str, everywhere: bool = False) -> str:
+        """The difference over benchmarks that can move, with its interval: not named beforehand.
+
+        Args:
+            everywhere: over all benchmarks of the tables, not only those of the first named comparison.
+        """
+        names = BENCHMARKS if everywhere else self.plan["comparisons"][0]["benchmarks"]
+        full = {name: self.run(name, FULL) for name in names}
         _, mean = self.between(first, second, [name for name, row in full.items() if row and can_move(row)])
         return NOT_RUN if mean is None else signed(mean.difference, mean.bounds)
 
@@ -218,7 +223,7 @@ class Photo:
         }
         plain = {label.removesuffix(f", positions={way}"): mean.value for label, mean in means.items()}
         ranked = sorted(plain, key=lambda label: -plain[label])
-        return ", ".join(ranked[: ranked.index("ConsensusDrop")]) or "none"
+        return "; ".join(ranked[: ranked.index("ConsensusDrop")]) or "none"
 
     # ---- words and numbers
 

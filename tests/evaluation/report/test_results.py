@@ -10,7 +10,7 @@ import pytest
 from run_folders import BASE, store
 
 from llava_consensus import cli
-from llava_consensus.errors import DataError, OptionError
+from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
 from llava_consensus.evaluation.files import canonical, write_metrics
 from llava_consensus.evaluation.report import paper, results
