@@ -11,7 +11,6 @@ from fakes import FakeHost, config, make_place
 
 from llava_consensus import attach, cli
 from llava_consensus.errors import OptionError
-from llava_consensus.evaluation.report.table import retained
 from llava_consensus.evaluation.runs.configuration import prepare
 from llava_consensus.evaluation.runs.execution import Execution
 from llava_consensus.evaluation.runs.sweep import cells, sweep
@@ -79,10 +78,6 @@ def test_a_share_cannot_be_matched_by_cost(tmp_path: Path) -> None:
     assert prepare(plain).description["tokens"] == 0.25
     with pytest.raises(OptionError, match=r"match=flops with tokens=0\.25"):
         prepare(config(data, data / "model", tokens=0.25, match="flops"))
-
-
-def test_tables_call_a_share_by_its_name() -> None:
-    assert retained(0.111, 576) == "Retain 11.1 % of each picture's tokens"
 
 
 def test_records_hold_the_share_and_what_it_came_to(tmp_path: Path) -> None:
