@@ -361,8 +361,8 @@ def claims(material: Material) -> tuple[list[Table], list[dict[str, Any]]]:
                 family = [_of_study(contrast) for contrast in own]
             after = corrected({place: line["p"] for place, line in enumerate(family)})
             for place, line in enumerate(family):
-                claim = {"claim": f"{number}. {words}: {differences}", "positions": policy or "any"}
-                lines.append({**claim, **line, "p_corrected": after.get(place)})
+                about = {"claim": f"{number}. {words}: {differences}", "positions": policy or "any"}
+                lines.append({**about, **line, "p_corrected": after.get(place)})
     texts = []
     groups = pd.DataFrame(lines).groupby(["claim", "positions"], sort=False) if lines else ()
     for (claim, policy), family in groups:
@@ -370,9 +370,9 @@ def claims(material: Material) -> tuple[list[Table], list[dict[str, Any]]]:
         least = family.sort_values("difference").iloc[0]
         bounds = None if pd.isna(least.low) else (least.low, least.high)
         counts = len(family), (real.difference > 0).sum(), (real.difference < 0).sum()
-        place = claim, f"positions: {policy}"
         values = (*map(str, counts), signed(least.difference, bounds))
-        texts += [(*place, key, text) for key, text in zip(CLAIM_COLUMNS, values, strict=True)]
+        for key, text in zip(CLAIM_COLUMNS, values, strict=True):
+            texts.append((claim, f"positions: {policy}", key, text))
     note = (
         "Above, below: significant after Holm's correction over the claim (p < 0.05). Differences are means "
         "over benchmarks in points, paired by question; those of SCAP are in percent."
