@@ -28,7 +28,6 @@ FORMATS = ("table", "markdown", "csv", "latex")
     arguments.OUT_DIR,
     arg("--format", choices=FORMATS, help="form of what is printed (table in a terminal, else markdown)"),
     arg("--write", type=Path, action="append", default=[], metavar="FILE", help="update FILE between its markers"),
-    arg("--paper", action="store_true", help="also the layout of the paper's table 1, with its means"),
     arg("--against", metavar="METHOD", help="compare this method with each other one, paired by question"),
     arg("--preset", metavar="NAME", help="only the runs of this grid, a table for each of its budgets: results"),
     arg("--limit", type=int, metavar="N", help="with --preset: its runs of the first questions"),
@@ -61,7 +60,7 @@ def report(given: argparse.Namespace) -> Iterator[Any]:
     files = [(name, path) for name in ("markdown", "csv", "latex") if (path := getattr(given, name))]
     wanted |= {name for name, _ in files}
     with misread(f"{given.out}: a file of a run", CHANGED):
-        texts = {name: results.FORMATS[name](found, bench, given.paper) for name in wanted}
+        texts = {name: results.written(found, bench, name) for name in wanted}
     for path in given.write:
         if not path.is_file():
             raise DataError(f"{path}: no such file. It needs the two lines {BEGIN} and {END}")
@@ -76,7 +75,7 @@ def report(given: argparse.Namespace) -> Iterator[Any]:
         yield results.NOTHING
     for section in found:
         yield terminal.heading(results.title(section).replace("**", ""))
-        yield from map(terminal.drawn, results.section_tables(section, bench, given.paper))
+        yield from map(terminal.drawn, results.section_tables(section, bench))
 
 
 def _of_preset(given: argparse.Namespace, rows: "Sequence[Row]") -> "list[Section]":

@@ -206,7 +206,7 @@ def test_the_example_column_is_in_every_format(tmp_path: Path, monkeypatch: pyte
     store(tmp_path, [1, 0])
     bench = [{"method": "consensusdrop", "tokens": 64, "peak_bytes": 3 * 2**20}]
     sections = results.in_sections(read_rows(tmp_path))
-    marked, csv, tex = (results.FORMATS[name](sections, bench) for name in ("markdown", "csv", "latex"))
+    marked, csv, tex = (results.written(sections, bench, name) for name in ("markdown", "csv", "latex"))
     assert "| peak (MiB) |" in marked and "| 3.0 |" in marked
     assert csv.splitlines()[0].endswith(",peak_bytes") and csv.splitlines()[1].endswith(f",{3 * 2**20}")
     assert "peak (MiB)" in tex

@@ -1,4 +1,4 @@
-"""Runs of one setting as a grid of cells: scores with intervals, and paired tests against a line of reference."""
+"""Runs of one setting: scores with intervals, and paired tests against a line of reference, as one frame."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,6 @@ from llava_consensus.evaluation.report.rows import (
     reduced_lines,
 )
 from llava_consensus.evaluation.report.stats import (
-    Bounds,
     Comparison,
     Mean,
     MeanDifference,
@@ -42,21 +41,11 @@ MOVES = 5.0  # points above chance that all tokens must score for a benchmark to
 
 
 class ScoreCell(NamedTuple):
-    """A run and its test."""
+    """A run, its test against the reference, and the test's p after Holm's correction over the table."""
 
     row: Row
-    test: Comparison | None = None  # against the line of reference
-    corrected: float = 1.0  # the test's p after Holm's correction over the section
-
-    @property
-    def bounds(self) -> Bounds | None:
-        """The 95 % interval of the score; None where its scorer's rows do not make it up."""
-        return self.row.bounds
-
-    @property
-    def mark(self) -> str:
-        """Mark of a difference from the reference: † p < 0.05, ‡ also after the correction; empty without a test."""
-        return "" if self.test is None else mark(self.test.p, self.corrected)
+    test: Comparison | None = None
+    corrected: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -64,7 +53,6 @@ class Section:
     """Runs that differ in method, budget and benchmark only, each compared with a reference of the same questions.
 
     Args:
-        rows: the runs.
         against: the method of the reference as the command line takes it, with the same budget and position policy;
             by default all tokens.
     """
@@ -74,7 +62,7 @@ class Section:
 
     @cached_property
     def full(self) -> Line | None:
-        """The full model's runs."""
+        """The runs with all tokens."""
         return full_line(self.rows)
 
     @cached_property
@@ -84,19 +72,22 @@ class Section:
 
     @cached_property
     def lines(self) -> list[Line]:
-        """All lines, the full model's on top."""
+        """All lines, all tokens on top."""
         return [*([self.full] if self.full else []), *self.reduced]
 
     @cached_property
     def names(self) -> list[str]:
         """The benchmarks that were run: those of the paper's Acc in its order, then others by name."""
-        return self.papers + sorted({row.benchmark for row in self.rows} - set(self.papers))
+        columns = paper.averaged()
 
-    @cached_property
-    def papers(self) -> list[str]:
-        """The benchmarks of the paper's Acc that were run, in its order."""
-        columns = {row.facts.column: row.benchmark for row in self.rows}
-        return [columns[column] for column in paper.averaged() if column in columns]
+        def rank(name: str) -> tuple[int, str]:
+            column = self._column(name)
+            return columns.index(column) if column in columns else len(columns), name
+
+        return sorted({row.benchmark for row in self.rows}, key=rank)
+
+    def _column(self, name: str) -> str:
+        return next(row.facts.column or "" for row in self.rows if row.benchmark == name)
 
     def title(self, name: str) -> str:
         """A benchmark's name as papers write it."""
@@ -105,7 +96,7 @@ class Section:
     def about(self, line: Line) -> str:
         """Heading of a line: its budget, and the position policy if the section has several."""
         if line is self.full:
-            return f"All {line.tokens or ''} tokens".replace("  ", " ")
+            return f"All {line.tokens} tokens" if line.tokens else "All tokens"
         full, tokens = self.full.tokens if self.full else 0, line.tokens
         head = f"{100 * tokens:g} % of the tokens" if 0 < tokens < 1 else f"{tokens:g} tokens"
         fewer = f" ({100 * (1 - tokens / full):.1f} % fewer)" if full and 1 <= tokens <= full else ""
@@ -114,62 +105,54 @@ class Section:
 
     # ---- cells
 
-    def cell(self, line: Line, name: str) -> ScoreCell | None:
-        """The cell of a line and a benchmark; None if nothing was run."""
-        return self._cells.get((line.tokens, line.label, name))
-
     @cached_property
-    def _cells(self) -> Mapping[tuple[float, str, str], ScoreCell]:
+    def cells(self) -> Mapping[tuple[float, str, str], ScoreCell]:
+        """By tokens and label of the line, and benchmark; nothing for what was not run."""
         cells = {}
         for line in self.lines:
             for name, row in line.runs.items():
-                other = None if row.sample is None else self.reference(line, name)
+                other = self._reference(line, name)
                 test = None if other is None or other is row else compare(row, other)
                 cells[line.tokens, line.label, name] = ScoreCell(row, test)
         found = corrected({key: cell.test.p for key, cell in cells.items() if cell.test is not None})
         return cells | {key: cells[key]._replace(corrected=p) for key, p in found.items()}
 
-    @cached_property
-    def _references(self) -> Mapping[tuple[float, str | None], Line]:
-        """The lines of `against` by budget and position policy. OptionError if it was not run."""
-        found = {
-            (line.tokens, line.policy): line
-            for line in self.reduced
-            for row in line.runs.values()
-            if self.against in (row.variant, one_word(row.config["method"], row.config["changed"]))
-        }
-        if not found:
-            known = sorted({one_word(row.config["method"], row.config["changed"]) for row in self.rows})
-            raise OptionError(f"--against {self.against}: no such runs, only of {', '.join(known)}")
-        return found
+    def cell(self, line: Line, name: str) -> ScoreCell | None:
+        """The cell of a line and a benchmark."""
+        return self.cells.get((line.tokens, line.label, name))
 
-    def reference(self, line: Line, name: str) -> Row | None:
+    def _reference(self, line: Line, name: str) -> Row | None:
         """The complete run that a line's run of a benchmark is compared with."""
         chosen = self.full
         if self.against != FULL:
-            chosen = None if line is self.full else self._references.get((line.tokens, line.policy))
+            chosen = None if line is self.full else self._others.get((line.tokens, line.policy))
         other = None if chosen is None else chosen.runs.get(name)
         return other if other and other.complete else None
+
+    @cached_property
+    def _others(self) -> Mapping[tuple[float, str | None], Line]:
+        """The lines of `against` by budget and position policy. OptionError if it was not run."""
+        found, known = {}, set()
+        for line in self.reduced:
+            row = next(iter(line.runs.values()))
+            word = one_word(row.config["method"], row.config["changed"])
+            known.add(word)
+            if self.against in (word, row.variant):
+                found[line.tokens, line.policy] = line
+        if not found:
+            raise OptionError(f"--against {self.against}: no such runs, only of {', '.join(sorted(known))}")
+        return found
 
     # ---- averages
 
     @cached_property
-    def unjudged(self) -> list[str]:
-        """Benchmarks of `papers` that were finished and have no score, because they need a judge."""
-        finished = {row.benchmark for row in self.rows if row.metrics is not None}
-        scored = {row.benchmark for row in self.rows if row.score is not None}
-        return [name for name in self.papers if name in finished - scored]
-
-    @cached_property
-    def near_chance(self) -> list[str]:
-        """Benchmarks in which the full model is hardly above guessing: they cannot move, so they enter no average."""
-        full = self.full.runs if self.full else {}
-        return [name for name in self.names if (row := full.get(name)) and row.complete and not can_move(row)]
-
-    @cached_property
     def averaged(self) -> list[str]:
-        """The benchmarks included in Acc: `papers` without those `unjudged` and those `near_chance`."""
-        return [name for name in self.papers if name not in (*self.unjudged, *self.near_chance)]
+        """The benchmarks of Acc: those of the paper that have scores, and can move if all tokens were run."""
+        scored = {row.benchmark for row in self.rows if row.score is not None or row.metrics is None}
+        full = self.full.runs if self.full else {}
+        still = {name for name, row in full.items() if row.complete and not can_move(row)}
+        papers = [name for name in self.names if self._column(name) in paper.averaged()]
+        return [name for name in papers if name in scored - still]
 
     @cached_property
     def common(self) -> list[str]:
@@ -188,15 +171,14 @@ class Section:
         if not done or len(done) < len(runs):
             return None
         value = fmean((row.score or 0.0) / row.scale for row in done)
-        samples = [(row.sample, row) for row in done if row.bounds is not None]
-        if len(samples) < len(done):
+        if any(row.bounds is None for row in done):
             return Mean(value, None)
-        total = np.mean([draws(one, row.benchmark) / row.scale for one, row in samples if one], axis=0)
+        total = np.mean([draws(row.sample, row.benchmark) / row.scale for row in done if row.sample], axis=0)
         difference = self.difference(line)
         return Mean(value, interval(total), difference and difference.p)
 
     def relative(self, line: Line) -> float | None:
-        """Acc in percent of the full model's (the paper's Rel); None without either."""
+        """Acc in percent of all tokens' (the paper's Rel); None without either."""
         own, full = self.accuracy(line), self.accuracy(self.full) if self.full else None
         return 100 * own.value / full.value if own and full and full.value else None
 
@@ -222,12 +204,12 @@ class Section:
 
     def _record(self, line: Line, cell: ScoreCell) -> dict[str, Any]:
         row, metrics, test = cell.row, cell.row.metrics or {}, cell.test
-        low, high = cell.bounds or (None, None)
-        below, above = (test and test.bounds) or (None, None)
         full = self.full.runs.get(row.benchmark) if self.full and line is not self.full else None
         known = metrics.get("account") or {}
         account = {**known, **(known.get("measured") or {})}
-        flops = account.get("flops")
+        account["flops"] = (account.get("flops") or {}).get("total")
+        low, high = row.bounds or (None, None)
+        below, above = (test and test.bounds) or (None, None)
         return {
             **{key: row.config.get(key) for key in ("model", "data", "limit", "sample")},
             "label": line.label,
@@ -253,9 +235,7 @@ class Section:
             "p_corrected": test and cell.corrected,
             "test": test and test.test,
             "flips": flipped(row, full) if full else None,
-            **{key: account.get(key) for key in ("entering", "kept", "average")},
-            "flops": flops["total"] if isinstance(flops, Mapping) else flops,
-            "kv_bytes": account.get("kv_bytes"),
+            **{key: account.get(key) for key in ("entering", "kept", "average", "flops", "kv_bytes")},
         }
 
 
@@ -268,8 +248,10 @@ def can_move(row: Row) -> bool:
 # ---- cells as text
 
 
-def state(cell: ScoreCell | None) -> str:
-    """Why there is no number; nothing if there is one."""
+def with_interval(cell: ScoreCell | None) -> str:
+    """A score with half of its interval, marked if it differs from the reference; of several seeds with their spread.
+    Of an incomplete run why there is none.
+    """
     if cell is None:
         return ABSENT
     row = cell.row
@@ -278,20 +260,11 @@ def state(cell: ScoreCell | None) -> str:
     if row.score is None:
         contains = row.metrics["report"].get("contains")
         return "not scored" if contains is None else f"not judged ({contains:.1f} contain the answer)"
-    return f"incomplete ({row.metrics['answered']} of {row.metrics['questions']})" if row.unanswered else ""
-
-
-def score(cell: ScoreCell | None, interval: str = "") -> str:
-    """A score as papers print it, marked where it differs from the reference; of several seeds with their spread."""
-    if cell is None or state(cell):
-        return state(cell)
-    seeds = "" if cell.row.spread is None else f" (sd {cell.row.spread:.1f})"
-    return f"{cell.row.score:.1f}{interval}{cell.mark}{seeds}"
-
-
-def with_interval(cell: ScoreCell | None) -> str:
-    """The same with half of its interval."""
-    return score(cell, "" if cell is None else half(cell.bounds))
+    if row.unanswered:
+        return f"incomplete ({row.metrics['answered']} of {row.metrics['questions']})"
+    seeds = "" if row.spread is None else f" (sd {row.spread:.1f})"
+    marked = "" if cell.test is None else mark(cell.test.p, cell.corrected)
+    return f"{row.score:.1f}{half(row.bounds)}{marked}{seeds}"
 
 
 def half(bounds: Sequence[float] | None) -> str:
@@ -300,7 +273,7 @@ def half(bounds: Sequence[float] | None) -> str:
 
 
 def signed(difference: float | None, bounds: Sequence[float] | None = None, places: int = 1) -> str:
-    """A difference with its interval, where it has one."""
+    """A difference with its interval, if it has one."""
     if difference is None:
         return ABSENT
     between = "" if bounds is None else f" ({bounds[0]:+.{places}f} to {bounds[1]:+.{places}f})"
