@@ -38,17 +38,17 @@ def check_judge(inputs: dict[str, Any], official: Any) -> bool:
     calls = [
         {
             "model": OFFICIAL_JUDGE,
-            **turn.options,
-            "messages": [{"role": "user", "content": text + texts["retry_suffix"] * turn.again}],
+            **options,
+            "messages": [{"role": "user", "content": text + texts["retry_suffix"] * again}],
         }
-        for turn in turns
+        for again, options in turns
     ]
     if calls != official["requests"] or (grade is None) != ("raises" in official):
         return False
     if grade is None:
         return True
     theirs = official["grade"]
-    return [grade.content] == theirs["content"] and same_number(grade.value, theirs["score"][0])
+    return [grade[1]] == theirs["content"] and same_number(grade[0], theirs["score"][0])
 
 
 def check_run(inputs: dict[str, Any], official: Any) -> bool:
@@ -62,7 +62,7 @@ def check_run(inputs: dict[str, Any], official: Any) -> bool:
             if len(grades.get(key, [])) <= run:
                 grade, _ = mm_vet_dialogue([next(replies)])
                 assert grade is not None
-                grades.setdefault(key, []).append(grade.value)
+                grades.setdefault(key, []).append(grade[0])
     capabilities = {key: one["capability"] for key, one in inputs["metadata"].items() if key in chosen}
     decimals = int(inputs["args"][1]) if inputs["args"] else 1
     ours = mmvet_benchmark.tables(capabilities, grades, inputs["num_run"], decimals)
