@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from judged_data import BROKEN, LIMIT, mm_vet_dialogue
 
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.benchmarks import judged, video_qa
 from llava_consensus.evaluation.benchmarks import mmvet as mmvet_benchmark
+from llava_consensus.evaluation.benchmarks import parsing, video_qa
 from llava_consensus.evaluation.judge import mmvet
 
 OFFICIAL_JUDGE = "gpt-4-0613"
@@ -176,5 +176,5 @@ def test_scorers_take_any_reply(text: str) -> None:
     ],
 )
 def test_matches_without_a_judge(answer: str, reference: str, exact: bool, contained: bool) -> None:
-    assert judged.exact(answer, reference) == exact
-    assert judged.contains(answer, reference) == contained
+    assert parsing.exact(answer, reference) == exact
+    assert parsing.contains(answer, reference) == contained
