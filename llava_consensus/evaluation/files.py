@@ -131,13 +131,6 @@ def read_lines(path: Path, keys: Sequence[str], remedy: str = FETCH) -> list[Rec
     return list(parse_lines(path, read_bytes(path).splitlines(), keys, remedy))
 
 
-def read_answers(path: Path) -> list[Record]:
-    """Reads all lines of an answers file, from here or from LLaVA's own scripts."""
-    if not path.is_file():
-        raise DataError(f"{path}: no such answers file. An evaluation writes one: llava-consensus eval")
-    return read_lines(path, ANSWER_FIELDS, MEND)
-
-
 def to_lines(records: Iterable[Mapping[str, Any]]) -> bytes:
     """One line of JSON for each record."""
     return "".join(to_json(record) + "\n" for record in records).encode()

@@ -13,7 +13,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from llava_consensus.errors import DataError, OptionError, listed, plural
 from llava_consensus.evaluation.benchmarks import parsing
-from llava_consensus.evaluation.files import Record, digest, read_answers, read_json, read_lines, read_text
+from llava_consensus.evaluation.files import Record, digest, read_lines
+from llava_consensus.evaluation.user_files import is_table, read_answers, read_rows, read_user_text
 
 LLAVA_EVAL_ZIP = "LLaVA's eval.zip (link in docs/Evaluation.md of github.com/haotian-liu/LLaVA)"
 SHORT = "\nAnswer the question using a single word or phrase."  # LLaVA's suffix for short answers
@@ -148,18 +149,21 @@ class Benchmark(ABC):
         """Reads the answers in a file or folder: LLaVA's lines, or an official form of this benchmark, recognised by
         its content.
         """
-        return read_answers(path) if self.result_keys is None else self._read_result(path, data, *self.result_keys)
-
-    def _read_result(self, path: Path, data: Path, id_key: str, answer_key: str) -> list[Record]:
-        """LLaVA's lines, or the list of an official script, whose ids may be texts of the questions' own."""
-        if not starts_with(path, "["):
-            return read_answers(path)
-        rows, ids = read_json(path, kind=list), {str(one.question_id): one.question_id for one in self.load(data)}
-        check_entries(path, rows, (id_key, answer_key))
+        keys = self.result_keys
+        official = [row for _, row in read_rows(path)] if keys and starts_with(path, "[") else []
+        if keys and official and "text" not in official[0]:
+            check_entries(path, official, keys)
+            records = [{"question_id": row[keys[0]], "text": row[keys[1]]} for row in official]
+        else:
+            records = read_answers(path)
+            if not is_table(path):
+                return records
+        # ids of such files may be texts of the questions' own
+        ids = {str(one.question_id): one.question_id for one in self.load(data)}
         return [
-            {"question_id": ids.get(str(row[id_key]), row[id_key]), "text": row[answer_key]}
-            for row in rows
-            if str(row[id_key]) in ids or row[answer_key] != ""  # uploads have empty answers outside the split
+            {**record, "question_id": ids.get(str(record["question_id"]), record["question_id"])}
+            for record in records
+            if str(record["question_id"]) in ids or record["text"] != ""  # uploads have empty answers outside the split
         ]
 
     def score_file(self, path: Path, data: Path) -> dict[str, Any]:
@@ -239,7 +243,7 @@ def check_known(path: Path, questions: Iterable[tuple[Question, Hashable]], know
 
 def starts_with(path: Path, text: str) -> bool:
     """Whether the content of a file begins so, blanks left aside; False for no file."""
-    return path.is_file() and read_text(path).lstrip().startswith(text)
+    return path.is_file() and read_user_text(path).lstrip().startswith(text)
 
 
 def read_questions(path: Path) -> list[Question]:

@@ -20,7 +20,8 @@ from typing import Any
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question
-from llava_consensus.evaluation.files import Record, read_json, read_text, write_out
+from llava_consensus.evaluation.files import Record, read_json, write_out
+from llava_consensus.evaluation.user_files import read_user_text
 
 FILES = (
     DataFile("llava-mm-vet.jsonl", base.LLAVA_EVAL_ZIP),
@@ -108,7 +109,7 @@ def _whole(path: Path) -> dict[str, Any] | None:
     """The content of a file that is one object by sample; None for a file of lines."""
     if path.is_file():
         with contextlib.suppress(ValueError, RecursionError):
-            content = json.loads(read_text(path))
+            content = json.loads(read_user_text(path))
             return content if isinstance(content, dict) and "question_id" not in content else None
     return None
 

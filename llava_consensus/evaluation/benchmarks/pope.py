@@ -20,6 +20,7 @@ from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question, mean
 from llava_consensus.evaluation.benchmarks.parsing import pope_can_use, pope_word
 from llava_consensus.evaluation.files import Record, read_lines
+from llava_consensus.evaluation.user_files import read_rows
 
 LABELS = "coco/coco_pope_{}.json"
 LABEL_SOURCE = "output/coco of github.com/AoiDragon/POPE at commit e3e39262c85a6a83f26cf5094022a782cb0df58d"
@@ -62,7 +63,7 @@ class POPE(Benchmark):
 
     def read(self, path: Path, data: Path) -> list[Record]:
         """LLaVA's lines, or POPE's own: `question` and `answer` of all questions or of one category, in their order."""
-        rows = read_lines(path, ()) if path.is_file() else []
+        rows = [row for _, row in read_rows(path)] if path.is_file() else []
         if not rows or not all("answer" in row and "question" in row and "question_id" not in row for row in rows):
             return super().read(path, data)
         questions = self.load(data)

@@ -21,7 +21,8 @@ from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question
 from llava_consensus.evaluation.benchmarks.parsing import LETTERS
-from llava_consensus.evaluation.files import Record, read_json, read_lines, read_text, to_lines, write_out
+from llava_consensus.evaluation.files import Record, read_json, to_lines, write_out
+from llava_consensus.evaluation.user_files import read_rows
 
 FILES = (
     DataFile("llava-seed-bench.jsonl", base.LLAVA_EVAL_ZIP),
@@ -51,10 +52,10 @@ class SEED(Benchmark):
 
     def read(self, path: Path, data: Path) -> list[Record]:
         """LLaVA's answers, or an official upload: lines, or one list, of `question_id` and `prediction`."""
-        if not path.is_file() or "prediction" not in (text := read_text(path)):
+        rows = [row for _, row in read_rows(path)] if path.is_file() else []
+        if not rows or "prediction" not in rows[0]:
             return super().read(path, data)
-        rows = read_json(path, kind=list) if text.lstrip().startswith("[") else read_lines(path, ("question_id",))
-        return [{"text": row.get("prediction"), **row} if isinstance(row, dict) else row for row in rows]
+        return [{"text": row.get("prediction"), **row} for row in rows]
 
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
         """Accuracy in percent over the answered questions, of images and of videos."""

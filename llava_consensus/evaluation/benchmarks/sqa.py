@@ -18,7 +18,8 @@ from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question, mean, option
 from llava_consensus.evaluation.benchmarks.parsing import LETTERS, UNREAD, option_index, sqa_letter
-from llava_consensus.evaluation.files import Record, read_json, read_lines, read_text
+from llava_consensus.evaluation.files import Record, read_json, read_lines
+from llava_consensus.evaluation.user_files import read_rows
 
 MARK = "<image>\n"  # LLaVA records it in the prompt, and its scorer finds image questions by it
 SOURCE = "data/scienceqa of github.com/lupantech/ScienceQA"
@@ -66,9 +67,10 @@ class ScienceQA(Benchmark):
 
     def read(self, path: Path, data: Path) -> list[Record]:
         """LLaVA's lines, or the result file of its script: `outputs`, the answers by id, or else `results`."""
-        if not base.starts_with(path, "{") or '"question_id"' in read_text(path):
+        rows = read_rows(path) if base.starts_with(path, "{") else []
+        if not rows or "question_id" in rows[0].values:
             return super().read(path, data)
-        whole = read_json(path, kind=dict)
+        whole = rows[0].values
         if isinstance(whole.get("outputs"), dict):
             said = whole["outputs"]
         elif isinstance(whole.get("results"), dict):  # places of options; -1 if no option was read

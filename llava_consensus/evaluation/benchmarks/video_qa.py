@@ -28,7 +28,8 @@ from typing import Any, ClassVar, NamedTuple
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Joined, Question, option
-from llava_consensus.evaluation.files import Record, read_json, read_text, to_lines, write_out
+from llava_consensus.evaluation.files import Record, read_json, to_lines, write_out
+from llava_consensus.evaluation.user_files import NEWLINE, read_user_text
 
 SUFFIXES = (".mp4", ".avi", ".mov", ".mkv", ".gif")  # the last is ours
 SOURCE = "the zero-shot QA files of Video-ChatGPT or Video-LLaVA (links in TRAIN_AND_VALIDATE.md of Video-LLaVA)"
@@ -114,7 +115,7 @@ class VideoQA(Benchmark):
 
     def read(self, path: Path, data: Path) -> list[Record]:
         """LLaVA's answers, or a prediction file of Video-LLaVA."""
-        first = read_text(path).partition("\n")[0] if path.is_file() else ""
+        first = read_user_text(path).partition("\n")[0] if path.is_file() else ""
         return read_predictions(path) if "'pred'" in first or '"pred"' in first else super().read(path, data)
 
     def score_file(self, path: Path, data: Path) -> dict[str, Any]:
@@ -195,7 +196,7 @@ def _replies(path: Path) -> dict[str, Any] | None:
     """The parsed replies of a combined file by question; None for any other file."""
     if path.is_file():
         with contextlib.suppress(ValueError, RecursionError):
-            content = json.loads(read_text(path))
+            content = json.loads(read_user_text(path))
             if isinstance(content, dict) and content and all(isinstance(one, list) and one for one in content.values()):
                 return {key: one[0] for key, one in content.items()}
     return None
@@ -209,7 +210,7 @@ def read_predictions(path: Path) -> list[Record]:
         DataError: for a line on which the official script ends (blank, JSON's null or true, a lacking field).
     """
     records = []
-    for number, line in enumerate(read_text(path).removesuffix("\n").split("\n"), start=1):
+    for number, line in enumerate(NEWLINE.split(read_user_text(path).removesuffix("\n").removesuffix("\r")), start=1):
         try:
             row = ast.literal_eval(line.strip())
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
