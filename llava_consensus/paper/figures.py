@@ -402,6 +402,9 @@ def _maps(
     """
     reach = max(1.0, *(table.abs().max().max() for table in deviations if table.notna().any().any()))
     for number, (panel, table, deviation) in enumerate(zip(axes, maps, deviations, strict=True)):
+        if table.isna().all(axis=None):
+            panel.set_axis_off()
+            continue
         image = panel.imshow(deviation, cmap=DIVERGING, vmin=-reach, vmax=reach)
         panel.set_xticks(range(table.shape[1]), [str(one) for one in table.columns])
         panel.set_yticks(range(table.shape[0]), [str(one) for one in table.index])
