@@ -12,9 +12,8 @@ import of the same questions.
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.files import (
@@ -43,18 +42,19 @@ RIGHT = ("hit", "correct", "exact_match", "accuracy", "acc", "score")
 PICTURES = ("image_path", "image_id", "imageId", "image", "picture")
 
 
-@dataclass(frozen=True)
-class ColumnNames:
-    """Names of the columns that hold a question's id, whether it was right, and its picture; empty: found by name."""
+class ColumnNames(NamedTuple):
+    """Names of the columns that hold a question's id, whether it was right, and its image; empty: found by name."""
 
     id: str = ""
     right: str = ""
     picture: str = ""
 
 
-@dataclass(frozen=True)
-class Origin:
-    """What the caller says of a file: benchmark, model, method and its tokens (None: all of them)."""
+BY_NAME = ColumnNames()
+
+
+class Origin(NamedTuple):
+    """What the caller says of a file; `tokens` is None for all of them."""
 
     benchmark: str
     model: str
@@ -63,7 +63,7 @@ class Origin:
 
 
 def import_file(
-    path: Path, origin: Origin, out: Path, columns: ColumnNames | None = None, where: Mapping[str, str] | None = None
+    path: Path, origin: Origin, out: Path, columns: ColumnNames = BY_NAME, where: Mapping[str, str] | None = None
 ) -> Path:
     """Write the folder of a run for a file of another tool.
 
@@ -79,7 +79,6 @@ def import_file(
         if name not in table.columns:
             raise DataError(f"{path}: no column {name} for --where, only {', '.join(map(str, table.columns[:20]))}")
         table = table[table[name].astype(str) == value].reset_index(drop=True)
-    columns = columns or ColumnNames()
     ids = _column(path, table, columns.id, IDS, "id")
     right = _column(path, table, columns.right, RIGHT, "right")
     picture = _column(path, table, columns.picture, PICTURES, "picture", needed=False)
@@ -101,15 +100,8 @@ def import_file(
 
 
 def import_answers(path: Path, origin: Origin, out: Path, benchmark: "Benchmark", data: Path) -> Path:
-    """Write the folder of a run for answers in LLaVA's format, scored by a benchmark's own rules.
-
-    Args:
-        benchmark: whose questions were asked.
-        data: folder of its files: questions and right answers; no pictures.
-    Returns:
-        the folder, named as `import_file` does.
-    Raises:
-        DataError: the file or the benchmark's files cannot be read, or the answers are to other questions.
+    """Write the folder of a run for answers in LLaVA's format, scored by a benchmark's own rules from its files in
+    `data`; no images are needed. DataError if files cannot be read or the answers are to other questions.
     """
     content = hashlib.sha256(read_bytes(path)).hexdigest()  # first: what was typed is named before what it needs
     questions = benchmark.load(data)

@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
@@ -48,13 +48,12 @@ FULL = "full"  # the method that reduces nothing
 ALL = "all tokens"  # its name in tables
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """A method with options under the name it has in tables."""
 
     label: str
     method: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = {}
 
 
 LINEUP = (
@@ -99,7 +98,6 @@ class Row:
 
     @property
     def benchmark(self) -> str:
-        """The benchmark's name."""
         return str(self.config["benchmark"])
 
     @property
@@ -225,11 +223,7 @@ class Row:
 
 
 def compare(first: Row, second: Row, count: int = RESAMPLES) -> Comparison | None:
-    """Difference of two runs' scores, paired by question; None unless rows make up both scores of the same questions.
-
-    Args:
-        count: resamples.
-    """
+    """Difference of two runs' scores, paired by question; None unless both asked the same and have samples."""
     one, other = first.sample, second.sample
     if one is None or other is None or not np.array_equal(one.questions, other.questions):
         return None

@@ -47,6 +47,11 @@ class ScoreCell(NamedTuple):
     test: Comparison | None = None
     corrected: float = 1.0
 
+    @property
+    def mark(self) -> str:
+        """† for p < 0.05, ‡ also after the correction; empty without a test."""
+        return "" if self.test is None else mark(self.test.p, self.corrected)
+
 
 @dataclass(frozen=True)
 class Section:
@@ -263,8 +268,7 @@ def with_interval(cell: ScoreCell | None) -> str:
     if row.unanswered:
         return f"incomplete ({row.metrics['answered']} of {row.metrics['questions']})"
     seeds = "" if row.spread is None else f" (sd {row.spread:.1f})"
-    marked = "" if cell.test is None else mark(cell.test.p, cell.corrected)
-    return f"{row.score:.1f}{half(row.bounds)}{marked}{seeds}"
+    return f"{row.score:.1f}{half(row.bounds)}{cell.mark}{seeds}"
 
 
 def half(bounds: Sequence[float] | None) -> str:

@@ -4,8 +4,6 @@ table = Table("Scores", ("method", "GQA"), groups([("64 tokens", ("random", "41.
 markdown(table), latex(table), csv_text([{"method": "random", "gqa": 41.0}])
 """
 
-import csv
-import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,12 +134,10 @@ def latex(table: Table) -> str:
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as CSV with the keys of the first; missing values are empty. Lines end as RFC 4180 says."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]), restval="")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
+    """Rows as CSV; missing values are empty. Lines end as RFC 4180 says."""
+    import pandas as pd
+
+    return pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\r\n")
 
 
 def rendered(tables: Sequence[Table], rows: Sequence[Mapping[str, Any]], form: str) -> list[str]:
@@ -152,23 +148,16 @@ def rendered(tables: Sequence[Table], rows: Sequence[Mapping[str, Any]], form: s
 
 
 def write(folder: Path, name: str, tables: Sequence[Table], rows: Sequence[Mapping[str, Any]]) -> list[Path]:
-    """Writes NAME.md, NAME.tex and NAME.csv.
-
-    Args:
-        folder: made where it is missing.
-        tables: as Markdown and LaTeX.
-        rows: with the same keys, as CSV.
-    """
+    """Write NAME.md and NAME.tex of `tables` and NAME.csv of `rows`."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
-        "md": "\n\n".join(map(markdown, tables)) + "\n",
-        "tex": "\n\n".join([PACKAGES, *map(latex, tables)]) + "\n",
-        "csv": csv_text(rows),
+        folder / f"{name}.md": "\n\n".join(map(markdown, tables)) + "\n",
+        folder / f"{name}.tex": "\n\n".join([PACKAGES, *map(latex, tables)]) + "\n",
+        folder / f"{name}.csv": csv_text(rows),
     }
-    files = {folder / f"{name}.{ending}": text for ending, text in texts.items()}
-    for path, text in files.items():
+    for path, text in texts.items():
         write_out(path, text.encode())
-    return list(files)
+    return list(texts)
 
 
 def replace_block(text: str, block: str, name: str) -> str:
