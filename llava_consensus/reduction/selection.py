@@ -4,6 +4,7 @@ every reduction, tokens in output order with where each input token went. Torch 
 """
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,16 @@ from torch import Tensor
 from torch.nn.functional import embedding, normalize, one_hot
 
 from llava_consensus.reduction.tokens import Reduction, ensure_finite
+
+
+CHUNK = 8  # steps of `greedy` between two summaries of what is chosen
+
+
+@lru_cache(maxsize=128)
+def counting(count: int, device: torch.device) -> Tensor:
+    """0..count-1, made once for each device. Never write to it."""
+    with torch.inference_mode(False):  # a tensor made in inference mode could not be saved for a backward pass
+        return torch.arange(count, device=device)
 
 
 def rank(saliency: Tensor) -> Tensor:
@@ -24,7 +35,7 @@ def indices(mask: Tensor, count: int) -> Tensor:
     """Indices of the first `count` true places of each row, ascending; each row must have that many: [B, N] -> [B,
     count].
     """
-    return torch.sort(mask.to(torch.uint8), dim=-1, descending=True, stable=True).indices[..., :count]
+    return torch.sort(mask.view(torch.uint8), dim=-1, descending=True, stable=True).indices[..., :count]
 
 
 def split_best(saliency: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -35,19 +46,31 @@ def split_best(saliency: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 def membership(index: Tensor, size: int) -> Tensor:
     """Mask of the places among `size` that an index [B, K] names: bool [B, size]."""
-    return torch.zeros(index.shape[0], size, dtype=torch.bool, device=index.device).scatter_(1, index, True)
+    return index.new_zeros(len(index), size, dtype=torch.bool).scatter_(1, index, True)
 
 
 def left_over(kept: Tensor, size: int) -> Tensor:
     """The tokens of 0..size-1 that are not kept, ascending: [B, K] -> [B, size - K]."""
-    return indices(~membership(kept, size), size - kept.shape[1])
+    kept_last = torch.sort(membership(kept, size).view(torch.uint8), dim=-1, stable=True).indices
+    return kept_last[:, : size - kept.shape[1]]
+
+
+def distinct(chosen: Tensor, size: int) -> Tensor:
+    """Choices [B, K] among `size` places in their order, none twice: steps that find nothing left to gain repeat a
+    place, and their seats go to the lowest places that are free.
+    """
+    count = chosen.shape[1]
+    steps = counting(count + size, chosen.device)
+    # the step that chose a place; places that no step chose come after all steps, the lowest first
+    step = steps[count:].expand(len(chosen), -1).scatter_reduce(1, chosen, steps[:count].expand_as(chosen), "amin")
+    return step.argsort(dim=1)[:, :count]
 
 
 def pick(values: Tensor, index: Tensor) -> Tensor:
     """Rows of [B, N, D] named by an index [B, K]: [B, K, D]."""
     if len(values) == 1:  # fewer operations
         return embedding(index, values[0])
-    return values[torch.arange(len(values), device=index.device)[:, None], index]  # whole rows, unlike `gather`
+    return values[counting(len(values), index.device)[:, None], index]  # whole rows, unlike `gather`
 
 
 def temperature(saliency: Tensor, tau: float = 1.0) -> Tensor:
@@ -126,16 +149,64 @@ def diverse(saliency: Tensor, features: Tensor, count: int, quality: float) -> T
     """
     points = normalize(ensure_finite("features of the vision tower", features.float()), dim=-1)
     weight = saliency.clamp_min(torch.finfo(torch.float32).tiny).log() * quality  # [B, N]
-    distance = points.new_full(saliency.shape, 2.0)
-    chosen = torch.empty(len(points), count, dtype=torch.long, device=points.device)
+    table = cosines(points)
+    table[:, :-1].neg_().add_(1).clamp_min_(1e-6).log_().add_(weight[:, None]).neg_()
+    return greedy(table, count, first=saliency.argmax(1, keepdim=True)).sort(dim=1).values
+
+
+def cosines(points: Tensor) -> Tensor:
+    """Products of all pairs of points [B, N, D], and one row more that `greedy` writes to: [B, N + 1, N]."""
+    size = points.shape[1]
+    table = points.new_empty(len(points), size + 1, size)
+    torch.bmm(points, points.transpose(1, 2), out=table[:, :size])
+    return table
+
+
+def greedy(table: Tensor, count: int, first: Tensor | None = None, start: Tensor | None = None) -> Tensor:
+    """Farthest point sampling: each step chooses the token that loses least by the tokens chosen before it, the loss of
+    a token being the largest by any of them.
+
+    A step is two operations: `argmin` writes the choice into a bag of indices, and `embedding_bag` takes the maximum of
+    the bag's rows. Bags have CHUNK choices, so that a step reads few rows however many tokens are chosen.
+
+    Args:
+        table: [B, N + 1, N], row j being what each token loses when j is chosen. Its diagonal and its last row, which
+            sums up what was chosen in full bags, are overwritten.
+        count: tokens to choose.
+        first: [B, 1] the first choice; None: by `start`.
+        start: [B, N] losses before the first step, infinite for tokens that are not to be chosen.
+    Returns:
+        [B, count] in the order of the choices, none twice while a loss is finite. Ties go to the lower index.
+    """
+    batch, size = len(table), table.shape[2]
+    table.diagonal(dim1=1, dim2=2).fill_(torch.inf)
+    current = summary = table[:, size]  # [B, N]
+    if start is None:
+        summary.fill_(-torch.inf)
+    else:
+        summary.copy_(start)
+    rows = table.flatten(0, 1)
+    offset = counting(batch, rows.device)[:, None] * (size + 1) if batch > 1 else None  # of each unit in the rows
+    # [chunks, B, 1 + CHUNK]: bags begin full of the summary's row, which may be named more than once
+    bags = torch.full((-(-count // CHUNK), batch, 1 + CHUNK), size, device=rows.device)
+    if offset is not None:
+        bags += offset
+    begins = counting(batch * (1 + CHUNK), rows.device)[:: 1 + CHUNK]
     for step in range(count):
-        gain = weight + distance.clamp_min(1e-6).log() if step else saliency
-        index = gain.masked_fill(distance < 0, -torch.inf).argmax(1)  # [B]
-        chosen[:, step] = index
-        kept = points.gather(1, index[:, None, None].expand(-1, 1, points.shape[2]))
-        distance = torch.minimum(distance, 1 - (points * kept).sum(-1).clamp_max(1.0))
-        distance = distance.scatter(1, index[:, None], -1.0)  # a kept token is never kept again
-    return chosen.sort(dim=1).values
+        bag, place = bags[step // CHUNK], step % CHUNK + 1
+        slot = bag[:, place : place + 1]
+        if step == 0 and first is not None:
+            slot.copy_(first) if offset is None else torch.add(first, offset, out=slot)
+        elif offset is None:
+            torch.argmin(current, dim=1, keepdim=True, out=slot)
+        else:
+            torch.add(current.argmin(1, keepdim=True), offset, out=slot)
+        if step + 1 < count:
+            current = torch.embedding_bag(rows, bag.view(-1), begins, mode=2)[0]  # 2: the maximum
+            if place == CHUNK:
+                summary.copy_(current)
+    chosen = bags[:, :, 1:].transpose(0, 1).flatten(1)[:, :count]
+    return chosen if offset is None else chosen - offset
 
 
 def topped_up(seats: Tensor, by: Tensor, total: int) -> Tensor:
@@ -207,7 +278,7 @@ def arrange(
         tokens, slots = pick(tokens, place), place.argsort(dim=1)  # slots of the kept, then of the anchors
         own, joined = slots[:, :count], None if folded is None else slots[:, count:].gather(1, folded.group)
     else:
-        own = torch.arange(count, device=kept.device).expand_as(kept)
+        own = counting(count, kept.device).expand_as(kept)
         joined = None if folded is None else folded.group + count
     owner = kept.new_full((len(kept), size), -1).scatter_(1, kept, own)
     if folded is not None and joined is not None:
@@ -226,7 +297,7 @@ def regroup(projected: Tensor, slot: Tensor, count: int, order: str) -> Reductio
             the first patches that repeat a token fill up, so that the number depends on the budget alone.
         order: as for `assemble`; in raster order a token stands at its first patch.
     """
-    places = torch.arange(slot.shape[1], device=slot.device).expand_as(slot)
+    places = counting(slot.shape[1], slot.device).expand_as(slot)
     lowest = torch.full_like(slot, slot.shape[1]).scatter_reduce(1, slot, places, "amin")
     first = lowest.gather(1, slot)  # [B, N] the first patch with the same token
     chosen = indices(first == places, count).sort(dim=1).values
