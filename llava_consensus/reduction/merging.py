@@ -47,7 +47,10 @@ def group(
     offset = counting(len(points), points.device)[:, None] * points.shape[1] if len(points) > 1 else None
     distance: Tensor | None = None  # [B, R, 1] to the nearest anchor so far
     while len(chosen) < count:
-        anchor = embedding(chosen[-1] if offset is None else chosen[-1] + offset, rows)  # [B, 1, D_v]
+        if distance is None and start == "first":
+            anchor = points[:, :1]  # [B, 1, D_v]
+        else:
+            anchor = embedding(chosen[-1] if offset is None else chosen[-1] + offset, rows)
         to_anchor = torch.cdist(points, anchor, compute_mode=EXACT)
         distance = to_anchor if distance is None else torch.minimum(distance, to_anchor)
         chosen.append(distance.argmax(1))

@@ -85,8 +85,14 @@ def pool_tiles(saliency: Tensor, tile: Tensor, tiles: int) -> Tensor:
 
 def _attend(attention: VisionAttention, rows: slice) -> Tensor:
     """Softmax rows of the block's attention in float32: [U, H, rows, C + N]."""
-    query, key = attention.query[:, :, rows].float(), attention.key.float()
-    return torch.softmax(query @ key.transpose(-1, -2) * attention.scale, dim=-1)
+    return torch.softmax(products(attention.query[:, :, rows].float(), attention.key.float(), attention.scale), dim=-1)
+
+
+def products(query: Tensor, key: Tensor, scale: float) -> Tensor:
+    """Scaled products of all pairs, in one operation: [U, H, L, d], [U, H, S, d] -> [U, H, L, S]."""
+    query, key, shape = query.flatten(0, 1), key.flatten(0, 1), query.shape[:2]
+    scaled = torch.baddbmm(query[:, :1, :1], query, key.transpose(1, 2), beta=0, alpha=scale)
+    return scaled.unflatten(0, shape)
 
 
 def text_attention(probe: TextProbe, rope: bool = True) -> Tensor:
@@ -155,7 +161,7 @@ def _text_rows(probe: TextProbe, chunk: slice, key: Tensor, rope: bool) -> Tenso
         query = rotate(query, probe.cos.float().gather(1, at), probe.sin.float().gather(1, at))
     # [I, H_kv, groups l, d] of all heads that share a key head, times [I, H_kv, d, S]
     query = query.reshape(prompts, kv_heads, -1, width)
-    logits = query @ key.transpose(2, 3) * probe.scale
+    logits = products(query, key, probe.scale)
     if probe.cap:
         logits = torch.tanh(logits / probe.cap) * probe.cap
     hidden = (counting(size, key.device) > places[..., None]) | ~probe.key_mask[:, None]  # [I, l, S]
@@ -222,8 +228,8 @@ def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     sin_first, sin_second = sin[:, None].chunk(2, dim=-1)
     rotated = states * cos[:, None]
     left, right = rotated.chunk(2, dim=-1)
-    left -= second * sin_first  # in place: half the time of a concatenation
-    right += first * sin_second
+    left.addcmul_(second, sin_first, value=-1)  # in place: half the time of a concatenation
+    right.addcmul_(first, sin_second)
     return rotated
 
 

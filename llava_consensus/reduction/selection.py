@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, normalize, one_hot
+from torch.nn.functional import embedding, normalize, one_hot, pad
 
 from llava_consensus.reduction.tokens import Reduction, ensure_finite
 
@@ -22,6 +22,13 @@ def counting(count: int, device: torch.device) -> Tensor:
     """0..count-1, made once for each device. Never write to it."""
     with torch.inference_mode(False):  # a tensor made in inference mode could not be saved for a backward pass
         return torch.arange(count, device=device)
+
+
+@lru_cache(maxsize=32)
+def zones(*parts: tuple[int, int], device: torch.device) -> Tensor:
+    """Zones of `Reduction` for parts of the output, each a zone and how many slots it has. Never write to it."""
+    with torch.inference_mode(False):
+        return torch.tensor([zone for zone, count in parts for _ in range(count)], dtype=torch.long, device=device)
 
 
 def rank(saliency: Tensor) -> Tensor:
@@ -83,7 +90,7 @@ def temperature(saliency: Tensor, tau: float = 1.0) -> Tensor:
 
 def convex(vision: Tensor, cross: Tensor, alpha: float) -> Tensor:
     """alpha s_v + (1 - alpha) s_c: [B, N], [B, N] -> [B, N]."""
-    return alpha * vision + (1.0 - alpha) * cross
+    return torch.lerp(cross, vision, alpha)
 
 
 def top(saliency: Tensor, count: int) -> Tensor:
@@ -255,7 +262,13 @@ def assemble(projected: Tensor, kept: Tensor, order: str, folded: Folded | None 
 
 
 def arrange(
-    kept_tokens: Tensor, kept: Tensor, size: int, order: str, folded: Folded | None = None, ascending: bool = False
+    kept_tokens: Tensor,
+    kept: Tensor,
+    size: int,
+    order: str,
+    folded: Folded | None = None,
+    ascending: bool = False,
+    ahead: Tensor | None = None,
 ) -> Reduction:
     """The reduced tokens with their bookkeeping, for methods that change what they keep.
 
@@ -266,20 +279,27 @@ def arrange(
         order: `raster` sorts by place; any other leaves kept tokens as given, and merged ones after them.
         folded: None where nothing was merged.
         ascending: whether `kept` is known to ascend.
+        ahead: [B, A, D] tokens in front that stand for no patch.
     Raises:
         NonFiniteError: for tokens that are NaN or infinite, as where float16 overflows.
     """
-    count, tokens, source = kept.shape[1], kept_tokens, kept
+    count, first, source, parts = kept.shape[1], 0, kept, [kept_tokens]
     if folded is not None:
-        tokens, source = torch.cat((kept_tokens, folded.tokens), dim=1), torch.cat((kept, folded.anchors), dim=1)
-    ensure_finite("reduced tokens", tokens)
+        source, parts = torch.cat((kept, folded.anchors), dim=1), [kept_tokens, folded.tokens]
+    place: Tensor | None = None
     if order == "raster":
         source, place = source.sort(dim=1)
-        tokens, slots = pick(tokens, place), place.argsort(dim=1)  # slots of the kept, then of the anchors
-        own, joined = slots[:, :count], None if folded is None else slots[:, count:].gather(1, folded.group)
+        parts = [pick(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), place)]
+    if ahead is not None:
+        first, parts = ahead.shape[1], [ahead, *parts]
+        source = pad(source, (first, 0), value=-1)
+    tokens = ensure_finite("reduced tokens", parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
+    if place is None:
+        own = counting(first + count, kept.device)[first:].expand_as(kept)
+        joined = None if folded is None else folded.group + (first + count)
     else:
-        own = counting(count, kept.device).expand_as(kept)
-        joined = None if folded is None else folded.group + count
+        slots = place.argsort(dim=1) + first if first else place.argsort(dim=1)  # of the kept, then of the anchors
+        own, joined = slots[:, :count], None if folded is None else slots[:, count:].gather(1, folded.group)
     owner = kept.new_full((len(kept), size), -1).scatter_(1, kept, own)
     if folded is not None and joined is not None:
         owner.scatter_(1, folded.rest, joined)
