@@ -57,14 +57,14 @@ class AnchorPrune(Selector, ReadsTower):
         return least, max(least, int(count * self.most))
 
     def flops(self, shape: Shape, budget: Budget) -> float:
-        """Class attention, the text tower once, relevance, novelty, and the cosines of all tokens with kept ones.
+        """Class attention, the text tower once, relevance, novelty, and the cosines of all pairs of tokens.
         Without a text tower: the products with the words after the picture in place of the text tower's.
         """
         meaning, width = (shape.joint, shape.vision_width) if shape.text_tower else (shape.width, shape.width)
         total = 0.0
         for count, size in self.losing(shape, budget):
             least, most = self.sizes(count)
-            total += 2.0 * size * (relevance_products(shape) + (most + count - least) * width)
+            total += 2.0 * size * (relevance_products(shape) + size * width)
             total += 2.0 * least * (most - least) * meaning
         return class_flops(shape) + shape.text_tower + total if total else 0.0
 

@@ -97,7 +97,7 @@ class ConsensusDrop(ReadsTower):
             kept, merged = share.split(size)
             key = shape.vision_width // shape.vision_heads
             merging += merged * (size - kept) * (shape.vision_width + key + shape.width)  # anchors, assignment, average
-            merging += kept * size * shape.vision_width if self.select == "diverse" else 0
+            merging += size * size * shape.vision_width if self.select == "diverse" else 0
         return 2.0 * (probe + saliency + merging)
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:

@@ -39,13 +39,10 @@ class HyDART(HiPrune):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.EARLIER})
 
     def flops(self, shape: Shape, budget: Budget) -> float:
-        """The attention of one block, and the cosines of all tokens with the kept ones."""
+        """The attention of one block, and the cosines of all pairs of tokens."""
         units = self.losing(shape, budget)
-        compared = 0.0
-        for count, size in units:
-            anchors = self.anchors(count)
-            compared += 2.0 * size * shape.width * (min(BESIDE * anchors, size) + count - anchors)
         rows = shape.patches + shape.classes
+        compared = sum(2.0 * size**2 * shape.width for _, size in units)
         return compared + 2.0 * shape.tiles * rows**2 * shape.vision_width if units else 0.0
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:

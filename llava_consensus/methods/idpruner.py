@@ -55,8 +55,7 @@ def spread(saliency: Tensor) -> Tensor:
 
 
 def marginal(saliency: Tensor, points: Tensor, count: int, balance: float) -> Tensor:
-    """`count` tokens in the order they are chosen, from saliencies [B, N] and points [B, N, D] of length 1: [B, count].
-    """
+    """`count` tokens in the order they are chosen: saliencies [B, N], points [B, N, D] of length 1 -> [B, count]."""
     table = cosines(points)
     table[:, :-1].mul_(1 - balance).sub_((balance * saliency)[:, None])
     return greedy(table, count, first=saliency.argmax(1, keepdim=True))

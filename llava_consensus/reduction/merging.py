@@ -87,7 +87,7 @@ def medians(group: Tensor, count: int) -> tuple[Tensor, Tensor]:
     Returns:
         Places [B, M] among the R, ascending, and the groups [B, R] numbered in that order.
     """
-    member = one_hot(group, count)  # [B, R, M]
+    member = group.new_zeros(*group.shape, count).scatter_(2, group[..., None], 1)  # [B, R, M]
     number = member.cumsum(1).gather(2, group[..., None])[..., 0]  # of a token in its group, from 1
     middle = (member.sum(1) + 1) // 2  # [B, M]
     places = indices(number == middle.gather(1, group), count)

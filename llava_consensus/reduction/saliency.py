@@ -154,7 +154,7 @@ def _text_chunks(probe: TextProbe, rope: bool) -> Iterator[tuple[slice, Tensor]]
 def _text_rows(probe: TextProbe, chunk: slice, key: Tensor, rope: bool) -> Tensor:
     """Some rows [I, l, S] of `text_attention`, given rotated keys."""
     query, places, real = probe.query[:, :, chunk].float(), probe.rows[:, chunk], probe.row_mask[:, chunk]
-    prompts, heads, rows, width = query.shape
+    prompts, rows, width = len(query), *query.shape[2:]
     kv_heads, size = key.shape[1:3]
     if rope:
         at = places[..., None].expand(-1, -1, probe.cos.shape[-1])
