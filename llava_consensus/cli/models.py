@@ -16,10 +16,8 @@ from llava_consensus.evaluation.runs import DATA
 
 if TYPE_CHECKING:
     from llava_consensus.evaluation.data.sources import Source
-    from llava_consensus.evaluation.models.check_host import Finding
 
 WIDTH = 100
-WORDS = {True: "pass", False: "FAIL", None: "n/a"}
 WORKS = "works"
 OFFICIAL = Path("playground/data")
 DOWNLOADS = "downloads"  # folder in DATA of what is fetched and not unpacked yet
@@ -330,16 +328,12 @@ def check_host(given: argparse.Namespace) -> Iterator[str]:
     method = arguments.method(given)
     found = findings(arguments.load(given), method)
     yield f"{'check':20} {'result':6} {'difference':>10} {'bound':>7}"
-    yield from map(_line, found)
-    failed = sum(finding.passed is False for finding in found)
+    for name, passed, *numbers, note in found:
+        shown = ["" if value is None else f"{value:.1g}" for value in numbers]
+        yield f"{name:20} {'pass' if passed else 'FAIL':6} {shown[0]:>10} {shown[1]:>7}  {note}".rstrip()
+    failed = sum(not finding.passed for finding in found)
     if failed:
         raise HostError(
             f"{failed} of {len(found)} checks failed: numbers of this model with a method are not to be trusted. A "
             "model of another version than the host was written for is the usual reason"
         )
-
-
-def _line(finding: "Finding") -> str:
-    numbers = ["" if value is None else f"{value:.1g}" for value in (finding.difference, finding.bound)]
-    line = f"{finding.check:20} {WORDS[finding.passed]:6} {numbers[0]:>10} {numbers[1]:>7}  {finding.note}"
-    return line.rstrip()

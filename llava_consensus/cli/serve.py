@@ -68,7 +68,8 @@ def line(given: argparse.Namespace) -> list[str]:
     more = further(given.vllm)
     overrides = setting.overrides(config_of(given.model))
     details = "--enable-prompt-tokens-details"  # an answer's `usage` says how many tokens of pictures it was given from
-    return [*server(), given.model, "--hf-overrides", json.dumps(overrides), details, *more]
+    told = ["--middleware", "llava_consensus.serving.identity.Identity"]
+    return [*server(), given.model, "--hf-overrides", json.dumps(overrides), details, *told, *more]
 
 
 def server() -> list[str]:

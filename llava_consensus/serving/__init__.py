@@ -10,32 +10,38 @@ processor (`processors.py`) puts one placeholder for each token that is kept (`p
 Nothing heavy is imported here: vLLM calls `register` in each of its processes, also for models that are not reduced.
 """
 
-import logging
+import os
 
-from llava_consensus.errors import OptionError
 from llava_consensus.serving.parent import end_with_parent
-from llava_consensus.serving.supported import FAMILIES, check_version
+from llava_consensus.serving.supported import FAMILIES, installed
+
+REDUCES = "LLAVA_CONSENSUS_REDUCES"  # variable that a process sets for its engine when a reduced model is configured
 
 
 def register() -> None:
-    """Makes our classes known to vLLM, each imported when a model asks for it. With another version of vLLM it says so
-    and leaves vLLM alone.
+    """Registers our model classes, which are imported when a model asks for them. vLLM's functions stay as they are
+    until a reduced model is configured.
     """
     end_with_parent()
-    try:
-        check_version()
-    except OptionError as wrong:
-        logging.getLogger("vllm").warning("llava-consensus: %s", wrong)
+    if installed() is None:
         return
     from vllm import ModelRegistry
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
-    from llava_consensus.serving.scheduling import count_tower_work
     from llava_consensus.serving.server import Configured
-    from llava_consensus.serving.wire import send_once
 
-    send_once()
-    count_tower_work()
     for name in FAMILIES.values():
         ModelRegistry.register_model(name, f"{__name__}.models:{name}")
         MODELS_CONFIG_MAP[name] = Configured
+    if REDUCES in os.environ:  # this is a process of an engine
+        patch()
+
+
+def patch() -> None:
+    """Replaces what vLLM offers no extension point for, in this process and in those that it starts."""
+    from llava_consensus.serving.scheduling import count_tower_work
+    from llava_consensus.serving.wire import send_once
+
+    os.environ[REDUCES] = "1"
+    send_once()
+    count_tower_work()

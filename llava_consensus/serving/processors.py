@@ -42,6 +42,7 @@ OF_ALL = {KEYS: KEY, COUNTS: COUNT, SHARES: SHARE}  # and of which fields of eac
 ALL = OWN + "all_"  # what the fields of all pictures of a prompt begin with
 KNOWN_GIB = 1.0  # of preprocessed pictures, for methods that read the prompt
 MOST = 1 << 31  # more tokens than a picture has
+ASPECT = 50  # longer over shorter side; CLIP's processor makes the shorter side 336 pixels, and memory grows with this
 
 BEFORE = Counter("visual_reduction_tokens_before", "Tokens of pictures as the model would have read them", ["modality"])
 AFTER = Counter("visual_reduction_tokens_after", "Tokens of pictures that were left", ["modality"])
@@ -82,7 +83,11 @@ class Reducing:
         """
         given, setting = inputs.hf_processor_mm_kwargs, self.plan.setting
         check_keys(given)
-        tokens = given.get(TOKENS, setting.most if self._sizing else setting.tokens)
+        tokens = given.get(TOKENS)
+        if tokens is None:
+            tokens = setting.most if self._sizing else setting.tokens
+        elif isinstance(tokens, float) and tokens >= 1 and tokens.is_integer():
+            tokens = int(tokens)  # JSON clients that know one kind of number
         asked(tokens)
         total = None if self._sizing else asked_total(given.get(TOTAL), setting.total)
         question, arguments = given.get(ASKED), {}
@@ -116,6 +121,8 @@ class Reducing:
         """Raises OptionError for pictures that cannot be reduced, or a question that is none where one is read."""
         if any(isinstance(one, EmbeddingItems) for one in items.values()):
             raise OptionError("embeddings in place of pictures cannot be reduced: send the pictures")
+        if not self._sizing:
+            check_shapes(items)
         if not self.plan.setting.looks_around:
             return
         if sum(bool(len(one)) for one in items.values()) > 1:
@@ -283,6 +290,21 @@ class Reducing:
             return trimmed(update.resolve(index).content, len(rows.token), self.plan.left(modality, rows, budget))
 
         return PromptReplacement(modality=update.modality, target=update.target, replacement=content)
+
+
+def check_shapes(items: Any) -> None:
+    """Raises OptionError for an image or video so narrow that its processor would fill memory with it."""
+    for modality, group in items.items():
+        for index, item in enumerate(group.get_all() if modality in ("image", "video") else ()):
+            if item is None:  # sent by its id; it was checked when it was sent whole
+                continue
+            size = group.get_image_size(index) if modality == "image" else group.get_frame_size(index)
+            short, long = sorted((size.width, size.height))
+            if long > ASPECT * short:
+                raise OptionError(
+                    f"an {modality} of {size.width} x {size.height} pixels: the longer side may be at most {ASPECT} "
+                    "times the shorter. Crop or pad it"
+                )
 
 
 def _apart(arguments: Mapping[str, Any]) -> tuple[Request | None, dict[str, Any]]:

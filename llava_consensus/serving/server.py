@@ -49,13 +49,17 @@ class Configured:
         from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as THEIRS
         from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
+        from llava_consensus.serving import patch
         from llava_consensus.serving.counts import show
         from llava_consensus.serving.setting import of_config
+        from llava_consensus.serving.supported import check_version
 
         try:
+            check_version()
             check(vllm_config)
         except OptionError as wrong:  # pydantic would lay a ValueError out in several lines
             raise ConsensusError(str(wrong)) from None
+        patch()
         show()
         if of_config(vllm_config.model_config.hf_config).looks_around:
             # it would hold every picture once for each prompt; the processor has a cache of its own

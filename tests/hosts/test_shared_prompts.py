@@ -1,4 +1,4 @@
-"""Prompts that begin alike are read once as far as they do so, and are answered as if each had been asked alone.
+"""Prompts that are answered in one batch get the answers that each gets on its own.
 
 Run: `pytest tests/hosts/test_shared_prompts.py`.
 """
@@ -9,16 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from models import IMAGE, tiny_llava
 
 from llava_consensus.evaluation.models.base import Answer, Encoding, Prompt
-from llava_consensus.evaluation.models.llava import LlavaRunner, padded_after
+from llava_consensus.evaluation.models.llava import LlavaRunner
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
-
-pytestmark = pytest.mark.skipif(transformers.__version__ < "5", reason="caches of transformers 4 are not repeated")
 
 PICTURE = -200
 WORDS = [1, 5, 6, 7, 8]
@@ -75,22 +72,15 @@ def test_a_picture_that_was_encoded_for_something_else_is_refused(
             assert host.answer([pictures], [Prompt("9 10", max_new_tokens=2)])[0].after == tokens
 
 
-def ask(host: NumberHost, name: str, shown: list[list[int]], **options: Any) -> tuple[list[Answer], list[Answer], int]:
-    """Answers to the questions about pictures, asked together and each alone, and the rows layer 0 read together."""
-    read: list[tuple[int, int]] = []
+def ask(host: NumberHost, name: str, shown: list[list[int]]) -> tuple[list[Answer], list[Answer]]:
+    """Answers to the questions about pictures, asked together and each alone."""
     prompts = [Prompt(" ".join(map(str, ids)), max_new_tokens=6) for ids in QUESTIONS[: len(shown)]]
-    with host.attach(make(name, **options), BUDGET) as attachment:
+    with host.attach(make(name), BUDGET) as attachment:
         pictures = encoded(attachment, 1 + max((number for numbers in shown for number in numbers), default=0))
         own = [[pictures[number] for number in numbers] for numbers in shown]
-        count = (
-            host.model.get_model()
-            .layers[0]
-            .register_forward_pre_hook(lambda _, args: read.append((args[0].shape[0], args[0].shape[1])))
-        )
         together = host.answer(own, prompts)
-        count.remove()
         alone = [host.answer([one], [prompt])[0] for one, prompt in zip(own, prompts, strict=True)]
-    return together, alone, sum(rows * width for rows, width in read if width > 1)  # without the steps of decoding
+    return together, alone
 
 
 def given(answers: list[Answer]) -> list[Any]:
@@ -101,59 +91,23 @@ def given(answers: list[Answer]) -> list[Any]:
 @pytest.mark.parametrize("name", ["full", "visionzip", "consensusdrop", "tome", "fastv"])
 @pytest.mark.parametrize("shown", [[[0]] * 5, [[0], [1], [2], [3], [4]], [[0, 1], [0, 1], [0]]])
 def test_prompts_are_answered_together_as_each_is_alone(host: NumberHost, name: str, shown: list[list[int]]) -> None:
-    together, alone, _ = ask(host, name, shown)
-    assert given(together) == given(alone)
-
-
-@pytest.mark.parametrize("positions", ["keep", "mean"])
-def test_kept_positions_are_kept_for_several_questions_about_a_picture(host: NumberHost, positions: str) -> None:
-    together, alone, _ = ask(host, "visionzip", [[0]] * 5, positions=positions)
+    together, alone = ask(host, name, shown)
     assert given(together) == given(alone)
 
 
 def test_questions_without_pictures_go_beside_those_with_some(host: NumberHost) -> None:
-    together, alone, _ = ask(host, "visionzip", [[0], [], [0], [], [0]])
+    together, alone = ask(host, "visionzip", [[0], [], [0], [], [0]])
     assert given(together) == given(alone)
-
-
-def test_what_prompts_begin_with_is_read_once(host: NumberHost) -> None:
-    longest = max(map(len, QUESTIONS))
-    tokens = 16
-    _, _, rows = ask(host, "full", [[0]] * 5)
-    assert rows == len(WORDS) + tokens + 5 * longest
-    _, _, rows = ask(host, "visionzip", [[0], [1], [0], [1], [0]])
-    assert rows == len(WORDS) + 2 * BUDGET.tokens + 5 * longest
-    _, _, rows = ask(host, "consensusdrop", [[0], [1], [0], [1], [0]])
-    assert rows == len(WORDS) + 5 * (BUDGET.tokens + longest)
 
 
 @pytest.mark.parametrize("name", ["full", "consensusdrop", "fastv"])
 def test_logits_are_made_of_the_last_row_alone(host: NumberHost, name: str) -> None:
     made: list[int] = []
     count = host.model.lm_head.register_forward_hook(lambda _, args, output: made.append(output.shape[1]))
-    together, _, _ = ask(host, name, [[0], [1], [0]])
+    together, _ = ask(host, name, [[0], [1], [0]])
     assert set(made) == {1} and len(together) == 3
     made.clear()
     with host.attach(make(name), BUDGET), torch.no_grad():  # who asks for logits gets those of every row
         host.model(torch.tensor([WORDS]))
     count.remove()
     assert made == [len(WORDS)]
-
-
-@pytest.mark.parametrize(("rope_type", "shares"), [("default", True), ("linear", True), ("dynamic", False)])
-def test_angles_that_follow_the_length_are_not_shared(tower_folder: Path, rope_type: str, shares: bool) -> None:
-    rope = {"rope_type": rope_type, "rope_theta": 10000.0, "factor": 2.0}
-    host = NumberHost(tiny_llava(tower_folder, rope_parameters=rope, max_position_embeddings=24).double())
-    together, alone, rows = ask(host, "consensusdrop", [[0], [1], [0]])
-    behind = 3 * (BUDGET.tokens + max(map(len, QUESTIONS[:3])))
-    assert rows == behind + len(WORDS) * (1 if shares else 3)
-    assert given(together) == given(alone)
-
-
-def test_padding_goes_behind_the_words() -> None:
-    embeds = torch.arange(8.0).view(2, 4, 1)
-    real = torch.tensor([[True] * 4, [True, True, True, False]])
-    moved, still_real = padded_after(1, embeds, real)
-    assert moved[0, :, 0].tolist() == [0, 1, 2, 3]
-    assert moved[1, :, 0].tolist()[0] == 4 and moved[1, :, 0].tolist()[2:] == [5, 6]
-    assert still_real.tolist() == [[True] * 4, [True, False, True, True]]

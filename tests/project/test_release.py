@@ -71,7 +71,7 @@ def test_the_version_is_that_of_the_last_tag(tmp_path: Path, monkeypatch: pytest
     assert said("version") == "0.3.0.post1"
     monkeypatch.setenv("GITHUB_REPOSITORY", "owner/name")
     page = said("long-description")
-    assert "](docs/" not in page and "](https://github.com/owner/name/raw/v0.3.0.post1/docs/images/front.jpg)" in page
+    assert "](docs/" not in page and "](https://github.com/owner/name/blob/v0.3.0.post1/docs/results.md)" in page
     (tmp_path / "PKG-INFO").write_text("Metadata-Version: 2.4\nName: x\nVersion: 0.3.0\n\nVersion: 9\n")
     assert said("version") == "0.3.0", "an sdist knows"
 

@@ -1,5 +1,6 @@
 """vLLM's own server as `llava-consensus serve` starts it, asked over HTTP and by OpenAI's client."""
 
+import json
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,10 +61,31 @@ def test_a_server_answers_from_the_tokens_it_was_told_and_refuses_bad_requests(s
     ]:
         status, answer = server.ask(png(1), **more)
         assert status == 400 and reason in answer["error"]["message"], answer
+    for size in ((1, 12_000), (4000, 40)):
+        status, answer = server.ask(png(1, size))
+        assert status == 400 and f"{size[0]} x {size[1]} pixels" in answer["error"]["message"], answer
+    assert server.ask(png(1, (600, 12)))[0] == 200
+    for tokens, expected_tokens in ((9.0, 9), (None, 5)):
+        status, answer = server.ask(png(1), mm_processor_kwargs={"visual_tokens": tokens})
+        assert status == 200 and answer["usage"]["prompt_tokens"] == words + expected_tokens, answer
     status, answer = server.ask(b"no picture")
     assert status == 400 and "image" in answer["error"]["message"] and "\n" not in answer["error"]["message"]
 
     assert server.ask(png(1))[1]["choices"][0]["message"]["content"].strip() == expected[5]
+
+
+def test_a_server_says_which_reduction_it_runs(server: Server) -> None:
+    with urllib.request.urlopen(f"{server.url}/v1/models", timeout=60) as answer:
+        (card,), told = json.loads(answer.read())["data"], answer.headers["visual-reduction"]
+    identity = card["visual_reduction"]
+    assert json.loads(told) == identity and identity.pop("plugin")
+    assert identity == {
+        "method": "visionzip", "options": {}, "tokens": 5, "largest": 9, "total": None, "positions": "renumber"
+    }  # fmt: skip
+    data = json.dumps(server.body(png(1), stream=True)).encode()
+    request = urllib.request.Request(f"{server.url}/v1/chat/completions", data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert answer.headers["visual-reduction"] == told and answer.read().endswith(b"[DONE]\n\n")
 
 
 def test_metrics_count_tokens_and_the_time_of_reductions(server: Server) -> None:

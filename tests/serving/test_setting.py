@@ -168,9 +168,26 @@ def test_a_model_that_vllm_would_run_in_another_way_is_refused(kind: str, entry:
     assert Setting("divprune", 64)(config).architectures
 
 
-def test_another_version_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supported, "version", lambda name: "0.31.0")
-    with pytest.raises(OptionError, match=r"vllm 0\.31\.0: this plugin was run with 0\.32\.0 alone"):
+def test_another_version_is_taken_unless_a_private_function_changed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sources: dict[str, dict[str, str]] = {}  # of each file, the functions of each class
+    for place, parameters in supported.PRIVATE.items():
+        file, _, name = place.partition(":")
+        owner, _, function = name.rpartition(".")
+        indent, own = ("    ", "self, ") if owner else ("", "")
+        line = f"{indent}def {function}({own}{', '.join(parameters)}, more=None): ...\n"
+        classes = sources.setdefault(file, {})
+        classes[owner] = classes.get(owner, f"class {owner}:\n" if owner else "") + line
+    for file, classes in sources.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("".join(classes.values()))
+    monkeypatch.setattr(supported, "version", lambda name: "0.33.0")
+    monkeypatch.setattr(supported, "find_spec", lambda name: SimpleNamespace(origin=tmp_path / "__init__.py"))
+    assert llava_consensus.vllm()
+    wire = tmp_path / "v1/serial_utils.py"
+    wire.write_text(wire.read_text().replace("_encode_tensor(self, obj", "_encode_tensor(self, tensor"))
+    with pytest.raises(OptionError, match=r"vllm 0\.33\.0: .*MsgpackEncoder\._encode_tensor has the parameters tensor"):
         llava_consensus.vllm()
 
 

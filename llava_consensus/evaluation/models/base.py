@@ -120,9 +120,23 @@ class Runner:
         """Tiles in a row of the grid after the base view of a picture of this width and height; 0 without a grid."""
         return 0
 
-    def encode(self, pictures: "list[Image | Clip]") -> list[Encoding]:
-        """Pictures, and of hosts that take them clips, through the vision tower, for the method that is attached."""
+    def pixels(self, image: "Image") -> Tensor:
+        """An image as the vision tower reads it: [3, H, W], or [T, 3, H, W] if it is cut into tiles."""
         raise NotImplementedError
+
+    @torch.inference_mode()
+    def encode(self, pictures: "list[Any]") -> list[Encoding]:
+        """Images, and of hosts that take them clips, through the vision tower, for the method that is attached."""
+        pixels = [self.pixels(image) for image in pictures]
+        tiles = [image if image.ndim == 4 else image[None] for image in pixels]
+        batch = torch.cat(tiles).to(self.model.device, self.model.dtype)
+        with self.attachment() as attachment, attachment.call():
+            encoded = attachment.encode(batch, [len(image) for image in tiles])
+        attached = attachment.asked, attachment.budget
+        return [
+            Encoding(part, made.ndim == 4, image.size, *attached)
+            for image, made, part in zip(pictures, pixels, encoded, strict=True)
+        ]
 
     def shape(self, text: int = 0) -> Shape:
         """Sizes of the model, with a prompt of one picture of the most tiles and `text` other rows."""
@@ -232,11 +246,10 @@ class Runner:
             ) from error
         return encoded, answer
 
-    def pad(self, rows: list[Tensor], left: bool = True) -> tuple[Tensor, Tensor]:
-        """Ids and mask [R, L] of rows padded on the left, or on the right."""
-        side = "left" if left else "right"
-        ids = pad_sequence(rows, batch_first=True, padding_value=self.padding, padding_side=side)
-        mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side=side)
+    def pad(self, rows: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Ids and mask [R, L] of rows padded on the left."""
+        ids = pad_sequence(rows, batch_first=True, padding_value=self.padding, padding_side="left")
+        mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
         return ids.to(self.model.device), mask.to(self.model.device)
 
     @property
@@ -299,7 +312,7 @@ def _check_batch(attachment: Attachment, encoded: list[list[Encoding]], prompts:
 
 
 def answers_of(
-    call: Call, texts: Sequence[str], text_rows: Sequence[tuple[int, int]], limit: int | None, shown: Sequence[int]
+    call: Call, texts: Sequence[str], text_rows: Sequence[tuple[int, int]], limit: int | None
 ) -> list[Answer]:
     """Texts with the account of their tokens, and a note where a prompt has more rows than the `limit` positions the
     model was made for: it is answered, but from places never seen in training, or, where a checkpoint of official LLaVA
@@ -310,9 +323,8 @@ def answers_of(
         texts: of each prompt.
         text_rows: of each prompt, rows that are not visual tokens, and how many of them follow its last picture.
         limit: None where any number of rows is fine.
-        shown: of each prompt, the row of the call's outcomes in which its pictures stand.
     """
-    outcomes = [tuple(outcome for outcome in call.report.outcomes if outcome.row == row) for row in shown]
+    outcomes = [tuple(outcome for outcome in call.report.outcomes if outcome.row == row) for row in range(len(texts))]
     answers = []
     for text, own, prefill in zip(texts, outcomes, prefills(call.report.cache, text_rows, outcomes), strict=True):
         before, after, structural = (sum(getattr(outcome, name) for outcome in own) for name in COUNTS)

@@ -19,13 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llava_consensus.errors import ConsensusError, DataError
-from llava_consensus.evaluation.files import FRESH, read_json, write_json
+from llava_consensus.errors import DataError
+from llava_consensus.evaluation.files import read_json, write_json
 from llava_consensus.evaluation.models.llava import FLAG
 from llava_consensus.evaluation.models.weights import (
     FORMATS,
     MEND,
     copy_small_files,
+    new_folder,
     tensors_of,
     weight_files,
     write_shards,
@@ -63,26 +64,11 @@ def convert(source: Path, out: Path) -> str:
     file = source / "config.json"
     if not file.is_file():
         raise DataError(f"{source}: no config.json in it, so it is no checkpoint")
-    if out.exists():
-        raise DataError(f"{out}: is there already. Give a folder that is not")
-    fresh = out.with_name(f".{out.name}{FRESH}")
-    shutil.rmtree(fresh, ignore_errors=True)  # of a call that was killed
-    try:
-        config = read_json(file, MEND, dict)
+    config = read_json(file, MEND, dict)
+    with new_folder(out, source) as fresh:
         written = (
             _to_official(source, fresh) if _is_converted(source, config) else _to_hugging_face(source, fresh, config)
         )
-        fresh.rename(out)
-    except ConsensusError:
-        raise
-    except OSError as error:
-        raise DataError(f"{error.filename or out}: {error.strerror or error}. Nothing was written to {out}") from error
-    except Exception as error:  # a damaged checkpoint breaks foreign code in any way, and so does a full disk
-        raise DataError(
-            f"{source}: cannot be converted to {out} ({type(error).__name__}: {error}). {MEND}, or make room"
-        ) from error
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
     return f"{written} tensors: {out}"
 
 

@@ -32,6 +32,7 @@ from llava_consensus.evaluation.models.base import (
     text_rows,
 )
 from llava_consensus.evaluation.models.loading import Loading, refuse_incomplete, refuse_not_finite
+from llava_consensus.evaluation.models.weights import reason
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.environment import check_version
 from llava_consensus.hosts.hf import text_side
@@ -171,7 +172,7 @@ class HfRunner(Runner):
         texts = self.decode(output[:, padded.shape[1] :])
         placeholders = [self.view.placeholder(modality) for modality in {picture.modality for picture in pictures}]
         limit = None if self.view.keeps_positions else self.view.decoder.reach
-        return answers_of(call, texts, [text_rows(row, placeholders) for row in ids], limit, range(len(ids)))
+        return answers_of(call, texts, [text_rows(row, placeholders) for row in ids], limit)
 
     def question_ids(self, prompt: Prompt, pictures: list[Any]) -> Tensor:
         """Ids [L] of a prompt about these pictures, with a row for every token of theirs.
@@ -337,7 +338,7 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
     except MissingDependency:
         raise
     except Exception as error:  # a damaged checkpoint breaks foreign code in any way
-        raise DataError(f"model={path!r} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise DataError(f"model={path!r} cannot be loaded: {reason(error)}") from error
     refuse_incomplete(path, cls, info)
     refuse_not_finite(path, model)
     if clip := text_side(path):
@@ -351,7 +352,7 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
         raise
     except Exception as error:  # a damaged processor breaks foreign code in any way
         raise DataError(
-            f"model={path!r}: its processor cannot read a picture ({type(error).__name__}: {error}). Fetch its "
+            f"model={path!r}: its processor cannot read a picture ({reason(error)}). Fetch its "
             "preprocessor_config.json, processor_config.json and tokenizer again"
         ) from error
     return runner

@@ -25,7 +25,6 @@ class InternVLChatRunner(LlavaRunner):
     """
 
     view_class = InternVLChat
-    shares = False
 
     def own_inputs(self, prompt: Prompt, image: Image.Image, folder: Path) -> dict[str, Any]:
         """Kwargs of the model's own `generate` for one prompt about a picture."""

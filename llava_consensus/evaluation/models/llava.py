@@ -1,9 +1,7 @@
 """Official LLaVA, checked, loaded and asked: by the package's own loader, templates and `generate`.
 
 The vision tower runs once for a picture, however many questions are asked about it, and prompts are answered in
-left-padded batches. A prefix that several prompts share is prefilled once, into a KV cache that all continue:
-with a method that reads the question these are the words in front of the picture; else words and pictures.
-That needs the caches of transformers 5.
+left-padded batches.
 
 Some checkpoints, such as LLaVA 1.6, have a vision tower that was trained along (`unfreeze_mm_vision_tower`). The
 official loader would load it while the language model is being made, which current transformers refuse. Here the
@@ -20,7 +18,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 from PIL import Image
 from torch import Tensor
 
@@ -42,31 +39,26 @@ from llava_consensus.evaluation.models.loading import (
     Checkpoint,
     Loading,
     find,
-    hub_name,
     incomplete_refused,
     refuse_not_finite,
 )
-from llava_consensus.evaluation.models.room import spread
-from llava_consensus.evaluation.models.weights import tensors_of, weight_files
+from llava_consensus.evaluation.models.weights import MEND, reason, tensors_of, weight_files
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.environment import OFFICIAL, check_llava_version
-from llava_consensus.hosts.llava import PREPARE, LlavaModel
+from llava_consensus.hosts.llava import LlavaModel
 from llava_consensus.hosts.next_grid import STOCK, check_layout, check_pictures
 from llava_consensus.hosts.towers import without_unused_report
-from llava_consensus.reduction.method import Place, Shape
+from llava_consensus.reduction.method import Shape
 
 if TYPE_CHECKING:
-    from transformers import BaseImageProcessor, Cache, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
 IMAGE_ID = -200  # IMAGE_TOKEN_INDEX of official LLaVA, which stands for a picture in a prompt
-SAVED = 2  # least number of repeated pictures for which it pays to prefill pictures apart from questions
-LEFT, RIGHT = {"tokenizer_padding_side": "left"}, {"tokenizer_padding_side": "right"}
+LEFT = {"tokenizer_padding_side": "left"}
 CONVERSATION = "vicuna_v1"  # default template: that of LLaVA-1.5
 VIDEO_CONVERSATION = "llava_v1"  # of the official scripts for questions about videos (Video-LLaVA)
-MEND = "Fetch the checkpoint again"
 FLAG = "unfreeze_mm_vision_tower"
 PREFIX = "model.vision_tower.vision_tower."  # of the tower's tensors in a checkpoint
-REPEATS = hasattr(transformers.DynamicCache, "batch_repeat_interleave")  # whether a cache can go to several rows
 
 
 class LlavaRunner(Runner):
@@ -79,7 +71,6 @@ class LlavaRunner(Runner):
     """
 
     view_class = LlavaModel
-    shares = REPEATS  # whether prompts that begin alike are read once as far as they do so
 
     def __init__(
         self,
@@ -120,26 +111,10 @@ class LlavaRunner(Runner):
         return to_ids(prompt, pictures, self.tokenizer, getattr(self.model.config, "mm_use_im_start_end", False))
 
     def pixels(self, image: Image.Image) -> Tensor:
-        """A picture as the vision tower reads it: [3, H, W], of several tiles [T, 3, H, W]."""
         from llava.mm_utils import process_images
 
-        found: Tensor = process_images([image], self.image_processor, self.view.config)[0]
+        found: Tensor = process_images([shrink_to_pad(image)], self.image_processor, self.view.config)[0]
         return found
-
-    @torch.inference_mode()
-    def encode(self, images: list[Any]) -> list[Encoding]:
-        """Pictures through preprocessing, vision tower and projector, in one batch where they have one shape."""
-        images = [shrink_to_pad(image) for image in images]
-        pixels = [self.pixels(image) for image in images]
-        tiles = [picture if picture.ndim == 4 else picture[None] for picture in pixels]
-        batch = torch.cat(tiles).to(self.model.device, self.model.dtype)
-        with self.attachment() as attachment, attachment.call():
-            encoded = attachment.encode(batch, [len(picture) for picture in tiles])
-        attached = attachment.asked, attachment.budget
-        return [
-            Encoding(part, picture.ndim == 4, image.size, *attached)
-            for image, picture, part in zip(images, pixels, encoded, strict=True)
-        ]
 
     def own_inputs(self, prompt: Prompt, image: Image.Image, folder: Path) -> dict[str, Any]:
         """Kwargs of the model's own `generate` for one prompt about a picture, as in official LLaVA's runners."""
@@ -156,48 +131,20 @@ class LlavaRunner(Runner):
             "image_sizes": [image.size],
         }
 
-    def groups(self, attachment: Attachment, encoded: list[list[Encoding]], ids: list[Tensor]) -> list[list[int]]:
-        """Rows that are answered together: all without pictures, and those with pictures that begin alike."""
-        by_front: dict[Any, list[int]] = {}
-        for row in range(len(ids)):
-            front = tuple(ids[row][: _image_place(ids[row])].tolist()) if encoded[row] else None
-            by_front.setdefault(front if self.shares or front is None else (), []).append(row)
-        return list(by_front.values())
-
     def answer_group(
         self, attachment: Attachment, encoded: list[list[Encoding]], ids: list[Tensor], prompts: list[Prompt]
     ) -> list[Answer]:
-        """Answers of prompts that are asked together; what they begin with alike is read once."""
-        places, shown = self._places(attachment, encoded)
-        pictures = [picture for row_pictures in shown for picture in row_pictures]
-        questions = [prompt.text for prompt in prompts]
-        repeats = self.shares and len(ids) > 1 and bool(pictures) and _begins_alike(attachment)
-        fields: dict[str, Any] = {"encoded": [picture.tiles for picture in pictures] or None, "questions": questions}
-        under_way = attachment.call(**fields, settings=RIGHT if repeats else LEFT)
+        """Answers of prompts that are asked together, in one left-padded batch."""
+        pictures = [picture for row_pictures in encoded for picture in row_pictures]
+        tiles = [picture.tiles for picture in pictures] or None
+        under_way = attachment.call(encoded=tiles, questions=[prompt.text for prompt in prompts], settings=LEFT)
         with under_way as call, last_row_alone(self.model.get_output_embeddings(), call):
-            if len(shown) < len(ids):
-                texts = self._ask_after_pictures(shown, places, ids, prompts[0])
-            elif repeats:
-                texts = self._ask_after_words(pictures, ids, prompts[0])
-            else:
-                texts = self._ask(pictures, ids, prompts[0])
+            texts = self._ask(pictures, ids, prompts[0])
         limit = getattr(self.model.config, "max_position_embeddings", None)
-        return answers_of(call, texts, [text_rows(row, [IMAGE_ID]) for row in ids], limit, places)
-
-    def _places(self, attachment: Attachment, encoded: list[list[Encoding]]) -> tuple[list[int], list[list[Encoding]]]:
-        """For each prompt which list of pictures it shows, and these lists: each once where that saves something, else
-        one for each prompt.
-        """
-        distinct: dict[tuple[int, ...], int] = {}
-        places = [distinct.setdefault(tuple(map(id, shown)), len(distinct)) for shown in encoded]
-        saved = len(places) - len(distinct)
-        alone = not self.shares or saved < SAVED or attachment.sharing.reads_prompts
-        if alone or not all(encoded) or not _begins_alike(attachment):
-            return list(range(len(encoded))), encoded
-        return places, [encoded[places.index(number)] for number in range(len(distinct))]
+        return answers_of(call, texts, [text_rows(row, [IMAGE_ID]) for row in ids], limit)
 
     def _ask(self, pictures: list[Encoding], rows: list[Tensor], prompt: Prompt) -> list[str]:
-        """Texts by the official `generate`, in one left-padded batch; the call has the pictures' features."""
+        """Texts by the official `generate`; the call has the pictures' features."""
         ids, mask = self.pad(rows)
         output = self.model.generate(
             ids,
@@ -207,77 +154,6 @@ class LlavaRunner(Runner):
             **self.generation(prompt),
         )
         return self.decode(output)
-
-    def _ask_after_words(self, pictures: list[Encoding], rows: list[Tensor], prompt: Prompt) -> list[str]:
-        """Texts of prompts [L] each that begin with the same words; their pictures are put in for each of them.
-
-        Args:
-            pictures: of all prompts, in order.
-            rows: the prompts' ids.
-            prompt: one of them, for the bounds of the answers.
-        """
-        embeds, real, words = self._assembled(rows, pictures)
-        cache = self._read(embeds[:1, :words])
-        spread(cache, [0] * len(rows))
-        output = self._generate(prompt, inputs_embeds=embeds, attention_mask=real.long(), past_key_values=cache)
-        return self.decode(output)
-
-    def _ask_after_pictures(
-        self, pictures: list[list[Encoding]], owners: list[int], rows: list[Tensor], prompt: Prompt
-    ) -> list[str]:
-        """Texts of prompts whose pictures are read once, whatever is asked about them.
-
-        Args:
-            rows, prompt: as in `_ask_after_words`.
-            pictures: distinct ones, each as the list of what one prompt shows.
-            owners: which of these lists each prompt shows.
-        """
-        starts = [len(row) - text_rows(row, [IMAGE_ID])[1] for row in rows]
-        fronts = [rows[owners.index(number)][: starts[owners.index(number)]] for number in range(len(pictures))]
-        embeds, real, words = self._assembled(fronts, [picture for shown in pictures for picture in shown])
-        if len(fronts) == 1:
-            cache = self._read(embeds)
-        else:
-            cache = self._read(embeds[:1, :words])
-            cache.batch_repeat_interleave(len(fronts))
-            cache = self._read(embeds[:, words:], real, cache)
-        spread(cache, owners)
-        ids, mask = self.pad([row[start:] for row, start in zip(rows, starts, strict=True)])
-        read = real.long()[owners]
-        ids = torch.cat((torch.ones_like(read), ids), dim=1)  # dummy ids: those of cached rows are not read
-        mask = torch.cat((read, mask), dim=1)
-        output = self._generate(prompt, ids, attention_mask=mask, past_key_values=cache)
-        return self.decode(output[:, ids.shape[1] :])
-
-    def _generate(self, prompt: Prompt, *ids: Tensor, **inputs: Any) -> Tensor:
-        """Ids of answers, by the generation of transformers: the official one takes neither embeddings nor ids
-        alone.
-        """
-        output: Tensor = transformers.GenerationMixin.generate(self.model, *ids, **inputs, **self.generation(prompt))
-        return output
-
-    def _assembled(self, rows: list[Tensor], pictures: list[Encoding]) -> tuple[Tensor, Tensor, int]:
-        """Sequences [R, S, D] of prompts that begin with the same words, with their pictures and with padding after
-        those words; which rows [R, S] are no padding; and how many rows stand in front of the first picture.
-        """
-        words = _image_place(rows[0])
-        ids, mask = self.pad(rows, left=False)
-        prepare = getattr(self.model, PREPARE)
-        sizes = [picture.size for picture in pictures]
-        _, _, mask, _, embeds, _ = prepare(ids, None, mask, None, None, self.blank(pictures), sizes)
-        return *padded_after(words, embeds, mask.bool()), words
-
-    def _read(self, embeds: Tensor, real: Tensor | None = None, cache: "Cache | None" = None) -> "Cache":
-        """KV cache after embeddings [R, n, D], which continue a given cache; `real` [R, S] covers all rows, those in
-        the cache included.
-        """
-        inner = self.model.get_model()
-        if real is None:
-            return inner(inputs_embeds=embeds, use_cache=True).past_key_values
-        mask = real.long()
-        positions = (mask.cumsum(1) - 1)[:, -embeds.shape[1] :].clamp_min(0)
-        inputs = {"inputs_embeds": embeds, "attention_mask": mask, "position_ids": positions}
-        return inner(**inputs, past_key_values=cache, use_cache=True).past_key_values
 
     def blank(self, encoded: list[Encoding]) -> list[Tensor] | Tensor:
         """Pictures without pixels, of the shape the official function looks at."""
@@ -309,31 +185,6 @@ def to_ids(prompt: Prompt, pictures: int, tokenizer: "PreTrainedTokenizerBase", 
     text = to_text(prompt, pictures, wrapped)
     ids: Tensor = tokenizer_image_token(text, tokenizer, IMAGE_ID, return_tensors="pt")
     return ids
-
-
-def padded_after(words: int, embeds: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    """Sequences [R, S, D] that are padded on the right, with their padding after the first `words` rows instead, and
-    which of their rows are real [R, S].
-    """
-    place = torch.arange(real.shape[1], device=real.device)
-    source = place - (~real).sum(1, keepdim=True)  # [R, S]
-    front = place < words
-    index = torch.where(front, place, source).clamp_min(0)
-    return embeds.gather(1, index[..., None].expand_as(embeds)), front | (source >= words)
-
-
-def _image_place(ids: Tensor) -> int:
-    """Index of the first image placeholder in a prompt [L]."""
-    return int((ids == IMAGE_ID).nonzero()[0])
-
-
-def _begins_alike(attachment: Attachment) -> bool:
-    """True if a shared prefix can be prefilled once: the language model reads all rows it is given, at counted
-    positions, and reads the first ones alike for any continuation.
-    """
-    method, decoder = attachment.asked, attachment.model.decoder
-    cuts = method.place is Place.DECODER and attachment.sharing.reads_prompts
-    return len(attachment.stages) == 1 and not cuts and method.positions == "renumber" and not decoder.follows_length
 
 
 def _text_side(folder: Path) -> dict[str, Any]:
@@ -418,7 +269,7 @@ def load_official(path: str, loading: Loading) -> tuple[Any, Any, Any]:
     Raises:
         DataError: for a folder that is not there or cannot be loaded, whose weights are not those of its config.json,
             or hold NaN or infinity.
-        OptionError: for a name LLaVA's loader would take for another model, or a layout of pictures it does not know.
+        OptionError: for a layout of pictures that LLaVA does not know.
     """
     check_llava_version()
     path = str(Path(path).expanduser())
@@ -428,18 +279,12 @@ def load_official(path: str, loading: Loading) -> tuple[Any, Any, Any]:
         )
     try:
         import llava.model.builder
-        from llava.mm_utils import get_model_name_from_path
     except ImportError as error:
         raise MissingDependency(f"official LLaVA: {error}. {OFFICIAL}") from error
-    named = hub_name(Path(path)) or path
-    name = get_model_name_from_path(named)
-    if "llava" not in name.lower() or "lora" in name.lower():
-        raise OptionError(
-            f"model={named!r}: LLaVA's loader goes by the model's name, "
-            "which must contain 'llava' and not 'lora' (llava-consensus model merge LORA BASE OUT)"
-        )
-    if Path(path).is_dir():
-        check_pictures(_config(Path(path)))
+    config = _config(Path(path))
+    check_pictures(config)
+    # the loader takes the class from the name: llava_llama, llava_mistral
+    name = f"llava_{config.get('model_type')}"
     own_tower = trains_tower(path)
     changes: dict[str, Any] = {**_tower(path), **({FLAG: False} if own_tower else {})}
     # what the loader hands on to transformers; where the model stands is its own to say
@@ -455,25 +300,7 @@ def load_official(path: str, loading: Loading) -> tuple[Any, Any, Any]:
         load_own_tower(path, model)
     loading.cast(model)
     refuse_not_finite(path, model)
-    _try_picture(path, model, processor)
     return model.eval(), tokenizer, processor
-
-
-def _try_picture(path: str, model: "PreTrainedModel", processor: "BaseImageProcessor") -> None:
-    """Raises DataError where a picture cannot be made ready for the tower: else every question would fail at it."""
-    from llava.mm_utils import process_images
-    from PIL import Image
-
-    side = model.get_vision_tower().config.image_size
-    try:
-        pixels = process_images([Image.new("RGB", (64, 48))], processor, model.config)
-        if pixels.shape[-3:] != (3, side, side) or not pixels.isfinite().all():
-            raise ValueError(f"it becomes {tuple(pixels.shape[-3:])} numbers, and {(3, side, side)} finite ones enter")
-    except Exception as error:  # a damaged configuration breaks foreign code in any way
-        raise DataError(
-            f"model={path!r}: its image processor cannot read a picture ({type(error).__name__}: {error}). Fetch "
-            "config.json and preprocessor_config.json of the checkpoint and of its vision tower again"
-        ) from error
 
 
 def quietly_loaded(
@@ -490,7 +317,7 @@ def quietly_loaded(
     except ConsensusError:
         raise
     except Exception as error:  # a damaged checkpoint breaks foreign code in any way
-        raise DataError(f"model={path!r} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise DataError(f"model={path!r} cannot be loaded: {reason(error)}") from error
     return model, tokenizer, processor
 
 

@@ -430,12 +430,6 @@ def check_checkpoint(model: str) -> None:
     raise DataError(f"model {model!r}: {problem} {instead}{hint}")
 
 
-def hub_name(folder: Path) -> str:
-    """The name on the hub of the model whose snapshot a folder is; nothing for any other folder."""
-    repository = folder.parents[1].name if folder.parent.name == "snapshots" else ""
-    return repository.removeprefix("models--").replace("--", "/") if repository.startswith("models--") else ""
-
-
 def _ask_hub(function: Callable[..., str], model: str, revision: str | None, **arguments: Any) -> str:
     """The path that a function of huggingface_hub returns. DataError with the library's own message."""
     from huggingface_hub import constants, errors

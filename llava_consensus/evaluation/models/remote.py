@@ -18,6 +18,7 @@ from llava_consensus.errors import DataError, OptionError, unknown_name
 from llava_consensus.evaluation.files import read_json
 from llava_consensus.evaluation.models.base import Answer, Encoding, Prompt, Runner, answers_of
 from llava_consensus.evaluation.models.loading import Loading, refuse_incomplete, refuse_not_finite
+from llava_consensus.evaluation.models.weights import reason
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.pretrained import load_pretrained
 from llava_consensus.hosts.remote.cogvlm import CogVLM
@@ -41,10 +42,6 @@ class RemoteRunner(Runner):
         end: int | None = getattr(self.tokenizer, "eod_id", None)
         return super().padding if end is None else end
 
-    def pixels(self, image: Image.Image) -> Tensor:
-        """A picture as the tower takes it, by the model's own preprocessing: [3, h, w]."""
-        raise NotImplementedError
-
     def words(self, prompt: Prompt, pictures: int) -> dict[str, Tensor]:
         """A prompt about that many pictures in the model's own words, as arguments of `generate` by row, each [L]."""
         raise NotImplementedError
@@ -52,15 +49,6 @@ class RemoteRunner(Runner):
     def stand_ins(self, pictures: list[int]) -> dict[str, Any]:
         """Arguments of `generate` in place of pictures that were encoded before, given their number in each row."""
         return {}
-
-    @torch.inference_mode()
-    def encode(self, images: list[Any]) -> list[Encoding]:
-        """Pictures through the model's own preprocessing, tower and projector, in one batch."""
-        pixels = torch.stack([self.pixels(image) for image in images])
-        with self.attachment() as attachment, attachment.call():
-            tiles = attachment.encode(pixels.to(self.model.device, self.model.dtype), [1] * len(images))
-        attached = attachment.asked, attachment.budget
-        return [Encoding(part, False, image.size, *attached) for image, part in zip(images, tiles, strict=True)]
 
     def rows(self, prompt: Prompt, pictures: int = 1) -> tuple[int, int]:
         return self._text_rows(self.words(prompt, pictures))
@@ -90,7 +78,7 @@ class RemoteRunner(Runner):
         with attachment.call(**fields) as call:
             output = self.model.generate(padded, attention_mask=mask, **arguments)
         texts = self.decode(output[:, padded.shape[1] :])
-        return answers_of(call, texts, [self._text_rows(row) for row in words], None, range(len(ids)))
+        return answers_of(call, texts, [self._text_rows(row) for row in words], None)
 
 
 def _padded(rows: list[Tensor]) -> Tensor:
@@ -136,7 +124,6 @@ class QwenVLRunner(RemoteRunner):
         )
 
     def pixels(self, image: Image.Image) -> Tensor:
-        """A picture by the tower's own transform."""
         pixels: Tensor = self.model.transformer.visual.image_transform(image.convert("RGB"))
         return pixels
 
@@ -187,7 +174,6 @@ class CogVLMRunner(RemoteRunner):
         )
 
     def pixels(self, image: Image.Image) -> Tensor:
-        """A picture as the model's own prompt has it."""
         pixels: Tensor = self._conversation("", None, image)["images"][0]
         return pixels
 
@@ -259,7 +245,7 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
         model, info = load_pretrained(transformers.AutoModelForCausalLM, path, **kwargs)
     except Exception as error:  # foreign code breaks in any way
         raise DataError(
-            f"model={path!r} cannot be loaded: {type(error).__name__}: {error}. Its code is of 2023, written for "
+            f"model={path!r} cannot be loaded: {reason(error)}. Its code is of 2023, written for "
             "transformers 4.31 to 4.37 (make setup-pinned); CogVLM's checkpoint needs the tokenizer files of "
             "lmsys/vicuna-7b-v1.5 beside it"
         ) from error

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from llava_consensus.errors import DataError
-from llava_consensus.evaluation.files import write_json
+from llava_consensus.errors import ConsensusError, DataError
+from llava_consensus.evaluation.files import FRESH, write_json
 
 FORMATS = ("*.safetensors", "pytorch_model*.bin")
 MEND = "Fetch the checkpoint again"
@@ -29,7 +30,10 @@ def weight_files(folder: Path) -> list[Path]:
 def tensors_of(file: Path, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     """The tensors of a file whose names begin so; of a pickled file nothing is executed."""
     if file.suffix == ".bin":
-        weights: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        try:
+            weights: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        except Exception as error:  # UnpicklingError, RuntimeError, EOFError
+            raise DataError(f"{file}: cannot be read: {reason(error)}") from error
         yield from ((name, values) for name, values in weights.items() if name.startswith(prefix))
         return
     with safe_open(file, "pt") as opened:
@@ -59,6 +63,35 @@ def write_shards(tensors: Iterable[tuple[str, Tensor]], out: Path) -> int:
     flush()
     write_json(out / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places})
     return len(places)
+
+
+@contextmanager
+def new_folder(out: Path, source: Path) -> Iterator[Path]:
+    """A folder to write into, which becomes `out` if the body ends without an error and vanishes otherwise. DataError
+    for an `out` that exists, and in place of whatever a damaged `source` or a full disk raises.
+    """
+    if out.exists():
+        raise DataError(f"{out}: is there already. Give a folder that is not")
+    fresh = out.with_name(f".{out.name}{FRESH}")
+    shutil.rmtree(fresh, ignore_errors=True)  # of a call that was killed
+    try:
+        yield fresh
+        fresh.rename(out)
+    except ConsensusError:
+        raise
+    except OSError as error:
+        raise DataError(f"{error.filename or out}: {error.strerror or error}. Nothing was written to {out}") from error
+    except Exception as error:  # a damaged checkpoint breaks foreign code in any way, and so does a full disk
+        raise DataError(f"{source}: cannot be written as {out} ({reason(error)}). {MEND}, or make room") from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def reason(error: Exception) -> str:
+    """The cause of a failed loading in one line."""
+    if "weights_only" in str(error):  # torch's message explains how to run the pickled code
+        return "weights hold pickled objects, which can run code and are not read. Convert them to safetensors"
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def copy_small_files(source: Path, out: Path) -> None:

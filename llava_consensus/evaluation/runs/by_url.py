@@ -1,16 +1,19 @@
 """A run whose questions go to a server by URL (`eval --url`): any server with OpenAI's chat API, with as many machines
 behind its address as there are. No model is loaded here, and no torch.
 
-Which method the server runs, and how its prompts are made, is the server's. A run is its address, its model and its
-questions; it resumes as every run does, and every answer is on the disk as soon as it has come.
+A server started by `llava-consensus serve` says which method and budget it runs (serving/identity.py). The run is named
+after them, and stops when an answer comes from another setting. Of other servers a few kept answers are asked again
+before a run resumes, so that another model behind the same address is noticed. Every answer is on the disk as soon as
+it has come.
 """
 
 import base64
 import io
+import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,10 +38,12 @@ from llava_consensus.evaluation.runs.execution import (
 from llava_consensus.evaluation.runs.questions import describe_questions, read_questions
 from llava_consensus.evaluation.runs.store import Run, answer_record, open_run, run_name
 from llava_consensus.reduction.budget import wanted
-from llava_consensus.serving.supported import ASKED, TOKENS
+from llava_consensus.serving.supported import ASKED, HEADER, IDENTITY, TOKENS
 
-SERVED = "served"  # stands for the method in the name of a run
+SERVED = "served"  # stands for the method in the name of a run, if the server does not name one
+PROBES = 3  # kept answers that are asked again before a run resumes
 PATIENCE = 600.0  # seconds for one answer
+NO_ANSWER = (AttributeError, IndexError, TypeError, ValueError)  # what reading a body raises that is no chat completion
 UNTOLD = "the server does not say how many visual tokens it read (vLLM: --enable-prompt-tokens-details)"
 
 log = logging.getLogger(__name__)
@@ -48,6 +53,10 @@ class ServerError(ConsensusError):
     """The server cannot be asked; what was answered is kept."""
 
     exit_code = 5
+
+
+class ServerFault(Exception):
+    """The server failed at one question, after the retries of the openai package: 5xx, 429, or no chat completion."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +113,14 @@ def run(config: UrlConfig, out: Path, execution: Execution) -> RunResult:
     if execution.merge or execution.workers > 1:
         raise OptionError("--url: one process asks as many questions at once as --batch says. Leave --workers out")
     client = Client(config)
-    plan = _plan(config, client.model)
+    plan = _plan(config, client)
     with open_run(out, plan.description, {question.index for question in plan.questions}) as folder:
         for repair in folder.repairs:
             log.warning("%s", repair)
         again = set(folder.errors) if execution.retry_errors else set()
         done = folder.done - again
+        if folder.answers and client.identity is None:
+            _check_same_server(client, plan, folder)
         pending = [question for question in execution.part(plan.questions) if question.index not in done]
         begun = time.perf_counter()
         if pending:
@@ -125,20 +136,24 @@ def run(config: UrlConfig, out: Path, execution: Execution) -> RunResult:
         return RunResult(folder.path, folder.metrics() or {}, len(pending))
 
 
-def _plan(config: UrlConfig, model: str) -> UrlPlan:
+def _plan(config: UrlConfig, client: "Client") -> UrlPlan:
     """The questions, and all that the answers depend on."""
-    questions = read_questions(config)
+    questions, told = read_questions(config), client.identity or {}
+    tokens = told.get("tokens") if config.tokens is None else config.tokens
+    asked = {} if config.tokens is None else {TOKENS: config.tokens}
+    options = {**told.get("options", {}), **asked}
     description = {
         **describe_questions(config),
-        "method": SERVED,
-        "tokens": config.tokens if isinstance(config.tokens, int | float) else None,
+        "method": told.get("method", SERVED),
+        "tokens": tokens if isinstance(tokens, int | float) else None,
         "merged": None,
-        "options": {} if config.tokens is None else {TOKENS: config.tokens},
-        "changed": {} if config.tokens is None else {TOKENS: config.tokens},
-        "model": model,
+        "options": options,
+        "changed": options,
+        "model": client.model,
         "url": config.url,
         "device": "server",
         "versions": {},
+        **({"server": told} if told else {}),
     }
     return UrlPlan(config.benchmark, Path(config.data).expanduser(), questions, description)
 
@@ -161,50 +176,117 @@ class Client:
         key = os.environ.get(KEY, "").strip() or "none"
         self.api = openai.OpenAI(api_key=key, base_url=config.url, timeout=PATIENCE, max_retries=3)
         try:
-            known = [one.id for one in self.api.with_options(timeout=10, max_retries=0).models.list()]
-        except openai.OpenAIError as wrong:
+            cards = {card.id: card for card in self.api.with_options(timeout=10, max_retries=0).models.list()}
+        except (
+            openai.OpenAIError,
+            AttributeError,
+            TypeError,
+        ) as wrong:  # or it is no list of models
             raise ServerError(f"--url {config.url}: {' '.join(str(wrong).split())[:300]}") from wrong
+        known = list(cards)
         if config.model is None and len(known) != 1:
             raise OptionError(f"--url {config.url} has {len(known)} models: say one with --model: {', '.join(known)}")
         if config.model is not None and config.model not in known:
             raise unknown_name(f"model of {config.url}", config.model, known)
         self.model = config.model or known[0]
+        self.identity: dict[str, Any] | None = getattr(cards[self.model], IDENTITY, None)
 
     def answer(self, text: str, pictures: Sequence[bytes], length: int) -> tuple[str, int | None]:
-        """Answer to a question about pictures, given as PNG, and the visual tokens that were read for it; None where
-        the server does not say.
+        """Answer to a question about images, given as PNG, and the visual tokens that were read for it; None if the
+        server does not say.
+
+        Raises:
+            ServerFault: for 5xx, 429 or a body that is no chat completion, after the client's retries.
+            ServerError: if the answer names another method, budget or version than `/v1/models` did.
         """
         urls = [f"data:image/png;base64,{base64.b64encode(picture).decode()}" for picture in pictures]
         shown = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
         tokens = self.config.tokens
         own = {} if tokens is None else {"mm_processor_kwargs": {TOKENS: tokens, ASKED: text}}
-        create: Any = self.api.chat.completions.create
-        answer = create(
-            model=self.model,
-            messages=[{"role": "user", "content": [*shown, {"type": "text", "text": text}]}],
-            max_tokens=length,
-            temperature=0,
-            extra_body=own,
-        )
+        create: Any = self.api.chat.completions.with_raw_response.create
+        try:
+            response = create(
+                model=self.model,
+                messages=[{"role": "user", "content": [*shown, {"type": "text", "text": text}]}],
+                max_tokens=length,
+                temperature=0,
+                extra_body=own,
+            )
+            answer = response.parse()
+            content = answer.choices[0].message.content or ""
+        except (self.openai.InternalServerError, self.openai.RateLimitError, *NO_ANSWER) as wrong:
+            raise ServerFault(describe(wrong)) from wrong
+        told = response.headers.get(HEADER)
+        if told is not None and json.loads(told) != self.identity:
+            raise ServerError(
+                f"--url {self.config.url}: an answer comes from {told}, but the run began with "
+                f"{json.dumps(self.identity)}. What was answered is kept; start the run again"
+            )
         details = getattr(answer.usage, "prompt_tokens_details", None)
         read = getattr(details, "multimodal_tokens", None) or {}
-        return (answer.choices[0].message.content or "").strip(), sum(read.values()) if read else None
+        return content.strip(), sum(read.values()) if read else None
 
 
 def _ask(client: Client, plan: UrlPlan, folder: Run, pending: Sequence[Question], execution: Execution) -> None:
-    """Asks and stores what comes. A question that fails is recorded; a server that is gone ends the call."""
+    """Asks and stores answers as they come. A question that fails is recorded. Faults of the server are recorded only
+    if it answers again afterwards; otherwise they end the call, and those questions are asked by the next one.
+    """
     done, total, row = len(folder.done), len(plan.questions), 0
-    ask: Callable[[Question], Result] = lambda question: _one(client, plan, question)  # noqa: E731
+    faults: list[tuple[Question, ServerFault]] = []  # since the last answer
     with (
         folder.asking(total),
         counted(total=total, initial=done, unit="q", desc=plan.benchmark.name, shown=execution.progress) as bar,
         Threads(execution.batch) as pool,
     ):
-        for future in as_completed([pool.submit(ask, question) for question in pending]):
-            result = future.result()
+        futures = {pool.submit(_one, client, plan, question): question for question in pending}
+        for future in as_completed(futures):
+            try:
+                result = future.result()
+            except ServerFault as fault:
+                faults.append((futures[future], fault))
+                if len(faults) > execution.batch:
+                    raise _ends(client, fault) from fault
+                continue
+            if result.answers:
+                _record(folder, faults)
             folder.add(*result)
             row = check_progress(row, result)
             bar.update(1)
+    if faults:
+        known = next((question for question in plan.questions if question.index in folder.answers), None)
+        try:
+            if known is None:
+                raise faults[-1][1]
+            _reply(client, plan, known)  # does it answer anything at all?
+        except (ServerFault, client.openai.OpenAIError) as fault:
+            raise _ends(client, fault) from fault
+        _record(folder, faults)
+
+
+def _record(folder: Run, faults: list[tuple[Question, ServerFault]]) -> None:
+    """Moves faults that concern single questions to errors.jsonl."""
+    folder.add([], [error_record(question, str(fault), "model") for question, fault in faults])
+    faults.clear()
+
+
+def _ends(client: Client, fault: Exception) -> ServerError:
+    words = " ".join(str(fault).split())[:300]
+    return ServerError(f"--url {client.config.url}: {words}. What was answered is kept; the same command resumes")
+
+
+def _check_same_server(client: Client, plan: UrlPlan, folder: Run) -> None:
+    """Asks some answered questions again. ServerError if most of the answers are others now."""
+    answered = [question for question in plan.questions if question.index in folder.answers]
+    probes = answered[:: max(1, len(answered) // PROBES)][:PROBES]
+    try:
+        other = [q for q in probes if _reply(client, plan, q)[0] != folder.answers[q.index]["text"]]
+    except (ServerFault, client.openai.OpenAIError) as fault:
+        raise _ends(client, fault) from fault
+    if 2 * len(other) > len(probes):
+        raise ServerError(
+            f"--url {client.config.url}: {len(other)} of {len(probes)} questions that {folder.path} has answers to are "
+            "answered otherwise now, so this is another server or setting. Give this one a folder of its own: --out"
+        )
 
 
 class Threads(ThreadPoolExecutor):
@@ -214,24 +296,28 @@ class Threads(ThreadPoolExecutor):
         self.shutdown(cancel_futures=error is not None)
 
 
+def _reply(client: Client, plan: UrlPlan, question: Question) -> tuple[str, int | None]:
+    """The server's answer and the visual tokens it read."""
+    folder = plan.benchmark.place(plan.data) / plan.benchmark.images
+    images = [_png(folder / name, plan.benchmark, plan.data) for name in question.images]
+    return client.answer(question.text, images, plan.description["max_new_tokens"])
+
+
 def _one(client: Client, plan: UrlPlan, question: Question) -> Result:
     """The record of an answer, or of why there is none."""
     openai, benchmark = client.openai, plan.benchmark
     folder = benchmark.place(plan.data) / benchmark.images
     try:
-        pictures = [_png(folder / name, benchmark, plan.data) for name in question.images]
-        text, read = client.answer(question.text, pictures, plan.description["max_new_tokens"])
+        text, read = _reply(client, plan, question)
     except ImageError as error:
         return Result([], [error_record(question, str(error))])
     except (openai.APIConnectionError, openai.AuthenticationError, openai.PermissionDeniedError) as error:
         if isinstance(error, openai.APITimeoutError):
             return Result([], [error_record(question, f"no answer within {PATIENCE:g} seconds", "model")])
-        raise ServerError(
-            f"--url {client.config.url}: {describe(error)}. What was answered is kept; the same command resumes"
-        ) from error
+        raise _ends(client, error) from error
     except openai.BadRequestError as error:
         return Result([], [error_record(question, describe(error), "question")])
-    except (openai.OpenAIError, AttributeError, IndexError, TypeError) as error:  # or it is no answer
+    except openai.OpenAIError as error:
         return Result([], [error_record(question, describe(error), "model")])
     metadata = {
         "before": 0,  # no server says it

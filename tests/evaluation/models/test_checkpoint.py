@@ -21,7 +21,7 @@ from fakes import config, make_place
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.models import Loading, loading
-from llava_consensus.evaluation.models.loading import check_checkpoint, hub_name
+from llava_consensus.evaluation.models.loading import check_checkpoint
 from llava_consensus.evaluation.runs.configuration import prepare
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -187,11 +187,6 @@ def test_a_vision_tower_of_the_hub_is_taken_from_the_cache(cache: Path, tmp_path
     assert models.check(str(folder))["tower"] == COMMIT
     host: Any = models.load(str(folder), Loading("cpu"))
     assert host.model.get_vision_tower().vision_tower_name == str(snapshot)
-
-
-def test_the_name_of_a_snapshot(cache: Path) -> None:
-    assert hub_name(lay_out(cache, "liuhaotian/llava-v1.5-7b", LLAVA)) == "liuhaotian/llava-v1.5-7b"
-    assert hub_name(Path("checkpoints/llava-mini")) == ""
 
 
 def test_a_run_on_a_model_of_the_cache(cache: Path, tmp_path: Path) -> None:

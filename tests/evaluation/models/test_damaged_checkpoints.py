@@ -100,15 +100,6 @@ def test_a_config_that_breaks_the_loader_is_a_message(tmp_path: Path, changes: d
         load_official(str(folder), Loading("cpu"))
 
 
-@pytest.mark.parametrize("changes", [{"image_mean": [0.5, 0.5]}, {"image_std": [0, 0, 0]}, {"crop_size": 64}])
-def test_a_processor_that_cannot_read_a_picture_is_told_while_it_loads(tmp_path: Path, changes: dict[str, Any]) -> None:
-    folder = copy_of_mini(tmp_path)
-    for file in folder.rglob("preprocessor_config.json"):
-        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-    with pytest.raises(DataError, match="cannot read a picture"):
-        load_official(str(folder), Loading("cpu"))
-
-
 @pytest.mark.parametrize("changes", [{"device": 0.5}, {"dtype": 1}, {"revision": 4}, {"attention": None}])
 def test_what_is_no_text_is_refused_by_its_name(changes: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=f"{next(iter(changes))}=.* must be a text"):

@@ -6,6 +6,7 @@ Run: `pytest tests/evaluation/models/test_merge.py`.
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from llava_consensus.errors import DataError
 from llava_consensus.evaluation.models import Loading, load
 from llava_consensus.evaluation.models.merge import merge
 
+pytest.importorskip("peft")
 MINI = Path("checkpoints/llava-mini")
 ADAPTED = "model.layers.0.self_attn.q_proj"
 PROJECTOR = "model.mm_projector.0.bias"
@@ -28,6 +30,7 @@ def lora(tmp_path: Path) -> Path:
     tower = {"mm_vision_tower": str((MINI / "vision_tower").resolve())}
     (folder / "config.json").write_text(json.dumps(json.loads((MINI / "config.json").read_text()) | tower))
     settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "base_model_name_or_path": "lmsys/vicuna-7b-v1.5"}
+    settings |= {"target_modules": [ADAPTED], "task_type": "CAUSAL_LM"}
     (folder / "adapter_config.json").write_text(json.dumps(settings))
     generator = torch.Generator().manual_seed(0)
     names = f"base_model.model.{ADAPTED}.lora_A.weight", f"base_model.model.{ADAPTED}.lora_B.weight"
@@ -60,10 +63,28 @@ def test_an_adapter_of_another_model_is_refused(lora: Path, tmp_path: Path) -> N
               lora / "adapter_model.safetensors")  # fmt: skip
     with pytest.raises(DataError, match=r"adapts model\.layers\.9\.x, which .* does not have"):
         merge(lora, MINI, tmp_path / "out")
-    (lora / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 8, "use_dora": True}))
-    with pytest.raises(DataError, match="use_dora, and only plain LoRA"):
-        merge(lora, MINI, tmp_path / "out")
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".out*"))
+
+
+class Code:
+    """What a pickled file can run when it is read."""
+
+    def __reduce__(self) -> Any:
+        return print, ("this ran",)
+
+
+@pytest.mark.parametrize("name", ["adapter_model.bin", "non_lora_trainables.bin"])
+def test_pickled_code_is_refused_in_a_line_without_advice_to_run_it(
+    lora: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (lora / "adapter_model.safetensors").rename(lora / "other.safetensors")
+    torch.save({"base_model.model.x.lora_A.weight": torch.ones(1)}, lora / "adapter_model.bin")
+    torch.save({"x": Code()}, lora / name)
+    assert cli.main(["model", "merge", str(lora), str(MINI), str(tmp_path / "out")]) == 3
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    assert f"{name}: cannot be read: weights hold pickled objects" in line and "weights_only" not in line
+    assert "this ran" not in captured.out
 
 
 def test_a_lora_checkpoint_loads_with_its_base(

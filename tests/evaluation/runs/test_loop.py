@@ -21,9 +21,9 @@ import pytest
 from fakes import FakeHost, config, make_model, make_place
 
 from llava_consensus import cli
-from llava_consensus.errors import BusyError, ConsensusError, DataError, Interrupted, OptionError
+from llava_consensus.errors import ConsensusError, DataError, Interrupted, OptionError
 from llava_consensus.evaluation import models
-from llava_consensus.evaluation.files import read_answers, read_lines
+from llava_consensus.evaluation.files import read_lines
 from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.models.loading import check_checkpoint
 from llava_consensus.evaluation.runs import loop
@@ -31,8 +31,8 @@ from llava_consensus.evaluation.runs.configuration import prepare
 from llava_consensus.evaluation.runs.execution import Execution
 from llava_consensus.evaluation.runs.loop import RunResult
 from llava_consensus.evaluation.runs.pictures import EncodingCache
-from llava_consensus.evaluation.runs.store import open_run, run_name
-from llava_consensus.methods import make
+from llava_consensus.evaluation.runs.store import run_name
+from llava_consensus.evaluation.user_files import read_answers
 
 FORK = multiprocessing.get_context("fork")  # a child that has imported everything dies in the loop, not in its imports
 
@@ -173,20 +173,6 @@ def test_interrupt_tells_how_to_go_on(data: Path, tmp_path: Path, caplog: pytest
     assert steady(result.metrics) == steady(go(data, tmp_path / "other").metrics)
 
 
-def test_answers_cut_anywhere_in_the_last_line_are_asked_again(data: Path, tmp_path: Path) -> None:
-    whole = go(data, tmp_path)
-    path = whole.path / "answers.jsonl"
-    content = path.read_bytes()
-    expected = texts(whole)
-    last = content[:-1].rfind(b"\n") + 1
-    for length in (last - 1, *range(last, len(content), 17), len(content) - 1):
-        path.write_bytes(content[:length])
-        host = FakeHost()
-        result = go(data, tmp_path, host)
-        assert len(host.asked) == (2 if length < last else 1)
-        assert texts(result) == expected and steady(result.metrics) == steady(whole.metrics)
-
-
 def written(out: Path) -> int:
     return sum(path.stat().st_size for path in out.glob("*/answers.jsonl"))
 
@@ -213,12 +199,6 @@ def test_a_run_killed_at_random_moments_ends_as_an_undisturbed_one(data: Path, t
     assert texts(result) == texts(undisturbed) and steady(result.metrics) == steady(undisturbed.metrics)
 
 
-def test_a_second_process_on_the_same_run_is_refused(data: Path, tmp_path: Path) -> None:
-    plan = prepare(config(data, data / "model"))
-    with open_run(tmp_path, plan.description, range(20)), pytest.raises(BusyError, match="pid"):
-        go(data, tmp_path)
-
-
 def test_unreadable_picture_is_an_error_and_the_run_goes_on(data: Path, tmp_path: Path) -> None:
     images = data / "eval" / "fake" / "images"
     (images / "1.png").write_bytes((images / "1.png").read_bytes()[:40])
@@ -240,17 +220,6 @@ def test_a_run_without_one_readable_picture_stops_and_says_so(data: Path, tmp_pa
         path.write_bytes(b"")
     with pytest.raises(DataError, match="not one picture can be read"):
         go(data, tmp_path)
-
-
-def test_a_question_without_picture_is_answered(data: Path, tmp_path: Path) -> None:
-    path = data / "eval" / "fake" / "questions.jsonl"
-    path.write_text(path.read_text() + '{"question_id": 900, "text": "and now?"}\n')
-    assert go(data, tmp_path).metrics["answered"] == 21
-
-
-def test_a_limit_asks_the_first_questions_in_a_run_of_their_own(data: Path, tmp_path: Path) -> None:
-    whole, part = go(data, tmp_path), go(data, tmp_path, limit=7)
-    assert part.metrics["questions"] == 7 and whole.path != part.path
 
 
 def test_a_sample_is_the_same_questions_for_every_run_and_a_smaller_one_is_in_it(data: Path, tmp_path: Path) -> None:
@@ -316,19 +285,6 @@ def test_a_plan_with_another_method_is_the_plan_of_that_configuration(data: Path
         wanted = config(data, data / "model", **change)
         found = first.reduced_by(wanted.method, wanted.budget, wanted.match)
         assert found == prepare(wanted) and run_name(found.description) == run_name(prepare(wanted).description)
-
-
-def test_a_method_of_no_registry_goes_by_its_class(data: Path) -> None:
-    class Own(type(make("random"))):  # type: ignore[misc]
-        pass
-
-    assert prepare(replace(config(data, data / "model"), method=Own())).description["method"] == "Own"
-
-
-def test_full_budget_is_said_once(data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    assert go(data, tmp_path, tokens=600).metrics["tokens"]["after"] == 576
-    assert caplog.text.count("this is the full model") == 1
 
 
 @pytest.mark.parametrize(
@@ -440,7 +396,7 @@ def _asks_slowly(data: Path, out: Path, said: Path) -> None:
     sys.exit(cli.main([]))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_says_what_was_done(data: Path, tmp_path: Path, number: int) -> None:
     child = FORK.Process(target=_asks_slowly, args=(data, tmp_path / "out", tmp_path / "said"))
     child.start()
