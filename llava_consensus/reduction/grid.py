@@ -2,22 +2,20 @@
 
 A unit is a rectangle of patches. It is cut into bands of rows, each band into cells of columns, so that there are
 exactly T cells, as square and as equal as T allows: 64 of 24 x 24 are cells of 3 x 3; 192 are 14 bands of 13 or 14
-cells. Cells depend on the rectangle's form only, so they are worked out once, in numpy, for every form that N patches
+cells. Cells depend on the rectangle's form only, so they are worked out once, on the CPU, for every form that N patches
 can have. On the device each unit looks up its own form, so nothing waits for it.
 """
 
 from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import embedding
 
 from llava_consensus.reduction.tokens import VisualTokens
 
-Integers = NDArray[np.int64]
+CPU = torch.device("cpu")
 
 
 class Cells(NamedTuple):
@@ -47,32 +45,33 @@ def _tables(size: int, count: int, device: torch.device) -> tuple[Tensor, Tensor
     """For each width of a rectangle of `size` patches, 0..size, the row [size + 1, 1] of the second table that is for
     it, and that table: centres and groups [forms, T + N]. Its last form is one row of patches.
     """
-    widths = [width for width in range(1, size + 1) if size % width == 0]
-    forms = np.full((size + 1, 1), len(widths) - 1)
-    forms[widths, 0] = range(len(widths))
-    cells = np.stack([np.concatenate(_cells(count, size // width, width)) for width in widths])
     with torch.inference_mode(False):  # a tensor made in inference mode could not be saved for a backward pass
-        return torch.from_numpy(forms).to(device), torch.from_numpy(cells).to(device)
+        widths = [width for width in range(1, size + 1) if size % width == 0]
+        forms = torch.full((size + 1, 1), len(widths) - 1, device=CPU)
+        forms[widths, 0] = torch.arange(len(widths), device=CPU)
+        cells = torch.stack([torch.cat(_cells(count, size // width, width)) for width in widths])
+        return forms.to(device), cells.to(device)
 
 
-def _cells(count: int, height: int, width: int) -> tuple[Integers, Integers]:
+def _cells(count: int, height: int, width: int) -> tuple[Tensor, Tensor]:
     """Centres [T] and groups [N] of `count` cells of height x width patches."""
-    root = np.round(np.sqrt(np.float32(count * height) / np.float32(width)))
-    bands = max(min(int(root), height, count), -(-count // width))
-    slot, (row, column) = np.arange(count), np.indices((height, width)).reshape(2, -1)
+    bands = int((torch.tensor(count * height, device=CPU) / width).sqrt().round())
+    bands = max(min(bands, height, count), -(-count // width))
+    slot, place = torch.arange(count, device=CPU), torch.arange(height * width, device=CPU)
+    row, column = place // width, place % width
     first, cells = _band(slot * bands // count, bands, count)
     centre = _middle(slot * bands // count, bands, height) * width + _middle(slot - first, cells, width)
     first, cells = _band(row * bands // height, bands, count)
     return centre, first + column * cells // width
 
 
-def _band(band: Integers, bands: int, count: int) -> tuple[Integers, Integers]:
+def _band(band: Tensor, bands: int, count: int) -> tuple[Tensor, Tensor]:
     """The first cell of a band and how many it has, `count` cells being spread evenly over the bands."""
     first, after = (-(-number * count // bands) for number in (band, band + 1))
     return first, after - first
 
 
-def _middle(cell: Integers, cells: Integers | int, length: int) -> Integers:
+def _middle(cell: Tensor, cells: Tensor | int, length: int) -> Tensor:
     """The middle of one of the equal `cells` of a row or column; the lower one of two."""
     start, stop = (-(-edge * length // cells) for edge in (cell, cell + 1))
     return (start + stop - 1) // 2
