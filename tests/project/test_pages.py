@@ -19,7 +19,7 @@ NAME = r"\b(ConsensusDrop|VisionZip|VisPruner|GQA|POPE|TextVQA|RefCOCO|uniform g
 FORGED: dict[str, tuple[str, Callable[[re.Match[str]], str]]] = {  # what is looked for, and what it becomes
     "number": (r"\d+\.\d", lambda found: f"{float(found[0]) + 1.3:.1f}"),
     "sign": (r"[+-](?=\d+\.\d)", lambda found: "-" if found[0] == "+" else "+"),
-    "n": (r"\b\d{3,4}\b(?= \()|(?<=\w )\d{3,4}\b(?=[,;<])", lambda found: str(int(found[0]) + 1)),
+    "n": (r"\b\d{2,4}\b(?= (questions|images|tokens|pairs|samples))", lambda found: str(int(found[0]) + 1)),
     "name": (NAME, lambda found: "SparseVLM" if found[0] != "SparseVLM" else "FastV"),
     "policy": (r"\b(renumber|keep)\b", lambda found: "keep" if found[0] == "renumber" else "renumber"),
     "mark": (r"[†‡]", lambda found: "‡" if found[0] == "†" else "†"),
