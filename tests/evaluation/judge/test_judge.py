@@ -273,6 +273,25 @@ def test_refusals_are_counted(tmp_path: Path) -> None:
     assert judge(judge_config(tmp_path, server.url, "msvd")) == metrics  # given up is given up
 
 
+@pytest.mark.parametrize("status", [200, 400, 403])
+def test_a_refusal_counts_the_same_however_it_arrives(tmp_path: Path, status: int) -> None:
+    said = Act(text="I cannot", message={"refusal": "no"})
+    refusal = said if status == 200 else error(status, "rejected by our safety system")
+    with Server(lambda text, _: refusal if "act 1\n" in text else Act(text=YES)) as server:
+        metrics = judge(judge_config(tmp_path, server.url, "msvd"))
+    assert metrics["replies"] == {"used": 10, "refused": 5, "unreadable": 5, "given_up": 1, "failed_tries": 0}
+    assert metrics["counts"]["ungraded"] == 1 and metrics["accuracy"] == 100.0
+
+
+def test_an_answer_that_is_forbidden_is_one_ungraded_answer(tmp_path: Path) -> None:
+    with Server(lambda text, _: error(403, "not this one") if "answer 3" in text else Act()) as server:
+        metrics = judge(judge_config(tmp_path, server.url, concurrency=1))
+        assert server.total == 5
+    assert metrics["counts"]["ungraded"] == 1 and metrics["score"] == 50.0
+    with Server(lambda *_: error(403, "nobody")) as server, pytest.raises(JudgeError, match="answers nobody: 3"):
+        judge(judge_config(tmp_path / "other", server.url, concurrency=1))
+
+
 @pytest.mark.parametrize("grade", ["NaN", "nan", "inf", "-Infinity", "1e999"])
 def test_a_grade_that_is_no_number_is_an_unreadable_reply(tmp_path: Path, grade: str) -> None:
     odd = [grade]  # the first reply about one of the answers
