@@ -31,7 +31,6 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from llava_consensus.cli.arguments import one_word_method
 from llava_consensus.cli.report import known
 from llava_consensus.evaluation.files import CONFIG, METRICS, SCORES, write_out
 from llava_consensus.evaluation.report.efficiency import LABELS, bench_tables
@@ -39,12 +38,10 @@ from llava_consensus.evaluation.report.rows import FULL, Row, compare, read_rows
 from llava_consensus.evaluation.report.section import Section, half, signed
 from llava_consensus.evaluation.report.stats import LEVEL, SIGNIFICANT, sign_flips
 from llava_consensus.evaluation.report.table import csv_text, markdown
-from llava_consensus.evaluation.runs.configuration import describe_reduction
 from llava_consensus.methods import INDEX, METHODS, written
-from llava_consensus.paper import material, preset
-from llava_consensus.paper.claims import claims_table
-from llava_consensus.paper.study.tables import study_csv
-from llava_consensus.reduction.budget import budget
+from llava_consensus.paper import preset
+from llava_consensus.paper.results import claims, read
+from llava_consensus.paper.study.results import study_csv
 from tools.photo import BENCHMARKS, Photo, p_value
 
 ROOT = Path(__file__).parents[1]
@@ -138,7 +135,7 @@ def pages(readme: Path) -> dict[str, str]:
             "unseen": Photo(runs / "unseen", ROOT / NAMED_UNSEEN),
             "second": Photo(runs / "seed1", ROOT / NAMED),
             "drawn": drawn,
-            "claims": claims_table(material.read(runs, known()), {"drawn model": material.read(out, known())}),
+            "claims": [markdown(table) for folder in (runs, out) for table in claims(read(folder))[0]],
             "against": against_table(ROOT / "docs/efficiency" / AGAINST),
             "timed": markdown(bench_tables(json.loads((ROOT / "docs/efficiency" / TIMED).read_text()))[0]),
             "seven": {(row["method"], row["tokens"]): row for row in on_gpu["rows"]},
@@ -205,8 +202,7 @@ def first_token() -> str:
 def of_preset(out: Path) -> Section:
     """The runs of the preset `results` on the model that has most of them."""
     chosen = preset.read("results")
-    made = ((one_word_method(row.method), budget(row.tokens, row.merged)) for row in chosen.rows)
-    return preset.sections(chosen, [describe_reduction(*one) for one in made], read_rows(out, known()))[0]
+    return preset.sections(chosen, read_rows(out, known()))[0]
 
 
 class Servers:

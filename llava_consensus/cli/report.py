@@ -79,18 +79,14 @@ def report(given: argparse.Namespace) -> Iterator[Any]:
 
 def _of_preset(given: argparse.Namespace, rows: "Sequence[Row]") -> "list[Section]":
     """The runs that a preset asks for."""
-    from llava_consensus.evaluation.runs.configuration import describe_reduction
     from llava_consensus.paper import preset
-    from llava_consensus.reduction.budget import budget
 
     chosen = preset.read(given.preset)
     if given.limit is not None:
         chosen = replace(chosen, limit=given.limit, samples={})
     if given.sample is not None:
         chosen = replace(chosen, samples=dict.fromkeys(chosen.benchmarks, given.sample))
-    made = ((arguments.one_word_method(row.method), budget(row.tokens, row.merged)) for row in chosen.rows)
-    wanted = [describe_reduction(*one) for one in made]
-    return preset.sections(chosen, wanted, rows)
+    return preset.sections(chosen, rows)
 
 
 def known() -> "Catalogue":
@@ -106,10 +102,10 @@ def known() -> "Catalogue":
 
 def _draw(given: argparse.Namespace, found: list["Section"]) -> None:
     if given.figure:
-        from llava_consensus.paper.figures import accuracy, style
+        from llava_consensus.paper import figures
 
-        with style.sheet():
-            accuracy.score_against_tokens(found, in_folder(given.figure))
+        with figures.sheet():
+            figures.score_against_tokens(found, in_folder(given.figure))
 
 
 def in_folder(path: Path) -> Path:
