@@ -10,6 +10,7 @@ import of the same questions.
 """
 
 import hashlib
+import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,12 +22,12 @@ from llava_consensus.evaluation.files import (
     CONFIG,
     Record,
     read_bytes,
-    read_lines,
     replace,
     to_lines,
     write_json,
     write_metrics,
 )
+from llava_consensus.evaluation.user_files import read_rows, read_user_text, separator_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -152,17 +153,19 @@ def _table(path: Path) -> "pd.DataFrame":
     import pandas as pd
 
     if path.suffix in (".jsonl", ".json"):
-        lines = read_lines(path, ())
+        lines = [row for _, row in read_rows(path)]
         docs = [doc if isinstance(doc := line.get("doc"), dict) else {} for line in lines]
         table = pd.DataFrame([{**doc, **line} for doc, line in zip(docs, lines, strict=True)])
         if lines and "doc_id" in lines[0]:
             table.attrs["metrics"] = [name for name in lines[0] if name not in LOGGED]
         return table
-    readers = {".csv": pd.read_csv, ".tsv": lambda name: pd.read_csv(name, sep="\t"), ".xlsx": pd.read_excel}
-    if path.suffix not in readers:
+    if path.suffix not in (".csv", ".tsv", ".xlsx"):
         raise DataError(f"{path}: must end with .jsonl, .csv, .tsv or .xlsx")
     try:
-        return readers[path.suffix](path)
+        if path.suffix == ".xlsx":
+            return pd.read_excel(path)
+        text = read_user_text(path)
+        return pd.read_csv(io.StringIO(text), sep=separator_of(text))
     except ImportError as error:
         raise DataError(f"{path}: {error}") from error
     except (OSError, ValueError) as error:

@@ -3,7 +3,6 @@
 Run: `pytest tests/evaluation/data/test_unpack.py`.
 """
 
-import os
 import zipfile
 from pathlib import Path
 
@@ -81,16 +80,3 @@ def test_what_is_no_zip_or_encrypted_is_a_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="encrypted"):
         unpack(archive, tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
-
-
-def test_a_name_that_no_file_can_have_is_a_line(tmp_path: Path) -> None:
-    for members in ({"x" * 300: b"a"}, {"a": b"a", "a/b": b"b"}):
-        with pytest.raises(DataError, match="remove it and give the same command"):
-            unpack(zipped(tmp_path / "a.zip", members), tmp_path / "out")
-    assert not (tmp_path / "out" / ".unpacking").exists()
-
-
-def test_a_pipe_is_a_line(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "a.zip")
-    with pytest.raises(DataError, match="no regular one"):
-        unpack(tmp_path / "a.zip", tmp_path / "out")
