@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from llava_consensus import example_image
 from llava_consensus.cli import main
 from llava_consensus.errors import OptionError
-from llava_consensus.recommend import FAMILIES, OWN, family_of, recommend, scores, titles, warnings
+from llava_consensus.evidence import FAMILIES, OWN, family_of, recommend, scores, titles, warnings
 
 ROOT = Path(__file__).parent.parent
 
@@ -98,3 +99,7 @@ def test_the_screen_names_commands_that_can_be_typed(capsys: pytest.CaptureFixtu
     assert "attach(model, method='scope', tokens=0.1)" in out and len(out.splitlines()) < 25
     assert main(["recommend", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["choices"][0]["source"]
+
+
+def test_an_image_is_bundled() -> None:
+    assert example_image().size == (384, 304)

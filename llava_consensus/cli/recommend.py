@@ -22,14 +22,14 @@ MOST = 3  # methods printed of one table, and tables
 )
 def recommend(given: argparse.Namespace) -> Iterator[str]:
     """The best settings of each table, as commands."""
-    from llava_consensus import recommend as evidence
+    from llava_consensus import evidence
 
     choices = evidence.recommend(given.model, given.task, given.tokens, given.share)
     family = evidence.FAMILIES.get(evidence.family_of(given.model) or "")
     notes = evidence.warnings(given.model, given.task)
     if given.json:
-        rows = [choice._asdict() for choice in choices]
-        yield json.dumps({"family": family and family.title, "choices": rows, "warnings": notes}, indent=1)
+        content = [choice._asdict() for choice in choices]
+        yield json.dumps({"family": family and family.title, "choices": content, "warnings": notes}, indent=1)
         return
     if family is None:
         known = ", ".join(one.title for one in evidence.FAMILIES.values())

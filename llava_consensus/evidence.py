@@ -112,9 +112,7 @@ def _ledger() -> Iterator[Score]:
         source = content["sources"][entry["source"]]
         for benchmark, score in entry["results"].items():
             method = titles().get(name.lower(), name)
-            yield Score(
-                family, method, entry["tokens"], benchmark, score, source, positions, note=entry.get("note", "")
-            )
+            yield Score(family, method, entry["tokens"], benchmark, score, source, positions)
 
 
 def _paper() -> Iterator[Score]:
@@ -212,7 +210,7 @@ def warnings(model: str, task: str) -> list[str]:
     """What fails, and what positions change, each with the numbers of its source."""
     name = family_of(model)
     family = FAMILIES.get(name or "")
-    found = []
+    found: list[str] = []
     if family is None:
         return found
     own = [one for one in scores() if one.family == family.published]
