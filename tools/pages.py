@@ -45,6 +45,7 @@ from tools.photo import BENCHMARKS, Photo
 
 ROOT = Path(__file__).parents[1]
 MEASURED, PHOTO = Path("docs/measured.tar.xz"), Path("docs/measured-photo.tar.xz")
+EVIDENCE = Path("llava_consensus/evidence.csv")  # of our runs, for `recommend`
 HASHES = Path("docs/measured.sha256")  # as sha256sum writes them, seen from docs/
 NAMED, NAMED_UNSEEN = Path("docs/paper/named.json"), Path("docs/paper/named-unseen.json")
 FOLDER = Path("tools/templates")
@@ -119,7 +120,9 @@ def write(root: Path = ROOT) -> None:
     for name, text in pages(root / "README.md").items():
         write_out(root / name, text.encode())
     with unpacked() as out, unpacked(ROOT / PHOTO) as photo:
-        write_out(root / "docs/results.csv", csv_text(every_run({"": out, "photo": photo})).encode())
+        runs = every_run({"": out, "photo": photo})
+        write_out(root / "docs/results.csv", csv_text(runs).encode())
+        write_out(root / EVIDENCE, csv_text(evidence(runs)).encode())
     write_out(root / INDEX.relative_to(ROOT), written().encode())
 
 
@@ -324,6 +327,20 @@ def every_run(folders: Mapping[str, Path]) -> list[dict[str, Any]]:
 
 def _rounded(value: float | None, digits: int | None = None) -> float | None:
     return None if value is None else round(value, digits)
+
+
+def evidence(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The runs that `recommend` knows: the photograph model on the benchmarks that can move, methods as published."""
+    wanted = ("gqa", "refcoco")
+    names = ("benchmark", "method", "positions", "tokens", "score", "low", "high", "questions", "images")
+    found = []
+    for run in runs:
+        known = run["set"] == "photo" and run["benchmark"] in wanted and run["merged"] is None and run["seed"] is None
+        if known and ":" not in run["method"] and run["questions"] == 300:
+            tokens = 576 if run["method"] == "full" else run["tokens"]
+            numbers = {name: round(run[name], 2) for name in ("score", "low", "high")}
+            found.append({name: run[name] for name in names} | {"tokens": tokens} | numbers)
+    return found
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -3,12 +3,14 @@
 Run: `pytest tests/evaluation/data/test_unpack.py`.
 """
 
+import os
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from llava_consensus.errors import DataError
+from llava_consensus.evaluation.data.mini import remove_leftovers
 from llava_consensus.evaluation.data.unpack import unpack
 
 TEXT = b"a text that is long enough to be compressed, " * 50
@@ -80,3 +82,10 @@ def test_what_is_no_zip_or_encrypted_is_a_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="encrypted"):
         unpack(archive, tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_folders_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    for number in (os.getpid(), 2**22 + 1, "x"):
+        (tmp_path / f".eval-{number}").mkdir()
+    remove_leftovers(tmp_path / ".eval-")
+    assert {path.name for path in tmp_path.iterdir()} == {f".eval-{os.getpid()}", ".eval-x"}
