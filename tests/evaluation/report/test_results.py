@@ -291,15 +291,6 @@ def test_mme_of_two_tasks_is_divided_by_their_full_score_(tmp_path: Path) -> Non
     assert found is not None and found.value == pytest.approx((200 + 100 * 5 / 12 + 25) / 4)  # of 400 points
 
 
-def test_how_many_pictures_questions_are_about_stands_beside_their_number(tmp_path: Path) -> None:
-    folder = store(tmp_path, [1, 0] * 15)
-    metrics = json.loads((folder / "metrics.json").read_text())
-    for row in metrics["report"]["extracted"]:
-        row["picture"] = f"{row['index'] // 2}.jpg"
-    told(folder, report=metrics["report"])
-    assert results.scores(only(tmp_path)).head[:2] == ("method", "GQA (30 questions, 15 images)")
-
-
 def test_settings_and_questions_are_not_mixed(out: Path) -> None:
     store(out, [1, 1], limit=2)
     store(out, [1, 1], weights="other")
