@@ -21,8 +21,6 @@ BENCH ?=
 METHODS ?=
 CASES ?= 1000
 NAME ?=
-BY ?= disagreement
-PHOTOGRAPHS ?=
 EVERYTHING ?=
 
 # how it is set up
@@ -45,7 +43,7 @@ LARGE := $(filter playground/mini-large playground/mini-large/,$(DATA))
 PHOTOS := $(filter playground/photo playground/photo/ playground/photo-unseen playground/photo-unseen/,$(DATA))
 MINI := $(LARGE)$(filter playground/mini playground/mini/,$(DATA))
 
-.PHONY: help setup setup-dev setup-pinned setup-vllm lock data style test test-pinned test-serving fuzz mutate sweep tables pages compatibility bench ablation table study paper figures examples gallery ledger demo space finetune train-mini checkpoint-photo train-photo dist site clean FORCE
+.PHONY: help setup setup-dev setup-pinned setup-vllm lock data style test test-pinned test-serving fuzz mutate sweep tables pages compatibility bench table study paper figures demo space finetune train-mini checkpoint-photo train-photo dist site clean FORCE
 
 help:  ## this list
 	@echo "make TARGET [TOKENS=64 METHOD=consensusdrop MODEL=checkpoints/llava-mini HOST=llava|hf DATA=playground/mini LIMIT= SAMPLE= BATCH=16 OUT=results ARGS=]"
@@ -123,7 +121,7 @@ sweep: data  ## a grid: make sweep BENCH="gqa pope" METHODS="consensusdrop rando
 
 tables: data  ## every run of the results table (llava_consensus/paper/presets/results.json) on MODEL, then tables.md, tables.csv, tables.tex in OUT
 	$(CLI) paper table results $(RUN) $(ARGS)
-	$(CLI) report --out $(OUT) --preset results --paper $(FEWER) --markdown $(OUT)/tables.md --csv $(OUT)/tables.csv --latex $(OUT)/tables.tex
+	$(CLI) report --out $(OUT) --preset results $(FEWER) --markdown $(OUT)/tables.md --csv $(OUT)/tables.csv --latex $(OUT)/tables.tex
 
 pages: $(READY)  ## the generated numbers of README.md and docs, from docs/measured*.tar.xz
 	$(PYTHON) -m tools.pages write
@@ -136,10 +134,7 @@ bench: data  ## time, memory, FLOPs: make bench METHODS=all TOKENS="192 64", or 
 		$(if $(METHODS),--methods "$(METHODS)") \
 		$(if $(filter command line environment,$(origin TOKENS)),--tokens "$(TOKENS)") $(ARGS)
 
-ablation: data  ## an ablation of the paper beside its numbers: make ablation NAME=alpha|temperature|recovery|anchors|score
-	$(if $(NAME),$(CLI) paper ablation $(NAME) $(RUN) $(ARGS),$(error which one? make ablation NAME=alpha))
-
-table: data  ## a main table of the paper beside its numbers: make table NAME=t1
+table: data  ## a table or an ablation of the paper beside its numbers: make table NAME=t1, alpha, temperature, recovery, anchors, score
 	$(if $(NAME),$(CLI) paper table $(NAME) $(RUN) $(ARGS),$(error which one? make table NAME=t1))
 
 study: data  ## the controlled study: selection inside the language model by vision, by the question, by both
@@ -148,30 +143,18 @@ study: data  ## the controlled study: selection inside the language model by vis
 PARETO := tome fastv sparsevlm prumerge_plus visionzip vispruner consensusdrop  # of table 1
 
 paper: $(DEV_READY) data  ## every table and figure of the paper that MODEL can give, and what needs which weights: make paper SAMPLE=100
-	$(CLI) paper all $(RUN) $(ARGS)
+	$(CLI) paper table all $(RUN) $(ARGS)
 	$(CLI) bench --model $(MODEL) --repeats 3 --out $(OUT)/bench.json
 	$(CLI) bench --model $(MODEL) --repeats 3 --methods "$(PARETO)" --tokens "192 128 64 32" --out $(OUT)/bench-tradeoff.json
 	$(MAKE) figures OUT=$(OUT) ARGS=
 
-figures: $(DEV_READY)  ## every figure of the paper from the results in OUT, and its claims judged: docs/paper.md says which run makes which
+figures: $(DEV_READY)  ## every figure of the paper from the results in OUT, and the differences its claims are about: docs/paper.md says which run makes which; examples: ARGS="--examples gqa"
 	@mkdir -p $(OUT)
-	$(CLI) paper figures --out $(OUT) $(ARGS)
-	$(CLI) paper claims --out $(OUT)
-
-examples: $(DEV_READY) data  ## pictures on which both signals disagree: make examples BENCH=gqa TOKENS=128 BY=disagreement|gained|lost|questions
-	$(CLI) paper examples --model $(MODEL) --data $(DATA) --out $(OUT) --by $(BY) $(if $(BENCH),--benchmark $(BENCH)) \
-		$(if $(LIMIT),--limit $(LIMIT)) $(if $(filter command line environment,$(origin TOKENS)),--tokens $(TOKENS)) $(ARGS)
-
-gallery: $(DEV_READY)  ## what methods keep of your own photographs: make gallery PHOTOGRAPHS=folder TOKENS=64
-	$(if $(PHOTOGRAPHS),@$(CLI) paper gallery $(PHOTOGRAPHS) --model $(MODEL) --tokens $(TOKENS) --to $(OUT)/gallery \
-		$(if $(METHODS),--methods "$(METHODS)") $(ARGS),$(error whose pictures? make gallery PHOTOGRAPHS=folder))
-
-ledger: $(READY)  ## published results, every budget by one account: make ledger ARGS="--sort average"
-	$(CLI) paper ledger $(ARGS)
+	$(CLI) paper figures --out $(OUT) $(if $(findstring --examples,$(ARGS)),--model $(MODEL) --data $(DATA)) $(ARGS)
 
 ifeq ($(origin MODEL) $(origin DATA),file file)  # photographs, where their model and questions have been made
 ifneq ($(and $(wildcard $(PHOTO)/config.json),$(wildcard playground/photo/eval/.complete)),)
-demo gallery: MODEL := $(PHOTO)
+demo: MODEL := $(PHOTO)
 demo: DATA := playground/photo
 endif
 endif

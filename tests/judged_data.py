@@ -9,9 +9,8 @@ from typing import Any
 from judge_server import MODEL
 from tiny_data import write_lines
 
-from llava_consensus.evaluation.judge import grader_of
 from llava_consensus.evaluation.judge.client import NAME, JudgeConfig
-from llava_consensus.evaluation.judge.grader import Candidate, Outcome, Reply, Turn
+from llava_consensus.evaluation.judge.mmvet import MMVetGrader, read_grade
 from llava_consensus.evaluation.judge.run import run
 
 LIMIT, BROKEN = "<<RATE LIMIT>>", "<<OTHER ERROR>>"  # scripted replies that are none
@@ -96,19 +95,21 @@ def stored(place: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (place / "out" / NAME).read_text().splitlines()]
 
 
-def mm_vet_dialogue(replies: list[str | None]) -> tuple[Outcome | None, list[Turn]]:
-    """The grade that scripted replies lead to, the last of them for ever, and every call made for it."""
-    grading, turns = grader_of("mmvet").dialogue(Candidate(0, "v1_0", {})), []
-    turn, at = next(grading), 0
-    while True:
-        turns.append(turn)
-        text = replies[min(at, len(replies) - 1)]
-        at += 1
+def mm_vet_dialogue(replies: list[str | None]) -> tuple[tuple[float, str] | None, list[tuple[bool, Any]]]:
+    """The grade that scripted replies lead to, the last of them for ever, and for every request whether it has the
+    reminder, and its options.
+    """
+    attempts, asked, i = MMVetGrader.attempts, list[tuple[bool, Any]](), 0
+    for attempt, options in enumerate(attempts):
+        asked.append((attempt > 0, options))
+        text = replies[min(i, len(replies) - 1)]
+        i += 1
         if text == BROKEN:
-            return None, turns
-        if text == LIMIT:  # the openai package waits and tries again
-            continue
-        try:
-            turn = grading.send(Reply(text))
-        except StopIteration as end:
-            return end.value, turns
+            return None, asked
+        while text == LIMIT:  # the openai package waits and tries again
+            asked.append(asked[-1])
+            text = replies[min(i, len(replies) - 1)]
+            i += 1
+        if attempt < len(attempts) - 1 and (grade := read_grade(text)) is not None:
+            return grade, asked
+    return (MMVetGrader.fallback, text or ""), asked

@@ -23,7 +23,12 @@ WATCH = Stopwatch(torch.device("cpu"))
 
 
 def unit(
-    size: int = 24, batch: int = 2, seed: int = 0, text: int = 5, dtype: torch.dtype = torch.float32
+    size: int = 24,
+    batch: int = 2,
+    seed: int = 0,
+    text: int = 5,
+    dtype: torch.dtype = torch.float32,
+    width: int = 6,
 ) -> VisualTokens:
     """Random tokens of `batch` units, one tile each, with everything a method can ask for."""
     generator = torch.Generator().manual_seed(seed)
@@ -44,13 +49,13 @@ def unit(
         key_mask=torch.ones(batch, length, dtype=torch.bool),
     )
     return VisualTokens(
-        projected=noise(batch, size, 6),
+        projected=noise(batch, size, width),
         tile=torch.arange(batch)[:, None].expand(-1, size),
         patch=torch.arange(size).expand(batch, -1),
         attention=VisionAttention(noise(batch, 4, size + 1, 8), noise(batch, 4, size + 1, 8), 8**-0.5, 1),
         features=noise(batch, size, 10),
         class_feature=noise(batch, 10),
-        project=lambda values: values[..., :6] * 2,
+        project=lambda values: values[..., :width] * 2,
         probe=probe,
         picture=torch.arange(batch),
         prompt=torch.arange(batch),
@@ -61,7 +66,7 @@ def unit(
         whole=WholePictures(torch.arange(batch), torch.ones(batch, size, dtype=torch.bool)),
         slot=(torch.arange(size) * 9 // size).expand(batch, -1),  # as if a tower had merged them to nine
         earlier=VisionAttention(noise(batch, 4, size + 1, 8), noise(batch, 4, size + 1, 8), 8**-0.5, 1),
-        words=Words(noise(batch, text, 6), torch.ones(batch, text, dtype=torch.bool)),
+        words=Words(noise(batch, text, width), torch.ones(batch, text, dtype=torch.bool)),
     )
 
 

@@ -41,6 +41,7 @@ FILES = {  # of this folder, and the first words of their commands in the order 
     "ask": ("ask", "demo"),
     "serve": ("serve",),
     "bench": ("bench",),
+    "recommend": ("recommend",),
     "report": ("report",),
     "models": ("list", "data", "model"),
     "train": ("train",),
@@ -49,7 +50,7 @@ FILES = {  # of this folder, and the first words of their commands in the order 
 GROUPS = {
     "data": "fetch and check the files of benchmarks",
     "model": "convert or merge a checkpoint, or check that methods work on it",
-    "paper": "the paper's tables, figures and claims, made again",
+    "paper": "the paper's tables and figures, made again",
 }
 COMPLETION = "--print-completion"
 VLLM = "--vllm"  # takes arguments of another program, in one text

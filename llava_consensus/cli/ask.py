@@ -175,9 +175,8 @@ def demo(given: argparse.Namespace) -> Iterator[str]:
         raise missing_extra("the page (gradio)", "demo")
     runner = arguments.load(given)
     from llava_consensus.demo import app
-    from llava_consensus.demo.desk import samples
 
-    blocks = app.build(runner, given.model, samples(given.data), given.max_upload)
+    blocks = app.build(runner, given.model, given.data)
     try:
         yield f"open {app.launch(blocks, given.address, given.port, given.max_upload)} (Ctrl-C ends it)"
         if given.address != LOCAL:

@@ -91,10 +91,9 @@ def bench(given: argparse.Namespace) -> Iterator[str]:
     shape = efficiency.prompt_shape(runner, prompt, pictures[0])
     cases, left_out = efficiency.cases_of(runner, names, budgets, shape, given.match, made.__getitem__)
     described = {**_description(given, loading, runner), "left_out": left_out}
-    if given.again:
-        given.out.unlink(missing_ok=True)
     tell = logging.getLogger(__name__).info
-    measured = efficiency.Bench(runner, pictures, prompt, shape, cases, protocol).measure(described, given.out, tell)
+    measuring = efficiency.Bench(runner, pictures, prompt, shape, cases, protocol)
+    measured = measuring.measure(described, given.out, tell, given.again)
     yield from terminal.written(given.format, tables.bench_tables(measured), tables.csv_rows(measured))
 
 
@@ -174,7 +173,8 @@ def _serving(
 ) -> Iterator[str]:
     """A table; every measurement is in the file as soon as it is made."""
     from llava_consensus.evaluation.bench import serving
-    from llava_consensus.evaluation.files import canonical, read_json, write_json
+    from llava_consensus.evaluation.bench.efficiency import stored
+    from llava_consensus.evaluation.files import canonical, write_json
     from llava_consensus.evaluation.models.vllm import setting_of
     from llava_consensus.reduction.budget import amount, most_first
     from llava_consensus.serving.setting import Setting, config_of
@@ -206,11 +206,7 @@ def _serving(
         if given.shape:  # vLLM draws the weights
             further += " --load-format dummy --chat-template-content-format openai"
         described = json.loads(canonical({**described, "arguments": further, "length": given.length}))
-        stored = read_json(given.out, "Give another --out", dict) if given.out.exists() and not given.again else {}
-        records = stored.pop("measured", [])
-        if stored and stored != described:
-            other = ", ".join(key for key in described if stored.get(key) != described[key])
-            raise DataError(f"--out {given.out}: was measured with another {other}. Give another --out, or --again")
+        records = stored(given.out, described, given.again).get("measured", [])
         for record in serving.measure(model, cases, loads, asked, given.repeats, further, tuple(records)):
             records.append({**record, "load_average": os.getloadavg()[0]})
             write_json(given.out, {**described, "measured": records})

@@ -1,4 +1,4 @@
-"""The commands `paper ...`: the paper's tables, study, figures, claims and examples, made again with any model.
+"""The commands `paper ...`: the paper's tables, study and figures, made again with any model.
 
 A table is a preset: the name of a file in `llava_consensus/paper/presets`, or a file like those. Its grid is run, and
 its table printed with the paper's numbers beside; Markdown, LaTeX and CSV are left in `DIR/tables`. Every command that
@@ -6,37 +6,33 @@ runs a grid resumes where it was stopped.
 """
 
 import argparse
-import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from llava_consensus.cli import arguments, terminal
 from llava_consensus.cli.arguments import arg, command
 from llava_consensus.cli.ask import PICTURES
 from llava_consensus.cli.evaluate import carry_out, folders, loaded_once
-from llava_consensus.cli.report import CHANGED, check_results, known
-from llava_consensus.errors import ConsensusError, DataError, ImageError, Interrupted, OptionError
-from llava_consensus.evaluation.files import misread, read_text, write_out
-from llava_consensus.evaluation.runs import knows_drawings_alone
+from llava_consensus.cli.report import CHANGED, check_results
+from llava_consensus.errors import ConsensusError, DataError, Interrupted, OptionError
+from llava_consensus.evaluation.files import misread
+from llava_consensus.evaluation.runs import DRAWINGS, knows_drawings_alone
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from llava_consensus.evaluation.models import Runner
     from llava_consensus.evaluation.report.table import Table
     from llava_consensus.evaluation.runs.loop import RunnerLoader
     from llava_consensus.evaluation.runs.sweep import Cell
-    from llava_consensus.paper.examples import KeptPatches
-    from llava_consensus.paper.ledger import Cost
-    from llava_consensus.paper.preset import Preset
-    from llava_consensus.reduction.budget import Budget, Share
-    from llava_consensus.reduction.method import Method, Shape
+    from llava_consensus.paper.preset import Preset, PresetRow
+    from llava_consensus.reduction.budget import Share
+    from llava_consensus.reduction.method import Shape
 
 PATCHES, FRAMES = 256, 8  # of a clip of Video-LLaVA, frames as tiles of one picture
 SUSTAINED = 1e14  # FLOP/s: a third of what an A100 can in float16
+ALL = "all"
 TABLES = "tables"  # folder in that of results
 STUDY = {  # what the paper's controlled study asks
     "bench": "pope mme mmbench mmbench_cn textvqa gqa",
@@ -45,130 +41,96 @@ STUDY = {  # what the paper's controlled study asks
     "layer": None,
     "scap_bench": "gqa",
 }
-BUDGETS = "288 128 64 32"  # of the last part of an example
-GALLERY = "consensusdrop consensusdrop:alpha=1.0 consensusdrop:alpha=0.0 visionzip vispruner divprune random"
-CAUTION = (
-    "The embedded llava-mini looked: its tower was trained on drawn scenes of emoji and signs alone and has never "
-    "seen a photograph, so this shows where methods look through its eyes, not what a real model would keep."
-)
-FORMAT = arg("--format", default="markdown", choices=terminal.FORMATS, help="form of what is printed (%(default)s)")
+BUDGETS = "288 128"  # of an example, as in the paper's appendix
 ONLY = arg("--bench", metavar="NAMES", help="only these benchmarks (those of each table)")
 AT = arg("--tokens", metavar="NUMBERS", help="only these budgets, such as 64 (those of the table)")
-POSITIONS = arg("--positions", choices=("keep",), help="every row with positions kept (closed up, as the paper does)")
-
-
-class Part(NamedTuple):
-    """One part of the paper: what it is, where it will be, what makes it, and why it cannot be made if so."""
-
-    title: str
-    file: Path
-    lines: Callable[[], Iterator[str]]
-    why: str = ""
 
 
 @command(
-    "paper all",
-    "every table of the paper that one model can give, then the study, and which weights the others need",
+    "paper table",
+    "a table or an ablation of the paper, ours and the paper's numbers side by side; all: what one model can give",
+    arg(
+        "name",
+        metavar="NAME",
+        help="t1, t2, t3, t4-qwen-vl, t4-internvl-chat, t4-cogvlm, alpha, temperature, recovery, anchors, score, "
+        "results, positions, a file like theirs, or all",
+    ),
     ONLY,
+    AT,
+    arg("--positions", choices=("keep",), help="every row with positions kept (closed up, as the paper does)"),
+    arg("--format", default="markdown", choices=terminal.FORMATS, help="form of what is printed (%(default)s)"),
     *arguments.LOADED,
     *arguments.RUN,
-    examples=("paper all --sample 40",),
+    examples=("paper table t1 --tokens 64 --sample 40", "paper table all --sample 40"),
 )
-def everything(given: argparse.Namespace) -> Iterator[str]:
-    """The output of every part, then a line for each part: its file, or what it needs.
+def table(given: argparse.Namespace) -> Iterator[str]:
+    """A line for every run, then the tables."""
+    from llava_consensus.paper import preset as presets
 
-    A run that fails leaves its cell blank, is named at the end, and does not keep the rest back.
+    if given.name == ALL:
+        yield from _everything(given)
+        return
+    preset = presets.read(given.name)
+    why = _unfit(preset, given)
+    if why:
+        raise OptionError(f"{preset.name}: {why}")
+    yield from _measured(preset, given)
+
+
+def _everything(given: argparse.Namespace) -> Iterator[str]:
+    """The output of every table and of the study, then a line for each: its file, or what it needs.
 
     Raises:
-        ConsensusError: the first error of a part that failed, when all others are done.
+        ConsensusError: the first error of one that failed, when all others are done.
     """
-    _check_bench(given.bench)
-    became, errors = {}, []
-    for part in _parts(given):
-        became[part.title] = part.why or str(part.file)
+    from llava_consensus.paper import preset as presets
+
+    asked = {preset.name: preset for preset in map(presets.read, presets.names()) if preset.printed}
+    of_study = str(STUDY["bench"]).split()
+    known_names = dict.fromkeys([*(name for one in asked.values() for name in one.benchmarks), *of_study])
+    chosen = known_names if given.bench is None else given.bench.split()
+    if not chosen or not set(chosen) <= set(known_names):
+        raise OptionError(f"--bench {given.bench!r}: must be of {', '.join(known_names)}, which tables and study ask")
+    load, became, errors = loaded_once(given), {}, []
+
+    def part(names: Iterable[str]) -> argparse.Namespace:
+        own = {**STUDY, **vars(given), "bench": " ".join(name for name in names if name in chosen), "tokens": None}
+        return argparse.Namespace(**own)
+
+    parts: dict[str, tuple[argparse.Namespace, str, Path, Callable[..., Iterator[str]]]] = {}
+    for preset in asked.values():
+        file = given.out / TABLES / f"{preset.name}.md"
+        parts[preset.title] = (
+            part(preset.benchmarks),
+            _unfit(preset, given),
+            file,
+            partial(_measured, preset, load=load),
+        )
+    parts["The controlled study"] = (part(of_study), "", given.out / "study.md", study)
+    for title, (own, why, file, lines) in parts.items():
+        became[title] = why or (str(file) if own.bench else f"asks none of {given.bench}")
         try:
-            yield from () if part.why else part.lines()
+            yield from () if why or not own.bench else lines(given=own)
         except Interrupted:
             raise
         except ConsensusError as error:
-            became[part.title] = f"failed ({error})"
+            became[title] = f"failed ({error})"
             errors.append(error)
     yield from (f"{title}: {what}" for title, what in became.items())
     if errors:
         raise errors[0]
 
 
-def _check_bench(names: str | None) -> None:
-    """Raises OptionError for a benchmark that no part of the paper asks."""
-    from llava_consensus.paper import preset as presets
-
-    known = dict.fromkeys(name for one in presets.names() for name in presets.read(one).benchmarks)
-    known |= dict.fromkeys(str(STUDY["bench"]).split())
-    if names is not None and (not names.split() or not set(names.split()) <= known.keys()):
-        raise OptionError(f"--bench {names!r}: must be of {', '.join(known)}, which the tables and the study ask")
-
-
-def _parts(given: argparse.Namespace) -> Iterator[Part]:
-    """The tables, then the study, each with the requested benchmarks."""
-    from llava_consensus.paper import preset as presets
-
-    def asked(benchmarks: Iterable[str]) -> tuple[argparse.Namespace, str]:
-        names = [name for name in benchmarks if given.bench is None or name in given.bench.split()]
-        own = {**STUDY, **vars(given), "bench": " ".join(names), "tokens": None, "format": "markdown"}
-        return argparse.Namespace(**own), "" if names else f"asks none of {given.bench}"
-
-    load = loaded_once(given)
-    for preset in map(presets.read, presets.names()):
-        if preset.printed:
-            own, why = asked(preset.benchmarks)
-            lines = partial(_measured, preset, own, load)
-            yield Part(preset.title, given.out / TABLES / f"{preset.name}.md", lines, why or _unfit(preset, given))
-    own, why = asked(str(STUDY["bench"]).split())
-    yield Part("The controlled study", given.out / "study.md", partial(study, own), why)
-
-
-def _of_preset(given: argparse.Namespace) -> Iterator[str]:
-    """A line for every run, then the tables."""
-    from llava_consensus.paper.preset import keeping_positions, read
-
-    preset = read(given.name)
-    why = _unfit(preset, given)
-    if why:
-        raise OptionError(f"{preset.name}: {why}")
-    yield from _measured(keeping_positions(preset) if vars(given).get("positions") == "keep" else preset, given)
-
-
-for _name, _line, _presets, _own in (
-    ("table", "a main table", "results, t1, t2, t3, t4-qwen-vl, t4-internvl-chat, t4-cogvlm, positions", ()),
-    ("ablation", "an ablation", "alpha, temperature, recovery, anchors, score", (POSITIONS,)),
-):
-    command(
-        f"paper {_name}",
-        f"{_line} of the paper, ours and the paper's numbers side by side",
-        arg("name", metavar="NAME", help=f"{_presets}, or a file like theirs"),
-        ONLY,
-        AT,
-        *_own,
-        FORMAT,
-        *arguments.LOADED,
-        *arguments.RUN,
-        examples=(f"paper {_name} {'t1 --tokens 64' if _name == 'table' else 'alpha'} --sample 40",),
-    )(_of_preset)
-
-
 def _unfit(preset: "Preset", given: argparse.Namespace) -> str:
-    """Why a preset cannot be run on the model; nothing where it can."""
+    """Why a preset cannot be run on the model; empty if it can."""
     from llava_consensus.evaluation import models
 
-    needs = (
-        f"needs weights of {preset.weights}, for example {preset.model}"
-        if preset.weights
-        else "cannot be run on this model"
-    )
+    needs = f"needs weights of {preset.weights}, for example {preset.model}" if preset.weights else "cannot be run"
+    loading = arguments.loading(given)
     try:
-        name = models.name_of(given.model, arguments.loading(given))
+        name = models.name_of(given.model, loading)
         options = {**preset.host_options, **arguments.host_options(given)}
-        models.check(given.model, loading=arguments.loading(given), host_options=options)
+        models.check(given.model, loading=loading, host_options=options)
     except ConsensusError as error:
         return f"{needs} ({error})"
     return f"{needs} (--model {given.model} is of host {name})" if preset.hosts and name not in preset.hosts else ""
@@ -176,15 +138,23 @@ def _unfit(preset: "Preset", given: argparse.Namespace) -> str:
 
 def _measured(preset: "Preset", given: argparse.Namespace, load: "RunnerLoader | None" = None) -> Iterator[str]:
     """Runs a preset and writes its tables; runs that fail are blank there, and the first error is raised at the end."""
+    from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.report.rows import read_row, with_grades
     from llava_consensus.evaluation.report.table import write
-    from llava_consensus.paper import preset_tables as report
-    from llava_consensus.paper.material import benches
-    from llava_consensus.paper.preset import at_budgets, with_benchmarks
+    from llava_consensus.paper.results import Results, csv_rows, read_benches, tables
 
-    preset = at_budgets(with_benchmarks(preset, given.bench), given.tokens)
-    preset, left_out = _available(preset, given)
-    yield from (f"{name} is left out: {error}" for name, error in left_out.items())
+    preset, missing = preset.narrowed(given.bench, given.tokens), {}
+    preset = preset.keeping_positions() if given.positions else preset
+    for name in preset.benchmarks:
+        try:
+            benchmarks.make(name).load(given.data)
+        except DataError as error:
+            missing[name] = error
+            yield f"{name} is left out: {error}"
+    there = {name: column for name, column in preset.benchmarks.items() if name not in missing}
+    if not there:
+        raise next(iter(missing.values()))
+    preset = replace(preset, benchmarks=there)
     places, errors, runs = _plan(preset, given), [], {}
     for place, (line, cell) in zip(places, carry_out(list(places.values()), given, load=load), strict=True):
         yield line
@@ -192,13 +162,33 @@ def _measured(preset: "Preset", given: argparse.Namespace, load: "RunnerLoader |
             runs[place] = read_row(cell.result.path)
         elif cell.error:
             errors.append(cell.error)
-    results = report.Results(preset, with_grades(runs, given.out), benches(given.out))
-    tables, rows = report.preset_tables(results), report.csv_rows(results)
-    files = write(given.out / TABLES, preset.name, tables, rows)
-    yield from terminal.written(given.format, tables, rows)
-    yield f"written: {', '.join(map(str, files))}"
+    if runs:
+        results = Results(preset, with_grades(runs, given.out), read_benches(given.out))
+        found, rows = tables(results), csv_rows(results)
+        files = write(given.out / TABLES, preset.name, found, rows)
+        yield from terminal.written(given.format, found, rows)
+        yield f"written: {', '.join(map(str, files))}"
     if errors:
         raise errors[0]
+
+
+def _plan(preset: "Preset", given: argparse.Namespace) -> "dict[tuple[PresetRow | None, str], Cell]":
+    """Every run of a preset, each checked: all tokens, then its rows, on each benchmark."""
+    from llava_consensus.evaluation import benchmarks
+    from llava_consensus.evaluation.runs.configuration import prepare
+    from llava_consensus.evaluation.runs.sweep import Cell
+    from llava_consensus.methods import make
+
+    cells: dict[tuple[PresetRow | None, str], Cell] = {}
+    for name in preset.benchmarks:
+        config = arguments.config(given, benchmarks.make(name), make("full"))
+        sample = config.sample or (None if config.limit else preset.samples.get(name))
+        full = prepare(replace(config, sample=sample, host_options={**preset.host_options, **config.host_options}))
+        cells[None, name] = Cell(full)
+        for row in preset.rows:
+            if name in preset.asked_at(row.tokens):
+                cells[row, name] = Cell(full.reduced_by(*row.reduction, given.match))
+    return cells
 
 
 @command(
@@ -216,11 +206,11 @@ def plan(given: argparse.Namespace) -> Iterator[Any]:
     from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.benchmarks.check import ANSWERING, check, uses
     from llava_consensus.evaluation.report.table import ABSENT, Group, Table
-    from llava_consensus.paper.preset import at_budgets, read, with_benchmarks
+    from llava_consensus.paper.preset import read
     from llava_consensus.paper.verify import expected
     from llava_consensus.reduction.costs import SHAPES
 
-    preset = at_budgets(with_benchmarks(read(given.name), given.bench), given.tokens)
+    preset = read(given.name).narrowed(given.bench, given.tokens)
     model, lines, unready, flops = given.model or preset.model, [], [], 0.0
     of_clip = SHAPES["llava-1.5-7b"]._replace(patches=PATCHES, tiles=FRAMES)
     shapes = {"llava_next_7b": SHAPES["llava-next-7b"], "video_llava": of_clip, "other_vlms": None, "": None}
@@ -254,8 +244,8 @@ def plan(given: argparse.Namespace) -> Iterator[Any]:
 
 
 def _prompt_flops(shape: "Shape | None", tokens: int | float | None) -> float:
-    """FLOPs of tower and prefill with a budget, None for all tokens, as a cut before the language model costs; 0
-    without a shape.
+    """FLOPs of tower and prefill with a budget (None: all tokens) that is cut before the language model; 0 without a
+    shape.
     """
     from llava_consensus.reduction.costs import llm_flops, vision_flops
 
@@ -263,59 +253,6 @@ def _prompt_flops(shape: "Shape | None", tokens: int | float | None) -> float:
         return 0.0
     kept = shape.available if tokens is None else min(shape.available, round(tokens))
     return llm_flops(shape, [kept] * shape.layers) + vision_flops(shape, [shape.patches] * shape.feature_blocks)
-
-
-def _available(preset: "Preset", given: argparse.Namespace) -> "tuple[Preset, dict[str, DataError]]":
-    """A preset with the benchmarks whose files are there, and what is missing of the others. Raises the first error
-    where there are none.
-    """
-    from llava_consensus.evaluation import benchmarks
-
-    missing: dict[str, DataError] = {}
-    for name in preset.benchmarks:
-        try:
-            benchmarks.make(name).load(given.data)
-        except DataError as error:
-            missing[name] = error
-    there = {name: column for name, column in preset.benchmarks.items() if name not in missing}
-    if not there:
-        raise next(iter(missing.values()))
-    return replace(preset, benchmarks=there), missing
-
-
-def _plan(preset: "Preset", given: argparse.Namespace) -> "dict[tuple[str, str], Cell]":
-    """Every run of a preset by its place in the tables, each checked: all tokens, then its rows, on each benchmark."""
-    from llava_consensus.evaluation import benchmarks
-    from llava_consensus.evaluation.runs.configuration import prepare
-    from llava_consensus.evaluation.runs.sweep import Cell
-    from llava_consensus.methods import make
-    from llava_consensus.paper.preset_tables import key
-    from llava_consensus.reduction.budget import budget
-
-    made = {row: (arguments.one_word_method(row.method), budget(row.tokens, row.merged)) for row in preset.rows}
-    cells = {}
-    for name in preset.benchmarks:
-        config = arguments.config(given, benchmarks.make(name), make("full"))
-        sample = config.sample or (None if config.limit else preset.samples.get(name))
-        full = prepare(replace(config, sample=sample, host_options={**preset.host_options, **config.host_options}))
-        cells[key(None, name)] = Cell(full)
-        for row, (method, tokens) in made.items():
-            if name not in preset.asked_at(row.tokens):
-                continue
-            cells[key(row, name)] = Cell(full.reduced_by(method, tokens, given.match))
-    return cells
-
-
-def _check_layer(layer: int | None, model: str, revision: str | None) -> None:
-    """Raises OptionError for a layer beyond `num_hidden_layers` of the model's configuration."""
-    from llava_consensus.evaluation.files import read_json
-    from llava_consensus.evaluation.models import find
-
-    config = read_json(find(model, revision).folder / "config.json", "Fetch the checkpoint again", dict)
-    inner = config.get("text_config")
-    layers = (inner if isinstance(inner, dict) else config).get("num_hidden_layers")
-    if layer is not None and isinstance(layers, int) and not 1 <= layer < layers:
-        raise OptionError(f"--layer {layer}: must be in 1..{layers - 1}, {model} has {layers} decoder layers")
 
 
 @command(
@@ -340,7 +277,6 @@ def study(given: argparse.Namespace) -> Iterator[str]:
     from llava_consensus.evaluation import benchmarks
     from llava_consensus.methods import make
     from llava_consensus.paper.study import results
-    from llava_consensus.paper.study import tables as report
 
     retentions, rates = _shares(given.retention), _rates(given.rates)
     _check_layer(given.layer, given.model, given.revision)
@@ -354,10 +290,22 @@ def study(given: argparse.Namespace) -> Iterator[str]:
     groups = (whole, given.out), (reduced + probed, given.out / results.RUNS)
     found = yield from _all_run(groups, given, loaded_once(given))
     content = results.study(found[: len(cells)])
-    yield from _left(given.out / results.STUDY, content, report.study_tables(content), report.study_csv(content))
+    yield from _left(given.out / results.STUDY, content, results.study_tables(content), results.study_csv(content))
     if probed:
         scap = results.scap(found[-1])
         yield from _left(given.out / results.SCAP, scap, [], scap["layers"])
+
+
+def _check_layer(layer: int | None, model: str, revision: str | None) -> None:
+    """Raises OptionError for a layer beyond `num_hidden_layers` of the model's configuration."""
+    from llava_consensus.evaluation.files import read_json
+    from llava_consensus.evaluation.models import find
+
+    config = read_json(find(model, revision).folder / "config.json", "Fetch the checkpoint again", dict)
+    inner = config.get("text_config")
+    layers = (inner if isinstance(inner, dict) else config).get("num_hidden_layers")
+    if layer is not None and isinstance(layers, int) and not 1 <= layer < layers:
+        raise OptionError(f"--layer {layer}: must be in 1..{layers - 1}, {model} has {layers} decoder layers")
 
 
 def _all_run(
@@ -402,6 +350,95 @@ def _rates(text: str) -> list[float]:
 
 
 @command(
+    "paper figures",
+    "every figure of the paper from result files, as PNG and SVG, or examples of where the two signals look",
+    arguments.OUT_DIR,
+    arg("--to", type=Path, metavar="FOLDER", help="where they are written (DIR/figures)"),
+    arg("--examples", metavar="NAME", help="instead, examples: of a benchmark, or of the images in a folder"),
+    arg("--question", action="append", metavar="TEXT", help="asked about each image of a folder; may be repeated"),
+    arg("--count", default=4, type=int, help="examples, those with the highest disagreement (%(default)s)"),
+    arg("--budgets", default=BUDGETS, metavar="NUMBERS", help="of an example, searched at the first (%(default)s)"),
+    arg("--limit", default=200, type=int, help="search the first questions only (%(default)s)"),
+    *arguments.LOADED,
+    arguments.DATA_DIR,
+    examples=("paper figures --out results", "paper figures --examples gqa", "paper figures --examples photographs"),
+)
+def figures(given: argparse.Namespace) -> Iterator[str]:
+    """Draws what there are results for, and names what there are none for and what makes them.
+
+    Raises:
+        DataError: no such folder, or a damaged file in it.
+    """
+    from llava_consensus.evaluation.report.table import write
+    from llava_consensus.paper import figures as drawings
+    from llava_consensus.paper import results
+
+    if given.examples is not None:
+        yield from _examples(given)
+        return
+    check_results(given.out)
+    folder = _folder(given.to or given.out / "figures")
+    with misread(f"{given.out}: a file of results", CHANGED):
+        material, count = results.read(given.out), 0
+        for figure, missing in drawings.draw(material, folder):
+            count += not missing
+            found = f"not drawn, {missing}. It comes with: {figure.makes}" if missing else figure.title
+            yield f"{figure.name}: {found}"
+        tables, rows = results.claims(material)
+        if rows:
+            write(folder, "claims", tables, rows)
+            yield f"claims: paired differences of each, {folder / 'claims.md'}"
+    yield f"{count} of {len(drawings.FIGURES)} figures are drawn: {folder}"
+
+
+def _folder(folder: Path) -> Path:
+    """A folder, made if it is missing. DataError if a file has its name."""
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder}: is a file, and pictures are written to a folder. Give another name")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _examples(given: argparse.Namespace) -> Iterator[str]:
+    """Searches, asks what was found again at every budget, and draws."""
+    from llava_consensus.evaluation.runs.configuration import prepare
+    from llava_consensus.methods import make
+    from llava_consensus.paper import examples, figures
+    from llava_consensus.reduction.budget import Budget
+
+    budgets = [one.tokens for one in arguments.budgets(given.budgets) if isinstance(one, Budget)]
+    if not budgets or len(budgets) < len(given.budgets.split()):
+        raise OptionError(f"--budgets {given.budgets!r}: must be whole numbers, such as '{BUDGETS}'")
+    if given.count < 1:
+        raise OptionError(f"count={given.count} must be at least 1")
+    with figures.sheet():  # without matplotlib this ends before anything is asked
+        folder = _folder(given.to or given.out / "examples")
+    photographs = Path(given.examples)
+    if photographs.is_dir():
+        if not given.question or photographs.resolve() == folder.resolve():
+            raise OptionError(f"--examples {photographs}: needs --question TEXT, and another folder for --to")
+        questions = examples.of_folder(photographs, given.question, PICTURES)
+        runner: Runner = arguments.load(given)
+    else:
+        from llava_consensus.evaluation import benchmarks, models
+
+        setting = prepare(arguments.config(given, benchmarks.make(given.examples), make("full")))
+        if setting.benchmark.frames:
+            raise OptionError(f"--examples {given.examples}: asks about videos, and examples are drawn of pictures")
+        questions = examples.of_plan(setting)
+        runner = models.load(setting.model, setting.loading, setting.host_options)
+    found = examples.search(runner, questions, budgets[0], given.count)
+    drawn = examples.examples(runner, [asked for _, asked in found], budgets)
+    for number, ((share, asked), one) in enumerate(zip(found, drawn, strict=True), 1):
+        with figures.sheet():
+            figures.save_all(examples.drawn(one), folder, f"{photographs.name}-{budgets[0]}-{number}")
+        yield f"{asked.name}: disagreement {100 * share:.0f} %, {asked.words}"
+    if photographs.is_dir() and knows_drawings_alone(given.model):
+        yield f"note: {DRAWINGS}"
+    yield f"{len(found)} examples: {folder}/{photographs.name}-{budgets[0]}-*"
+
+
+@command(
     "paper verify",
     "before any method is judged: prompts against official LLaVA's, and scores with all tokens against published ones",
     arg("--bench", metavar="NAMES", help="benchmarks (gqa pope textvqa; with --answers, all that were published)"),
@@ -415,7 +452,7 @@ def _rates(text: str) -> list[float]:
     ),
 )
 def verify(given: argparse.Namespace) -> Iterator[Any]:
-    """What is pinned of the checkpoint, the table of prompts, a line for every run, then the table of scores.
+    """The pinned revision of the checkpoint, the table of prompts, a line for every run, then the table of scores.
 
     Raises:
         DataError: a prompt is another one, or a score differs by more than its sampling error.
@@ -448,237 +485,3 @@ def verify(given: argparse.Namespace) -> Iterator[Any]:
     found = yield from _all_run([(list(map(Cell, plans)), given.out)], given, load if given.workers == 1 else None)
     runs = [read_row(folder) for folder in found]
     yield terminal.drawn(verify_table(runs, published, {one.name: one.count for one in made}))
-
-
-@command(
-    "paper ledger",
-    "published results with their budgets as entering, kept, layer mean and FLOPs",
-    arg("--sort", default="average", metavar="COLUMN", help="one of the CSV's columns (%(default)s)"),
-    FORMAT,
-    arguments.JSON,
-    examples=("paper ledger --sort average", "paper ledger --json"),
-)
-def ledger(given: argparse.Namespace) -> Iterator[str]:
-    """The table of all entries."""
-    from llava_consensus.paper import ledger as published
-    from llava_consensus.reduction.costs import SHAPES
-
-    depths = {name: shape.layers for name, shape in SHAPES.items()}
-    rows = [published.account(entry, depths.get(entry.model, 0), price) for entry in published.entries()]
-    rows = published.ordered(rows, given.sort)
-    if given.json:
-        yield json.dumps(published.cells(rows), indent=1)
-        return
-    yield from terminal.written(given.format, [published.ledger_table(rows)], published.cells(rows))
-
-
-def price(model: str, layers: Sequence[int]) -> "Cost":
-    """FLOPs and cache of a prompt on a model by our account, with the paper's 66 rows of text."""
-    from llava_consensus.paper.ledger import Cost
-    from llava_consensus.reduction.costs import SHAPES, kv_bytes, llm_flops
-
-    return Cost(llm_flops(SHAPES[model], layers), kv_bytes(SHAPES[model], layers))
-
-
-@command(
-    "paper figures",
-    "every figure of the paper from result files, as PNG and SVG",
-    arguments.OUT_DIR,
-    arg("--to", type=Path, metavar="FOLDER", help="where they are written (DIR/figures)"),
-    examples=("paper figures --out results",),
-)
-def figures(given: argparse.Namespace) -> Iterator[str]:
-    """Draws what there are results for; names what there are none for, and what makes them.
-
-    Raises:
-        DataError: no such folder, or a damaged file in it.
-    """
-    from llava_consensus.paper import figures as drawings
-
-    check_results(given.out)
-    folder = _made(given.to or given.out / "figures")
-    count = 0
-    with misread(f"{given.out}: a file of results", CHANGED):
-        for drawn in drawings.draw(drawings.read(given.out, known()), folder):
-            count += bool(drawn.files)
-            if drawn.files:
-                yield f"{drawn.figure.name}: {drawn.figure.title}"
-            else:
-                yield f"{drawn.figure.name}: not drawn, {drawn.missing}. It comes with: {drawn.figure.makes}"
-    yield f"{count} of {len(drawings.FIGURES)} figures are drawn: {folder}"
-
-
-def _made(folder: Path) -> Path:
-    """A folder, made where it is missing. DataError where its place is taken by a file."""
-    if folder.exists() and not folder.is_dir():
-        raise DataError(f"{folder}: is a file, and pictures are written to a folder. Give another name")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-@command(
-    "paper claims",
-    "the paper's claims, judged by result files",
-    arguments.OUT_DIR,
-    arg("--write", type=Path, metavar="FILE", help="update FILE between its markers"),
-    examples=("paper claims --out results",),
-)
-def claims(given: argparse.Namespace) -> Iterator[str]:
-    """The paper's claims, each judged by what is in the folder of results.
-
-    Raises:
-        DataError: no such folder, a damaged file in it, or a page without markers.
-    """
-    from llava_consensus.evaluation.report.table import replace_block
-    from llava_consensus.paper import claims as judged
-    from llava_consensus.paper import figures as drawings
-
-    check_results(given.out)
-    with misread(f"{given.out}: a file of results", CHANGED):
-        text = judged.claims_table(drawings.read(given.out, known()))
-    if given.write:
-        write_out(given.write, replace_block(read_text(given.write), text, str(given.write)).encode())
-    yield text
-
-
-@command(
-    "paper examples",
-    "pictures on which the two signals disagree, gain or lose, drawn",
-    arg(
-        "--benchmark",
-        default="gqa",
-        metavar="NAME",
-        names="benchmarks",
-        help="whose questions are searched (%(default)s)",
-    ),
-    arg(
-        "--by",
-        default="disagreement",
-        help="disagreement of the signals; gained, lost: answers that both together turned right, wrong; questions: "
-        "two about one picture that keep the least in common (%(default)s)",
-    ),
-    arg("--count", default=4, type=int, help="pictures (%(default)s)"),
-    arg("--tokens", default=128, type=int, help="budget of the comparison (%(default)s)"),
-    arg("--budgets", default=BUDGETS, metavar="NUMBERS", help="budgets in the last part of a drawing (%(default)s)"),
-    arg("--limit", default=200, type=int, help="search the first questions only (%(default)s)"),
-    arg("--to", type=Path, metavar="FOLDER", help="where they are written (DIR/examples)"),
-    *arguments.LOADED,
-    arguments.DATA_DIR,
-    arguments.OUT_DIR,
-    arguments.BENCHMARK_OPTION,
-    examples=("paper examples --benchmark gqa --tokens 128 --by disagreement",),
-)
-def examples(given: argparse.Namespace) -> Iterator[str]:
-    """Searches, asks what was found again with every budget, and draws."""
-    from llava_consensus.evaluation import models
-    from llava_consensus.evaluation.runs.configuration import prepare
-    from llava_consensus.methods import make
-    from llava_consensus.paper import example_search as search
-    from llava_consensus.paper import examples as drawings
-    from llava_consensus.paper.figures import style
-    from llava_consensus.reduction.budget import Budget, amount
-    from llava_consensus.reduction.options import choose
-
-    choose("by", given.by, search.WAYS)
-    if given.count < 1:
-        raise OptionError(f"count={given.count} must be at least 1")
-    more = [amount(one) for one in arguments.budgets(given.budgets)]
-    whole = [one for one in more if isinstance(one, int)]
-    if len(whole) < len(more):
-        raise OptionError(f"--budgets {given.budgets!r}: must be whole numbers, such as '{BUDGETS}'")
-    budgets = sorted({Budget(given.tokens).tokens, *whole}, reverse=True)
-    with style.sheet():  # without matplotlib this ends before anything is asked
-        folder = _made(given.to or given.out / "examples")
-    plan = prepare(arguments.config(given, arguments.benchmark(given.benchmark, given), make("full")))
-    if plan.benchmark.frames:
-        raise OptionError(f"--benchmark {given.benchmark}: asks about videos, and examples are drawn of pictures")
-    runner = models.load(plan.model, plan.loading, plan.host_options)
-    questions = search.search(plan, runner, given.by, given.count, given.tokens)
-    if not questions:
-        yield f"{plan.benchmark.name}: no such question among the first {len(plan.questions)}"
-        return
-    found = search.examples(plan, runner, questions, budgets)
-    name = f"{given.benchmark}-{given.tokens}-{given.by}"
-    with style.sheet():
-        style.save_all(drawings.rows(found, given.tokens), folder, name)
-        for number, one in enumerate(found, 1):
-            style.save_all(drawings.whole(one, given.tokens), folder, f"{name}-{number}")
-    for question, one in zip(questions, found, strict=True):
-        yield f"question {question.question_id}: disagreement {100 * (one.disagreement or 0):.0f} %, {one.question}"
-    yield f"{len(found)} examples: {folder}/{name}*"
-
-
-@command(
-    "paper gallery",
-    "what methods keep of a folder of photographs",
-    arg("folder", type=Path, metavar="FOLDER", help="photographs"),
-    arg("--question", default="What is in the picture?", help="asked about each (%(default)s)"),
-    arg("--methods", default=GALLERY, metavar="NAMES", help="each NAME or NAME:key=value,... (%(default)s)"),
-    arg("--tokens", default=64, type=int, help="budget of every method (%(default)s)"),
-    arg("--to", type=Path, default=Path("results/gallery"), metavar="DIR", help="folder of the sheets (%(default)s)"),
-    *arguments.LOADED,
-    examples=("paper gallery photographs --tokens 64",),
-)
-def gallery(given: argparse.Namespace) -> Iterator[str]:
-    """A sheet for every photograph: what each method keeps of it.
-
-    Raises:
-        DataError: no folder, no picture in it, or at the end pictures that cannot be read.
-        OptionError: sheets would lie among the photographs.
-    """
-    from llava_consensus.evaluation.report.rows import Catalogue, Row
-    from llava_consensus.evaluation.runs.configuration import describe_reduction
-    from llava_consensus.paper import examples as drawings
-    from llava_consensus.paper.figures import style
-    from llava_consensus.reduction.budget import Budget
-
-    if not given.folder.is_dir():
-        raise DataError(f"{given.folder}: no such folder of photographs")
-    paths = [path for path in sorted(given.folder.iterdir()) if path.suffix.lower() in PICTURES]
-    if not paths:
-        raise DataError(f"{given.folder}: no .png, .jpg or .webp in it")
-    if given.to.resolve() == given.folder.resolve():
-        raise OptionError(f"--to {given.to}: is the folder of the photographs. Give another")
-    budget, methods = Budget(given.tokens), {}
-    for method in map(arguments.one_word_method, given.methods.split()):
-        config = describe_reduction(method, budget)
-        titles = Catalogue({config["method"]: method.title or config["method"]})
-        methods[Row(config, None, 0, Path(), titles).label.split(" (alpha")[0]] = method
-    with style.sheet():
-        folder = _made(given.to)
-    runner = arguments.load(given)
-    caution = CAUTION if knows_drawings_alone(given.model) else f"Looked at by {given.model}."
-    unread = []
-    for path in paths:
-        try:
-            image, chosen = _look(runner, path, methods, budget, given.question)
-        except ImageError as error:
-            unread.append(str(error))
-            continue
-        name = f"{path.stem}-{path.suffix[1:]}"  # a.jpg and a.png have a sheet each
-        with style.sheet():
-            side, words = round(runner.visual_tokens**0.5), f"Asked: {given.question} {caution}"
-            style.save_all(drawings.methods(image, side, chosen, words), folder, name)
-        yield f"{path.name}: {folder / name}.png"
-    if unread:
-        raise DataError(f"{len(unread)} of {len(paths)} pictures have no sheet: {'; '.join(unread)}")
-
-
-def _look(
-    runner: "Runner", path: Path, methods: "dict[str, Method]", budget: "Budget", question: str
-) -> "tuple[Image, dict[str, KeptPatches]]":
-    """One photograph, and what each method, by its title, keeps of it."""
-    from llava_consensus.evaluation.media import open_image
-    from llava_consensus.evaluation.models import Prompt
-    from llava_consensus.paper.example_search import selection
-
-    image = open_image(path, upright=True)
-    if runner.grid_columns(image.size):
-        raise OptionError("gallery: a picture in tiles is drawn by `llava-consensus ask --overlay`")
-    prompt = replace(Prompt(question), max_new_tokens=1)
-    chosen = {}
-    for title, method in methods.items():
-        with runner.attach(method, budget):
-            _, answer = runner.ask([image], prompt)
-        chosen[title] = replace(selection(runner, answer, budget.tokens), answer="")
-    return image, chosen

@@ -1,71 +1,94 @@
-"""The page, in Gradio: widgets wired to the plain functions of `desk.py` and `markup.py`.
+"""The web page of `llava-consensus demo`: one image, and two methods or two questions side by side.
 
-Nothing is fetched from elsewhere: fonts are the system's and analytics are off. Requests of other pages are refused by
-Gradio itself (`strict_cors`, its default).
+Nothing is fetched from elsewhere: fonts are the system's and analytics are off.
 """
 
 import os
-from collections.abc import Callable, Sequence
-from html import escape
-from importlib import resources
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Image
 
-from llava_consensus.demo import desk, markup
-from llava_consensus.demo.desk import DemoPicture, Desk, Form, SideAnswer, offered
+from llava_consensus.demo.seen import card, counted, seen_by
 from llava_consensus.errors import ConsensusError, OptionError, missing_extra
+from llava_consensus.evaluation.bench.timing import first_token
+from llava_consensus.evaluation.benchmarks import make as make_benchmark
+from llava_consensus.evaluation.benchmarks.base import SHORT
 from llava_consensus.evaluation.media import open_image
-from llava_consensus.evaluation.models import Runner
+from llava_consensus.evaluation.models import Prompt, Runner
 from llava_consensus.evaluation.runs import DRAWINGS, knows_drawings_alone
+from llava_consensus.methods import known_methods, make
+from llava_consensus.reduction.budget import Budget
 
 if TYPE_CHECKING:
-    from gradio import Blocks, Dropdown
+    from gradio import Blocks
 
-MEGABYTES = 20  # of an upload at most
-SHOW = "() => document.getElementById('message').scrollIntoView()"
-INTRO = """<p class="cd-intro">A vision-language model reads a picture as hundreds of <b>visual tokens</b>, one for each
-small patch. A reduction method keeps a few of them and merges or drops the rest, so that the model answers sooner. Pick
-a picture and a question, compare two methods (or two questions), and move the slider to give the model fewer tokens.
-</p>"""
-PICKED = "The first question was picked because the methods differ on it, which proves nothing."
-KEY = """<p class="cd-key"><span><i style="background:radial-gradient(circle at 70% 30%,#ffd43b 22%,transparent 24%),
-linear-gradient(#5aaae6 60%,#468c46 60%);border:2px solid #1e1e1e"></i>kept as it is</span>
-<span><i style="background:linear-gradient(90deg,#abd9f4 50%,#f2cf80 50%)"></i>merged: one tint, one token; a dot marks
-its anchor, a ring one outside the picture</span>
-<span><i style="background:#f6f6f6;border:1px solid #bbb"></i>dropped</span>
-<span><i style="background:linear-gradient(90deg,#440154,#21918c,#fde725)"></i>saliency: dark little, bright much</span>
-</p>"""
+EXAMPLES = {"gqa": 4, "textvqa": 2}  # images of each benchmark
+TELLING = "What color is the lemon?"  # of playground/mini: methods differ on it
+REPEATS = 3
+INTRO = """# ConsensusDrop: fewer visual tokens, the same answer?
+A vision-language model reads an image as hundreds of **visual tokens**, one for each small patch. A reduction method
+keeps some of them and merges or drops the rest, so that the model answers sooner. Ask with two methods, or two
+questions."""
 
 
-def build(runner: Runner, model: str, samples: Sequence[DemoPicture], megabytes: float = MEGABYTES) -> "Blocks":
+def build(runner: Runner, model: str, data: Path) -> "Blocks":
     """The page about one model, ready to be launched.
 
     Args:
         runner: of the model.
         model: its name, for the heading.
-        samples: pictures to try.
-        megabytes: of an upload at most.
+        data: folder of the benchmarks that examples come from; there are none if it is empty.
     Raises:
         MissingDependency: without gradio.
     """
     gradio = _gradio()
+    methods = offered(runner)
+
+    def ask(path: str | None, question: str, second: str, left: str, right: str, tokens: float) -> list[Any]:
+        try:
+            sides = [(left, question), (right, second.strip() or question)]
+            return [part for method, asked in sides for part in answered(runner, path, method, asked, int(tokens))]
+        except ConsensusError as error:  # a visitor knows the name of a file, not its folder
+            text = str(error).replace(str(path), Path(path or "").name)
+            raise gradio.Error(text, duration=None, print_exception=False) from error
+
+    pairs = examples(data)
+    first_image, first_question = pairs[0] if pairs else (None, "")
     with gradio.Blocks(title="ConsensusDrop", analytics_enabled=False, delete_cache=(3600, 3600)) as blocks:
-        gradio.Markdown("# ConsensusDrop: fewer visual tokens, the same answer?")
-        methods, differ = offered(runner), False
-        if {desk.OURS, desk.OTHER} <= set(methods):
-            tokens = min(desk.TOKENS, runner.visual_tokens)
-            samples, differ = desk.telling_first(runner, samples, desk.OTHER, tokens)
-        about = f"The model: {escape(model)}, {runner.visual_tokens} visual tokens a picture."
-        gradio.HTML(f"{INTRO}<p>{about} {PICKED if differ else ''}</p>")
-        note = DRAWINGS if knows_drawings_alone(model) else ""
-        _Page(gradio, runner, methods, samples, megabytes, note).wire(blocks)
+        note = f" {DRAWINGS[0].upper()}{DRAWINGS[1:]}." if knows_drawings_alone(model) else ""
+        gradio.Markdown(f"{INTRO}\n\nModel: `{model}`, {runner.visual_tokens} visual tokens per image.{note}")
+        with gradio.Row():
+            image = gradio.Image(first_image, type="filepath", sources=["upload"], label="Image", height=320)
+            with gradio.Column():
+                question = gradio.Textbox(first_question, label="Question", max_length=400)
+                second = gradio.Textbox(label="Another question on the right (optional)", max_length=400)
+                with gradio.Row():
+                    left = gradio.Dropdown(methods, value=methods[0], label="Method on the left")
+                    right = gradio.Dropdown(methods, value=methods[-1], label="Method on the right")
+                most = runner.visual_tokens
+                tokens = gradio.Slider(1, most, min(64, most), step=1, label="Visual tokens")
+                button = gradio.Button("Ask", variant="primary")
+        with gradio.Row():
+            shown: list[Any] = []
+            for _ in range(2):
+                with gradio.Column():
+                    shown += [gradio.Markdown(), gradio.Image(show_label=False, interactive=False)]
+        if pairs:
+            gradio.Examples(pairs, [image, question], cache_examples=False)
+        # one model has one method attached at a time, so visitors are served one after the other
+        gradio.on(
+            [button.click, question.submit, second.submit, tokens.release],
+            ask,
+            [image, question, second, left, right, tokens],
+            shown,
+            concurrency_limit=1,
+        )
     return blocks
 
 
-def launch(blocks: "Blocks", address: str, port: int | None, megabytes: float = MEGABYTES) -> str:
+def launch(blocks: "Blocks", address: str, port: int | None, megabytes: float = 20.0) -> str:
     """Serves a page in threads of its own; returns its address.
 
     Args:
@@ -73,11 +96,9 @@ def launch(blocks: "Blocks", address: str, port: int | None, megabytes: float = 
         address, port: where it is served; None is the first free port from 7860 on.
         megabytes: of an upload at most.
     Raises:
-        OptionError: for a port that is taken, or an address this machine does not have.
+        OptionError: if the port is taken, the machine lacks the address, or a proxy hides the page from itself.
     """
-    gradio = _gradio()
-    head = f"<script>{_text('page.js')}</script>"
-    theme = gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
+    theme = _gradio().themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
     try:
         _, url, _ = blocks.launch(
             server_name=address,
@@ -85,193 +106,85 @@ def launch(blocks: "Blocks", address: str, port: int | None, megabytes: float = 
             share=False,
             quiet=True,
             prevent_thread_lock=True,
-            inbrowser=False,
             max_file_size=int(megabytes * 2**20),
             footer_links=[],
             ssr_mode=False,
-            pwa=False,
             enable_monitoring=False,
             theme=theme,
-            css=_text("page.css"),
-            head=head,
         )
     except OSError as error:
         raise OptionError(f"--address {address} --port {port}: {error}. Take another --port") from error
+    except Exception as error:  # Gradio asks its own page once, through the proxy of the environment if there is one
+        raise OptionError(
+            f"--address {address}: the page does not answer itself ({' '.join(str(error).split())}). Behind a proxy, "
+            "set NO_PROXY=localhost,127.0.0.1"
+        ) from error
     return str(url)
 
 
-class _Page:
-    """The widgets, and what happens when they are used."""
+def answered(runner: Runner, path: str | None, method: str, question: str, tokens: int) -> tuple[str, Image | None]:
+    """One side: Markdown with the answer, its tokens and times, and the drawing of `ask --overlay`.
 
-    def __init__(
-        self,
-        gradio: ModuleType,
-        runner: Runner,
-        methods: Sequence[str],
-        samples: Sequence[DemoPicture],
-        megabytes: float,
-        note: str = "",
-    ) -> None:
-        self.gradio, self.samples, self.megabytes, self.desk = gradio, samples, megabytes, Desk(runner)
-        self.note = note  # about pictures that are none of the samples
-        self.picture, self.answers = gradio.State(None), gradio.State(())
-        with gradio.Row():
-            with gradio.Column(scale=2, min_width=280):
-                self._pictures()
-            with gradio.Column(scale=3, min_width=300):
-                self._questions(desk.choices(methods), runner.visual_tokens)
-        self.message = gradio.HTML(elem_id="message")
-        self.results = gradio.HTML(elem_id="results")
-        self.view = gradio.Radio(
-            list(desk.VIEWS), value=next(iter(desk.VIEWS)), label="What the pictures show", elem_id="view"
-        )
-        gradio.HTML(KEY)
+    Raises:
+        ConsensusError: for a missing or unreadable image, no question, or a method this model cannot have.
+    """
+    if not path:
+        raise OptionError("no image yet: upload one, or pick one of the examples")
+    if not question.strip():
+        raise OptionError("no question yet: type one, or pick one of the examples")
+    image, budget, prompt = open_image(path, upright=True), Budget(tokens), Prompt(question.strip() + SHORT)
+    chosen = make(method)
+    with runner.attach(chosen, budget):
+        encoded, answer = runner.ask([image], prompt)
+    reduced, full = first_token(runner, image, prompt, [(chosen, budget), (make("full"), budget)], REPEATS)
+    lines = [
+        f"{answer.after} of {answer.before} visual tokens",
+        f"first token: {reduced:.0f} ms, with all tokens {full:.0f} ms (median of {REPEATS})",
+    ]
+    text = f"### {method}: {_plain(answer.text)}\n" + "".join(f"- {line}\n" for line in (*lines, *answer.notes))
+    try:
+        seen = seen_by(runner, [image], encoded, answer)
+    except OptionError as error:  # tokens of this model form no grid
+        return f"{text}- {error}\n", None
+    return text, card(seen, question, [f"answer: {answer.text}", f"{method}; {counted(seen)}"])
 
-    def _pictures(self) -> None:
-        gradio = self.gradio
-        self.thumbnail = gradio.HTML(elem_id="thumbnail")
-        self.gallery = gradio.Gallery(
-            [_small(sample.picture) for sample in self.samples],
-            label="Examples",
-            show_label=False,
-            container=False,
-            columns=6,
-            object_fit="cover",
-            format="jpeg",
-            allow_preview=False,
-            interactive=False,
-            buttons=[],
-            elem_id="examples",
-            visible=bool(self.samples),
-        )
-        label = f"Upload your own picture (at most {self.megabytes:g} MB)"
-        self.upload = gradio.UploadButton(label, file_types=["image"], size="sm", elem_id="upload")
 
-    def _questions(self, methods: list[tuple[str, str]], most: int) -> None:
-        gradio = self.gradio
-        known = {value for _, value in methods}
-        right = desk.OTHER if desk.OTHER in known else methods[-1][1]
-        with gradio.Row():
-            self.first = _asked(gradio, "Question: pick one, or type your own", "first")
-            self.second = _asked(gradio, "Another question on the right, or none", "second")
-        with gradio.Row():
-            self.left = _choice(gradio, methods, methods[0][1], "Method on the left", "left")
-            self.right = _choice(gradio, methods, right, "Method on the right", "right")
-        tokens = min(desk.TOKENS, most)
-        self.tokens = gradio.Slider(1, most, tokens, step=1, label=f"Visual tokens, of {most}", elem_id="tokens")
-        with gradio.Accordion("More", open=False):
-            self.alpha = gradio.Slider(
-                0, 1, desk.ALPHA, step=0.05, label="alpha of ConsensusDrop: 0 question alone, 1 vision alone"
-            )
-            self.positions = gradio.Radio(
-                list(desk.POSITIONS), value=desk.POSITIONS[0], label="Positions of the tokens that are left"
-            )
-            self.short = gradio.Checkbox(True, label="Ask for a single word or phrase")
-        self.ask = gradio.Button("Ask", variant="primary", elem_id="ask")
+def _plain(text: str) -> str:
+    """Text of a model inside Markdown."""
+    return "".join(f"\\{char}" if char in r"\`*_[]()<>#!|~$" else char for char in " ".join(text.split()))
 
-    @property
-    def form(self) -> list[Any]:
-        """The widgets a `Form` is made of, in its order."""
-        return [
-            self.picture,
-            self.first,
-            self.second,
-            self.left,
-            self.right,
-            self.tokens,
-            self.alpha,
-            self.positions,
-            self.short,
-        ]
 
-    def wire(self, blocks: "Blocks") -> None:
-        """Connects the widgets to their callbacks."""
-        shown = [self.answers, self.results, self.message]
-        chosen = [self.picture, self.thumbnail, self.first, self.second]
-        once = {"concurrency_limit": 1, "concurrency_id": "model", "show_progress": "minimal"}
-        asked: list[Callable[..., Any]] = [self.ask.click, self.tokens.release, self.alpha.release]
-        asked += [one.input for one in (self.left, self.right, self.positions, self.short, self.first, self.second)]
-        seen = []
-        for event in asked:
-            seen.append(event(self.answer, [*self.form, self.view], shown, trigger_mode="always_last", **once))
-        again = self.gallery.select(self.picks(), None, chosen)
-        again.then(self.answer, [*self.form, self.view], shown, **once)
-        # hidden: Gradio would cover what an error leaves as it was, the questions too
-        taken = self.upload.upload(
-            self.take, [self.upload, self.first], [*chosen, self.message], show_progress="hidden"
-        )
-        seen.append(taken.success(self.answer, [*self.form, self.view], shown, **once))
-        for answered in (seen[0], seen[-1]):  # of `Ask` and of an upload; a moved slider must stay in view
-            answered.success(js=SHOW)
-        self.view.change(markup.results, [self.answers, self.view], self.results, show_progress="hidden")
-        if self.samples:
-            first = blocks.load(lambda: self._chosen(0), None, chosen)
-            first.then(self.answer, [*self.form, self.view], shown, **once)
-
-    def answer(self, *values: Any) -> tuple[tuple[SideAnswer, ...], str, str]:
-        """Both answers, drawn, and what the visitor must know."""
-        *form, view = values
+def offered(runner: Runner) -> list[str]:
+    """Methods that can be attached to a model: ConsensusDrop first, all tokens last."""
+    found = []
+    for name in known_methods():
         try:
-            answers = self.desk.ask(desk.request(Form(*form), self.samples))
-        except ConsensusError as error:
-            return (), "", markup.message(str(error))
-        strange = form[0] not in {str(sample.picture) for sample in self.samples}
-        return answers, markup.results(answers, view), markup.message(self.note if strange else "")
+            runner.attach(make(name), Budget(1)).detach()
+        except OptionError:
+            continue
+        found.append(name)
+    return sorted(found, key=lambda name: (name == "full") - (name == "consensusdrop"))
 
-    def picks(self) -> Callable[..., Any]:
-        """Callback that picks one of the examples. Gradio reads from the annotation which event it hands over."""
 
-        def pick(event: Any) -> tuple[Any, ...]:
-            return self._chosen(event.index)
-
-        pick.__annotations__["event"] = self.gradio.SelectData
-        return pick
-
-    def _chosen(self, index: int) -> tuple[Any, ...]:
-        path, questions, first = desk.picked(self.samples, index)
-        choose = self.gradio.Dropdown
-        return (
-            path,
-            markup.thumbnail(open_image(path)),
-            choose(choices=questions, value=first),
-            choose(choices=["", *questions], value=""),
-        )
-
-    def take(self, path: str | None, question: str | None) -> tuple[Any, ...]:
-        """Callback of an upload: the picture, without the samples' questions. An unreadable one is an error, and the
-        picture before it stays.
-        """
+def examples(data: Path) -> list[list[str]]:
+    """An image and a question each, of the benchmarks in a folder."""
+    found = []
+    for name, count in EXAMPLES.items():
+        benchmark = make_benchmark(name)
         try:
-            picture = desk.uploaded(path)
-        except ConsensusError as error:
-            raise self.gradio.Error(str(error), duration=None) from error
-        choose = self.gradio.Dropdown
-        known = any(question in sample.questions for sample in self.samples)
-        asked = question if question and not known else desk.OF_ANY
-        thumbnail = markup.thumbnail(open_image(picture, upright=True))
-        return picture, thumbnail, choose(choices=[desk.OF_ANY], value=asked), choose(choices=[""], value=""), ""
-
-
-def _asked(gradio: ModuleType, label: str, name: str) -> "Dropdown":
-    return gradio.Dropdown([], value="", label=label, allow_custom_value=True, elem_id=name, min_width=240)
-
-
-def _choice(gradio: ModuleType, methods: list[tuple[str, str]], value: str, label: str, name: str) -> "Dropdown":
-    return gradio.Dropdown(methods, value=value, label=label, elem_id=name, min_width=240)
-
-
-def _small(path: Path) -> Image:
-    image = open_image(path)
-    image.thumbnail((240, 240))
-    return image
-
-
-def _text(name: str) -> str:
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+            questions = [one for one in benchmark.load(data) if len(one.images) == 1]
+        except ConsensusError:
+            continue
+        folder = benchmark.place(data) / benchmark.images
+        telling = sorted(questions, key=lambda one: not one.text.startswith(TELLING))
+        first = {one.images[0]: one for one in reversed(telling)}  # the first question about each image
+        for one in sorted(first.values(), key=telling.index)[:count]:
+            found.append([str(folder / one.images[0]), one.text.removesuffix(SHORT).split("\n")[0]])
+    return found
 
 
 def _gradio() -> ModuleType:
-    """Gradio, silent; MissingDependency with the line to type where it is not there."""
+    """Gradio without analytics."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     try:
         import gradio

@@ -1,8 +1,8 @@
 """Files of results: read in one way, appended to with one write, replaced in one step.
 
 Everything that is written survives a kill: only the end of a file that is appended to can be cut, and `whole_lines`
-tells a cut last line from damage. The names below are those of the files in the folder of a run or of a judged run. At
-the end: one process at a time in a folder (`lock`), and values of another type than expected (`misread`).
+tells a cut last line from damage. At the end: one process at a time in a folder (`take_lock`), and values of another
+type than expected (`misread`).
 """
 
 import contextlib
@@ -22,13 +22,12 @@ from llava_consensus.errors import BusyError, ConsensusError, DataError
 
 Record = dict[str, Any]  # a JSON object: one line of a file of lines, or a whole file
 
-CONFIG, ANSWERS, SCORES, METRICS = "config.json", "answers.jsonl", "scores.jsonl", "metrics.json"
+CONFIG, ANSWERS, SCORES, METRICS = "config.json", "answers.jsonl", "scores.jsonl", "metrics.json"  # of a run
 ANSWER_FIELDS = ("question_id", "text")  # that every answer file has, those of LLaVA's scripts too
 FETCH = "It is damaged or cut off: fetch it again"
 ROOM = "Make room, or see to the folder; the same command resumes"
 FRESH = ".new"  # end of the name of a file that is not in its place yet
 MEND = "Mend or remove the line; nothing was changed"
-
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 HALF = re.compile("[\ud800-\udfff]")  # of a character that UTF-16 writes in two halves
@@ -41,7 +40,7 @@ def gc_paused() -> Iterator[None]:
     """For a block, or around a function as a decorator, Python does not look for cyclic garbage. While 100,000 records
     are made it would walk all of them over and over, half of the time, and find nothing: no record is in a cycle.
     """
-    was_on = gc.isenabled()  # one that the user has stopped stays stopped
+    was_on = gc.isenabled()  # if the user has stopped it, it stays stopped
     gc.disable()
     try:
         yield
@@ -56,18 +55,14 @@ def canonical(content: Mapping[str, Any]) -> str:
 
 
 def append(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """Adds a line for each record, with one write; when this returns they are on the disk.
-
-    Raises:
-        DataError: the disk does not take them.
-    """
+    """Adds a line for each record, with one write; when this returns they are on the disk."""
     if not records:
         return
     data = to_lines(records)
     try:
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            _write_all(file, data)  # one write; more only where the disk took less
+            _write_all(file, data)  # one write; more only if the disk took less
             os.fsync(file)
         finally:
             os.close(file)
@@ -91,11 +86,7 @@ def whole_lines(path: Path) -> tuple[list[bytes], int | None]:
 
 
 def parse(path: Path, number: int, line: bytes, keys: Sequence[str], remedy: str = MEND) -> Record:
-    """A line of a file as an object that has the keys.
-
-    Raises:
-        DataError: it is none; names file, line, what is wrong and the remedy.
-    """
+    """A line of a file as an object that has the keys. DataError names file, line, what is wrong and the remedy."""
     try:
         record = _loads(line)
     except UnicodeDecodeError as error:
@@ -117,43 +108,27 @@ def parse_lines(path: Path, lines: list[bytes], keys: Sequence[str], remedy: str
     """All lines in order as `parse` reads each of them, many at once. The list is emptied on the way, so that a large
     file is not in memory twice.
     """
-    number = 0
+    number, wanted = 0, set(keys)
     while lines:
         chunk = lines[:TOGETHER]
         del lines[:TOGETHER]
-        records = _parse_together(chunk, keys)
-        if records is None:
-            yield from (parse(path, number + i, line, keys, remedy) for i, line in enumerate(chunk, start=1))
-        else:
+        records = None
+        with contextlib.suppress(ValueError, RecursionError):
+            records = json.loads(b"[" + b",".join(chunk) + b"]")
+        if (
+            records is not None
+            and len(records) == len(chunk)
+            and all(isinstance(one, dict) and wanted <= one.keys() for one in records)
+        ):
             yield from records
+        else:
+            yield from (parse(path, number + i, line, keys, remedy) for i, line in enumerate(chunk, start=1))
         number += len(chunk)
 
 
-def _parse_together(lines: Sequence[bytes], keys: Sequence[str]) -> list[Record] | None:
-    """The objects of lines, by one call of the parser; None where a line is not such an object."""
-    try:
-        records = json.loads(b"[" + b",".join(lines) + b"]")
-    except (ValueError, RecursionError):
-        return None
-    wanted = set(keys)
-    whole = len(records) == len(lines) and all(isinstance(one, dict) and wanted <= one.keys() for one in records)
-    return records if whole else None
-
-
 def read_lines(path: Path, keys: Sequence[str], remedy: str = FETCH) -> list[Record]:
-    """All lines of a file of JSON lines, each an object that has the keys.
-
-    Raises:
-        DataError: the file cannot be read, or a line is none; see `parse`.
-    """
+    """All lines of a file of JSON lines, each an object that has the keys; see `parse`."""
     return list(parse_lines(path, read_bytes(path).splitlines(), keys, remedy))
-
-
-def read_answers(path: Path) -> list[Record]:
-    """Reads all lines of an answers file, from here or from LLaVA's own scripts."""
-    if not path.is_file():
-        raise DataError(f"{path}: no such answers file. An evaluation writes one: llava-consensus eval")
-    return read_lines(path, ANSWER_FIELDS, MEND)
 
 
 def to_lines(records: Iterable[Mapping[str, Any]]) -> bytes:
@@ -206,7 +181,7 @@ def read_json(path: Path, remedy: str = FETCH, kind: type | None = None) -> Any:
 
 
 def digest(path: Path, kind: str = "sha256") -> str:
-    """The hash of a file's content, which is never in memory as a whole. DataError where it cannot be read."""
+    """The hash of a file's content, which is never in memory as a whole."""
     total = hashlib.new(kind, usedforsecurity=False)
     with _reading(path), path.open("rb") as file:
         while part := file.read(PART):
@@ -230,11 +205,8 @@ def write_metrics(folder: Path, metrics: Mapping[str, Any], scores: Sequence[Map
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Puts a file in its place in one step. What it is written to first has a fresh name and follows no link; a killed
-    process may leave it, see `remove_leftovers`.
-
-    Raises:
-        DataError: the disk does not take it.
+    """Puts a file in its place in one step. It is first written under a fresh name, through no link; a killed process
+    may leave that, see `remove_leftovers`.
     """
     fresh = path.with_name(f".{path.name[:50]}.{secrets.token_hex(6)}{FRESH}")
     try:
@@ -261,31 +233,25 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def write_out(path: Path, data: bytes) -> None:
-    """Writes to a path given by the user: a file is replaced atomically, a link's target too; `-` is standard output.
-
-    Raises:
-        DataError: it cannot be written; for a pipe, nobody reads from it.
+    """Writes to a path given by the user: a file is replaced atomically, a link's target too; `-` is standard output,
+    and a device or a pipe stays what it is.
     """
     try:
         if str(path) == "-":
             _write_all(1, data)
         elif path.is_dir():
             raise DataError(f"{path}: is a folder. Give the name of a file")
-        elif path.exists() and not path.is_file():  # a device or a pipe stays what it is
-            _write_into(path, data)
+        elif path.exists() and not path.is_file():
+            file = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # a pipe without a reader is refused, and does not block
+            try:
+                os.set_blocking(file, True)
+                _write_all(file, data)
+            finally:
+                os.close(file)
         else:
             replace(path.resolve() if path.is_symlink() else path, data)
     except (OSError, RuntimeError) as error:  # RuntimeError: a link to itself
         raise DataError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
-
-
-def _write_into(path: Path, data: bytes) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # a pipe without a reader is refused at once, and does not block
-    try:
-        os.set_blocking(file, True)
-        _write_all(file, data)
-    finally:
-        os.close(file)
 
 
 def _write_all(file: int, data: bytes) -> None:
@@ -303,7 +269,7 @@ def sync_folder(path: Path) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """A file's content. DataError where it cannot be read, or is a pipe."""
+    """A file's content. DataError if it cannot be read, or is a pipe."""
     with _reading(path):
         return path.read_bytes()
 

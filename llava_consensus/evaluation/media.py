@@ -1,29 +1,22 @@
-"""Pictures and videos as RGB, opened safely, or one line that says why not.
+"""Images and videos as RGB, opened safely, or one line that says why not.
 
 Colours are those of LLaVA's own `Image.open(path).convert("RGB")`, so answers stay comparable: the alpha channel is
-dropped (not laid over white), palettes and CMYK go through Pillow's plain conversion, the first frame of an animation
-counts, and a rotation written in EXIF is not applied unless `upright` (which `ask` sets, benchmarks do not).
-The one difference: 16-bit and float grayscale is scaled to 0..255, where LLaVA clips it to white.
+dropped, the first frame of an animation counts, and a rotation written in EXIF is applied only if `upright` (`ask` sets
+it, benchmarks do not). One difference: 16-bit and float grayscale is scaled to 0..255, which LLaVA clips to white.
 
-Refused with an ImageError: missing, empty, truncated and foreign files, and pictures whose decoded
-size would exhaust memory. Only raster formats are decoded: nothing here ever starts a program (Pillow runs
-Ghostscript for EPS).
+Refused with an ImageError: missing, empty, truncated and foreign files, and images whose decoded size would exhaust
+memory. Only raster formats are decoded, so nothing here ever starts a program (Pillow runs Ghostscript for EPS).
 
 Of a video `count` frames are shown, at equal steps from the first to the last as Video-LLaVA samples them, so a video
-of one frame shows it `count` times. Frames are turned and mirrored as the file's display matrix says (phones write one
-for portrait clips), and not otherwise (Video-LLaVA flips half of the videos at random even when it evaluates). Any
-container and codec that PyAV reads (extra `video`); an animated GIF is read by Pillow. Files
-are decoded once, and only the wanted frames are kept in memory.
-
-    from llava_consensus.evaluation.media import open_image, read_clip
-    image, clip = open_image("photo.jpg", upright=True), read_clip("clip.mp4", 8)
+of one frame shows it `count` times. Frames are turned and mirrored as the file's display matrix says. Any container
+and codec that PyAV reads (extra `video`); an animated GIF is read by Pillow.
 """
 
 import io
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -34,9 +27,10 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from llava_consensus.errors import ImageError, missing_extra
 
 MAX_PIXELS = 89_478_485  # from here on Pillow itself suspects a decompression bomb
-MAX_PADDED = 8_192  # side of a square that a picture is padded to: 1 GB in LLaVA's preprocessing
+MAX_PADDED = 8_192  # side of a square that an image is padded to: 1 GB in LLaVA's preprocessing
 _FORMATS = "JPEG MPO PNG GIF BMP DIB WEBP AVIF TIFF JPEG2000 PPM TGA ICO PCX QOI DDS SGI PSD"
 FORMATS = tuple(_FORMATS.split())
+HEIC = (b"heic", b"heix", b"heif", b"mif1", b"msf1", b"hevc")  # brands of the container
 DEEP = ("I", "F")  # modes that start so hold more than 8 bits a pixel
 # demuxers of files that name no other file
 VIDEO_FORMATS = "mov,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,gif,h264,hevc,rm,mjpeg,ivf,dv,mxf,wav,mp3"
@@ -60,27 +54,25 @@ class Clip(NamedTuple):
     frames: tuple[Image.Image, ...]
     places: tuple[int, ...]  # of the frames in the video, ascending
     length: int  # frames of the video
-    rate: float | None = None  # frames a second; None where the file does not say
+    rate: float | None = None  # frames a second, if the file says it
 
 
 def open_image(path: str | Path, upright: bool = False, content: bytes | None = None) -> Image.Image:
-    """The picture as RGB; `upright` turns it as its EXIF says. ImageError if it cannot be read.
+    """The image as RGB; `upright` turns it as its EXIF says. ImageError if it cannot be read.
 
-    `content` is the picture itself where it is no file of its own; `path` then only names it.
+    `content` is the image itself if it is no file of its own; `path` then only names it.
     """
     path = Path(path)
     if content is None:
         check_file(path)
     elif not content:
         raise ImageError(f"{path}: empty (0 bytes)")
-    with open_header(path, content) as picture:
-        check_size(path, picture.size)
-        try:
-            picture.load()
-            shown = _turned(picture) if upright else picture
+    with open_header(path, content) as image:
+        check_size(path, image.size)
+        with _damage(path):
+            image.load()
+            shown = _turned(image) if upright else image
             return shown.convert("RGB") if not shown.mode.startswith(DEEP) else _from_deep(shown)
-        except Exception as error:  # decoders fail in many ways, and each means that the file is damaged
-            raise ImageError(f"{path}: damaged or cut off ({reason(error)})") from error
 
 
 def check_file(path: Path, kind: str = "picture") -> None:
@@ -99,7 +91,7 @@ def check_file(path: Path, kind: str = "picture") -> None:
 
 
 def open_header(path: Path, content: bytes | None = None) -> Image.Image:
-    """Reads no pixels yet. Pillow's own warning about large pictures is left to `check_size`, which refuses them."""
+    """Reads no pixels yet. Pillow's own warning about large images is left to `check_size`, which refuses them."""
     Image.init()
     try:
         with _HEADERS, warnings.catch_warnings():
@@ -109,10 +101,13 @@ def open_header(path: Path, content: bytes | None = None) -> Image.Image:
                 formats=[name for name in FORMATS if name in Image.OPEN],
             )
     except UnidentifiedImageError as error:
+        head = (path.read_bytes() if content is None else content)[4:12]
+        if head[:4] == b"ftyp" and head[4:] in HEIC:
+            raise ImageError(f"{path}: a HEIC image, which is not read. Convert it to JPEG or PNG") from error
         raise ImageError(f"{path}: not a picture in a known format, or its head is damaged") from error
     except Image.DecompressionBombError as error:
         raise ImageError(_too_large(path, f"over {2 * MAX_PIXELS:,} pixels")) from error
-    except Exception as error:  # as above
+    except Exception as error:  # decoders fail in many ways
         raise ImageError(f"{path}: cannot be read ({reason(error)})") from error
 
 
@@ -130,35 +125,46 @@ def _too_large(path: Path, what: str) -> str:
     return f"{path}: {what}, refused as a possible decompression bomb ({limit}). Scale it down first"
 
 
-def shrink_to_pad(picture: Image.Image) -> Image.Image:
-    """The picture, scaled down where a square of its longer side would take gigabytes.
+@contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    """Decoders fail in many ways, and each means that the file is damaged."""
+    try:
+        yield
+    except ImageError:
+        raise
+    except Exception as error:
+        raise ImageError(f"{path}: damaged or cut off ({reason(error)})") from error
+
+
+def shrink_to_pad(image: Image.Image) -> Image.Image:
+    """The image, scaled down if a square of its longer side would take gigabytes.
 
     For preprocessing that pads to a square before it resizes to some hundred pixels.
     """
-    scale = MAX_PADDED / max(picture.size)
-    width, height = (max(1, round(side * scale)) for side in picture.size)
-    return picture if scale >= 1 else picture.resize((width, height), Image.Resampling.BICUBIC)
+    scale = MAX_PADDED / max(image.size)
+    width, height = (max(1, round(side * scale)) for side in image.size)
+    return image if scale >= 1 else image.resize((width, height), Image.Resampling.BICUBIC)
 
 
-def _from_deep(picture: Image.Image) -> Image.Image:
+def _from_deep(image: Image.Image) -> Image.Image:
     """16-bit, 32-bit or float gray to 8 bits: by the range of its type, or by its brightest value if unclear."""
-    values = np.nan_to_num(np.asarray(picture, dtype=np.float32), posinf=0, neginf=0).clip(min=0)
+    values = np.nan_to_num(np.asarray(image, dtype=np.float32), posinf=0, neginf=0).clip(min=0)
     top = float(values.max())
-    if picture.mode == "F" and top <= 1:
+    if image.mode == "F" and top <= 1:
         full = 1.0
-    elif top <= 255 and not picture.mode.startswith("I;16"):
+    elif top <= 255 and not image.mode.startswith("I;16"):
         full = 255.0
     else:
-        full = max(65535.0, top) if picture.mode != "F" else top
+        full = max(65535.0, top) if image.mode != "F" else top
     return Image.fromarray((values * (255 / full)).round().astype(np.uint8)).convert("RGB")
 
 
-def _turned(picture: Image.Image) -> Image.Image:
-    """A loaded picture as its EXIF wants it seen; a damaged EXIF turns nothing."""
+def _turned(image: Image.Image) -> Image.Image:
+    """A loaded image as its EXIF wants it seen; a damaged EXIF turns nothing."""
     try:
-        return ImageOps.exif_transpose(picture)
-    except Exception:  # the pixels are fine, and that is what was asked for
-        return picture
+        return ImageOps.exif_transpose(image)
+    except Exception:  # the pixels are fine
+        return image
 
 
 def reason(error: Exception) -> str:
@@ -184,7 +190,7 @@ def sample_places(length: int, count: int) -> list[int]:
 
 
 def read_frames(path: str | Path, count: int) -> list[Image.Image]:
-    """`count` frames of a video as RGB pictures; ImageError names the file that cannot be read."""
+    """`count` frames of a video as RGB images; ImageError names the file that cannot be read."""
     return list(read_clip(path, count).frames)
 
 
@@ -205,7 +211,7 @@ def _from_gif(path: Path, content: bytes, count: int) -> Clip:
         check_size(path, animation.size)
         if not content.rstrip(b"\0").endswith(b";"):  # Pillow would show what is left
             raise ImageError(f"{path}: damaged or cut off (no end mark)")
-        try:
+        with _damage(path):
             shown, milliseconds = [], 0.0
             length = getattr(animation, "n_frames", 1)
             places = sample_places(length, count)
@@ -214,8 +220,6 @@ def _from_gif(path: Path, content: bytes, count: int) -> Clip:
                 shown.append(animation.convert("RGB"))
                 milliseconds += animation.info.get("duration", 0) / count
             return Clip(tuple(shown), tuple(places), length, 1000 / milliseconds if milliseconds else None)
-        except Exception as error:  # decoders fail in many ways, and each means that the file is damaged
-            raise ImageError(f"{path}: damaged or cut off ({reason(error)})") from error
 
 
 def _from_video(path: Path, count: int) -> Clip:
@@ -240,7 +244,7 @@ def _open(av: ModuleType, path: Path) -> Any:
 
 
 def _length(av: ModuleType, path: Path) -> tuple[int, float | None]:
-    """Number of coded frames, counted without decoding, and how many a second has, where the file says so. ImageError
+    """Number of coded frames, counted without decoding, and how many a second has, if the file says so. ImageError
     for a file that is no video or is cut off.
     """
     with closing(_open(av, path)) as container:
@@ -260,7 +264,9 @@ def _pick(av: ModuleType, path: Path, places: list[int]) -> tuple[dict[int, Imag
     kept: dict[int, Image.Image] = {}
     decoded, wanted = 0, set(places)
     with closing(_open(av, path)) as container:
-        for decoded, frame in enumerate(_decode(container), start=1):
+        stream = container.streams.video[0]
+        stream.thread_type = "AUTO"
+        for decoded, frame in enumerate(container.decode(stream), start=1):
             if decoded - 1 in wanted:
                 kept[decoded - 1] = _shown(frame)
             if decoded > places[-1]:
@@ -270,17 +276,11 @@ def _pick(av: ModuleType, path: Path, places: list[int]) -> tuple[dict[int, Imag
 
 def _shown(frame: Any) -> Image.Image:
     """A decoded frame as RGB, turned by its display matrix; one that is no quarter turn or mirror is not applied."""
-    picture: Image.Image = frame.to_image().convert("RGB")
+    image: Image.Image = frame.to_image().convert("RGB")
     matrix = frame.side_data.get("DISPLAYMATRIX")
     if matrix is None:
-        return picture
+        return image
     values = np.frombuffer(matrix, np.int32).reshape(3, 3)[:2, :2].astype(float)
     signs = np.rint(values / max(np.abs(values).max(), 1)).ravel().tolist()
     turn = _TURNS.get(tuple(signs))  # not frame.rotation, which takes a mirror for a turn
-    return picture if turn is None else picture.transpose(turn)
-
-
-def _decode(container: Any) -> Iterator[Any]:
-    stream = container.streams.video[0]
-    stream.thread_type = "AUTO"
-    yield from container.decode(stream)
+    return image if turn is None else image.transpose(turn)

@@ -28,7 +28,7 @@ from llava_consensus.reduction.merging import directions
 from llava_consensus.reduction.method import ReadsTower, Selected, Selector, Shape
 from llava_consensus.reduction.options import Bounds, NotNegative, Ratio
 from llava_consensus.reduction.saliency import class_flops, class_saliency
-from llava_consensus.reduction.selection import pick, rank, top
+from llava_consensus.reduction.selection import cosines, counting, greedy, pick, rank, top
 from llava_consensus.reduction.tokens import ClipSides, Need, VisualTokens, ensure_finite
 
 
@@ -57,14 +57,14 @@ class AnchorPrune(Selector, ReadsTower):
         return least, max(least, int(count * self.most))
 
     def flops(self, shape: Shape, budget: Budget) -> float:
-        """Class attention, the text tower once, relevance, novelty, and the cosines of all tokens with kept ones.
+        """Class attention, the text tower once, relevance, novelty, and the cosines of all pairs of tokens.
         Without a text tower: the products with the words after the picture in place of the text tower's.
         """
         meaning, width = (shape.joint, shape.vision_width) if shape.text_tower else (shape.width, shape.width)
         total = 0.0
         for count, size in self.losing(shape, budget):
             least, most = self.sizes(count)
-            total += 2.0 * size * (relevance_products(shape) + (most + count - least) * width)
+            total += 2.0 * size * (relevance_products(shape) + size * width)
             total += 2.0 * least * (most - least) * meaning
         return class_flops(shape) + shape.text_tower + total if total else 0.0
 
@@ -109,13 +109,14 @@ def expand(points: Tensor, weight: Tensor, ranked: Tensor, anchored: Tensor, cou
         ranked, anchored: [B, A] the tokens of the largest anchor, and which of them are in this one.
         least: tokens in the smallest anchor.
     """
-    distance = 1.0 - points @ pick(points, ranked).transpose(1, 2)  # [B, N, A]
-    distance = distance.masked_fill_(~anchored[:, None], torch.inf).amin(2).clamp_max_(1.0)
+    table = cosines(points)
+    loss = table[:, :-1].sub_(1.0)  # [B, N, N], the negated distance
+    to_anchor = pick(loss, ranked).masked_fill_(~anchored[..., None], -1.0).amax(1)  # [B, N], at most 1 away
+    loss.mul_(weight[:, None])
+    start = to_anchor.clamp_min_(-1.0).mul_(weight)
+    start.scatter_reduce_(1, ranked, torch.where(anchored, torch.inf, -torch.inf), "amax")
+    chosen = greedy(table, count - least, start=start)
     step = torch.full_like(weight, torch.inf)  # at which a token is kept, the anchor before all
     step.scatter_(1, ranked, torch.where(anchored, 0.0, torch.inf))
-    for number in range(count - least):
-        gain = (distance * weight).masked_fill_(step < torch.inf, -torch.inf)
-        index = gain.argmax(1, keepdim=True)
-        step = step.scatter(1, index, step.gather(1, index).clamp_max(number + 1.0))
-        distance = torch.minimum(distance, 1.0 - (points @ pick(points, index).transpose(1, 2))[..., 0])
-    return top(-step, count)  # a larger anchor leaves fewer of the steps
+    steps = counting(count - least + 1, weight.device)[1:].float().expand_as(chosen)
+    return top(step.scatter_reduce_(1, chosen, steps, "amin").neg_(), count)  # a larger anchor leaves fewer of them

@@ -22,6 +22,7 @@ from torch.nn.functional import embedding, normalize
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import ReadsTower, Selected, Selector, Shape
 from llava_consensus.reduction.options import Bounds
+from llava_consensus.reduction.selection import counting
 from llava_consensus.reduction.tokens import ClipSides, Need, VisualTokens, WholePictures, ensure_finite
 
 SHORT_ANSWER = "\nAnswer the question using a single word or phrase."
@@ -104,20 +105,27 @@ def relevance(sides: ClipSides, whole: WholePictures, negated: bool = True) -> T
 
 
 def greedy_map(kernel: Tensor, count: int) -> Tensor:
-    """`count` tokens of each kernel [B, N, N] in the order they are chosen: [B, count]. Ties go to the lower place."""
-    size, device = kernel.shape[1], kernel.device
-    rows = kernel.flatten(0, 1)
-    offset = torch.arange(0, len(rows), size, device=device)[:, None] if len(kernel) > 1 else None
-    unexplained = torch.diagonal(kernel, dim1=1, dim2=2)  # -inf for what is chosen
-    factor = kernel.new_zeros(len(kernel), count, size)
+    """`count` tokens of each kernel [B, N, N] in the order they are chosen: [B, count]. Ties go to the lower place.
+
+    Each step takes the token with the largest remainder p and eliminates it from the kernel: with its row u of what is
+    left of the kernel, the remainders fall by u^2 / p. Rows are made when they are needed: a row of the kernel less
+    `shares` times the earlier rows, where shares are the u / p of those rows at this token.
+    """
+    batch, size, device = *kernel.shape[:2], kernel.device
+    # Row j is what the step that chooses j reads: its row of the kernel and its shares, [B, N, N + T] in one table
+    table = torch.cat((kernel, kernel.new_empty(batch, size, count)), dim=2)
+    reads, shares = table.flatten(0, 1), table[:, :, size:]
+    rows = kernel.new_empty(batch, count, size)
+    remainder = kernel.diagonal(dim1=1, dim2=2).clone()  # -inf for what is chosen
+    offset = counting(batch, device)[:, None] * size if batch > 1 else None
     chosen: list[Tensor] = []  # [B, 1] each
     for step in range(count):
-        index, known = unexplained.argmax(1, keepdim=True), factor[:, :step]
+        pivot, index = remainder.max(1, keepdim=True)
         chosen.append(index)
-        column = known.gather(2, index[..., None].expand(-1, step, 1))  # [B, step, 1]
-        row = embedding(index if offset is None else index + offset, rows)[:, 0] - (column * known).sum(1)
-        remainder = unexplained.gather(1, index)
-        row = row / remainder.masked_fill_(remainder <= 0, torch.inf).sqrt()  # 0 where nothing remains
-        factor[:, step] = row
-        unexplained = (unexplained - row.square()).scatter_(1, index, -torch.inf)
+        read = embedding(index if offset is None else index + offset, reads)  # [B, 1, N + T]
+        row, share = rows[:, step : step + 1], shares[:, :, step : step + 1]
+        torch.baddbmm(read[:, :, :size], read[:, :, size : size + step], rows[:, :step], alpha=-1, out=row)
+        # beyond the rank of the kernel nothing remains: infinity makes the shares 0
+        torch.div(row, torch.threshold_(pivot, 0.0, torch.inf)[..., None], out=share.transpose(1, 2))
+        remainder.addcmul_(row[:, 0], share[..., 0], value=-1).scatter_(1, index, -torch.inf)
     return torch.cat(chosen, dim=1)

@@ -97,7 +97,7 @@ class ConsensusDrop(ReadsTower):
             kept, merged = share.split(size)
             key = shape.vision_width // shape.vision_heads
             merging += merged * (size - kept) * (shape.vision_width + key + shape.width)  # anchors, assignment, average
-            merging += kept * size * shape.vision_width if self.select == "diverse" else 0
+            merging += size * size * shape.vision_width if self.select == "diverse" else 0
         return 2.0 * (probe + saliency + merging)
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
@@ -124,9 +124,14 @@ class ConsensusDrop(ReadsTower):
         if self.fuser == "recovery":
             return Saliencies(vision, cross, None)
         with watch.time("fusion"):
-            side_v = selection.temperature(vision, self.tau_vision)
-            side_c = side_v if cross is None else selection.temperature(cross, self.tau_cross)
-            fused = selection.convex(side_v, side_c, self.alpha)  # finite where both sides are
+            if cross is None:
+                fused = selection.temperature(vision, self.tau_vision)
+            elif self.tau_vision == self.tau_cross:  # both sides in one tensor, [2, B, N]
+                sides = selection.temperature(torch.stack((vision, cross)), self.tau_vision)
+                fused = selection.convex(sides[0], sides[1], self.alpha)
+            else:
+                side_v = selection.temperature(vision, self.tau_vision)
+                fused = selection.convex(side_v, selection.temperature(cross, self.tau_cross), self.alpha)
         return Saliencies(vision, cross, fused)
 
     def _vision(self, tokens: VisualTokens) -> Tensor:

@@ -10,10 +10,11 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, normalize
+from torch.nn.functional import normalize
 
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Selected, Selector, Shape, Tiled
+from llava_consensus.reduction.selection import cosines, greedy
 from llava_consensus.reduction.tokens import VisualTokens, ensure_finite
 
 
@@ -35,20 +36,7 @@ class DivPrune(Selector, Tiled):
 def spread_out(points: Tensor, count: int) -> Tensor:
     """Places of `count` tokens of [B, N, D] in the order they are chosen: [B, count]. Ties go to the lower place."""
     direction = normalize(ensure_finite("projected tokens", points).float(), dim=-1)
-    distance = 1.0 - direction @ direction.transpose(1, 2)  # [B, N, N]
-    return _farthest_first(distance, count)
-
-
-def _farthest_first(distance: Tensor, count: int) -> Tensor:
-    """The loop: from all distances [B, N, N] to `count` places [B, count] in the order they are chosen."""
-    size, device = distance.shape[1], distance.device
-    itself = torch.eye(size, dtype=torch.bool, device=device)
-    chosen = [distance.masked_fill_(itself, torch.inf).amin(2).argmax(1, keepdim=True)]  # [B, 1] each
-    rows = distance.masked_fill_(itself, -torch.inf).flatten(0, 1)  # so that no token is chosen twice
-    offset = torch.arange(0, len(rows), size, device=device)[:, None] if len(distance) > 1 else None
-    nearest: Tensor | None = None  # [B, 1, N] to the nearest chosen token; -inf for these themselves
-    while len(chosen) < count:
-        row = embedding(chosen[-1] if offset is None else chosen[-1] + offset, rows)
-        nearest = row if nearest is None else torch.minimum(nearest, row)
-        chosen.append(nearest.argmax(2))
-    return torch.cat(chosen, dim=1)
+    table = cosines(direction)
+    loss = table[:, :-1].sub_(1.0)  # [B, N, N], the negated distance
+    loss.diagonal(dim1=1, dim2=2).fill_(-torch.inf)  # a token is not its own neighbour
+    return greedy(table, count, first=loss.amax(2).argmin(1, keepdim=True))

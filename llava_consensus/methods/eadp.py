@@ -64,8 +64,7 @@ class EADP(Selector, Tiled):
             weight = smooth(weight, tokens.side)
         weight = weight**self.beta
         similarity = (points @ points.transpose(1, 2) + 1) / 2
-        chosen = cover(similarity * weight[:, None], torch.ones_like(weight), count)
-        return Selected(chosen, cross=weight)
+        return Selected(cover(similarity * weight[:, None], None, count), cross=weight)
 
     def weight(self, points: Tensor, text: Tensor, real: Tensor) -> Tensor:
         """Weight of each token by the words: [B, N, D], [B, M, D], [B, M] -> [B, N] in 0..1."""

@@ -29,7 +29,7 @@ from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import Folded, directions
 from llava_consensus.reduction.method import AfterTower, Order, Shape
 from llava_consensus.reduction.options import Ratio
-from llava_consensus.reduction.selection import arrange, left_over, pick, rank
+from llava_consensus.reduction.selection import arrange, cosines, greedy, left_over, pick, rank
 from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens, ensure_finite
 
 SCALE, NEIGHBOURS = 1e6, 7  # of attention, as in the authors' code; of a token's density
@@ -179,13 +179,10 @@ def diverse(frames: Tensor, saliency: Tensor, count: int, relevance: bool) -> Te
     points, weight = directions(frames), saliency.float() * SCALE
     if relevance:
         weight = weight * torch.einsum("fnd,gd->fgn", frames, frames.mean(1)).mean(1)
-    apart = (1 - points @ points.transpose(1, 2)) * weight[:, None]
-    kept = [apart.topk(2, dim=1, largest=False).values[:, 1].argmax(1, keepdim=True)]
-    nearest = torch.full_like(weight, torch.inf)
-    for _ in range(1, count):
-        nearest = torch.minimum(nearest, apart.gather(1, kept[-1][..., None].expand(-1, 1, len(apart[0])))[:, 0])
-        kept.append(nearest.scatter(1, torch.cat(kept, 1), -torch.inf).argmax(1, keepdim=True))
-    return torch.cat(kept, 1).sort(1).values
+    table = cosines(points)
+    loss = table[:, :-1].sub_(1).mul_(weight[:, None])  # [f, n, n]
+    first = loss.topk(2, dim=1).values[:, 1].argmin(1, keepdim=True)  # farthest from its nearest neighbour
+    return greedy(table, count, first=first).sort(1).values
 
 
 def merged_along_time(frames: Tensor, free: Tensor, likeness: float, least: int) -> Trees:

@@ -19,7 +19,7 @@ from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import directions
 from llava_consensus.reduction.method import Selected, Shape
 from llava_consensus.reduction.options import NotNegative
-from llava_consensus.reduction.selection import indices, pick, top
+from llava_consensus.reduction.selection import cosines, counting, greedy, indices, pick, top
 from llava_consensus.reduction.tokens import Need, VisualTokens, ensure_finite
 
 
@@ -39,13 +39,10 @@ class HyDART(HiPrune):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.EARLIER})
 
     def flops(self, shape: Shape, budget: Budget) -> float:
-        """The attention of one block, and the cosines of all tokens with the kept ones."""
+        """The attention of one block, and the cosines of all pairs of tokens."""
         units = self.losing(shape, budget)
-        compared = 0.0
-        for count, size in units:
-            anchors = self.anchors(count)
-            compared += 2.0 * size * shape.width * (min(BESIDE * anchors, size) + count - anchors)
         rows = shape.patches + shape.classes
+        compared = sum(2.0 * size**2 * shape.width for _, size in units)
         return compared + 2.0 * shape.tiles * rows**2 * shape.vision_width if units else 0.0
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:
@@ -56,14 +53,15 @@ class HyDART(HiPrune):
         low, high = saliency.amin(1, keepdim=True), saliency.amax(1, keepdim=True)
         score = (saliency - low) / (high - low).clamp_min(1e-12)
         points = directions(ensure_finite("projected tokens", tokens.projected).float())
+        table = cosines(points)
+        loss = table[:, :-1]  # [B, N, N]
         seeds = indices(near, min(BESIDE * anchors, near.shape[1]))
-        likeness = points @ pick(points, seeds).transpose(1, 2) * near.gather(1, seeds)[:, None]
-        score = score - self.near * pad(likeness, (1, 0)).amax(2).clamp_max(1.0)
-        closest = torch.zeros_like(score)  # to a token picked so far
-        step = torch.where(near, 0.0, torch.inf)  # at which a token is kept
-        for number in range(count - anchors):
-            gain = (score - self.picked * closest).masked_fill_(step < torch.inf, -torch.inf)
-            index = gain.argmax(1, keepdim=True)
-            step = step.scatter(1, index, step.gather(1, index).clamp_max(number + 1.0))
-            closest = torch.maximum(closest, (points @ pick(points, index).transpose(1, 2))[..., 0].clamp_max(1.0))
-        return Selected(top(-step, count), vision=saliency)
+        likeness = pick(loss, seeds) * near.gather(1, seeds)[..., None]  # [B, S, N], 0 for seeds that are none
+        score = score - self.near * pad(likeness, (0, 0, 1, 0)).amax(1).clamp_max(1.0)
+        loss.clamp_(0.0, 1.0).mul_(self.picked).sub_(score[:, None])
+        # anchors and neighbours are kept before all others, and are never picked
+        start = torch.where(near, torch.inf, -score)
+        picked = greedy(table, count - anchors, start=start)
+        step = torch.where(near, 0.0, torch.inf)
+        steps = counting(count - anchors + 1, step.device)[1:].float().expand_as(picked)
+        return Selected(top(step.scatter_reduce_(1, picked, steps, "amin").neg_(), count), vision=saliency)

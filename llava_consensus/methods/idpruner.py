@@ -11,7 +11,6 @@ Nothing depends on the depth of a model.
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from llava_consensus.reduction.budget import Budget
@@ -19,7 +18,7 @@ from llava_consensus.reduction.merging import directions
 from llava_consensus.reduction.method import ReadsTower, Selected, Selector, Shape
 from llava_consensus.reduction.options import Ratio
 from llava_consensus.reduction.saliency import class_saliency, pair_flops
-from llava_consensus.reduction.selection import pick
+from llava_consensus.reduction.selection import cosines, greedy
 from llava_consensus.reduction.tokens import Need, VisualTokens, ensure_finite
 
 EPSILON = 1e-6
@@ -46,8 +45,7 @@ class IDPruner(Selector, ReadsTower):
         """The tokens of maximal marginal relevance."""
         saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION)))
         direction = directions(ensure_finite("projected tokens", tokens.projected).float())
-        similarity = direction @ direction.transpose(1, 2)
-        return Selected(marginal(spread(saliency), similarity, count, self.balance), vision=saliency)
+        return Selected(marginal(spread(saliency), direction, count, self.balance), vision=saliency)
 
 
 def spread(saliency: Tensor) -> Tensor:
@@ -56,13 +54,8 @@ def spread(saliency: Tensor) -> Tensor:
     return (saliency - low) / (high - low + EPSILON)
 
 
-def marginal(saliency: Tensor, similarity: Tensor, count: int, balance: float) -> Tensor:
-    """`count` tokens in the order they are chosen: [B, N], [B, N, N] -> [B, count]."""
-    left, nearest = torch.ones_like(saliency, dtype=torch.bool), torch.full_like(saliency, -2.0)
-    chosen: list[Tensor] = []  # [B, 1] each
-    for step in range(count):
-        score = balance * saliency - (1 - balance) * nearest if step else saliency
-        chosen.append(score.masked_fill(~left, -torch.inf).argmax(1, keepdim=True))
-        left = left.scatter(1, chosen[-1], False)
-        nearest = torch.maximum(nearest, pick(similarity, chosen[-1])[:, 0])
-    return torch.cat(chosen, dim=1)
+def marginal(saliency: Tensor, points: Tensor, count: int, balance: float) -> Tensor:
+    """`count` tokens in the order they are chosen: saliencies [B, N], points [B, N, D] of length 1 -> [B, count]."""
+    table = cosines(points)
+    table[:, :-1].mul_(1 - balance).sub_((balance * saliency)[:, None])
+    return greedy(table, count, first=saliency.argmax(1, keepdim=True))

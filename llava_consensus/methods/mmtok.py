@@ -62,4 +62,4 @@ class MMTok(Selector, ReadsTower):
         of_words = of_words / words.real.sum(1)[:, None, None].clamp_min(1)
         of_tokens = torch.softmax(features @ features.transpose(1, 2) / self.token_temperature, dim=2)
         shares = torch.cat((of_words, of_tokens * (self.alpha / points.shape[1])), dim=1)  # [B, M + N, N]
-        return Selected(cover(shares.transpose(1, 2).contiguous(), torch.ones_like(points[..., 0]), count))
+        return Selected(cover(shares.transpose(1, 2).contiguous(), None, count))

@@ -25,7 +25,7 @@ from llava_consensus.reduction import merging
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder
 from llava_consensus.reduction.method import Order, ReadsTower, Shape, Tiled
-from llava_consensus.reduction.selection import assemble, left_over, pick, top
+from llava_consensus.reduction.selection import assemble, counting, left_over, pick, top
 from llava_consensus.reduction.tokens import Need, Reduction, Stopwatch, VisualTokens, ensure_finite
 
 
@@ -153,4 +153,4 @@ def distinctive(cosine: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if not count:
         return anchors, torch.zeros_like(density, dtype=torch.long)
     group = pick(cosine, anchors).argmax(1)
-    return anchors, group.scatter(1, anchors, torch.arange(count, device=group.device).expand_as(anchors))
+    return anchors, group.scatter(1, anchors, counting(count, group.device).expand_as(anchors))

@@ -19,7 +19,7 @@ from llava_consensus.reduction.merging import directions
 from llava_consensus.reduction.method import ReadsTower, Selected, Selector, Shape
 from llava_consensus.reduction.options import NotNegative
 from llava_consensus.reduction.saliency import class_saliency, pair_flops
-from llava_consensus.reduction.selection import pick
+from llava_consensus.reduction.selection import distinct, pick
 from llava_consensus.reduction.tokens import Need, VisualTokens, ensure_finite
 
 
@@ -48,15 +48,22 @@ class Scope(Selector, ReadsTower):
         return Selected(cover(direction @ direction.transpose(1, 2), saliency**self.alpha, count), vision=saliency)
 
 
-def cover(similarity: Tensor, weight: Tensor, count: int) -> Tensor:
-    """`count` tokens in the order they are chosen, from how much each covers of each of R things: [B, N, R], [B, N] ->
-    [B, count].
+def cover(similarity: Tensor, weight: Tensor | None, count: int) -> Tensor:
+    """`count` tokens from how much each covers of each of R things, [B, N, R], which is overwritten: [B, count].
+
+    The matrix is kept at the larger of what a token covers and what is covered already. So the row of the last choice
+    is what is covered, and the 1-distance from it is what a token would add, exactly 0 for one that adds nothing.
+
+    Args:
+        weight: [B, N] that gains are multiplied with; None where all are 1.
+    Returns:
+        [B, count] in the order of the choices, none twice.
     """
-    covered, left = torch.zeros_like(similarity[:, 0]), torch.ones_like(weight, dtype=torch.bool)
     chosen: list[Tensor] = []  # [B, 1] each
+    covered = torch.zeros_like(similarity[:, :1])  # [B, 1, R]
     for _ in range(count):
-        gain = (similarity - covered[:, None]).clamp_min_(0).sum(2) * weight
-        chosen.append(gain.masked_fill(~left, -torch.inf).argmax(1, keepdim=True))
-        left = left.scatter(1, chosen[-1], False)
-        covered = torch.maximum(covered, pick(similarity, chosen[-1])[:, 0])
-    return torch.cat(chosen, dim=1)
+        similarity = torch.clamp_min(similarity, covered, out=similarity)
+        gain = torch.cdist(similarity, covered, p=1.0)[..., 0]  # [B, N]
+        chosen.append((gain if weight is None else gain * weight).argmax(1, keepdim=True))
+        covered = pick(similarity, chosen[-1])
+    return distinct(torch.cat(chosen, dim=1), similarity.shape[1])

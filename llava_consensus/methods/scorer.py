@@ -106,10 +106,7 @@ class Scorer(Selector, Tiled):
         scores = ensure_finite("scores", self.scores(points))
         if self.balance == 1:
             return Selected(rank(scores)[:, :count], fused=scores)
-        direction = directions(points)
-        return Selected(
-            marginal(spread(scores), direction @ direction.transpose(1, 2), count, self.balance), fused=scores
-        )
+        return Selected(marginal(spread(scores), directions(points), count, self.balance), fused=scores)
 
     def scores(self, points: Tensor) -> Tensor:
         """Score of each token: [B, N, D] -> [B, N]."""

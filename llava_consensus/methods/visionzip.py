@@ -23,13 +23,12 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot, pad
 
 from llava_consensus.reduction import merging
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import OfficialOrder, ReadsTower, Shape
 from llava_consensus.reduction.saliency import class_saliency
-from llava_consensus.reduction.selection import Folded, arrange, left_over, pick, top
+from llava_consensus.reduction.selection import Folded, arrange, counting, pick, split_best, zones
 from llava_consensus.reduction.tokens import AFTER, AHEAD, BEHIND, PLACE, Need, Reduction, VisualTokens, ensure_finite
 
 
@@ -83,15 +82,14 @@ class VisionZip(ReadsTower):
         first, count, merged = (0, *budget.split(size)) if tokens.project is None else self.counts(budget, size)
         with torch.no_grad():
             saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION), own=True))
-            kept = top(saliency, count)
-            rest = left_over(kept, size)
+            kept, rest = split_best(saliency, count)  # [B, K], [B, R]
             places, group = self._groups(tokens, rest, merged)
-        targets = rest.gather(1, places)
+        targets = equally_spaced(rest, merged)
         if tokens.project is None:
             contextual = self._contextual(pick(tokens.projected, rest).float(), places, group)
             folded = Folded(contextual.to(tokens.projected.dtype), targets, rest, group) if merged else None
             order = "raster" if self.order == "official" else self.order
-            result = arrange(pick(tokens.projected, kept), kept, size, order, folded)
+            result = arrange(pick(tokens.projected, kept), kept, size, order, folded, ascending=True)
             zone = torch.full_like(result.source, PLACE) if order == "raster" else None
             return result._replace(vision=saliency, zone=zone)
         with torch.no_grad():
@@ -100,17 +98,20 @@ class VisionZip(ReadsTower):
             contextual = self._contextual(features, places, group)
             leading = tokens.needed(Need.CLASS_FEATURE)[tokens.tile[:, :first]].float()  # [B, 0 or 1, D_v]
         before = torch.cat((leading, contextual), dim=1).to(tokens.projected.dtype)
-        projected = ensure_finite("reduced tokens", tokens.needed(Need.PROJECTOR)(before))
+        projected = tokens.needed(Need.PROJECTOR)(before)
         folded = Folded(projected[:, first:], targets, rest, group) if merged else None
-        result = arrange(pick(tokens.projected, kept), kept, size, self.order, folded)
-        return self._with_class(result._replace(vision=saliency), projected[:, :first])
+        result = arrange(
+            pick(tokens.projected, kept), kept, size, self.order, folded, ascending=True, ahead=projected[:, :first]
+        )
+        behind = {"official": AFTER, "top_then_merged": BEHIND, "raster": PLACE}[self.order]
+        zone = zones((AHEAD, first), (PLACE, count), (behind, merged), device=kept.device).expand_as(result.source)
+        return result._replace(vision=saliency, zone=zone)
 
     def _groups(self, tokens: VisualTokens, rest: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Places of the targets among the `rest` [B, R]: [B, M], and the target each of the rest joins [B, R]."""
         if not count:
             return rest[:, :0], torch.zeros_like(rest)
-        step = max(1, rest.shape[1] // count)
-        places = torch.arange(0, rest.shape[1], step, device=rest.device)[:count].expand(len(rest), -1)
+        places = equally_spaced(counting(rest.shape[1], rest.device).expand_as(rest), count)
         keys = tokens.of_tiles(tokens.needed(Need.ATTENTION).patch_keys())
         return places, merging.nearest(pick(keys, rest), places)
 
@@ -119,20 +120,14 @@ class VisionZip(ReadsTower):
         count = places.shape[1]
         if not count:
             return values[:, :0]
-        joined = one_hot(group, count).float().index_fill(1, places[0], 0).transpose(1, 2)  # [B, M, R] less the targets
-        joined_count, targets = joined.sum(-1, keepdim=True), pick(values, places)
+        joined = values.new_zeros(len(values), count, values.shape[1])  # [B, M, R] less the targets
+        joined.scatter_(1, group[:, None], 1.0).index_fill_(2, places[0], 0.0)
+        joined_count, targets = joined.sum(-1, keepdim=True), equally_spaced(values, count)
         if self.contextual == "mean":
             return (targets + joined @ values) / (1 + joined_count)
         return targets + joined @ values / joined_count.clamp_min(1)
 
-    def _with_class(self, result: Reduction, leading: Tensor) -> Reduction:
-        """The reduction with the projected class token [B, 0 or 1, D] in front; it stands for no patch."""
-        first, slots = leading.shape[1], torch.arange(result.source.shape[1], device=leading.device)
-        merged = {"official": AFTER, "top_then_merged": BEHIND, "raster": PLACE}[self.order]
-        zone = torch.where(slots < result.kept.shape[1], PLACE, merged).expand_as(result.source)
-        return result._replace(
-            tokens=torch.cat((leading, result.tokens), dim=1),
-            source=pad(result.source, (first, 0), value=-1),
-            owner=torch.where(result.owner >= 0, result.owner + first, -1),
-            zone=pad(zone, (first, 0), value=AHEAD),
-        )
+
+def equally_spaced(values: Tensor, count: int) -> Tensor:
+    """A view of `count` of the rows [B, R, ...], from the first on: [B, count, ...]."""
+    return values[:, :: max(1, values.shape[1] // max(count, 1))][:, :count]

@@ -14,13 +14,13 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding_bag, normalize
+from torch.nn.functional import normalize, pad
 
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import ReadsTower, Selected, Selector, Shape
 from llava_consensus.reduction.options import Ratio
 from llava_consensus.reduction.saliency import class_saliency
-from llava_consensus.reduction.selection import pick, rank
+from llava_consensus.reduction.selection import counting, pick, rank
 from llava_consensus.reduction.tokens import Need, VisualTokens, ensure_finite
 
 ROUND = 8  # tokens that leave in one round
@@ -60,32 +60,72 @@ class VisPruner(Selector, ReadsTower):
 
 
 def thin(similarity: Tensor, count: int) -> Tensor:
-    """The `count` tokens left of a list of R, in the order of the last round: [B, R, R] -> [B, count]. Once half of the
-    tokens have left, they are looked at no more.
+    """The `count` tokens left of a list of R, in the order of the last round: [B, R, R] -> [B, count]. When half of a
+    long list has left, the rest is gathered into a smaller matrix.
     """
-    device = similarity.device
-    tokens = torch.arange(similarity.shape[1], device=device).expand(len(similarity), -1)  # that are looked at
-    while tokens.shape[1] > count > 0:
-        if device.type == "cpu" and tokens.shape[1] > LONG:
+    tokens = counting(similarity.shape[1], similarity.device).expand(len(similarity), -1)  # that are looked at
+    while (size := tokens.shape[1]) > count > 0:
+        if similarity.device.type == "cpu" and size > LONG:
             left = torch.stack([_halve_long(one, count) for one in similarity])
         else:
-            left = _halve(similarity, count)
+            left = _rounds(similarity, max(count, size // 2) if size > LONG else count, count)
         tokens = tokens.gather(1, left)
-        similarity = pick(pick(similarity, left).transpose(1, 2), left).transpose(1, 2)
+        if tokens.shape[1] > count:
+            similarity = pick(pick(similarity, left).transpose(1, 2), left).transpose(1, 2)
     return tokens[:, :count]
 
 
-def _halve(similarity: Tensor, count: int) -> Tensor:
-    """Rounds until half of the tokens have left, or all that are too many: [B, R, R] -> [B, L]. Each round compares all
-    even places with all odd ones; nothing waits for the device.
+def _rounds(similarity: Tensor, enough: int, count: int) -> Tensor:
+    """Rounds until at most `enough` of the tokens are left: [B, R, R] -> [B, L]. Nothing waits for the device."""
+    length = similarity.shape[1]
+    table, entries = list_table(similarity)
+    entries, filler = entries[:, :, : length + length % 2], entries[:, :, length:]
+    order = counting(length + length % 2, table.device).expand(len(similarity), -1)
+    while length > enough:
+        if order.shape[1] % 2:
+            order = torch.cat((order, torch.full_like(order[:, :1], entries.shape[2])), dim=1)
+            entries = torch.cat((entries, filler), dim=2)
+        entries = in_halves(entries, order)
+        leaving = min(ROUND, length - count, (length + 1) // 2)
+        order, length = thin_once(table, entries)[:, leaving:], length - leaving
+        entries, order = entries.flatten(2), order[:, : length + length % 2]
+    return entries[1].gather(1, order[:, :length])
+
+
+def list_table(similarity: Tensor) -> tuple[Tensor, Tensor]:
+    """What rounds read of similarities [B, R, R], made so that a round is four operations.
+
+    Returns:
+        Table [B (R + 1), 2 (R + 1)]: row j says how similar every token is to token j. Column R + 1 + i is -inf: there
+        a token at an odd place looks, which is not compared. Token R is a filler that ends lists of odd length.
+        Entries [3, B, R + 1] of the tokens: their row, and their columns at an even and at an odd place.
     """
     batch, size = similarity.shape[:2]
-    to_each = similarity.transpose(1, 2).contiguous().flatten(0, 1)  # [B R, R]
-    first = torch.arange(batch, device=similarity.device)[:, None] * size  # row of each list's first token
-    left, enough = torch.arange(size, device=similarity.device).expand(batch, -1), max(count, size // 2)
-    while left.shape[1] > enough:
-        left = thin_once(to_each, first, left, left.shape[1] - count)
-    return left
+    # [B, R, R] -> [B, R + 1, 2 R + 2]
+    table = pad(similarity.transpose(1, 2), (0, size + 2, 0, 1), value=-torch.inf).flatten(0, 1)
+    token, unit = counting(size + 1, table.device), counting(batch, table.device)[:, None]
+    column = token.expand(batch, -1)
+    return table, torch.stack((token + unit * (size + 1), column, column + size + 1))
+
+
+def in_halves(entries: Tensor, order: Tensor) -> Tensor:
+    """The entries [3, B, n] in this order [B, L], even places apart from odd ones: [3, B, 2, L / 2]."""
+    halves = order.unflatten(1, (-1, 2)).transpose(1, 2)  # [B, 2, L / 2]
+    # `gather` reads views, so that one operation moves and splits the entries
+    return entries[..., None].expand(-1, -1, -1, halves.shape[2]).gather(2, halves.expand(3, -1, -1, -1))
+
+
+def thin_once(table: Tensor, entries: Tensor) -> Tensor:
+    """One round: [3, B, 2, H] -> [B, 2 H], indices of entries with their halves side by side. Those of even places come
+    first, most similar ones ahead, of which some leave; those of odd places follow as they were.
+    """
+    batch, half = entries.shape[1], entries.shape[3]
+    odd, begins = entries[0, :, 1].flatten(), counting(batch * half, table.device)[::half]
+    nearest = torch.embedding_bag(table, odd, begins, mode=2)[0]  # [B, 2 R + 2], the maximum of the odd places' rows
+    # A view of the first half's columns for even places and of the second half's for odd ones: [B, 2, H]
+    column = entries.as_strided((batch, 2, half), (2 * half, (2 * batch + 1) * half, 1), 2 * batch * half)
+    keys = nearest[:, None].expand(-1, 2, -1).gather(2, column).flatten(1)
+    return rank(keys)  # odd places, at -inf, keep their order
 
 
 def _halve_long(similarity: Tensor, count: int) -> Tensor:
@@ -108,19 +148,3 @@ def _halve_long(similarity: Tensor, count: int) -> Tensor:
         stays = rank(nearest)[min(ROUND, len(left) - count) :]
         left = torch.cat((even[stays], odd))
     return left
-
-
-def thin_once(to_each: Tensor, first: Tensor, left: Tensor, surplus: int) -> Tensor:
-    """One round: [B, L] -> [B, L - r], r = min(8, surplus, places of the even half). The even places that stay come
-    first, most similar ones ahead; the odd places follow as they were.
-
-    Args:
-        to_each: [B R, R] similarity of all tokens to one of them, list by list.
-        first: [B, 1] row of the first token of each list.
-        left: [B, L] the tokens of each list.
-        surplus: how many are too many.
-    """
-    even, odd = left[:, ::2], left[:, 1::2]
-    nearest = embedding_bag(odd + first, to_each, mode="max").gather(1, even)  # [B, even places]
-    stays = rank(nearest)[:, min(ROUND, surplus) :]
-    return torch.cat((even.gather(1, stays), odd), dim=1)

@@ -1,209 +1,194 @@
-"""Examples, drawn (F1, F19 to F30): what vision alone, the question alone and both together keep of a picture.
+"""Examples, drawn (F1, F19 to F30): what vision alone, the question alone and both together keep of an image.
 
-`whole` draws one example in four parts, as the paper's F21 to F30: original and selections; heat maps and the overlap
-of both sets; the same across budgets. `rows` draws several in a row each (F19, F20; F1: one picture with two
-questions), `methods` what every method keeps (the gallery). Needs the extra `plots`.
+An example is a figure: the image with heat maps of both saliencies and their fusion, then for each budget what the
+three keep, and the two sets over each other with the consensus framed. Examples are those of a benchmark's questions,
+or of your own images, on which the two signals disagree most. Needs the extra `plots`.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 
+from llava_consensus.errors import OptionError
+from llava_consensus.evaluation.benchmarks.base import LETTER, SHORT
+from llava_consensus.evaluation.media import open_image
+from llava_consensus.evaluation.models import Answer, Prompt, Runner
+from llava_consensus.evaluation.progress import counted
 from llava_consensus.evaluation.report import overlay
-from llava_consensus.paper.figures import style
+from llava_consensus.evaluation.runs.configuration import RunPlan
+from llava_consensus.hosts.patches import Patches, patches
+from llava_consensus.methods import make
+from llava_consensus.paper import figures
+from llava_consensus.reduction.budget import Budget
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 VISION, CROSS, BOTH = "vision-only", "cross-only", "ConsensusDrop"
+ALPHAS = {VISION: {"alpha": 1.0}, CROSS: {"alpha": 0.0}, BOTH: {}}  # options of ConsensusDrop
 COLOURS = {VISION: "#009E73", CROSS: "#0072B2", BOTH: "#CC79A7"}  # green, blue, magenta, as in the paper
 SHARED = "#E69F00"  # patches in both sets
-WIDTH = 1.75  # of a panel in inches
+WIDTH, WORDS = 1.75, 0.55  # inches of a panel, and of the text below it
 PIXELS = (480, 480)  # of the longer side of a panel
-PLAIN = "#444444"
 
 
 @dataclass(frozen=True)
-class KeptPatches:
-    """Patches that one method kept of a picture at one budget, and the answer."""
+class Asked:
+    """A question about one image."""
 
-    tokens: int
-    kept: Sequence[int]
-    merged: Sequence[int] = ()
-    answer: str = ""
-    right: bool | None = None  # None where it is not known
+    name: str
+    image: Callable[[], Image.Image]
+    prompt: Prompt
+    words: str  # without instructions on the form of the answer
+    truth: str = ""
 
 
 @dataclass(frozen=True)
 class Example:
-    """A picture, a question and what was kept."""
+    """A question with what was kept for it."""
 
-    image: Image.Image  # as the model's processor saw it
+    asked: Asked
+    image: Image.Image
     side: int  # patches in a row
-    question: str  # without instructions on the form of the answer
-    truth: str = ""  # the right answer; empty where it is not known
     full: str = ""  # the answer with all tokens
-    vision: Sequence[float] | None = None  # saliencies of the patches; None where a method has none
-    cross: Sequence[float] | None = None
-    fused: Sequence[float] | None = None
-    selections: Mapping[str, Sequence[KeptPatches]] = field(default_factory=dict)  # by label, most tokens first
-    disagreement: float | None = None  # 1 less the overlap of the two sides' best K
+    kept: dict[tuple[int, str], tuple[Patches, str]] = field(default_factory=dict)  # by budget and label, with answer
 
 
-def whole(example: Example, tokens: int) -> "Figure":
-    """One example in four parts."""
-    budgets = [one.tokens for one in example.selections[BOTH]]
-    figure, panels = _grid(2 + len(COLOURS), max(4, len(budgets)), example)
-    seen = _view(example.image, example.side)
-    _compare(panels[0], seen, example, tokens)
-    _saliencies(panels[1], seen, example, tokens)
-    for label, row in zip(COLOURS, panels[2:], strict=True):
-        for panel, chosen in zip(row, example.selections[label], strict=False):
-            _selection(panel, seen, chosen, COLOURS[label])
-            panel.set_title(_counts(label, chosen, seen), fontsize=7)
-            _answer(panel, chosen)
-    _legend(figure, fill(_asked(example), 110))
-    return _literal(figure)
+def of_plan(plan: RunPlan) -> list[Asked]:
+    """The questions of a benchmark that are about one image."""
+    truths, found = plan.benchmark.references(plan.data), []
+    for question in (question for question in plan.questions if len(question.images) == 1):
+        (path,) = plan.pictures(question)
+
+        def image(path: Path = path) -> Image.Image:
+            return open_image(path, content=plan.content(path) if plan.content else None)
+
+        words = " ".join(question.text.removesuffix(SHORT).removesuffix(LETTER).split())
+        name, truth = str(question.question_id), truths.get(question.index, "")
+        found.append(Asked(name, image, plan.prompt(question), words, truth))
+    return found
 
 
-def rows(examples: Sequence[Example], tokens: int) -> "Figure":
-    """Several examples, a row each: original, vision-only, cross-only, consensus."""
-    figure, panels = _grid(len(examples), 4, examples[0], words=0.85)
-    for row, example in zip(panels, examples, strict=True):
-        _compare(row, _view(example.image, example.side), example, tokens)
-        row[0].set_xlabel(fill(_asked(example), 38), fontsize=6.5)
-    _legend(figure, sides=False)
-    return _literal(figure)
+def of_folder(folder: Path, questions: Sequence[str], kinds: Sequence[str]) -> list[Asked]:
+    """Every question about every image of a folder."""
+    paths = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in kinds]
+    if not paths:
+        raise OptionError(f"--examples {folder}: has no {', '.join(kinds)} in it")
+    return [
+        Asked(f"{path.name} {number}", lambda path=path: open_image(path, upright=True), Prompt(words), words)  # type: ignore[misc]
+        for path in paths
+        for number, words in enumerate(questions, 1)
+    ]
 
 
-def methods(image: Image.Image, side: int, chosen: Mapping[str, KeptPatches], words: str) -> "Figure":
-    """A picture and the patches that every method keeps of it, with a caption that names the model."""
-    figure, panels = _grid(-(-(len(chosen) + 1) // 4), 4, Example(image, side, ""))
-    seen = _view(image, side)
-    places = [panel for row in panels for panel in row]
-    _show(places[0], overlay.picture(seen))
-    places[0].set_title("the photograph", fontsize=7)
-    for number, (panel, (label, one)) in enumerate(zip(places[1:], chosen.items(), strict=False)):
-        colour = COLOURS.get(label, style.look(number).colour)
-        _selection(panel, seen, one, colour)
-        panel.set_title(_counts(label, one, seen), fontsize=7)
-        _answer(panel, one)
-    _legend(figure, fill(words, 108), sides=False)
-    return _literal(figure)
+def disagreement(found: Patches) -> float:
+    """1 minus the overlap of the two sides' best patches, as many as are kept; equal saliencies by index."""
+    count = len(found.kept)
+    sides = [set(np.argsort(-np.asarray(side), kind="stable")[:count].tolist()) for side in (found.vision, found.cross)]
+    return 1 - len(sides[0] & sides[1]) / count
 
 
-def _literal(figure: "Figure") -> Any:
-    """The figure with every text as it is: in a question or an answer a $ is no beginning of a formula."""
+def search(runner: Runner, questions: Sequence[Asked], tokens: int, count: int) -> list[tuple[float, Asked]]:
+    """The questions with the highest disagreement, and it: one token is generated for each.
+
+    Raises:
+        OptionError: for a model that has no two saliencies of one square image.
+    """
+    found = []
+    with runner.attach(make("consensusdrop"), Budget(tokens)):
+        for asked in counted(questions, total=len(questions), unit="q", desc="looking"):
+            _, answer = runner.ask([asked.image()], replace(asked.prompt, max_new_tokens=1))
+            found.append((disagreement(_patches(runner, answer)), asked))
+    return sorted(found, key=lambda pair: -pair[0])[:count]
+
+
+def _patches(runner: Runner, answer: Answer) -> Patches:
+    (outcome,) = answer.outcomes
+    found = patches(outcome, round(runner.visual_tokens**0.5), 0)
+    if len(outcome.reductions) != 1 or found.vision is None or found.cross is None:
+        raise OptionError(
+            "examples: need one square picture with a vision and a cross saliency. Take fewer tokens than the picture "
+            "has, and a model without tiles"
+        )
+    return found
+
+
+def examples(runner: Runner, questions: Iterable[Asked], budgets: Sequence[int]) -> list[Example]:
+    """Each question with all tokens, and with vision alone, the question alone and both at every budget."""
+    found = [Example(asked, asked.image(), round(runner.visual_tokens**0.5)) for asked in questions]
+    with runner.attach(make("full"), Budget(runner.visual_tokens)):
+        found = [replace(one, full=runner.ask([one.image], one.asked.prompt)[1].text) for one in found]
+    for tokens in budgets:
+        for label, options in ALPHAS.items():
+            with runner.attach(make("consensusdrop", **options), Budget(tokens)):
+                for one in found:
+                    _, answer = runner.ask([one.image], one.asked.prompt)
+                    one.kept[tokens, label] = _patches(runner, answer), answer.text
+    return found
+
+
+# ---- drawing
+
+
+def drawn(example: Example) -> "Figure":
+    """One example; a row of panels, then one for each budget."""
     from matplotlib.text import Text
 
-    for text in figure.findobj(Text):
+    budgets = list(dict.fromkeys(tokens for tokens, _ in example.kept))
+    size = WIDTH, WIDTH * example.image.height / example.image.width + WORDS
+    figure, axes = figures.panels(4 * (1 + len(budgets)), 4, size)
+    seen = overlay.view(example.image, (example.side, example.side), side=PIXELS)
+    first, _ = example.kept[budgets[0], BOTH]
+    _show(axes[0], overlay.picture(seen), "original", f"all tokens: {example.full}")
+    saliencies = (("vision saliency", first.vision), ("cross saliency", first.cross), ("fused", first.fused))
+    for panel, (title, values) in zip(axes[1:], saliencies, strict=False):
+        if values is not None:
+            _show(panel, overlay.heat(seen, values), title)
+    for number, tokens in enumerate(budgets, 1):
+        row = axes[4 * number : 4 * number + 4]
+        for panel, label in zip(row, COLOURS, strict=False):
+            found, answer = example.kept[tokens, label]
+            known = overlay.fates(found.kept, [], np.where(np.asarray(found.owner) >= 0, 0, -1))
+            image = overlay.selection(seen, known, outline=_rgb(COLOURS[label]), apart=False)
+            _show(panel, image, _counts(label, tokens, found, seen), answer, COLOURS[label])
+        sets = {_rgb(COLOURS[label]): example.kept[tokens, label][0].kept for label in (VISION, CROSS)}
+        consensus = example.kept[tokens, BOTH][0]
+        image = overlay.overlap(seen, sets, _rgb(SHARED), consensus.kept, _rgb(COLOURS[BOTH]))
+        words = f"disagreement {100 * disagreement(consensus):.0f} %"
+        _show(row[3], image, "both sets, consensus framed", words)
+    _key(figure, example.asked)
+    for text in figure.findobj(Text):  # a $ in a question or an answer is no formula
         text.set_parse_math(False)
     return figure
 
 
-def _grid(rows: int, columns: int, example: Example, words: float = 0.55) -> tuple[Any, list[list[Any]]]:
-    """A figure with rows of panels of the picture's shape, and room for `words` inches of text below each."""
-    height = WIDTH * example.image.height / example.image.width + words
-    figure, panels = style.panels(rows * columns, columns, (WIDTH, height))
-    for panel in panels:
-        panel.set_xticks([])
-        panel.set_yticks([])
-        panel.spines[:].set_visible(False)
-    return figure, [panels[first : first + columns] for first in range(0, rows * columns, columns)]
+def _show(panel: "Axes", image: Image.Image, title: str, words: str = "", colour: str = "black") -> None:
+    panel.imshow(np.asarray(image))
+    panel.set_title(title, fontsize=7, color=colour)
+    panel.set_xlabel(fill(words, 32), fontsize=6.5)
+    panel.set(xticks=[], yticks=[])
+    panel.spines[:].set_visible(False)
 
 
-def _compare(row: Sequence[Any], seen: overlay.View, example: Example, tokens: int) -> None:
-    """The original, and what each of three keeps of it."""
-    _show(row[0], overlay.picture(seen))
-    row[0].set_title("original", fontsize=7)
-    if example.full:
-        row[0].set_xlabel(f"all tokens: {example.full}", fontsize=6.5)
-    for panel, label in zip(row[1:], COLOURS, strict=False):
-        chosen = _with(example.selections[label], tokens)
-        _selection(panel, seen, chosen, COLOURS[label])
-        panel.set_title(_counts(label, chosen, seen), fontsize=7, color=COLOURS[label])
-        _answer(panel, chosen)
+def _rgb(colour: str) -> Any:
+    return tuple(bytes.fromhex(colour.removeprefix("#")))
 
 
-def _saliencies(row: Sequence[Any], seen: overlay.View, example: Example, tokens: int) -> None:
-    """Heat maps of both sides and their fusion, and the overlap of the two sets with the consensus framed."""
-    for panel, title, values in zip(
-        row,
-        ("vision saliency", "cross saliency", "fused"),
-        (example.vision, example.cross, example.fused),
-        strict=False,
-    ):
-        if values is not None:
-            _show(panel, overlay.heat(seen, values))
-        panel.set_title(title, fontsize=7)
-    sets = {_rgb(COLOURS[label]): _with(example.selections[label], tokens).kept for label in (VISION, CROSS)}
-    consensus = _with(example.selections[BOTH], tokens).kept
-    _show(row[3], overlay.overlap(seen, sets, _rgb(SHARED), consensus, _rgb(COLOURS[BOTH])))
-    row[3].set_title("both sets, consensus framed", fontsize=7)
-    if example.disagreement is not None:
-        row[3].set_xlabel(f"disagreement {100 * example.disagreement:.0f} %", fontsize=6.5)
+def _counts(label: str, tokens: int, found: Patches, seen: overlay.View) -> str:
+    """A method and its tokens; kept ones in the padding around the image are counted."""
+    merged, padding = tokens - len(found.kept), overlay.in_padding(seen, found.kept)
+    counts = f"{len(found.kept)} kept" + (f" + {merged} merged" if merged > 0 else "")
+    return f"{label}\n{counts}" + (f"\n{padding} of them in the padding" if padding else "")
 
 
-def _view(image: Image.Image, side: int) -> overlay.View:
-    return overlay.view(image, (side, side), side=PIXELS)
-
-
-def _selection(panel: "Axes", seen: overlay.View, chosen: KeptPatches, colour: str) -> None:
-    """Kept and merged patches, outlined in a method's colour; all merged tokens look alike."""
-    owner = np.full(seen.rows * seen.columns, -1)
-    owner[np.asarray([*chosen.kept, *chosen.merged], dtype=int)] = 0
-    known = overlay.fates(chosen.kept, [], owner)
-    _show(panel, overlay.selection(seen, known, outline=_rgb(colour), apart=False))
-
-
-def _show(panel: "Axes", drawn: Image.Image) -> None:
-    panel.imshow(np.asarray(drawn))
-
-
-def _rgb(colour: str) -> overlay.Colour:
-    red, green, blue = bytes.fromhex(colour.removeprefix("#"))
-    return red, green, blue
-
-
-def _counts(label: str, chosen: KeptPatches, seen: overlay.View) -> str:
-    """A method and its tokens; kept ones that show no picture but the padding around it are named."""
-    merged, padding = chosen.tokens - len(chosen.kept), overlay.in_padding(seen, chosen.kept)
-    return (
-        f"{label}\n{len(chosen.kept)} kept"
-        + (f", {padding} of them padding" if padding else "")
-        + (f" + {merged} merged" if merged > 0 else "")
-    )
-
-
-def _with(selections: Sequence[KeptPatches], tokens: int) -> KeptPatches:
-    return next(one for one in selections if one.tokens == tokens)
-
-
-def _answer(panel: "Axes", chosen: KeptPatches) -> None:
-    """The answer, and whether it is right."""
-    mark = {True: "right", False: "wrong", None: ""}[chosen.right]
-    words = f"{chosen.answer} ({mark})" if mark else chosen.answer
-    panel.set_xlabel(
-        fill(words, 32),
-        fontsize=6.5,
-        color="black" if chosen.right is not False else PLAIN,
-        style="italic" if chosen.right is False else "normal",
-    )
-
-
-def _asked(example: Example) -> str:
-    truth = f" Truth: {example.truth}." if example.truth else ""
-    full = f" All tokens: {example.full}." if example.full else ""
-    return f"{example.question}{truth}{full}"
-
-
-def _legend(figure: "Figure", words: str = "", sides: bool = True) -> None:
-    """Legend of the colours, and a line of words below."""
+def _key(figure: "Figure", asked: Asked) -> None:
+    """Legend of the colours, under the question and its right answer."""
     from matplotlib.patches import Patch
 
     calm = tuple(part / 255 for part in overlay.CALM)
@@ -211,10 +196,9 @@ def _legend(figure: "Figure", words: str = "", sides: bool = True) -> None:
         Patch(facecolor="none", edgecolor="black", label="outlined: kept as it is"),
         Patch(facecolor=calm, label="merged with others"),
         Patch(facecolor="#f4f4f4", edgecolor="#cccccc", label="dropped"),
+        *(Patch(facecolor=COLOURS[label], label=f"{label} alone") for label in (VISION, CROSS)),
+        Patch(facecolor=SHARED, label="in both sets"),
     ]
-    if sides:
-        handles += [Patch(facecolor=COLOURS[label], label=f"{label} alone") for label in (VISION, CROSS)]
-        handles += [Patch(facecolor=SHARED, label="in both sets")]
-    figure.legend(
-        handles=handles, loc="outside lower center", ncols=3, title=words or None, title_fontsize=7, fontsize=6.5
-    )
+    words = fill(f"{asked.words} Truth: {asked.truth}." if asked.truth else asked.words, 110)
+    look = {"ncols": 3, "title": words, "title_fontsize": 7, "fontsize": 6.5}
+    figure.legend(handles=handles, loc="outside lower center", **look)

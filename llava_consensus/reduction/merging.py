@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, normalize, one_hot
 
-from llava_consensus.reduction.selection import Folded, indices, membership, pick, rank
+from llava_consensus.reduction.selection import Folded, counting, distinct, indices, pick, rank
 from llava_consensus.reduction.tokens import ensure_finite
 
 Start = Literal["first", "salient", "mean"]
@@ -44,18 +44,18 @@ def group(
     points = directions(ensure_finite("features of the vision tower", features.float()))  # [B, R, D_v]
     keys = ensure_finite("keys of the vision tower", keys.float())
     rows, chosen = points.flatten(0, 1), [_first_anchor(points, start, saliency)]  # [B, 1] each
-    offset = torch.arange(0, len(rows), points.shape[1], device=points.device)[:, None] if len(points) > 1 else None
+    offset = counting(len(points), points.device)[:, None] * points.shape[1] if len(points) > 1 else None
     distance: Tensor | None = None  # [B, R, 1] to the nearest anchor so far
     while len(chosen) < count:
-        anchor = embedding(chosen[-1] if offset is None else chosen[-1] + offset, rows)  # [B, 1, D_v]
+        if distance is None and start == "first":
+            anchor = points[:, :1]  # [B, 1, D_v]
+        else:
+            anchor = embedding(chosen[-1] if offset is None else chosen[-1] + offset, rows)
         to_anchor = torch.cdist(points, anchor, compute_mode=EXACT)
         distance = to_anchor if distance is None else torch.minimum(distance, to_anchor)
         chosen.append(distance.argmax(1))
-    # An anchor is at distance 0 from itself, so it is chosen again only where all points left equal an anchor. These
-    # tie, and the lowest places among them take the seats that are still free.
-    member = membership(torch.cat(chosen, dim=1), points.shape[1])
-    missing = count - member.sum(1, keepdim=True)
-    anchors = indices(member | ((~member).cumsum(1) <= missing), count)
+    # An anchor is at distance 0 from itself, so it is chosen again only if all points left equal an anchor
+    anchors = distinct(torch.cat(chosen, dim=1), points.shape[1]).sort(dim=1).values
     return anchors, nearest(keys, anchors)
 
 
@@ -67,12 +67,13 @@ def nearest(keys: Tensor, anchors: Tensor) -> Tensor:
         return anchors.new_zeros(keys.shape[:2])
     direction = directions(keys)
     joined = (direction @ pick(direction, anchors).transpose(1, 2)).argmax(2)
-    return joined.scatter_(1, anchors, torch.arange(anchors.shape[1], device=keys.device).expand_as(anchors))
+    return joined.scatter_(1, anchors, counting(anchors.shape[1], keys.device).expand_as(anchors))
 
 
 def group_means(projected: Tensor, group: Tensor, count: int) -> Tensor:
     """Mean of the tokens of each group: [B, R, D], [B, R] -> [B, M, D]. Summed in float32, cast back."""
-    member = one_hot(group, count).transpose(1, 2).float()  # [B, M, R]
+    member = projected.new_zeros(len(group), count, group.shape[1], dtype=torch.float32)  # [B, M, R]
+    member.scatter_(1, group[:, None], 1.0)
     total = member.sum(-1, keepdim=True).clamp_min(torch.finfo(member.dtype).tiny)  # above 0 for groups without members
     return (member @ projected.float() / total).to(projected.dtype)
 
@@ -86,7 +87,7 @@ def medians(group: Tensor, count: int) -> tuple[Tensor, Tensor]:
     Returns:
         Places [B, M] among the R, ascending, and the groups [B, R] numbered in that order.
     """
-    member = one_hot(group, count)  # [B, R, M]
+    member = group.new_zeros(*group.shape, count).scatter_(2, group[..., None], 1)  # [B, R, M]
     number = member.cumsum(1).gather(2, group[..., None])[..., 0]  # of a token in its group, from 1
     middle = (member.sum(1) + 1) // 2  # [B, M]
     places = indices(number == middle.gather(1, group), count)
@@ -118,7 +119,7 @@ def directions(values: Tensor) -> Tensor:
 def _first_anchor(points: Tensor, start: Start, saliency: Tensor | None) -> Tensor:
     """First anchor of the sampling: [B, 1]."""
     if start == "first":
-        return torch.zeros(len(points), 1, dtype=torch.long, device=points.device)
+        return counting(1, points.device).expand(len(points), 1)
     if start == "mean":
         return (points - points.mean(1, keepdim=True)).square().sum(-1).argmax(1, keepdim=True)
     if saliency is None:

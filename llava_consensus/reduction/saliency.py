@@ -14,12 +14,13 @@ from torch import Tensor
 
 from llava_consensus.reduction.method import Shape
 from llava_consensus.reduction.options import choose
+from llava_consensus.reduction.selection import counting
 from llava_consensus.reduction.tokens import TextProbe, VisionAttention, ensure_finite
 
 EPSILON = 1e-6
 Aggregate = Literal["all", "last", "max"]
 AGGREGATES = get_args(Aggregate)
-QUERY_CHUNK = 64  # rows of attention held at once by `received_saliency`
+TOWER_CHUNK = 1 << 23  # numbers of all heads held at once by `received_saliency`, 32 MiB
 PROBE_CHUNK = 1 << 25  # numbers of all heads held at once by `_text_chunks`, 128 MiB
 
 
@@ -36,20 +37,20 @@ def class_saliency(attention: VisionAttention, own: bool = False) -> Tensor:
 
 def received_saliency(attention: VisionAttention, own: bool = False) -> Tensor:
     """Attention each patch receives from the other patches, and with `own` from itself, mean over them and over heads:
-    [U, N].
-
-    Works through the queries in chunks: the largest tensor is [U, H, 64, C + N].
+    [U, N]. Works through the queries in chunks of at most TOWER_CHUNK numbers.
     """
-    first, length = attention.first, attention.query.shape[2]
+    first, (units, heads, length) = attention.first, attention.query.shape[:3]
     patches = length - first
-    received = attention.query.new_zeros(attention.query.shape[0], patches, dtype=torch.float32)
-    for start in range(first, length, QUERY_CHUNK):
-        stop = min(start + QUERY_CHUNK, length)
-        weights = _attend(attention, slice(start, stop))[..., first:].mean(1)  # [U, chunk, N]
-        received += weights.sum(1)
+    step = max(1, TOWER_CHUNK // (units * heads * length))
+    parts: list[Tensor] = []  # [U, N] each
+    for start in range(first, length, step):
+        rows = slice(start, min(start + step, length))
+        weights = _attend(attention, rows)[..., first:].mean(1)  # [U, chunk, N]
+        parts.append(weights.sum(1))
         if not own:
             diagonal = weights.diagonal(offset=start - first, dim1=1, dim2=2)  # [U, chunk]
-            received[:, start - first : stop - first] -= diagonal
+            parts[-1][:, start - first : rows.stop - first] -= diagonal
+    received = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
     return ensure_finite("vision saliency", received.clamp_min(0) / max(patches - (not own), 1))
 
 
@@ -84,8 +85,14 @@ def pool_tiles(saliency: Tensor, tile: Tensor, tiles: int) -> Tensor:
 
 def _attend(attention: VisionAttention, rows: slice) -> Tensor:
     """Softmax rows of the block's attention in float32: [U, H, rows, C + N]."""
-    query, key = attention.query[:, :, rows].float(), attention.key.float()
-    return torch.softmax(query @ key.transpose(-1, -2) * attention.scale, dim=-1)
+    return torch.softmax(products(attention.query[:, :, rows].float(), attention.key.float(), attention.scale), dim=-1)
+
+
+def products(query: Tensor, key: Tensor, scale: float) -> Tensor:
+    """Scaled products of all pairs, in one operation: [U, H, L, d], [U, H, S, d] -> [U, H, L, S]."""
+    query, key, shape = query.flatten(0, 1), key.flatten(0, 1), query.shape[:2]
+    scaled = torch.baddbmm(query[:, :1, :1], query, key.transpose(1, 2), beta=0, alpha=scale)
+    return scaled.unflatten(0, shape)
 
 
 def text_attention(probe: TextProbe, rope: bool = True) -> Tensor:
@@ -119,12 +126,16 @@ def text_saliency(
         rope: whether queries and keys are rotated.
     """
     weight, count = _row_weights(asking, probe.rows.shape[1], aggregate, columns.device)
-    total = torch.zeros(columns.shape, device=columns.device)
-    for chunk, attention in _text_chunks(probe, rope):
-        place = torch.arange(attention.shape[1], device=columns.device)[:, None]
-        visual = attention[prompt[:, None, None], place, columns[:, None]]  # [B, chunk, N]
+    total: Tensor | None = None
+    for chunk, attention in _text_chunks(probe, rope):  # [I, l, S]
+        if len(columns) == 1 == len(attention):  # fewer operations
+            visual = attention.index_select(2, columns[0])  # [1, l, N]
+        else:
+            place = counting(attention.shape[1], columns.device)[:, None]
+            visual = attention[prompt[:, None, None], place, columns[:, None]]  # [B, l, N]
         part = _of_rows(visual, None if weight is None else weight[:, chunk], aggregate)
-        total = torch.maximum(total, part) if aggregate == "max" else total + part
+        total = part if total is None else torch.maximum(total, part) if aggregate == "max" else total + part
+    assert total is not None  # there is a chunk, even of no rows
     return _finished(total, count, aggregate)
 
 
@@ -143,22 +154,21 @@ def _text_chunks(probe: TextProbe, rope: bool) -> Iterator[tuple[slice, Tensor]]
 def _text_rows(probe: TextProbe, chunk: slice, key: Tensor, rope: bool) -> Tensor:
     """Some rows [I, l, S] of `text_attention`, given rotated keys."""
     query, places, real = probe.query[:, :, chunk].float(), probe.rows[:, chunk], probe.row_mask[:, chunk]
-    prompts, heads, rows, width = query.shape
+    prompts, rows, width = len(query), *query.shape[2:]
     kv_heads, size = key.shape[1:3]
-    groups = heads // kv_heads
     if rope:
         at = places[..., None].expand(-1, -1, probe.cos.shape[-1])
         query = rotate(query, probe.cos.float().gather(1, at), probe.sin.float().gather(1, at))
-    query = query.reshape(prompts, kv_heads, groups * rows, width)  # of all heads that share a key head
-    visible = (torch.arange(size, device=key.device) <= places[..., None]) & probe.key_mask[:, None]  # [I, l, S]
-    # a padding row sees everything, so that its softmax is finite; it is zeroed afterwards
-    hidden = ~(visible | ~real[..., None])[:, None].repeat(1, 1, groups, 1)
-    logits = query @ key.transpose(2, 3) * probe.scale
+    # [I, H_kv, groups l, d] of all heads that share a key head, times [I, H_kv, d, S]
+    query = query.reshape(prompts, kv_heads, -1, width)
+    logits = products(query, key, probe.scale)
     if probe.cap:
         logits = torch.tanh(logits / probe.cap) * probe.cap
-    logits = logits.masked_fill(hidden, -torch.inf)  # [I, H_kv, groups l, S]
-    weights = torch.softmax(logits, dim=-1)
-    weights = weights.mean(1) if heads == kv_heads else weights.view(prompts, heads, rows, -1).mean(1)
+    hidden = (counting(size, key.device) > places[..., None]) | ~probe.key_mask[:, None]  # [I, l, S]
+    if probe.padded:  # a padding row sees everything, so that its softmax is finite; it is zeroed afterwards
+        hidden = hidden & real[..., None]
+    logits = logits.view(prompts, kv_heads, -1, rows, size).masked_fill_(hidden[:, None, None], -torch.inf)
+    weights = torch.softmax(logits.flatten(1, 2), dim=-1).mean(1)  # [I, H, l, S] -> [I, l, S]
     return weights * real[..., None] if probe.padded else weights
 
 
@@ -194,7 +204,7 @@ def _row_weights(
     """Which rows count, [B or 1, L] or None for all, and how many they are, [B, 1]."""
     if aggregate != "last":
         return asking, rows if asking is None else asking.sum(1, keepdim=True).clamp_min(1)
-    place = torch.arange(rows, device=device)[None]
+    place = counting(rows, device)[None]
     if asking is None:
         return place == rows - 1, 1
     return asking & (place == (asking * place).amax(1, keepdim=True)), 1
@@ -222,8 +232,8 @@ def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     sin_first, sin_second = sin[:, None].chunk(2, dim=-1)
     rotated = states * cos[:, None]
     left, right = rotated.chunk(2, dim=-1)
-    left -= second * sin_first  # in place: half the time of a concatenation
-    right += first * sin_second
+    left.addcmul_(second, sin_first, value=-1)  # in place: half the time of a concatenation
+    right.addcmul_(first, sin_second)
     return rotated
 
 

@@ -4,13 +4,30 @@ every reduction, tokens in output order with where each input token went. Torch 
 """
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, normalize, one_hot
+from torch.nn.functional import embedding, normalize, one_hot, pad
 
 from llava_consensus.reduction.tokens import Reduction, ensure_finite
+
+CHUNK = 8  # steps of `greedy` between two summaries of what is chosen
+
+
+@lru_cache(maxsize=128)
+def counting(count: int, device: torch.device) -> Tensor:
+    """0..count-1, made once for each device. Never write to it."""
+    with torch.inference_mode(False):  # a tensor made in inference mode could not be saved for a backward pass
+        return torch.arange(count, device=device)
+
+
+@lru_cache(maxsize=32)
+def zones(*parts: tuple[int, int], device: torch.device) -> Tensor:
+    """Zones of `Reduction` for parts of the output, each a zone and how many slots it has. Never write to it."""
+    with torch.inference_mode(False):
+        return torch.tensor([zone for zone, count in parts for _ in range(count)], dtype=torch.long, device=device)
 
 
 def rank(saliency: Tensor) -> Tensor:
@@ -24,7 +41,7 @@ def indices(mask: Tensor, count: int) -> Tensor:
     """Indices of the first `count` true places of each row, ascending; each row must have that many: [B, N] -> [B,
     count].
     """
-    return torch.sort(mask.to(torch.uint8), dim=-1, descending=True, stable=True).indices[..., :count]
+    return torch.sort(mask.view(torch.uint8), dim=-1, descending=True, stable=True).indices[..., :count]
 
 
 def split_best(saliency: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -35,19 +52,31 @@ def split_best(saliency: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 def membership(index: Tensor, size: int) -> Tensor:
     """Mask of the places among `size` that an index [B, K] names: bool [B, size]."""
-    return torch.zeros(index.shape[0], size, dtype=torch.bool, device=index.device).scatter_(1, index, True)
+    return index.new_zeros(len(index), size, dtype=torch.bool).scatter_(1, index, True)
 
 
 def left_over(kept: Tensor, size: int) -> Tensor:
     """The tokens of 0..size-1 that are not kept, ascending: [B, K] -> [B, size - K]."""
-    return indices(~membership(kept, size), size - kept.shape[1])
+    kept_last = torch.sort(membership(kept, size).view(torch.uint8), dim=-1, stable=True).indices
+    return kept_last[:, : size - kept.shape[1]]
+
+
+def distinct(chosen: Tensor, size: int) -> Tensor:
+    """Choices [B, K] among `size` places in their order, none twice: steps that find nothing left to gain repeat a
+    place, and their seats go to the lowest places that are free.
+    """
+    count = chosen.shape[1]
+    steps = counting(count + size, chosen.device)
+    # the step that chose a place; places that no step chose come after all steps, the lowest first
+    step = steps[count:].expand(len(chosen), -1).scatter_reduce(1, chosen, steps[:count].expand_as(chosen), "amin")
+    return step.argsort(dim=1)[:, :count]
 
 
 def pick(values: Tensor, index: Tensor) -> Tensor:
     """Rows of [B, N, D] named by an index [B, K]: [B, K, D]."""
     if len(values) == 1:  # fewer operations
         return embedding(index, values[0])
-    return values[torch.arange(len(values), device=index.device)[:, None], index]  # whole rows, unlike `gather`
+    return values[counting(len(values), index.device)[:, None], index]  # whole rows, unlike `gather`
 
 
 def temperature(saliency: Tensor, tau: float = 1.0) -> Tensor:
@@ -60,7 +89,7 @@ def temperature(saliency: Tensor, tau: float = 1.0) -> Tensor:
 
 def convex(vision: Tensor, cross: Tensor, alpha: float) -> Tensor:
     """alpha s_v + (1 - alpha) s_c: [B, N], [B, N] -> [B, N]."""
-    return alpha * vision + (1.0 - alpha) * cross
+    return torch.lerp(cross, vision, alpha)
 
 
 def top(saliency: Tensor, count: int) -> Tensor:
@@ -126,16 +155,64 @@ def diverse(saliency: Tensor, features: Tensor, count: int, quality: float) -> T
     """
     points = normalize(ensure_finite("features of the vision tower", features.float()), dim=-1)
     weight = saliency.clamp_min(torch.finfo(torch.float32).tiny).log() * quality  # [B, N]
-    distance = points.new_full(saliency.shape, 2.0)
-    chosen = torch.empty(len(points), count, dtype=torch.long, device=points.device)
+    table = cosines(points)
+    table[:, :-1].neg_().add_(1).clamp_min_(1e-6).log_().add_(weight[:, None]).neg_()
+    return greedy(table, count, first=saliency.argmax(1, keepdim=True)).sort(dim=1).values
+
+
+def cosines(points: Tensor) -> Tensor:
+    """Products of all pairs of points [B, N, D], and one row more that `greedy` writes to: [B, N + 1, N]."""
+    size = points.shape[1]
+    table = points.new_empty(len(points), size + 1, size)
+    torch.bmm(points, points.transpose(1, 2), out=table[:, :size])
+    return table
+
+
+def greedy(table: Tensor, count: int, first: Tensor | None = None, start: Tensor | None = None) -> Tensor:
+    """Farthest point sampling: each step chooses the token that loses least by the tokens chosen before it, the loss of
+    a token being the largest by any of them.
+
+    A step is two operations: `argmin` writes the choice into a bag of indices, and `embedding_bag` takes the maximum of
+    the bag's rows. Bags have CHUNK choices, so that a step reads few rows however many tokens are chosen.
+
+    Args:
+        table: [B, N + 1, N], row j being what each token loses when j is chosen. Its diagonal and its last row, which
+            sums up what was chosen in full bags, are overwritten.
+        count: tokens to choose.
+        first: [B, 1] the first choice; None: by `start`.
+        start: [B, N] losses before the first step, infinite for tokens that are not to be chosen.
+    Returns:
+        [B, count] in the order of the choices, none twice while a loss is finite. Ties go to the lower index.
+    """
+    batch, size = len(table), table.shape[2]
+    table.diagonal(dim1=1, dim2=2).fill_(torch.inf)
+    current = summary = table[:, size]  # [B, N]
+    if start is None:
+        summary.fill_(-torch.inf)
+    else:
+        summary.copy_(start)
+    rows = table.flatten(0, 1)
+    offset = counting(batch, rows.device)[:, None] * (size + 1) if batch > 1 else None  # of each unit in the rows
+    # [chunks, B, 1 + CHUNK]: bags begin full of the summary's row, which may be named more than once
+    bags = torch.full((-(-count // CHUNK), batch, 1 + CHUNK), size, device=rows.device)
+    if offset is not None:
+        bags += offset
+    begins = counting(batch * (1 + CHUNK), rows.device)[:: 1 + CHUNK]
     for step in range(count):
-        gain = weight + distance.clamp_min(1e-6).log() if step else saliency
-        index = gain.masked_fill(distance < 0, -torch.inf).argmax(1)  # [B]
-        chosen[:, step] = index
-        kept = points.gather(1, index[:, None, None].expand(-1, 1, points.shape[2]))
-        distance = torch.minimum(distance, 1 - (points * kept).sum(-1).clamp_max(1.0))
-        distance = distance.scatter(1, index[:, None], -1.0)  # a kept token is never kept again
-    return chosen.sort(dim=1).values
+        bag, place = bags[step // CHUNK], step % CHUNK + 1
+        slot = bag[:, place : place + 1]
+        if step == 0 and first is not None:
+            slot.copy_(first) if offset is None else torch.add(first, offset, out=slot)
+        elif offset is None:
+            torch.argmin(current, dim=1, keepdim=True, out=slot)
+        else:
+            torch.add(current.argmin(1, keepdim=True), offset, out=slot)
+        if step + 1 < count:
+            current = torch.embedding_bag(rows, bag.view(-1), begins, mode=2)[0]  # 2: the maximum
+            if place == CHUNK:
+                summary.copy_(current)
+    chosen = bags[:, :, 1:].transpose(0, 1).flatten(1)[:, :count]
+    return chosen if offset is None else chosen - offset
 
 
 def topped_up(seats: Tensor, by: Tensor, total: int) -> Tensor:
@@ -184,7 +261,13 @@ def assemble(projected: Tensor, kept: Tensor, order: str, folded: Folded | None 
 
 
 def arrange(
-    kept_tokens: Tensor, kept: Tensor, size: int, order: str, folded: Folded | None = None, ascending: bool = False
+    kept_tokens: Tensor,
+    kept: Tensor,
+    size: int,
+    order: str,
+    folded: Folded | None = None,
+    ascending: bool = False,
+    ahead: Tensor | None = None,
 ) -> Reduction:
     """The reduced tokens with their bookkeeping, for methods that change what they keep.
 
@@ -195,20 +278,27 @@ def arrange(
         order: `raster` sorts by place; any other leaves kept tokens as given, and merged ones after them.
         folded: None where nothing was merged.
         ascending: whether `kept` is known to ascend.
+        ahead: [B, A, D] tokens in front that stand for no patch.
     Raises:
         NonFiniteError: for tokens that are NaN or infinite, as where float16 overflows.
     """
-    count, tokens, source = kept.shape[1], kept_tokens, kept
+    count, first, source, parts = kept.shape[1], 0, kept, [kept_tokens]
     if folded is not None:
-        tokens, source = torch.cat((kept_tokens, folded.tokens), dim=1), torch.cat((kept, folded.anchors), dim=1)
-    ensure_finite("reduced tokens", tokens)
+        source, parts = torch.cat((kept, folded.anchors), dim=1), [kept_tokens, folded.tokens]
+    place: Tensor | None = None
     if order == "raster":
         source, place = source.sort(dim=1)
-        tokens, slots = pick(tokens, place), place.argsort(dim=1)  # slots of the kept, then of the anchors
-        own, joined = slots[:, :count], None if folded is None else slots[:, count:].gather(1, folded.group)
+        parts = [pick(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), place)]
+    if ahead is not None:
+        first, parts = ahead.shape[1], [ahead, *parts]
+        source = pad(source, (first, 0), value=-1)
+    tokens = ensure_finite("reduced tokens", parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
+    if place is None:
+        own = counting(first + count, kept.device)[first:].expand_as(kept)
+        joined = None if folded is None else folded.group + (first + count)
     else:
-        own = torch.arange(count, device=kept.device).expand_as(kept)
-        joined = None if folded is None else folded.group + count
+        slots = place.argsort(dim=1) + first if first else place.argsort(dim=1)  # of the kept, then of the anchors
+        own, joined = slots[:, :count], None if folded is None else slots[:, count:].gather(1, folded.group)
     owner = kept.new_full((len(kept), size), -1).scatter_(1, kept, own)
     if folded is not None and joined is not None:
         owner.scatter_(1, folded.rest, joined)
@@ -226,7 +316,7 @@ def regroup(projected: Tensor, slot: Tensor, count: int, order: str) -> Reductio
             the first patches that repeat a token fill up, so that the number depends on the budget alone.
         order: as for `assemble`; in raster order a token stands at its first patch.
     """
-    places = torch.arange(slot.shape[1], device=slot.device).expand_as(slot)
+    places = counting(slot.shape[1], slot.device).expand_as(slot)
     lowest = torch.full_like(slot, slot.shape[1]).scatter_reduce(1, slot, places, "amin")
     first = lowest.gather(1, slot)  # [B, N] the first patch with the same token
     chosen = indices(first == places, count).sort(dim=1).values

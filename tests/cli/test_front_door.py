@@ -178,8 +178,8 @@ def test_windows_is_told_before_anything_fails(
     assert "use WSL" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("line", ["list", "list consensusdrop", "list --hosts", "paper ledger"])
-def test_lists_and_ledger_fit_a_narrow_terminal(
+@pytest.mark.parametrize("line", ["list", "list consensusdrop", "list --hosts"])
+def test_lists_fit_a_narrow_terminal(
     line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(line.split()) == 0
@@ -191,16 +191,15 @@ def test_lists_and_ledger_fit_a_narrow_terminal(
     assert {word for word in wide.split() if word.isalpha()} - {"method"} <= set(re.findall(r"[a-zA-Z]+", narrow))
 
 
-def test_lists_and_ledger_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lists_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     found = []
-    for line in ("list", "list hosts", "list fastv", "list --hosts", "paper ledger"):
+    for line in ("list", "list hosts", "list fastv", "list --hosts"):
         assert cli.main([*line.split(), "--json"]) == 0
         found.append(json.loads(capsys.readouterr().out))
-    everything, hosts, fastv, matrix, ledger = found
+    everything, hosts, fastv, matrix = found
     assert list(everything) == ["methods", "hosts", "benchmarks"] and everything["hosts"] == hosts
     assert {one["name"]: one["default"] for one in fastv["options"]}["count"] == "kept" and "GFLOP" in fastv["cost"]
     assert matrix["refused"]["llava"]["fastv"] == "" and matrix["refused"]["gemma-3"]["tome"]
-    assert {"method", "model", "tokens", "average", "gqa"} <= set(ledger[0])
 
 
 @pytest.mark.parametrize(

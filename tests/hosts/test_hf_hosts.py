@@ -16,7 +16,7 @@ from llava_consensus import attach
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import FACTS, HOSTS
 from llava_consensus.methods import METHODS
-from llava_consensus.reduction.saliency import QUERY_CHUNK, class_saliency, received_saliency, text_attention
+from llava_consensus.reduction.saliency import TOWER_CHUNK, class_saliency, received_saliency, text_attention
 from llava_consensus.reduction.tokens import VisionAttention
 
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
@@ -333,7 +333,7 @@ def test_received_saliency_never_holds_a_square_of_patches() -> None:
     attention = VisionAttention(*(hf_models.noise(1, 1, patches, 4, seed=seed) for seed in (0, 1)), 0.5, 0)
     with Largest() as largest:
         saliency = received_saliency(attention)
-    assert largest.bytes <= QUERY_CHUNK * patches * 4
+    assert largest.bytes <= TOWER_CHUNK * 4
     assert abs(float(saliency.sum()) - 1) < 0.01
 
 

@@ -56,10 +56,10 @@ def test_the_checkpoints_own_tower_is_loaded(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda own: own.clear(), "103 missing"),
-        (lambda own: own.pop(next(iter(own))), "1 missing"),
-        (lambda own: own.update({PREFIX + "vision_model.more": torch.zeros(1)}), "1 left over"),
-        (lambda own: own.update({next(iter(own)): torch.zeros(3)}), "1 of another shape"),
+        (lambda own: own.clear(), "103 tensors missing"),
+        (lambda own: own.pop(next(iter(own))), "1 tensor missing"),
+        (lambda own: own.update({PREFIX + "vision_model.more": torch.zeros(1)}), "1 tensor left over"),
+        (lambda own: own.update({next(iter(own)): torch.zeros(3)}), "1 tensor of another shape"),
     ],
 )
 def test_a_tower_that_is_not_whole_is_refused_by_name(tmp_path: Path, change: Any, message: str) -> None:

@@ -16,7 +16,7 @@ from models import collected
 from transformers import CLIPVisionConfig, CLIPVisionModel
 
 from llava_consensus.methods import make
-from llava_consensus.methods.vispruner import ROUND, thin_once
+from llava_consensus.methods.vispruner import ROUND, in_halves, list_table, thin_once
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.tokens import Reduction, VisionAttention, VisualTokens
 
@@ -147,8 +147,7 @@ def test_vispruner_round_by_round_on_the_towers_own_features() -> None:
     assert order[:32].tolist() == arrays["replay/important"][0].tolist()
     direction = torch.nn.functional.normalize(torch.from_numpy(arrays["replay/features"]), dim=-1)
     similarity = direction @ direction.transpose(1, 2)
-    to_each = similarity.transpose(1, 2).contiguous().flatten(0, 1)
-    first = torch.zeros(1, 1, dtype=torch.long)
+    table, entries = list_table(similarity)
     lists = np.split(arrays["replay/lists"].astype(np.int64), np.cumsum(arrays["replay/lengths"])[:-1])
     scores = np.split(arrays["replay/scores"], np.cumsum(np.array([(len(one) + 1) // 2 for one in lists[:-1]]))[:-1])
     assert len(lists) == 65 and len(lists[-1]) == 32
@@ -156,7 +155,8 @@ def test_vispruner_round_by_round_on_the_towers_own_features() -> None:
     for before, after, official in zip(lists[:-1], lists[1:], scores, strict=True):
         own = similarity[0][before[::2]][:, before[1::2]].amax(1)
         worst = max(worst, float(np.abs(own.numpy() - official).max()))
-        left = thin_once(to_each, first, torch.from_numpy(before)[None], len(before) - 32)[0].numpy()
+        halves = in_halves(entries, torch.from_numpy(before)[None])
+        left = halves[1].flatten()[thin_once(table, halves)[0, min(ROUND, len(before) - 32) :]].numpy()
         assert len(left) == len(before) - ROUND and left[-len(before[1::2]) :].tolist() == before[1::2].tolist()
         at = {place: own[slot].item() for slot, place in enumerate(before[::2].tolist())}
         near = [abs(at[a] - at[b]) for a, b in zip(left, after, strict=True) if a != b]

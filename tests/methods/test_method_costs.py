@@ -28,19 +28,7 @@ def consensusdrop(method: Any, shape: Shape, tokens: int) -> float:
     kept, merged = Budget(tokens).split(shape.patches)
     heads, keys = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
     probe = shape.width * ((shape.patches + shape.text) * keys + shape.known("question") * heads)
-    sampled = merged * (shape.patches - kept)
-    sampled += kept * shape.patches if method.select == "diverse" else 0
-    return 2.0 * (probe + sampled * shape.vision_width)
-
-
-def cdpruner(method: Any, shape: Shape, tokens: int) -> float:
-    """CLIP's text tower and its projection of the patches, and the factor, whose sums are elementwise."""
-    return shape.text_tower + 2.0 * shape.patches * shape.joint * shape.vision_width + tokens**2 * shape.patches
-
-
-def otprune(method: Any, shape: Shape, tokens: int) -> float:
-    """The factor, whose sums are elementwise."""
-    return tokens**2 * shape.patches
+    return 2.0 * (probe + merged * (shape.patches - kept) * shape.vision_width)
 
 
 def in_clip(method: Any, shape: Shape, tokens: int) -> float:
@@ -73,10 +61,9 @@ def calibrated(method: Any, shape: Shape, tokens: int) -> float:
 ELSEWHERE: dict[str, Callable[[Any, Shape, int], float]] = {
     "consensusdrop": consensusdrop,
     "consensusdrop+": consensusdrop,
-    "cdpruner": cdpruner,
+    "cdpruner": in_clip,
     "mfpruner": in_clip,
     "anchorprune": in_clip,
-    "otprune": otprune,
     "pyramiddrop": pyramiddrop,
     "restore_calibrated": calibrated,
     "sparsevlm": recycling,

@@ -15,7 +15,7 @@ from units import headed, seen, unit
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
 from llava_consensus.methods import make, vispruner
-from llava_consensus.methods.vispruner import thin, thin_once
+from llava_consensus.methods.vispruner import thin
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.tokens import VisionAttention, VisualTokens
 
@@ -191,32 +191,31 @@ def test_visionzip_with_as_many_targets_as_tokens_leaves_them_as_they_are() -> N
     assert torch.allclose(full.tokens, given.features[..., :6] * 2) and full.owner.tolist() == [list(range(24))]
 
 
-def test_vispruner_rounds_on_odd_lists() -> None:
+def test_vispruner_counts_to_one_and_to_none() -> None:
     similarity = unit(9, batch=1).features
     similarity = similarity @ similarity.transpose(1, 2)
-    left = thin_once(similarity[0].T.contiguous(), torch.zeros(1, 1, dtype=torch.long), torch.arange(9)[None], 3)
-    assert left.shape == (1, 6) and left[0, 2:].tolist() == [1, 3, 5, 7]
     assert thin(similarity, 1).shape == (1, 1) and thin(similarity, 0).shape == (1, 0)
 
 
+@pytest.mark.parametrize(("size", "count"), [(150, 9), (151, 8), (13, 1)])
 @pytest.mark.parametrize(("long", "nearest"), [(1024, 32), (8, 4), (8, 1)])
 def test_vispruner_thins_out_as_if_everything_were_compared_again_and_again(
-    monkeypatch: pytest.MonkeyPatch, long: int, nearest: int
+    monkeypatch: pytest.MonkeyPatch, long: int, nearest: int, size: int, count: int
 ) -> None:
-    """Also where only the nearest of each token are looked up, however few they are."""
+    """Also if only the nearest of each token are looked up, however few they are."""
     monkeypatch.setattr(vispruner, "LONG", long)
     monkeypatch.setattr(vispruner, "NEAREST", nearest)
     generator = torch.Generator().manual_seed(0)
-    points = torch.nn.functional.normalize(torch.randn(2, 150, 8, generator=generator), dim=-1)
+    points = torch.nn.functional.normalize(torch.randn(2, size, 8, generator=generator), dim=-1)
     points[:, ::4] = points[:, :1]  # many ties
     similarity = points @ points.transpose(1, 2)
     for index, one in enumerate(similarity):
-        left = list(range(150))
-        while len(left) > 9:
+        left = list(range(size))
+        while len(left) > count:
             even, odd = left[::2], left[1::2]
             order = one[even][:, odd].amax(1).sort(descending=True, stable=True).indices.tolist()
-            left = [even[place] for place in order[min(8, len(left) - 9) :]] + odd
-        assert thin(similarity, 9)[index].tolist() == left
+            left = [even[place] for place in order[min(8, len(left) - count) :]] + odd
+        assert thin(similarity, count)[index].tolist() == left
 
 
 def test_bad_options() -> None:

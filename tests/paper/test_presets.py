@@ -2,8 +2,6 @@
 
 import json
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,43 +11,41 @@ from fakes import Fake, FakeHost, make_data, make_model
 from run_folders import BASE, store
 
 from llava_consensus import cli
-from llava_consensus.cli import arguments, paper
+from llava_consensus.cli import paper
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
 from llava_consensus.evaluation.report import paper as printed
-from llava_consensus.evaluation.report.rows import Catalogue, Row, read_row
-from llava_consensus.evaluation.report.table import BEGIN, END, PACKAGES, latex
+from llava_consensus.evaluation.report.rows import Row, read_row
+from llava_consensus.evaluation.report.table import BEGIN, END
 from llava_consensus.evaluation.runs.configuration import describe_reduction
 from llava_consensus.hosts import HOSTS
 from llava_consensus.methods import METHODS
 from llava_consensus.paper import preset
-from llava_consensus.paper import preset_tables as report
+from llava_consensus.paper import results as report
 from llava_consensus.paper.preset import holds
-from llava_consensus.reduction.budget import budget
 
 ABLATIONS = ("alpha", "anchors", "recovery", "score", "temperature")
-TEX = shutil.which("tectonic") or shutil.which("pdflatex")
 
 
 @pytest.mark.parametrize("name", preset.names())
 def test_every_preset_can_be_run_and_stands_beside_printed_rows(name: str) -> None:
     found = preset.read(name)
     for row in found.rows:
-        assert arguments.one_word_method(row.method).reduces and budget(row.tokens, row.merged)
+        assert row.reduction[0].reduces
         compared = found.reference_of(row) or next(one for one in found.rows if one.against == row.method)
         assert compared, "there is something to compare with"
-        beside = found.printed_row(row.printed)
-        assert (beside is None) == (not row.printed)
-        assert beside is None or all(beside.get(column) for column in found.benchmarks.values())
+        beside = found.printed_row(row)
+        assert bool(beside) == bool(row.printed)
+        assert not beside or all(beside.get(column) for column in found.benchmarks.values())
     assert set(found.benchmarks) <= set(BENCHMARKS) and set(found.hosts) <= set(HOSTS)
-    assert len({report.key(row, "") for row in found.rows}) == len(found.rows)
+    assert len({(row.label, row.tokens) for row in found.rows}) == len(found.rows)
 
 
 def test_every_printed_row_of_an_ablation_is_in_its_preset() -> None:
     for name in ABLATIONS:
         found = preset.read(name)
-        rows = [found.printed_row(row.printed) for row in found.rows if row.printed]
+        rows = [found.printed_row(row) for row in found.rows]
         assert [row for row in printed.printed_tables()[found.printed] if row not in rows] == []
 
 
@@ -60,20 +56,19 @@ def results(tmp_path: Path) -> report.Results:
     right = {"alpha 0.3": [0.0] * 30 + [1.0] * 70, "alpha 0.5": [1.0] * 100, "alpha 0.7": [1.0] * 100}
     one = replace(found, benchmarks={"pope": "pope_f1"})
     runs = {
-        report.key(row, "pope"): read_row(store(tmp_path, right[row.label], benchmark="pope", tokens=128))
-        for row in found.rows
+        (row, "pope"): read_row(store(tmp_path, right[row.label], benchmark="pope", tokens=128)) for row in found.rows
     }
     return report.Results(one, runs)
 
 
 def test_ours_stands_beside_the_papers_and_real_differences_are_marked(results: report.Results) -> None:
-    beside, differences = report.preset_tables(results)
+    beside, differences = report.tables(results)
     low, same, reference = beside.groups[1].lines
     assert low[0] == "alpha 0.3" and low[1].startswith("70.0 ±") and low[1].endswith("‡") and low[2] == "82.0"
     assert same[1] == "100.0 ± 1.5" and reference[1:3] == ("100.0 ± 1.5", "85.1") and low[3:] == ("70.0", "82.0")
-    low, same, reference = (line[1] for line in differences.groups[0].lines)
-    assert low.startswith("-30.0 (") and low.endswith("‡") and same == "+0.0 (-3.0 to +3.0)" and reference == "-"
-    assert "Of 2 differences that have a test 1 are real" in differences.note
+    low, same = (line[1] for line in differences.groups[0].lines)
+    assert low.startswith("-30.0 (") and low.endswith("‡") and same == "+0.0 (-3.0 to +3.0)"
+    assert "Of 2 differences 1 are significant" in differences.note
     row = next(row for row in report.csv_rows(results) if row["label"] == "alpha 0.3")
     assert (row["score"], row["difference"], row["printed"]) == (70.0, -30.0, 82.0) and row["p_corrected"] < 0.01
 
@@ -83,7 +78,7 @@ def test_table_one_has_accuracy_and_cost_of_every_row(tmp_path: Path) -> None:
     one = replace(found, benchmarks={"gqa": "gqa"})
     rows = (None, *one.rows)
     runs = {
-        report.key(row, "gqa"): read_row(
+        (row, "gqa"): read_row(
             store(
                 tmp_path,
                 [1.0] * (80 if row is None else 60) + [0.0] * 20,
@@ -94,7 +89,7 @@ def test_table_one_has_accuracy_and_cost_of_every_row(tmp_path: Path) -> None:
         for row in rows
     }
     timed = [{"method": "fastv", "tokens": 64, "ttft_ms": 12.34, "tpot_ms": 5.0}]
-    _, _, costs = report.preset_tables(report.Results(one, runs, [{"rows": timed}]))
+    _, _, costs = report.tables(report.Results(one, runs, [{"rows": timed}]))
     assert costs.head[1::2] == ("Acc", "Rel (%)", "TTFT (ms)", "TPOT (ms)", "KV (MiB)")
     lines = {(group.heading, line[0]): line[1:] for group in costs.groups for line in group.lines}
     assert len(lines) == len(rows) and all(line[0] in ("80.0", "75.0") for line in lines.values())
@@ -107,18 +102,8 @@ def test_table_three_has_the_judges_scores(tmp_path: Path) -> None:
     run = read_row(store(tmp_path, [1.0] * 20, benchmark="msvd", method="full", tokens=None))
     assert run.metrics is not None
     run.metrics["report"]["average_score"] = 3.456
-    *_, scores = report.preset_tables(report.Results(found, {report.key(None, "msvd"): run}))
+    *_, scores = report.tables(report.Results(found, {(None, "msvd"): run}))
     assert scores.groups[0].lines[0][3:5] == ("3.46", "3.93") and len(scores.groups) == 4
-
-
-@pytest.mark.skipif(TEX is None, reason="needs tectonic or pdflatex")
-def test_latex_compiles(results: report.Results, tmp_path: Path) -> None:
-    body = "\n\n".join(latex(table) for table in report.preset_tables(results))
-    page = rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{body}\end{{document}}"
-    (tmp_path / "page.tex").write_text(f"{PACKAGES}\n{page}")
-    options = [] if "tectonic" in str(TEX) else ["-interaction=nonstopmode", "-halt-on-error"]
-    done = subprocess.run([str(TEX), *options, "page.tex"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0 and (tmp_path / "page.pdf").exists(), done.stdout[-2000:]
 
 
 @pytest.mark.parametrize(
@@ -157,18 +142,18 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_preset_of_ones_own(place: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["paper", "ablation", "mine.json", *place]) == 0
+    assert cli.main(["paper", "table", "mine.json", *place]) == 0
     said = capsys.readouterr().out
     assert "[3/3] fake random 128" in said and "Difference to consensusdrop" in said
     written = {path.name for path in (tmp_path / "out" / "tables").iterdir()}
     assert written == {"mine.md", "mine.tex", "mine.csv"}
     assert cli.main(["paper", "table", "mine.json", *place, "--format", "csv"]) == 0
     assert "random,random,128,,fake," in capsys.readouterr().out
-    assert cli.main(["paper", "ablation", "mine.json", *place, "--bench", "gqa"]) == 2
+    assert cli.main(["paper", "table", "mine.json", *place, "--bench", "gqa"]) == 2
 
 
 def test_an_ablation_with_positions_kept_has_tables_of_its_own(place: list[str], tmp_path: Path) -> None:
-    assert cli.main(["paper", "ablation", "mine.json", *place, "--positions", "keep"]) == 0
+    assert cli.main(["paper", "table", "mine.json", *place, "--positions", "keep"]) == 0
     runs = [read_row(path.parent) for path in (tmp_path / "out").glob("*/config.json")]
     assert {row.config["options"]["positions"] for row in runs if not row.full} == {"keep"} and len(runs) == 3
     table = (tmp_path / "out" / "tables" / "mine-keep.md").read_text()
@@ -184,7 +169,7 @@ def test_a_preset_of_several_budgets_compares_rows_with_one_another(
     (tmp_path / "pairs.json").write_text(json.dumps({**words, "benchmarks": {"fake": ""}, "rows": rows}))
     assert cli.main(["paper", "table", "pairs.json", *place]) == 0
     said = capsys.readouterr().out
-    assert "kept less closed up" in said and "12 questions drawn at random" in said and "paper" not in said.lower()
+    assert "kept minus closed up" in said and "12 questions drawn at random" in said and "paper" not in said.lower()
     assert said.count("| kept ") == 2 * 2, "one line for each budget in both tables"
     (tmp_path / "pairs.json").write_text(
         json.dumps({**words, "benchmarks": {}, "rows": [{**rows[0], "tokens": ["x"]}]})
@@ -205,7 +190,7 @@ def test_the_paper_lists_what_it_made_and_what_needs_which_weights(
     monkeypatch.setattr(preset, "names", lambda: ["t3", "mine.json"])
     monkeypatch.setitem(paper.STUDY, "bench", "fake")
     monkeypatch.setitem(paper.STUDY, "scap_bench", "none")
-    assert cli.main(["paper", "all", *place, "--limit", "6"]) == 0
+    assert cli.main(["paper", "table", "all", *place, "--limit", "6"]) == 0
     last = capsys.readouterr().out.splitlines()[-3:]
     assert last[1:] == ["Mine: out/tables/mine.md", "The controlled study: out/study.md"]
     assert "needs weights of Video-LLaVA" in last[0]
@@ -213,7 +198,7 @@ def test_the_paper_lists_what_it_made_and_what_needs_which_weights(
 
 @pytest.mark.parametrize("names", ["nope", "", "gqa nope"])
 def test_the_paper_of_an_unknown_benchmark_is_refused(names: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["paper", "all", "--bench", names]) == 2
+    assert cli.main(["paper", "table", "all", "--bench", names]) == 2
     assert f"--bench {names!r}: must be of " in capsys.readouterr().err
 
 
@@ -269,10 +254,10 @@ def test_a_page_has_what_the_preset_says_and_nothing_else(grid: Path) -> None:
     assert written(grid) == 0
     page = (grid / "page.md").read_text()
     at_64, at_32 = page.split("**checkpoints/llava-mini**")[1:]
-    assert "| visionzip | 100.0 | 100.0 |" in at_64 and "| visionzip, positions kept | 100.0 | 100.0 |" in at_64
-    assert "Retain 32" not in at_64 and "of GQA 4 questions drawn at random" in at_32
-    assert "Retain 64" not in at_32 and "POPE" not in at_32
-    assert "| visionzip, positions kept | 100.0 |" in at_32 and "merged=3" not in page and "| 0.0" not in page
+    assert "| visionzip | 100.0 | 100.0 |" in at_64 and "| visionzip, positions=keep | 100.0 | 100.0 |" in at_64
+    assert "32 tokens" not in at_64 and "4 questions drawn at random" in at_32
+    assert "64 tokens" not in at_32 and "POPE" not in at_32
+    assert "| visionzip, positions=keep | 100.0 |" in at_32 and "merged=3" not in page and "| 0.0" not in page
 
 
 @pytest.mark.parametrize(
@@ -296,12 +281,11 @@ def test_the_same_questions(own: int | None, asked: int, limit: int | None, same
 
 def test_the_results_grid_has_both_ways_to_number_positions_of_every_method_under_their_names() -> None:
     found = preset.read("results")
-    catalogue = Catalogue({name: METHODS.title(name) for name in METHODS})
     policies: dict[tuple[str, str], set[str]] = {}
     for row in found.rows:
-        config = describe_reduction(arguments.one_word_method(row.method), budget(row.tokens))
+        config = describe_reduction(*row.reduction)
         label = re.sub(r", seed \d", "", row.label)  # runs of several seeds are one line of the page
-        assert Row(config, None, 0, Path(), catalogue).label == label
+        assert Row(config, None, 0, Path()).label == label
         others = {key: value for key, value in config["options"].items() if key != "positions"}
         policies.setdefault((config["method"], str(others)), set()).add(config["options"]["positions"])
     assert {name for name, _ in policies} <= {*METHODS} - {"full", "consensusdrop+"} and len(policies) > 20

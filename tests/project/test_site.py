@@ -108,12 +108,13 @@ def test_the_notebook_says_what_it_said() -> None:
     said = _said(now)
     assert said == _said(then), "python docs/site/notebook.py executes it anew"
     assert sum("image/png" in one.get("data", {}) for cell in now.cells for one in cell.get("outputs", [])) == 2 + photo
-    assert "64 of 576 tokens" in said and "random" in said
+    assert "64 of 576 tokens" in said
 
 
 def _said(notebook: Any) -> str:
-    """What is printed, without what differs each time."""
+    """What is printed, without what differs each time. Answers of random tokens are near ties, which differ by CPU."""
     texts = [one.get("text") or one.get("data", {}).get("text/plain", "")
              for cell in notebook.cells for one in cell.get("outputs", [])]  # fmt: skip
     lines = "".join(texts).splitlines()
-    return "\n".join(line.rstrip() for line in lines if "/tmp" not in line and "<PIL" not in line)
+    differing = ("/tmp", "<PIL", "random ", "Random ")
+    return "\n".join(line.rstrip() for line in lines if not any(text in line for text in differing))

@@ -220,19 +220,17 @@ def test_received_saliency_equals_the_definition() -> None:
 
 
 def test_nothing_of_size_n_by_n_by_heads_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
-    largest = 0
-    matmul = torch.Tensor.__matmul__
+    products, sizes = saliency.products, list[int]()
 
-    def watched(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        nonlocal largest
-        result = matmul(left, right)
-        largest = max(largest, result.numel())
+    def watched(*sides: object) -> torch.Tensor:
+        result = products(*sides)
+        sizes.append(result.numel())
         return result
 
-    tokens = unit(size=500, batch=1)
-    monkeypatch.setattr(torch.Tensor, "__matmul__", watched)
-    make("consensusdrop", vision_score="tokens").reduce(tokens, Budget(64))
-    assert 0 < largest <= 4 * 64 * 501
+    monkeypatch.setattr(saliency, "products", watched)
+    monkeypatch.setattr(saliency, "TOWER_CHUNK", 4 * 64 * 501)
+    make("consensusdrop", vision_score="tokens").reduce(unit(size=500, batch=1), Budget(64))
+    assert max(sizes) == 4 * 64 * 501
 
 
 @pytest.mark.parametrize("options", [{"alpha": 0.0}, {"fuser": "recovery"}, {"fuser": "recovery", "student": "cross"}])

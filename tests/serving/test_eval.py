@@ -12,11 +12,11 @@ import small
 from fakes import config, make_place
 
 from llava_consensus.errors import OptionError
-from llava_consensus.evaluation.files import read_answers
 from llava_consensus.evaluation.models import Loading
 from llava_consensus.evaluation.models.vllm import arguments_of, starting
 from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.execution import Execution
+from llava_consensus.evaluation.user_files import read_answers
 
 ENGINE = Loading("cpu", engine="vllm")
 

@@ -4,11 +4,10 @@ import threading
 from pathlib import Path
 
 from llava_consensus.demo import app
-from llava_consensus.demo.desk import samples
 from llava_consensus.evaluation import models
 
 MODEL = "checkpoints/llava-mini-hf"
 
-blocks = app.build(models.load(MODEL), MODEL, samples(Path("playground/mini")))
+blocks = app.build(models.load(MODEL), MODEL, Path("playground/mini"))
 app.launch(blocks, "0.0.0.0", 7860)
 threading.Event().wait()

@@ -15,18 +15,19 @@ from there. Its `rows`, one for each method and budget with the full model first
 """
 
 import os
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import pandas
 from PIL.Image import Image
 
 from llava_consensus.errors import ConsensusError, DataError, OptionError
-from llava_consensus.evaluation.bench.timing import Setting, one_round, peak_meaning
+from llava_consensus.evaluation.bench.timing import Setting, answer_once, in_rounds, peak_meaning
 from llava_consensus.evaluation.files import Record, read_json, write_json
-from llava_consensus.evaluation.models.base import Answer, Prompt, Runner
+from llava_consensus.evaluation.models.base import Prompt, Runner
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.costs import account, kv_bytes, match, paper_flops
@@ -57,25 +58,12 @@ class Protocol:
 
 
 def prompt_shape(runner: Runner, prompt: Prompt, picture: Image) -> Shape:
-    """Sizes of the model with this prompt about this picture, as a first answer tells them. It reads one visual token
-    where the runner allows that: all of a large model's take minutes on a small machine.
-    """
-    try:
-        answer = _first_answer(runner, prompt, picture, make("random"), Budget(1))
-    except ConsensusError:  # one is not enough, of several tiles for example
-        answer = _first_answer(runner, prompt, picture, make("full"), Budget(1))
-    if answer.prefill is None:
-        text, question = runner.rows(prompt)
-    else:
-        text, question = answer.prefill.text, answer.prefill.question
+    """Sizes of the model with this prompt about this picture, as a first answer tells them."""
+    with runner.attach(make("full"), Budget(1)):
+        (answer,) = runner.answer([runner.encode([picture])], [replace(prompt, max_new_tokens=1)])
+    text, question = runner.rows(prompt) if answer.prefill is None else answer.prefill[:2]
     shape = runner.shape(text)._replace(question=question)
     return shape if shape.available == answer.before else shape._replace(patches=answer.before, tiles=1)
-
-
-def _first_answer(runner: Runner, prompt: Prompt, picture: Image, method: Method, budget: Budget) -> Answer:
-    with runner.attach(method, budget):
-        (answer,) = runner.answer([runner.encode([picture])], [replace(prompt, max_new_tokens=1)])
-    return answer
 
 
 @dataclass(frozen=True)
@@ -141,13 +129,16 @@ class Bench:
     cases: Sequence[Case]
     protocol: Protocol
 
-    def measure(self, description: Mapping[str, Any], out: Path, tell: Callable[[str], None]) -> Record:
+    def measure(
+        self, description: Mapping[str, Any], out: Path, tell: Callable[[str], None], again: bool = False
+    ) -> Record:
         """Measures all rounds that the file does not have yet, and returns its content.
 
         Args:
             description: of model, machine and versions, as JSON values: the same where a measurement resumes.
             out: the file.
             tell: takes a line about each round.
+            again: measure anew over what the file holds.
         Raises:
             DataError: where the file holds another measurement.
         """
@@ -155,80 +146,74 @@ class Bench:
         how = {"length": protocol.length, "warmup": protocol.warmup}
         content = {**description, "protocol": how, "memory": peak_meaning(), "shape": self.shape._asdict()}
         content["order"] = [f"{case.name} {case.tokens}" for case in self.cases]
-        samples, loads = _before(out, content)
+        known = stored(out, content, again)
+        samples = [row["samples"] for row in known["rows"]] if known else [[] for _ in self.cases]
+        loads = known.get("load_average", [])
         tower_known = self.shape.available == self.runner.shape().available
         prompt = replace(self.prompt, max_new_tokens=protocol.length)
-        warmup = protocol.warmup if len(loads) < protocol.repeats else 0
-        for number in range(len(loads) - warmup, protocol.repeats):
-            timings = one_round(self.runner, self.pictures, prompt, [case.setting for case in self.cases])
-            if number < len(loads):
-                continue  # warm-up
-            for known, new in zip(samples, timings, strict=True):
-                known += [timing.record() for timing in new]
+        items = list(product(self.pictures, self.cases))
+        done = set(product(range(len(loads)), range(len(items))))
+        take = lambda item: answer_once(self.runner, item[0], prompt, item[1].setting).record()  # noqa: E731
+        for turn, index, timing in in_rounds(items, protocol.repeats, protocol.warmup, done, take):
+            samples[index % len(self.cases)].append(timing)
+            if index < len(items) - 1:
+                continue
             loads.append(os.getloadavg()[0])
             rows = [_row(*pair, self.shape, tower_known) for pair in zip(self.cases, samples, strict=True)]
             rows = [{**row, "speedup": rows[0]["ttft_ms"] / row["ttft_ms"]} for row in rows]
             write_json(out, {**content, "load_average": loads, "rows": rows})
-            tell(f"round {number + 1} of {protocol.repeats}: {out}")
+            tell(f"round {turn + 1} of {protocol.repeats}: {out}")
         result: Record = read_json(out, kind=dict)
         return result
 
 
-def _before(out: Path, content: Mapping[str, Any]) -> tuple[list[list[Record]], list[float]]:
-    """Samples of each case in rounds that are done, and the machine's load after each of them."""
-    if not out.is_file():
+def stored(out: Path, description: Mapping[str, Any], again: bool) -> Record:
+    """The content of a file that an earlier measurement of this description wrote; empty if there is none, or `again`.
+
+    Raises:
+        DataError: for a file that holds another measurement.
+    """
+    if again or not out.is_file():
         out.parent.mkdir(parents=True, exist_ok=True)
-        return [[] for _ in content["order"]], []
-    known = read_json(out, "Move it away", dict)
-    changed = sorted(key for key in content if known.get(key) != content[key])
-    if changed:
+        return {}
+    known: Record = read_json(out, "Move it away", dict)
+    if changed := sorted(key for key in description if known.get(key) != description[key]):
         raise DataError(
             f"{out}: holds another measurement ({', '.join(changed)}). Move it away, say --out FILE, or --again"
         )
-    return [row["samples"] for row in known["rows"]], known["load_average"]
+    return known
 
 
-def _row(case: Case, samples: Sequence[Record], shape: Shape, tower_known: bool) -> Record:
+def _row(case: Case, samples: list[Record], shape: Shape, tower_known: bool) -> Record:
     """A row but for its speed-up.
 
     Args:
         samples: of this case, as the file has them.
         shape: of the model and the prompt; `tower_known`: whether it says what the vision tower reads.
     """
-
-    def values(name: str) -> list[float]:
-        return [one[name] for one in samples if one[name] is not None]
-
-    def median(name: str) -> float | None:
-        return statistics.median(values(name)) if values(name) else None
-
-    def quartiles(name: str) -> list[float] | None:
-        if len(values(name)) < 2:
-            return values(name) * 2 or None
-        first, _, third = statistics.quantiles(values(name), n=4, method="inclusive")
-        return [first, third]
-
+    numbers = pandas.DataFrame(samples).drop(columns="stages_ms").astype(float)
+    stages = pandas.DataFrame([sample["stages_ms"] for sample in samples]).median()
+    median, first, third = numbers.median(), numbers.quantile(0.25), numbers.quantile(0.75)
+    known = median.notna()
     method, budget = case.setting
-    found = account(method, budget.of(shape.available), shape)
-    record = found.record()
+    counted = account(method, budget.of(shape.available), shape)
+    record = counted.record()
     if not tower_known:
         record |= {"flops": {**record["flops"], "vision": None, "total": None}, "note": UNKNOWN_TOWER}
     paper = shape._replace(text=PAPER_TEXT, number_bytes=2)
-    phases = {name: median(f"{name}_ms") for name in PHASES}
-    stages = {name: statistics.median(one["stages_ms"][name] for one in samples) for name in samples[0]["stages_ms"]}
     return {
         "method": case.name,
         "title": case.title,
         "tokens": case.tokens,
         "reduction_percent": 100 * (1 - case.tokens / shape.available),
-        **{name: median(name) for name in TIMES},
-        "quartiles": {name: quartiles(name) for name in TIMES},
-        "phases_ms": phases,
-        "stages_ms": stages,
-        "share": (phases["reduction"] or 0.0) / (median("ttft_ms") or 1.0),
+        **{name: median[name] if known[name] else None for name in TIMES},
+        "quartiles": {name: [first[name], third[name]] if known[name] else None for name in TIMES},
+        "phases_ms": {name: median[f"{name}_ms"] for name in PHASES},
+        "stages_ms": stages.to_dict(),
+        "share": median["reduction_ms"] / median["ttft_ms"],
         "account": record,
-        "paper": {"flops": paper_flops(paper, found.layers), "kv_bytes": kv_bytes(paper, found.layers)},
-        "kv_bytes": median("kv_bytes"),
-        "peak_bytes": max(values("peak_bytes"), default=None),
+        "paper": {"flops": paper_flops(paper, counted.layers), "kv_bytes": kv_bytes(paper, counted.layers)},
+        "kv_bytes": median["kv_bytes"] if known["kv_bytes"] else None,
+        "peak_bytes": numbers["peak_bytes"].max() if known["peak_bytes"] else None,
         "samples": list(samples),
     }

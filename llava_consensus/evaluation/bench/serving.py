@@ -20,13 +20,15 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from itertools import count, islice, product
 from pathlib import Path
-from statistics import median
 from typing import NamedTuple
 
+import pandas
 from PIL import ImageChops
 from PIL.Image import Image
 
+from llava_consensus.evaluation.bench.timing import in_rounds
 from llava_consensus.evaluation.files import Record
 from llava_consensus.serving.parent import PARENT, bind
 from llava_consensus.serving.supported import ASKED, TOKENS
@@ -131,7 +133,7 @@ def measure(
     arguments: str,
     done: Sequence[Record] = (),
 ) -> Iterator[Record]:
-    """A record for each case and load in each round. A round before them, of the last load alone, is left out.
+    """A record for each case and load in each round, after a round that does not count.
 
     Args:
         model: folder of a checkpoint.
@@ -142,11 +144,12 @@ def measure(
         arguments: of vLLM, the same for all servers.
         done: records that were measured before, which are not measured again.
     """
-    overrides, number = {case.name: case.overrides for case in cases}, 0
-    known = {_place(record) for record in done}
-    wanted = {(turn, *case[::2], str(load)) for turn in range(repeats) for load in loads for case in cases}
-    if wanted <= known:
+    items, overrides = list(product(loads, cases)), {case.name: case.overrides for case in cases}
+    places = [(case.name, case.tokens, str(load)) for load, case in items]
+    known = {(one["round"], places.index((one["case"], one["tokens"], one["load"]))) for one in done}
+    if len(known) == repeats * len(items):
         return
+    numbers = count()
 
     def command(name: str, where: str) -> list[str]:
         own = [] if overrides[name] is None else ["--hf-overrides", json.dumps(overrides[name])]
@@ -156,22 +159,16 @@ def measure(
         servers = {name: stack.enter_context(server(partial(command, name))) for name in overrides}
         for one in servers.values():
             one.wait()
-        for turn in range(-1, repeats):
-            for load in loads if turn >= 0 else loads[-1:]:
-                for case in cases:
-                    first, number = number, number + load.requests
-                    if (turn, *case[::2], str(load)) in known:
-                        continue
-                    bodies = [_body(model, asked, picture, case.tokens) for picture in range(first, number)]
-                    time.sleep(SPIN)
-                    found = driven(servers[case.name].port, bodies, load)
-                    if turn >= 0:
-                        yield {"round": turn, "case": case.name, "tokens": case.tokens, "load": str(load), **found}
 
+        def take(item: tuple[Load, ServedCase]) -> Record:
+            load, case = item
+            bodies = [_body(model, asked, picture, case.tokens) for picture in islice(numbers, load.requests)]
+            time.sleep(SPIN)
+            return driven(servers[case.name].port, bodies, load)
 
-def _place(record: Record) -> tuple[int, str, int | float | None, str]:
-    """Round, case and load of a record."""
-    return record["round"], record["case"], record["tokens"], record["load"]
+        for turn, index, found in in_rounds(items, repeats, 1, known, take):
+            name, tokens, load = places[index]
+            yield {"round": turn, "case": name, "tokens": tokens, "load": load, **found}
 
 
 def _body(model: str, asked: ServedQuestion, number: int, tokens: int | float | None) -> bytes:
@@ -222,26 +219,13 @@ def lines(records: Sequence[Record]) -> Iterator[str]:
     """
     yield "| server | tokens | requests | requests/s | first token p50, p99 (ms) | per token (ms) |"
     yield f"| :-- |{' --: |' * 5}"
-
-    def rounds(load: str, case: str, tokens: int | float | None) -> dict[int, Record]:
-        same = (one for one in records if (one["load"], one["case"], one["tokens"]) == (load, case, tokens))
-        return {one["round"]: one for one in same}
-
-    for load, case, tokens in dict.fromkeys((one["load"], one["case"], one["tokens"]) for one in records):
-        own, plain = rounds(load, case, tokens), rounds(load, "plain", None)
-
-        def cell(name: str, scale: float = 1.0, digits: int = 0) -> str:
-            return f"{scale * median(one[name] for one in own.values()):.{digits}f}"  # noqa: B023
-
-        def ratio(name: str) -> str:
-            return f"({median(own[number][name] / plain[number][name] for number in own):.2f})"  # noqa: B023
-
-        cells = (
-            case,
-            str(tokens or "all"),
-            load,
-            f"{cell('requests_per_second', digits=2)} {ratio('requests_per_second')}",
-            f"{cell('first_token_p50', 1e3)}, {cell('first_token_p99', 1e3)} {ratio('first_token_p50')}",
-            f"{cell('per_token', 1e3, 1)} {ratio('per_token')}",
+    frame = pandas.DataFrame([{**one, "tokens": str(one["tokens"] or "all")} for one in records]).set_index("round")
+    measured = ["requests_per_second", "first_token_p50", "first_token_p99", "per_token"]
+    for (load, case, tokens), own in frame.groupby(["load", "case", "tokens"], sort=False):
+        plain = frame[(frame["case"] == "plain") & (frame["load"] == load)]
+        rate, first, last, step = own[measured].median()
+        ratios = (own[measured] / plain[measured]).median()
+        yield (
+            f"| {case} | {tokens} | {load} | {rate:.2f} ({ratios.iloc[0]:.2f}) | {1e3 * first:.0f}, {1e3 * last:.0f} "
+            f"({ratios.iloc[1]:.2f}) | {1e3 * step:.1f} ({ratios.iloc[3]:.2f}) |"
         )
-        yield f"| {' | '.join(cells)} |"

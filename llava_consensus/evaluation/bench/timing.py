@@ -1,19 +1,18 @@
-"""One picture answered once, with the clock running: phases, first token, further tokens, cache and memory.
+"""One picture answered once, with the clock running: phases, first token, further tokens, cache and memory; and the
+loop in which all measurements take turns.
 
-The clock starts with the picture in memory, so that preprocessing and vision tower are in it, and stops for nothing:
-a generation of a fixed length is timed forward by forward, and the end of a forward waits for the device. On a CPU and
-on CUDA alike, the first token's time is that of everything up to the end of the first forward; each later token is one
-further forward with the choice of a token before it. Beside it: how much memory was in use at most, how much there is,
-and a refusal of what does not fit before it is allocated.
+The clock starts with the picture in memory, so that preprocessing and vision tower count. A generation of a fixed
+length is timed forward by forward, and the end of a forward waits for the device. The time to the first token ends with
+the first forward; each later token is one further forward with the choice of a token before it.
 """
 
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from PIL.Image import Image
@@ -30,8 +29,10 @@ from llava_consensus.reduction.tokens import Stopwatch
 
 Setting = tuple[Method, Budget | Share]
 Shown = Image | Clip | list[Image | Clip]  # several are the frames of one video
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 CLEAR, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
-AVAILABLE = Path("/proc/meminfo")
+AVAILABLE = Path("/proc/meminfo"), "MemAvailable"
 SLACK = 1.1  # activations and the allocator's own, beside weights and cache
 
 
@@ -88,15 +89,24 @@ def answer_once(runner: Runner, picture: Shown, prompt: Prompt, setting: Setting
     )
 
 
-def one_round(
-    runner: Runner, pictures: Sequence[Shown], prompt: Prompt, settings: Sequence[Setting]
-) -> list[list[Timing]]:
-    """Times every setting on every picture in turn, so that a busy moment hits all of them."""
-    timings: list[list[Timing]] = [[] for _ in settings]
-    for picture in pictures:
-        for place, setting in enumerate(settings):
-            timings[place].append(answer_once(runner, picture, prompt, setting))
-    return timings
+def in_rounds(
+    items: Sequence[Item], repeats: int, warmup: int, done: Container[tuple[int, int]], take: Callable[[Item], Result]
+) -> Iterator[tuple[int, int, Result]]:
+    """Measures every item in turn in every round, so that a busy moment of the machine hits all of them.
+
+    Args:
+        warmup: rounds before the first measured one, which are not yielded.
+        done: round and index of what was measured before.
+        take: measures one item.
+    Yields:
+        Round, index of the item, and result.
+    """
+    todo = [(turn, index) for turn in range(repeats) for index in range(len(items)) if (turn, index) not in done]
+    for _ in range(warmup if todo else 0):
+        for item in items:
+            take(item)
+    for turn, index in todo:
+        yield turn, index, take(items[index])
 
 
 def first_token(
@@ -104,8 +114,11 @@ def first_token(
 ) -> list[float]:
     """Median milliseconds from a picture to the first token, for each setting, after one round that does not count."""
     prompt = replace(prompt, max_new_tokens=1)
-    rounds = [one_round(runner, [picture], prompt, settings) for _ in range(repeats + 1)][1:]
-    return [statistics.median(one[place][0].ttft_ms for one in rounds) for place in range(len(settings))]
+    times: list[list[float]] = [[] for _ in settings]
+    take = lambda setting: answer_once(runner, picture, prompt, setting).ttft_ms  # noqa: E731
+    for _, index, time in in_rounds(settings, repeats, 1, (), take):
+        times[index].append(time)
+    return [statistics.median(one) for one in times]
 
 
 @contextmanager
@@ -144,13 +157,6 @@ def peak_meaning() -> str:
     return "resident set of the process, at most while answering" if STATUS.exists() else "not measured here"
 
 
-def free_bytes(device: str) -> int | None:
-    """Memory of a device (`cpu`, `cuda`, `cuda:N`) that is free; None where the system does not report it."""
-    if device.startswith("cuda"):
-        return torch.cuda.mem_get_info(device)[0]
-    return _bytes_in(AVAILABLE, "MemAvailable")
-
-
 def _bytes_in(file: Path, name: str) -> int | None:
     """A number of a file of Linux, which has it in kilobytes; None elsewhere."""
     found = re.search(rf"{name}:\s+(\d+) kB", file.read_text()) if file.exists() else None
@@ -158,14 +164,9 @@ def _bytes_in(file: Path, name: str) -> int | None:
 
 
 def refuse_too_large(name: str, weights: int, cache: int, device: str) -> None:
-    """Raises OptionError where a model does not fit into the memory that is free.
-
-    Args:
-        name: of the model, for the message.
-        weights, cache: bytes of its weights, and of keys and values of the longest prompt.
-        device: that will hold it.
-    """
-    free, needed = free_bytes(device), SLACK * (weights + cache)
+    """Raises OptionError if `weights` and `cache`, in bytes, do not fit into the free memory of a device."""
+    cuda = device.startswith("cuda")
+    free, needed = torch.cuda.mem_get_info(device)[0] if cuda else _bytes_in(*AVAILABLE), SLACK * (weights + cache)
     if free is not None and needed > free:
         sizes = [f"{count / 2**30:.1f} GiB" for count in (needed, weights, cache, free)]
         raise OptionError(

@@ -1,8 +1,7 @@
 """Base class of benchmarks: description, options, and the join of answers to questions by id.
 
-Answers are never paired with labels by position: an answer file may be partial (LIMIT, unreadable pictures), in
-another order, hold a line twice or come from somebody else's LLaVA. Every file error names the path, the line and
-where the file comes from. Files are parsed as JSON, nothing else; nothing in them is executed.
+Answers are never paired with labels by position: an answer file may be partial, in another order, hold a line twice or
+come from somebody else's LLaVA. Every file error names the path, the line and where the file comes from.
 """
 
 from abc import ABC, abstractmethod
@@ -13,7 +12,9 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from llava_consensus.errors import DataError, OptionError, listed, plural
-from llava_consensus.evaluation.files import Record, digest, read_answers, read_json, read_lines, read_text
+from llava_consensus.evaluation.benchmarks import parsing
+from llava_consensus.evaluation.files import Record, digest, read_lines
+from llava_consensus.evaluation.user_files import is_table, read_answers, read_rows, read_user_text
 
 LLAVA_EVAL_ZIP = "LLaVA's eval.zip (link in docs/Evaluation.md of github.com/haotian-liu/LLaVA)"
 SHORT = "\nAnswer the question using a single word or phrase."  # LLaVA's suffix for short answers
@@ -22,14 +23,14 @@ LETTER = "\nAnswer with the option's letter from the given choices directly."  #
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question; `images` are file names as the question file has them, below the benchmark's image folder."""
+    """One question; `images` are file names below the benchmark's image folder."""
 
     index: int  # line in the question file, from 0
     question_id: int | str
-    images: tuple[str, ...]  # none for a question about text alone, several for the frames of a video
+    images: tuple[str, ...]  # none for a question about text only, several for the frames of a video
     text: str  # everything that is asked, suffix included
     category: str = "default"
-    prompt: str | None = None  # what the answer file records as prompt, where LLaVA records something else
+    prompt: str | None = None  # what the answer file records as prompt, if LLaVA records something else
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class DataFile:
 
     path: str
     source: str
-    sha256: str = ""  # of the known version, where there is one and it is known
+    sha256: str = ""  # of the known version
     optional: bool = False  # scored or exported with it, asked without
     exported: bool = False  # optional, but nothing is exported without it
 
@@ -58,8 +59,8 @@ def option(*values: str, line: str, asks: bool = False) -> Any:
 class Benchmark(ABC):
     """A benchmark: its data, prompts, scoring, and the published number it must match.
 
-    A subclass is a frozen dataclass whose fields are its options (`option`). Everything else that is fixed stands in
-    the class: `name` in BENCHMARKS, `title` in tables, `line` that says what it is.
+    A subclass is a frozen dataclass whose fields are its options (`option`). Everything else that is fixed is in the
+    class: `name` in BENCHMARKS, `title` in tables, `line` that says what it is.
 
     Raises:
         OptionError: for an option that is none of its values.
@@ -68,30 +69,29 @@ class Benchmark(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     line: ClassVar[str]
-    answer_version: ClassVar[int] = 1  # raised by hand where it asks or scores otherwise than before
+    answer_version: ClassVar[int] = 1  # raise it by hand if the benchmark asks or scores differently than before
     folder: ClassVar[str]  # under DATA/eval
     metric: ClassVar[str]  # key of the headline number in the report
     scale: ClassVar[float] = 1.0  # the headline is divided by it to be a percentage in a mean of benchmarks
-    guess: ClassVar[float] = 0.0  # what guessing scores, where that does not depend on the questions
+    guess: ClassVar[float] = 0.0  # what guessing scores, if that does not depend on the questions
     column: ClassVar[str | None] = None  # of the paper's tables (report/paper.json) that this headline belongs in
-    judge: ClassVar[str | None] = None  # `module:Class` of its grader (judge/grader.py), where a judge model scores it
+    judge: ClassVar[str | None] = None  # `module:Class` of its grader (judge/grader.py), if a judge model scores it
     max_new_tokens: ClassVar[int]
     licence: ClassVar[str] = ""  # of the data, in a few words
-    frames: ClassVar[int] = 0  # of each video that are shown; 0 where the files are pictures
+    frames: ClassVar[int] = 0  # of each video that are shown; 0 if the files are images
 
     result_keys: ClassVar[tuple[str, str] | None] = None  # of id and answer in the list that an official script reads
     # (answers, DATA, target) -> what was written, and the ids that are missing, duplicate or unknown
     export: ClassVar[Callable[..., Record] | None] = None
-    whole: ClassVar[str] = ""  # why the command exports nothing where a question has no answer; empty: it does
-    # (DATA, name) -> the content of a picture that is no file of its own
+    whole: ClassVar[str] = ""  # why the command exports nothing if a question has no answer; empty: it does
+    # (DATA, name) -> the content of an image that is no file of its own
     picture: ClassVar[Callable[..., bytes] | None] = None
 
     def __post_init__(self) -> None:
-        for option_field in fields(self):
-            value = getattr(self, option_field.name)
-            if value not in option_field.metadata["values"]:
-                values, line = ", ".join(option_field.metadata["values"]), option_field.metadata["line"]
-                raise OptionError(f"{option_field.name}={value!r} must be one of {values}: {line}")
+        for one in fields(self):
+            value, values = getattr(self, one.name), one.metadata["values"]
+            if value not in values:
+                raise OptionError(f"{one.name}={value!r} must be one of {', '.join(values)}: {one.metadata['line']}")
 
     @property
     @abstractmethod
@@ -101,11 +101,11 @@ class Benchmark(ABC):
     @property
     @abstractmethod
     def images(self) -> str:
-        """The folder of pictures, under its folder."""
+        """The folder of images, under its folder."""
 
     @property
     def count(self) -> int | None:
-        """Questions of the official set, where that is known."""
+        """Questions of the official set, if known."""
         return None
 
     @property
@@ -138,44 +138,36 @@ class Benchmark(ABC):
     def chance(self, questions: Sequence[Question], data: Path) -> float:
         """Score of guessing among the allowed answers of these questions, in the headline's unit: 0 for free answers. A
         model whose interval does not lie above it enters no average of a report.
-
-        Raises:
-            DataError: a file is missing or damaged.
         """
         return self.guess
 
     def references(self, data: Path) -> Mapping[int, str]:
-        """The right answer to show beside an answer, by index; nothing where that is not one short text."""
+        """The right answer to show beside an answer, by index; nothing if that is not one short text."""
         return {}
 
     def read(self, path: Path, data: Path) -> list[Record]:
         """Reads the answers in a file or folder: LLaVA's lines, or an official form of this benchmark, recognised by
         its content.
-
-        Raises:
-            DataError: it is neither.
         """
-        return read_answers(path) if self.result_keys is None else self._read_result(path, data, *self.result_keys)
-
-    def _read_result(self, path: Path, data: Path, id_key: str, answer_key: str) -> list[Record]:
-        """LLaVA's lines, or the list of an official script, whose ids may be texts of the questions' own."""
-        if not path.is_file() or not read_text(path).lstrip().startswith("["):
-            return read_answers(path)
-        rows, ids = read_json(path, kind=list), {str(one.question_id): one.question_id for one in self.load(data)}
-        for number, row in enumerate(rows, start=1):
-            absent = [key for key in (id_key, answer_key) if not isinstance(row, dict) or key not in row]
-            if absent:
-                raise DataError(f"{path}, entry {number}: no {', '.join(absent)}")
+        keys = self.result_keys
+        official = [row for _, row in read_rows(path)] if keys and starts_with(path, "[") else []
+        if keys and official and "text" not in official[0]:
+            check_entries(path, official, keys)
+            records = [{"question_id": row[keys[0]], "text": row[keys[1]]} for row in official]
+        else:
+            records = read_answers(path)
+            if not is_table(path):
+                return records
+        # ids of such files may be texts of the questions' own
+        ids = {str(one.question_id): one.question_id for one in self.load(data)}
         return [
-            {"question_id": ids.get(str(row[id_key]), row[id_key]), "text": row[answer_key]}
-            for row in rows
-            if str(row[id_key]) in ids or row[answer_key] != ""  # uploads have empty answers outside the split
+            {**record, "question_id": ids.get(str(record["question_id"]), record["question_id"])}
+            for record in records
+            if str(record["question_id"]) in ids or record["text"] != ""  # uploads have empty answers outside the split
         ]
 
     def score_file(self, path: Path, data: Path) -> dict[str, Any]:
-        """`score` of a file; where that holds finished grades of a judge, what they come to. DataError for an empty
-        one.
-        """
+        """`score` of a file; if that holds finished grades of a judge, their official numbers."""
         return self.score(some(self.read(path, data), path), data)
 
     def scored_by(self, data: Path) -> str | None:
@@ -183,14 +175,11 @@ class Benchmark(ABC):
         return None
 
     def together(self, question: Question) -> Hashable:
-        """Key of the questions that must be asked together, because the score counts them as one: the question itself,
-        unless a subclass groups them.
-        """
+        """Key of the questions that must be asked together, because the score counts them as one."""
         return question.index
 
     @property
     def question_file(self) -> str:
-        """The file that holds the questions, under its folder."""
         return self.files[0].path
 
     def place(self, data: Path) -> Path:
@@ -200,16 +189,12 @@ class Benchmark(ABC):
     @property
     def chosen(self) -> dict[str, str]:
         """Options other than the default."""
-        return {
-            option_field.name: getattr(self, option_field.name)
-            for option_field in fields(self)
-            if getattr(self, option_field.name) != option_field.default
-        }
+        return {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
 
     @property
     def asking(self) -> dict[str, str]:
         """The options that change the prompts."""
-        asks = {option_field.name for option_field in fields(self) if option_field.metadata["asks"]}
+        asks = {one.name for one in fields(self) if one.metadata["asks"]}
         return {name: value for name, value in self.chosen.items() if name in asks}
 
 
@@ -222,19 +207,43 @@ class Joined(NamedTuple):
 
 
 def some(records: list[Record], path: Path) -> list[Record]:
-    """The answers of a file. DataError where there are none."""
+    """The answers of a file; DataError for none."""
     if not records:
         raise DataError(f"{path}: no answers in it")
     return records
 
 
 def require(folder: Path, files: Sequence[DataFile]) -> None:
-    """Stop unless every file is there; the message names all that are missing and their sources."""
+    """Raises DataError that names all files that are missing and their sources."""
     absent = [file for file in files if not (file.optional or (folder / file.path).is_file())]
     if absent:
-        listed = "".join(f"\n  {folder / file.path}\n    from {file.source}" for file in absent)
+        names = "".join(f"\n  {folder / file.path}\n    from {file.source}" for file in absent)
         where = "" if folder.is_dir() else f" (there is no folder {folder}: is DATA right?)"
-        raise DataError(f"missing {'files' if len(absent) > 1 else 'file'}{where}:{listed}")
+        raise DataError(f"missing {'files' if len(absent) > 1 else 'file'}{where}:{names}")
+
+
+def check_entries(path: Path, rows: Any, keys: Iterable[str], of: str = "") -> Any:
+    """The rows, a list or an object by id. DataError for an entry that is no object with these keys."""
+    for name, row in rows.items() if isinstance(rows, dict) else enumerate(rows, start=1):
+        absent = [key for key in keys if not isinstance(row, dict) or key not in row]
+        if absent:
+            raise DataError(f"{path}, entry {name!r}{of and f' of {of}'}: no {', '.join(absent)}: another file?")
+    return rows
+
+
+def check_known(path: Path, questions: Iterable[tuple[Question, Hashable]], known: Any, source: str) -> None:
+    """Raises DataError for a question whose key is not among those of a file of right answers."""
+    for question, key in questions:
+        if key not in known:
+            raise DataError(
+                f"{path} does not know question {key!r} (line {question.index + 1} of the questions): another split or "
+                f"version? Get it: {source}"
+            )
+
+
+def starts_with(path: Path, text: str) -> bool:
+    """Whether the content of a file begins so, blanks left aside; False for no file."""
+    return path.is_file() and read_user_text(path).lstrip().startswith(text)
 
 
 def read_questions(path: Path) -> list[Question]:
@@ -287,7 +296,11 @@ def join(
             duplicate.append(index)
         answers[index] = record
     if records and not answers:
-        raise DataError(_none_belongs(records[0], questions))
+        expected = repr(questions[0].question_id) if questions else "none"
+        raise DataError(
+            "none of the answers belongs to a question of this benchmark: the first answer has question_id "
+            f"{records[0]['question_id']!r}, the first question {expected}. Right answer file and DATA folder?"
+        )
     missing = [question.question_id for question in questions if question.index not in answers]
     twice = [questions[index].question_id for index in sorted(set(duplicate))]
     counts = {"asked": len(questions), "answered": len(answers), "missing": len(missing)}
@@ -314,6 +327,24 @@ def report(
     return {"benchmark": name, **numbers, "complete": complete, "counts": joined.counts, "extracted": extracted}
 
 
+def judged_report(name: str, joined: Joined, references: Mapping[int, str], metrics: Sequence[str]) -> dict[str, Any]:
+    """The report of a judged benchmark before a judge was asked: its `metrics` are None, and beside them are exact and
+    contained matches with the references (by index): free, the same everywhere, and too strict for long answers.
+    """
+    extracted: list[dict[str, Any]] = [
+        {
+            "index": index,
+            "extracted": parsing.plain(record["text"]),
+            "exact": parsing.exact(record["text"], references[index]),
+            "correct": parsing.contains(record["text"], references[index]),
+        }
+        for index, record in joined.answers.items()
+    ]
+    shares = {"exact": "exact", "contains": "correct"}
+    numbers = {name: 100 * mean(row[key] for row in extracted) if extracted else None for name, key in shares.items()}
+    return report(name, joined, {**dict.fromkeys(metrics), **numbers, "judge": None}, extracted)
+
+
 def refuse_missing(result: Mapping[str, Any], why: str) -> None:
     """Stops an export that needs every answer; `why` names the official tool's rule."""
     if result["missing"]:
@@ -336,7 +367,6 @@ def mean(values: Iterable[float]) -> float:
 
 
 def percent(value: float | None) -> float | None:
-    """A fraction in percent; None stays None."""
     return None if value is None else 100 * value
 
 
@@ -358,11 +388,3 @@ def _stated_index(record: Record, questions: Sequence[Question]) -> int | None:
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(questions):
         return None
     return index if questions[index].question_id == record["question_id"] else None
-
-
-def _none_belongs(record: Record, questions: Sequence[Question]) -> str:
-    expected = f"{questions[0].question_id!r}" if questions else "none"
-    return (
-        "none of the answers belongs to a question of this benchmark: the first answer has question_id "
-        f"{record['question_id']!r}, the first question {expected}. Is it the right answer file and DATA folder?"
-    )

@@ -1,8 +1,7 @@
 """Is a benchmark's data all there, and is it the right version? What `llava-consensus data check` says.
 
-Files by presence, and by content where the known version's is known; questions by number; pictures by name; right
-answers by what scoring itself checks (POPE's labels line by line against the questions, for example). What is wrong
-says for which use it is: answering needs the pictures, scoring the right answers, an export what it writes about.
+Files by presence and content, questions by number, images by name, right answers by what scoring itself checks. Each
+finding says for which use it matters: answering needs the images, scoring the right answers, an export its own files.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,25 +24,24 @@ class DataFinding(NamedTuple):
 
 
 def check(benchmark: Benchmark, data: Path) -> Iterator[DataFinding]:
-    """Checks files, number of questions, right answers and pictures, as far as the files at hand allow."""
+    """Checks files, number of questions, right answers and images, as far as the files at hand allow."""
     folder, data = benchmark.place(data), Path(data)
     for file in benchmark.files:
         yield _file(folder / file.path, file)
     wrong: dict[str, tuple[str, ...]] = {}
-    questions = None
-    try:
-        with misread(f"{folder}: a file of {benchmark.name}"):
-            benchmark.score([], data)
-    except DataError as error:
-        wrong[str(error)] = (SCORING,)
-    try:
-        with misread(f"{folder}: a file of {benchmark.name}"):
-            questions = benchmark.load(data)
-    except DataError as error:
-        wrong[str(error)] = (*wrong.get(str(error), ()), EXPORT, ANSWERING)
+    questions: list[Question] = []
+    for blocks in ((SCORING,), (EXPORT, ANSWERING)):
+        try:
+            with misread(f"{folder}: a file of {benchmark.name}"):
+                if SCORING in blocks:
+                    benchmark.score([], data)
+                else:
+                    questions = benchmark.load(data)
+        except DataError as error:
+            wrong[str(error)] = wrong.get(str(error), ()) + blocks
     present = all(file.optional or (folder / file.path).is_file() for file in benchmark.files)
     yield from (DataFinding("wrong" if present else "missing", text, blocks) for text, blocks in wrong.items())
-    if questions is not None:
+    if questions or not any(ANSWERING in blocks for blocks in wrong.values()):
         yield _count(benchmark, questions)
         yield from _pictures(benchmark, folder, questions)
 
@@ -66,19 +64,15 @@ def _file(path: Path, file: DataFile) -> DataFinding:
         text = f"{path}{' (optional)' if file.optional else ''}\n  from {file.source}"
         return DataFinding(state, text, (EXPORT,) if file.exported else ())
     size = "a folder" if path.is_dir() else f"{path.stat().st_size:,} bytes"
-    if not file.sha256:
-        return DataFinding("there", f"{path} ({size})")
-    if digest(path) == file.sha256:
-        return DataFinding("there", f"{path} ({size}, the known version)")
-    return DataFinding("other", f"{path}: its content is not that of the known version\n  from {file.source}")
+    if file.sha256 and digest(path) != file.sha256:
+        return DataFinding("other", f"{path}: its content is not that of the known version\n  from {file.source}")
+    return DataFinding("there", f"{path} ({size}{', the known version' if file.sha256 else ''})")
 
 
 def _count(benchmark: Benchmark, questions: list[Question]) -> DataFinding:
     text = f"{len(questions):,} questions"
-    if benchmark.count is None:
-        return DataFinding("there", text)
-    if len(questions) == benchmark.count:
-        return DataFinding("there", f"{text}, as the official set has")
+    if benchmark.count in (None, len(questions)):
+        return DataFinding("there", text if benchmark.count is None else f"{text}, as the official set has")
     return DataFinding("other", f"{text}, but the official set has {benchmark.count:,}: a part, or another version")
 
 

@@ -1,26 +1,40 @@
-"""Questions from any file in LLaVA's format, answered and not scored: what LLaVA's `model_vqa` scripts do.
+"""Questions from any file, answered and not scored: what LLaVA's `model_vqa` scripts do.
 
 `Custom(questions=Path("q.jsonl"), pictures=Path("images"))` is given to a run like a benchmark. It is not in
 BENCHMARKS, because it has no files of its own.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from llava_consensus.errors import OptionError
+from llava_consensus.errors import DataError, OptionError
+from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question
-from llava_consensus.evaluation.files import ANSWERS, Record, read_answers, to_lines, write_out
+from llava_consensus.evaluation.benchmarks.video_qa import VideoQA
+from llava_consensus.evaluation.files import ANSWERS, Record, digest, to_lines, write_out
+from llava_consensus.evaluation.user_files import read_answers, read_rows
+
+IDS = ("question_id", "id")
+TEXTS = ("text", "question", "prompt")
+IMAGES = ("image", "images", "image_path", "image_paths")
+VIDEOS = ("video", "videos", "video_path", "video_paths")
+MEDIA = re.compile(r"image|img|picture|photo|video|clip|frame", re.I)  # in the name of a key
+FILE = re.compile(r"\.(jpe?g|png|gif|bmp|webp|avif|tiff?|heic|heif|mp4|avi|mov|mkv|webm)$", re.I)
+MARKERS = re.compile(r"<(?:image|video)>\n?|\n?<(?:image|video)>")  # in LLaVA's training form
 
 
 @dataclass(frozen=True, kw_only=True)
 class Custom(Benchmark):
-    """A question file and a folder of pictures.
+    """A question file and a folder of images or videos.
 
     Args:
-        questions: lines with question_id, text and mostly image.
-        pictures: folder of the pictures.
+        questions: JSON lines, a JSON list, CSV or TSV. Each row has `question_id` or `id` (else its number counts), a
+            question in `text`, `question`, `prompt` or LLaVA's `conversations`, and images or a video, if any.
+        pictures: folder of the images or videos.
         chunks: parts of ceil(questions / chunks) lines each, as LLaVA cuts them.
         chunk: the part that is asked, from 0.
     Raises:
@@ -51,13 +65,17 @@ class Custom(Benchmark):
 
     @property
     def files(self) -> tuple[DataFile, ...]:
-        """The question file."""
         return (DataFile(self.questions.name, "you (--question-file)"),)
 
     @property
     def images(self) -> str:
-        """The folder of pictures, in whatever folder of data."""
+        """The folder of images, in whatever folder of data."""
         return str(self.pictures.expanduser().absolute())
+
+    @property
+    def frames(self) -> int:  # type: ignore[override]
+        """Frames of each video, if the questions show videos."""
+        return VideoQA.frames if self.questions.is_file() and self._read()[1] else 0
 
     @property
     def asking(self) -> dict[str, str]:
@@ -71,9 +89,14 @@ class Custom(Benchmark):
 
     def load(self, data: Path) -> list[Question]:
         """The questions of the part, in file order."""
-        questions = super().load(data)
+        base.require(self.place(data), self.files)
+        questions = list(self._read()[0])
         size = -(-len(questions) // self.chunks)
         return questions[self.chunk * size : (self.chunk + 1) * size]
+
+    def _read(self) -> tuple[tuple[Question, ...], bool]:
+        path = self.questions.expanduser().absolute()
+        return _questions(path, digest(path))
 
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
         """How complete the answers are; there are no labels."""
@@ -84,10 +107,79 @@ class Custom(Benchmark):
 
 
 def write_answers(run: Path, to: Path) -> None:
-    """Write the answers of a run in the order of the questions, a JSON line each as LLaVA does.
-
-    Raises:
-        DataError: for a target that cannot be written.
-    """
+    """Write the answers of a run in the order of the questions, a JSON line each as LLaVA does."""
     rows = sorted(read_answers(run / ANSWERS), key=lambda row: row["metadata"]["index"])
     write_out(to, to_lines(rows))
+
+
+@lru_cache(maxsize=1)
+def _questions(path: Path, _content: str) -> tuple[tuple[Question, ...], bool]:
+    """The questions in a file, and whether they show videos. DataError for a row without a text, or one that names an
+    image or video in a way that is not understood.
+    """
+    questions, kinds = [], dict[bool, str]()
+    for index, (where, row) in enumerate(read_rows(path)):
+        key = next((row[name] for name in IDS if row.get(name) not in (None, "")), index)
+        if not isinstance(key, int | str) or isinstance(key, bool):
+            raise DataError(f"{where}: question_id {key!r} is neither a number nor a text")
+        names, video = _media(where, row)
+        if names:
+            kinds.setdefault(video, where)
+        category = str(row.get("category") or "default")
+        questions.append(Question(index, key, names, _text(where, row), category))
+    if len(kinds) > 1:
+        raise DataError(f"{kinds[True]}: shows a video, and {kinds[False]} an image. Ask them in two files")
+    return tuple(questions), True in kinds
+
+
+def _text(where: str, row: Record) -> str:
+    """The question of a row; of LLaVA's training form the only turn of the user."""
+    texts = {name: row[name] for name in TEXTS if row.get(name) not in (None, "")}
+    if not texts and isinstance(turns := row.get("conversations"), list):
+        said = [turn.get("value") for turn in turns if isinstance(turn, dict) and turn.get("from") in ("human", "user")]
+        if len(said) != 1:
+            raise DataError(f"{where}: {len(said)} turns of the user, and one question is asked. Keep one a row")
+        texts = {"conversations": MARKERS.sub("", said[0]).strip() if isinstance(said[0], str) else said[0]}
+    if not texts:
+        raise DataError(f"{where}: no question. Name it {', '.join(TEXTS)} or conversations, not {str(list(row))[:60]}")
+    wrong = [name for name, text in texts.items() if not isinstance(text, str)]
+    if wrong:
+        raise DataError(f"{where}: {wrong[0]} is no text but {str(texts[wrong[0]])[:60]!r}")
+    if len(set(texts.values())) > 1:
+        raise DataError(f"{where}: {' and '.join(texts)} differ, and only one is asked. Keep one of them")
+    return next(iter(texts.values()))
+
+
+def _media(where: str, row: Record) -> tuple[tuple[str, ...], bool]:
+    """The files that a row shows, and whether they are a video."""
+    found: dict[str, tuple[str, ...]] = {}
+    for key, value in row.items():
+        if value in (None, "", []) or not (key in (*IMAGES, *VIDEOS) or MEDIA.search(key)):
+            continue
+        if key in (*IMAGES, *VIDEOS):
+            found[key] = tuple(_file_name(where, key, one) for one in (value if isinstance(value, list) else [value]))
+    used = set(found.values())
+    for key, value in row.items():
+        names_file = isinstance(value, list | dict) or (isinstance(value, str) and bool(FILE.search(value)))
+        if key not in found and MEDIA.search(key) and value not in (None, "", []) and (names_file or not used):
+            raise DataError(
+                f"{where}: the key {key!r} seems to name an image or video. Name it {IMAGES[0]}, {IMAGES[1]} or "
+                f"{VIDEOS[0]}, or remove it"
+            )
+    if len(used) > 1:
+        raise DataError(f"{where}: {' and '.join(found)} name different files. Keep one of them")
+    videos = [key for key in found if key in VIDEOS]
+    if videos and len(used.copy().pop()) > 1:
+        raise DataError(f"{where}: several videos, and a question shows one. Ask about each in a row of its own")
+    return (used.pop() if used else ()), bool(videos)
+
+
+def _file_name(where: str, key: str, value: Any) -> str:
+    """A name of a file in the folder of images."""
+    if not isinstance(value, str):
+        raise DataError(f"{where}: {key} is {str(value)[:60]!r}. Give the name of a file")
+    if value.startswith("data:"):
+        raise DataError(f"{where}: {key} is a data URL. Write its content to a file and give the name of that")
+    if re.match(r"[a-z]+://", value):
+        raise DataError(f"{where}: {key} is the address {value[:60]!r}. Fetch it and give the name of the file")
+    return value

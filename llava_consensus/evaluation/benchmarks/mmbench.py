@@ -1,15 +1,15 @@
 """MMBench, English (`mmbench`) and Chinese (`mmbench_cn`): questions with options, each asked once per rotation.
 
 Data: DATA/eval/mmbench and DATA/eval/mmbench_cn; one table each from
-https://download.openmmlab.com/mmclassification/datasets/mmbench (Apache-2.0; pictures of many origins, inside the
+https://download.openmmlab.com/mmclassification/datasets/mmbench (Apache-2.0; images of many origins, inside the
 table as base64). `split=test` takes the test table, whose answers are not published: the score is None then, and the
 server (https://mmbench.opencompass.org.cn) takes what `export` writes.
 Asked as LLaVA does: every row once (the rotations are rows), vicuna_v1, greedy, at most 1,024 new tokens, hint,
 question and options, then the option's letter, asked for in Chinese in `mmbench_cn`. Options end at the first empty
-one, and pandas takes an option like "None" or "N/A" for empty, as in LLaVA's script. Pictures are turned to RGB first.
+one, and pandas takes an option like "None" or "N/A" for empty, as in LLaVA's script. Images are turned to RGB first.
 Scored by circular accuracy (a question counts if every rotation is right), equal to VLMEvalKit v0.2 (commit e4e0263;
 the same from 2024-02 to 2025-08) to the last bit. An answer is read by letter, then by content: exactly one option's
-text inside it. What neither decides is wrong here; `judge/mmbench.py` has a judge read it. The questions of a partial
+text inside it. If neither decides, it is wrong here; `judge/mmbench.py` has a judge read it. The questions of a partial
 run are judged by the rotations that were answered, as in VLMEvalKit.
 Must match: LLaVA-1.5-7B 64.3 and 58.3 (https://arxiv.org/abs/2310.03744, table 4).
 """
@@ -19,7 +19,7 @@ import binascii
 import io
 import zipfile
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -27,32 +27,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from llava_consensus.errors import DataError, ImageError
 from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Joined, Question, mean, option
+from llava_consensus.evaluation.benchmarks.parsing import mmbench_option as read
 from llava_consensus.evaluation.files import Record, read_text, write_out
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 FIELDS = ("index", "question", "hint", "A", "B", "C", "D", "image")
-CELL = 32_767  # characters a cell of an xlsx sheet holds
-FORMULA = ("=", "+", "-", "@")  # what a spreadsheet may take for a formula
-SHORTEST = 64  # characters; a shorter picture is the index of the row that has it
-
-SHEET = b"PK"  # how an xlsx file begins
 OPTIONS = ("A", "B", "C", "D")
 DROPPED = ["hint", "category", "source", "image", "comment", "l2-category"]  # not part of a submission
+CELL = 32_767  # characters a cell of an xlsx sheet holds
+FORMULA = ("=", "+", "-", "@")  # what a spreadsheet may take for a formula
+SHEET = b"PK"  # how an xlsx file begins
+SHORTEST = 64  # characters; a shorter image is the index of the row that has it
 SERVER = "https://download.openmmlab.com/mmclassification/datasets/mmbench/{}"
 RULES = "VLMEvalKit v0.2 (e4e0263)"
-NONE = "Z"  # says that no option fits; never right
-FAILED = "Failed to obtain answer via API"
-REFUSALS = (  # of judges and closed models, as VLMEvalKit lists them
-    "Sorry, I can't help with images of people yet.",
-    "I can't process this file.",
-    "I'm sorry, but without the image provided",
-    "Cannot determine the answer",
-)
-MARKS = str.maketrans(dict.fromkeys(".()[],:;!*#{}", " "))
 ROTATION = 1_000_000  # index of a rotated question: that of the question plus a multiple of this
-Row = Mapping[str, Any]  # index, answer, prediction, options (letter -> text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,28 +69,25 @@ class MMBench(Benchmark):
 
     @property
     def files(self) -> tuple[DataFile, ...]:
-        """The table of the split."""
         name = self.tables[self.split]
         return (DataFile(name, SERVER.format(name)),)
 
     @property
     def count(self) -> int | None:
-        """Rows of dev."""
         return self.published[0] if self.split == "dev" else None
 
     @property
     def paper(self) -> float | None:
-        """Published score, on dev."""
         return self.published[1] if self.split == "dev" else None
 
     def load(self, data: Path) -> list[Question]:
-        """The rows in file order; a picture is named by the index of the first row that has it."""
+        """The rows in file order; an image is named by the index of the first row that has it."""
         table = self._table(data, FIELDS)
         questions = []
-        for number, (row, picture) in enumerate(zip(table.rows, table.names, strict=True)):
+        for number, (row, name) in enumerate(zip(table.rows, table.names, strict=True)):
             text = _question_text(self.place(data) / self.question_file, number, row)
-            question = Question(number, int(row["index"]), (picture,), text + self.suffix, prompt=text)
-            questions.append(replace(question, category=str(row.get("category", "default"))))
+            category = str(row.get("category", "default"))
+            questions.append(Question(number, int(row["index"]), (name,), text + self.suffix, category, text))
         return questions
 
     def together(self, question: Question) -> Hashable:
@@ -108,13 +95,21 @@ class MMBench(Benchmark):
         return int(question.question_id) % ROTATION
 
     def read(self, path: Path, data: Path) -> list[Record]:
-        """LLaVA's answers, or the sheet that the official server takes (xlsx): columns index and prediction."""
+        """LLaVA's answers, or the sheet that the official server takes (xlsx): columns index and prediction. An empty
+        cell reads `nan`, as in VLMEvalKit.
+        """
         if not path.is_file() or path.read_bytes()[:2] != SHEET:
             return super().read(path, data)
-        return [{"question_id": index, "text": text} for index, text in _sheet_predictions(path)]
+        import pandas
+
+        try:
+            table = pandas.read_excel(path, dtype={"prediction": str})
+            pairs = zip(table["index"], table["prediction"], strict=True)
+            return [{"question_id": int(index), "text": str(text)} for index, text in pairs]
+        except (KeyError, ValueError, TypeError, OSError, zipfile.BadZipFile) as error:
+            raise DataError(f"{path}: not a sheet with columns index and prediction ({error})") from error
 
     def scored_by(self, data: Path) -> str | None:
-        """The server, for test."""
         return None if self.split == "dev" else "its server"
 
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
@@ -122,27 +117,19 @@ class MMBench(Benchmark):
         answers no rule could read (`undecided`). Accuracy by ability is VLMEvalKit's, of what `export` writes.
         """
         joined, rows = self.answered(records, data)
-        table = self._table(data).rows
         letters = [read(row["prediction"], row["options"]) for row in rows]
-        extracted: list[dict[str, Any]] = [
-            {
-                "index": row["at"],
-                "extracted": letter or "",
-                "correct": letter == row.get("answer"),
-                "unit": row["index"] % ROTATION,
-            }
-            for row, letter in zip(rows, letters, strict=True)
-        ]
         numbers: dict[str, Any] = {
             "statistic": "circular",
             "accuracy": None,
             "rules": f"{RULES}, exact matching",
             "split": self.split,
+            "undecided": sum(letter is None for letter in letters),
         }
-        numbers["undecided"] = sum(letter is None for letter in letters)
-        if any(_empty(row.get("answer")) for row in table):
-            extracted = [{name: row[name] for name in ("index", "extracted")} for row in extracted]
-        else:
+        pairs = list(zip(rows, letters, strict=True))
+        extracted: list[dict[str, Any]] = [{"index": row["at"], "extracted": letter or ""} for row, letter in pairs]
+        if not any(_empty(row.get("answer")) for row in self._table(data).rows):
+            for scored, (row, letter) in zip(extracted, pairs, strict=True):
+                scored |= {"correct": letter == row["answer"], "unit": row["index"] % ROTATION}
             hits = circular(rows)
             accuracy = base.percent(mean(float(hit) for hit in hits.values())) if hits else None
             numbers |= {"accuracy": accuracy, "questions": len(hits)}
@@ -162,22 +149,17 @@ class MMBench(Benchmark):
     def answered(self, records: Sequence[Record], data: Path) -> tuple[Joined, list[dict[str, Any]]]:
         """The answers by question, and the table's rows that have one: with options, prediction and line (`at`)."""
         table = self._table(data).rows
-        asked = [Question(number, int(row["index"]), (), "") for number, row in enumerate(table)]
-        joined = base.join(records, asked)
+        joined = base.join(records, [Question(number, int(row["index"]), (), "") for number, row in enumerate(table)])
         rows = []
         for index, record in joined.answers.items():
-            options = {letter: table[index][letter] for letter in OPTIONS if not _empty(table[index][letter])}
-            columns = {
-                "index": int(table[index]["index"]),
-                "options": options,
-                "prediction": record["text"],
-                "at": index,
-            }
-            rows.append({**table[index], **columns})
+            row = table[index]
+            options = {letter: row[letter] for letter in OPTIONS if not _empty(row[letter])}
+            more = {"index": int(row["index"]), "options": options, "prediction": record["text"], "at": index}
+            rows.append({**row, **more})
         return joined, rows
 
     def export(self, records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
-        """The xlsx sheet LLaVA's converter writes: no pictures and hints, predictions as the seventh column."""
+        """The xlsx sheet LLaVA's converter writes: no images and hints, predictions as the seventh column."""
         audit = base.join(records, self.load(data)).audit
         texts = {record["question_id"]: record["text"] for record in records}
         table = self._table(data).frame
@@ -187,7 +169,7 @@ class MMBench(Benchmark):
         return audit | {"written": len(sheet)}
 
     def picture(self, data: Path, name: str) -> bytes:
-        """The picture of that name; ImageError if the table has none or it is damaged."""
+        """The image of that name; ImageError if the table has none or it is damaged."""
         table, path = self._table(data), self.place(data) / self.question_file
         if name not in table.pictures:
             raise ImageError(f"{path}: no picture named {name!r}")
@@ -222,6 +204,11 @@ class MMBenchCN(MMBench):
     published = (4329, 58.3)
 
 
+def _empty(value: object) -> bool:
+    """True for a cell that pandas reads as empty: only NaN differs from itself."""
+    return value is None or value != value
+
+
 def _unset(value: object) -> bool:
     """True for cells that LLaVA's script reads as no hint or no option."""
     return _empty(value) or (isinstance(value, str) and value.lower() in ("nan", "none"))
@@ -239,24 +226,6 @@ def _question_text(path: Path, number: int, row: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _sheet_predictions(path: Path) -> list[tuple[int, str]]:
-    """Index and prediction of the rows of a sheet as `export` and VLMEvalKit write it; an empty cell reads `nan`, as
-    there.
-    """
-    import pandas
-
-    try:
-        table = pandas.read_excel(path, dtype={"prediction": str})
-        return [(int(index), str(text)) for index, text in zip(table["index"], table["prediction"], strict=True)]
-    except (KeyError, ValueError, TypeError, OSError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: not a sheet with columns index and prediction ({error})") from error
-
-
-def _empty(value: object) -> bool:
-    """True for a cell that pandas reads as empty."""
-    return value is None or value != value  # NaN alone differs from itself
-
-
 def to_xlsx(table: "DataFrame") -> bytes:
     """A table as an xlsx sheet in which every text stays text, a formula too.
 
@@ -268,14 +237,12 @@ def to_xlsx(table: "DataFrame") -> bytes:
 
     for column in table:
         for index, value in zip(table["index"], table[column], strict=True):
-            if not isinstance(value, str):
-                continue
-            if len(value) > CELL:
+            if isinstance(value, str) and len(value) > CELL:
                 raise DataError(
                     f"index {index}, {column}: {len(value):,} characters, and a cell of an xlsx sheet holds {CELL:,}. "
                     "Answer it again with a smaller --max-new-tokens"
                 )
-            if found := ILLEGAL_CHARACTERS_RE.search(value):
+            if isinstance(value, str) and (found := ILLEGAL_CHARACTERS_RE.search(value)):
                 raise DataError(
                     f"index {index}, {column}: the control character {found[0]!r}, which no xlsx sheet can hold"
                 )
@@ -289,17 +256,17 @@ def to_xlsx(table: "DataFrame") -> bytes:
 
 
 class QuestionTable(NamedTuple):
-    """A table of tab-separated cells with the pictures inside; whoever reads it must not change it."""
+    """A table of tab-separated cells with the images inside; it is cached, so it must not be changed."""
 
     frame: "DataFrame"
     rows: list[dict[str, Any]]
-    names: list[str]  # of each row's picture: the index of the first row that has it
+    names: list[str]  # of each row's image: the index of the first row that has it
     pictures: dict[str, str]  # by name, as base64
 
 
 @lru_cache(maxsize=2)
 def _read_table(path: Path, *_stamp: int) -> QuestionTable:
-    """The table, which has an index in every row. Time of change and size are others once the file has changed."""
+    """The table, which has an index in every row. The stamp is another once the file has changed."""
     import pandas
 
     read_text(path)  # says which byte is no UTF-8
@@ -321,29 +288,11 @@ def _read_table(path: Path, *_stamp: int) -> QuestionTable:
     return QuestionTable(table, rows, names, {name: images[name] for name in names})
 
 
-# Scoring: texts in, numbers out.
-
-
-def read(answer: str, options: Mapping[str, Any]) -> str | None:
-    """The letter an answer states (Z: none of them), or None where the rules cannot decide."""
-    if FAILED not in answer:
-        if any(sentence in answer for sentence in REFUSALS):
-            return NONE
-        pieces = set(answer.translate(MARKS).split())
-        letters = [letter for letter in options if letter in pieces]
-        if len(letters) == 1:
-            return letters[0]
-        if not letters and NONE in pieces:
-            return NONE
-    named = [letter for letter, text in options.items() if str(text).lower() in answer.lower()]
-    return named[0] if len(named) == 1 else None
-
-
-def circular(rows: Sequence[Row]) -> dict[int, bool]:
+def circular(rows: Sequence[Mapping[str, Any]]) -> dict[int, bool]:
     """Per question, true if every rotation is right: keyed by the question's own index, ascending; one whose unrotated
-    row is missing is not scored.
+    row is missing is not scored. A row has index, answer, prediction and options (letter -> text).
     """
-    groups: dict[int, list[Row]] = {}
+    groups: dict[int, list[Mapping[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: row["index"]):
         groups.setdefault(row["index"] % ROTATION, []).append(row)
     return {

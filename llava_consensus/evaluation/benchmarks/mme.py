@@ -1,15 +1,14 @@
-"""MME: 2,374 yes/no questions, two about each of 1,187 pictures, in ten tasks of perception and four of cognition.
+"""MME: 2,374 yes/no questions, two about each of 1,187 images, in ten tasks of perception and four of cognition.
 
-Data: DATA/eval/MME; questions from LLaVA's eval.zip, pictures and right answers (`MME_Benchmark_release_version`) on
+Data: DATA/eval/MME; questions from LLaVA's eval.zip, images and right answers (`MME_Benchmark_release_version`) on
 request from https://github.com/BradyFU/Awesome-Multimodal-Large-Language-Models (branch Evaluation; research only, no
 licence stated); the right answers alone are also in its eval_tool (`eval_tool/Your_Results/<task>.txt`).
 Asked as LLaVA does: vicuna_v1, greedy, at most 128 new tokens, one word or phrase.
 Scored as the official tool does, equal to the last bit: acc + acc+ per task, which are 100 times the share of right
-answers and 100 times the share of pictures with both questions right. The tool takes its lines two by two and never
-compares the pictures' names; here every answer is joined by picture and question, and a question file whose lines are
-not two by two about one picture is refused. Only pictures with both answers count. Where the tool stops because no
-answer of a task is yes or no, the score is 0 and `unreadable` names the task. `export` writes the official results
-folder.
+answers and 100 times the share of images with both questions right. The tool takes its lines two by two and never
+compares the images' names; here every answer is joined by image and question, and a question file whose lines are
+not two by two about one image is refused. Only images with both answers count. If no answer of a task is yes or no, the
+tool stops; here the score is 0 and `unreadable` names the task. `export` writes the official results folder.
 Must match: LLaVA-1.5-7B perception 1510.7 (https://arxiv.org/abs/2310.03744, table 4).
 """
 
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question
+from llava_consensus.evaluation.benchmarks.parsing import mme_word
 from llava_consensus.evaluation.files import Record, read_text, write_out
 
 RELEASE = "MME_Benchmark_release_version"
@@ -33,10 +33,9 @@ FILES = (
         base.LLAVA_EVAL_ZIP,
         "9f67707cb72d2a71df955d0dce84337f2f22eafe2ed473ca3e148c187ac360c5",
     ),
-    DataFile(RELEASE, SOURCE, optional=True),  # pictures and right answers
-    DataFile(RESULTS, SOURCE, optional=True),  # right answers alone
+    DataFile(RELEASE, SOURCE, optional=True),  # images and right answers
+    DataFile(RESULTS, SOURCE, optional=True),  # only right answers
 )
-
 PERCEPTION = (
     *("existence", "count", "position", "color", "posters"),
     *("celebrity", "scene", "landmark", "artwork", "OCR"),
@@ -46,23 +45,23 @@ PARTS = {"perception": PERCEPTION, "cognition": COGNITION}
 
 
 class Pair(NamedTuple):
-    """The two questions about one picture: their right answers, `yes` or `no`, and those given, also `other`."""
+    """The two questions about one image: their right answers, `yes` or `no`, and those given, also `other`."""
 
     right: Sequence[str]
     answers: Sequence[str]
 
 
 class Gold(NamedTuple):
-    """The official line a question belongs to."""
+    """The official line of a question."""
 
-    file: str  # picture's name with the ending .txt
+    file: str  # image's name with the ending .txt
     question: str
     label: str  # as spelled there
 
 
 @dataclass(frozen=True, kw_only=True)
 class MME(Benchmark):
-    """Yes or no, twice about each picture, in points: accuracy + accuracy over both questions, by task."""
+    """Yes or no, twice about each image, in points: accuracy + accuracy over both questions, by task."""
 
     name = "mme"
     title = "MME"
@@ -72,7 +71,7 @@ class MME(Benchmark):
     files = FILES
     metric = "perception"
     scale = 20.0
-    guess = 75.0 * len(PERCEPTION)  # of a task, half of the questions and a quarter of the pictures
+    guess = 75.0 * len(PERCEPTION)  # of a task, half of the questions and a quarter of the images
     column = "mme_perception"
     paper = 1510.7
     count = 2374
@@ -80,7 +79,7 @@ class MME(Benchmark):
     licence = "none stated: research only, pictures on request"
 
     def load(self, data: Path) -> list[Question]:
-        """The questions in file order, known to be two by two about one picture and to have right answers somewhere."""
+        """The questions in file order, known to be two by two about one image and to have right answers somewhere."""
         folder = self.place(data)
         questions = super().load(data)
         for first, second in zip(questions[::2], questions[1::2], strict=False):
@@ -90,15 +89,13 @@ class MME(Benchmark):
                     f"{first.question_id!r} and {second.question_id!r}; the official tool pairs them by position"
                 )
         for task in dict.fromkeys(map(_task, questions)):
-            if not (folder / RELEASE / task).is_dir() and not (folder / RESULTS / f"{task}.txt").is_file():
-                raise DataError(
-                    f"no right answers for {task}: neither {folder / RELEASE / task} nor "
-                    f"{folder / RESULTS / f'{task}.txt'}\n    from {SOURCE}"
-                )
+            places = (folder / RELEASE / task, folder / RESULTS / f"{task}.txt")
+            if not places[0].is_dir() and not places[1].is_file():
+                raise DataError(f"no right answers for {task}: neither {places[0]} nor {places[1]}\n    from {SOURCE}")
         return questions
 
     def together(self, question: Question) -> Hashable:
-        """The two about one picture."""
+        """The two about one image."""
         return question.index // 2
 
     def read(self, path: Path, data: Path) -> list[Record]:
@@ -126,7 +123,7 @@ class MME(Benchmark):
         gold = _gold(self.place(data), questions)
         joined = base.join(records, questions, _key_of_question, _key_of_record)
         labels = {question.index: gold[question.index].label.lower() for question in questions}
-        answers = {index: parse(record["text"]) for index, record in joined.answers.items()}
+        answers = {index: mme_word(record["text"]) for index, record in joined.answers.items()}
         tasks: dict[str, list[Pair]] = {}
         for question in questions[::2]:
             both = (question.index, question.index + 1)
@@ -151,7 +148,7 @@ class MME(Benchmark):
         return base.report(self.name, joined, numbers | statistic, extracted, unreadable)
 
     def chance(self, questions: Sequence[Question], data: Path) -> float:
-        """75 points for each task of perception with a whole picture among the questions."""
+        """75 points for each task of perception with a whole image among the questions."""
         whole = {_task(second) for _, second in zip(questions[::2], questions[1::2], strict=False)}
         return 75.0 * len(whole.intersection(PERCEPTION))
 
@@ -183,7 +180,7 @@ def _task(question: Question) -> str:
 
 
 def _stem(name: str) -> str:
-    """The name of a picture without folders and endings, by which official lines know it."""
+    """The name of an image without folders and endings, by which official lines know it."""
     return name.split("/")[-1].split(".")[0]
 
 
@@ -201,70 +198,51 @@ def _key_of_record(record: Record) -> Hashable:
     prompt = record.get("prompt")
     if not isinstance(prompt, str):
         where = f"the answer to question_id {record['question_id']!r}"
-        raise DataError(f"{where}: no prompt, which tells the two questions of a picture apart")
+        raise DataError(f"{where}: no prompt, which tells the two questions about an image apart")
     return record["question_id"], _cut(prompt)
 
 
 def _gold(folder: Path, questions: Sequence[Question]) -> dict[int, Gold]:
     """The official line of every question, by its index."""
-    task_lines: dict[str, dict[tuple[str, str], str]] = {}
+    lines = {task: _lines(folder, task) for task in dict.fromkeys(map(_task, questions))}
     gold = {}
     for question in questions:
-        task = _task(question)
-        if task not in task_lines:
-            task_lines[task] = _lines(folder, task)
-        file = _stem(str(question.question_id)) + ".txt"
+        task, file = _task(question), _stem(str(question.question_id)) + ".txt"
         texts = [f"{_cut(question.text)}{space}{PLEASE}" for space in (" ", "  ")]
-        text = next((text for text in texts if (file, text) in task_lines[task]), None)
+        text = next((text for text in texts if (file, text) in lines[task]), None)
         if text is None:
             raise DataError(
                 f"line {question.index + 1} of {FILES[0].path}: {texts[0]!r} about {question.question_id} is not among "
                 f"the official questions of {task}: another version? Get it: {SOURCE}"
             )
-        gold[question.index] = Gold(file, text, task_lines[task][file, text])
+        gold[question.index] = Gold(file, text, lines[task][file, text])
     return gold
 
 
 def _lines(folder: Path, task: str) -> dict[tuple[str, str], str]:
     """Right answers of one task by (file, question), from the release or, without it, from the evaluation tool."""
     release = folder / RELEASE / task
+    texts = release / "questions_answers_YN" if (release / "images").is_dir() else release
     lines: dict[tuple[str, str], str] = {}
-    if release.is_dir():
-        texts = release / "questions_answers_YN" if (release / "images").is_dir() else release
-        for path in sorted(texts.glob("*.txt")):
-            for number, line in enumerate(read_text(path).splitlines(), start=1):
-                _add(lines, f"{path}, line {number}", path.name, line.strip().split("\t"))
-        if lines:
-            return lines
-    path = folder / RESULTS / f"{task}.txt"
-    for number, line in enumerate(read_text(path).splitlines(), start=1):
-        file, *fields = line.split("\t")
-        _add(lines, f"{path}, line {number}", file.split(".")[0] + ".txt", fields[:2])
+    for path in sorted(texts.glob("*.txt")) or [folder / RESULTS / f"{task}.txt"]:
+        for number, line in enumerate(read_text(path).splitlines(), start=1):
+            if path.parent == texts:
+                file, fields = path.name, line.strip().split("\t")
+            else:
+                name, *fields = line.split("\t")
+                file, fields = f"{name.split('.')[0]}.txt", fields[:2]
+            try:
+                question, label = fields
+                ground_truth(label)
+            except ValueError as error:
+                message = f"{path}, line {number}: expected a question and yes or no between tabs ({error})"
+                raise DataError(message) from error
+            lines[file, question] = label
     return lines
 
 
-def _add(lines: dict[tuple[str, str], str], where: str, file: str, fields: Sequence[str]) -> None:
-    try:
-        question, label = fields
-        ground_truth(label)
-    except ValueError as error:
-        raise DataError(f"{where}: expected a question and yes or no between tabs ({error})") from error
-    lines[file, question] = label
-
-
-# Scoring: texts in, numbers out.
-
-
-def parse(answer: str) -> str:
-    """`yes`, `no` or `other`: the whole answer, else yes before no among its first four characters; case is ignored."""
-    text = answer.lower()
-    if text in ("yes", "no"):
-        return text
-    return next((word for word in ("yes", "no") if word in text[:4]), "other")
-
-
 def ground_truth(text: str) -> str:
-    """A ground truth: yes or no whatever the case; ValueError for anything else, a blank at its end included."""
+    """A right answer: yes or no in any case; ValueError for anything else, a blank at its end included."""
     if text.lower() not in ("yes", "no"):
         raise ValueError(f"the right answer is {text!r}, which is neither yes nor no")
     return text.lower()
@@ -285,10 +263,11 @@ def evaluate(tasks: Mapping[str, Sequence[Pair]]) -> dict[str, Any]:
     report: dict[str, Any] = {}
     scored = {}
     for part, names in PARTS.items():
+        there = [name for name in names if tasks.get(name)]
         total = 0.0
-        for name in (task_name for task_name in names if tasks.get(task_name)):
+        for name in there:
             scored[name] = score_task(tasks[name])
             total += scored[name]["score"]
-        report[part] = total if any(tasks.get(task_name) for task_name in names) else None
+        report[part] = total if there else None
     unreadable = [name for name in scored if all(answer == "other" for pair in tasks[name] for answer in pair.answers)]
     return report | {"tasks": scored, "unreadable": unreadable}

@@ -1,10 +1,10 @@
-"""MM-Vet: 218 open questions on 200 pictures that need several capabilities at once, graded 0 to 1 by a judge model.
+"""MM-Vet: 218 open questions on 200 images that need several capabilities at once, graded 0 to 1 by a judge model.
 
-Data: DATA/eval/mm-vet; questions from LLaVA's eval.zip, `mm-vet.json` (answers and capabilities) and the pictures from
+Data: DATA/eval/mm-vet; questions from LLaVA's eval.zip, `mm-vet.json` (answers and capabilities) and the images from
 mm-vet.zip of https://github.com/yuweihao/MM-Vet (data CC BY-NC 4.0).
 Asked as LLaVA does: vicuna_v1, greedy, at most 1024 new tokens, the bare question.
-Scored by a judge (`llava-consensus judge mmvet`): mean grade, per capability, over runs. Without one only the matches
-of `judged.py`. The official result file is written by `export`.
+Scored by a judge (`llava-consensus judge mmvet`): mean grade, per capability, over runs. Without one, only by matches.
+`export` writes the official result file.
 Must match: LLaVA-1.5-7B 31.1 with gpt-4-0613 (https://arxiv.org/abs/2310.03744); that judge is gone, and today's give
 the same answers other grades (LLaVA issue 1905: 27.9), so compare only numbers of one judge.
 """
@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.benchmarks import base, judged
+from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question
-from llava_consensus.evaluation.files import Record, read_json, read_text, write_out
+from llava_consensus.evaluation.files import Record, read_json, write_out
+from llava_consensus.evaluation.user_files import read_user_text
 
 FILES = (
     DataFile("llava-mm-vet.jsonl", base.LLAVA_EVAL_ZIP),
@@ -53,7 +54,10 @@ class MMVet(Benchmark):
         whole = _whole(path)
         if whole is None:
             return super().read(path, data)
-        return [{"question_id": _number(key), "text": answer} for key, answer in whole.items()]
+        ids = {key: key.removeprefix("v1_") for key in whole}
+        return [
+            {"question_id": int(ids[key]) if ids[key].isdecimal() else key, "text": text} for key, text in whole.items()
+        ]
 
     def score_file(self, path: Path, data: Path) -> dict[str, Any]:
         """`score`, or of a finished grade file of the official evaluator the official tables, in percent."""
@@ -71,7 +75,6 @@ class MMVet(Benchmark):
         return {"benchmark": self.name, **numbers, "complete": not counts["missing"], "counts": counts}
 
     def scored_by(self, data: Path) -> str | None:
-        """A judge model."""
         return "a judge"
 
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
@@ -80,10 +83,10 @@ class MMVet(Benchmark):
         gold = self.gold(data, questions)
         joined = base.join(records, questions)
         references = {index: gold[key_of(questions[index])]["answer"] for index in joined.answers}
-        return judged.report(self.name, joined, references, {"total": None})
+        return base.judged_report(self.name, joined, references, ["total"])
 
     def export(self, records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
-        """Writes the official result file: `v1_<question_id>` -> answer text, as LLaVA's converter writes it."""
+        """The official result file: `v1_<question_id>` -> answer text, as LLaVA's converter writes it."""
         questions = self.load(data)
         joined = base.join(records, questions)
         texts = {key_of(questions[index]): record["text"] for index, record in joined.answers.items()}
@@ -93,40 +96,22 @@ class MMVet(Benchmark):
     def gold(self, data: Path, questions: Sequence[Question]) -> Mapping[str, Mapping[str, Any]]:
         """`mm-vet.json`, known to have every question that is asked and every field that is used."""
         path = self.place(data) / FILES[1].path
-        samples = read_json(path, kind=dict)
+        samples: dict[str, Any] = base.check_entries(path, read_json(path, kind=dict), GOLD_FIELDS)
         for key, sample in samples.items():
-            lacking = [
-                name
-                for name, kind in GOLD_FIELDS.items()
-                if not isinstance(sample, dict) or type(sample.get(name)) is not kind
-            ]
-            if lacking:
-                raise DataError(
-                    f"{path}: sample {key!r} lacks {', '.join(lacking)}: not MM-Vet's file. Get it: {FILES[1].source}"
-                )
-        unknown = next((question for question in questions if key_of(question) not in samples), None)
-        if unknown is not None:
-            raise DataError(
-                f"{path} does not know {key_of(unknown)!r} (line {unknown.index + 1} of {FILES[0].path}): "
-                f"another version? Get it: {FILES[1].source}"
-            )
+            wrong = [name for name, kind in GOLD_FIELDS.items() if type(sample[name]) is not kind]
+            if wrong:
+                raise DataError(f"{path}, entry {key!r}: {', '.join(wrong)} of another type: not MM-Vet's file")
+        base.check_known(path, ((question, key_of(question)) for question in questions), samples, FILES[1].source)
         return samples
 
 
 def _whole(path: Path) -> dict[str, Any] | None:
-    """The content of a file that is one object by sample; None of a file of lines."""
-    if not path.is_file():
-        return None
-    with contextlib.suppress(ValueError, RecursionError):
-        content = json.loads(read_text(path))
-        if isinstance(content, dict) and "question_id" not in content:
-            return content
+    """The content of a file that is one object by sample; None for a file of lines."""
+    if path.is_file():
+        with contextlib.suppress(ValueError, RecursionError):
+            content = json.loads(read_user_text(path))
+            return content if isinstance(content, dict) and "question_id" not in content else None
     return None
-
-
-def _number(key: str) -> int | str:
-    number = key.removeprefix("v1_")
-    return int(number) if number.isdecimal() else key
 
 
 def key_of(question: Question) -> str:
@@ -153,31 +138,32 @@ def tables(
 
     if not capabilities or runs < 1:
         raise ValueError("MM-Vet needs at least one sample and one run")
+    counts: dict[str, Counter[str]] = {"capability": Counter(), "integration": Counter()}
+    sums: dict[tuple[str, str], np.ndarray] = {}  # by table and its column
+    total = np.zeros(runs)
+    columns = {}
+    for key, names in capabilities.items():
+        joined = "_".join(sorted(set(names)))
+        columns[key] = [*(("capability", name) for name in dict.fromkeys(names)), ("integration", joined)]
+        for table, name in columns[key]:
+            counts[table][name] += 1
+            sums.setdefault((table, name), np.zeros(runs))
+    for key in (key for key in grades if key in columns):
+        scores = np.array(grades[key][:runs], dtype=np.float64)
+        for column in columns[key]:
+            sums[column] += scores
+        total += scores
 
     def rounded(value: "np.floating") -> float:
         return float(np.round(value, decimals))
 
-    def means(of: Mapping[str, "np.ndarray"], counts: Counter[str]) -> dict[str, float]:
-        return {name: rounded((of[name] / count * 100).mean()) for name, count in counts.most_common()}
-
-    groups = {key: ([*dict.fromkeys(names)], "_".join(sorted(set(names)))) for key, names in capabilities.items()}
-    single = Counter(name for names, _ in groups.values() for name in names)
-    joint = Counter(joined for _, joined in groups.values())
-    sums = {name: np.zeros(runs) for name in single}
-    joint_sums = {name: np.zeros(runs) for name in joint}
-    total = np.zeros(runs)
-    for key in (key for key in grades if key in groups):
-        scores = np.array(grades[key][:runs], dtype=np.float64)
-        names, joined = groups[key]
-        for name in names:
-            sums[name] += scores
-        joint_sums[joined] += scores
-        total += scores
     percents = total / len(capabilities) * 100
     return {
         "total": rounded(percents.mean()),
         "std": rounded(percents.std()),
         "runs": [rounded(percent) for percent in percents],
-        "capability": means(sums, single),
-        "integration": means(joint_sums, joint),
+        **{
+            table: {name: rounded((sums[table, name] / count * 100).mean()) for name, count in of.most_common()}
+            for table, of in counts.items()
+        },
     }

@@ -1,16 +1,15 @@
 """POPE on COCO: 8,910 yes/no questions on objects that are or are not there; hallucination by category.
 
 Data: DATA/eval/pope; questions from LLaVA's eval.zip, labels from https://github.com/AoiDragon/POPE (MIT) **at commit
-e3e3926**, pictures from COCO val2014. Later label files hold 3,000 other random questions instead of 2,910; the
+e3e3926**, images from COCO val2014. Later label files hold 3,000 other random questions instead of 2,910; the
 official script pairs by position and would score them without a word, so here every question text is compared first.
 Asked as LLaVA does: vicuna_v1, greedy, at most 128 new tokens, one word or phrase.
 Scored by the official parsing; the headline is the mean F1 of random, popular and adversarial.
-Equal to the official script to the last bit. Where that script dies of a division by zero (a model that never says yes,
+Equal to the official script to the last bit. If that script dies of a division by zero (a model that never says yes,
 for example) the ratio is None here and F1 counts as 0.0 if there was anything to find.
 Must match: LLaVA-1.5-7B 85.9 (https://arxiv.org/abs/2310.03744, table 4: 87.3, 86.1, 84.2).
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +18,10 @@ from typing import Any
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question, mean
+from llava_consensus.evaluation.benchmarks.parsing import pope_can_use, pope_word
 from llava_consensus.evaluation.files import Record, read_lines
+from llava_consensus.evaluation.user_files import read_rows
 
-CATEGORIES = ("random", "popular", "adversarial")
 LABELS = "coco/coco_pope_{}.json"
 LABEL_SOURCE = "output/coco of github.com/AoiDragon/POPE at commit e3e39262c85a6a83f26cf5094022a782cb0df58d"
 KNOWN = {  # the labels of commit e3e3926
@@ -35,10 +35,9 @@ FILES = (
         base.LLAVA_EVAL_ZIP,
         "1d3b41f0dced74b4f361c659787ef673497cfac54a6be7bde00eb405bab03c70",
     ),
-    *(DataFile(LABELS.format(category), LABEL_SOURCE, KNOWN[category]) for category in CATEGORIES),
+    *(DataFile(LABELS.format(category), LABEL_SOURCE, checksum) for category, checksum in KNOWN.items()),
 )
 RATIOS = ("accuracy", "precision", "recall", "f1", "yes_ratio")
-NEGATIONS = frozenset(("No", "not", "no"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +63,11 @@ class POPE(Benchmark):
 
     def read(self, path: Path, data: Path) -> list[Record]:
         """LLaVA's lines, or POPE's own: `question` and `answer` of all questions or of one category, in their order."""
-        rows = read_lines(path, ()) if path.is_file() else []
+        rows = [row for _, row in read_rows(path)] if path.is_file() else []
         if not rows or not all("answer" in row and "question" in row and "question_id" not in row for row in rows):
             return super().read(path, data)
         questions = self.load(data)
-        parts = [[one for one in questions if one.category == category] for category in CATEGORIES]
+        parts = [[one for one in questions if one.category == category] for category in KNOWN]
         for part in (questions, *parts):
             pairs = list(zip(part, rows, strict=False))
             if len(part) == len(rows) and all(f"{one.text}\n".startswith(f"{row['question']}\n") for one, row in pairs):
@@ -82,38 +81,33 @@ class POPE(Benchmark):
         )
 
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
-        """F1, accuracy, precision, recall and share of yes in percent: mean over categories, and each category.
-
-        A category without answers has no numbers.
-        """
+        """F1, accuracy, precision, recall and share of yes in percent: mean over categories, and each category."""
         questions = self.load(data)
         labels = _labels(self.place(data), questions)
         joined = base.join(records, questions)
-        answers = {index: parse(record["text"]) for index, record in joined.answers.items()}
-        per_category: dict[str, dict[str, float | None]] = {}
-        for category in dict.fromkeys(question.category for question in questions):
-            of_category = [index for index in answers if questions[index].category == category]
-            if of_category:
-                per_category[category] = metrics(
-                    [answers[index] for index in of_category], [labels[index] for index in of_category]
-                )
-        numbers: dict[str, Any] = {"f1": base.percent(mean_f1(list(per_category.values())))}
-        for name in ("accuracy", "precision", "recall", "yes_ratio"):
-            values = [value for ratios in per_category.values() if (value := ratios[name]) is not None]
-            numbers[name] = base.percent(mean(values)) if values else None
-        numbers["categories"] = {category: _in_percent(ratios) for category, ratios in per_category.items()}
+        answers = {index: pope_word(record["text"]) for index, record in joined.answers.items()}
+        categories: dict[str, dict[str, Any]] = {}
+        for category in dict.fromkeys(questions[index].category for index in answers):
+            of_it = [index for index in answers if questions[index].category == category]
+            categories[category] = metrics([answers[index] for index in of_it], [labels[index] for index in of_it])
+        numbers: dict[str, Any] = {"f1": base.percent(_mean(categories, "f1"))}
+        numbers |= {name: base.percent(_mean(categories, name)) for name in RATIOS if name != "f1"}
+        numbers["categories"] = {
+            category: ratios | {name: base.percent(ratios[name]) for name in RATIOS}
+            for category, ratios in categories.items()
+        }
         extracted = [
             {
                 "index": index,
                 "extracted": answer,
                 "correct": (answer == "no") == (labels[index] == "no"),
                 "group": questions[index].category,
-                # the three categories share their pictures and their questions about objects that are there
+                # the three categories share their images and their questions about objects that are there
                 "unit": questions[index].images[0],
             }
             for index, answer in answers.items()
         ]
-        unreadable = sum(not says_either(record["text"]) for record in joined.answers.values())
+        unreadable = sum(not pope_can_use(record["text"]) for record in joined.answers.values())
         return base.report(self.name, joined, numbers | {"statistic": "f1_mean"}, extracted, unreadable)
 
 
@@ -125,38 +119,20 @@ def _labels(folder: Path, questions: Sequence[Question]) -> dict[int, str]:
         rows = read_lines(path, ("text", "label"))
         of_category = [question for question in questions if question.category == category]
         if len(rows) != len(of_category):
-            reason = f"it has {len(rows)} lines, but {len(of_category)} {category} questions are asked"
-            raise DataError(_mismatch(path, reason))
+            raise _mismatch(path, f"it has {len(rows)} lines, but {len(of_category)} {category} questions are asked")
         for number, (question, row) in enumerate(zip(of_category, rows, strict=True), start=1):
             same_image = "image" not in row or (row["image"],) == question.images
             if not same_image or not f"{question.text}\n".startswith(f"{row['text']}\n"):
                 ours = f"{', '.join(question.images)}: {question.text.partition(chr(10))[0]!r}"
-                reason = f"line {number} is {row.get('image')}: {row['text']!r}, but the question asked is {ours}"
-                raise DataError(_mismatch(path, reason))
+                theirs = f"{row.get('image')}: {row['text']!r}"
+                raise _mismatch(path, f"line {number} is {theirs}, but the question asked is {ours}")
             labels[question.index] = str(row["label"])
     return labels
 
 
-def _mismatch(path: Path, reason: str) -> str:
-    return f"{path} does not belong to {FILES[0].path}: {reason}. Another label version? Get it: {LABEL_SOURCE}"
-
-
-def _in_percent(ratios: dict[str, float | None]) -> dict[str, Any]:
-    return ratios | {name: base.percent(ratios[name]) for name in RATIOS}
-
-
-# Scoring: texts in, numbers out.
-
-
-def parse(text: str) -> str:
-    """`no` if a negation is a word of the first sentence, else `yes`; spelling and spacing as the official script."""
-    words = text.partition(".")[0].replace(",", "").split(" ")
-    return "yes" if NEGATIONS.isdisjoint(words) else "no"
-
-
-def says_either(text: str) -> bool:
-    """True if yes, no or not is a word of an answer; the official script takes every other one for a yes."""
-    return not {"yes", "no", "not"}.isdisjoint(re.findall(r"[a-z]+", text.lower()))
+def _mismatch(path: Path, reason: str) -> DataError:
+    text = f"{path} does not belong to {FILES[0].path}: {reason}. Another label version? Get it: {LABEL_SOURCE}"
+    return DataError(text)
 
 
 def metrics(answers: Sequence[str], labels: Sequence[str]) -> dict[str, float | None]:
@@ -187,8 +163,7 @@ def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def mean_f1(categories: Sequence[dict[str, float | None]]) -> float | None:
-    """The number papers quote: the plain mean of the categories' F1, as a fraction."""
-    values = [category["f1"] for category in categories]
-    defined = [value for value in values if value is not None]
-    return mean(defined) if defined else None
+def _mean(categories: Mapping[str, Mapping[str, float | None]], name: str) -> float | None:
+    """The plain mean over the categories that have the ratio, as papers quote F1; as a fraction."""
+    values = [value for ratios in categories.values() if (value := ratios[name]) is not None]
+    return mean(values) if values else None

@@ -1,14 +1,13 @@
-"""RefCOCO: where is what a sentence describes? A box in words, right if it overlaps the true one by half.
+"""RefCOCO: the box of what a sentence describes, in words; right if it overlaps the true one by half.
 
 Data: DATA/eval/refcoco; `refcoco_val.jsonl` in the form that Qwen-VL's and InternVL's evaluations read (`image`,
-`sent`, `bbox` as left, top, right, bottom in pixels, `width`, `height`), pictures from COCO train2014. A line may hold
+`sent`, `bbox` as left, top, right, bottom in pixels, `width`, `height`), images from COCO train2014. A line may hold
 `text`, the whole prompt for a model that was trained on other words, and `boxes`, the unit of that model's numbers.
 Asked as LLaVA-1.5 was trained: its sentence for a region, greedy, at most 128 new tokens.
 Scored by the intersection over the union of the two boxes: accuracy at 0.5, and the mean. The first four numbers of an
 answer are the box; `boxes` says in what they count.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +16,15 @@ from typing import Any
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question
+from llava_consensus.evaluation.benchmarks.parsing import numbers
 from llava_consensus.evaluation.files import Record, read_lines
 
 FILES = (DataFile("refcoco_val.jsonl", "the grounding data of github.com/QwenLM/Qwen-VL (eval_mm/EVALUATION.md)"),)
 FIELDS = ("image", "sent", "bbox", "width", "height")
 ASKED = "Please provide the bounding box coordinate of the region this sentence describes: {}"
-NUMBER = re.compile(r"\d+(?:\.\d+)?")
 UNITS = ("padded", "unit", "tenths", "thousand", "pixels")
 RIGHT = 0.5  # intersection over union
-Box = tuple[float, float, float, float]  # left, top, right, bottom
+Box = Sequence[float]  # left, top, right, bottom
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +49,7 @@ class RefCOCO(Benchmark):
     )  # fmt: skip
 
     def load(self, data: Path) -> list[Question]:
-        """One question for each line of the file; of a picture's path the name counts."""
+        """One question for each line of the file; of an image's path the name counts."""
         return [
             Question(index, index, (Path(row["image"]).name,), row.get("text") or ASKED.format(row["sent"]))
             for index, row in enumerate(self._rows(data))
@@ -60,12 +59,12 @@ class RefCOCO(Benchmark):
         """Accuracy at an overlap of 0.5 and mean overlap, in percent."""
         rows = self._rows(data)
         joined = base.join(records, self.load(data))
-        found = {index: parse(record["text"]) for index, record in joined.answers.items()}
+        found = {index: numbers(record["text"], 4) for index, record in joined.answers.items()}
         overlaps = {
             index: 0.0 if box is None else overlap(in_pixels(box, rows[index], self.boxes), rows[index]["bbox"])
             for index, box in found.items()
         }
-        numbers = {
+        shares = {
             "accuracy": base.percent(base.mean(value >= RIGHT for value in overlaps.values())),
             "mean_iou": base.percent(base.mean(overlaps.values())),
         }
@@ -73,32 +72,23 @@ class RefCOCO(Benchmark):
             {"index": index, "extracted": found[index], "correct": value >= RIGHT, "overlap": value}
             for index, value in overlaps.items()
         ]
-        return base.report(self.name, joined, numbers, extracted, sum(box is None for box in found.values()))
+        return base.report(self.name, joined, shares, extracted, sum(box is None for box in found.values()))
 
     def _rows(self, data: Path) -> list[dict[str, Any]]:
         base.require(self.place(data), self.files)
         path = self.place(data) / self.question_file
         rows = read_lines(path, FIELDS)
         for number, row in enumerate(rows, start=1):
-            numbers = [*row["bbox"], row["width"], row["height"]] if isinstance(row["bbox"], list) else []
-            if len(numbers) != 6 or not all(isinstance(one, int | float) and 0 <= one < 1e6 for one in numbers):
+            sizes = [*row["bbox"], row["width"], row["height"]] if isinstance(row["bbox"], list) else []
+            if len(sizes) != 6 or not all(isinstance(one, int | float) and 0 <= one < 1e6 for one in sizes):
                 raise DataError(f"{path}, line {number}: bbox must be left, top, right, bottom in pixels")
             if row.get("boxes", "padded") not in UNITS:
                 raise DataError(f"{path}, line {number}: boxes must be one of {', '.join(UNITS)}")
         return rows
 
 
-# Scoring: texts in, numbers out.
-
-
-def parse(text: str) -> Box | None:
-    """The first four numbers of an answer; None where there are fewer."""
-    numbers = [float(one) for one in NUMBER.findall(text)[:4]]
-    return (numbers[0], numbers[1], numbers[2], numbers[3]) if len(numbers) == 4 else None
-
-
 def in_pixels(box: Box, row: Mapping[str, Any], boxes: str) -> Box:
-    """A box of an answer in pixels of its picture. The last tenth that a box touches belongs to it."""
+    """A box of an answer in pixels of its image. The last tenth that a box touches belongs to it."""
     width, height = row["width"], row["height"]
     if boxes == "auto":
         boxes = row.get("boxes", "padded")
@@ -115,7 +105,7 @@ def in_pixels(box: Box, row: Mapping[str, Any], boxes: str) -> Box:
     return x[0], y[0], x[1], y[1]
 
 
-def overlap(one: Sequence[float], other: Sequence[float]) -> float:
+def overlap(one: Box, other: Box) -> float:
     """Intersection over union of two boxes; 0 where a box has no area."""
     across = max(0.0, min(one[2], other[2]) - max(one[0], other[0]))
     down = max(0.0, min(one[3], other[3]) - max(one[1], other[1]))

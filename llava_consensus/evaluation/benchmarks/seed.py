@@ -1,18 +1,17 @@
-"""SEED-Bench: 19,242 questions with four options in 12 types, 14,233 about pictures and 5,009 about videos.
+"""SEED-Bench: 19,242 questions with four options in 12 types, 14,233 about images and 5,009 about videos.
 
-Data: DATA/eval/seed_bench; questions from LLaVA's eval.zip, answers (SEED-Bench.json) and pictures from
+Data: DATA/eval/seed_bench; questions from LLaVA's eval.zip, answers (SEED-Bench.json) and images from
 https://github.com/AILab-CVC/SEED-Bench (CC BY-NC 4.0). A video question shows the middle frame, cut out by the
 script in eval.zip (`SEED-Bench-video-image/<type>_<id>.png`). Later revisions of SEED-Bench.json have fewer videos:
 questions it does not know are counted in `not_annotated` and not scored.
 Asked as LLaVA does: vicuna_v1, greedy, at most 128 new tokens, the option's letter.
-Scored as LLaVA's script does: the answer is the right letter, nothing else. Picture questions have numbers as ids in
-LLaVA's file and texts in the annotations, video questions `v0`, `v1`, ...; one id occurs twice.
-Equal to LLaVA's script to the last bit: nothing is stripped, no case is folded. Where that script stops (a type with
-wrong answers alone; no picture or no video at all) the accuracy here is 0 or None.
-Must match: LLaVA-1.5-7B 58.6 in all, 66.1 pictures, 37.3 videos (https://arxiv.org/abs/2310.03744, table 4).
+Scored as LLaVA's script does, to the last bit: the answer is the right letter, nothing is stripped, no case is folded.
+Image questions have numbers as ids in LLaVA's file and texts in the annotations, video questions `v0`, `v1`, ...; one
+id occurs twice. If that script stops (a type with only wrong answers; no image or no video at all) the accuracy here
+is 0 or None.
+Must match: LLaVA-1.5-7B 58.6 in all, 66.1 images, 37.3 videos (https://arxiv.org/abs/2310.03744, table 4).
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,9 @@ from typing import Any
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question
-from llava_consensus.evaluation.files import Record, read_json, read_lines, read_text, write_out
+from llava_consensus.evaluation.benchmarks.parsing import LETTERS
+from llava_consensus.evaluation.files import Record, read_json, to_lines, write_out
+from llava_consensus.evaluation.user_files import read_rows
 
 FILES = (
     DataFile("llava-seed-bench.jsonl", base.LLAVA_EVAL_ZIP),
@@ -34,7 +35,7 @@ KINDS = ("image", "video")
 
 @dataclass(frozen=True, kw_only=True)
 class SEED(Benchmark):
-    """Questions with four options on pictures and on middle frames of videos."""
+    """Questions with four options on images and on middle frames of videos."""
 
     name = "seed"
     title = "SEED"
@@ -51,36 +52,32 @@ class SEED(Benchmark):
 
     def read(self, path: Path, data: Path) -> list[Record]:
         """LLaVA's answers, or an official upload: lines, or one list, of `question_id` and `prediction`."""
-        if not path.is_file() or "prediction" not in (text := read_text(path)):
+        rows = [row for _, row in read_rows(path)] if path.is_file() else []
+        if not rows or "prediction" not in rows[0]:
             return super().read(path, data)
-        rows = read_json(path, kind=list) if text.lstrip().startswith("[") else read_lines(path, ("question_id",))
-        return [{"text": row.get("prediction"), **row} if isinstance(row, dict) else row for row in rows]
+        return [{"text": row.get("prediction"), **row} for row in rows]
 
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
-        """Accuracy in percent over the answered questions, of pictures and of videos."""
+        """Accuracy in percent over the answered questions, of images and of videos."""
         questions = self.load(data)
         annotations, names = _annotations(self.place(data) / FILES[1].path)
         joined = base.join(records, questions, _of_question, _of_record)
         texts = {_of_question(questions[index]): record["text"] for index, record in joined.answers.items()}
-        asked_ids = {_of_question(question) for question in questions}
-        annotated = [annotation for annotation in annotations if key_of(annotation["question_id"]) in asked_ids]
-        numbers = evaluate(
-            [annotation for annotation in annotated if key_of(annotation["question_id"]) in texts], texts
-        )
-        right = {key_of(annotation["question_id"]): annotation["answer"] for annotation in annotated}
-        types = {key_of(annotation["question_id"]): annotation["question_type_id"] for annotation in annotated}
-        numbers["not_annotated"] = len(asked_ids - right.keys())
+        asked = {_of_question(question) for question in questions}
+        gold = {key: row for row in annotations if (key := key_of(row["question_id"])) in asked}
+        numbers = evaluate([row for row in annotations if key_of(row["question_id"]) in texts], texts)
+        numbers["not_annotated"] = len(asked - gold.keys())
         extracted = [
             {
                 "index": index,
                 "extracted": record["text"],
-                "correct": record["text"] == right[key],
-                "group": names.get(types[key], str(types[key])),
+                "correct": record["text"] == gold[key]["answer"],
+                "group": names.get(gold[key]["question_type_id"], str(gold[key]["question_type_id"])),
             }
             for index, record in joined.answers.items()
-            if (key := _of_question(questions[index])) in right
+            if (key := _of_question(questions[index])) in gold
         ]
-        unreadable = sum(record["text"] not in ("A", "B", "C", "D") for record in joined.answers.values())
+        unreadable = sum(record["text"] not in LETTERS[:4] for record in joined.answers.values())
         return base.report(self.name, joined, numbers, extracted, unreadable)
 
     def export(self, records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
@@ -91,11 +88,9 @@ class SEED(Benchmark):
         keys = [key_of(annotation["question_id"]) for annotation in annotations]
         audit["missing"] = [key for key in keys if key not in texts]
         base.refuse_missing(audit, "the official script stops at the first of them")
-        rows = [
-            json.dumps({"question_id": annotation[OFFICIAL], "prediction": texts[key]}) + "\n"
-            for annotation, key in zip(annotations, keys, strict=True)
-        ]
-        write_out(target, "".join(rows).encode())
+        pairs = zip(annotations, keys, strict=True)
+        rows = [{"question_id": row[OFFICIAL], "prediction": texts[key]} for row, key in pairs]
+        write_out(target, to_lines(rows))
         return audit | {"written": len(rows)}
 
 
@@ -113,21 +108,13 @@ def _annotations(path: Path) -> tuple[list[dict[str, Any]], dict[int, str]]:
     rows, types = content.get("questions"), content.get("question_type")
     if not isinstance(rows, list) or not isinstance(types, dict):
         raise DataError(f"{path}: no list 'questions' and no 'question_type': not SEED-Bench.json")
-    for number, row in enumerate(rows, start=1):
-        absent = [name for name in FIELDS if not isinstance(row, dict) or name not in row]
-        if absent:
-            raise DataError(f"{path}, entry {number} of questions: no {', '.join(absent)}")
+    for row in base.check_entries(path, rows, FIELDS, "questions"):
         row[OFFICIAL], row["question_id"] = row["question_id"], str(row["question_id"])
     return rows, {number: name for name, number in types.items()}
 
 
-# Scoring: texts in, numbers out.
-
-
 def key_of(question_id: str) -> int | str:
-    """Key of a question in answer files: a number where the annotation's text is one (pictures), else the text
-    (videos).
-    """
+    """Key of a question in answer files: a number if the annotation's text is one (images), else the text (videos)."""
     try:
         return int(question_id)
     except ValueError:

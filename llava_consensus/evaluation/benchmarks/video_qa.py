@@ -4,13 +4,13 @@ Data: DATA/eval/GPT_Zero_Shot_QA/<set>_Zero_Shot_QA in Video-LLaVA's layout, unc
 question_id, question), `test_a.json` (answer, by position) and the videos, found by name with any of `SUFFIXES`.
 Asked as Video-LLaVA does: eight frames, llava_v1, greedy, at most 1024 new tokens, the bare question; the first 1,000
 questions, as papers on token reduction do, or all.
-Scored by a judge (`llava-consensus judge`): share of yes, mean score 0 to 5. Without one only the matches of
-`judged.py`. The prediction file of Video-LLaVA is written by `export`.
+Scored by a judge (`llava-consensus judge`): share of yes, mean score 0 to 5. Without one, only by matches. `export`
+writes the prediction file of Video-LLaVA.
 Video-LLaVA pairs answers by position and, run in several chunks, gives every chunk but the first foreign answers. Here
-they are joined by id, and files that disagree stop with the place where they do.
+they are joined by id, and files that disagree are refused.
 Equal to Video-LLaVA's `eval_video_qa.py` (commit 984e65b) to the last bit: a reply is a Python literal that JSON can
-hold, scores are cut towards zero, `yes` is looked for before `no`. Where that script would ask for ever or end with an
-exception, a reply is unreadable here, and counted. The prompt is in `llava_consensus/evaluation/judge/video_qa.py`.
+hold, scores are cut towards zero, `yes` is looked for before `no`. If that script would ask for ever or end with an
+exception, a reply is unreadable here, and counted.
 Must match: Video-LLaVA-7B, all questions, judge gpt-3.5-turbo: accuracy and score 70.0 and 4.0 (TGIF), 70.7 and 3.9
 (MSVD), 59.2 and 3.5 (MSRVTT; https://arxiv.org/abs/2311.10122, table 3); the judge's alias has moved since, so compare
 numbers of one judge only.
@@ -26,17 +26,15 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.benchmarks import base, judged
+from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Joined, Question, option
-from llava_consensus.evaluation.files import Record, read_json, read_text, write_out
+from llava_consensus.evaluation.files import Record, read_json, to_lines, write_out
+from llava_consensus.evaluation.user_files import NEWLINE, read_user_text
 
 SUFFIXES = (".mp4", ".avi", ".mov", ".mkv", ".gif")  # the last is ours
 SOURCE = "the zero-shot QA files of Video-ChatGPT or Video-LLaVA (links in TRAIN_AND_VALIDATE.md of Video-LLaVA)"
 FILES = (DataFile("test_q.json", SOURCE), DataFile("test_a.json", SOURCE))
-FRAMES = 8
 FIRST = 1000
-LICENCE = "research data without a clear licence; videos of their owners"
-
 PREDICTION = ("id", "question", "answer", "pred")
 
 
@@ -44,7 +42,7 @@ class Reading(NamedTuple):
     """Content of one parsed reply."""
 
     score: int | None  # cut towards zero; None: it adds nothing to the sum but counts in the average
-    verdict: str | None  # `yes`, `no`, or None where it says neither
+    verdict: str | None  # `yes`, `no`, or None if it says neither
     sound: bool  # both fields could be read
 
 
@@ -60,8 +58,8 @@ class VideoQA(Benchmark):
     metric = "accuracy"
     judge = "llava_consensus.evaluation.judge.video_qa:VideoQAGrader"
     max_new_tokens = 1024
-    licence = LICENCE
-    frames = FRAMES
+    licence = "research data without a clear licence; videos of their owners"
+    frames = 8
 
     total: ClassVar[int]  # questions of the whole set
 
@@ -69,20 +67,31 @@ class VideoQA(Benchmark):
 
     @property
     def count(self) -> int:
-        """Questions of the official set, or the first of them."""
         return self.total if self.questions == "all" else FIRST
 
     def load(self, data: Path) -> list[Question]:
-        """The first 1,000 questions in file order, or all of them."""
         questions = self.all(data, self.images)
         return questions if self.questions == "all" else questions[:FIRST]
 
     def all(self, data: Path, videos: str = "") -> list[Question]:
-        """All questions in file order, with the names of their videos in a folder where one is given."""
-        return _questions(self.place(data), videos)
+        """All questions in file order. With the folder `videos`, each has the first video of its name there, or
+        `<name>.mp4` if there is none.
+        """
+        folder = self.place(data)
+        base.require(folder, FILES)
+        path = folder / FILES[0].path
+        files = _videos(folder / videos) if videos else {}
+        questions = []
+        for index, row in enumerate(read_json(path, kind=list)):
+            if not isinstance(row, dict):
+                raise DataError(f"{path}, entry {index + 1}: not an object")
+            name, key, text = (row.get(field) for field in ("video_name", "question_id", "question"))
+            if not (isinstance(name, str) and isinstance(text, str) and isinstance(key, int | str)):
+                raise DataError(f"{path}, entry {index + 1}: no video_name, question_id and question")
+            questions.append(Question(index, key, (files.get(name, f"{name}{SUFFIXES[0]}"),), text))
+        return questions
 
     def scored_by(self, data: Path) -> str | None:
-        """A judge model."""
         return "a judge"
 
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
@@ -91,22 +100,22 @@ class VideoQA(Benchmark):
         Complete with the first 1,000 questions, unless there are answers to later ones: then with all.
         """
         joined, references = self.join(records, data)
-        return judged.report(self.name, joined, references, {"accuracy": None, "average_score": None})
+        return base.judged_report(self.name, joined, references, ["accuracy", "average_score"])
 
     def export(self, records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
-        """Writes Video-LLaVA's prediction file: JSON lines id, question, answer, pred of the answered questions."""
+        """Video-LLaVA's prediction file: JSON lines id, question, answer, pred of the answered questions."""
         joined, references = self.join(records, data)
-        questions = self.all(data)[: joined.counts["asked"]]
-        lines = []
+        questions = self.all(data)
+        rows = []
         for index, record in joined.answers.items():
             values = (questions[index].question_id, questions[index].text, references[index], record["text"])
-            lines.append(json.dumps(dict(zip(PREDICTION, values, strict=True))) + "\n")
-        write_out(target, "".join(lines).encode())
-        return joined.audit | {"written": len(lines)}
+            rows.append(dict(zip(PREDICTION, values, strict=True)))
+        write_out(target, to_lines(rows))
+        return joined.audit | {"written": len(rows)}
 
     def read(self, path: Path, data: Path) -> list[Record]:
         """LLaVA's answers, or a prediction file of Video-LLaVA."""
-        first = read_text(path).partition("\n")[0] if path.is_file() else ""
+        first = read_user_text(path).partition("\n")[0] if path.is_file() else ""
         return read_predictions(path) if "'pred'" in first or '"pred"' in first else super().read(path, data)
 
     def score_file(self, path: Path, data: Path) -> dict[str, Any]:
@@ -146,7 +155,7 @@ class VideoQA(Benchmark):
 
 @dataclass(frozen=True, kw_only=True)
 class TGIF(VideoQA):
-    """TGIF-QA (FrameQA): questions on animated pictures."""
+    """TGIF-QA (FrameQA): questions on animated images."""
 
     name = "tgif"
     title = "TGIF"
@@ -184,13 +193,12 @@ class MSRVTT(VideoQA):
 
 
 def _replies(path: Path) -> dict[str, Any] | None:
-    """The parsed replies of a combined file by question; None of any other file."""
-    if not path.is_file():
-        return None
-    with contextlib.suppress(ValueError, RecursionError):
-        content = json.loads(read_text(path))
-        if isinstance(content, dict) and content and all(isinstance(one, list) and one for one in content.values()):
-            return {key: one[0] for key, one in content.items()}
+    """The parsed replies of a combined file by question; None for any other file."""
+    if path.is_file():
+        with contextlib.suppress(ValueError, RecursionError):
+            content = json.loads(read_user_text(path))
+            if isinstance(content, dict) and content and all(isinstance(one, list) and one for one in content.values()):
+                return {key: one[0] for key, one in content.items()}
     return None
 
 
@@ -199,11 +207,10 @@ def read_predictions(path: Path) -> list[Record]:
     Python literal, as the official script evaluates them.
 
     Raises:
-        DataError: with the line's number and what is wrong with it (a blank line, JSON's null or true, a lacking
-            field); the official script ends there.
+        DataError: for a line on which the official script ends (blank, JSON's null or true, a lacking field).
     """
     records = []
-    for number, line in enumerate(read_text(path).removesuffix("\n").split("\n"), start=1):
+    for number, line in enumerate(NEWLINE.split(read_user_text(path).removesuffix("\n").removesuffix("\r")), start=1):
         try:
             row = ast.literal_eval(line.strip())
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -216,55 +223,35 @@ def read_predictions(path: Path) -> list[Record]:
     return records
 
 
-def _questions(folder: Path, videos: str) -> list[Question]:
-    """All questions; the video of each is the first of its name, or `<name>.mp4` where there is none."""
-    base.require(folder, FILES)
-    path = folder / FILES[0].path
-    files = _videos(folder / videos) if videos else {}
-    questions = []
-    for index, row in enumerate(read_json(path, kind=list)):
-        if not isinstance(row, dict):
-            raise DataError(f"{path}, entry {index + 1}: not an object")
-        name, key, text = (row.get(field) for field in ("video_name", "question_id", "question"))
-        if not (isinstance(name, str) and isinstance(text, str) and isinstance(key, int | str)):
-            raise DataError(f"{path}, entry {index + 1}: no video_name, question_id and question")
-        questions.append(Question(index, key, (files.get(name, f"{name}{SUFFIXES[0]}"),), text))
-    return questions
-
-
 def _videos(folder: Path) -> dict[str, str]:
-    """File names by name without suffix; of several, that whose suffix comes first in SUFFIXES."""
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    """File names by name without suffix; of several, the one whose suffix comes first in SUFFIXES."""
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     files: dict[str, str] = {}
     for suffix in SUFFIXES:
-        for name in sorted(names):
+        for name in names:
             if name.endswith(suffix):
                 files.setdefault(name.removesuffix(suffix), name)
     return files
 
 
 def _references(path: Path, questions: Sequence[Question]) -> dict[int, str]:
-    """The right answer of every question: by position, once ids, where the file has them, agree."""
+    """The right answer of every question: by position, once ids, if the file has them, agree."""
     rows = read_json(path, kind=list)
     if len(rows) != len(questions):
         raise DataError(f"{path} has {len(rows)} answers, {FILES[0].path} {len(questions)} questions: not of one set")
-    return {question.index: _answer(path, question, row) for question, row in zip(questions, rows, strict=True)}
-
-
-def _answer(path: Path, question: Question, row: object) -> str:
-    if not isinstance(row, Mapping) or not isinstance(row.get("answer"), str | int | float):
-        raise DataError(f"{path}, entry {question.index + 1}: no answer")
-    expected = {"question_id": question.question_id, "question": question.text}
-    for field, value in expected.items():
-        if row.get(field, value) != value:
-            raise DataError(
-                f"{path}, entry {question.index + 1}: {field} is {row[field]!r}, but {FILES[0].path} asks {value!r} "
-                f"there. The official tool pairs by position and would score foreign answers. Get both: {SOURCE}"
-            )
-    return str(row["answer"])
-
-
-# Scoring: texts in, numbers out.
+    references = {}
+    for question, row in zip(questions, rows, strict=True):
+        place = f"{path}, entry {question.index + 1}"
+        if not isinstance(row, Mapping) or not isinstance(row.get("answer"), str | int | float):
+            raise DataError(f"{place}: no answer")
+        for field, value in {"question_id": question.question_id, "question": question.text}.items():
+            if row.get(field, value) != value:
+                raise DataError(
+                    f"{place}: {field} is {row[field]!r}, but {FILES[0].path} asks {value!r} there. The official tool "
+                    f"pairs by position and would score foreign answers. Get both: {SOURCE}"
+                )
+        references[question.index] = str(row["answer"])
+    return references
 
 
 def parse(reply: str | None) -> Any:
@@ -310,19 +297,15 @@ def evaluate(values: Sequence[Any]) -> dict[str, Any]:
     readings = [understand(value) for value in values]
     verdicts = [reading.verdict for reading in readings]
     yes, no = verdicts.count("yes"), verdicts.count("no")
+    average = None
+    with contextlib.suppress(OverflowError, ZeroDivisionError):  # an absurd score; the official script ends here
+        average = sum(reading.score or 0 for reading in readings) / len(readings)
     return {
         "accuracy": yes / (yes + no) if yes + no else None,
-        "average_score": _average([reading.score or 0 for reading in readings]),
+        "average_score": average,
         "count": len(readings),
         "yes_count": yes,
         "no_count": no,
         "neither": sum(reading.sound and reading.verdict is None for reading in readings),
         "unsound": sum(not reading.sound for reading in readings),
     }
-
-
-def _average(scores: Sequence[int]) -> float | None:
-    try:
-        return sum(scores) / len(scores) if scores else None
-    except OverflowError:  # an absurd score; the official script ends here
-        return None

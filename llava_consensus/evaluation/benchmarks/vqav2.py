@@ -1,6 +1,6 @@
-"""VQA v2: open questions on COCO pictures; test-dev has 107,394 of the 447,793 questions of test2015.
+"""VQA v2: open questions on COCO images; test-dev has 107,394 of the 447,793 questions of test2015.
 
-Data: DATA/eval/vqav2; question lists from LLaVA's eval.zip, pictures (`test2015`) from COCO, annotations from
+Data: DATA/eval/vqav2; question lists from LLaVA's eval.zip, images (`test2015`) from COCO, annotations from
 https://visualqa.org/download.html (CC BY 4.0). The answers of test-dev are not published: without an annotations file
 the score is None and `export` writes what EvalAI (challenge 830) takes. `split=val` asks the validation questions,
 whose answers are published (210 thousand questions).
@@ -8,14 +8,13 @@ Asked as LLaVA does: vicuna_v1, greedy, at most 128 new tokens, one word or phra
 Scored by the official evaluation (rules of 2021; `rules=2017` for the older ones). A submission covers all of
 test2015 as LLaVA's converter writes it, byte for byte: questions that were not asked get an empty answer.
 Equal to the official code under Python 2.7 to the last bit, its rounding of exact halves included. Rules 2021 (commit
-a013f00): answer and references are normalised only where the references differ, so `Yes` against ten `yes` is wrong.
+a013f00): answer and references are normalised only if the references differ, so `Yes` against ten `yes` is wrong.
 Rules 2017 (a4f1afd, by which most published validation numbers were made): the answer is always normalised, references
-only lose their marks, and only where they differ.
+only lose their marks, and only if they differ.
 Must match: LLaVA-1.5-7B 78.5 on test-dev (https://arxiv.org/abs/2310.03744, table 3).
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_UP, Decimal
@@ -23,22 +22,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.benchmarks import base, textvqa
+from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question, mean, option
+from llava_consensus.evaluation.benchmarks.parsing import flat, normalise, vqav2_strip_marks, vqav2_unify_words
+from llava_consensus.evaluation.benchmarks.textvqa import Score
 from llava_consensus.evaluation.files import Record, read_json, write_out
 
 WHOLE = DataFile("llava_vqav2_mscoco_test2015.jsonl", base.LLAVA_EVAL_ZIP, optional=True, exported=True)
 OFFICIAL = "visualqa.org/download.html"
-RULES = ("2021", "2017")
 Reference = Mapping[str, Any]  # answer, answer_confidence, answer_id
-_COMMA_IN_NUMBER = re.compile(r"\d,\d", re.ASCII)
-_LONE_PERIOD = re.compile(r"\.(?!\d)", re.ASCII)
 
 
 class Split(NamedTuple):
-    """A split: the question list, the folder of pictures, the answers if they are published, and the number of
-    questions.
-    """
+    """The question list, the folder of images, the answers if they are published, and the number of questions."""
 
     questions: DataFile
     images: str
@@ -50,13 +46,9 @@ def _hidden(name: str) -> DataFile:
     return DataFile(f"v2_mscoco_{name}_annotations.json", "nobody: not published, EvalAI scores it", optional=True)
 
 
+TEST_DEV = DataFile("llava_vqav2_mscoco_test-dev2015.jsonl", base.LLAVA_EVAL_ZIP)
 SPLITS = {
-    "test-dev": Split(
-        DataFile("llava_vqav2_mscoco_test-dev2015.jsonl", base.LLAVA_EVAL_ZIP),
-        "test2015",
-        _hidden("test-dev2015"),
-        107394,
-    ),
+    "test-dev": Split(TEST_DEV, "test2015", _hidden("test-dev2015"), 107394),
     "test": Split(replace(WHOLE, optional=False), "test2015", _hidden("test2015"), 447793),
     "val": Split(
         DataFile("v2_OpenEnded_mscoco_val2014_questions.json", OFFICIAL),
@@ -69,7 +61,7 @@ SPLITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class VQAv2(Benchmark):
-    """Open questions on COCO pictures, by agreement with ten people; the answers of test-dev are not published."""
+    """Open questions on COCO images, by agreement with ten people; the answers of test-dev are not published."""
 
     name = "vqav2"
     title = "VQAv2"
@@ -83,51 +75,47 @@ class VQAv2(Benchmark):
     whole = "EvalAI would count each as wrong"
 
     split: str = option(*SPLITS, line="which questions; only those of val have published answers", asks=True)
-    rules: str = option(*RULES, line="of the official evaluation since 2021, or of 2017")
+    rules: str = option("2021", "2017", line="of the official evaluation since 2021, or of 2017")
 
     @property
     def files(self) -> tuple[DataFile, ...]:
         """Questions and annotations of the split, and for test-dev the questions a submission covers."""
-        return (
-            self._chosen_split.questions,
-            self._chosen_split.annotations,
-            *((WHOLE,) if self.split == "test-dev" else ()),
-        )
+        split = SPLITS[self.split]
+        return (split.questions, split.annotations, *((WHOLE,) if self.split == "test-dev" else ()))
 
     @property
     def images(self) -> str:
-        """The folder of the split's pictures."""
-        return self._chosen_split.images
+        return SPLITS[self.split].images
 
     @property
     def count(self) -> int:
-        """Questions of the split."""
-        return self._chosen_split.size
+        return SPLITS[self.split].size
 
     @property
     def paper(self) -> float | None:
-        """Published score, on test-dev."""
         return 78.5 if self.split == "test-dev" else None
 
     def load(self, data: Path) -> list[Question]:
         """The questions in file order, of LLaVA's file or, for val, of the official one."""
-        base.require(self.place(data), (self._chosen_split.questions, self._chosen_split.annotations))
-        path = self.place(data) / self._chosen_split.questions.path
+        base.require(self.place(data), self.files[:2])
+        path = self.place(data) / self.question_file
         return base.read_questions(path) if path.suffix == ".jsonl" else _read_official(path)
 
     def scored_by(self, data: Path) -> str | None:
-        """EvalAI, where there are no annotations."""
-        return None if (self.place(data) / self._chosen_split.annotations.path).is_file() else "EvalAI"
+        return None if self._annotations(data).is_file() else "EvalAI"
+
+    def _annotations(self, data: Path) -> Path:
+        return self.place(data) / SPLITS[self.split].annotations.path
 
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
         """Official accuracy in percent over the answered questions; None without annotations."""
         questions = self.load(data)
         joined = base.join(records, questions)
-        path = self.place(data) / self._chosen_split.annotations.path
+        path = self._annotations(data)
         texts = {index: record["text"] for index, record in joined.answers.items()}
         numbers: dict[str, Any] = {"accuracy": None, "rules": self.rules, "split": self.split}
         if not path.is_file():
-            extracted = [{"index": index, "extracted": textvqa.normalise(text)} for index, text in texts.items()]
+            extracted = [{"index": index, "extracted": normalise(text)} for index, text in texts.items()]
             return base.report(self.name, joined, numbers, extracted)
         annotations = _annotations(path, questions)
         answers = {questions[index].question_id: text for index, text in texts.items()}
@@ -147,24 +135,17 @@ class VQAv2(Benchmark):
         """
         questions = self.load(data)
         audit = base.join(records, questions).audit
-        answers = {record["question_id"]: textvqa.normalise(record["text"]) for record in records}
+        answers = {record["question_id"]: normalise(record["text"]) for record in records}
         if self.split != "val":
             base.require(self.place(data), (replace(WHOLE, optional=False),))
             questions = base.read_questions(self.place(data) / WHOLE.path)
-        rows = [
-            {"question_id": question.question_id, "answer": answers.get(question.question_id, "")}
-            for question in questions
-        ]
+        rows = [{"question_id": one.question_id, "answer": answers.get(one.question_id, "")} for one in questions]
         write_out(target, json.dumps(rows).encode())
         return audit | {"written": len(rows)}
 
-    @property
-    def _chosen_split(self) -> Split:
-        return SPLITS[self.split]
-
 
 def _read_official(path: Path) -> list[Question]:
-    """The official question file, with LLaVA's suffix and COCO's names of pictures."""
+    """The official question file, with LLaVA's suffix and COCO's names of images."""
     questions = []
     for index, row in enumerate(read_json(path, kind=dict).get("questions", ())):
         try:
@@ -186,42 +167,26 @@ def _annotations(path: Path, questions: Sequence[Question]) -> dict[int | str, A
         if not texts or not all(isinstance(text, str) for text in texts):
             raise DataError(f"{path}, entry {number} of annotations: an answer is no text")
         annotations[row.get("question_id")] = row
-    unknown = next((question for question in questions if question.question_id not in annotations), None)
-    if unknown is not None:
-        raise DataError(f"{path} has no question {unknown.question_id!r} (line {unknown.index + 1}): another split?")
+    base.check_known(path, ((question, question.question_id) for question in questions), annotations, OFFICIAL)
     return annotations
 
 
-# Scoring: texts in, numbers out.
-
-
-def strip_marks(text: str) -> str:
-    """The punctuation step: as TextVQA's, but one comma between two ASCII digits is what makes all marks vanish."""
-    return textvqa.strip_marks(text, _COMMA_IN_NUMBER, _LONE_PERIOD)
-
-
-def unify_words(text: str) -> str:
-    """The step of number words, articles and contractions; lower case letter by letter, as Python 2.7 did it."""
-    lower = text.lower() if text.isascii() else "".join("i" if letter == "İ" else letter.lower() for letter in text)
-    return textvqa.unify_words(lower)
-
-
-def score_answer(answer: str, references: Sequence[Reference], rules: str = "2021") -> textvqa.Score:
+def score_answer(answer: str, references: Sequence[Reference], rules: str = "2021") -> Score:
     """One answer: the mean over references of min(1, other references equal to it / 3)."""
-    prediction, texts = _flat(answer), [reference["answer"] for reference in references]
+    prediction, texts = flat(answer), [reference["answer"] for reference in references]
     if rules == "2021":
-        texts = [_flat(text) for text in texts]
+        texts = [flat(text) for text in texts]
         if len(set(texts)) > 1:
-            prediction, texts = unify_words(strip_marks(prediction)), [unify_words(strip_marks(text)) for text in texts]
+            prediction, *texts = [vqav2_unify_words(vqav2_strip_marks(text)) for text in (prediction, *texts)]
     else:
-        prediction = unify_words(strip_marks(prediction))
+        prediction = vqav2_unify_words(vqav2_strip_marks(prediction))
         if len(set(texts)) > 1:
-            texts = [strip_marks(text) for text in texts]
+            texts = [vqav2_strip_marks(text) for text in texts]
     normalised = [{**reference, "answer": text} for reference, text in zip(references, texts, strict=True)]
     equal = [reference for reference in normalised if reference["answer"] == prediction]
-    # as in the official code, every copy of the same record is left out, not the one at hand alone
+    # as in the official code, every copy of the same record is left out, not only the one at hand
     matches = (sum(other != reference for other in equal) for reference in normalised)
-    return textvqa.Score(mean(min(1, float(count) / 3) for count in matches), prediction)
+    return Score(mean(min(1, float(count) / 3) for count in matches), prediction)
 
 
 def evaluate(
@@ -235,21 +200,12 @@ def evaluate(
         for annotation in annotations
         if annotation["question_id"] in answers
     }
-    return {"accuracy": percentage([one.value for one in scores.values()]) if scores else None, "scores": scores}
-
-
-def percentage(values: Sequence[float]) -> float:
-    """100 times the mean, rounded to two decimals as Python 2.7 rounds: exact halves away from zero."""
     total = 0.0
-    for value in values:
-        total += value
-    return half_up(100 * total / len(values))
+    for score in scores.values():
+        total += score.value
+    return {"accuracy": half_up(100 * total / len(scores)) if scores else None, "scores": scores}
 
 
 def half_up(value: float) -> float:
-    """Two decimals; the exact binary value decides, exact halves go away from zero."""
+    """Two decimals as Python 2.7 rounds: the exact binary value decides, exact halves go away from zero."""
     return float(Decimal(value).quantize(Decimal("0.01"), ROUND_HALF_UP))
-
-
-def _flat(text: str) -> str:
-    return text.replace("\n", " ").replace("\t", " ").strip()

@@ -19,7 +19,7 @@ TRIES = 5  # in a row in which nothing came
 TIMEOUT = 30.0  # seconds in which a server must begin to answer, and then send something
 AT_ONCE = 1 << 16  # bytes
 PASSING = (408, 425, 429)  # statuses below 500 that may be better the next time
-RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")  # Content-Range: where a part begins, and how long the file is
+RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")  # Content-Range: start of a part, and length of the file
 
 
 class TransferError(ConsensusError):
@@ -33,7 +33,7 @@ def fetch(url: str, target: Path, md5: str = "") -> None:
 
     Raises:
         TransferError: the server cannot be reached or refuses, or the connection breaks again and again.
-        DataError: what came is a page in place of a file, or its checksum is another one.
+        DataError: a page came in place of the file, or its checksum is another one.
     """
     if target.exists():
         return
@@ -63,13 +63,8 @@ def fetch(url: str, target: Path, md5: str = "") -> None:
 
 
 def _receive(url: str, part: Path, tag: Path, checked: bool) -> None:
-    """Adds to `part` what is missing of it; when this returns it is as long as the file.
-
-    Args:
-        url: of the file.
-        part: what has come so far.
-        tag: holds what the server says identifies this version of the file.
-        checked: whether a checksum of the whole is known, so that a part may be resumed without a tag too.
+    """Adds to `part` what is missing of it; when this returns it is as long as the file. `tag` holds the server's mark
+    of this version of the file; with a checksum of the whole (`checked`) a part is resumed without one too.
     """
     import requests
 

@@ -1,11 +1,7 @@
-"""The judge: a model that grades answers no rule can, asked once about each, within limits, every reply kept.
+"""The judge: a model that grades answers no rule can. Each answer is asked about once, within limits, and every reply
+is kept: `llava-consensus judge mmvet --answers FILE --data DIR --judge-model M`.
 
-    grader.py   what a benchmark needs to be judged        mmvet.py, video_qa.py, mmbench.py   one grader each, whole:
-    client.py   asks an OpenAI-compatible server           prompt, dialogue, what is read out of a reply, the numbers
-    run.py      one judged run, start to end
-
-`llava-consensus judge mmvet --answers FILE --data DIR --judge-model M` does it all; a rerun asks nothing again. A
-benchmark names its grader by its `judge`, so there is no list of graders.
+`run.py` is one judged run, `client.py` asks the server, `grader.py` and a file per benchmark hold prompt and numbers.
 """
 
 from llava_consensus.entry_points import load_place

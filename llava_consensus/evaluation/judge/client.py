@@ -1,9 +1,9 @@
 """Asks an OpenAI-compatible server through the `openai` package, which retries and times out, within limits.
 
-`replies.jsonl` (`Replies`) has a line for each reply, under the hash of all that can change it: server, model,
-messages, options, and which of several draws it is. It is read at the start and only ever appended to, so a judge that
-was stopped or killed resumes where it was, and an answer that was judged before, under any method, costs nothing again.
-The key is read from the environment and is written nowhere.
+`replies.jsonl` has a line for each reply, under the hash of all that can change it: server, model, messages, options,
+and which of several draws it is. It is only ever appended to, so a judge that was stopped or killed resumes, and an
+answer that was judged before, under any method, costs nothing again. The key is read from the environment and is
+written nowhere.
 """
 
 import asyncio
@@ -12,10 +12,10 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 from llava_consensus.errors import ConsensusError, DataError, OptionError, missing_extra
@@ -26,30 +26,30 @@ KEY = "OPENAI_API_KEY"
 NAMES_A_KEY = re.compile(r"api.?key|authori[sz]ation|password|secret|bearer|extra_(headers|query)", re.I)
 OPENAI = "https://api.openai.com/v1"
 NAME, LOCK = "replies.jsonl", "replies.lock"
-COMPLAINT = 300  # characters of a server's complaint that are shown
-REFUSALS = ("content_filter", "content_policy", "ResponsibleAIPolicyViolation")
-BYTES_PER_TOKEN = 4  # of English under current tokenizers; an estimate, no tokenizer is loaded
-TOKENS_PER_MESSAGE = 4  # its frame
+COMPLAINT = 300  # characters of a server's error message that are shown
+# of a content filter, in the error messages of OpenAI, Azure and servers like them
+REFUSALS = re.compile(r"content.?(filter|policy)|ResponsibleAI|moderation|safety|flagged|prohibited", re.I)
+OF_THIS_REQUEST = (400, 403, 413, 422)  # may be about one request only: too long, invalid, refused
 FEWEST = 3  # requests that must fail, with none answered, before the server is given up
 
 
 class JudgeError(ConsensusError):
-    """The judge cannot be asked, or not all of it was answered; what was heard is stored."""
+    """The judge cannot be asked, or not all of it was answered; every reply is stored."""
 
     exit_code = 5
 
 
 class NoReply(Exception):
-    """A request without a reply: the reason, and whether the server refuses this very request."""
+    """A request without a reply; `own` if the reason may be this very request."""
 
-    def __init__(self, why: str, refused: bool = False) -> None:
+    def __init__(self, why: str, own: bool = False) -> None:
         super().__init__(why)
-        self.refused = refused
+        self.own = own
 
 
 @dataclass(frozen=True)
 class JudgeConfig:
-    """Configuration of a judged run: answers, judge, retries and the bound on requests.
+    """Configuration of a judged run.
 
     Raises:
         OptionError: for a value out of its bounds, and for a key in what is recorded.
@@ -67,7 +67,7 @@ class JudgeConfig:
     out: Path = Path("results/judge")  # folder of all judged runs
     concurrency: int = 8  # requests in flight at once
     timeout: float = 60.0  # seconds a server may be silent, as the openai package counts them
-    tries: int = 8  # of one request, the first included; the openai package waits in between
+    tries: int = 8  # of one request, the first included
     max_requests: int | None = None  # of one call, retries included; None is no limit
 
     def __post_init__(self) -> None:
@@ -82,7 +82,14 @@ class JudgeConfig:
         if self.max_requests is not None and self.max_requests < 0:
             raise OptionError(f"--max-requests {self.max_requests} must be 0 or more")
         check_url(self.place)
-        _check_options(self.options)
+        key = os.environ.get(KEY)
+        for name, value in self.options.items():
+            if NAMES_A_KEY.search(name) or (key and key in f"{name} {value}"):
+                raise OptionError(f"--judge-option: no key in an option, it is recorded. Set {KEY} instead")
+            try:
+                canonical({name: value})
+            except ValueError:
+                raise OptionError(f"--judge-option {name}={value!r}: must be a JSON value, a finite number") from None
 
     @property
     def place(self) -> str:
@@ -103,49 +110,13 @@ def check_url(url: str, option: str = "--judge-url") -> None:
         raise OptionError(f"{option} at {parts.hostname}: no key in the URL, it is recorded. Set {KEY} instead")
 
 
-def _check_options(options: Mapping[str, Any]) -> None:
-    key = os.environ.get(KEY)
-    for name, value in options.items():
-        if NAMES_A_KEY.search(name) or (key and key in f"{name} {value}"):
-            raise OptionError(f"--judge-option: no key in an option, it is recorded. Set {KEY} instead")
-        try:
-            canonical({name: value})
-        except ValueError:
-            raise OptionError(f"--judge-option {name}={value!r}: must be a JSON value, a finite number") from None
-
-
-class Spending(NamedTuple):
-    """Requests and tokens."""
-
-    requests: int
-    prompt_tokens: int
-    completion_tokens: int
-
-    def __str__(self) -> str:
-        return f"{self.requests} requests, {self.prompt_tokens} tokens in, {self.completion_tokens} out"
-
-
-def estimate(bodies: Iterable[Mapping[str, Any]], reply_tokens: int) -> Spending:
-    """Estimated cost of these requests, if every first reply can be read."""
-    lengths = [[len(message["content"].encode()) for message in body["messages"]] for body in bodies]
-    prompt = sum(one // BYTES_PER_TOKEN + 1 + TOKENS_PER_MESSAGE for messages in lengths for one in messages)
-    return Spending(len(lengths), prompt, len(lengths) * reply_tokens)
-
-
-def spent(replies: Sequence[Reply]) -> Spending:
-    """Tokens that the server counted for these replies."""
-    prompt = sum(reply.prompt_tokens or 0 for reply in replies)
-    return Spending(len(replies), prompt, sum(reply.completion_tokens or 0 for reply in replies))
-
-
 def key_of(request: Mapping[str, Any]) -> str:
     """The hash of a whole request: url, body and draw."""
     return hashlib.sha256(canonical(request).encode()).hexdigest()
 
 
 class Replies:
-    """The replies heard so far, by the hash of their request, and the file they are added to. Held by one process at a
-    time.
+    """The replies so far, by the hash of their request, and the file they are appended to. One process at a time.
 
     Raises:
         BusyError: another process holds it.
@@ -184,7 +155,7 @@ class Replies:
         for number, line in enumerate(lines, start=1):
             row = parse(self.path, number, line, ("key",))
             if row.get("event") in ("sent", "failed"):
-                continue  # earlier versions kept a line for each try too; their replies were paid for
+                continue  # of earlier versions, which kept a line for each try too
             if not isinstance(row.get("text", 0), str | None):
                 raise DataError(f"{self.path}, line {number}: damaged, no text of a reply. {MEND}")
             self.known[row["key"]] = Reply(**{name: row[name] for name in Reply._fields if name in row})
@@ -194,7 +165,7 @@ class Replies:
 
 
 class JudgeClient:
-    """Sends requests and stores what comes back. Use it inside one event loop, then `close` it."""
+    """Sends requests and stores the replies. Use it inside one event loop, then `close` it."""
 
     def __init__(self, config: JudgeConfig, replies: Replies) -> None:
         try:
@@ -205,7 +176,7 @@ class JudgeClient:
         if not self._key and config.place == OPENAI:
             raise OptionError(f"{KEY} is not set: {OPENAI} wants a key. It is read from the environment only")
         if not self._key.isascii() or not self._key.isprintable() or " " in self._key:
-            raise OptionError(f"{KEY} has a character that cannot be sent. Set the key alone, without blanks")
+            raise OptionError(f"{KEY} has a character that cannot be sent. Set only the key, without blanks")
         self._openai, self._config, self._replies = openai, config, replies
         self._api = openai.AsyncOpenAI(
             api_key=self._key or "none",
@@ -214,20 +185,16 @@ class JudgeClient:
             http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False),
         )
         self.cut_off = 0  # requests that were cancelled, which may be charged
-        self._sent = 0  # tries of this call
-        self._reserved = 0  # tries that requests in flight may still take
-        self._heard = 0
-        self._failed = 0  # requests in a row without a reply
+        self._sent = self._reserved = 0  # tries of this call, and those that requests in flight may still take
+        self._heard = self._failed = 0  # replies, and requests in a row without one
         self._ended = ""  # why nothing more is asked
         self._free = asyncio.Semaphore(config.concurrency)
-        self._changed = asyncio.Condition()
 
     async def close(self) -> None:
-        """Ends all connections."""
         await self._api.close()
 
     async def ask(self, request: Mapping[str, Any]) -> Reply:
-        """The reply to a request (url, body, draw), from the store if it was heard before.
+        """The reply to a request (url, body, draw), from the store if it is there.
 
         Raises:
             NoReply: all tries failed, or the server refuses this request.
@@ -242,13 +209,11 @@ class JudgeClient:
             try:
                 reply, sent = await self._send(request, tries)
             except NoReply as error:
-                self._failed += not (error.refused and self._heard)
-                if self._failed >= max(FEWEST, self._config.concurrency):
-                    self._ended = (
-                        f"{self._config.place} answers nobody: {self._failed} requests failed, the last: {error}"
-                    )
-                    raise JudgeError(self._ended) from None
-                raise
+                self._failed += not (error.own and self._heard)
+                if self._failed < max(FEWEST, self._config.concurrency):
+                    raise
+                self._ended = f"{self._config.place} answers nobody: {self._failed} requests failed, the last: {error}"
+                raise JudgeError(self._ended) from None
             except JudgeError as error:
                 self._ended = str(error)
                 raise
@@ -257,27 +222,22 @@ class JudgeClient:
                 raise
             finally:
                 self._reserved, self._sent = self._reserved - tries, self._sent + sent
-                async with self._changed:
-                    self._changed.notify_all()
             self._heard, self._failed = self._heard + 1, 0
             return reply
 
     async def _reserve(self) -> int:
-        """Waits until another request fits into the limit beside those in flight; the tries it has."""
-        limit, most = self._config.max_requests, self._config.tries
-        async with self._changed:
-            while True:
-                if self._ended:
-                    raise JudgeError(self._ended)
-                left = most if limit is None else min(most, limit - self._sent - self._reserved)
-                if left > 0:
-                    self._reserved += left
-                    return left
-                if not self._reserved:
-                    sent = f"{self._sent} requests so far"
-                    self._ended = f"the limit is reached, {sent}. Raise it, and the same call resumes"
-                    continue
-                await self._changed.wait()
+        """The tries of the next request, as soon as it fits into the limit beside those in flight."""
+        limit, tries = self._config.max_requests, self._config.tries
+        while not self._ended:
+            left = tries if limit is None else min(tries, limit - self._sent - self._reserved)
+            if left > 0:
+                self._reserved += left
+                return left
+            if self._reserved:
+                await asyncio.sleep(0.02)
+            else:
+                self._ended = f"the limit is reached, {self._sent} requests so far. Raise it, and the same call resumes"
+        raise JudgeError(self._ended)
 
     async def _send(self, request: Mapping[str, Any], tries: int) -> tuple[Reply, int]:
         """The reply to a request, stored, and the number of tries."""
@@ -290,17 +250,17 @@ class JudgeClient:
             reply = read_completion(response.text)._replace(failed_tries=taken)
         except self._openai.APIStatusError as error:
             status, text = error.status_code, self._shown(f"{error.status_code} {error.message}")
-            if status in (400, 422) and any(word in error.message for word in REFUSALS):
+            if status in OF_THIS_REQUEST and REFUSALS.search(error.message):
                 reply, taken = Reply(None, refused=True), 0
             elif status == 400 and "max_tokens" in error.message and "max_completion_tokens" in error.message:
                 raise JudgeError(
                     f"{place} takes no max_tokens for this judge: give --judge-option max_tokens=null "
                     "--judge-option max_completion_tokens=1000"
                 ) from None
-            elif status in (401, 403, 404) or 300 <= status < 400 or "insufficient_quota" in error.message:
+            elif status in (401, 404) or 300 <= status < 400 or "insufficient_quota" in error.message:
                 raise JudgeError(f"{place} will not judge: {text}") from None
-            else:  # of this request alone: too long, invalid, or the server's trouble
-                raise NoReply(text, status in (400, 413, 422)) from None
+            else:
+                raise NoReply(text, status in OF_THIS_REQUEST) from None
         except self._openai.APITimeoutError:
             raise NoReply(f"{tries} tries, no reply within {self._config.timeout:g} seconds") from None
         except (self._openai.OpenAIError, ValueError, RecursionError) as error:
@@ -314,11 +274,10 @@ class JudgeClient:
 
 
 def read_completion(content: str) -> Reply:
-    """A chat completion as the server sent it.
+    """A chat completion as the server sent it. A refusal has no text, as if it had come with an error status.
 
     Raises:
-        ValueError: it is none.
-        RecursionError: it is nested too deeply to be read.
+        ValueError, RecursionError: it is none.
     """
     try:
         raw = json.loads(content)
@@ -333,4 +292,4 @@ def read_completion(content: str) -> Reply:
     if not isinstance(text, str | None):
         raise ValueError(f"not a chat completion: the content is a {type(text).__name__}")
     prompt, completion = (count if type(count) is int and count >= 0 else None for count in tokens)
-    return Reply(text, refused, model if isinstance(model, str) else None, prompt, completion)
+    return Reply(None if refused else text, refused, model if isinstance(model, str) else None, prompt, completion)

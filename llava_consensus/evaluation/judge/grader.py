@@ -1,13 +1,8 @@
-"""Base class of the judged part of a benchmark, `Grader`, and the types that graders and the judge share.
+"""The judged part of a benchmark: its prompt, what is read out of a reply, and the official numbers.
 
-A grader knows no network. `dialogue` yields what to ask and is sent each reply (`run.py` drives it), `report` makes the
-official numbers of the outcomes and `grades` the official file. Everything about the judging of one benchmark stands in
-the one file of its grader, which the benchmark names by its `judge`.
-
-The official prompts are not ours to ship. A grader reads its prompt out of the user's own copy of the official script,
-by `ast` and without executing anything in it, or uses one in our own words. That one has the official structure, so
-that replies are read the same way, but its grades are not those of the official prompt: every judged run records which
-prompt it used, by hash and, where the text is a known one, by name.
+A grader knows no network; `run.py` asks. Official prompts are not ours to ship: `--judge-prompt-from` reads one out of
+the user's copy of the official script, by `ast`, without executing anything. Our own wording has the same structure, so
+replies are read the same way, but its grades are not those of the official prompt. Every run records which it used.
 """
 
 import ast
@@ -15,7 +10,7 @@ import hashlib
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -38,28 +33,25 @@ class JudgePrompt:
     messages: Messages
     reminder: str = ""  # added to the last message after a reply that could not be read
     origin: str = OWN  # or the file it was read from
-    chinese: Messages = ()  # in place of `messages` where the question is Chinese
-    version: str | None = None  # name of the official version, where the text is a known one
+    chinese: Messages = ()  # in place of `messages` if the question is Chinese
+    version: str | None = None  # name of the official version, if the text is a known one
 
     @property
     def sha256(self) -> str:
-        """Hash of the prompt before its slots are filled: all fixed text and the order of slots."""
+        """Hash of all fixed text and the order of slots."""
         texts = [self.messages, self.reminder, self.chinese] if self.chinese else [self.messages, self.reminder]
         return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
     def describe(self) -> dict[str, str | None]:
-        """Identity of the prompt, for the record of a run."""
         return {"origin": self.origin, "sha256": self.sha256, "official": self.version}
 
     def fill(self, fields: Mapping[str, str], again: bool = False) -> list[dict[str, str]]:
-        """The messages about one answer; with `again` they end with the reminder.
-
-        Halves of surrogate pairs, which no server takes, become question marks.
-        """
+        """The messages about one answer; with `again` they end with the reminder."""
         messages = self.chinese if self.chinese and CHINESE.search(fields["question"]) else self.messages
         filled = []
         for role, pieces in messages:
-            text = "".join(fields[piece] if at % 2 else piece for at, piece in enumerate(pieces))
+            text = "".join(fields[piece] if i % 2 else piece for i, piece in enumerate(pieces))
+            # servers take no halves of surrogate pairs
             filled.append({"role": role, "content": text.encode("utf-8", "replace").decode()})
         filled[-1]["content"] += self.reminder if again else ""
         return filled
@@ -69,27 +61,20 @@ class Reply(NamedTuple):
     """Reply of a server to one request."""
 
     text: str | None
-    refused: bool = False  # by its content filter, or in the field for refusals
+    refused: bool = False
     model: str | None = None  # as the server reports it
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     failed_tries: int = 0  # retries of the openai package before this one
 
 
-class Turn(NamedTuple):
-    """Next request of a dialogue."""
-
-    again: bool  # with the prompt's reminder
-    options: Mapping[str, Any]  # of the request
-
-
 class Outcome(NamedTuple):
-    """Result of a dialogue. Nothing read and no value: the answer stays without a grade."""
+    """Result for one answer. If nothing was read and there is no value, the answer stays without a grade."""
 
     value: Any  # MM-Vet: the grade, 0 to 1; video: the parsed reply; MMBench: the letter
     content: str  # what it was read from
-    read: bool  # whether a reply could be read; a value may also stand by rule where none could
-    model: str | None = None  # who said so, as the server reports it
+    read: bool = True  # a value may also follow from a rule when no reply could be read
+    model: str | None = None  # as the server reports it
 
 
 @dataclass(frozen=True)
@@ -98,13 +83,12 @@ class Candidate:
 
     index: int  # of its question
     key: str  # its id in official files
-    fields: Mapping[str, str]  # what its prompt has slots for
-    options: Mapping[str, str] = field(default_factory=dict)  # texts by letter, where it chose one of several
+    fields: Mapping[str, str]  # by slot of the prompt
+    options: Mapping[str, str] = field(default_factory=dict)  # texts by letter, if it chose one of several
     settled: Outcome | None = None  # known without a judge: no request is sent
-    copy: int = 0  # how many candidates before it have the same fields; each gets a grade of its own
+    copy: int = 0  # number of candidates before it with the same fields; each gets a grade of its own
 
 
-Dialogue = Generator[Turn, Reply, Outcome]
 Outcomes = Mapping[str, Sequence[Outcome]]  # by key of the candidate, one for each run
 
 
@@ -112,15 +96,17 @@ Outcomes = Mapping[str, Sequence[Outcome]]  # by key of the candidate, one for e
 class Grader(ABC):
     """Judging of the answers to one benchmark."""
 
+    attempts: ClassVar[tuple[Mapping[str, Any], ...]]  # options of each request, until a reply can be read
+    fallback: ClassVar[Any] = None  # value if no reply can be read; None leaves the answer without a grade
     reply_tokens: ClassVar[int]  # of a reply, for the estimate of the cost
-    script: ClassVar[str]  # the official script that holds the prompt, and where it is
-    wording: ClassVar[JudgePrompt]  # the prompt in this project's own words
+    script: ClassVar[str]  # the official script that holds the prompt
+    wording: ClassVar[JudgePrompt]  # the prompt in our own words
     known: ClassVar[Mapping[str, str]]  # names of official versions of the prompt by their hash
 
     benchmark: Benchmark
 
     def prompt(self, script: Path | None = None) -> JudgePrompt:
-        """The official prompt out of the user's copy of the official script, or without one our own wording.
+        """The official prompt out of the user's copy of the official script, or our own wording.
 
         Raises:
             DataError: the file cannot be read, is no Python, or does not hold this prompt.
@@ -134,26 +120,22 @@ class Grader(ABC):
             raise DataError(f"--judge-prompt-from {script}: cannot be read ({error.strerror})") from None
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise DataError(f"--judge-prompt-from {script}: not a Python script ({error}). {wanted}") from None
-        found = self.official(tree, script.name)
+        found = self.official(tree)
         if found is None:
             raise DataError(f"--judge-prompt-from {script}: no such prompt in it. {wanted}")
-        return replace(found, version=self.known.get(found.sha256))
+        return replace(found, origin=script.name, version=self.known.get(found.sha256))
 
     @abstractmethod
-    def official(self, tree: ast.Module, origin: str) -> JudgePrompt | None:
-        """The prompt in the syntax tree of the official script, or None where it has none."""
+    def official(self, tree: ast.Module) -> JudgePrompt | None:
+        """The prompt in the syntax tree of the official script."""
 
     @abstractmethod
     def candidates(self, records: Sequence[Record], data: Path) -> tuple[list[Candidate], dict[str, int]]:
-        """The answers to judge, and how many were asked, answered, missing, odd."""
-
-    def hear(self, reply: Reply) -> Reply:
-        """A reply as the dialogue is sent it."""
-        return reply
+        """The answers to judge, and the counts of the join."""
 
     @abstractmethod
-    def dialogue(self, candidate: Candidate) -> Dialogue:
-        """The dialogue about one answer."""
+    def read(self, text: str | None, candidate: Candidate, attempt: int) -> Outcome | None:
+        """What the reply to request number `attempt` (from 0) says; None asks again."""
 
     @abstractmethod
     def report(self, candidates: Sequence[Candidate], outcomes: Outcomes, data: Path, runs: int) -> dict[str, Any]:
@@ -164,5 +146,5 @@ class Grader(ABC):
         """The content of the official grade file."""
 
     def summary(self, metrics: Mapping[str, Any]) -> Iterator[str]:
-        """The judge's numbers beside the headline, as lines for people."""
+        """Lines about the numbers beside the headline."""
         yield from ()

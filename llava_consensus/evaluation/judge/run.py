@@ -13,30 +13,34 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llava_consensus.errors import Interrupted
 from llava_consensus.evaluation.files import ANSWERS, CONFIG, Record, canonical, misread, write_json, write_metrics
 from llava_consensus.evaluation.judge import grader_of
-from llava_consensus.evaluation.judge.client import (
-    JudgeClient,
-    JudgeConfig,
-    NoReply,
-    Replies,
-    Spending,
-    estimate,
-    key_of,
-    spent,
-)
+from llava_consensus.evaluation.judge.client import JudgeClient, JudgeConfig, NoReply, Replies, key_of
 from llava_consensus.evaluation.judge.grader import Candidate, Grader, JudgePrompt, Outcome, Reply
 from llava_consensus.evaluation.progress import counted
 
 log = logging.getLogger(__name__)
 
 GRADES = "grades.json"
+MEND = "Mend the one, or fetch the other again"
 NAMED = 5  # answers without a grade that are named
+BYTES_PER_TOKEN, TOKENS_PER_MESSAGE = 4, 4  # of English, for the estimate
+
+
+class Spending(NamedTuple):
+    """Requests and tokens."""
+
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+
+    def __str__(self) -> str:
+        return f"{self.requests} requests, {self.prompt_tokens} tokens in, {self.completion_tokens} out"
 
 
 @dataclass(frozen=True)
@@ -49,43 +53,40 @@ class Judged:
     spent: Spending
 
 
+@dataclass
 class Grading:
-    """The dialogue about one answer in one run: what to ask next, and the outcome once there is one."""
+    """The replies about one answer in one run: what to ask next, and the outcome once there is one."""
 
-    def __init__(
-        self, grader: Grader, prompt: JudgePrompt, candidate: Candidate, run: int, config: JudgeConfig
-    ) -> None:
-        self.candidate, self.run = candidate, run
-        self.heard: dict[str, Reply] = {}  # by the hash of their request
-        self.outcome: Outcome | None = candidate.settled
-        self.failure = ""
-        self._grader, self._prompt, self._config = grader, prompt, config
-        self._dialogue = grader.dialogue(candidate)
-        self._turn = next(self._dialogue)
+    grader: Grader
+    prompt: JudgePrompt
+    candidate: Candidate
+    run: int
+    config: JudgeConfig
+    heard: list[Reply] = field(default_factory=list)
+    failure: str = ""  # why there is no outcome
+
+    def __post_init__(self) -> None:
+        self.outcome = self.candidate.settled
 
     @property
     def request(self) -> dict[str, Any]:
         """The next request: all that can change its reply, and which draw it is."""
-        options = {**self._turn.options, **self._config.options}
+        attempt = len(self.heard)
+        options = {**self.grader.attempts[attempt], **self.config.options}
         body = {
-            "model": self._config.model,
-            "messages": self._prompt.fill(self.candidate.fields, self._turn.again),
+            "model": self.config.model,
+            "messages": self.prompt.fill(self.candidate.fields, again=attempt > 0),
             **{name: value for name, value in options.items() if value is not None},
         }
-        return {"url": self._config.place, "body": body, "draw": [self.run, self.candidate.copy, len(self.heard)]}
+        return {"url": self.config.place, "body": body, "draw": [self.run, self.candidate.copy, attempt]}
 
     def hear(self, reply: Reply) -> None:
         """Takes the reply to `request`."""
-        self.heard[key_of(self.request)] = reply
-        try:
-            self._turn = self._dialogue.send(self._grader.hear(reply))
-        except StopIteration as end:
-            self.outcome = end.value._replace(model=reply.model)
-
-    def recall(self, replies: Replies) -> None:
-        """Replays stored replies."""
-        while self.outcome is None and (reply := replies.known.get(key_of(self.request))) is not None:
-            self.hear(reply)
+        outcome = self.grader.read(reply.text, self.candidate, len(self.heard))
+        self.heard.append(reply)
+        if outcome is None and len(self.heard) == len(self.grader.attempts):
+            outcome = Outcome(self.grader.fallback, reply.text or "", read=False)
+        self.outcome = outcome and outcome._replace(model=reply.model)
 
     async def finish(self, client: JudgeClient) -> None:
         """Asks until there is an outcome, or records why there is none."""
@@ -100,31 +101,32 @@ def run(config: JudgeConfig, dry: bool = False, progress: bool = True) -> Judged
     """Judges an answer file, or resumes; with `dry` only estimates the cost.
 
     Raises:
-        JudgeError: the judge cannot be asked; what was heard is stored, and the same call resumes.
+        JudgeError: the judge cannot be asked; every reply is stored, and the same call resumes.
         Interrupted: Ctrl-C or a signal that asks to stop; the same.
         ConsensusError: everything else the user can mend, see `errors.py`.
     """
     grader = grader_of(config.benchmark)
     benchmark, prompt = grader.benchmark, grader.prompt(config.prompt_from)
     place = f"{config.answers}, or a file in {benchmark.place(config.data)}"
-    with misread(place):
+    with misread(place, MEND):
         records = benchmark.read(config.answers, config.data)
         found, counts = grader.candidates(records, config.data)
     candidates = _count_copies(found)
     gradings = [Grading(grader, prompt, one, number, config) for number in range(config.runs) for one in candidates]
     with Replies(config.out) as replies:
-        expected = _recall(gradings, replies, grader)
+        expected = _recall(gradings, replies, grader.reply_tokens)
         if dry:
-            return Judged(None, None, expected, spent([]))
+            return Judged(None, None, expected, _spent([]))
         folder = _open(config, prompt)
         cost = _finish(gradings, replies, config, progress)
     outcomes = _outcomes(gradings, config.runs)
-    with misread(place):
+    with misread(place, MEND):
         numbers = grader.report(candidates, outcomes, config.data, config.runs)
     lacking = len(candidates) - len(outcomes)
-    used = list({key: reply for grading in gradings for key, reply in grading.heard.items()}.values())
-    odd = _odd(gradings, used)
-    unreadable = 2 * odd["given_up"] > len(gradings)  # no judge of anything: a default grade is not a score
+    used = [reply for grading in gradings for reply in grading.heard]
+    asked = [grading for grading in gradings if grading.heard]
+    given_up = sum(bool(grading.outcome and not grading.outcome.read) for grading in asked)
+    unreadable = 2 * given_up > len(gradings)  # no judge of anything: a default grade is not a score
     metrics = {
         "benchmark": config.benchmark,
         "metric": benchmark.metric,
@@ -133,14 +135,27 @@ def run(config: JudgeConfig, dry: bool = False, progress: bool = True) -> Judged
         "complete": not counts["missing"] and not lacking and not unreadable,
         "counts": counts | {"graded": len(outcomes), "ungraded": lacking},
         # an alias may move during a run, so the record says in how many replies the server named which model
-        "judge": _describe(config, prompt) | {"reported": dict(Counter(str(one.model) for one in used).most_common())},
-        "replies": odd,
-        "spent": spent(used)._asdict(),
+        "judge": _describe(config, prompt)
+        | {"reported": dict(Counter(one.model for one in used if one.model).most_common())},
+        "replies": {
+            "used": len(used),
+            "refused": sum(reply.refused for reply in used),
+            "unreadable": sum(len(one.heard) - bool(one.outcome and one.outcome.read) for one in asked),
+            "given_up": given_up,
+            "failed_tries": sum(reply.failed_tries for reply in used),
+        },
+        "spent": _spent(used)._asdict(),
         **numbers,
     }
     write_json(folder / GRADES, grader.grades(candidates, outcomes))
     write_metrics(folder, {name: value for name, value in metrics.items() if name != "extracted"}, metrics["extracted"])
     return Judged(folder, metrics, expected, cost)
+
+
+def _spent(replies: Sequence[Reply]) -> Spending:
+    """Tokens that the server counted for these replies."""
+    prompt = sum(reply.prompt_tokens or 0 for reply in replies)
+    return Spending(len(replies), prompt, sum(reply.completion_tokens or 0 for reply in replies))
 
 
 def _count_copies(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -154,16 +169,19 @@ def _count_copies(candidates: Sequence[Candidate]) -> list[Candidate]:
     return counted
 
 
-def _recall(gradings: Sequence[Grading], replies: Replies, grader: Grader) -> Spending:
-    """Replays stored replies and estimates the cost of the rest."""
+def _recall(gradings: Sequence[Grading], replies: Replies, reply_tokens: int) -> Spending:
+    """Replays stored replies; the estimated cost of the rest, if every first reply can be read."""
     if replies.repair:
         log.warning("%s", replies.repair)
+    pending = []
     for grading in gradings:
-        grading.recall(replies)
-    requests = [grading.request for grading in gradings if grading.outcome is None]
-    bodies = {key_of(request): request["body"] for request in requests}
-    expected = estimate(bodies.values(), grader.reply_tokens)
-    done = len(gradings) - len(requests)
+        while grading.outcome is None and (reply := replies.known.get(key_of(grading.request))) is not None:
+            grading.hear(reply)
+        pending += [grading.request["body"]["messages"]] if grading.outcome is None else []
+    lengths = [len(message["content"].encode()) for messages in pending for message in messages]
+    prompt = sum(length // BYTES_PER_TOKEN + 1 + TOKENS_PER_MESSAGE for length in lengths)
+    expected = Spending(len(pending), prompt, len(pending) * reply_tokens)
+    done = len(gradings) - len(pending)
     log.info("%d of %d grades are known; to be sent, by estimate: %s", done, len(gradings), expected)
     return expected
 
@@ -183,7 +201,7 @@ def _finish(gradings: Sequence[Grading], replies: Replies, config: JudgeConfig, 
         text = f"stopped after {done} of {len(gradings)} grades.{lost} The same command resumes: {replies.path}"
         raise Interrupted(text) from None
     finally:
-        cost = spent([reply for key, reply in replies.known.items() if key not in known])
+        cost = _spent([reply for key, reply in replies.known.items() if key not in known])
         log.info("spent by this call: %s. Every reply is kept in %s", cost, replies.path)
     failed = [grading for grading in pending if grading.failure]
     for grading in failed[:NAMED]:
@@ -192,7 +210,7 @@ def _finish(gradings: Sequence[Grading], replies: Replies, config: JudgeConfig, 
 
 
 async def _ask(pending: Sequence[Grading], client: JudgeClient, bar: Any) -> None:
-    """Finishes all open dialogues, limited by the client's concurrency. A JudgeError cancels the rest."""
+    """Finishes all gradings, limited by the client's concurrency. A JudgeError cancels the rest."""
     tasks = [asyncio.create_task(grading.finish(client)) for grading in pending]
     try:
         with bar:
@@ -214,19 +232,6 @@ def _outcomes(gradings: Sequence[Grading], runs: int) -> dict[str, list[Outcome]
         if outcome is not None and (outcome.value is not None or outcome.read):
             found.setdefault(grading.candidate.key, []).append(outcome)
     return {key: said for key, said in found.items() if len(said) == runs}
-
-
-def _odd(gradings: Sequence[Grading], used: Sequence[Reply]) -> dict[str, int]:
-    """Counts of replies: used, refused, unreadable, and failed tries before them."""
-    asked = [grading for grading in gradings if grading.heard]
-    unread = sum(len(grading.heard) - bool(grading.outcome and grading.outcome.read) for grading in asked)
-    return {
-        "used": len(used),
-        "refused": sum(reply.refused for reply in used),
-        "unreadable": unread,
-        "given_up": sum(bool(grading.outcome and not grading.outcome.read) for grading in asked),
-        "failed_tries": sum(reply.failed_tries for reply in used),
-    }
 
 
 def _describe(config: JudgeConfig, prompt: JudgePrompt) -> dict[str, Any]:
@@ -257,11 +262,10 @@ def _open(config: JudgeConfig, prompt: JudgePrompt) -> Path:
 def lines(metrics: Mapping[str, Any]) -> Iterator[str]:
     """A judged run as text: headline, the grader's own lines, the judge, and the counts of replies."""
     counts, replies, judge = metrics["counts"], metrics["replies"], metrics["judge"]
-    grader = grader_of(metrics["benchmark"])
     score = "none" if metrics["score"] is None else f"{metrics['score']:.2f}"
     answers = f"{counts['graded']} of {counts['asked']} questions graded"
     yield f"{metrics['benchmark']}: {metrics['metric']} {score}, {answers}"
-    yield from grader.summary(metrics)
+    yield from grader_of(metrics["benchmark"]).summary(metrics)
     reported = ", ".join(f"{name} ({count} replies)" for name, count in judge["reported"].items()) or "nobody"
     yield f"judge: {reported}; prompt: {judge['prompt']['official'] or judge['prompt']['origin']}"
     odd = f"{replies['refused']} refused, {replies['unreadable']} unreadable, {replies['given_up']} given up"

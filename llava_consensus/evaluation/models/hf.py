@@ -19,7 +19,7 @@ from PIL.Image import Image
 from PIL.Image import new as new_image
 from torch import Tensor
 
-from llava_consensus.errors import ConsensusError, DataError, MissingDependency, OptionError, missing_extra
+from llava_consensus.errors import ConsensusError, DataError, OptionError, missing_extra
 from llava_consensus.evaluation.media import Clip, shrink_to_pad
 from llava_consensus.evaluation.models.base import (
     Answer,
@@ -30,7 +30,7 @@ from llava_consensus.evaluation.models.base import (
     shape_of,
     text_rows,
 )
-from llava_consensus.evaluation.models.loading import Loading, refuse_incomplete, refuse_not_finite
+from llava_consensus.evaluation.models.loading import Loading, from_auto
 from llava_consensus.evaluation.models.weights import reason
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.environment import check_version
@@ -319,29 +319,21 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
         OptionError: for a version of transformers or a processor that is not adapted.
     """
     check_version(transformers.__version__)
-    code = {"trust_remote_code": loading.trust_remote_code}
     try:
-        processor = processor_of(path, code)
-        config = load_pretrained(transformers.AutoConfig, path, **code)
-        cls: Any = getattr(transformers, (config.architectures or ["AutoModelForImageTextToText"])[0])
-        kwargs = {"dtype": loading.torch_dtype(), "output_loading_info": True, **loading.from_pretrained_kwargs()}
-        model, info = load_pretrained(cls, path, **kwargs)
-    except MissingDependency:
+        processor = processor_of(path, loading.trust_remote_code)
+        model = from_auto(transformers.AutoModelForImageTextToText, path, loading)
+        if clip := text_side(path):
+            model.config.vision_config._name_or_path = clip
+        runner = HfRunner(Facts(model, options), processor)
+    except ConsensusError:
         raise
     except Exception as error:  # a damaged checkpoint breaks foreign code in any way
         raise DataError(f"model={path!r} cannot be loaded: {reason(error)}") from error
-    refuse_incomplete(path, cls, info)
-    refuse_not_finite(path, model)
-    if clip := text_side(path):
-        model.config.vision_config._name_or_path = clip
-    if loading.device_map is None and loading.bits is None:  # else it stands where it should
-        model.to(loading.device)
     try:
-        runner = HfRunner(Facts(model.eval(), options), processor)
         runner.check_prompts()
     except ConsensusError:
         raise
-    except Exception as error:  # a damaged processor breaks foreign code in any way
+    except Exception as error:
         raise DataError(
             f"model={path!r}: its processor cannot read a picture ({reason(error)}). Fetch its "
             "preprocessor_config.json, processor_config.json and tokenizer again"
@@ -349,10 +341,10 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
     return runner
 
 
-def processor_of(path: str, code: dict[str, Any]) -> transformers.ProcessorMixin:
+def processor_of(path: str, trust_remote_code: bool = False) -> transformers.ProcessorMixin:
     """The processor of a checkpoint; those of models that know videos need torchvision, that of SmolVLM num2words."""
     try:
-        return load_pretrained(transformers.AutoProcessor, path, **code)
+        return load_pretrained(transformers.AutoProcessor, path, trust_remote_code)
     except ImportError as error:
         reason = " ".join(str(error).split()).partition(". ")[0]
         raise missing_extra(f"model={path!r} cannot be loaded: {reason}", "processors") from error

@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from llava_consensus.errors import ConsensusError, DataError, MissingDependency, OptionError, listed, unknown_name
+from llava_consensus.errors import ConsensusError, DataError, MissingDependency, OptionError, unknown_name
 from llava_consensus.evaluation.files import Record, read_json
 from llava_consensus.evaluation.media import shrink_to_pad
 from llava_consensus.evaluation.models.base import (
@@ -40,6 +40,7 @@ from llava_consensus.evaluation.models.loading import (
     Loading,
     find,
     incomplete_refused,
+    refuse_incomplete,
     refuse_not_finite,
 )
 from llava_consensus.evaluation.models.weights import MEND, reason, tensors_of, weight_files
@@ -331,27 +332,15 @@ def load_own_tower(path: str, model: "PreTrainedModel") -> None:
     """Puts the checkpoint's tower weights into a model that was loaded with another tower.
 
     Raises:
-        DataError: where the checkpoint has none, or they are not those of this tower.
+        DataError: if the checkpoint has none, or they are not those of this tower.
     """
     tower = model.get_vision_tower().vision_tower
-    tower_state = tower.state_dict()
-    bare = not any(name.startswith("vision_model.") for name in tower_state)  # transformers 5 has one level less
-    front = f"{PREFIX}vision_model." if bare else PREFIX
-    found = (pair for file in weight_files(Path(path)) for pair in tensors_of(file, PREFIX))
-    tensors = {name.removeprefix(front).removeprefix(PREFIX): values for name, values in found}
-    tensors = {
-        name: values for name, values in tensors.items() if name in tower_state or not name.endswith("position_ids")
-    }
-    surplus = sorted(tensors.keys() - tower_state.keys())
-    missing = sorted(name for name in tower_state.keys() - tensors.keys() if not name.endswith("position_ids"))
-    shapes = [name for name in tensors.keys() & tower_state.keys() if tensors[name].shape != tower_state[name].shape]
-    if missing or surplus or shapes:
-        raise DataError(
-            f"model={path!r}: config.json says that its vision tower was trained ({FLAG}), but the tower's weights do "
-            f"not fit: {len(missing)} missing, {len(surplus)} left over, {len(shapes)} of another shape "
-            f"({listed([*missing, *surplus, *shapes])}). Fetch the whole checkpoint again"
-        )
-    tower.load_state_dict(tensors, strict=False)
+    files = weight_files(Path(path))
+    state = {name.removeprefix(PREFIX): values for file in files for name, values in tensors_of(file, PREFIX)}
+    options = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    own, info = type(tower).from_pretrained(None, config=tower.config, state_dict=state, **options)
+    refuse_incomplete(path, type(tower), info)
+    tower.load_state_dict(own.state_dict())
     setattr(model.config, FLAG, True)
 
 

@@ -29,6 +29,7 @@ from llava_consensus.evaluation.files import read_json
 from llava_consensus.evaluation.models import merge
 from llava_consensus.hosts import HOSTS, HostEntry, adapting, chosen, known_hosts, tower_named
 from llava_consensus.hosts.environment import keep_freed_memory
+from llava_consensus.hosts.pretrained import load_pretrained
 from llava_consensus.methods import truth
 from llava_consensus.reduction.options import choose
 
@@ -486,6 +487,21 @@ def incomplete_refused() -> Iterator[None]:
                 yield
         finally:
             torch.set_default_dtype(dtype)
+
+
+def from_auto(auto: Any, path: str, loading: Loading) -> Any:
+    """The model that an Auto class of transformers makes of a checkpoint, where the loading options put it.
+
+    Raises:
+        DataError: for weights that are not those of config.json, or hold NaN or infinity.
+    """
+    kwargs = {"torch_dtype": loading.torch_dtype(), "output_loading_info": True, **loading.from_pretrained_kwargs()}
+    model, info = load_pretrained(auto, path, **kwargs)
+    refuse_incomplete(path, type(model), info)
+    refuse_not_finite(path, model)
+    if loading.device_map is None and loading.bits is None:  # else accelerate has placed it
+        model.to(loading.device)
+    return model.eval()
 
 
 def refuse_incomplete(path: str, model: type, info: Mapping[str, Any]) -> None:

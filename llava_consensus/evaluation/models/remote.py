@@ -6,6 +6,7 @@ batches.
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,10 +15,10 @@ from PIL import Image
 from torch import Tensor
 
 from llava_consensus.entry_points import load_place
-from llava_consensus.errors import DataError, OptionError, unknown_name
+from llava_consensus.errors import ConsensusError, DataError, OptionError, unknown_name
 from llava_consensus.evaluation.files import read_json
-from llava_consensus.evaluation.models.base import Answer, Encoding, Prompt, Runner, answers_of
-from llava_consensus.evaluation.models.loading import Loading, refuse_incomplete, refuse_not_finite
+from llava_consensus.evaluation.models.base import Answer, Encoding, Prompt, Runner, answers_of, shape_of
+from llava_consensus.evaluation.models.loading import Loading, from_auto
 from llava_consensus.evaluation.models.weights import reason
 from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.pretrained import load_pretrained
@@ -98,29 +99,14 @@ class QwenVLRunner(RemoteRunner):
         query, the projection after the attention, and the last one.
         """
         config, visual, tokens = self.model.config, self.model.config.visual, self.visual_tokens
-        width, output = visual["width"], visual["output_dim"]
+        vision = SimpleNamespace(**visual, hidden_size=visual["width"], num_heads=visual["heads"])
         patches = (visual["image_size"] // visual["patch_size"]) ** 2
-        return Shape(
-            layers=config.num_hidden_layers,
-            width=config.hidden_size,
-            heads=config.num_attention_heads,
-            kv_heads=config.num_attention_heads,
+        width, output = visual["width"], visual["output_dim"]
+        return shape_of(self.view, config, vision, None, text, text_tower=0.0)._replace(
             head_width=config.kv_channels,
             inner=config.intermediate_size // 2,
-            vocabulary=config.vocab_size,
-            blocks=visual["layers"],
-            vision_width=width,
-            vision_heads=visual["heads"],
-            vision_inner=int(width * visual["mlp_ratio"]),
-            patches=tokens,
-            patch_values=3 * visual["patch_size"] ** 2,
-            text=text,
             classes=patches - tokens,
             projector=patches // tokens * (width * output + 2 * output**2) + 3 * output**2,
-            number_bytes=self.model.dtype.itemsize,
-            feature_blocks=visual["layers"],
-            text_tower=0.0,
-            single=False,
         )
 
     def pixels(self, image: Image.Image) -> Tensor:
@@ -151,27 +137,10 @@ class CogVLMRunner(RemoteRunner):
     """CogVLM, which reads at most one picture in a prompt."""
 
     def shape(self, text: int = 0) -> Shape:
-        config, vision = self.model.config, self.model.config.vision_config
-        return Shape(
-            layers=config.num_hidden_layers,
-            width=config.hidden_size,
-            heads=config.num_attention_heads,
-            kv_heads=config.num_attention_heads,
-            head_width=config.hidden_size // config.num_attention_heads,
-            inner=config.intermediate_size,
-            vocabulary=config.vocab_size,
-            blocks=vision["num_hidden_layers"],
-            vision_width=vision["hidden_size"],
-            vision_heads=vision["num_heads"],
-            vision_inner=vision["intermediate_size"],
-            patches=self.visual_tokens,
-            patch_values=3 * vision["patch_size"] ** 2,
-            text=text,
-            projector=vision["hidden_size"] * config.hidden_size + 3 * config.hidden_size * config.intermediate_size,
-            number_bytes=self.model.dtype.itemsize,
-            feature_blocks=vision["num_hidden_layers"],
-            text_tower=0.0,
-        )
+        config, vision = self.model.config, SimpleNamespace(**self.model.config.vision_config)
+        width, inner = config.hidden_size, config.intermediate_size
+        projector = vision.hidden_size * width + 3 * width * inner
+        return shape_of(self.view, config, vision, None, text, text_tower=0.0)._replace(projector=projector)
 
     def pixels(self, image: Image.Image) -> Tensor:
         pixels: Tensor = self._conversation("", None, image)["images"][0]
@@ -241,16 +210,13 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
         raise OptionError(f"attention={loading.attention!r}: the code of {path} has a kernel of its own. Leave it out")
     try:
         tokenizer = load_pretrained(transformers.AutoTokenizer, path, loading.trust_remote_code)
-        kwargs = {"torch_dtype": loading.torch_dtype(), "output_loading_info": True, **loading.from_pretrained_kwargs()}
-        model, info = load_pretrained(transformers.AutoModelForCausalLM, path, **kwargs)
+        model = from_auto(transformers.AutoModelForCausalLM, path, loading)
+    except ConsensusError:
+        raise
     except Exception as error:  # foreign code breaks in any way
         raise DataError(
             f"model={path!r} cannot be loaded: {reason(error)}. Its code is of 2023, written for "
             "transformers 4.31 to 4.37 (make setup-pinned); CogVLM's checkpoint needs the tokenizer files of "
             "lmsys/vicuna-7b-v1.5 beside it"
         ) from error
-    refuse_incomplete(path, type(model), info)
-    if loading.device_map is None and loading.bits is None:
-        model.to(loading.device)
-    refuse_not_finite(path, model)
-    return runner_of(load_place(view)(model.eval(), options), tokenizer)
+    return runner_of(load_place(view)(model, options), tokenizer)

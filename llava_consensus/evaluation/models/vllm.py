@@ -140,7 +140,7 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
         own = made(model.eval(), options)
     if own.preprocessing:
         raise OptionError(f"engine='vllm' lays pictures out as the checkpoint says: leave {dict(options)} out")
-    return VllmRunner(own, processor_of(path, {}), path, loading)
+    return VllmRunner(own, processor_of(path), path, loading)
 
 
 class Shown(NamedTuple):

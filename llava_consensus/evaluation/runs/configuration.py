@@ -1,11 +1,9 @@
-"""Configuration of a run: checked before any weight loads, and written down to the last thing that can change an
-answer.
+"""Configuration of a run: checked before any weight loads, and recorded with all that can change an answer.
 
     plan = prepare(RunConfig(make_benchmark("gqa"), make("consensusdrop"), Budget(64)))
 
-`prepare` returns a RunPlan or raises what the user can mend. `RunPlan.description` becomes config.json and names the
-run: options of the method with defaults filled in, contents of question files and weights, versions. How the run is
-carried out (`Execution`) and the folder of results are not in it.
+`RunPlan.description` becomes config.json and names the run: options of the method with defaults filled in, contents of
+question files and weights, versions. `Execution` and the folder of results are not in it.
 """
 
 import os
@@ -32,8 +30,8 @@ from llava_consensus.serving.supported import DISTRIBUTIONS
 
 # Versions of the answers of code that all runs share, as `answer_version` is of one method, host or benchmark. The name
 # of a run holds these numbers and no bytes of source, so that an edit which changes no answer restarts nothing.
-REDUCTION = 1  # raise it where reduction/ or hosts/ change the answers of every method
-SERVING = 1  # raise it where the vLLM plugin answers otherwise
+REDUCTION = 1  # raise it when reduction/ or hosts/ change the answers of every method
+SERVING = 1  # raise it when the vLLM plugin gives other answers
 
 
 def _answer_versions(config: "RunConfig") -> Record:
@@ -92,48 +90,45 @@ class RunPlan(RunConfig):
     description: Record
 
     def shown(self, question: Question) -> int:
-        """Number of pictures the model sees with a question: of a video its frames, unless it is one clip."""
+        """Number of images the model sees with a question: of a video its frames, unless it is one clip."""
         return len(question.images) * max(1, 0 if self.clips else self.benchmark.frames)
 
     @property
     def clips(self) -> bool:
-        """True if a video is shown as one clip, with one budget, and not as pictures."""
+        """True if a video is shown as one clip, with one budget, and not as images."""
         return bool(self.description.get("videos") == CLIPS)
 
     def pictures(self, question: Question) -> tuple[Path, ...]:
-        """The files of a question's pictures."""
         if question.images not in self._files:
             self._files[question.images] = tuple(self.folder / name for name in question.images)
         return self._files[question.images]
 
     @cached_property
     def _files(self) -> dict[tuple[str, ...], tuple[Path, ...]]:
-        """Paths by file name: most pictures have several questions, and making a path takes as long as reading one."""
+        """Paths by file name: most images have several questions, and making a path takes as long as reading one."""
         return {}
 
     @cached_property
     def folder(self) -> Path:
-        """Folder of the benchmark's pictures."""
         return self.benchmark.place(self.data) / self.benchmark.images
 
     def prompt(self, question: Question) -> Prompt:
-        """Prompt of a question."""
         return Prompt(question.text, self.conversation, self.max_new_tokens or self.benchmark.max_new_tokens)
 
     @property
     def content(self) -> Callable[[Path], bytes] | None:
-        """Reads a picture that is no file of its own (MMBench's are inside its table); None where all are files."""
+        """Reads an image that is no file of its own (MMBench's are inside its table); None if all are files."""
         read = self.benchmark.picture
         return None if read is None else lambda path: read(self.data, path.name)
 
     def check_inside(self) -> None:
-        """Raises DataError where a question names a file outside the folder of pictures: a name may be absolute, climb
+        """Raises DataError if a question names a file outside the folder of images: a name may be absolute, climb
         with `..`, or lead through a link.
         """
         real = cache(os.path.realpath)
         root = os.path.realpath(self.folder)
         for path in dict.fromkeys(path for question in self.questions for path in self.pictures(question)):
-            try:  # the folder is looked up once, and the file itself only where it may be elsewhere: there are many
+            try:  # the folder is looked up once, and the file itself only if it may be elsewhere: there are many
                 inside = not path.is_symlink() and path.name != ".."
                 place = os.path.join(real(path.parent), path.name) if inside else real(path)
             except (ValueError, OSError):  # a name that no file can have
@@ -155,7 +150,7 @@ class RunPlan(RunConfig):
 
 @gc_paused()
 def prepare(config: RunConfig) -> RunPlan:
-    """Checks everything that needs no weights, and writes down the whole configuration.
+    """Checks everything that needs no weights, and completes the configuration.
 
     Raises:
         ConsensusError: everything the user can mend, see `errors.py`.
@@ -210,7 +205,7 @@ def _meant(method: Method, budget: Budget | Share | None, match: str) -> tuple[B
 
 
 def _describe(config: RunConfig, of_host: Record) -> Record:
-    """The whole configuration, down to the content of question files and weights. Equal texts mean equal answers."""
+    """The whole configuration. Equal texts mean equal answers."""
     usual = asdict(Loading(config.loading.device, config.loading.dtype))
     loading = {name: value for name, value in asdict(config.loading).items() if value != usual[name]}
     base = config.loading.model_base
@@ -230,7 +225,7 @@ def _describe(config: RunConfig, of_host: Record) -> Record:
 
 
 def describe_reduction(method: Method, budget: Budget | Share | None) -> Record:
-    """Method, budget and options in config.json; `tokens` is null where nothing is reduced, a fraction for a share."""
+    """Method, budget and options in config.json; `tokens` is null if nothing is reduced, a fraction for a share."""
     options, changed = {}, {}
     for one in fields(method):
         value = method.recorded.get(one.name, getattr(method, one.name))

@@ -1,7 +1,7 @@
 """Execution of a run: batches, workers, shards, and questions without an answer. Needs no torch: the parser uses it.
 
-One question must not stop the others: what a model raises about it alone is written to errors.jsonl, and the run goes
-on. `--retry-errors` asks them again.
+One question must not stop the others: what a model raises about it is written to errors.jsonl, and the run goes on.
+`--retry-errors` asks them again.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LONGEST = 16_384  # characters of a question: attention to more may need more memory than there is
 IN_A_ROW = 64  # questions the model fails at with none answered between: not the questions' fault
 DEATH = "death"  # cause of a record: processes die of the question
-QUOTED = 300  # characters of what was raised
+QUOTED = 300  # characters of an error that are recorded
 
 
 class TooManyErrors(ConsensusError):
@@ -29,6 +29,12 @@ class TooManyErrors(ConsensusError):
 
 class DeviceFailed(ConsensusError):
     """The device is in a state in which this process can answer nothing more."""
+
+    exit_code = 6
+
+
+class Unanswered(ConsensusError):
+    """A result that rests on fewer questions than were asked. It is complete otherwise, and was printed."""
 
     exit_code = 6
 
@@ -54,15 +60,15 @@ class Execution:
     """Execution of a run. Nothing in it changes an answer, so nothing of it is in the run's name."""
 
     batch: int = 16  # questions answered together
-    workers: int = 1  # processes, each with a model of its own, on a device of its own where there are several
+    workers: int = 1  # processes, each with a model of its own, on a device of its own if there are several
     progress: bool = True  # whether a bar with questions per second is shown
     retry_errors: bool = False  # whether questions that failed before are asked again
-    allow_outside: bool = False  # whether pictures and videos may lie outside the folder of the benchmark's pictures
+    allow_outside: bool = False  # whether images and videos may lie outside the folder of the benchmark's images
     shard: tuple[int, int] | None = None  # (2, 4): only the second of four parts of the questions, of equal length
     merge: tuple[Path, ...] = ()  # other folders of results, from whose same run answers are copied
 
     def check(self) -> None:
-        """Raises OptionError for a number below 1, or a shard that is none. Needs no model."""
+        """Raises OptionError for a number below 1, or a shard that is none."""
         for name in ("batch", "workers"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name}={getattr(self, name)} must be at least 1")
@@ -79,11 +85,7 @@ class Execution:
 
 
 def check_progress(row: int, result: Result) -> int:
-    """Number of consecutive questions the model has failed at, after this result.
-
-    Raises:
-        TooManyErrors: for IN_A_ROW of them.
-    """
+    """Number of consecutive questions the model has failed at, after this result. TooManyErrors for IN_A_ROW."""
     failed = [error for error in result.errors if error.get("cause") == "model"]
     row = 0 if result.answers else row + len(failed)
     if row >= IN_A_ROW:
@@ -107,12 +109,7 @@ def describe(error: Exception) -> str:
 
 
 def error_record(question: "Question", error: str, cause: str | None = None) -> Record:
-    """A line of errors.jsonl. `cause`: `model`, DEATH, `length`, `question`; None for a picture that cannot be read."""
+    """A line of errors.jsonl. `cause`: `model`, DEATH, `length`, `question`; None for an unreadable image."""
     image = question.images[0] if question.images else None
     record = {"index": question.index, "question_id": question.question_id, "image": image, "error": error}
     return record | ({"cause": cause} if cause else {})
-
-
-def death_record(question: "Question", reason: str) -> Record:
-    """A line of errors.jsonl for a question that kills the process that asks it alone."""
-    return error_record(question, f"the process that asks it alone dies ({reason})"[:QUOTED], DEATH)

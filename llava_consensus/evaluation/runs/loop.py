@@ -1,11 +1,10 @@
-"""The whole evaluation loop in one file: check, load, match, attach, ask, append, score; and resume a killed run.
+"""The evaluation loop: check, load, match, attach, ask, append, score; and resume a killed run.
 
 `run(RunConfig(make("gqa"), make("consensusdrop"), Budget(64)), Path("results"))` is what `llava-consensus eval gqa
 --tokens 64` does. Everything cheap is checked before weights load (`configuration.py`). The vision tower runs once per
-picture, however many questions there are about it (`pictures.py`). An `Asker` asks the runner in batches: pictures in,
-records out. With several workers each has an `Asker` of its own for its shards (`WorkerFactory`, `workers.py`), and
-the run ends with the same files. Stopped at any moment, the same call resumes, with any
-number of workers, asks nothing twice and ends with the metrics of an undisturbed run (`store.py`).
+image, however many questions there are about it (`pictures.py`). With several workers each has an `Asker` of its own
+for its shards (`workers.py`), and the run ends with the same files. Stopped at any moment, the same call resumes, with
+any number of workers, asks nothing twice and ends with the metrics of an undisturbed run (`store.py`).
 """
 
 import logging
@@ -32,15 +31,14 @@ from llava_consensus.evaluation.runs.execution import (
     Result,
     RunResult,
     check_progress,
-    death_record,
     describe,
     error_record,
     raise_if_device_failed,
 )
 from llava_consensus.evaluation.runs.metrics import AnswerCosts, budget_of, shape_of
 from llava_consensus.evaluation.runs.pictures import CAPACITY, EncodingCache, ModelFailed, reader
-from llava_consensus.evaluation.runs.store import AGAIN, Asking, Run, answer_record, open_run, run_name
-from llava_consensus.evaluation.runs.workers import Died, Shard, is_picklable, one_by_one, run_shards
+from llava_consensus.evaluation.runs.store import AGAIN, Run, answer_record, open_run, run_name
+from llava_consensus.evaluation.runs.workers import Outcome, Shard, is_picklable, one_by_one, run_shards
 from llava_consensus.reduction.budget import Budget, Share
 
 log = logging.getLogger(__name__)
@@ -72,19 +70,19 @@ def run(
 
 def evaluate(plan: RunPlan, out: Path, execution: Execution, runner_loader: RunnerLoader) -> RunResult:
     """Like `run`, for a configuration that is checked already."""
-    _check(plan, execution)
+    if plan.content is None and not execution.allow_outside:
+        plan.check_inside()
+    if plan.loading.device_map and execution.workers > 1:
+        raise OptionError(
+            f"workers={execution.workers} and device_map={plan.loading.device_map!r}: a map takes all devices for one "
+            "model. Take one worker"
+        )
     with open_run(out, plan.description, {question.index for question in plan.questions}) as folder:
         for repair in folder.repairs:
             log.warning("%s", repair)
         stored = folder.metrics()
         if folder.kept and stored is not None:
-            if stored.get("choices", {}) != plan.benchmark.chosen:
-                raise DataError(
-                    f"{folder.path}: was scored with other options and kept without its answers, so it cannot be "
-                    "scored again. Give another --out"
-                )
-            log.info("%s: complete already, and kept without its answers: nothing was asked", folder.path)
-            return RunResult(folder.path, stored, 0)
+            return _complete(plan, folder, stored)
         for other in execution.merge:
             _merge(plan, folder, other)
         again = _questions_to_retry(plan, folder, execution)
@@ -97,7 +95,7 @@ def evaluate(plan: RunPlan, out: Path, execution: Execution, runner_loader: Runn
         if pending:
             if done:
                 log.info("%s: going on after %d of %d questions", folder.path, len(done), len(plan.questions))
-            _tell_missing(plan, pending)
+            _warn_missing(plan, pending)
             with folder.asking(len(plan.questions)):
                 seconds = _ask(plan, folder, pending, again, execution, runner_loader)
         if len(folder.done) < len(plan.questions):  # a shard
@@ -106,17 +104,6 @@ def evaluate(plan: RunPlan, out: Path, execution: Execution, runner_loader: Runn
         environment = metrics.environment(plan.loading.device)
         folder.finish(metrics.measure(plan, folder) | {"timing": timing, "environment": environment})
         return RunResult(folder.path, folder.metrics() or {}, len(pending))
-
-
-def _check(plan: RunPlan, execution: Execution) -> None:
-    """Raises for a plan that cannot be carried out so, before a folder is made."""
-    if plan.content is None and not execution.allow_outside:
-        plan.check_inside()
-    if plan.loading.device_map and execution.workers > 1:
-        raise OptionError(
-            f"workers={execution.workers} and device_map={plan.loading.device_map!r}: a map takes all devices for one "
-            "model. Take one worker"
-        )
 
 
 def _merge(plan: RunPlan, folder: Run, out: Path) -> None:
@@ -134,24 +121,24 @@ def _merge(plan: RunPlan, folder: Run, out: Path) -> None:
     log.info("%s: %d answers and %d errors of %s", folder.path, len(answers), len(errors), out)
 
 
-def _tell_missing(plan: RunPlan, pending: Sequence[Question]) -> None:
-    """Warns about missing pictures before a model is loaded."""
+def _warn_missing(plan: RunPlan, pending: Sequence[Question]) -> None:
+    """Warns about missing images before a model is loaded."""
     if plan.content is not None:  # they are inside a file
         return
     folder = plan.benchmark.place(plan.data) / plan.benchmark.images
     names = dict.fromkeys(name for question in pending for name in question.images)
-    absent = [name for name in names if not os.path.exists(folder / name)]  # of a name that no file can have too
+    absent = [name for name in names if not os.path.exists(folder / name)]  # also for a name that no file can have
     if absent:
         name = plan.benchmark.name
-        listed = f". What is missing: llava-consensus data check {name} --data {plan.data}"
+        command = f". What is missing: llava-consensus data check {name} --data {plan.data}"
         log.warning(
             "%s: %d of %d pictures or videos are not there, %s first, and questions about them get no answer%s",
-            folder, len(absent), len(names), absent[0], listed if name in known_benchmarks() else "",
+            folder, len(absent), len(names), absent[0], command if name in known_benchmarks() else "",
         )  # fmt: skip
 
 
 def _questions_to_retry(plan: RunPlan, folder: Run, execution: Execution) -> set[int]:
-    """Indexes of questions to ask again: their pictures have changed since or can be read now, or the model failed at
+    """Indexes of questions to ask again: their images have changed since or can be read now, or the model failed at
     them and `retry_errors` is set.
     """
     failed = {
@@ -171,7 +158,7 @@ def _questions_to_retry(plan: RunPlan, folder: Run, execution: Execution) -> set
 
 
 def _opens(plan: RunPlan, question: Question) -> bool:
-    """True if the pictures of a question can be read."""
+    """True if the images of a question can be read."""
     try:
         for path in plan.pictures(question):
             reader(plan)(path)
@@ -182,9 +169,14 @@ def _opens(plan: RunPlan, question: Question) -> bool:
 
 def _complete(plan: RunPlan, folder: Run, stored: Record) -> RunResult:
     """Metrics of a complete run; scored anew if only the scoring options differ."""
-    scored = (folder.path / SCORES).exists()
     log.info("%s: complete already, nothing was asked", folder.path)
-    if stored.get("choices", {}) != plan.benchmark.chosen or not scored:
+    rescored = stored.get("choices", {}) != plan.benchmark.chosen
+    if folder.kept and rescored:
+        raise DataError(
+            f"{folder.path}: was scored with other options and kept without its answers, so it cannot be scored "
+            "again. Give another --out"
+        )
+    if rescored or not (folder.path / SCORES).exists():
         with misread(str(folder.path / METRICS), AGAIN):
             folder.finish(metrics.measure(plan, folder) | {key: stored[key] for key in ("timing", "environment")})
     return RunResult(folder.path, folder.metrics() or {}, 0)
@@ -193,8 +185,8 @@ def _complete(plan: RunPlan, folder: Run, stored: Record) -> RunResult:
 def _ask(
     plan: RunPlan, folder: Run, pending: list[Question], again: set[int], execution: Execution, load: RunnerLoader
 ) -> float:
-    """Asks what is pending and stores it as it comes. Returns the seconds it took; loading is counted only where
-    several workers load at different times.
+    """Asks what is pending and stores it as it comes. Returns the seconds it took; loading is counted only if several
+    workers load at different times.
 
     Args:
         plan, folder, pending, execution, load: see `evaluate`.
@@ -205,31 +197,27 @@ def _ask(
     if execution.workers > 1:
         size = BATCHES * execution.batch
         shards = [tuple(questions)[first : first + size] for first in range(0, len(pending), size)]
-        results = run_shards(WorkerFactory(plan, execution.batch, execution.workers, load), execution.workers, shards)
-        _store(plan, folder, _recorded(results, questions), again, execution.progress)
+        outcomes = run_shards(WorkerFactory(plan, execution.batch, execution.workers, load), execution.workers, shards)
+        _store(plan, folder, _recorded(outcomes, questions), again, execution.progress)
         return time.perf_counter() - start
-    asking = Asking.of(folder.path)
-    deadly = [index for index in questions if folder.errors.get(index, {}).get("cause") == DEATH]
-    alone = [index for index in asking.alone if index in questions]
-    apart = [index for index in questions if index in {*asking.apart, *deadly}]
-    if not is_picklable(load):
-        alone, apart = [*alone, *apart], []
-    if apart:
-        results = one_by_one(WorkerFactory(plan, 1, 1, load), apart)
-        _store(plan, folder, _recorded(results, questions), again, execution.progress)
-    runner = load(plan.model, plan.loading, plan.host_options)
-    start = time.perf_counter()
-    asker = Asker(plan, runner, metrics.budget_of(plan, runner))
-    rest = [index for index in questions if index not in {*alone, *apart}]
-    for indexes, size in ((alone, 1), (rest, execution.batch)):
-        left = [questions[index] for index in indexes]
-        _store(plan, folder, _in_this_process(asker, asking, left, size), again, execution.progress)
-    asking.clear()
+    deadly = {*folder.in_flight(), *(index for index, one in folder.errors.items() if one.get("cause") == DEATH)}
+    alone = [question for question in pending if question.index in deadly]
+    rest = [question for question in pending if question.index not in deadly]
+    if alone and is_picklable(load):
+        outcomes = one_by_one(WorkerFactory(plan, 1, 1, load), [question.index for question in alone])
+        _store(plan, folder, _recorded(outcomes, questions), again, execution.progress)
+        alone = []
+    if alone or rest:
+        runner = load(plan.model, plan.loading, plan.host_options)
+        start = time.perf_counter()
+        asker = Asker(plan, runner, metrics.budget_of(plan, runner))
+        for group, size in ((alone, 1), (rest, execution.batch)):
+            _store(plan, folder, _in_this_process(asker, folder, group, size), again, execution.progress)
+    folder.clear_note()
     return time.perf_counter() - start
 
 
 def _store(plan: RunPlan, folder: Run, results: Iterator[Result], again: set[int], progress: bool) -> None:
-    """Stores results as they come."""
     done, total, row = len(folder.done - again), len(plan.questions), 0
     with counted(total=total, initial=done, unit="q", desc=plan.benchmark.name, shown=progress) as bar:
         for result in results:
@@ -241,21 +229,19 @@ def _store(plan: RunPlan, folder: Run, results: Iterator[Result], again: set[int
             bar.update(len(result.answers) + len(result.errors))
 
 
-def _in_this_process(asker: "Asker", asking: Asking, questions: list[Question], batch: int) -> Iterator[Result]:
+def _in_this_process(asker: "Asker", folder: Run, questions: list[Question], batch: int) -> Iterator[Result]:
     """Results in file order; a note on disk holds the questions in flight."""
     results = asker.batches(questions, batch)
     for first in range(0, len(questions), batch):
-        indexes = [question.index for question in questions[first : first + batch]]
-        with asking.noting(indexes, alone=batch == 1):
-            yield next(results)  # stored while the note still stands
+        with folder.noting([question.index for question in questions[first : first + batch]]):
+            yield next(results)  # stored while the note is still there
 
 
-def _recorded(outcomes: Iterable[tuple[Shard, Result | Died]], questions: Mapping[int, Question]) -> Iterator[Result]:
+def _recorded(outcomes: Iterable[Outcome], questions: Mapping[int, Question]) -> Iterator[Result]:
     """Results of workers; an error record for a question that kills them."""
-    for shard, outcome in outcomes:
-        if isinstance(outcome, Died):
-            outcome = Result([], [death_record(questions[index], outcome.reason) for index in shard])
-        yield outcome
+    said = "the process that asks only this question dies"
+    for shard, result in outcomes:
+        yield result or Result([], [error_record(questions[index], said, DEATH) for index in shard])
 
 
 @dataclass(frozen=True)
@@ -343,17 +329,16 @@ class Asker:
 
 
 def _joined(results: Iterable[Result]) -> Result:
-    """Several results as one."""
     parts = list(results)
     return Result([one for part in parts for one in part.answers], [one for part in parts for one in part.errors])
 
 
 def _measures(answer: Answer) -> Record:
-    """Measures that the method reports of its choices, per picture; empty for a method that reports none."""
-    told = [reduction.measures for outcome in answer.outcomes for _, reduction in outcome.reductions]
+    """Measures that the method reports of its choices, per image; empty for a method that reports none."""
+    measured = [reduction.measures for outcome in answer.outcomes for _, reduction in outcome.reductions]
     pictures = [
         {name: values[0].double().round(decimals=DECIMALS).tolist() for name, values in measures.items()}
-        for measures in told
+        for measures in measured
         if measures
     ]
     return {"measures": pictures} if pictures else {}
@@ -380,8 +365,4 @@ class WorkerFactory:
         runner = self.loader(plan.model, replace(plan.loading, device=device), plan.host_options)
         asker = Asker(plan, runner, budget_of(plan, runner))
         questions = {question.index: question for question in plan.questions}
-
-        def work(shard: Shard) -> Result:
-            return _joined(asker.batches([questions[index] for index in shard], self.batch))
-
-        return work
+        return lambda shard: _joined(asker.batches([questions[index] for index in shard], self.batch))

@@ -1,9 +1,8 @@
 """Matching of budgets on a model, the costs of each answer, and the metrics of a finished run.
 
-The record of every answer carries its own costs, by analysis and as measured, written where the model is loaded. The
-content of metrics.json follows from the answers alone but for times: means over them, so lost metrics are made again
-without weights, and several workers end with what one ends with. The formulas are those of `reduction/costs.py`
-(docs/accounting.md).
+Every answer's record carries its own costs, by analysis (`reduction/costs.py`, docs/accounting.md) and as measured.
+Except for times, metrics.json follows from the answers: lost metrics are made again without weights, and several
+workers end with the same numbers as one.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ PARTS = ("llm", "vision", "method", "total")  # of FLOPs
 
 
 def budget_of(plan: RunPlan, runner: Runner) -> Budget | Share:
-    """The budget the plan's method is given on this model: all tokens of a picture where the method reduces nothing.
+    """The budget the plan's method is given on this model: all tokens of an image if the method reduces nothing.
 
     Raises:
-        OptionError: where no budget costs what the plan says.
+        OptionError: no budget costs what the plan says.
     """
     shape = shape_of(plan, runner)
     available = shape.available
@@ -70,17 +69,17 @@ def budget_of(plan: RunPlan, runner: Runner) -> Budget | Share:
 
 
 def shape_of(plan: RunPlan, runner: Runner) -> Shape:
-    """Sizes of the model with a prompt of what a question shows: a picture of the most tiles, or a clip of frames."""
+    """Sizes of the model with a prompt of what a question shows: an image of the most tiles, or a clip of frames."""
     shape = runner.shape()
     return shape._replace(tiles=plan.benchmark.frames) if plan.clips else shape
 
 
 @dataclass(frozen=True)
 class AnswerCosts:
-    """Counts what answers cost that one model gives with one method and budget.
+    """Costs of the answers of one model with one method and budget.
 
-    A picture of fewer tiles than the model allows has fewer tokens than the formulas say: they are about the largest.
-    Where a picture has as many tokens as its size asks for, they are about those that the pictures of the prompt have.
+    The formulas are about the largest image: one of fewer tiles has fewer tokens. If the number of tokens follows from
+    an image's size, they are about the images of the prompt.
     """
 
     method: Method
@@ -94,13 +93,13 @@ class AnswerCosts:
         tokens: Sequence[int] = (),
         outcomes: Sequence[PictureOutcome] = (),
     ) -> Record:
-        """The entry `account` of an answer's metadata; empty where the runner reports no prefill.
+        """The entry `account` of an answer's metadata; empty if the runner reports no prefill.
 
         Args:
-            prefill: what was read.
-            pictures: of the prompt.
-            tokens: what a share comes to for each picture; their mean is what the formulas are given.
-            outcomes: of the pictures.
+            prefill: as measured.
+            pictures: number of images in the prompt.
+            tokens: of each image, for a share; the formulas are given their mean.
+            outcomes: of the images.
         """
         if prefill is None or not prefill.entering:
             return {}
@@ -116,7 +115,7 @@ class AnswerCosts:
 
 
 def seen(shape: Shape, outcomes: Sequence[PictureOutcome]) -> Shape:
-    """The shape with the tokens and tiles that pictures had, in the mean, where both follow from their size."""
+    """The shape with the mean tokens and tiles of the images, if both follow from their size."""
     if not shape.varies or not outcomes:
         return shape
     tiles = [1 if one.origin is None else int(one.origin[0].max()) + 1 for one in outcomes]
@@ -134,11 +133,8 @@ def _analytic(method: Method, budget: Budget, shape: Shape, text: int, question:
 
 @gc_paused()
 def measure(plan: RunPlan, folder: Run) -> Record:
-    """Content of metrics.json; it follows from the answers alone.
-
-    Score and costs, how tables call method and benchmark, `scale`, `column` and `chance` as `Benchmark` has them,
-    and in `report.extracted` each answer as it was scored, with its picture, which `Run.finish` keeps in a file of its
-    own.
+    """Content of metrics.json: score and costs, titles for tables, `scale`, `column` and `chance` of the benchmark,
+    and in `report.extracted` each answer as it was scored, which `Run.finish` keeps in a file of its own.
     """
     answers = [folder.answers[index] for index in sorted(folder.answers)]
     if not answers:
@@ -180,14 +176,12 @@ def measure(plan: RunPlan, folder: Run) -> Record:
 
 
 def run_costs(answers: Sequence[Record], by: str) -> Record | None:
-    """Means per question; `measured` is what was read and cached, the rest comes from the formulas.
+    """The entry `account` of metrics.json: means per question. `measured` is what was read and cached, the rest comes
+    from the formulas, in which a number is None if the method cannot tell it.
 
     Args:
         answers: records of the whole run.
         by: what the budget was matched by.
-    Returns:
-        The entry `account` of metrics.json, in which a number is None where the method cannot tell it; None where the
-        runner did not tell what it read.
     """
     rows = [answer["metadata"]["account"] for answer in answers if "account" in answer["metadata"]]
     if not rows or len(rows) != len(answers):
@@ -213,19 +207,18 @@ def run_costs(answers: Sequence[Record], by: str) -> Record | None:
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """The mean of a value; None where it is not known of every row."""
+    """The mean of a value; None if a row does not have it."""
     values = [row[name] for row in rows]
     return None if None in values else sum(values) / len(values)
 
 
 def timing(asked: int, seconds: float, workers: int) -> Record:
-    """Duration and speed; `seconds` without loading where one process asked all questions."""
+    """Duration and speed; `seconds` is without loading if one process asked all questions."""
     speed = asked / seconds if seconds else None
     return {"asked": asked, "seconds": seconds, "questions_per_second": speed, "workers": workers}
 
 
 def environment(device: str) -> Record:
-    """Machine and release a run was done with."""
     if device.startswith("cuda"):
         import torch
 

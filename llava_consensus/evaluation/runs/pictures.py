@@ -1,4 +1,4 @@
-"""Pictures of a run, encoded once and kept for the next questions about them (`EncodingCache`)."""
+"""Images of a run, encoded once and kept for the next questions about them (`EncodingCache`)."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -13,20 +13,20 @@ from llava_consensus.evaluation.runs.configuration import RunPlan
 from llava_consensus.evaluation.runs.execution import raise_if_device_failed
 
 AT_ONCE = 1 << 26  # pixels that are opened and not yet encoded: 0.2 GB
-CAPACITY = 256  # pictures that are kept encoded at once; each frame of a video counts
+CAPACITY = 256  # images that are kept encoded at once; each frame of a video counts
 
 
 class ModelFailed(ImageError):
-    """A picture that can be read, at which the model fails."""
+    """An image that can be read, at which the model fails."""
 
 
-Reader = Callable[[Path], list[Image.Image | Clip]]
+Opened = list[Image.Image | Clip]
+Reader = Callable[[Path], Opened]
 
 
 def reader(plan: RunPlan) -> Reader:
-    """Opens a file of a run: the one picture in it, or the frames of a video that are shown, apart or as one clip.
-
-    The function raises an ImageError for a file that cannot be read.
+    """Opens a file of a run, or raises ImageError: the one image in it, or the frames of a video that are shown, as
+    images or as one clip.
     """
     frames, content = plan.benchmark.frames, plan.content
     if plan.clips:
@@ -37,7 +37,7 @@ def reader(plan: RunPlan) -> Reader:
 
 
 class EncodingCache:
-    """Encodings by file: the vision tower runs once per picture, and an encoding is forgotten after its last question.
+    """Encodings by file: the vision tower runs once per image, and an encoding is forgotten after its last question.
 
     Args:
         runner: encodes.
@@ -53,7 +53,7 @@ class EncodingCache:
 
     def fetch(self, asked: Sequence[Sequence[Path]]) -> list[list[Encoding] | ImageError]:
         """For each question the encodings of its files, or the error of the first that is unreadable."""
-        fresh: dict[Path, list[Image.Image | Clip]] = {}
+        fresh: dict[Path, Opened] = {}
         needed = list(dict.fromkeys(path for paths in asked for path in paths))
         for path in needed:
             if path not in self._held:
@@ -61,7 +61,7 @@ class EncodingCache:
                     fresh[path] = self._read(path)
                 except ImageError as error:
                     self._held[path] = error
-                if sum(_pixels(picture) for pictures in fresh.values() for picture in pictures) > AT_ONCE:
+                if sum(_pixels(image) for images in fresh.values() for image in images) > AT_ONCE:
                     self._held.update(self._encode(fresh))
                     fresh = {}
         self._held.update(self._encode(fresh))
@@ -79,24 +79,23 @@ class EncodingCache:
             self._held.popitem(last=False)
         return found
 
-    def _encode(self, fresh: dict[Path, list[Image.Image | Clip]]) -> dict[Path, list[Encoding] | ImageError]:
-        """Encodings by file, all in one batch; file by file where that fails, so that one does not spoil the others."""
+    def _encode(self, fresh: dict[Path, Opened]) -> dict[Path, list[Encoding] | ImageError]:
+        """Encodings by file, all in one batch; if that fails, file by file, so that one does not spoil the others."""
         if not fresh:
             return {}
+        first = next(iter(fresh))
         try:
             encoded = iter(self._host.encode([image for images in fresh.values() for image in images]))
             return {path: [next(encoded) for _ in images] for path, images in fresh.items()}
         except ConsensusError:
             raise
-        except Exception as error:  # anything a model can raise about a picture
-            raise_if_device_failed(error, str(next(iter(fresh))))
+        except Exception as error:  # anything a model can raise about an image
+            raise_if_device_failed(error, str(first))
             if len(fresh) == 1:
-                path = next(iter(fresh))
-                return {path: ModelFailed(f"{path}: the model fails at it ({type(error).__name__}: {reason(error)})")}
+                why = f"{type(error).__name__}: {reason(error)}"
+                return {first: ModelFailed(f"{first}: the model fails at it ({why})")}
         return {path: found for one, images in fresh.items() for path, found in self._encode({one: images}).items()}
 
 
-def _pixels(picture: Image.Image | Clip) -> int:
-    """Number of pixels of a picture, or of all frames of a clip."""
-    frames = picture.frames if isinstance(picture, Clip) else (picture,)
-    return sum(frame.width * frame.height for frame in frames)
+def _pixels(image: Image.Image | Clip) -> int:
+    return sum(frame.width * frame.height for frame in (image.frames if isinstance(image, Clip) else (image,)))

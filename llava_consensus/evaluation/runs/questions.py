@@ -1,6 +1,4 @@
-"""Questions of a run, and what its description says of files and packages. Needs no torch: runs that ask a server by
-URL have it too.
-"""
+"""Questions of a run, and the files and packages in its description. Needs no torch: runs by URL use it too."""
 
 from collections.abc import Callable, Hashable, Sequence
 from importlib import metadata
@@ -14,14 +12,7 @@ from llava_consensus.evaluation.checksums import checksum_of
 from llava_consensus.evaluation.runs import DATA
 
 OWN = "llava-consensus"
-PACKAGES = (
-    OWN,
-    "torch",
-    "transformers",
-    "llava-torch",
-    "tokenizers",
-    "pillow",
-)  # their versions can change answers
+PACKAGES = (OWN, "torch", "transformers", "llava-torch", "tokenizers", "pillow")  # their versions can change answers
 
 
 class Asked(Protocol):
@@ -61,7 +52,7 @@ def _version(package: str) -> str | None:
 
 
 def read_questions(config: Asked) -> list[Question]:
-    """The questions to ask. Files that are missing are named by the benchmark, a missing folder of pictures here."""
+    """The questions to ask. DataError for missing files, also for a missing folder of images."""
     benchmark, data = config.benchmark, config.data
     folder = data / "eval" / benchmark.folder
     if data == Path(DATA) and not (data / "eval").is_dir():
@@ -97,8 +88,8 @@ def describe_questions(config: Asked) -> dict[str, object]:
 
 
 def drawn(questions: Sequence[Question], count: int, together: Callable[[Question], Hashable]) -> list[Question]:
-    """At least `count` of these questions in their order, all of them where there are fewer. Each has the same chance,
-    whatever its picture is: a score of them is one of the whole set, and they are about as many pictures as can be.
+    """At least `count` of these questions in their order, all of them if there are fewer. Each has the same chance,
+    whatever its image is, so their score estimates that of the whole set.
     """
     groups: dict[Hashable, list[Question]] = {}
     for question in questions:

@@ -1,17 +1,17 @@
 """A run on disk: what was asked, what came back, and how to resume after a SIGKILL in the middle of a write.
 
 A run is the folder `OUT/<benchmark>-<method>-<tokens>-<hash of the whole configuration>`, with `all` in place of the
-number of tokens where nothing is reduced:
+number of tokens if nothing is reduced:
 
     config.json     written first; a folder whose config.json differs from the one asked for is never mixed with it
     answers.jsonl   one line per answer, LLaVA's keys in LLaVA's order; a batch is one append
-    errors.jsonl    one line per question without an answer: its picture cannot be read, or the model fails at it
-    scores.jsonl    each answer as it was scored, a line each; made again from the answers where it is missing
+    errors.jsonl    one line per question without an answer: its image cannot be read, or the model fails at it
+    scores.jsonl    each answer as it was scored, a line each; made again from the answers if it is missing
     metrics.json    written last; a run is complete when it is there
     asking.json     questions in flight in this process, for the next process if this one dies
     lock            held while a process works on the run; the operating system releases it when the process dies
 
-Answers stand in the order they came in until the run is complete, then in the order of the questions. Only the end of a
+Answers are in the order they came in until the run is complete, then in the order of the questions. Only the end of a
 file that is appended to can be cut, so a cut last line is dropped and reported, and damage anywhere else stops with
 file and line. Use: `with open_run(out, config, indexes) as run: run.add(answers); run.finish(metrics)`.
 """
@@ -24,7 +24,6 @@ import marshal
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +109,7 @@ class Run:
         self.answers.update((record["metadata"]["index"], record) for record in answers)
 
     def forget(self, indexes: Collection[int]) -> None:
-        """Makes questions that were answered, or failed, questions that are still to be asked."""
+        """Drops records of questions that are to be asked again."""
         (self.path / METRICS).unlink(missing_ok=True)
         for records in (self.errors, self.answers):
             for index in indexes:
@@ -128,8 +127,7 @@ class Run:
         if any(list(records) != sorted(records) for records in (self.errors, self.answers)):
             self._rewrite()
         whole = dict(metrics)
-        report = whole.get("report")
-        scores = []
+        report, scores = whole.get("report"), []
         if isinstance(report, dict):
             whole["report"] = report = dict(report)
             scores = report.pop("extracted", [])
@@ -150,15 +148,41 @@ class Run:
             count = f"{len(self.done)} of {total}"
             raise Interrupted(f"stopped after {count} questions. The same command resumes: {self.path}") from None
         except ConsensusError:
-            self.leave_nothing()
+            with contextlib.suppress(OSError):  # somebody else has removed it
+                filled = {path.name for path in self.path.iterdir() if path.is_dir() or path.stat().st_size}
+                if filled <= {CONFIG, LOCK}:
+                    shutil.rmtree(self.path, ignore_errors=True)
             raise
 
-    def leave_nothing(self) -> None:
-        """Removes a folder in which nothing was asked, as where the model could not be loaded."""
-        with contextlib.suppress(OSError):  # somebody else has removed it
-            filled = {path.name for path in self.path.iterdir() if path.is_dir() or path.stat().st_size}
-            if filled <= {CONFIG, LOCK}:
-                shutil.rmtree(self.path, ignore_errors=True)
+    def in_flight(self) -> list[int]:
+        """Indexes that the last process noted and did not clear: it died, or its device failed, at one of them.
+
+        A crash in native code, the out-of-memory killer or a failed device end the whole process, and so does anybody
+        who kills it. These questions are asked in a child process: if that dies while its parent lives, the question
+        has killed it.
+        """
+        try:
+            return [int(index) for index in read_json(self.path / ASKING, kind=dict)["asking"]]
+        except (DataError, *WRONG):  # none, or cut
+            return []
+
+    @contextlib.contextmanager
+    def noting(self, indexes: Sequence[int]) -> Iterator[None]:
+        """Keeps a note of questions while the block asks them; see `in_flight`."""
+        # In place and not synced: it is for a process that dies, not for a machine that does.
+        with contextlib.suppress(OSError):
+            (self.path / ASKING).write_text(json.dumps({"asking": indexes}))
+        try:
+            yield
+        except DeviceFailed:
+            raise
+        except BaseException:
+            self.clear_note()
+            raise
+
+    def clear_note(self) -> None:
+        with contextlib.suppress(OSError):
+            (self.path / ASKING).unlink()
 
     def close(self) -> None:
         """Lets the next process have the run."""
@@ -202,7 +226,7 @@ def open_run(out: Path, config: Mapping[str, object], indexes: Collection[int]) 
 
 
 def _lock(path: Path) -> int:
-    """The lock of a run's folder, which is made and cleaned up; -1 for a complete run where nothing can be written."""
+    """The lock of a run's folder, which is made and cleaned up; -1 for a complete run on a read-only disk."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = take_lock(path / LOCK, "this run")
@@ -240,23 +264,20 @@ def _load(run: Run, indexes: Collection[int]) -> None:
     if run.kept:
         return
     cut = []
-    accounts: dict[bytes, Record] = {}  # most answers cost the same: equal accounts are in memory once
+    accounts: dict[bytes, Record] = {}
     for name, keys, found in ((ERRORS, ERROR_KEYS, run.errors), (ANSWERS, ANSWER_KEYS, run.answers)):
         path = run.path / name
         lines, end = whole_lines(path)
         for number, record in enumerate(parse_lines(path, lines, keys), start=1):
-            index = record["index"] if name == ERRORS else _index(path, number, record)
+            index = record["index"] if name == ERRORS else _index(record)
+            where = f"{path}, line {number}"
+            if index is None:
+                raise DataError(f"{where}: no index in metadata. {MEND}")
             if index not in indexes:
-                raise DataError(f"{path}, line {number}: index {index!r} is no question of this run. Remove the line")
+                raise DataError(f"{where}: index {index!r} is no question of this run. Remove the line")
             if index in run.answers or index in run.errors:
-                raise DataError(
-                    f"{path}, line {number}: question {index} is there a second time. Remove one of the two"
-                )
-            if name == ANSWERS and "account" in record["metadata"]:
-                account = record["metadata"]["account"]
-                spelled = marshal.dumps(account, 2)  # version 2 spells equal values alike, faster than repr
-                record["metadata"]["account"] = accounts.setdefault(spelled, account)
-            found[index] = record
+                raise DataError(f"{where}: question {index} is there a second time. Remove one of the two")
+            found[index] = _with_shared_account(record, accounts)
         if end is not None:
             cut.append((path, end))
     for path, end in cut:
@@ -266,13 +287,20 @@ def _load(run: Run, indexes: Collection[int]) -> None:
         (run.path / METRICS).unlink(missing_ok=True)
 
 
-def _index(path: Path, number: int, record: Record) -> int:
+def _index(record: Record) -> int | None:
     """The index of an answer's question."""
     metadata = record["metadata"]
-    if not isinstance(metadata, dict) or type(metadata.get("index")) is not int:
-        raise DataError(f"{path}, line {number}: no index in metadata. {MEND}")
-    index: int = metadata["index"]
-    return index
+    index = metadata.get("index") if isinstance(metadata, dict) else None
+    return index if type(index) is int else None
+
+
+def _with_shared_account(record: Record, accounts: dict[bytes, Record]) -> Record:
+    """The record with the first account that equals its own: most answers cost the same, and memory is short."""
+    account = record.get("metadata", {}).get("account")
+    if account:
+        spelled = marshal.dumps(account, 2)  # version 2 spells equal values alike, faster than repr
+        record["metadata"]["account"] = accounts.setdefault(spelled, account)
+    return record
 
 
 def full_score(out: Path, config: Mapping[str, Any]) -> float | None:
@@ -296,47 +324,3 @@ def full_score(out: Path, config: Mapping[str, Any]) -> float | None:
 
 def _without_reduction(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in REDUCTION}
-
-
-@dataclass(frozen=True)
-class Asking:
-    """Questions in flight when a process of the run died. They are asked alone, so that none can stop the run for ever.
-
-    A crash in native code, the out-of-memory killer or a failed device end the whole process, and so does anybody who
-    kills it. The next process asks these questions one by one. If it dies too, at a single question, that one is asked
-    in a child process: a child that dies while its parent lives was killed by the question.
-    """
-
-    path: Path  # of the note
-    alone: tuple[int, ...] = ()  # asked one by one in this process
-    apart: tuple[int, ...] = ()  # asked in a child process
-
-    @classmethod
-    def of(cls, folder: Path) -> "Asking":
-        """Reads the note that the last process left in the folder of a run."""
-        path = folder / ASKING
-        try:
-            note = read_json(path, kind=dict)
-            indexes = tuple(map(int, note["asking"]))
-            return cls(path, apart=indexes) if note["alone"] else cls(path, alone=indexes)
-        except (DataError, *WRONG):  # none, or cut
-            return cls(path)
-
-    @contextlib.contextmanager
-    def noting(self, indexes: Sequence[int], alone: bool) -> Iterator[None]:
-        """Keeps a note of questions while the block asks them. It stays where the process dies or its device fails."""
-        # In place and not synced: it is for a process that dies, not for a machine that does.
-        with contextlib.suppress(OSError):
-            self.path.write_text(json.dumps({"asking": indexes, "alone": alone}))
-        try:
-            yield
-        except DeviceFailed:
-            raise
-        except BaseException:
-            self.clear()
-            raise
-
-    def clear(self) -> None:
-        """Removes the note."""
-        with contextlib.suppress(OSError):
-            self.path.unlink()

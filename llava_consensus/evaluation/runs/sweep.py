@@ -1,8 +1,7 @@
 """A whole grid of runs: benchmarks x methods x budgets, and each benchmark with all tokens.
 
-`llava-consensus sweep --bench "gqa pope" --methods "consensusdrop consensusdrop:alpha=1.0 random" --tokens "192 64"`,
-or `make sweep BENCH="gqa pope"`. Every cell is checked before the first weight loads; the model is loaded once; what is
-complete is not asked again, so a stopped sweep resumes.
+Every cell is checked before the first weight loads; the model is loaded once; complete runs are not asked again, so a
+stopped sweep resumes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,8 +43,6 @@ def cells(full: Sequence[RunConfig], methods: Sequence[Method], budgets: Sequenc
         full: the run with all tokens of each benchmark; its `match` is that of the others too.
         methods: those that reduce nothing are left out, `full` is there already.
         budgets: in any order.
-    Raises:
-        ConsensusError: for a run that is wrong.
     """
     found = []
     for config in full:
@@ -61,11 +58,6 @@ def sweep(
 ) -> Iterator[Cell]:
     """Runs every cell and yields it with its result; a failed one is yielded with its error, and the next is run.
 
-    Args:
-        grid: as `cells` makes it.
-        out: folder of all runs.
-        execution: how they are carried out.
-        runner_loader: instead of `models.load`.
     Raises:
         ConsensusError: for an impossible execution, before anything is loaded; Interrupted on Ctrl-C.
     """

@@ -1,8 +1,8 @@
 """Several processes on this machine, each with a model of its own, that ask the questions of a run in shards.
 
-`for shard, outcome in run_shards(start, 2, shards): ...` yields shards as they are done, in any order. The questions
-that were in flight when a worker died are asked one by one; one that kills its worker again comes back as Died. The
-parent alone writes files. Workers end when their parent does, however it ends.
+`for shard, result in run_shards(start, 2, shards): ...` yields shards as they are done, in any order. The questions
+that were in flight when a worker died are asked one by one; one that kills its worker again has None for a result. Only
+the parent writes files. Workers end when their parent does, however it ends.
 """
 
 import multiprocessing
@@ -16,7 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.connection import wait as wait_for
-from typing import Any, NamedTuple
+from typing import Any
 
 from tqdm import tqdm
 
@@ -28,6 +28,7 @@ IN_A_ROW = 8  # deaths with nothing answered between them: not the questions' fa
 MEMORY = "Too little memory? Take fewer --workers or a smaller --batch"
 
 Shard = tuple[int, ...]  # indexes of questions that are asked together, ascending
+Outcome = tuple[Shard, Result | None]  # None: a worker died
 Work = Callable[[Shard], Result]
 StartWorker = Callable[[int], Work]  # called in a worker's process with the number of the worker: loads the model
 
@@ -39,12 +40,6 @@ class WorkerError(ConsensusError):
     """The run cannot be continued: its workers die whatever they are given."""
 
 
-class Died(NamedTuple):
-    """Outcome of a question that kills the process that asks it alone."""
-
-    reason: str
-
-
 def is_picklable(function: Any) -> bool:
     """True if a function can be pickled for another process."""
     try:
@@ -54,8 +49,8 @@ def is_picklable(function: Any) -> bool:
     return True
 
 
-def run_shards(start: StartWorker, workers: int, shards: Sequence[Shard]) -> Iterator[tuple[Shard, Result | Died]]:
-    """Yields every shard with its result as they are done; Died for a single question that kills workers.
+def run_shards(start: StartWorker, workers: int, shards: Sequence[Shard]) -> Iterator[Outcome]:
+    """Yields every shard with its result as they are done; None for a single question that kills workers.
 
     Args:
         start: makes a worker's function from shards to results; pickled, so importable from other processes.
@@ -67,41 +62,33 @@ def run_shards(start: StartWorker, workers: int, shards: Sequence[Shard]) -> Ite
     """
     waiting = deque(shards)
     while waiting:
-        lost: list[Shard] = []
+        lost: list[int] = []
         with _pool(start, min(workers, len(waiting))) as pool:
             for shard, result in _in_parallel(pool, workers, waiting):
                 if result is None:
-                    lost.append(shard)
+                    lost += shard
                 else:
                     yield shard, result
-        yield from one_by_one(start, sorted(index for shard in lost for index in shard))
+        yield from one_by_one(start, sorted(lost))
 
 
-def one_by_one(start: StartWorker, indexes: Sequence[int]) -> Iterator[tuple[Shard, Result | Died]]:
-    """Yields the result of each question, asked alone in a child process; Died for one that kills it."""
-    waiting, row = deque(indexes), 0
+def one_by_one(start: StartWorker, indexes: Sequence[int]) -> Iterator[Outcome]:
+    """Yields the result of each question, asked by itself in a child process; None for one that kills it."""
+    waiting, row = deque[Shard]((index,) for index in indexes), 0
     while waiting:
         with _pool(start, 1) as pool:
             try:
                 pool.submit(_load).result()
             except BrokenProcessPool:  # not the question's fault
                 raise WorkerError(f"a worker died while it loaded the model. {MEMORY}") from None
-            while waiting:
-                shard = (waiting.popleft(),)
-                try:
-                    yield shard, pool.submit(_work, shard).result()
-                    row = 0
-                except BrokenProcessPool as error:
-                    row += 1
-                    if row == IN_A_ROW:
-                        raise WorkerError(f"{row} workers died one after another. {MEMORY}") from None
-                    yield shard, Died(str(error))
-                    break
+            for shard, result in _in_parallel(pool, 1, waiting):
+                row = row + 1 if result is None else 0
+                if row == IN_A_ROW:
+                    raise WorkerError(f"{row} workers died one after another. {MEMORY}")
+                yield shard, result
 
 
-def _in_parallel(
-    pool: ProcessPoolExecutor, workers: int, waiting: deque[Shard]
-) -> Iterator[tuple[Shard, Result | None]]:
+def _in_parallel(pool: ProcessPoolExecutor, workers: int, waiting: deque[Shard]) -> Iterator[Outcome]:
     """Takes shards from `waiting` until it is empty or a worker died; None for a shard that was in flight then."""
     flying: dict[Future[Result], Shard] = {}
     broken = False
@@ -110,7 +97,7 @@ def _in_parallel(
             shard = waiting.popleft()
             try:
                 flying[pool.submit(_work, shard)] = shard
-            except BrokenProcessPool:  # a worker died since; what is in flight says so below
+            except BrokenProcessPool:  # a worker died since; the shards in flight raise it too
                 waiting.appendleft(shard)
                 broken = True
         for future in wait(flying, return_when=FIRST_COMPLETED).done:
@@ -124,8 +111,7 @@ def _in_parallel(
 
 @contextmanager
 def _pool(start: StartWorker, workers: int) -> Iterator[ProcessPoolExecutor]:
-    numbers = SPAWN.Value("i", 0)
-    pool = ProcessPoolExecutor(workers, SPAWN, _begin, (pickle.dumps(start), numbers))
+    pool = ProcessPoolExecutor(workers, SPAWN, _begin, (pickle.dumps(start), SPAWN.Value("i", 0)))
     try:
         yield pool
     finally:

@@ -1,44 +1,38 @@
-"""The runs of the study, and what they say: the content of study.json and scap.json.
+"""The runs of the study, and the content of study.json and scap.json, which is read from their folders only.
 
-The runs are ordinary ones of a sweep, so they are resumed, shared out and kept as any other. What is read of them is
-read from their folders alone; tables (`tables.py`) and figures are made of these files.
-
-`study.json` has the setting of all runs (`description`), a row for each run and `contrasts`. Of a row, what its name
-does not tell:
+`study.json` has the setting of all runs (`description`), a row for each run, and `contrasts`. Fields of a row:
 
     scale         divisor of `accuracy` to a percentage: 1, and 20 for MME
     chance        score of guessing on these questions, in the unit of `accuracy`; older files do not have it
     positions     "keep" or "renumber"; null for all tokens
-    retention     share of a picture's tokens that are left, rho; 1.0 for all tokens
+    retention     share of an image's tokens that are left; 1.0 for all tokens
     scores        ranking of tokens: "vision", "cross", "recovery" (the student's, corrected by the teacher's), "full"
     student       "vision" or "cross", and `rate`, share of the kept tokens that the teacher adds; null unless
                   `scores` is "recovery"
-    interval      95 %, bootstrap over pictures; null where the scorer's rows do not make up the score
-    agreement     overlap of the two sides' K best tokens as a share of K, mean over pictures; null for all tokens
-    gain          accuracy less that of the student alone, with `gain_interval` and `p`, paired by question
+    interval      95 %, bootstrap over images; null if the scorer's rows do not make up the score
+    agreement     overlap of the two sides' K best tokens as a share of K, mean over images; null for all tokens
+    gain          accuracy minus that of the student alone, with `gain_interval` and `p`, paired by question
 
 A contrast is a mean over the benchmarks in which all tokens are above guessing, paired by question, in points:
 
-    of            "gain": recovery less its student alone; "sides": vision alone less the question alone; and of what is
-                  measured picture by picture, in percent: "disagreement" and "correction" at the least retention less
+    of            "gain": recovery minus its student alone; "sides": vision alone minus the question alone; and of what
+                  is measured image by image, in percent: "disagreement" and "correction" at the least retention minus
                   those at the most, "rise" of the gain between the same, and "fall" of the correction from one rate to
                   the next
     pictures      of the benchmark that has the fewest; from too few `interval` and `p` are null
 
-`scap.json` says how SCAP, which is the attention of the first layer, compares with the attention of every layer:
+`scap.json` compares SCAP, the attention of the first layer, with the attention of every layer:
 
     layers        for each decoder layer, from 1, and `aggregate` ("all", "last" or "max" of the text rows):
                   Spearman's rank `correlation` of SCAP with the layer's own attention, and the `overlap` of their best
                   tokens
     positions     SCAP's mean saliency with and without rotation of queries and keys, in 24 equal stretches of patch
                   indices, as a multiple of an even one: 1 is no preference
-    contrasts     "late": SCAP in the last third of the patches less that in the first, in percent of no preference;
-                  "rotation": the same less that without rotation
-
-A null number was not measured, or means nothing there. Rows stand in the order they were run.
+    contrasts     "late": SCAP in the last third of the patches minus that in the first, in percent of no preference;
+                  "rotation": the same minus that without rotation
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -49,29 +43,27 @@ import numpy as np
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.files import ANSWERS, Record, read_lines
 from llava_consensus.evaluation.report.rows import OF_SECTION, Row, compare, read_row
+from llava_consensus.evaluation.report.section import half, signed
 from llava_consensus.evaluation.report.stats import (
     Comparison,
-    MeanDifference,
     Report,
     above_chance,
+    corrected,
+    mark,
     mean_difference,
     paired,
 )
+from llava_consensus.evaluation.report.table import ABSENT, Table, pivoted
 from llava_consensus.evaluation.runs.configuration import RunConfig, prepare
 from llava_consensus.evaluation.runs.sweep import Cell, cells
-from llava_consensus.paper.study.methods import (
-    PUBLISHED_LAYER,
-    RECOVERY,
-    SIDES,
-    LayerProbe,
-    Selection,
-)
+from llava_consensus.paper.study.methods import PUBLISHED_LAYER, RECOVERY, SIDES, LayerProbe, Selection
 from llava_consensus.reduction.budget import Share
 from llava_consensus.reduction.decoder import only_cut
 from llava_consensus.reduction.saliency import AGGREGATES
 
 STUDY, SCAP = "study.json", "scap.json"
 RUNS = "study"  # folder in that of results, so that tables of methods do not mix with the study's selections
+LABELS = {"vision": "vision-only", "cross": "cross-only", "full": "all tokens"}
 
 
 def grid(
@@ -82,38 +74,18 @@ def grid(
 
     Args:
         full: the run with all tokens of each benchmark.
-        retentions: shares of a picture's tokens that stay.
+        retentions: shares of an image's tokens that stay.
         rates: of recovery.
         layer: how many decoder layers see everything; None is 2, in shallow models in proportion.
-    Raises:
-        ConsensusError: for a run that is wrong.
     """
-    alone = [Selection(scores=side, layer=layer) for side in SIDES]
-    recovered = [
-        Selection(scores=RECOVERY, student=student, rate=rate, layer=layer) for student in SIDES for rate in rates
-    ]
-    methods = [replace(one, positions=policy) for policy in ("keep", "renumber") for one in (*alone, *recovered)]
-    return cells(full, methods, retentions)
+    methods = [Selection(scores=side, layer=layer) for side in SIDES]
+    methods += [Selection(scores=RECOVERY, student=side, rate=rate, layer=layer) for side in SIDES for rate in rates]
+    return cells(full, [replace(one, positions=way) for way in ("keep", "renumber") for one in methods], retentions)
 
 
 def probing(full: RunConfig, retention: Share) -> Cell:
     """The run that compares SCAP with the attention of every layer, at the overlap of the best tokens of this share."""
     return Cell(prepare(full).reduced_by(LayerProbe(), retention, "kept"))
-
-
-def study(folders: Sequence[Path]) -> Record:
-    """The content of study.json.
-
-    Args:
-        folders: of complete runs of the study, in order.
-    """
-    runs = [read_row(folder) for folder in folders]
-    known = {_key(run): run for run in runs}
-    return {
-        "description": description(runs),
-        "rows": [study_row(run, known) for run in runs],
-        "contrasts": list(contrasts(known)),
-    }
 
 
 class RunKey(NamedTuple):
@@ -132,6 +104,9 @@ class RunKey(NamedTuple):
         return self._replace(scores=str(self.student), student=None, rate=None)
 
 
+Runs = Mapping[RunKey, Row]
+
+
 def _key(run: Row) -> RunKey:
     if run.full:
         return RunKey(run.benchmark)
@@ -140,29 +115,34 @@ def _key(run: Row) -> RunKey:
     return key._replace(student=options["student"], rate=options["rate"]) if key.scores == RECOVERY else key
 
 
-def description(runs: Sequence[Row]) -> Record:
-    """The setting that all runs share, and the decoder layer after which tokens were dropped."""
+def study(folders: Sequence[Path]) -> Record:
+    """The content of study.json, from the folders of complete runs of the study, in order."""
+    found = [read_row(folder) for folder in folders]
+    runs = {_key(run): run for run in found}
     return {
-        **{key: runs[0].config.get(key) for key in (*OF_SECTION, "sample", "weights", "dtype")},
-        "layer": layer_of(runs),
+        "description": _description(found),
+        "rows": [_row(key, runs) for key in runs],
+        "contrasts": list(_contrasts(runs)),
     }
 
 
-def layer_of(runs: Sequence[Row]) -> int | None:
-    """Number of decoder layers before the cut; None where the run does not record the model's depth."""
+def _description(runs: Sequence[Row]) -> Record:
+    """The setting that all runs share, and the decoder layer after which tokens were dropped, if a run records it."""
+    layer = None
     for run in runs:
         account = (run.metrics or {}).get("account")
-        if account and "scores" in run.config["options"]:
+        if layer is None and account and "scores" in run.config["options"]:
             depth = len(account["measured"]["kv_bytes_per_layer"])
-            return only_cut(run.config["options"]["layer"], PUBLISHED_LAYER, depth)
-    return None
+            layer = only_cut(run.config["options"]["layer"], PUBLISHED_LAYER, depth)
+    return {**{key: runs[0].config.get(key) for key in (*OF_SECTION, "sample", "weights", "dtype")}, "layer": layer}
 
 
-def study_row(run: Row, known: Mapping[RunKey, Row]) -> Record:
-    """One row of study.json."""
-    key = _key(run)
-    agreement, correction = (None if run.full else mean_of(measures(run), name) for name in ("agreement", "correction"))
-    student = known.get(key.alone) if key.scores == RECOVERY else None
+def _row(key: RunKey, runs: Runs) -> Record:
+    run = runs[key]
+    images = [] if run.full else [image for _, image in _measured(run)]
+    values = ([value for image in images for value in image.get(name, ())] for name in ("agreement", "correction"))
+    agreement, correction = (float(np.mean(found)) if found else None for found in values)
+    gain = compare(run, runs[key.alone]) if key.scores == RECOVERY and key.alone in runs else None
     assert run.metrics is not None
     return {
         **key._asdict(),
@@ -177,150 +157,197 @@ def study_row(run: Row, known: Mapping[RunKey, Row]) -> Record:
         "agreement": agreement,
         "disagreement": None if agreement is None else 1 - agreement,
         "correction": correction,
-        **gain(run, student),
+        "gain": gain and gain.difference,
+        "gain_interval": gain and gain.bounds,
+        "p": gain and gain.p,
     }
 
 
-def contrasts(known: Mapping[RunKey, Row]) -> Iterator[Record]:
-    """Contrasts that the paper's claims are about, each a mean over benchmarks, paired by question."""
-    full = {key.benchmark: run for key, run in known.items() if key.scores == "full"}
+def _measured(run: Row) -> Iterator[tuple[Record, Mapping[str, Any]]]:
+    """The method's own measures of its choices, image by image, each with the metadata of its answer."""
+    for answer in read_lines(run.folder / ANSWERS, ("metadata",)):
+        for image in answer["metadata"].get("measures", ()):
+            yield answer["metadata"], image
+
+
+def _contrasts(runs: Runs) -> Iterator[Record]:
+    """The contrasts, each of a kind and a setting."""
+    full = {key.benchmark: run for key, run in runs.items() if key.scores == "full"}
     told = [name for name, run in full.items() if above_chance(run.score, run.bounds, run.chance)]
-    settings = dict.fromkeys(key._replace(benchmark="") for key in known if key.positions)
-    most = max((one.retention for one in settings), default=1.0)
-    least = min((one.retention for one in settings), default=1.0)
-    later = dict(pairwise(sorted({one.rate for one in settings if one.rate is not None})))
-    for one in settings:
-        keys = [one._replace(benchmark=name) for name in told]
-        if one.scores == SIDES[0]:
-            other = SIDES[1]
-            yield from _contrast("sides", one, [_compared(known, key, key._replace(scores=other)) for key in keys])
-        if one.scores != RECOVERY:
-            continue
-        yield from _contrast("gain", one, [_compared(known, key, key.alone) for key in keys])
-        if one.retention == least < most:
-            for of in ("disagreement", "correction", "rise"):
-                tests = [_changed(known, key, key._replace(retention=most), of) for key in keys]
-                yield from _contrast(of, one, tests)
-        if one.rate in later:
-            tests = [_changed(known, key, key._replace(rate=later[one.rate]), "correction") for key in keys]
-            yield from _contrast("fall", one, tests)
+    settings = dict.fromkeys(key._replace(benchmark="") for key in runs if key.positions)
+    most = max((key.retention for key in settings), default=1.0)
+    least = min((key.retention for key in settings), default=1.0)
+    later = dict(pairwise(sorted({key.rate for key in settings if key.rate is not None})))
+    for key in settings:
+        others = {}  # kind -> the setting that is subtracted
+        if key.scores == SIDES[0]:
+            others["sides"] = key._replace(scores=SIDES[1])
+        if key.scores == RECOVERY:
+            others["gain"] = key.alone
+            if key.retention == least < most:
+                others |= dict.fromkeys(("disagreement", "correction", "rise"), key._replace(retention=most))
+            if key.rate in later:
+                others["fall"] = key._replace(rate=later[key.rate])
+        setting = {name: value for name, value in key._asdict().items() if name not in ("benchmark", "scores")}
+        for kind, other in others.items():
+            pairs = [[one._replace(benchmark=name) for one in (key, other)] for name in told]
+            tests = [test for pair in pairs if (test := _test(runs, kind, *pair)) is not None]
+            if tests:
+                yield {
+                    "of": kind,
+                    **setting,
+                    **_mean(tests, [test.first.most / 100 for test in tests]),
+                    "benchmarks": [test.benchmark for test in tests],
+                }
 
 
-def _contrast(of: str, one: RunKey, found: Sequence[Comparison | None]) -> Iterator[Record]:
-    """A contrast over the benchmarks that have a test."""
-    tests = [test for test in found if test is not None]
-    if tests:
-        mean = mean_difference(tests, [test.first.most / 100 for test in tests])
-        setting = {key: value for key, value in one._asdict().items() if key not in ("benchmark", "scores")}
-        yield {"of": of, **setting, **_said(mean), "benchmarks": [test.benchmark for test in tests]}
-
-
-def _said(mean: MeanDifference) -> Record:
+def _mean(tests: Sequence[Comparison], scales: Sequence[float]) -> Record:
+    mean = mean_difference(tests, scales)
     return {"difference": mean.difference, "interval": mean.bounds, "p": mean.p, "pictures": mean.pictures}
 
 
-def _compared(known: Mapping[RunKey, Row], first: RunKey, second: RunKey) -> Comparison | None:
-    return compare(known[first], known[second]) if first in known and second in known else None
+def _test(runs: Runs, kind: str, first: RunKey, second: RunKey) -> Comparison | None:
+    """Two runs paired by question; None unless both are there."""
+    if first not in runs or second not in runs:
+        return None
+    if kind in ("sides", "gain"):
+        return compare(runs[first], runs[second])
+    values = _gains if kind == "rise" else _disagreements if kind == "disagreement" else _corrections
+    return paired(values(runs, first), values(runs, second), first.benchmark)
 
 
-def _changed(known: Mapping[RunKey, Row], first: RunKey, second: RunKey, what: str) -> Comparison | None:
-    """A per-picture measure, or the gain (`rise`), of one run less that of another."""
-    return paired(_by_picture(known, first, what), _by_picture(known, second, what), first.benchmark)
-
-
-def _by_picture(known: Mapping[RunKey, Row], key: RunKey, what: str) -> Report:
-    """A run's `disagreement`, `correction`, or gain over the student alone, as rows of a report, one a question."""
-    if key not in known or (what == "rise" and key.alone not in known):
+def _gains(runs: Runs, key: RunKey) -> Report:
+    """The gain over the student alone, as rows of a report."""
+    if key.alone not in runs:
         return {}
-    if what == "rise":
-        alone = {row["index"]: row["correct"] for row in known[key.alone].report.get("extracted", ())}
-        rows = [row for row in known[key].report.get("extracted", ()) if row["index"] in alone]
-        return {
-            "extracted": [
-                {**row, "group": None, "unit": None, "correct": row["correct"] - alone[row["index"]]} for row in rows
-            ]
-        }
-    name = "correction" if what == "correction" else "agreement"
-    rows = []
-    for answer in read_lines(known[key].folder / ANSWERS, ("metadata",)):
-        values = [value for one in answer["metadata"].get("measures", ()) for value in one.get(name, ())]
-        if values:
-            share = float(np.mean(values))
-            value = share if name == what else 1 - share
-            rows.append(
-                {"index": answer["metadata"]["index"], "picture": answer["metadata"].get("pictures"), "correct": value}
-            )
+    alone = {row["index"]: row["correct"] for row in runs[key.alone].report.get("extracted", ())}
+    rows = [row for row in runs[key].report.get("extracted", ()) if row["index"] in alone]
+    gains = [{**row, "group": None, "unit": None, "correct": row["correct"] - alone[row["index"]]} for row in rows]
+    return {"extracted": gains}
+
+
+def _disagreements(runs: Runs, key: RunKey) -> Report:
+    return _report(runs[key], lambda image: 1 - np.mean(image["agreement"]))
+
+
+def _corrections(runs: Runs, key: RunKey) -> Report:
+    return _report(runs[key], lambda image: np.mean(image["correction"]))
+
+
+def _report(run: Row, value: Callable[[Mapping[str, Any]], Any]) -> Report:
+    """A measure of each question, mean over its images, as rows of a report."""
+    found: dict[int, tuple[Any, list[float]]] = {}
+    for metadata, image in _measured(run):
+        found.setdefault(metadata["index"], (metadata.get("pictures"), []))[1].append(float(value(image)))
+    rows = [{"index": index, "picture": name, "correct": np.mean(of)} for index, (name, of) in found.items()]
     return {"extracted": rows}
-
-
-def gain(run: Row, student: Row | None) -> Record:
-    """Gain of recovery over its student alone, paired by question where rows make up both scores."""
-    test = None if student is None else compare(run, student)
-    if test is None:
-        return {"gain": None, "gain_interval": None, "p": None}
-    return {"gain": test.difference, "gain_interval": test.bounds, "p": test.p}
-
-
-def measures(run: Row) -> list[Mapping[str, Any]]:
-    """The method's own measures of its choices, by picture."""
-    answers = read_lines(run.folder / ANSWERS, ("metadata",))
-    return [picture for answer in answers for picture in answer["metadata"].get("measures", ())]
-
-
-def mean_of(pictures: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """A measure's mean over pictures; None where none was taken."""
-    values = [value for picture in pictures for value in picture.get(name, ())]
-    return float(np.mean(values)) if values else None
 
 
 def scap(folder: Path) -> Record:
-    """The content of scap.json.
+    """The content of scap.json, from the folder of the complete run of `LayerProbe`.
 
-    Args:
-        folder: of the complete run of `LayerProbe`.
     Raises:
-        OptionError: where no picture was compared, because none has as many tokens as the overlap counts.
+        OptionError: if no image was compared, because none has as many tokens as the overlap counts.
     """
     run = read_row(folder)
-    pictures = measures(run)
-    if not pictures:
+    images = [image for _, image in _measured(run)]
+    if not images:
         raise OptionError(f"{folder}: no picture with text after it was compared with the layers' attention")
 
     def mean(name: str) -> Any:
-        return np.mean([picture[name] for picture in pictures], axis=0).tolist()
+        return np.mean([image[name] for image in images], axis=0).tolist()
 
-    tests = {"late": paired(_late(run, "rotated"), _late(run, ""), run.benchmark)}
-    tests["rotation"] = paired(_late(run, "rotated"), _late(run, "plain"), run.benchmark)
+    def lean(image: Mapping[str, Any], name: str) -> float:
+        stretches = np.ravel(image[name])
+        third = len(stretches) // 3
+        return float(stretches[-third:].mean() - stretches[:third].mean())
 
-    correlation = {aggregate: mean(f"correlation_{aggregate}") for aggregate in AGGREGATES}
-    overlap = {aggregate: mean(f"overlap_{aggregate}") for aggregate in AGGREGATES}
+    late = _report(run, lambda image: lean(image, "rotated"))
+    tests = {
+        "late": paired(late, _report(run, lambda image: 0.0), run.benchmark),
+        "rotation": paired(late, _report(run, lambda image: lean(image, "plain")), run.benchmark),
+    }
     return {
-        "description": description([run]),
+        "description": _description([run]),
         "benchmark": run.benchmark,
-        "questions": len(pictures),
+        "questions": len(images),
         "pictures": run.pictures,
         "retention": run.tokens,
         "layers": [
-            {"layer": layer, "aggregate": aggregate, "correlation": value, "overlap": overlap[aggregate][layer - 1]}
+            {"layer": layer, "aggregate": aggregate, "correlation": correlation, "overlap": overlap}
             for aggregate in AGGREGATES
-            for layer, value in enumerate(correlation[aggregate], 1)
+            for layer, (correlation, overlap) in enumerate(
+                zip(mean(f"correlation_{aggregate}"), mean(f"overlap_{aggregate}"), strict=True), 1
+            )
         ],
         "positions": [{"rotated": name == "rotated", "saliency": mean(name)[0]} for name in ("rotated", "plain")],
-        "contrasts": [{"of": of, **_said(mean_difference([test], [1.0]))} for of, test in tests.items() if test],
+        "contrasts": [{"of": of, **_mean([test], [1.0])} for of, test in tests.items() if test],
     }
 
 
-def _late(run: Row, name: str) -> Report:
-    """SCAP in the last third of the patches less that in the first, one row a question; 0 without a name."""
-    rows = []
-    for answer in read_lines(run.folder / ANSWERS, ("metadata",)):
-        for picture in answer["metadata"].get("measures", ()):
-            value = 0.0
-            if name:
-                stretches = np.ravel(picture[name])
-                third = len(stretches) // 3
-                value = float(stretches[-third:].mean() - stretches[:third].mean())
-            rows.append(
-                {"index": answer["metadata"]["index"], "picture": answer["metadata"].get("pictures"), "correct": value}
-            )
-    return {"extracted": rows}
+# ---- tables, from the content of study.json
+
+
+def study_tables(content: Mapping[str, Any]) -> list[Table]:
+    """Accuracy, gain of recovery over its student, and disagreement of the two sides, under both position policies."""
+    rows = content["rows"]
+    recovered = [row for row in rows if row["rate"] is not None]
+    after = corrected({place: row["p"] for place, row in enumerate(recovered)})
+    layer = content["description"]["layer"]
+    where = "inside the language model" if layer is None else f"after decoder layer {layer}"
+    asked = {row["title"]: f"{row['questions']} questions about {row['pictures']} images" for row in rows}
+
+    def percent(share: float | None) -> str:
+        return ABSENT if share is None else f"{100 * share:.1f}"
+
+    scores = [ABSENT if row["accuracy"] is None else f"{row['accuracy']:.1f}{half(row['interval'])}" for row in rows]
+    gains = [
+        signed(row["gain"], row["gain_interval"]) + (mark(row["p"], after[place]) if place in after else "")
+        for place, row in enumerate(recovered)
+    ]
+    shares = [f"{percent(row['disagreement'])} / {percent(row['correction'])}" for row in recovered]
+    parts = (
+        (
+            f"Selection {where}",
+            zip(rows, scores, strict=True),
+            "Score ± half of its 95 % interval, images resampled together; MME in points. "
+            f"{'; '.join(' '.join(pair) for pair in asked.items())}.",
+        ),
+        (
+            "Gain of recovery over its student alone",
+            zip(recovered, gains, strict=True),
+            "Difference and 95 % interval, paired by question; † p < 0.05, ‡ also after Holm's correction over the "
+            "table. MME in points.",
+        ),
+        (
+            "Disagreement of the two sides, and correction factor",
+            zip(recovered, shares, strict=True),
+            "In percent: share of the K best tokens on which the sides differ / correction factor (K - c) / (K - m): "
+            "c is how far down the teacher's ranking its m corrections are found; it is 100 if its m best are "
+            "all new to the student. Means over images.",
+        ),
+    )
+    names = {row["benchmark"]: row["title"] for row in rows}
+    found = []
+    for title, texts, note in parts:
+        ordered = sorted(texts, key=lambda pair: (-pair[0]["retention"], pair[0]["positions"] or ""))
+        found.append(pivoted(title, "scores", names, ((*_place(row), text) for row, text in ordered), note))
+    return found
+
+
+def _place(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Heading, label and column of a row."""
+    policy = {"keep": ", positions kept", "renumber": ", positions closed up"}.get(row["positions"], "")
+    label = LABELS.get(row["scores"]) or f"recovery, {row['student']} student, r = {row['rate']:g}"
+    return f"Retain {100 * row['retention']:g} % of the tokens{policy}", label, row["benchmark"]
+
+
+def study_csv(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows of study.json with the ends of intervals in columns of their own."""
+    lines = []
+    for row in content["rows"]:
+        line = {key: value for key, value in row.items() if key not in ("interval", "gain_interval")}
+        for name in ("interval", "gain_interval"):
+            line[f"{name}_low"], line[f"{name}_high"] = row[name] or (None, None)
+        lines.append(line)
+    return lines

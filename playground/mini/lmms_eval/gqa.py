@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from llava_consensus.evaluation.benchmarks.gqa import convert
+from llava_consensus.evaluation.benchmarks.parsing import gqa_prediction
 from llava_consensus.evaluation.media import open_image
 
 FOLDER = Path("playground/mini/eval/gqa/data")
@@ -31,4 +31,4 @@ def answer(document: dict[str, Any]) -> str:
 
 def score(document: dict[str, Any], results: list[str]) -> dict[str, float]:
     """Whether an answer is right."""
-    return {"accuracy": float(convert(results[0]) == answer(document))}
+    return {"accuracy": float(gqa_prediction(results[0]) == answer(document))}

@@ -26,7 +26,7 @@ from llava_consensus.evaluation.bench.timing import (
     Timing,
     answer_once,
     first_token,
-    one_round,
+    in_rounds,
     peak_bytes,
     refuse_too_large,
     reset_peak,
@@ -91,30 +91,17 @@ def test_a_sample_counts_the_tower_the_prompt_and_each_token_once(monkeypatch: p
     assert 0 < found.reduction_ms < slack < 1, "no layer is run for the reduction"
 
 
-def test_the_shape_is_that_of_all_tokens_and_one_is_read(mini: Any) -> None:
-    rows: list[int] = []
-
-    def note(_: Any, args: Any, kwargs: Any) -> None:
-        rows.append((args[0] if args else kwargs["hidden_states"]).shape[1])
-
-    with mini.model.get_model().layers[0].register_forward_pre_hook(note, with_kwargs=True):
-        shape = prompt_shape(mini, PROMPT, PICTURE)
-    (answer,) = mini.answer([mini.encode([PICTURE])], [PROMPT])
-    assert (shape.available, shape.text, shape.question) == (576, answer.prefill.text, answer.prefill.question)
-    assert rows == [shape.text + 1]
-
-
 def test_nothing_stays_on_the_model(mini: Any) -> None:
     hooks = dict(mini.model._forward_hooks)
     answer_once(mini, PICTURE, Prompt("Is it?", max_new_tokens=1), RANDOM)
     assert dict(mini.model._forward_hooks) == hooks
 
 
-def test_sides_take_turns_on_every_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    log: list[Any] = []
-    monkeypatch.setattr(timing, "answer_once", lambda host, picture, prompt, side: log.append((picture, side)))
-    one_round(FakeHost(), ["a", "b"], PROMPT, [FULL, RANDOM])  # type: ignore[list-item]
-    assert log == [("a", FULL), ("a", RANDOM), ("b", FULL), ("b", RANDOM)]
+def test_items_take_turns_in_every_round_and_what_was_measured_is_left_out() -> None:
+    taken: list[str] = []
+    found = list(in_rounds(["a", "b"], 2, 1, {(0, 0), (0, 1), (1, 0)}, taken.append))
+    assert taken == ["a", "b", "b"] and [one[:2] for one in found] == [(1, 1)]
+    assert not list(in_rounds(["a"], 1, 1, {(0, 0)}, taken.append)) and len(taken) == 3
 
 
 def test_the_first_round_of_first_tokens_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,13 +132,14 @@ class Rounds:
     """In place of measurements: the n-th round takes 100 n ms, with a reduction half of it; one round may fail."""
 
     def __init__(self, fails: int = 0) -> None:
-        self.number, self.fails = 0, fails
+        self.calls, self.fails = 0, fails
 
-    def __call__(self, host: Any, pictures: Any, prompt: Any, sides: Any) -> list[list[Timing]]:
-        self.number += 1
-        if self.number == self.fails:
+    def __call__(self, host: Any, picture: Any, prompt: Any, setting: Any) -> Timing:
+        number, place = 1 + self.calls // 2, self.calls % 2
+        self.calls += 1
+        if number == self.fails:
             raise KeyboardInterrupt
-        return [[sample(100.0 * self.number / (1 + place), self.number)] for place, _ in enumerate(sides)]
+        return sample(100.0 * number / (1 + place), number)
 
 
 def measured(file: Path, repeats: int = 3, **description: Any) -> dict[str, Any]:
@@ -165,15 +153,15 @@ def measured(file: Path, repeats: int = 3, **description: Any) -> dict[str, Any]
 
 def test_a_stopped_measurement_keeps_its_rounds_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "deep" / "bench.json"
-    monkeypatch.setattr(efficiency, "one_round", Rounds(fails=3))
+    monkeypatch.setattr(efficiency, "answer_once", Rounds(fails=3))
     with pytest.raises(KeyboardInterrupt):
         measured(file, model="m")
     assert [one["ttft_ms"] for one in json.loads(file.read_text())["rows"][0]["samples"]] == [200.0]
-    monkeypatch.setattr(efficiency, "one_round", Rounds())
+    monkeypatch.setattr(efficiency, "answer_once", Rounds())
     found = measured(file, model="m")
     assert [one["ttft_ms"] for one in found["rows"][0]["samples"]] == [200.0, 200.0, 300.0], "each call warms up"
     assert len(found["load_average"]) == 3
-    monkeypatch.setattr(efficiency, "one_round", Rounds(fails=1))
+    monkeypatch.setattr(efficiency, "answer_once", Rounds(fails=1))
     assert measured(file, model="m") == found, "a whole measurement is read, not taken again"
     with pytest.raises(DataError, match=r"another measurement \(model\)"):
         measured(file, model="other")
@@ -182,7 +170,7 @@ def test_a_stopped_measurement_keeps_its_rounds_and_goes_on(tmp_path: Path, monk
 def test_a_row_has_medians_spread_speed_up_and_the_paper_s_formulas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(efficiency, "one_round", Rounds())
+    monkeypatch.setattr(efficiency, "answer_once", Rounds())
     monkeypatch.setattr(FakeHost, "shape", lambda self, text=0: SHAPES["llava-1.5-7b"]._replace(text=text))
     full, row = measured(tmp_path / "bench.json", model="m")["rows"]
     assert (full["method"], full["tokens"], full["speedup"]) == ("full", 576, 1.0)
@@ -200,7 +188,7 @@ def test_the_tower_is_not_counted_where_tokens_depend_on_the_picture(
     def shape(self: FakeHost, text: int = 0) -> Shape:
         return SHAPES["llava-1.5-7b"]._replace(patches=128000, text=text)
 
-    monkeypatch.setattr(efficiency, "one_round", Rounds())
+    monkeypatch.setattr(efficiency, "answer_once", Rounds())
     monkeypatch.setattr(FakeHost, "shape", shape)
     _, row = measured(tmp_path / "bench.json")["rows"]
     assert row["account"]["flops"]["vision"] is None and row["account"]["flops"]["total"] is None
@@ -316,7 +304,7 @@ def test_a_size_that_does_not_fit_is_refused_before_it_is_allocated(
 ) -> None:
     from llava_consensus.evaluation.models.random_weights import RandomModel
 
-    monkeypatch.setattr(timing, "free_bytes", lambda device: 8 << 30)
+    monkeypatch.setattr(timing, "_bytes_in", lambda *_: 8 << 30)
     monkeypatch.setattr(RandomModel, "runner", lambda self: pytest.fail("allocated"))
     assert cli.main(["bench", "--shape", "llava-1.5-7b", "--device", "cpu", "--dtype", "float16"]) == 2
     error = capsys.readouterr().err
@@ -324,9 +312,9 @@ def test_a_size_that_does_not_fit_is_refused_before_it_is_allocated(
 
 
 def test_a_size_that_fits_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "free_bytes", lambda device: 1200)
+    monkeypatch.setattr(timing, "_bytes_in", lambda *_: 1200)
     refuse_too_large("x", 900, 100, "cpu")
-    monkeypatch.setattr(timing, "free_bytes", lambda device: None)
+    monkeypatch.setattr(timing, "_bytes_in", lambda *_: None)
     refuse_too_large("x", 1 << 60, 0, "cpu")
 
 

@@ -165,7 +165,7 @@ def test_gqa_gold_of_another_tier_is_refused(data: Path) -> None:
     gold = json.loads(path.read_text())
     del gold["2"]
     path.write_text(json.dumps(gold))
-    with pytest.raises(DataError, match="does not know question_id '2'"):
+    with pytest.raises(DataError, match="does not know question '2'"):
         make("gqa").score([], data)
 
 
@@ -223,7 +223,7 @@ def test_textvqa_needs_prompts_and_ten_answers(data: Path) -> None:
         make("textvqa").score(records, data)
     content["data"] = content["data"][:1]
     path.write_text(json.dumps(content))
-    with pytest.raises(DataError, match="another version"):
+    with pytest.raises(DataError, match="another split or version"):
         make("textvqa").score(records, data)
 
 

@@ -11,14 +11,14 @@ from typing import Any
 from golden_cases import compare, sample
 
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.benchmarks import make, mmbench, mme, seed, sqa
+from llava_consensus.evaluation.benchmarks import make, mme, parsing, seed, sqa
 
 
 def test_sqa_golden_cases() -> None:
     def check(inputs: dict[str, Any], official: Any) -> bool:
         if inputs["kind"] == "parse":
-            letter = sqa.parse(inputs["text"])
-            index = sqa.index_of(letter, inputs["n_choices"])
+            letter = parsing.sqa_letter(inputs["text"])
+            index = parsing.option_index(letter, inputs["n_choices"])
             return {"parsed": letter, "pred_idx": index, "correct": index == inputs["answer"]} == official
         try:
             rows = inputs.get("predictions") or list(map(json.loads, inputs.get("prediction_lines", "").splitlines()))
@@ -43,7 +43,10 @@ def mme_pairs(text: str) -> list[mme.Pair]:
         if picture != other:
             raise ValueError(f"{picture} and {other}")
         pairs.append(
-            mme.Pair((mme.ground_truth(right), mme.ground_truth(other_right)), (mme.parse(said), mme.parse(other_said)))
+            mme.Pair(
+                (mme.ground_truth(right), mme.ground_truth(other_right)),
+                (parsing.mme_word(said), parsing.mme_word(other_said)),
+            )
         )
     return pairs
 
@@ -51,7 +54,7 @@ def mme_pairs(text: str) -> list[mme.Pair]:
 def test_mme_golden_cases() -> None:
     def check(inputs: dict[str, Any], official: Any) -> bool:
         if inputs["kind"] == "parse":
-            return mme.parse(inputs["lower_cased_answer"]) == official
+            return parsing.mme_word(inputs["lower_cased_answer"]) == official
         try:
             tasks = {name: mme_pairs(text) for name, text in inputs["files"].items()}
             ours = mme.evaluate(tasks)
@@ -115,13 +118,13 @@ def test_seed_golden_cases(tmp_path: Path) -> None:
 
 def test_mmbench_reads_an_option_beside_the_words_of_a_failed_call() -> None:
     options = {"A": "a cat", "B": "a dog"}
-    assert mmbench.read(f"{mmbench.FAILED}. It was a dog", options) == "B"
-    assert mmbench.read(f"{mmbench.FAILED} B", options) is None, "letters are not looked for"
+    assert parsing.mmbench_option(f"{parsing.FAILED_CALL}. It was a dog", options) == "B"
+    assert parsing.mmbench_option(f"{parsing.FAILED_CALL} B", options) is None, "letters are not looked for"
 
 
 def test_mmbench_golden_cases() -> None:
     def check(inputs: dict[str, Any], official: Any) -> bool:
         text = "nan" if inputs.get("prediction_is_nan") else str(inputs["prediction"])
-        return (mmbench.read(text, inputs["choices"]) or False) == official["vlmevalkit_v0.2"]
+        return (parsing.mmbench_option(text, inputs["choices"]) or False) == official["vlmevalkit_v0.2"]
 
     compare("mmbench", check, {"can_infer"})  # groups: tests/evaluation/judge/test_graders.py

@@ -69,9 +69,9 @@ def test_mmvet_questions_and_matches(mmvet: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        (lambda gold: {key: one for key, one in gold.items() if key != "v1_3"}, r"know 'v1_3' \(line 4 of"),
-        (lambda gold: gold["v1_2"].pop("capability") and None, "'v1_2' lacks capability"),
-        (lambda gold: gold["v1_2"].update(answer=3), "'v1_2' lacks answer"),
+        (lambda gold: {key: one for key, one in gold.items() if key != "v1_3"}, r"know question 'v1_3' \(line 4 of"),
+        (lambda gold: gold["v1_2"].pop("capability") and None, "entry 'v1_2': no capability"),
+        (lambda gold: gold["v1_2"].update(answer=3), "entry 'v1_2': answer of another type"),
         (lambda gold: list(gold), "expected a JSON dict"),
     ],
 )

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from judged_data import BROKEN, LIMIT, mm_vet_dialogue
 
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.benchmarks import judged, video_qa
 from llava_consensus.evaluation.benchmarks import mmvet as mmvet_benchmark
+from llava_consensus.evaluation.benchmarks import parsing, video_qa
 from llava_consensus.evaluation.judge import mmvet
 
 OFFICIAL_JUDGE = "gpt-4-0613"
@@ -38,17 +38,17 @@ def check_judge(inputs: dict[str, Any], official: Any) -> bool:
     calls = [
         {
             "model": OFFICIAL_JUDGE,
-            **turn.options,
-            "messages": [{"role": "user", "content": text + texts["retry_suffix"] * turn.again}],
+            **options,
+            "messages": [{"role": "user", "content": text + texts["retry_suffix"] * again}],
         }
-        for turn in turns
+        for again, options in turns
     ]
     if calls != official["requests"] or (grade is None) != ("raises" in official):
         return False
     if grade is None:
         return True
     theirs = official["grade"]
-    return [grade.content] == theirs["content"] and same_number(grade.value, theirs["score"][0])
+    return [grade[1]] == theirs["content"] and same_number(grade[0], theirs["score"][0])
 
 
 def check_run(inputs: dict[str, Any], official: Any) -> bool:
@@ -62,7 +62,7 @@ def check_run(inputs: dict[str, Any], official: Any) -> bool:
             if len(grades.get(key, [])) <= run:
                 grade, _ = mm_vet_dialogue([next(replies)])
                 assert grade is not None
-                grades.setdefault(key, []).append(grade.value)
+                grades.setdefault(key, []).append(grade[0])
     capabilities = {key: one["capability"] for key, one in inputs["metadata"].items() if key in chosen}
     decimals = int(inputs["args"][1]) if inputs["args"] else 1
     ours = mmvet_benchmark.tables(capabilities, grades, inputs["num_run"], decimals)
@@ -141,11 +141,6 @@ def test_video_qa_golden_cases(tmp_path: Path) -> None:
     )
 
 
-def test_video_qa_golden_readings_are_what_was_saved() -> None:
-    cases = [case for case in golden("video_qa") if "parsed" in case]
-    assert cases and all(parsed([case["inputs"]["reply"]]) == [case["parsed"]] for case in cases)
-
-
 def test_mm_vet_rounds_as_numpy_does() -> None:
     score = mmvet_benchmark.tables({"a": ["rec"], "b": ["ocr", "rec"]}, {"a": [0.003], "b": [0.0]})
     assert score["total"] == 0.2 and score["capability"] == {"rec": 0.2, "ocr": 0.0} and score["runs"] == [0.2]
@@ -176,5 +171,5 @@ def test_scorers_take_any_reply(text: str) -> None:
     ],
 )
 def test_matches_without_a_judge(answer: str, reference: str, exact: bool, contained: bool) -> None:
-    assert judged.exact(answer, reference) == exact
-    assert judged.contains(answer, reference) == contained
+    assert parsing.exact(answer, reference) == exact
+    assert parsing.contains(answer, reference) == contained

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.benchmarks import gqa, make, pope, textvqa
+from llava_consensus.evaluation.benchmarks import gqa, make, parsing, pope, textvqa
 from llava_consensus.evaluation.benchmarks.base import mean
 
 
 def test_gqa_golden_cases() -> None:
     def check(inputs: dict[str, Any], official: Any) -> bool:
         if inputs["kind"] == "llava_convert":
-            return gqa.convert(inputs["text"]) == official
+            return parsing.gqa_prediction(inputs["text"]) == official
         questions = inputs["questions"]
         predictions = {one["questionId"]: one["prediction"] for one in inputs["predictions"]}
         if "raises" in official:  # an incomplete file, or groups that its other tables cannot divide
@@ -33,8 +33,8 @@ def test_gqa_golden_cases() -> None:
 def test_pope_golden_cases() -> None:
     def check(inputs: dict[str, Any], official: Any) -> bool:
         if inputs["kind"] == "parse":
-            return pope.parse(inputs["text"]) == official
-        ours = pope.metrics([pope.parse(text) for text in inputs["texts"]], inputs["labels"])
+            return parsing.pope_word(inputs["text"]) == official
+        ours = pope.metrics([parsing.pope_word(text) for text in inputs["texts"]], inputs["labels"])
         refused = official.pop("raises", None) == "ZeroDivisionError"
         return ours | official == ours and refused == (None in ours.values() or ours["f1"] == 0)
 
@@ -45,7 +45,7 @@ def test_textvqa_golden_cases() -> None:
     def check(inputs: dict[str, Any], official: Any) -> bool:
         kind = inputs["kind"]
         if kind == "normalise":
-            parts = {"word_tokenize": textvqa.tokenise(inputs["text"]), "full": textvqa.normalise(inputs["text"])}
+            parts = {"word_tokenize": parsing.tokenise(inputs["text"]), "full": parsing.normalise(inputs["text"])}
             return parts == official
         if kind == "dataset":
             pairs = [(one["pred_answer"], one["gt_answers"]) for one in inputs["pred_list"]]
@@ -80,10 +80,10 @@ def test_textvqa_golden_files_end_to_end(tmp_path: Path) -> None:
 
 def test_word_tables_are_the_official_ones() -> None:
     tables = json.loads(sample("vqa_tables.json").read_text())
-    assert tables["contractions"] == textvqa.CONTRACTIONS and len(textvqa.CONTRACTIONS) == 120
-    assert tables["number_words"] == textvqa.NUMBERS
-    assert sorted(textvqa.ARTICLES) == tables["articles"]
-    assert list(textvqa.MARKS) == tables["punctuation_in_order"]
+    assert tables["contractions"] == parsing.CONTRACTIONS and len(parsing.CONTRACTIONS) == 120
+    assert tables["number_words"] == parsing.NUMBERS
+    assert sorted(parsing.ARTICLES) == tables["articles"]
+    assert list(parsing.MARKS) == tables["punctuation_in_order"]
 
 
 def test_real_pope_labels_belong_to_the_questions(tmp_path: Path) -> None:
@@ -106,6 +106,6 @@ def test_real_pope_labels_belong_to_the_questions(tmp_path: Path) -> None:
 
 @given(st.text())
 def test_scorers_take_any_text(text: str) -> None:
-    assert textvqa.normalise(text) == " ".join(textvqa.normalise(text).split())
-    assert pope.parse(text) in ("yes", "no")
-    assert gqa.convert(text) == gqa.convert(gqa.convert(text))
+    assert parsing.normalise(text) == " ".join(parsing.normalise(text).split())
+    assert parsing.pope_word(text) in ("yes", "no")
+    assert parsing.gqa_prediction(text) == parsing.gqa_prediction(parsing.gqa_prediction(text))

@@ -58,8 +58,9 @@ def test_only_the_questions_about_a_picture(data: Path) -> None:
     [
         ("llava_test_CQM-A.json", [{"id": "4"}], "entry 1: no id and conversations"),
         ("llava_test_CQM-A.json", [{"id": 4, "conversations": [{"value": "q"}]}], "entry 1: id or image"),
-        ("problems.json", {"4": {"answer": 0}}, "no choices and answer for '4'"),
-        ("pid_splits.json", {"test": ["5"]}, "'4' is asked but not in 'test'"),
+        ("problems.json", {"4": {}}, "does not know question '5'"),
+        ("problems.json", {key: {"answer": 0} for key in ("4", "5", "11", "15")}, "no choices and answer for '4'"),
+        ("pid_splits.json", {"test": ["5"]}, "does not know question '4'"),
         ("pid_splits.json", {}, "no list 'test'"),
     ],
 )

@@ -13,7 +13,7 @@ from golden_cases import compare, golden, sample
 from tiny_data import make_vqav2, write_lines
 
 from llava_consensus.errors import DataError, OptionError
-from llava_consensus.evaluation.benchmarks import make, vqav2
+from llava_consensus.evaluation.benchmarks import make, parsing, vqav2
 
 
 def expand(inputs: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[int, str]]:
@@ -31,8 +31,8 @@ def check(case: dict[str, Any], official: Any, rules: str, per_question: Any = N
     kind = case["kind"]
     if kind == "normalise":
         text = case["text"]
-        first = vqav2.strip_marks(text)
-        ours = (first, vqav2.unify_words(text), vqav2.unify_words(first))
+        first = parsing.vqav2_strip_marks(text)
+        ours = (first, parsing.vqav2_unify_words(text), parsing.vqav2_unify_words(first))
         return dict(zip(("process_punctuation", "process_digit_article", "full"), ours, strict=True)) == official
     if kind == "score":
         scored = vqav2.score_answer(case["prediction"], case["annotation"]["answers"], rules)
@@ -119,7 +119,7 @@ def test_damaged_annotations_are_named(data: Path) -> None:
         with pytest.raises(DataError, match="entry 1 of annotations"):
             make("vqav2").score([], data)
     path.write_text(json.dumps({"annotations": content["annotations"][:1]}))
-    with pytest.raises(DataError, match="no question 11"):
+    with pytest.raises(DataError, match="does not know question 11"):
         make("vqav2").score([], data)
 
 

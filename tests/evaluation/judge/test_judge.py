@@ -21,8 +21,8 @@ pytest.importorskip("openai")
 
 from llava_consensus import cli
 from llava_consensus.errors import BusyError, DataError, MissingDependency, OptionError
-from llava_consensus.evaluation.judge.client import NAME, JudgeError, Replies, Spending
-from llava_consensus.evaluation.judge.run import lines, run
+from llava_consensus.evaluation.judge.client import NAME, JudgeError, Replies
+from llava_consensus.evaluation.judge.run import Spending, run
 
 YES = "{'pred': 'yes', 'score': 4}"
 
@@ -126,20 +126,6 @@ def test_partial_answers_are_judged_and_marked(tmp_path: Path, good: Server) -> 
     assert set(metrics["capability"]) == {"rec", "spat"}
 
 
-def test_official_files_are_judged_too(tmp_path: Path, good: Server) -> None:
-    wanted = judge_config(tmp_path, good.url)
-    (tmp_path / "model.json").write_text(json.dumps({f"v1_{number}": f"answer {number}" for number in range(5)}))
-    assert judge(replace(wanted, answers=tmp_path / "model.json"))["counts"]["graded"] == 5
-
-
-def test_no_answers_no_grades(tmp_path: Path, good: Server) -> None:
-    wanted = judge_config(tmp_path, good.url)
-    write_answers(wanted.answers, {})
-    metrics = judge(wanted)
-    assert metrics["score"] is None and not metrics["complete"] and metrics["counts"]["graded"] == 0
-    assert good.total == 0 and next(lines(metrics)) == "mmvet: total none, 0 of 5 questions graded"
-
-
 # A server that misbehaves
 
 RETRIED = {
@@ -198,20 +184,6 @@ def test_a_judge_that_says_nothing_gives_no_score(tmp_path: Path, capsys: pytest
     assert "5 answers have no reply that can be read" in capsys.readouterr().err
 
 
-def test_counts_below_zero_are_no_counts(tmp_path: Path) -> None:
-    reply = {"choices": [{"message": {"content": "0.5"}}], "usage": {"prompt_tokens": -9, "completion_tokens": 3}}
-    with Server(lambda *_: Act("raw", json.dumps(reply))) as server:
-        metrics = judge(judge_config(tmp_path, server.url))
-    assert metrics["spent"]["prompt_tokens"] == 0
-
-
-def test_waiting_is_as_long_as_the_server_wishes(tmp_path: Path) -> None:
-    with Server(lambda text, number: error(429, "wait", Retry_After="2") if number == 0 else Act()) as server:
-        start = time.monotonic()
-        judge(judge_config(tmp_path, server.url))
-        assert 2 <= time.monotonic() - start < 10
-
-
 def test_a_server_that_is_always_down_ends_the_run(tmp_path: Path) -> None:
     with Server(lambda text, number: error(503)) as server:
         with pytest.raises(JudgeError, match="answers nobody"):
@@ -237,7 +209,7 @@ def test_one_answer_without_a_grade_is_left_out_and_asked_again(tmp_path: Path) 
         assert judge(wanted)["complete"] and server.total == 4 + wanted.tries + 1
 
 
-@pytest.mark.parametrize("status", [401, 403, 404, 429])
+@pytest.mark.parametrize("status", [401, 404, 429])
 def test_hopeless_errors_stop_at_once_and_never_show_the_key(
     tmp_path: Path, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -293,6 +265,25 @@ def test_refusals_are_counted(tmp_path: Path) -> None:
     assert judge(judge_config(tmp_path, server.url, "msvd")) == metrics  # given up is given up
 
 
+@pytest.mark.parametrize("status", [200, 400, 403])
+def test_a_refusal_counts_the_same_however_it_arrives(tmp_path: Path, status: int) -> None:
+    said = Act(text="I cannot", message={"refusal": "no"})
+    refusal = said if status == 200 else error(status, "rejected by our safety system")
+    with Server(lambda text, _: refusal if "act 1\n" in text else Act(text=YES)) as server:
+        metrics = judge(judge_config(tmp_path, server.url, "msvd"))
+    assert metrics["replies"] == {"used": 10, "refused": 5, "unreadable": 5, "given_up": 1, "failed_tries": 0}
+    assert metrics["counts"]["ungraded"] == 1 and metrics["accuracy"] == 100.0
+
+
+def test_an_answer_that_is_forbidden_is_one_ungraded_answer(tmp_path: Path) -> None:
+    with Server(lambda text, _: error(403, "not this one") if "answer 3" in text else Act()) as server:
+        metrics = judge(judge_config(tmp_path, server.url, concurrency=1))
+        assert server.total == 5
+    assert metrics["counts"]["ungraded"] == 1 and metrics["score"] == 50.0
+    with Server(lambda *_: error(403, "nobody")) as server, pytest.raises(JudgeError, match="answers nobody: 3"):
+        judge(judge_config(tmp_path / "other", server.url, concurrency=1))
+
+
 @pytest.mark.parametrize("grade", ["NaN", "nan", "inf", "-Infinity", "1e999"])
 def test_a_grade_that_is_no_number_is_an_unreadable_reply(tmp_path: Path, grade: str) -> None:
     odd = [grade]  # the first reply about one of the answers
@@ -302,21 +293,6 @@ def test_a_grade_that_is_no_number_is_an_unreadable_reply(tmp_path: Path, grade:
 
 
 # Limits
-
-
-@pytest.mark.parametrize(
-    ("limits", "most"),
-    [
-        ({"max_requests": 2}, 2),
-        ({"max_requests": 0}, 0),
-    ],
-)
-def test_a_limit_ends_the_asking_and_a_higher_one_goes_on(tmp_path: Path, limits: dict[str, Any], most: int) -> None:
-    with Server(lambda *_: Act(text="0.5")) as server:
-        with pytest.raises(JudgeError, match="the limit is reached"):
-            judge(judge_config(tmp_path, server.url, concurrency=1, **limits))
-        assert server.total <= most and (most == 0 or server.total >= 1)
-        assert judge(judge_config(tmp_path, server.url))["complete"] and server.total == 5, "nothing is asked twice"
 
 
 @pytest.mark.parametrize("act", [Act(text="0.5", delay=0.1), error(500)], ids=["good", "failing"])
@@ -330,7 +306,7 @@ def test_the_limit_holds_however_many_are_asked_at_once(tmp_path: Path, act: Act
 # Stopped, killed, cut, damaged
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_says_what_was_done_and_what_it_cost(tmp_path: Path, number: int) -> None:
     slow = {"answer 3", "answer 4"}
 
@@ -401,18 +377,6 @@ def test_a_damaged_line_is_named(tmp_path: Path, good: Server, damage: str) -> N
     assert good.total == 5
 
 
-def test_replies_that_an_earlier_version_paid_for_are_not_asked_again(tmp_path: Path, good: Server) -> None:
-    wanted = judge_config(tmp_path, good.url)
-    first = judge(wanted)
-    rows: list[dict[str, Any]] = []
-    for row in stored(tmp_path):
-        del row["failed_tries"]
-        rows += [{"event": "sent", "key": row["key"]}, {"event": "failed", "key": row["key"], "reason": "500"}]
-        rows += [{"event": "sent", "key": row["key"]}, {"event": "reply", **row, "raw": {}}]
-    (tmp_path / "out" / NAME).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert judge(wanted) == first and good.total == 5
-
-
 def test_two_judges_do_not_share_a_folder(tmp_path: Path, good: Server) -> None:
     wanted = judge_config(tmp_path, good.url)
     with Replies(wanted.out), pytest.raises(BusyError, match="another process"):
@@ -459,12 +423,6 @@ def test_a_missing_package_names_the_line_to_type(
     with pytest.raises(MissingDependency, match=r"pip install .*\[judge\]'"):
         judge(judge_config(tmp_path, good.url))
     assert good.total == 0
-
-
-def test_the_url_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = judge_config(tmp_path, "http://there/v1")
-    monkeypatch.setenv("OPENAI_BASE_URL", "http://here:1/v1/")
-    assert replace(wanted, url=None).place == "http://here:1/v1" and wanted.place == "http://there/v1"
 
 
 # The command

@@ -18,10 +18,10 @@ from fakes import Fake, make_data
 from PIL import Image
 
 from llava_consensus.errors import OptionError
-from llava_consensus.evaluation.files import read_answers
 from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.runs.by_url import PROBES, UNTOLD, ServerError, UrlConfig, run
 from llava_consensus.evaluation.runs.execution import Execution
+from llava_consensus.evaluation.user_files import read_answers
 
 pytest.importorskip("openai")
 QUIET = Execution(4, progress=False)

@@ -10,9 +10,7 @@ import multiprocessing
 import os
 import random
 import signal
-import sys
 import time
-from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +19,9 @@ import pytest
 from fakes import FakeHost, config, make_model, make_place
 
 from llava_consensus import cli
-from llava_consensus.errors import BusyError, ConsensusError, DataError, Interrupted, OptionError
+from llava_consensus.errors import ConsensusError, DataError, Interrupted, OptionError
 from llava_consensus.evaluation import models
-from llava_consensus.evaluation.files import read_answers, read_lines
+from llava_consensus.evaluation.files import read_lines
 from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.models.loading import check_checkpoint
 from llava_consensus.evaluation.runs import loop
@@ -31,8 +29,8 @@ from llava_consensus.evaluation.runs.configuration import prepare
 from llava_consensus.evaluation.runs.execution import Execution
 from llava_consensus.evaluation.runs.loop import RunResult
 from llava_consensus.evaluation.runs.pictures import EncodingCache
-from llava_consensus.evaluation.runs.store import open_run, run_name
-from llava_consensus.methods import make
+from llava_consensus.evaluation.runs.store import run_name
+from llava_consensus.evaluation.user_files import read_answers
 
 FORK = multiprocessing.get_context("fork")  # a child that has imported everything dies in the loop, not in its imports
 
@@ -173,20 +171,6 @@ def test_interrupt_tells_how_to_go_on(data: Path, tmp_path: Path, caplog: pytest
     assert steady(result.metrics) == steady(go(data, tmp_path / "other").metrics)
 
 
-def test_answers_cut_anywhere_in_the_last_line_are_asked_again(data: Path, tmp_path: Path) -> None:
-    whole = go(data, tmp_path)
-    path = whole.path / "answers.jsonl"
-    content = path.read_bytes()
-    expected = texts(whole)
-    last = content[:-1].rfind(b"\n") + 1
-    for length in (last - 1, *range(last, len(content), 17), len(content) - 1):
-        path.write_bytes(content[:length])
-        host = FakeHost()
-        result = go(data, tmp_path, host)
-        assert len(host.asked) == (2 if length < last else 1)
-        assert texts(result) == expected and steady(result.metrics) == steady(whole.metrics)
-
-
 def written(out: Path) -> int:
     return sum(path.stat().st_size for path in out.glob("*/answers.jsonl"))
 
@@ -213,12 +197,6 @@ def test_a_run_killed_at_random_moments_ends_as_an_undisturbed_one(data: Path, t
     assert texts(result) == texts(undisturbed) and steady(result.metrics) == steady(undisturbed.metrics)
 
 
-def test_a_second_process_on_the_same_run_is_refused(data: Path, tmp_path: Path) -> None:
-    plan = prepare(config(data, data / "model"))
-    with open_run(tmp_path, plan.description, range(20)), pytest.raises(BusyError, match="pid"):
-        go(data, tmp_path)
-
-
 def test_unreadable_picture_is_an_error_and_the_run_goes_on(data: Path, tmp_path: Path) -> None:
     images = data / "eval" / "fake" / "images"
     (images / "1.png").write_bytes((images / "1.png").read_bytes()[:40])
@@ -240,17 +218,6 @@ def test_a_run_without_one_readable_picture_stops_and_says_so(data: Path, tmp_pa
         path.write_bytes(b"")
     with pytest.raises(DataError, match="not one picture can be read"):
         go(data, tmp_path)
-
-
-def test_a_question_without_picture_is_answered(data: Path, tmp_path: Path) -> None:
-    path = data / "eval" / "fake" / "questions.jsonl"
-    path.write_text(path.read_text() + '{"question_id": 900, "text": "and now?"}\n')
-    assert go(data, tmp_path).metrics["answered"] == 21
-
-
-def test_a_limit_asks_the_first_questions_in_a_run_of_their_own(data: Path, tmp_path: Path) -> None:
-    whole, part = go(data, tmp_path), go(data, tmp_path, limit=7)
-    assert part.metrics["questions"] == 7 and whole.path != part.path
 
 
 def test_a_sample_is_the_same_questions_for_every_run_and_a_smaller_one_is_in_it(data: Path, tmp_path: Path) -> None:
@@ -308,27 +275,6 @@ def test_the_full_model_has_neither_budget_nor_match(data: Path) -> None:
 def test_a_method_that_reduces_needs_a_budget(data: Path) -> None:
     with pytest.raises(OptionError, match="'random' needs a budget, for example tokens=64"):
         prepare(replace(config(data, data / "model", method="random"), budget=None))
-
-
-def test_a_plan_with_another_method_is_the_plan_of_that_configuration(data: Path) -> None:
-    first = prepare(config(data, data / "model", method="random", match="flops"))
-    for change in ({"method": "full"}, {"method": "consensusdrop", "tokens": 32, "match": "entering"}):
-        wanted = config(data, data / "model", **change)
-        found = first.reduced_by(wanted.method, wanted.budget, wanted.match)
-        assert found == prepare(wanted) and run_name(found.description) == run_name(prepare(wanted).description)
-
-
-def test_a_method_of_no_registry_goes_by_its_class(data: Path) -> None:
-    class Own(type(make("random"))):  # type: ignore[misc]
-        pass
-
-    assert prepare(replace(config(data, data / "model"), method=Own())).description["method"] == "Own"
-
-
-def test_full_budget_is_said_once(data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    assert go(data, tmp_path, tokens=600).metrics["tokens"]["after"] == 576
-    assert caplog.text.count("this is the full model") == 1
 
 
 @pytest.mark.parametrize(
@@ -429,27 +375,3 @@ def test_a_damaged_neighbour_does_not_hide_a_result(
     assert cli.main(given) == 0
     output = capsys.readouterr()
     assert "on 4 of 4 questions" in output.out and "another run is damaged" in output.err
-
-
-def _asks_slowly(data: Path, out: Path, said: Path) -> None:
-    """The command line around a run, as a process of its own."""
-    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
-    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  as a new process has it, not as pytest does
-    work = lambda _: iter([go(data, out, FakeHost(0.1), 2).path.name])  # noqa: E731
-    cli.parser = lambda _: Namespace(parse_known_args=lambda _: (Namespace(lines=work), []))  # type: ignore[assignment]
-    sys.exit(cli.main([]))
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_signal_says_what_was_done(data: Path, tmp_path: Path, number: int) -> None:
-    child = FORK.Process(target=_asks_slowly, args=(data, tmp_path / "out", tmp_path / "said"))
-    child.start()
-    limit = time.monotonic() + 60
-    while not written(tmp_path / "out"):
-        assert time.monotonic() < limit and child.is_alive()
-        time.sleep(0.02)
-    os.kill(child.pid or 0, number)
-    child.join(30)
-    said = (tmp_path / "said").read_text()
-    assert child.exitcode == 128 + number and "of 20 questions. The same command resumes" in said, said
-    assert "Traceback" not in said

@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 
 from llava_consensus import cli
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.files import read_answers, write_json
+from llava_consensus.evaluation.files import write_json
 from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.execution import Execution
 from llava_consensus.evaluation.runs.loop import RunResult
 from llava_consensus.evaluation.runs.store import ANSWER_KEYS, Run, open_run, run_name
+from llava_consensus.evaluation.user_files import read_answers
 
 CONFIG: dict[str, Any] = {"benchmark": "gqa", "method": "random", "tokens": 64, "options": {"seed": 0}}
 INDEXES = range(6)
@@ -188,8 +189,8 @@ def test_foreign_answer_files_are_read(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     path.write_text('{"question_id": "a", "prompt": "p", "text": "t"}\n{"question_id": "b", "text": "t"}')
     assert [record["question_id"] for record in read_answers(path)] == ["a", "b"]
-    path.write_text('{"question_id": "a", "text": "t"}\n\n')
-    with pytest.raises(DataError, match="line 2"):
+    path.write_text('{"question_id": "a", "text": "t"}\n\n{"question_id": 1}\n')
+    with pytest.raises(DataError, match="line 3"):
         read_answers(path)
     with pytest.raises(DataError, match="no such answers file"):
         read_answers(tmp_path / "nothing.jsonl")

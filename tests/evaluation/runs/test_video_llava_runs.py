@@ -109,7 +109,7 @@ def test_a_package_that_a_processor_needs_is_named_in_one_line_before_weights_lo
 
     monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", without)
     never = SimpleNamespace(from_pretrained=lambda *given, **options: pytest.fail("weights were loaded"))
-    monkeypatch.setattr(transformers, "VideoLlavaForConditionalGeneration", never)
+    monkeypatch.setattr(transformers, "AutoModelForImageTextToText", never)
     with pytest.raises(MissingDependency) as caught:
         models.load(str(folder), models.Loading("cpu", "float32"))
     assert reason in str(caught.value) and str(caught.value).endswith("[processors]'")

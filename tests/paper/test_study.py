@@ -22,7 +22,6 @@ from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
 from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.paper.study import results
-from llava_consensus.paper.study import tables as report
 from llava_consensus.paper.study.methods import STRETCHES, LayerProbe, Selection, by_position, rank_correlation
 from llava_consensus.reduction.budget import Budget
 
@@ -165,12 +164,12 @@ def test_rows_of_the_study(folders: list[Path]) -> None:
 
 
 def test_tables_of_the_study_mark_what_is_real(folders: list[Path]) -> None:
-    accuracy, gain, disagreement = report.study_tables(results.study(folders))
+    accuracy, gain, disagreement = results.study_tables(results.study(folders))
     assert [group.heading for group in accuracy.groups] == [
         "Retain 100 % of the tokens",
         "Retain 25 % of the tokens, positions kept",
     ]
-    assert "GQA 100 questions about 100 pictures." in accuracy.note
+    assert "GQA 100 questions about 100 images." in accuracy.note
     ((name, cell),) = gain.groups[0].lines
     assert name == "recovery, vision student, r = 0.3" and cell.startswith("+40.0 (") and cell.endswith("‡")
     assert disagreement.groups[0].lines[0][1] == "25.0 / 50.0"

@@ -1,0 +1,279 @@
+"""Every figure of the paper is drawn from result files, and one without results is named, not drawn empty."""
+
+import json
+import sys
+from dataclasses import replace
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import study_files
+from PIL import Image
+from run_folders import store
+
+from llava_consensus import cli
+from llava_consensus.errors import DataError, MissingDependency
+from llava_consensus.evaluation.report.results import in_sections
+from llava_consensus.evaluation.report.rows import read_rows
+from llava_consensus.evaluation.report.section import Section
+from llava_consensus.paper import figures, preset
+from llava_consensus.paper.results import Material, NotMeasured, claims, read
+
+pytest.importorskip("matplotlib")
+
+BENCHMARKS = ("pope", "seed", "textvqa")
+OPTIONS = {
+    "fuser": "convex", "student": "vision", "rate": 0.1, "alpha": 0.7, "tau_vision": 1.0, "tau_cross": 1.0,
+    "vision_score": "class", "aggregate": "all",
+}  # fmt: skip
+
+
+def run(out: Path, benchmark: str, right: int, tokens: int = 128, merged: int | None = None, **changed: object) -> None:
+    """A run of ConsensusDrop with other options, `right` of its ten answers right."""
+    answers: list[float] = [1] * right + [0] * (10 - right)
+    options = {**OPTIONS, **changed}
+    store(out, answers, benchmark=benchmark, tokens=tokens, merged=merged, options=options, changed=changed)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with everything that any figure needs."""
+    out = tmp_path_factory.mktemp("results")
+    for name in BENCHMARKS:
+        store(out, [1.0] * 9 + [0.0], method="full", tokens=576, benchmark=name)
+        for tokens in (128, 64):
+            run(out, name, 7, tokens)
+        for alpha in (0.3, 0.5):
+            run(out, name, int(10 * alpha), alpha=alpha)
+        for pair in product((0.7, 1.3), repeat=2):
+            run(out, name, 6, tau_vision=pair[0], tau_cross=pair[1])
+        for student, rate in product(("vision", "cross"), (0.1, 0.3)):
+            options = {"fuser": "recovery", "student": student, "rate": rate}
+            run(out, name, 5, **{key: value for key, value in options.items() if OPTIONS[key] != value})
+        for merged in (0, 40):
+            run(out, name, 6, merged=merged)
+        run(out, name, 6, vision_score="tokens")
+        for method in ("vispruner", "sparsevlm"):
+            for tokens in (128, 64):
+                store(out, [1.0] * 6 + [0.0] * 4, method=method, tokens=tokens, benchmark=name, options={})
+    for file, content in (("study", study_files.study()), ("scap", study_files.scap()), ("bench", study_files.bench())):
+        (out / f"{file}.json").write_text(json.dumps(content))
+    (out / "bench-large.json").write_text(json.dumps(study_files.bench("llava-1.5-13b")))
+    return out
+
+
+def test_every_figure_is_drawn_twice_and_alike(results: Path, tmp_path: Path) -> None:
+    assert [missing for _, missing in figures.draw(read(results), tmp_path) if missing] == []
+    files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert len(files) == 2 * len(figures.FIGURES)
+    assert all(Image.open(path).size[0] > 300 for path in tmp_path.glob("*.png"))
+    list(figures.draw(read(results), tmp_path))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
+
+
+def test_a_figure_of_one_benchmark_overlaps_nowhere(results: Path) -> None:
+    """Caption, panels and legend of each figure, in pixels; the caption names what is drawn."""
+    whole = read(results)
+    assert whole.study is not None
+    study = whole.study | {"rows": [row for row in whole.study["rows"] if row["benchmark"] == "pope"]}
+    material = replace(whole, rows=[row for row in whole.rows if row.benchmark == "pope"], study=study)
+    for figure in figures.FIGURES:
+        with figures.sheet():
+            drawing, words = figure.draw(material)
+            figures.caption(drawing, words)
+            drawing.draw_without_rendering()
+        parts = [panel.get_tightbbox() for panel in drawing.axes]
+        parts += [one.get_window_extent() for one in (drawing._suptitle, *drawing.legends) if one is not None]  # type: ignore[attr-defined]
+        for first, second in combinations([part for part in parts if part is not None], 2):
+            assert not first.padded(-1).overlaps(second.padded(-1)), figure.name
+        assert all(part.x0 >= -1 and part.x1 <= drawing.bbox.x1 + 1 for part in parts if part is not None), figure.name
+        assert "GQA" not in words, "the caption names what is drawn"
+
+
+def test_captions_name_model_data_and_questions(results: Path) -> None:
+    words = {figure.name: figure.draw(read(results))[1] for figure in figures.FIGURES}
+    assert "GQA 100 questions / 50 images" in words["f02-recovery-helps"]
+    assert "checkpoints/llava-mini on playground/mini, cpu: POPE 10 questions / 10 images" in words["f09-alpha"]
+    assert words["f09-alpha"].endswith("128 tokens") and "llava-mini on cpu" in words["f16-efficiency"]
+
+
+def test_what_was_not_measured_is_named_with_its_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "results").mkdir()
+    assert cli.main(["paper", "figures", "--out", str(tmp_path / "results"), "--to", str(tmp_path / "to")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert list((tmp_path / "to").iterdir()) == []
+    for figure in figures.FIGURES:
+        assert any(line.startswith(f"{figure.name}: not drawn") and figure.makes in line for line in lines)
+    page = (Path(__file__).parents[2] / "docs" / "paper.md").read_text()
+    assert [figure.name for figure in figures.FIGURES if figure.name not in page] == []
+
+
+def test_folders_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["paper", "figures", "--out", str(tmp_path / "none")]) == 3
+    (tmp_path / "file").touch()
+    assert cli.main(["paper", "figures", "--out", str(tmp_path), "--to", str(tmp_path / "file")]) == 3
+    error = capsys.readouterr().err
+    assert "no such folder of results" in error and "Give another name" in error
+
+
+def test_no_panel_cuts_the_lines_of_another(results: Path) -> None:
+    rows = [
+        {**row, "correction": 2 * row["correction"]} if row["correction"] and row["benchmark"] == "gqa" else row
+        for row in study_files.study()["rows"]
+    ]
+    drawing, _ = figures.decay(replace(read(results), study={"description": {}, "rows": rows}))
+    assert len(drawing.axes) == 2
+    for panel in drawing.axes:
+        bottom, top = panel.get_ylim()
+        assert bottom == 0 and all(max(line.get_ydata()) < top for line in panel.lines)  # type: ignore[type-var, arg-type]
+
+
+def settings(material: Material, name: str, *options: str) -> set[tuple[Any, ...]]:
+    """The settings of an ablation that were found, by these options of their methods."""
+    runs = material.of(preset.read(name)).runs
+    return {tuple(getattr(line.reduction[0], option) for option in options) for line, _ in runs if line}
+
+
+def test_an_ablation_takes_its_own_runs_alone(results: Path) -> None:
+    material = read(results)
+    assert settings(material, "alpha", "alpha") == {(0.3,), (0.5,), (0.7,)}
+    assert settings(material, "recovery", "fuser", "student", "rate") == {
+        ("convex", "vision", 0.1),
+        *(("recovery", *pair) for pair in product(("vision", "cross"), (0.1, 0.3))),
+    }
+    assert len(settings(material, "temperature", "tau_vision", "tau_cross")) == 5
+    found = material.of(preset.read("anchors"))
+    assert {line.merged for line, _ in found.runs if line} == {0, None, 40}
+    found = material.of(preset.read("alpha"))
+    low = next(line for line in found.preset.rows if line.label == "alpha 0.3")
+    assert low.tokens == 128 and found.percent(low, "pope") == (30, pytest.approx(0), pytest.approx(60))
+    assert found.printed(found.preset.rows[-1], "mme") == 1451.1
+
+
+def test_an_ablation_is_found_at_the_budget_with_most_settings(tmp_path: Path) -> None:
+    """Runs of vision-only and cross-only on more benchmarks are no ablation of alpha."""
+    for name in BENCHMARKS:
+        for alpha in (0.0, 1.0):
+            run(tmp_path, name, 5, tokens=192, alpha=alpha)
+    run(tmp_path, "pope", 5, alpha=0.3)
+    with pytest.raises(NotMeasured, match="alpha"):
+        read(tmp_path).of(preset.read("alpha"))
+    run(tmp_path, "pope", 5, tokens=64, alpha=0.3)
+    run(tmp_path, "pope", 5, tokens=64, alpha=0.5)
+    run(tmp_path, "pope", 5, tokens=64)
+    for name in BENCHMARKS:
+        run(tmp_path, name, 5, tokens=192)
+        run(tmp_path, name, 5, tokens=192, alpha=0.5)
+    drawing, words = figures.alpha(read(tmp_path))
+    assert words.endswith("cpu: POPE 10 questions / 10 images; 64 tokens") and len(drawing.axes) == 1
+
+
+def test_the_measurement_of_the_right_budgets_is_taken(results: Path) -> None:
+    material = read(results)
+    assert [content["model"] for content in material.measured] == ["llava-1.5-13b", "llava-mini"]
+    rows = [{**row, "tokens": row["tokens"] + 1} for row in material.benches[0]["rows"]]
+    other = {**material.benches[0], "rows": rows}
+    two = Material(benches=[other, material.benches[0]])
+    assert two.bench_of([128, 64]) is material.benches[0]["rows"] and len(two.measured) == 1
+    with pytest.raises(NotMeasured, match=r"at the budgets of the runs \(128 64\)"):
+        figures.pareto(replace(material, benches=[other]))
+
+
+def test_accuracy_over_cost_is_of_the_runs_and_the_measurements(results: Path) -> None:
+    drawing, _ = figures.pareto(read(results))
+    times, _, shares, _ = drawing.axes
+    ours = times.containers[0]
+    assert ours.get_label() == "ConsensusDrop" and ours[0].get_xydata().tolist() == [[26.4, 70], [32.8, 70]]
+    assert shares.containers[0][0].get_xydata()[1].tolist() == pytest.approx([100 * 32.8 / 77.6, 100 * 70 / 90])
+
+
+def test_the_memory_of_a_process_is_noise_and_has_no_panel(results: Path) -> None:
+    def titles(device: str) -> set[str]:
+        content = study_files.bench() | {"machine": {"device": device}}
+        content["rows"] = [{**row, "peak_bytes": 10**9} for row in content["rows"]]
+        drawing, _ = figures.over_ratio(replace(read(results), benches=[content]))
+        return {panel.get_title() for panel in drawing.axes}
+
+    assert "peak memory (GB)" in titles("cuda:0") and "peak memory (GB)" not in titles("cpu")
+
+
+def test_maps_share_one_scale_of_colours(results: Path) -> None:
+    for draw in (figures.temperature, figures.score):
+        images = [image for panel in draw(read(results))[0].axes for image in panel.images]
+        assert len(images) > 1 and len({(image.cmap.name, image.get_clim()) for image in images}) == 1
+
+
+# ---- claims
+
+
+def test_claims_are_paired_differences_corrected_within_each(results: Path) -> None:
+    tables, lines = claims(read(results))
+    found = {(group.heading.partition(".")[0], line[0]): line[1:] for group in tables[0].groups for line in group.lines}
+    assert found["1", "positions: keep"] == ("12", "12", "0", "+2.0 (+1.0 to +3.0)")
+    assert found["11", "positions: any"] == ("2", "2", "0", "+40.0 (+39.0 to +41.0)")
+    of_alpha = {line["what"]: line for line in lines if line["claim"].startswith("5.")}
+    worst = of_alpha["alpha 0.3, 128 tokens"]
+    assert worst["difference"] == pytest.approx(40) and worst["low"] > 0 and worst["pictures"] == 10
+    assert worst["p"] < 0.05 and worst["p_corrected"] == pytest.approx(2 * worst["p"])
+    assert ("5", "positions: keep") not in found and claims(Material()) == ([], [])
+    lines = claims(Material(study=study_files.study(gain=-3), scap=study_files.scap(late=False)))[1]
+    assert {line["difference"] for line in lines if line["claim"].startswith(("1.", "11."))} == {-3, -40}
+
+
+def test_an_ablation_with_positions_kept_is_compared_with_itself(tmp_path: Path) -> None:
+    for alpha, right in ((0.7, 9), (0.3, 4)):
+        changed = {} if alpha == 0.7 else {"alpha": alpha}
+        run(tmp_path, "pope", right, **changed, positions="keep")
+    (line,) = claims(read(tmp_path))[1]
+    assert line["positions"] == "keep" and line["difference"] == pytest.approx(50)
+
+
+# ---- score against tokens
+
+
+@pytest.fixture
+def sections(tmp_path: Path) -> list[Section]:
+    """Nine methods at two budgets on two benchmarks."""
+    out = tmp_path / "results"
+    for name in ("gqa", "seed"):
+        store(out, [1] * 9 + [0], method="full", tokens=576, benchmark=name)
+        for place in range(9):
+            method = ("consensusdrop", "random", "tome")[place] if place < 3 else f"method{place}"
+            for tokens in (32, 64):
+                right = min(9, place + tokens // 32)
+                store(out, [1] * right + [0] * (10 - right), method=method, tokens=tokens, benchmark=name)
+    return in_sections(read_rows(out))
+
+
+def test_pictures_are_drawn(sections: list[Section], tmp_path: Path) -> None:
+    figures.score_against_tokens(sections, tmp_path / "figure.png")
+    assert Image.open(tmp_path / "figure.png").size[0] > 300
+    with pytest.raises(DataError, match="make tables"):
+        figures.score_against_tokens([], tmp_path / "none.png")
+
+
+def drawn(section: Section, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The panels of the figure of score against tokens."""
+    kept: list[Any] = []
+    monkeypatch.setattr(figures, "save", lambda figure, _: kept.extend(figure.axes))
+    figures.score_against_tokens([section], tmp_path / "figure.png")
+    return kept
+
+
+def test_few_methods_stand_out_and_points_are_scores_with_intervals(
+    sections: list[Section], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    panel = drawn(sections[0], tmp_path, monkeypatch)[0]
+    lines = {line.get_label(): line for line in panel.lines}
+    own = [label for label in lines if label not in ("other methods", "all tokens")]
+    assert "ConsensusDrop" in own and "random" in own and "method8" in own and "ToMe" not in own and len(own) == 6
+    assert len({(lines[label].get_color(), lines[label].get_marker()) for label in own}) == 6
+    assert lines["method8"].get_xydata().tolist() == [[32, 90], [64, 90]]
+    assert len(panel.collections) == 3, "ours, the best other and random selection have bands"
+
+
+def test_without_matplotlib_the_pip_line_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingDependency, match=r"pip install .*\[plots\]'"), figures.sheet():
+        pass
