@@ -44,7 +44,7 @@ PLACEHOLDERS = (
     *("media_placeholder_token_id", "im_patch_id"),
 )
 MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 12, 12], "partial_rotary_factor": 0.5}
-INDEXER = {"kv_heads": 1, "n_heads": 2, "heads": 2, "head_dim": 32, "budget": 256, "compress_ratio": 4}
+INDEXER = {"kv_heads": 1, "n_heads": 2, "heads": 2, "head_dim": 256, "budget": 256, "compress_ratio": 4}
 TIMM = {
     "model_type": "timm_wrapper",
     "architecture": "vit_pe_core_large_patch14_336",
@@ -75,7 +75,12 @@ FIXED: dict[str, dict[str, Any]] = {  # where sizes hang together in another way
             ("full_attention", "sliding_attention"), MROPE | {"partial_rotary_factor": 1.0}
         )
     },
-    "granite4_vision": {"spatial_target_layers": [2, 3, 3, 3]},
+    "granite4_vision": {
+        "spatial_target_layers": [2, 3, 3, 3],
+        "vision_config.image_size": 336,
+        "vision_config.patch_size": 14,
+    },
+    "llava_onevision": {"vision_config.image_size": 384},
     "gemma3n": {"vision_config.hidden_size": 2048, "text_config.num_kv_shared_layers": 0},
     "hunyuan_vl": {"text_config.head_dim": 64},
     "deepseek_ocr2": {"text_config.mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]},
@@ -279,7 +284,7 @@ def pixel_forms(base: Any) -> Iterator[dict[str, Tensor]]:
         place = torch.stack((column.flatten(), row.flatten()), -1)[None]
         for edges in (patch, 3 * patch):
             yield {"pixel_values": noise(1, 54, 3 * edges**2), "image_position_ids": place}
-    if names.keys() <= {"args", "kwargs"}:  # MiniCPM-V
+    if "target_sizes" in names:
         yield {"pixel_values": noise(1, 3, patch, 96 * patch), "target_sizes": torch.tensor([[8, 12]])}
     sizes = {"image_sizes": torch.tensor([[side, side]])} if "image_sizes" in names else {}
     small = {"image_sizes": torch.tensor([[8 * patch, 12 * patch]])} if "image_sizes" in names else {}
@@ -290,7 +295,8 @@ def pixel_forms(base: Any) -> Iterator[dict[str, Tensor]]:
     more = {}
     if "high_res_pixel_values" in names:
         more = {"high_res_pixel_values": noise(1, 3, 1024, 1024)}
-    yield {"pixel_values": noise(1, 3, side, side), **sizes, **more}
+    for given in (sizes, {}):
+        yield {"pixel_values": noise(1, 3, side, side), **given, **more}
     yield {"pixel_values": noise(1, 1, 3, side, side)}
     if "pixel_attention_mask" in names:
         yield {"pixel_values": noise(1, 1, 3, side, side), "pixel_attention_mask": torch.ones(1, 1, side, side).bool()}
@@ -356,11 +362,18 @@ class Row(NamedTuple):
 
 def row(kind: str) -> Row:
     """What becomes of one method of each kind on a type."""
+    model = None
     try:
         model = small_model(kind)
         prompt = prompt_of(model)
     except (Exception, SystemExit) as error:
         why = f"{type(error).__name__}: {error}" if not isinstance(error, LookupError) else str(error)
+        if (
+            model is not None
+            and not hasattr(getattr(model, "model", model), "get_image_features")
+            and not hasattr(model, "get_image_features")
+        ):
+            return Row(kind, 0, {name: tried(model, Prompt({}, 4), method) for name, method in KINDS.items()})
         return Row(kind, 0, dict.fromkeys(KINDS, "no tiny model: " + one_line(why)))
     return Row(kind, prompt.tokens, {name: tried(model, prompt, method) for name, method in KINDS.items()})
 
@@ -368,8 +381,10 @@ def row(kind: str) -> Row:
 def tried(model: Any, prompt: Prompt, method: str) -> str:
     """`works` if a method leaves a quarter of the tokens, and the model answers with them and differently."""
     budget = max(prompt.tokens // 4, 1)
-    plain = model(**prompt.inputs).logits
     try:
+        with attach(model, method, tokens=budget) as attached:
+            attached.detach()
+        plain = model(**prompt.inputs).logits
         with attach(model, method, tokens=budget) as attached:
             logits = model(**prompt.inputs).logits
             answer = model.generate(

@@ -539,7 +539,8 @@ def base_of(model: Any) -> Any:
 def decoder_of(model: Any) -> Any:
     """The module of a model that runs the decoder layers; None if there is none."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
-    return decoder if hasattr(decoder, "layers") else getattr(decoder, "model", None)
+    inner = (getattr(decoder, name, None) for name in ("model", "decoder"))  # Llama 4 and OPT wrap it
+    return next((module for module in (decoder, *inner) if hasattr(module, "layers")), None)
 
 
 def _static(cache: Any) -> bool:
