@@ -28,6 +28,7 @@ from llava_consensus import attach
 from llava_consensus.errors import ConsensusError
 
 PAGE = Path(__file__).parents[1] / "docs" / "compatibility.md"
+TORCH = torch.__version__.partition("+")[0]
 KINDS = {  # of methods, with one of each
     "reads nothing": "divprune",
     "vision attention": "visionzip",
@@ -57,14 +58,14 @@ GIVEN: dict[str, dict[str, Any]] = {  # that the default configuration of a type
     "gemma4": {"vision_config": {"model_type": "gemma4_vision"}},
     "gemma4_unified": {"vision_config": {"model_type": "gemma4_unified_vision"}},
     "perception_lm": {"vision_config": TIMM},
-    **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), {"vision_start_token_id": 900}),
+    **{kind: {"vision_start_token_id": 900} for kind in ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")},
     "granite4_vision": {"downsample_rate": "2/4", "deepstack_layer_map": [[1, 0], [2, 2]]},
 }
 FIXED: dict[str, dict[str, Any]] = {  # where sizes hang together in another way
     "aria": {"vision_config.image_size": 490, "vision_config.patch_size": 14},
     "gemma3": {"vision_config.image_size": 448, "vision_config.patch_size": 14},
     "shieldgemma2": {"vision_config.image_size": 448, "vision_config.patch_size": 14},
-    **dict.fromkeys(("glm4v", "glm46v", "glmga"), {"text_config.rope_parameters": MROPE}),
+    **{kind: {"text_config.rope_parameters": MROPE} for kind in ("glm4v", "glm46v", "glmga")},
     "glm4v_moe": {"text_config.rope_parameters": MROPE, "text_config.head_dim": 128},
     "molmo2": {"adapter_config.vision_feature_layer": [3, 1]},
     "step3p7": {"text_config.sliding_window": 512},
@@ -93,7 +94,8 @@ WIDTHS = ("hidden_size", "embed_dim", "d_model", "width", "dim", "embed_dim_per_
 HEAD_COUNTS = ("num_attention_heads", "num_heads", "attention_heads", "encoder_attention_heads", "nhead")
 SIZE = re.compile("size|dim|width|channels|d_model|embed|features")
 KEPT = re.compile(
-    "image|patch|vocab|head|window|merge|kernel|stride|channels?_first|num_channels|in_channels|rank|chunk|conv|block_size"
+    "image|patch|vocab|head|window|merge|kernel|stride|channels?_first|num_channels|in_channels|rank|chunk|conv"
+    "|block_size"
 )
 INNER = re.compile("intermediate|ffn|mlp_dim|mlp_size")
 LAYERS = re.compile("^(num_hidden_layers|num_layers|n_layers|depth|(en|de)coder_layers|layers|num_blocks)$")
@@ -153,7 +155,7 @@ def first(part: dict[str, Any], names: tuple[str, ...]) -> int:
     return next((part[name] for name in names if isinstance(part.get(name), int)), 0)
 
 
-def smaller(part: dict[str, Any], widths: dict[int, int], words: Any) -> dict[str, Any]:
+def smaller(part: dict[str, Any], widths: dict[int, int], words: Any) -> dict[str, Any]:  # noqa: C901
     """One part of a configuration, and the parts in it."""
     depth = next((value for name, value in part.items() if LAYERS.match(name) and isinstance(value, int)), 0)
     heads, found = first(part, HEAD_COUNTS), {}
@@ -246,7 +248,7 @@ class Prompt(NamedTuple):
     tokens: int  # of the image
 
 
-def pixel_forms(base: Any) -> Iterator[dict[str, Tensor]]:
+def pixel_forms(base: Any) -> Iterator[dict[str, Tensor]]:  # noqa: C901
     """Pixels of one image in the forms that processors give; which a model takes is found by trying."""
     config = getattr(base.config, "vision_config", None) or base.config
     names = inspect.signature(base.get_image_features).parameters
@@ -413,13 +415,13 @@ def one_line(text: str) -> str:
 
 HEAD = """# Compatibility
 
-Look up whether a method works with a model type of transformers. `make compatibility` builds a tiny random model of every
-image-text-to-text type from its own configuration, tries one method of each kind, and writes this page.
+Look up whether a method works with a model type of transformers. `make compatibility` builds a tiny random model of
+every image-text-to-text type from its own configuration, tries one method of each kind, and writes this page.
 
 {versions}. {counts}
 
-A type without a tiny model is one whose default configuration could not be made small or given an image; the reason is in
-the notes. That says nothing about its checkpoints.
+A type without a tiny model is one whose default configuration could not be made small or given an image; the reason is
+in the notes. That says nothing about its checkpoints.
 
 {table}
 
@@ -441,15 +443,11 @@ def page(rows: list[Row]) -> str:
             cells.append(state if state == "works" else f"{state.split(':')[0]} [{notes.index(state) + 1}]")
         lines.append([f"`{one.kind}`", *cells])
     return HEAD.format(
-        versions=f"Last whole run: {date.today()}, transformers {version_of()}, torch {torch.__version__.split('+')[0]}",
+        versions=f"Last whole run: {date.today()}, transformers {transformers.__version__}, torch {TORCH}",
         counts=counted(rows),
         table="\n".join("| " + " | ".join(cells) + " |" for cells in lines),
         notes="\n".join(f"{number}. {state}" for number, state in enumerate(notes, 1)),
     )
-
-
-def version_of() -> str:
-    return transformers.__version__
 
 
 def counted(rows: list[Row]) -> str:

@@ -327,6 +327,11 @@ def attach_view(view: Any, method: Any, budget: Any, total: int | None = None) -
         return Attachment(view.module, method, budget, total, view.options)
     from llava_consensus.hosts.old_attachment import Attachment as Old
 
+    if isinstance(view, Facts) and not view.has_file:
+        raise OptionError(
+            f"{type(parts[0]).__name__} acts before the projector, and it is not known how the tower of "
+            f"{type(view.module).__name__} takes fewer patches. Take a method that acts after the tower"
+        )
     view = view_of(view.module, view.options, old=True) if isinstance(view, Facts) else view
     return Old(view, method, budget, total)
 

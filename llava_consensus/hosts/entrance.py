@@ -40,6 +40,7 @@ from llava_consensus.hosts.tower import (
     Tiles,
     Tower,
     argument_names,
+    flat_features,
     records_of,
     with_class_tokens,
 )
@@ -204,17 +205,27 @@ class Entrance:
         self.local.mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
         outputs = kwargs.get("mm_encoder_outputs") or {}
         given = {name: records_of(value) for name, value in outputs.items() if hasattr(value, RECORD)}
-        waiting, self.local.waiting = getattr(self.local, "waiting", False), False
+        waiting, self.local.waiting = getattr(self.local, "waiting", None) or {}, {}
         if len(given) < len(outputs) and self.open and any(stage.method.reduces for stage in self.owner.stages):
-            if waiting:  # generate has cut what it encoded for this prompt into pieces
-                raise OptionError(
-                    "prefill_chunk_size: rows leave from whole prompts. Leave it out, or detach the method"
-                )
-            self.owner.warn(UNRECORDED)
+            given |= self._waiting(outputs, waiting)
         shows = given or any("pixel_values" in name and value is not None for name, value in kwargs.items())
         if shows and self.open:
             self.local.forward = Forward(base, *self._read(base, kwargs, cache, book), given)
         return (), kwargs
+
+    def _waiting(self, outputs: dict[str, Any], waiting: dict[str, list[Encoded]]) -> dict[str, list[Encoded]]:
+        """What was recorded of outputs that `generate` encoded before, if something has copied them on their way here
+        (offloaded weights).
+        """
+        for modality, records in waiting.items():
+            rows, count = flat_features(outputs.get(modality, {})), sum(record.count or 0 for record in records)
+            if rows is None or not count or len(rows) % count:
+                raise OptionError(
+                    "prefill_chunk_size: rows leave from whole prompts. Leave it out, or detach the method"
+                )
+        if not waiting:
+            self.owner.warn(UNRECORDED)
+        return waiting
 
     def _read(
         self, base: nn.Module, kwargs: dict[str, Any], cache: Any, book: Book | None
@@ -256,7 +267,8 @@ class Entrance:
             return output
         if forward is not None:
             forward.encoded[modality] = records_of(output)
-        self.local.waiting = forward is None
+        else:
+            self.local.waiting = {**getattr(self.local, "waiting", {}), modality: records_of(output)}
         return output
 
     def _straight(self, modality: str) -> bool:
@@ -539,8 +551,7 @@ def base_of(model: Any) -> Any:
 def decoder_of(model: Any) -> Any:
     """The module of a model that runs the decoder layers; None if there is none."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
-    inner = (getattr(decoder, name, None) for name in ("model", "decoder"))  # Llama 4 and OPT wrap it
-    return next((module for module in (decoder, *inner) if hasattr(module, "layers")), None)
+    return decoder.model if hasattr(decoder, "lm_head") else decoder  # Llama 4 has a whole language model inside
 
 
 def _static(cache: Any) -> bool:

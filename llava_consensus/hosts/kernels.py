@@ -15,6 +15,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from llava_consensus.errors import OptionError
 from llava_consensus.hosts.cache import without_cache
 
 _LOCK = threading.Lock()
@@ -38,6 +39,13 @@ class KernelCall(NamedTuple):
     def scale(self) -> float:
         scaling = self.options.get("scaling")
         return self.query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+
+
+UNLIKE = (
+    "the attention of this language model is not that of its queries and keys, or calls no attention function of "
+    "transformers: take a method that reads none of it (llava-consensus list)"
+)
+DIFFERENCES = ("diffllama",)  # types whose attention is a difference of two
 
 
 class EarlyExit(Exception):
@@ -91,6 +99,8 @@ def first_call(run: Callable[[], Any]) -> KernelCall:
 
     with torch.no_grad(), spying(spy), suppress(EarlyExit):
         run()
+    if not found or found[0].options.get("s_aux") is not None:  # sinks, which take a part of the softmax
+        raise OptionError(UNLIKE)
     return found[0]
 
 
@@ -101,6 +111,8 @@ def first_attention(decoder: nn.Module, arguments: dict[str, Any], rotated: bool
     Args:
         rotated: False for queries and keys without rotation, which are those of position 0.
     """
+    if decoder.config.model_type in DIFFERENCES:
+        raise OptionError(UNLIKE)
     arguments = {**without_cache(arguments), "use_cache": False}
     if not rotated:
         embeds, positions = arguments["inputs_embeds"], arguments.get("position_ids")

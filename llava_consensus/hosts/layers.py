@@ -45,7 +45,11 @@ class Layers:
         from transformers.masking_utils import LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING
 
         self.masks, self.method = LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING, method
-        layers: Any = decoder.layers
+        layers: Any = getattr(decoder, "layers", None)
+        if layers is None:
+            raise OptionError(
+                f"{type(decoder).__name__}: its layers have no name that is known, and none can be cut before"
+            )
         self.config: Any = decoder.config
         self.count = len(layers)
         kinds = getattr(self.config, "layer_types", None)

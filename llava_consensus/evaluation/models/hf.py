@@ -60,6 +60,14 @@ class HfEncoded(Encoding):
     inputs: dict[str, Tensor]  # what the positions of its tokens follow from
 
 
+@dataclass(frozen=True, eq=False)
+class InsideEncoded(HfEncoded):
+    """One image or clip, encoded by a method that acts before the projector."""
+
+    rows: Any  # where its tokens come from
+    features: Any
+
+
 class Processed(NamedTuple):
     """Output of a processor for one picture or clip."""
 
@@ -112,7 +120,21 @@ class HfRunner(Runner):
     def encode(self, pictures: list[Image | Clip]) -> list[Encoding]:
         """Images and clips through the processor, and the model's own encoder."""
         with self.attachment() as attachment, attachment.call():
-            return [self._encoded(attachment, picture) for picture in pictures]
+            encode = self._encoded_inside if attachment.method.acts_inside else self._encoded
+            return [encode(attachment, picture) for picture in pictures]
+
+    def _encoded_inside(self, attachment: Any, picture: Image | Clip) -> InsideEncoded:
+        """One image or clip, encoded by a method that acts before the projector."""
+        one, view = self.processed(picture), attachment.model
+        inputs = {name: value for name, value in one.inputs.items() if isinstance(value, Tensor)}
+        arguments = self._placed(view.encoder_inputs(inputs)[one.modality])
+        (rows,) = view.pictures(one.modality, arguments, one.ids)
+        features = view.encode(attachment, one.modality, arguments, [rows])
+        size = picture.frames[0].size if isinstance(picture, Clip) else picture.size
+        text = self._placeholder(one.modality) * len(rows.token) if view.lays_out else one.text
+        placed = {name: one.inputs[name] for name in view.placed_by if name in one.inputs}
+        own = attachment.asked, attachment.budget, one.modality, text, None, placed
+        return InsideEncoded(features.tiles[0], rows.tiles > 1, size, *own, rows, features)
 
     def _encoded(self, attachment: Attachment, picture: Image | Clip) -> HfEncoded:
         """One image or clip, encoded for the method that is attached."""
@@ -151,13 +173,19 @@ class HfRunner(Runner):
         return {name: value.to(device, dtype if value.is_floating_point() else None) for name, value in inputs.items()}
 
     def answer_group(
-        self, attachment: Attachment, encoded: list[list[Encoding]], ids: list[Tensor], prompts: list[Prompt]
+        self, attachment: Any, encoded: list[list[Encoding]], ids: list[Tensor], prompts: list[Prompt]
     ) -> list[Answer]:
         """Answers of prompts that are asked together, in one left-padded batch."""
         padded, mask = self.pad(ids)
         pictures: list[Any] = [picture for row_pictures in encoded for picture in row_pictures]
-        more = self._inputs(padded, pictures) if pictures else {}
-        with attachment.call(questions=[prompt.text for prompt in prompts]) as call:
+        given: dict[str, Any] = {"questions": [prompt.text for prompt in prompts]}
+        if attachment.method.acts_inside:
+            view: Any = attachment.model
+            more = view.row_inputs(padded, mask.bool(), _together(pictures)) if pictures else {}
+            given["encoded"] = pictures or None
+        else:
+            more = self._inputs(padded, pictures) if pictures else {}
+        with attachment.call(**given) as call:
             output = self.model.generate(input_ids=padded, attention_mask=mask, **more, **self.generation(prompts[0]))
         texts = self.decode(output[:, padded.shape[1] :])
         placeholders = [self.view.placeholder(modality) for modality in {picture.modality for picture in pictures}]
