@@ -121,7 +121,7 @@ sweep: data  ## a grid: make sweep BENCH="gqa pope" METHODS="consensusdrop rando
 
 tables: data  ## every run of the results table (llava_consensus/paper/presets/results.json) on MODEL, then tables.md, tables.csv, tables.tex in OUT
 	$(CLI) paper table results $(RUN) $(ARGS)
-	$(CLI) report --out $(OUT) --preset results --paper $(FEWER) --markdown $(OUT)/tables.md --csv $(OUT)/tables.csv --latex $(OUT)/tables.tex
+	$(CLI) report --out $(OUT) --preset results $(FEWER) --markdown $(OUT)/tables.md --csv $(OUT)/tables.csv --latex $(OUT)/tables.tex
 
 pages: $(READY)  ## the generated numbers of README.md and docs, from docs/measured*.tar.xz
 	$(PYTHON) -m tools.pages write

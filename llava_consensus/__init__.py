@@ -25,6 +25,7 @@ _HOME = {
     "load": "evaluation.models",
     "BENCHMARKS": "evaluation.benchmarks",
     "vllm": "serving.setting:engine_arguments",
+    "recommend": "evidence",
 }
 __all__ = [
     "BENCHMARKS",
@@ -34,8 +35,10 @@ __all__ = [
     "Reduction",
     "VisualTokens",
     "attach",
+    "example_image",
     "load",
     "make",
+    "recommend",
     "timed",
     "vllm",
 ]
@@ -50,6 +53,16 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, attribute = _HOME[name].partition(":")
     return getattr(import_module(f"{__name__}.{module}"), attribute or name)
+
+
+def example_image() -> Any:
+    """A bundled image of PIL, 384 x 304 pixels: a cake, three rockets and a sign that says LA, drawn of emoji."""
+    from importlib.resources import files
+
+    from PIL import Image
+
+    with files("llava_consensus").joinpath("example.jpg").open("rb") as file:
+        return Image.open(file).convert("RGB")
 
 
 def attach(

@@ -18,7 +18,7 @@ MODEL = "judge-0613"
 class Act(NamedTuple):
     """What the server does with one request."""
 
-    kind: str = "ok"  # ok status hang trickle cut drop raw
+    kind: str = "ok"  # ok status hang cut drop raw
     text: str | None = "0.5"  # of the reply, or the body of another kind
     status: int = 200
     headers: Mapping[str, str] = {}
@@ -122,12 +122,5 @@ class Server:
         if act.kind == "cut":
             handler.wfile.write(data[: len(data) // 2])
             handler.close_connection = True
-            return
-        if act.kind == "trickle":  # never silent for long, never done
-            for at in range(len(data)):
-                if self.stopping.wait(0.05):
-                    return
-                handler.wfile.write(data[at : at + 1])
-                handler.wfile.flush()
             return
         handler.wfile.write(data)

@@ -30,22 +30,22 @@ from typing import Any
 
 import jinja2
 import numpy as np
+import pandas as pd
 
-from llava_consensus.cli.report import known
 from llava_consensus.evaluation.files import CONFIG, METRICS, SCORES, write_out
 from llava_consensus.evaluation.report.efficiency import LABELS, bench_tables
-from llava_consensus.evaluation.report.rows import FULL, Row, compare, read_rows
-from llava_consensus.evaluation.report.section import Section, half, signed
+from llava_consensus.evaluation.report.rows import FULL, compare, one_word, policy, read_rows
+from llava_consensus.evaluation.report.section import half, signed
 from llava_consensus.evaluation.report.stats import LEVEL, SIGNIFICANT, sign_flips
-from llava_consensus.evaluation.report.table import csv_text, markdown
+from llava_consensus.evaluation.report.table import csv_text, markdown, p_value
 from llava_consensus.methods import INDEX, METHODS, written
-from llava_consensus.paper import preset
 from llava_consensus.paper.results import claims, read
 from llava_consensus.paper.study.results import study_csv
-from tools.photo import BENCHMARKS, Photo, p_value
+from tools.photo import BENCHMARKS, Photo
 
 ROOT = Path(__file__).parents[1]
 MEASURED, PHOTO = Path("docs/measured.tar.xz"), Path("docs/measured-photo.tar.xz")
+EVIDENCE = Path("llava_consensus/evidence.csv")  # of our runs, for `recommend`
 HASHES = Path("docs/measured.sha256")  # as sha256sum writes them, seen from docs/
 NAMED, NAMED_UNSEEN = Path("docs/paper/named.json"), Path("docs/paper/named-unseen.json")
 FOLDER = Path("tools/templates")
@@ -65,7 +65,7 @@ SERVED_COLUMNS = (  # of it: key, title, factor, digits
 SCORES_OF_PHOTO = "docs/paper/photo-scores.json"  # with all tokens, for `paper verify --published`
 SERVING = "docs/serving.md"
 BEGIN, END = "<!-- numbers:begin -->", "<!-- numbers:end -->"  # of the table of README and of SERVING
-SPAN = re.compile(r"(<!--(photo|time|served)-->).*?(<!--/-->)", re.DOTALL)  # of its sentences
+SPAN = re.compile(r"(<!--(time|served)-->).*?(<!--/-->)", re.DOTALL)  # of its sentences
 
 
 def pack(results: Path, file: Path = ROOT / MEASURED) -> None:
@@ -120,26 +120,26 @@ def write(root: Path = ROOT) -> None:
     for name, text in pages(root / "README.md").items():
         write_out(root / name, text.encode())
     with unpacked() as out, unpacked(ROOT / PHOTO) as photo:
-        write_out(root / "docs/results.csv", csv_text(every_run({"": out, "photo": photo})).encode())
+        runs = every_run({"": out, "photo": photo})
+        write_out(root / "docs/results.csv", csv_text(runs).encode())
+        write_out(root / EVIDENCE, csv_text(evidence(runs)).encode())
     write_out(root / INDEX.relative_to(ROOT), written().encode())
 
 
 def pages(readme: Path) -> dict[str, str]:
     """Every generated page by its name, and the README with its blocks, as they must read."""
     with unpacked() as out, unpacked(ROOT / PHOTO) as runs:
-        photo, section = Photo(runs, ROOT / NAMED), of_preset(out)
-        drawn = drawn_facts(section)
+        photo = Photo(runs, ROOT / NAMED)
         on_gpu = json.loads((ROOT / "docs/efficiency" / ON_GPU).read_text())
         given = {
             "photo": photo,
             "unseen": Photo(runs / "unseen", ROOT / NAMED_UNSEEN),
             "second": Photo(runs / "seed1", ROOT / NAMED),
-            "drawn": drawn,
+            "drawn": drawn_facts(out),
             "claims": [markdown(table) for folder in (runs, out) for table in claims(read(folder))[0]],
             "against": against_table(ROOT / "docs/efficiency" / AGAINST),
             "timed": markdown(bench_tables(json.loads((ROOT / "docs/efficiency" / TIMED).read_text()))[0]),
-            "seven": {(row["method"], row["tokens"]): row for row in on_gpu["rows"]},
-            "gpu": on_gpu["machine"]["device"],
+            "gpu": markdown(bench_tables(on_gpu)[0]),
             "source": json.loads((ROOT / FOLDER / "sources.json").read_text("utf-8")),
             "level": f"{LEVEL:g} %",
             "significant": SIGNIFICANT,
@@ -149,7 +149,7 @@ def pages(readme: Path) -> dict[str, str]:
         made = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
         found = {f"docs/{name}": made.get_template(name).render(given) for name in TEMPLATES}
         servers = Servers(json.loads((ROOT / "docs/efficiency" / SERVED).read_text()))
-        spans = {"photo": photo.sentence, "time": first_token(), "served": servers.sentence}
+        spans = {"time": first_token(), "served": servers.sentence}
         text = with_table(readme, photo.front_table())
         found["README.md"] = SPAN.sub(lambda span: span[1] + spans[span[2]] + span[3], text)
         witness = Servers(json.loads((ROOT / "docs/efficiency" / WITNESS).read_text()))
@@ -166,23 +166,24 @@ def against_table(file: Path) -> str:
     """Processor time of a first token by official code and by ours: the median and the bounds of its ratios within a
     round. The file has the wall clock too, which a busy machine disturbs more.
     """
-    found: dict[tuple[str, int], dict[int, float]] = {}
-    layers: dict[tuple[str, int], Any] = {}
-    for one in json.loads(file.read_text())["samples"]:
-        key = one["side"], one["tokens"]
-        found.setdefault(key, {})[one["round"]] = float(np.median(one["processor_ms"]))
-        layers[key] = one["layers"]
+    frame = pd.DataFrame(json.loads(file.read_text())["samples"])
+    frame["ms"] = frame["processor_ms"].map(np.median)
+    frame[["kind", "method"]] = frame["side"].str.split("/", expand=True)
+    official = frame[frame["kind"] == "official"].set_index(["method", "tokens", "round"])
     lines = ["| ours / official | tokens | rounds | processor time (least to most) |", "|---|--:|--:|--:|"]
-    for (side, tokens), ours in found.items():
-        kind, _, method = side.partition("/")
-        other = f"official/{'visionzip' if method == 'consensusdrop' else method}", tokens
-        rounds = sorted(ours.keys() & found.get(other, {}).keys())
-        if kind != "ours" or not rounds or layers[side, tokens] != layers[other]:
-            continue
-        ratios = [ours[one] / found[other][one] for one in rounds]
-        names = method if other[0].endswith(method) else f"{method} / {other[0].partition('/')[2]}"
-        cells = f"{np.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        lines.append(f"| {names} | {tokens} | {len(rounds)} | {cells} |")
+    ours = frame[frame["kind"] == "ours"].sort_index()
+    for (method, tokens), own in ours.groupby(["method", "tokens"], sort=False):
+        other = "visionzip" if method == "consensusdrop" else method
+        pairs = [
+            (row, official.loc[key])
+            for row in own.itertuples()
+            if (key := (other, tokens, row.round)) in official.index
+        ]
+        ratios = [row.ms / beside["ms"] for row, beside in pairs if row.layers == beside["layers"]]
+        if ratios:
+            names = method if other == method else f"{method} / {other}"
+            cells = f"{np.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+            lines.append(f"| {names} | {tokens} | {len(ratios)} | {cells} |")
     return "\n".join(lines)
 
 
@@ -199,12 +200,6 @@ def first_token() -> str:
     )
 
 
-def of_preset(out: Path) -> Section:
-    """The runs of the preset `results` on the model that has most of them."""
-    chosen = preset.read("results")
-    return preset.sections(chosen, read_rows(out, known()))[0]
-
-
 class Servers:
     """Measurements of servers over HTTP, which alternate with plain vLLM.
 
@@ -213,79 +208,61 @@ class Servers:
     """
 
     def __init__(self, bench: dict[str, Any]) -> None:
-        self.bench, self.measured = bench, bench["measured"]
-
-    def _rows(self, load: str, case: str, tokens: int | None) -> dict[int, Any]:
-        wanted = load, case, tokens
-        return {row["round"]: row for row in self.measured if (row["load"], row["case"], row["tokens"]) == wanted}
-
-    def median(self, key: str, load: str, case: str, tokens: int | None = None) -> float:
-        """Median over rounds."""
-        return float(np.median([row[key] for row in self._rows(load, case, tokens).values()]))
-
-    def ratio(self, key: str, load: str, case: str, tokens: int | None) -> float:
-        """Median of the ratios to plain vLLM in the same round."""
-        plain = self._rows(load, "plain", None)
-        return float(np.median([row[key] / plain[at][key] for at, row in self._rows(load, case, tokens).items()]))
+        self.bench, frame = bench, pd.DataFrame(bench["measured"]).fillna({"tokens": 0})
+        keys, place = [key for key, *_ in SERVED_COLUMNS], ["load", "round"]
+        plain = frame[frame["case"] == "plain"].set_index(place)[keys]
+        others = frame[frame["case"] != "plain"].set_index(place)
+        self.medians = others.groupby(["case", "load", "tokens"])[keys].median()
+        others[keys] = others[keys] / plain.reindex(others.index)
+        self.plain = plain.groupby("load").median()
+        self.ratios = others.groupby(["case", "load", "tokens"])[keys].median()  # within a round
+        self.loads, self.budgets = list(dict.fromkeys(frame["load"])), list(dict.fromkeys(others["tokens"].astype(int)))
+        self.methods = {case: LABELS.get(case) or METHODS.title(case) for case in dict.fromkeys(others["case"])}
+        busy = frame["load_average"]
+        rounds = frame["round"].nunique()
+        self.rounds = f"{rounds} rounds, at a load average of {busy.min():.1f} to {busy.max():.1f}"
 
     @property
     def sentence(self) -> str:
         """The README's."""
         load, case, tokens = "32 at once", "consensusdrop", 64
-        keys = "requests_per_second", "first_token_p50"
-        requests, first = (self.ratio(key, load, case, tokens) for key in keys)
+        own, ratios = self.medians.loc[case, load, tokens], self.ratios.loc[case, load, tokens]
         machine = self.bench["machine"]
         where = f"{self.bench['model']}, {self.bench['weights']}, {machine['processors']} cores"
         return (
-            f"in vLLM with {load}, {tokens} tokens: {self.median(keys[0], load, case, tokens):.2f} requests a second, "
-            f"{requests:.2f} of plain vLLM's, the first token after {first:.2f} of its time ({where}; "
-            "[all rows](docs/serving.md))."
+            f"in vLLM with {load}, {tokens} tokens: {own['requests_per_second']:.2f} requests a second, "
+            f"{ratios['requests_per_second']:.2f} of plain vLLM's, the first token after "
+            f"{ratios['first_token_p50']:.2f} of its time ({where}; [all rows](docs/serving.md))."
         )
 
     @property
     def table(self) -> str:
         """The table of SERVING, with what it was measured on."""
-        loads, budgets = (list(dict.fromkeys(row[key] for row in self.measured)) for key in ("load", "tokens"))
-        budgets.remove(None)
-        head = f"from {', '.join(map(str, budgets))} tokens; at once"
-        lines = [[head, *(load.removesuffix(" at once") for load in loads)], [":--", *["--:"] * len(loads)]]
+        head = f"from {', '.join(map(str, self.budgets))} tokens; at once"
+        loads = (load.removesuffix(" at once") for load in self.loads)
+        lines = [[head, *loads], [":--", *["--:"] * len(self.loads)]]
         for key, title, scale, digits in SERVED_COLUMNS:
-            lines.append([title, *(f"{scale * self.median(key, load, 'plain'):.{digits}f}" for load in loads)])
+            lines.append([title, *(f"{scale * self.plain.loc[load, key]:.{digits}f}" for load in self.loads)])
             for case, label in self.methods.items():
-                ratios = [", ".join(f"{self.ratio(key, load, case, one):.2f}" for one in budgets) for load in loads]
-                lines.append([label, *ratios])
+                found = [[self.ratios.loc[(case, load, one), key] for one in self.budgets] for load in self.loads]
+                lines.append([label, *(", ".join(f"{ratio:.2f}" for ratio in ratios) for ratios in found)])
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         return f"{table}\n\nMedians of {self.rounds}."
 
     @property
     def beside(self) -> str:
         """The sentence below it, of another client's measurements with one budget."""
-        loads = list(dict.fromkeys(row["load"] for row in self.measured))
-        (tokens,) = {row["tokens"] for row in self.measured} - {None}
-        parts = []
+        (tokens,), parts = self.budgets, []
         for case, label in self.methods.items():
             requests, first = (
-                ", ".join(f"{self.ratio(key, load, case, tokens):.2f}" for load in loads)
+                ", ".join(f"{self.ratios.loc[(case, load, tokens), key]:.2f}" for load in self.loads)
                 for key in ("requests_per_second", "first_token_p50")
             )
             parts.append(f"{label} {requests} of plain's requests a second, first token {first}")
         return (
             f"`vllm bench serve` beside it, {tokens} tokens, {self.bench['requests']} pictures of noise, {self.rounds} "
-            f"([samples](efficiency/{WITNESS})), {' and '.join(loads)}: {'; '.join(parts)}."
+            f"([samples](efficiency/{WITNESS})), {' and '.join(self.loads)}: {'; '.join(parts)}."
         )
-
-    @property
-    def methods(self) -> dict[str, str]:
-        """The servers but plain's, as tables name them."""
-        cases = dict.fromkeys(row["case"] for row in self.measured)
-        return {case: LABELS.get(case) or METHODS.title(case) for case in cases if case != "plain"}
-
-    @property
-    def rounds(self) -> str:
-        """How many there were, and how busy the machine was."""
-        busy = [row["load_average"] for row in self.measured]
-        count = len({row["round"] for row in self.measured})
-        return f"{count} rounds, at a load average of {min(busy):.1f} to {max(busy):.1f}"
 
 
 def with_table(page: Path, table: str) -> str:
@@ -294,66 +271,76 @@ def with_table(page: Path, table: str) -> str:
     return f"{head}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
 
 
-def drawn_facts(section: Section) -> dict[str, str]:
-    """What the pages say of the drawn model, from its runs on TextVQA."""
-    assert section.full is not None
-    full = section.full.runs["textvqa"]
-    at_64 = [line.runs["textvqa"] for line in section.reduced if line.tokens == 64 and "textvqa" in line.runs]
-    runs = {(row.variant, row.config["options"]["positions"]): row for row in at_64}
-    own = {way: runs["ConsensusDrop", way] for way in ("renumber", "keep")}
-    test = compare(own["keep"], own["renumber"])
-    assert test is not None and full.metrics is not None
-    numbers = {way: f"{row.score:.1f}{half(row.bounds)}" for way, row in own.items()}
-    grid = runs["uniform grid", "renumber"]
-    return {
-        "full": f"{full.score:.1f}",
-        "grid": f"{grid.score:.1f}{half(grid.bounds)}",
-        "positions": signed(test.difference, test.bounds),
-        "sentence": f"It reads {full.score:.1f}{half(full.bounds)} % of {full.metrics['questions']} drawn signs from "
-        f"all 576 tokens, {numbers['keep']} % from 64 that keep their positions, and {numbers['renumber']} % from 64 "
-        "that are renumbered.",
+def drawn_facts(out: Path) -> dict[str, str]:
+    """Scores of the drawn model on TextVQA: of all tokens, of 64 with each position policy, and of a uniform grid."""
+    rows = [row for row in read_rows(out) if row.benchmark == "textvqa" and row.complete and row.tokens in (0, 64)]
+    runs = {(one_word(row.config["method"], row.config["changed"]), policy(row.config)): row for row in rows}
+    chosen = {
+        "full": runs[FULL, None],
+        "grid": runs["uniform_grid", "renumber"],
+        "renumber": runs["consensusdrop", "renumber"],
+        "keep": runs["consensusdrop", "keep"],
     }
+    test = compare(chosen["keep"], chosen["renumber"])
+    assert test is not None
+    scores = {name: f"{row.score:.1f}{half(row.bounds)}" for name, row in chosen.items()}
+    return {**scores, "tokens": "64", "positions": signed(test.difference, test.bounds)}
 
 
 def every_run(folders: Mapping[str, Path]) -> list[dict[str, Any]]:
-    """A line for each model, benchmark, method and budget of the kept runs, positions as two columns.
+    """Every kept run as a line.
 
     Args:
         folders: of results, by the first part of `set`.
     """
-    lines: dict[tuple[Any, ...], dict[str, Any]] = {}
+    lines = []
     for first, out in folders.items():
         for folder in sorted({out, *(path.parents[1] for path in out.glob(f"*/*/{CONFIG}"))}):
             name = "/".join(filter(None, (first, folder.relative_to(out).as_posix()))).removesuffix("/.")
-            for row in read_rows(folder, known()):
-                about, own = csv_cells(row, name)
-                key = tuple(about.values())
-                lines[key] = {**about, **dict.fromkeys(SCORED), **lines.get(key, {}), **own}
-    return list(lines.values())
+            for row in read_rows(folder):
+                config, (low, high) = row.config, row.bounds or (None, None)
+                account = (row.metrics or {}).get("account") or {}
+                lines.append(
+                    {
+                        "set": name,
+                        "model": Path(config["model"]).name,
+                        "data": config["data"],
+                        "benchmark": row.benchmark,
+                        "method": one_word(config["method"], config["changed"]),
+                        "positions": policy(config),
+                        "seed": config["changed"].get("seed"),
+                        "tokens": config["tokens"],
+                        "merged": config["merged"],
+                        "part": row.part,
+                        "questions": row.metrics and row.metrics["questions"],
+                        "images": row.pictures,
+                        **{
+                            key: _rounded(value, 4)
+                            for key, value in (("score", row.score), ("low", low), ("high", high))
+                        },
+                        "tokens_per_layer": _rounded(account.get("average"), 4),
+                        "flops": _rounded((account.get("flops") or {}).get("total")),
+                    }
+                )
+    return lines
 
 
-SCORED = ("score", "low", "high", "kept_score", "kept_low", "kept_high")
+def _rounded(value: float | None, digits: int | None = None) -> float | None:
+    return None if value is None else round(value, digits)
 
 
-def csv_cells(row: Row, folder: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a line of the csv is about, and what a run adds to it."""
-    config, (low, high) = row.config, row.bounds or (None, None)
-    way = config["options"].get("positions")
-    changed = {key: value for key, value in config["changed"].items() if key != "positions" or value == "mean"}
-    about = {
-        "set": folder,
-        "model": Path(config["model"]).name,
-        "data": config["data"],
-        "benchmark": row.benchmark,
-        "method": config["method"],
-        "options": ",".join(f"{key}={value}" for key, value in sorted(changed.items())),
-        "tokens": config["tokens"],
-        "merged": config["merged"],
-        "part": row.part,
-        "questions": row.metrics and row.metrics["questions"],
-        "pictures": row.pictures,
-    }
-    return about, dict(zip(SCORED[3:] if way == "keep" else SCORED[:3], (row.score, low, high), strict=True))
+def evidence(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The runs that `recommend` knows: the photograph model on the benchmarks that can move, methods as published."""
+    wanted = ("gqa", "refcoco")
+    names = ("benchmark", "method", "positions", "tokens", "score", "low", "high", "questions", "images")
+    found = []
+    for run in runs:
+        known = run["set"] == "photo" and run["benchmark"] in wanted and run["merged"] is None and run["seed"] is None
+        if known and ":" not in run["method"] and run["questions"] == 300:
+            tokens = 576 if run["method"] == "full" else run["tokens"]
+            numbers = {name: round(run[name], 2) for name in ("score", "low", "high")}
+            found.append({name: run[name] for name in names} | {"tokens": tokens} | numbers)
+    return found
 
 
 def main(words: Sequence[str] | None = None) -> None:

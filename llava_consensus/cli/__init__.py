@@ -42,6 +42,7 @@ FILES = {  # of this folder, and the first words of their commands in the order 
     "ask": ("ask", "demo"),
     "serve": ("serve",),
     "bench": ("bench",),
+    "recommend": ("recommend",),
     "report": ("report",),
     "models": ("list", "data", "model"),
     "train": ("train",),

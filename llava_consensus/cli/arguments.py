@@ -50,6 +50,16 @@ class Command(NamedTuple):
 COMMANDS: dict[str, Command] = {}  # of the files that are imported so far
 
 
+class Once(argparse.Action):
+    """Stores a value, and refuses a second one, of which argparse would take the last without a word."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, value: Any, flag: str | None = None) -> None:
+        if self.dest in vars(namespace).setdefault("given_once", set()):
+            parser.error(f"{flag} is given twice, as {getattr(namespace, self.dest)} and {value}. Give it once")
+        namespace.given_once.add(self.dest)
+        setattr(namespace, self.dest, value)
+
+
 def arg(*flags: str, alone: bool = False, names: str = "", **settings: Any) -> Argument:
     """An argument of a command."""
     return Argument(flags, settings, alone, names)
@@ -142,6 +152,7 @@ REDUCED = (
     METHOD,
     arg(
         "--tokens",
+        action=Once,
         type=lambda text: number(text),
         help="visual tokens of one picture that are kept: a number, or a share such as 0.1; not for full (64). With "
         "--url it is asked of the server, and may be auto",
@@ -325,9 +336,13 @@ def _shard(text: str | None) -> tuple[int, int] | None:
 
 
 def _texts(argument: str, pairs: Iterable[str], example: str) -> dict[str, str]:
-    """`key=value` texts of an argument as texts. OptionError for one without a key or a value."""
+    """`key=value` texts of an argument as texts. OptionError for one without a key or a value, or a key given twice."""
+    found: dict[str, str] = {}
     for pair in pairs:
         key, _, value = pair.partition("=")
         if not key or not value:
             raise OptionError(f"{argument} {pair}: must be KEY=VALUE, for example {example}")
-    return dict(pair.split("=", 1) for pair in pairs)
+        if key in found:
+            raise OptionError(f"{argument} {pair}: {key} is given twice, first as {found[key]}. Give it once")
+        found[key] = value
+    return found

@@ -14,6 +14,7 @@ from llava_consensus.cli.arguments import arg, command
 from llava_consensus.errors import DataError, OptionError, plural
 from llava_consensus.evaluation.files import ANSWERS, METRICS, misread
 from llava_consensus.evaluation.runs import MODEL
+from llava_consensus.evaluation.runs.execution import Unanswered
 
 if TYPE_CHECKING:
     from llava_consensus.evaluation.benchmarks import Benchmark
@@ -26,8 +27,8 @@ log = logging.getLogger(__name__)
 
 CUSTOM = "custom"  # in place of a benchmark: any question file
 LLAVA = (  # what LLaVA's own scripts take
-    arg("--question-file", type=Path, metavar="FILE", help="of custom: lines with question_id, text and image"),
-    arg("--image-folder", type=Path, metavar="DIR", help="of custom: the folder of pictures"),
+    arg("--question-file", type=Path, metavar="FILE", help="of custom: JSON lines, a JSON list, CSV or TSV"),
+    arg("--image-folder", type=Path, metavar="DIR", help="of custom: the folder of images or videos"),
     arg("--answers-file", type=Path, metavar="FILE", help="of custom: a file that gets the answers, beside the run's"),
     arg("--num-chunks", default=1, type=int, metavar="COUNT", help="of custom: equal parts of the questions"),
     arg("--chunk-idx", default=0, type=int, metavar="N", help="of custom: the part that is asked, from 0"),
@@ -83,6 +84,7 @@ def evaluate(given: argparse.Namespace) -> Iterator[str]:
     if given.name == CUSTOM and not given.json:  # there is nothing to score
         yield f"{result.metrics['answered']} of {plural(result.metrics['questions'], 'question')} answered"
         yield str(given.answers_file or result.path / ANSWERS)
+        raise_if_unanswered(result.path, result.metrics)
         return
     stored = json.loads((result.path / "config.json").read_bytes())
     try:
@@ -96,12 +98,16 @@ def evaluate(given: argparse.Namespace) -> Iterator[str]:
         with misread(str(result.path / METRICS), AGAIN):
             lines = _summary(result, given.name, full)
         yield from lines
-    if missing := result.metrics.get("errors"):  # the last line, whatever was printed
-        said = f"{missing} of {result.metrics['questions']} questions have no answer: errors.jsonl there says why"
-        if given.json:
-            log.warning("%s: %s", result.path, said)
-        else:
-            yield said
+    raise_if_unanswered(result.path, result.metrics)
+
+
+def raise_if_unanswered(path: Path, metrics: Mapping[str, Any]) -> None:
+    """Raises Unanswered for a run in which questions have no answer."""
+    if missing := metrics.get("errors"):
+        raise Unanswered(
+            f"{missing} of {metrics['questions']} questions have no answer, so the score rests on the others. "
+            f"{path / 'errors.jsonl'} says why; --retry-errors asks them again"
+        )
 
 
 def _benchmark(given: argparse.Namespace) -> "Benchmark":
@@ -153,6 +159,7 @@ def _by_url(given: argparse.Namespace) -> Iterator[str]:
         yield json.dumps({**result.metrics, "run": str(result.path)}, indent=1)
     else:
         yield from summary(result, given.name)
+    raise_if_unanswered(result.path, result.metrics)
 
 
 @command(
@@ -160,7 +167,13 @@ def _by_url(given: argparse.Namespace) -> Iterator[str]:
     "a grid of benchmarks, methods and budgets, and each benchmark with all tokens",
     arg("--bench", default="gqa pope textvqa", metavar="NAMES", help="benchmarks, or all (%(default)s)"),
     arg("--methods", default=LINEUP, metavar="NAMES", help=arguments.METHODS_HELP),
-    arg("--tokens", default="192 128 64 32", metavar="NUMBERS", help="budgets, or shares such as 0.1 (%(default)s)"),
+    arg(
+        "--tokens",
+        action=arguments.Once,
+        default="192 128 64 32",
+        metavar="NUMBERS",
+        help="budgets, or shares such as 0.1 (%(default)s)",
+    ),
     *arguments.LOADED,
     *arguments.RUN,
     *arguments.SHARDED,
@@ -189,6 +202,8 @@ def sweep(given: argparse.Namespace) -> Iterator[Any]:
     more = f", with {plural(missing, 'question')} without an answer in them (errors.jsonl)" if missing else ""
     yield f"{sum(cell.error is None for cell in done)} of {len(grid)} runs are complete{more}: {given.out}"
     folders(done)
+    if missing:
+        raise Unanswered(f"{plural(missing, 'question')} without an answer: --retry-errors asks them again")
 
 
 def carry_out(

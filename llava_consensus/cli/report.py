@@ -15,7 +15,7 @@ from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation.files import misread, read_text, write_out
 
 if TYPE_CHECKING:
-    from llava_consensus.evaluation.report.rows import Catalogue, Row
+    from llava_consensus.evaluation.report.rows import Row
     from llava_consensus.evaluation.report.section import Section
 
 CHANGED = "Move the folder of that run away; the same command makes it again"
@@ -28,8 +28,8 @@ FORMATS = ("table", "markdown", "csv", "latex")
     arguments.OUT_DIR,
     arg("--format", choices=FORMATS, help="form of what is printed (table in a terminal, else markdown)"),
     arg("--write", type=Path, action="append", default=[], metavar="FILE", help="update FILE between its markers"),
-    arg("--paper", action="store_true", help="also the layout of the paper's table 1, with its means"),
-    arg("--preset", metavar="NAME", help="the runs of this grid alone, a table for each of its budgets: results"),
+    arg("--against", metavar="METHOD", help="compare this method with each other one, paired by question"),
+    arg("--preset", metavar="NAME", help="only the runs of this grid, a table for each of its budgets: results"),
     arg("--limit", type=int, metavar="N", help="with --preset: its runs of the first questions"),
     arg("--sample", type=int, metavar="N", help="with --preset: its runs of N questions drawn at random"),
     arg("--markdown", type=Path, metavar="FILE", help="also all tables as Markdown"),
@@ -37,7 +37,7 @@ FORMATS = ("table", "markdown", "csv", "latex")
     arg("--latex", type=Path, metavar="FILE", help="also all tables as LaTeX (booktabs)"),
     arg("--bench", type=Path, metavar="FILE", help="measured times (bench.json in DIR)"),
     arg("--figure", type=Path, metavar="FILE", help="also draw score against tokens, by benchmark"),
-    examples=("report", "report --csv tables.csv --latex tables.tex"),
+    examples=("report", "report --against consensusdrop", "report --csv tables.csv --latex tables.tex"),
 )
 def report(given: argparse.Namespace) -> Iterator[Any]:
     """Writes the requested files; yields the tables in the requested format.
@@ -46,20 +46,21 @@ def report(given: argparse.Namespace) -> Iterator[Any]:
         DataError: a page without markers, a damaged run, a folder that does not exist, nothing to draw.
     """
     from llava_consensus.evaluation.report import results
-    from llava_consensus.evaluation.report.rows import read_rows
+    from llava_consensus.evaluation.report.rows import FULL, read_rows
     from llava_consensus.evaluation.report.table import BEGIN, END, replace_block
 
     check_results(given.out)
     with misread(f"{given.out}: a file of a run", CHANGED):
-        rows = read_rows(given.out, known())
+        rows = read_rows(given.out)
         found = _of_preset(given, rows) if given.preset else results.in_sections(rows)
+        found = [replace(section, against=given.against or FULL) for section in found]
         bench = results.read_bench(given.bench or given.out / results.BENCH)
     shown = given.format or ("table" if sys.stdout.isatty() else "markdown")
     wanted = {shown, *(["markdown"] if given.write else [])} - {"table"}
     files = [(name, path) for name in ("markdown", "csv", "latex") if (path := getattr(given, name))]
     wanted |= {name for name, _ in files}
     with misread(f"{given.out}: a file of a run", CHANGED):
-        texts = {name: results.FORMATS[name](found, bench, given.paper) for name in wanted}
+        texts = {name: results.written(found, bench, name) for name in wanted}
     for path in given.write:
         if not path.is_file():
             raise DataError(f"{path}: no such file. It needs the two lines {BEGIN} and {END}")
@@ -74,7 +75,7 @@ def report(given: argparse.Namespace) -> Iterator[Any]:
         yield results.NOTHING
     for section in found:
         yield terminal.heading(results.title(section).replace("**", ""))
-        yield from map(terminal.drawn, results.section_tables(section, bench, given.paper))
+        yield from map(terminal.drawn, results.section_tables(section, bench))
 
 
 def _of_preset(given: argparse.Namespace, rows: "Sequence[Row]") -> "list[Section]":
@@ -87,17 +88,6 @@ def _of_preset(given: argparse.Namespace, rows: "Sequence[Row]") -> "list[Sectio
     if given.sample is not None:
         chosen = replace(chosen, samples=dict.fromkeys(chosen.benchmarks, given.sample))
     return preset.sections(chosen, rows)
-
-
-def known() -> "Catalogue":
-    """Titles of methods and benchmarks, for runs that do not record them."""
-    from llava_consensus.evaluation.benchmarks import BENCHMARKS
-    from llava_consensus.evaluation.report.rows import Catalogue, Facts
-    from llava_consensus.methods import METHODS
-
-    methods = {name: METHODS.title(name) for name in METHODS}
-    facts = {name: Facts(one.title, one.scale, one.column, one.guess) for name, one in BENCHMARKS.items()}
-    return Catalogue(methods, facts)
 
 
 def _draw(given: argparse.Namespace, found: list["Section"]) -> None:

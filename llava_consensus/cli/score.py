@@ -12,10 +12,12 @@ from llava_consensus.cli import arguments
 from llava_consensus.cli.arguments import arg, command
 from llava_consensus.errors import DataError, OptionError, listed
 from llava_consensus.evaluation.files import misread
+from llava_consensus.evaluation.runs.execution import Unanswered
 
 if TYPE_CHECKING:
     from llava_consensus.evaluation.benchmarks import Benchmark
 
+MEND = "Mend the one, or fetch the other again"
 ANSWERS = arg(
     "--answers", required=True, type=Path, metavar="FILE", help="LLaVA's lines, or an official file or folder"
 )
@@ -48,11 +50,18 @@ def score(given: argparse.Namespace) -> Iterator[str]:
     if given.export:
         yield from _export(benchmark, given)
         return
-    with misread(f"{benchmark.place(given.data)}: a file of {benchmark.name}"):
+    with misread(f"{given.answers}, or a file of {benchmark.name} in {benchmark.place(given.data)}", MEND):
         report = benchmark.score_file(given.answers, given.data)
-    if given.json:
-        yield json.dumps(report, indent=1)
-        return
+    counts = report.get("counts", {})
+    yield from [json.dumps(report, indent=1)] if given.json else _lines(benchmark, report)
+    if counts.get("missing"):
+        raise Unanswered(
+            f"{given.answers}: {counts['missing']} of {counts['asked']} questions have no answer, so the score rests "
+            "on the others. For a run of --limit or --sample that is meant"
+        )
+
+
+def _lines(benchmark: "Benchmark", report: Mapping[str, Any]) -> Iterator[str]:
     value, counts = report.get(benchmark.metric), report.get("counts", {})
     published = f" (LLaVA-1.5-7B as published: {benchmark.paper:g})" if benchmark.paper is not None else ""
     yield f"{benchmark.name}: {benchmark.metric} {'none' if value is None else f'{value:.2f}'}{published}"
@@ -98,7 +107,7 @@ def _export(benchmark: "Benchmark", given: argparse.Namespace) -> Iterator[str]:
         raise DataError(f"--export {target}: is there already. Give another name, or --force to write over it")
     if not target.parent.is_dir():
         raise DataError(f"--export {target}: no folder {target.parent}")
-    with misread(f"{benchmark.place(given.data)}: a file of {benchmark.name}"):
+    with misread(f"{given.answers}, or a file of {benchmark.name} in {benchmark.place(given.data)}", MEND):
         records = some(benchmark.read(given.answers, given.data), given.answers)
         if not given.force and not any(str(record.get("text", "")).strip() for record in records):
             raise DataError(f"{given.answers}: every answer is empty, so nothing is exported. --force does it anyway")

@@ -58,7 +58,7 @@ class Results:
         lines = []
         for (line, name), cell in self.cells.items():
             run, test, metrics = cell.row, cell.test, cell.row.metrics or {}
-            low, high = cell.bounds or (None, None)
+            low, high = cell.row.bounds or (None, None)
             below, above = (test and test.bounds) or (None, None)
             lines.append(
                 {

@@ -110,13 +110,15 @@ def options(pairs: Iterable[str]) -> dict[str, Any]:
     """`key=value` texts as options; a value is read as JSON where it is JSON (0.5, true, null), else as text.
 
     Raises:
-        OptionError: for a text without a key or `=`.
+        OptionError: for a text without a key or `=`, and for a key that is given twice.
     """
     found: dict[str, Any] = {}
     for pair in pairs:
         key, separator, value = pair.partition("=")
         if not separator or not key:
             raise OptionError(f"option {pair!r} must be KEY=VALUE, for example alpha=0.5")
+        if key in found:
+            raise OptionError(f"option {key} is given twice, the second time as {value}: give it once")
         try:
             found[key] = json.loads(value, parse_constant=str)  # NaN and Infinity are no JSON: text
         except (ValueError, RecursionError):

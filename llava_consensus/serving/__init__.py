@@ -13,9 +13,8 @@ Nothing heavy is imported here: vLLM calls `register` in each of its processes, 
 import os
 
 from llava_consensus.serving.parent import end_with_parent
+from llava_consensus.serving.patches import REDUCES, patch
 from llava_consensus.serving.supported import FAMILIES, installed
-
-REDUCES = "LLAVA_CONSENSUS_REDUCES"  # variable that a process sets for its engine when a reduced model is configured
 
 
 def register() -> None:
@@ -35,13 +34,3 @@ def register() -> None:
         MODELS_CONFIG_MAP[name] = Configured
     if REDUCES in os.environ:  # this is a process of an engine
         patch()
-
-
-def patch() -> None:
-    """Replaces what vLLM offers no extension point for, in this process and in those that it starts."""
-    from llava_consensus.serving.scheduling import count_tower_work
-    from llava_consensus.serving.wire import send_once
-
-    os.environ[REDUCES] = "1"
-    send_once()
-    count_tower_work()

@@ -49,8 +49,8 @@ class Configured:
         from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as THEIRS
         from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
-        from llava_consensus.serving import patch
         from llava_consensus.serving.counts import show
+        from llava_consensus.serving.patches import patch
         from llava_consensus.serving.setting import of_config
         from llava_consensus.serving.supported import check_version
 

@@ -16,9 +16,12 @@ import argparse
 import hashlib
 import os
 import shutil
+import signal
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from llava_consensus.evaluation.data.mini import remove_leftovers
 from playground.mini.benchmarks import BUILDERS, WITH_SPLIT
 from playground.mini.paths import MINI
 
@@ -55,20 +58,22 @@ def build(out: Path = MINI, split: str = "test") -> bool:
     state = " ".join([split, fingerprint(), *(f"without {name}" for name in without)])
     if stamp.exists() and stamp.read_text() == state:
         return False
+    remove_leftovers(out / ".eval-")
     part = out / f".eval-{os.getpid()}"
-    shutil.rmtree(part, ignore_errors=True)
-    if split == "test":
-        for name, builder in BUILDERS.items():
-            if name not in without:
-                builder(part / name)
-    else:
-        for name, with_split in WITH_SPLIT[split].items():
-            if name not in without:
-                with_split(part / name, split)
-    (part / ".complete").write_text(state)
-    if target.exists():
-        shutil.rmtree(target)
-    os.replace(part, target)
+    try:
+        if split == "test":
+            for name, builder in BUILDERS.items():
+                if name not in without:
+                    builder(part / name)
+        else:
+            for name, with_split in WITH_SPLIT[split].items():
+                if name not in without:
+                    with_split(part / name, split)
+        (part / ".complete").write_text(state)
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(part, target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
     return True
 
 
@@ -78,6 +83,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=MINI, help="folder that gets eval/ (default: playground/mini)")
     parser.add_argument("--split", choices=("test", *WITH_SPLIT), default="test", help="which scenes (default: test)")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` removes what was begun
     written = build(given.out, given.split)
     print(f"{given.out / 'eval'}: {'written' if written else 'complete, nothing to do'}")
     if left_out(given.split):

@@ -67,13 +67,13 @@ def test_missing_pictures_are_said_before_the_model_is_loaded(
         return FakeHost()
 
     monkeypatch.setattr(models, "load", load)
-    assert cli.main(asked) == 0
+    assert cli.main(asked) == 6
     assert "1 of 4 pictures or videos are not there, 2.png first" in said[0]
 
 
 def test_unreadable_pictures_are_counted(asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "data" / "eval" / "fake" / "images" / "2.png").write_bytes(b"")
-    assert cli.main(asked) == 0
+    assert cli.main(asked) == 6
     output = capsys.readouterr()
     assert "on 15 of 20 questions, 5 without an answer (errors.jsonl)" in output.out
     assert "5 questions without an answer" in output.err

@@ -26,8 +26,6 @@ from llava_consensus.evaluation.models.base import Prefill, prefills, shape_of
 from llava_consensus.evaluation.models.llava import LlavaRunner
 from llava_consensus.evaluation.runs.configuration import prepare
 from llava_consensus.evaluation.runs.metrics import AnswerCosts, budget_of, run_costs
-from llava_consensus.hosts.base import PictureOutcome
-from llava_consensus.hosts.caches import cached_layers
 from llava_consensus.hosts.call import CachedLayer
 from llava_consensus.methods.consensusdrop import ConsensusDrop
 from llava_consensus.reduction import costs as account
@@ -192,22 +190,6 @@ def test_what_a_cache_holds_too_much_is_seen() -> None:
     assert exact[0] == Prefill(5, 2, (4, 1), (90, 60))
     twice = prefills([layers[0], CachedLayer(10 * 2 * 12, 2, 12)], [(5, 2), (3, 1)], outcomes)  # type: ignore[arg-type]
     assert [one.kv_bytes[1] for one in twice] == [120, 100], "a layer stored twice is not explained away"
-
-
-def test_newlines_are_rows_of_text() -> None:
-    outcome = PictureOutcome(0, 12, 8, 3, ())
-    (one,) = prefills([CachedLayer(150, 1, 15)], [(4, 2)], [[outcome]])
-    assert one == Prefill(7, 2, (8,), (150,))
-
-
-def test_caches_of_every_kind() -> None:
-    key = torch.zeros(2, 3, 5, 4)
-    kinds = [
-        SimpleNamespace(layers=[SimpleNamespace(keys=key, values=key)]),
-        SimpleNamespace(key_cache=[key], value_cache=[key]),
-        ((key, key),),
-    ]
-    assert {cached_layers(kind)[0] for kind in kinds} == {CachedLayer(2 * 2 * 3 * 5 * 4 * 4, 2, 5)}
 
 
 # ---- a published configuration

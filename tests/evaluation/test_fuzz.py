@@ -10,8 +10,6 @@ import os
 import resource
 import shutil
 import tempfile
-import warnings
-import zipfile
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -29,7 +27,6 @@ from PIL import Image
 from llava_consensus import cli, methods
 from llava_consensus.errors import ConsensusError, ImageError
 from llava_consensus.evaluation import benchmarks, models
-from llava_consensus.evaluation.data.unpack import unpack
 from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.execution import Execution
@@ -194,39 +191,6 @@ def test_questions_and_pictures_that_are_asked(data: st.DataObject) -> None:
         with contextlib.suppress(ConsensusError):
             wanted = config(folder, folder / "model")
             loop.run(wanted, folder / "out", Execution(4, progress=False), lambda *_: FakeHost())
-
-
-def inside(folder: Path) -> set[str]:
-    """Everything in a folder, by name, so that what was written elsewhere is seen."""
-    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
-
-
-OUTSIDE = ("../x", "/tmp/fuzz-x", "\\tmp\\fuzz-x", "C:/x", "..\\x", "a/../../x")
-NAMES = st.sampled_from((*OUTSIDE, "a", "a/b", "./a", "a//b", "é", "x" * 300, " "))
-KINDS = st.sampled_from((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))
-
-
-@fuzzed
-@given(data=st.data())
-def test_archives(data: st.DataObject) -> None:
-    members = data.draw(st.lists(st.tuples(NAMES, st.binary(max_size=300)), min_size=1, max_size=4))
-    with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
-        folder = Path(name)
-        with warnings.catch_warnings(), zipfile.ZipFile(folder / "a.zip", "w", data.draw(KINDS)) as archive:
-            warnings.simplefilter("ignore")
-            for member, content in members:
-                archive.writestr(member, content)
-        whole = (folder / "a.zip").read_bytes()
-        if data.draw(st.booleans()):
-            damage(data.draw, folder / "a.zip")
-        intact = (folder / "a.zip").is_file() and (folder / "a.zip").read_bytes() == whole
-        with contextlib.suppress(ConsensusError):
-            unpack(folder / "a.zip", folder / "out", without=data.draw(st.sampled_from(("", "a/"))))
-            if intact:
-                written = {path.read_bytes() for path in (folder / "out").rglob("*") if path.is_file()}
-                assert written <= {content for _, content in members}
-        assert {path.split("/")[0] for path in inside(folder)} <= {"a.zip", "out"}
-        assert not Path("/tmp/fuzz-x").exists() and not any(".unpacking" in path for path in inside(folder))
 
 
 @fuzzed

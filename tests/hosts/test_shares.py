@@ -11,7 +11,6 @@ from fakes import FakeHost, config, make_place
 
 from llava_consensus import attach, cli
 from llava_consensus.errors import OptionError
-from llava_consensus.evaluation.report.table import retained
 from llava_consensus.evaluation.runs.configuration import prepare
 from llava_consensus.evaluation.runs.execution import Execution
 from llava_consensus.evaluation.runs.sweep import cells, sweep
@@ -81,10 +80,6 @@ def test_a_share_cannot_be_matched_by_cost(tmp_path: Path) -> None:
         prepare(config(data, data / "model", tokens=0.25, match="flops"))
 
 
-def test_tables_call_a_share_by_its_name() -> None:
-    assert retained(0.111, 576) == "Retain 11.1 % of each picture's tokens"
-
-
 def test_records_hold_the_share_and_what_it_came_to(tmp_path: Path) -> None:
     told = ["--device", "cpu", "--limit", "3", "--no-progress", "--tokens", "0.1", "--out", str(tmp_path)]
     assert cli.main(["eval", "gqa", *told]) == 0
@@ -108,7 +103,7 @@ def test_a_sweep_and_its_tables_go_from_many_tokens_to_small_shares(
     assert [cell.result.metrics["tokens"]["after"] for cell in done if cell.result] == [576, 32, 144, 58]
     assert cli.main(["report", "--out", str(tmp_path / "out")]) == 0
     shown = capsys.readouterr().out
-    places = [shown.index(text) for text in ("Retain 32 tokens", "Retain 25 % of each", "Retain 10 % of each")]
+    places = [shown.index(text) for text in ("32 tokens", "25 % of the tokens", "10 % of the tokens")]
     assert places == sorted(places)
 
 

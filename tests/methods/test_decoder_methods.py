@@ -118,6 +118,21 @@ def test_schedules_of_pyramiddrop() -> None:
             counts("pyramiddrop", tokens, count="eq")
 
 
+@pytest.mark.parametrize(
+    ("tokens", "available", "count", "kept"),
+    [
+        (1, 2, "kept", [1, 1, 1]),
+        (1, 2, "eq", [1, 1, 1]),  # the last cut would leave 0.3 of a token
+        (1, 8, "kept", [4, 2, 1]),
+        (2, 3, "kept", [2, 2, 2]),
+        (2, 16, "kept", [8, 4, 2]),
+        (2, 4, "eq", [2, 1, 1]),
+    ],
+)
+def test_cuts_of_pyramiddrop_leave_at_least_one_token(tokens: int, available: int, count: str, kept: list[int]) -> None:
+    assert [cut.kept for cut in make("pyramiddrop", count=count).plan(tokens, available, 32)] == kept
+
+
 def test_lists_of_pyramiddrop_are_taken_as_they_are() -> None:
     """The authors' own default, another one by hand, and cuts whose counts follow from T."""
     assert counts("pyramiddrop", 9, ratios="0.5 0.25 0.125") == counts("pyramiddrop", 72)

@@ -9,6 +9,7 @@ from llava_consensus.methods import make
 from llava_consensus.methods.mfpruner import elect
 from llava_consensus.methods.random import draw
 from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.saliency import class_saliency
 from llava_consensus.reduction.selection import seated, topped_up
 from llava_consensus.reduction.tokens import VisualTokens
 
@@ -95,6 +96,37 @@ def test_vscan_by_hand() -> None:
     assert result.owner[0, [3, 7, 4]].tolist() == [2, 5, 0]
     assert torch.allclose(result.tokens[0, 2], at_angles(80, 81)[0].mean(0))
     assert torch.allclose(result.tokens[0, 1], at_angles(200)[0, 0])
+
+
+def test_vscan_has_windows_in_every_tile() -> None:
+    """Two tiles of 6 x 4 in one unit: no window keeps more than its share, whichever tile it is in."""
+    tiles = unit(24, batch=2)
+    whole = tiles._replace(
+        projected=tiles.projected.flatten(0, 1)[None],
+        tile=torch.arange(2).repeat_interleave(24)[None],
+        patch=torch.arange(24).repeat(2)[None],
+        tiles_per_unit=2,
+    )
+    early, last = (class_saliency(one, own=True).flatten().tolist() for one in (whole.earlier, whole.attention))
+    window = [(token // 24, token % 24 // 6 // 2, token % 6 // 3) for token in range(48)]
+    local: list[int] = []  # 8 of 16 tokens, one from each of 2 x 4 windows
+    for token in sorted(range(48), key=lambda place: -early[place]):
+        if window[token] not in {window[other] for other in local}:
+            local.append(token)
+    others = sorted(set(range(48)) - set(local), key=lambda place: -last[place])
+    result = make("vscan", windows=2).reduce(whole, Budget(16))
+    assert len(local) == 8 and result.anchors.tolist() == [sorted(local + others[:8])]
+
+
+def test_hydart_chooses_what_is_unlike_if_all_is_looked_at_alike() -> None:
+    tokens = unit(24, batch=1)
+    even = tokens.earlier._replace(query=torch.zeros_like(tokens.earlier.query))
+    points = torch.nn.functional.normalize(tokens.projected[0], dim=-1)
+    cosine, chosen = (points @ points.T).clamp(0, 1), [0]
+    while len(chosen) < 6:
+        chosen.append(cosine[chosen].amax(0).index_fill(0, torch.tensor(chosen), 2.0).argmin().item())
+    result = make("hydart", alpha=0).reduce(tokens._replace(earlier=even), Budget(6))
+    assert result.kept.tolist() == [sorted(chosen)]
 
 
 @pytest.mark.parametrize("name", ["vidcom2", "evs"])

@@ -30,7 +30,9 @@ def example(image: Image.Image, side: int, kept: list[int], merged: list[int]) -
 
 def test_disagreement_is_what_the_best_of_both_sides_do_not_share() -> None:
     vision, cross = [0.1, 0.4, 0.05, 0.2, 0.05, 0.2], [0.3, 0.05, 0.25, 0.1, 0.25, 0.05]
-    for kept, other, wanted in (([0, 1, 2, 3], cross, 0.5), ([1, 3], vision, 0), ([1, 3], cross, 1)):
+    most = [0.1, 0.9, 0.2, 0.8, 0.2, 0.1]  # shares its two best with vision, and no other order
+    cases = (([0, 1, 2, 3], cross, 0.5), ([1, 3], vision, 0), ([1, 3], cross, 1), ([1, 3], most, 0))
+    for kept, other, wanted in cases:
         assert examples.disagreement(Patches(kept, [], [], vision, other)) == wanted
 
 

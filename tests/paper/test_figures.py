@@ -161,6 +161,10 @@ def test_an_ablation_is_found_at_the_budget_with_most_settings(tmp_path: Path) -
         read(tmp_path).of(preset.read("alpha"))
     run(tmp_path, "pope", 5, tokens=64, alpha=0.3)
     run(tmp_path, "pope", 5, tokens=64, alpha=0.5)
+    run(tmp_path, "pope", 5, tokens=64)
+    for name in BENCHMARKS:
+        run(tmp_path, name, 5, tokens=192)
+        run(tmp_path, name, 5, tokens=192, alpha=0.5)
     drawing, words = figures.alpha(read(tmp_path))
     assert words.endswith("cpu: POPE 10 questions / 10 images; 64 tokens") and len(drawing.axes) == 1
 

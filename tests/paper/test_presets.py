@@ -16,7 +16,7 @@ from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
 from llava_consensus.evaluation.report import paper as printed
-from llava_consensus.evaluation.report.rows import Catalogue, Row, read_row
+from llava_consensus.evaluation.report.rows import Row, read_row
 from llava_consensus.evaluation.report.table import BEGIN, END
 from llava_consensus.evaluation.runs.configuration import describe_reduction
 from llava_consensus.hosts import HOSTS
@@ -254,10 +254,10 @@ def test_a_page_has_what_the_preset_says_and_nothing_else(grid: Path) -> None:
     assert written(grid) == 0
     page = (grid / "page.md").read_text()
     at_64, at_32 = page.split("**checkpoints/llava-mini**")[1:]
-    assert "| visionzip | 100.0 | 100.0 |" in at_64 and "| visionzip, positions kept | 100.0 | 100.0 |" in at_64
-    assert "Retain 32" not in at_64 and "of GQA 4 questions drawn at random" in at_32
-    assert "Retain 64" not in at_32 and "POPE" not in at_32
-    assert "| visionzip, positions kept | 100.0 |" in at_32 and "merged=3" not in page and "| 0.0" not in page
+    assert "| visionzip | 100.0 | 100.0 |" in at_64 and "| visionzip, positions=keep | 100.0 | 100.0 |" in at_64
+    assert "32 tokens" not in at_64 and "4 questions drawn at random" in at_32
+    assert "64 tokens" not in at_32 and "POPE" not in at_32
+    assert "| visionzip, positions=keep | 100.0 |" in at_32 and "merged=3" not in page and "| 0.0" not in page
 
 
 @pytest.mark.parametrize(
@@ -281,12 +281,11 @@ def test_the_same_questions(own: int | None, asked: int, limit: int | None, same
 
 def test_the_results_grid_has_both_ways_to_number_positions_of_every_method_under_their_names() -> None:
     found = preset.read("results")
-    catalogue = Catalogue({name: METHODS.title(name) for name in METHODS})
     policies: dict[tuple[str, str], set[str]] = {}
     for row in found.rows:
         config = describe_reduction(*row.reduction)
         label = re.sub(r", seed \d", "", row.label)  # runs of several seeds are one line of the page
-        assert Row(config, None, 0, Path(), catalogue).label == label
+        assert Row(config, None, 0, Path()).label == label
         others = {key: value for key, value in config["options"].items() if key != "positions"}
         policies.setdefault((config["method"], str(others)), set()).add(config["options"]["positions"])
     assert {name for name, _ in policies} <= {*METHODS} - {"full", "consensusdrop+"} and len(policies) > 20

@@ -31,6 +31,14 @@ def source() -> Path:
     )
 
 
+def remove_leftovers(start: Path) -> None:
+    """Removes folders `<start><process id>` of processes that were killed."""
+    for folder in start.parent.glob(f"{start.name}[0-9]*"):
+        number = folder.name.removeprefix(start.name)
+        if number.isdecimal() and not Path("/proc", number).exists() and Path("/proc").is_dir():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def copy(to: Path) -> tuple[Path, Path]:
     """Copies what is not there yet; returns the folders of the model and the generator below `to`. The model is in the
     layout of transformers, which needs no other package; on transformers 4 in that of LLaVA, which alone runs there.
@@ -44,9 +52,13 @@ def copy(to: Path) -> tuple[Path, Path]:
         convert(found / PARTS[0], checkpoint)
     for part, target in zip(PARTS, (checkpoint, generator), strict=True):
         if not target.exists():
+            remove_leftovers(target.with_name(f"{target.name}.new-"))
             fresh = target.with_name(f"{target.name}.new-{os.getpid()}")
-            shutil.copytree(found / part, fresh, ignore=LEFT_OUT)
-            os.replace(fresh, target)
+            try:
+                shutil.copytree(found / part, fresh, ignore=LEFT_OUT)
+                os.replace(fresh, target)
+            finally:
+                shutil.rmtree(fresh, ignore_errors=True)
     return checkpoint, generator
 
 

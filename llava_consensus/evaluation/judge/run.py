@@ -27,6 +27,7 @@ from llava_consensus.evaluation.progress import counted
 log = logging.getLogger(__name__)
 
 GRADES = "grades.json"
+MEND = "Mend the one, or fetch the other again"
 NAMED = 5  # answers without a grade that are named
 BYTES_PER_TOKEN, TOKENS_PER_MESSAGE = 4, 4  # of English, for the estimate
 
@@ -107,7 +108,7 @@ def run(config: JudgeConfig, dry: bool = False, progress: bool = True) -> Judged
     grader = grader_of(config.benchmark)
     benchmark, prompt = grader.benchmark, grader.prompt(config.prompt_from)
     place = f"{config.answers}, or a file in {benchmark.place(config.data)}"
-    with misread(place):
+    with misread(place, MEND):
         records = benchmark.read(config.answers, config.data)
         found, counts = grader.candidates(records, config.data)
     candidates = _count_copies(found)
@@ -119,7 +120,7 @@ def run(config: JudgeConfig, dry: bool = False, progress: bool = True) -> Judged
         folder = _open(config, prompt)
         cost = _finish(gradings, replies, config, progress)
     outcomes = _outcomes(gradings, config.runs)
-    with misread(place):
+    with misread(place, MEND):
         numbers = grader.report(candidates, outcomes, config.data, config.runs)
     lacking = len(candidates) - len(outcomes)
     used = [reply for grading in gradings for reply in grading.heard]

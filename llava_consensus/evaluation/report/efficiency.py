@@ -1,34 +1,49 @@
-"""Tables of what was measured by `llava-consensus bench`, and of the same columns as the paper prints them.
+"""Tables of what `llava-consensus bench` measured, and the same columns as the paper prints them.
 
-The paper measured LLaVA-1.5 7B and 13B on one RTX 6000 Ada in float16, so its milliseconds are another machine's: what
-can be compared are speed-ups, and FLOPs and cache, which are formulas (docs/accounting.md).
+The paper measured LLaVA-1.5 7B and 13B on one RTX 6000 Ada in float16. Compare speed-ups with its times; FLOPs and
+cache are formulas (docs/accounting.md).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
+
+import pandas as pd
 
 from llava_consensus.evaluation.report import paper
 from llava_consensus.evaluation.report.rows import LINEUP
-from llava_consensus.evaluation.report.table import ABSENT, Cells, Column, Table, groups, number, retained, upper_bound
+from llava_consensus.evaluation.report.table import ABSENT, Table, groups, number
 
 TABLES = {"llava-1.5-7b": "efficiency_llava_1_5_7b", "llava-1.5-13b": "efficiency_llava_1_5_13b"}  # of a model
 FALLBACK = "llava-1.5-7b"  # beside other models
 FULL_TITLE, OURS = "Baseline", "ConsensusDrop (Ours)"  # what the paper calls them
 LABELS = {variant.method: variant.label for variant in LINEUP if not variant.options}
+GB, MIB, TERA = 1e-9, 2**-20, 1e-12
+MEASURED = {  # path in a row of a bench file: title and unit of its column, key in CSV
+    "ttft_ms": ("TTFT (ms)", 1.0, "ttft_ms"),
+    "quartiles.ttft_ms": ("quartiles", 1.0, "ttft_ms_quartiles"),
+    "speedup": ("speed-up", 1.0, "speedup"),
+    "phases_ms.tower": ("tower", 1.0, "tower_ms"),
+    "phases_ms.reduction": ("reduction", 1.0, "reduction_ms"),
+    "phases_ms.prefill": ("prefill", 1.0, "prefill_ms"),
+    "tpot_ms": ("TPOT (ms)", 1.0, "tpot_ms"),
+    "quartiles.tpot_ms": ("quartiles", 1.0, "tpot_ms_quartiles"),
+    "generation_ms": ("generation (ms)", 1.0, "generation_ms"),
+    "account.flops.llm": ("LLM TFLOPs", TERA, "llm_flops"),
+    "account.flops.total": ("all TFLOPs", TERA, "flops"),
+    "account.kv_bytes": ("KV by formula (MiB)", MIB, "kv_formula_bytes"),
+    "kv_bytes": ("KV measured", MIB, "kv_bytes"),
+    "peak_bytes": ("peak (GB)", GB, "peak_bytes"),
+}
+BESIDE = {  # the same, with the key of the paper's column
+    "ttft_ms": ("TTFT (ms)", 1.0, "ttft_ms"),
+    "speedup": ("speed-up", 1.0, "speedup"),
+    "paper.flops": ("TFLOPs", TERA, "flops_t"),
+    "paper.kv_bytes": ("KV (MiB)", MIB, "kv_mb"),
+    "peak_bytes": ("peak (GB)", GB, "gpu_mem_gb"),
+    "generation_ms": ("generation (ms)", 1.0, "gen_time_ms"),
+}
 
 Row = Mapping[str, Any]
-
-
-def read(*keys: str) -> Callable[[Row], Any]:
-    """Getter of a nested value of a row; None where it is absent."""
-
-    def value(row: Row) -> Any:
-        found: Any = row
-        for key in keys:
-            found = None if found is None else found.get(key)
-        return found
-
-    return value
 
 
 def label(row: Row) -> str:
@@ -36,95 +51,70 @@ def label(row: Row) -> str:
     return LABELS.get(row["method"]) or str(row["title"])
 
 
-def spread(name: str) -> Column:
-    """First and third quartile of a time."""
-
-    def quartiles(pair: Sequence[float] | None) -> str:
-        return ABSENT if pair is None else f"{pair[0]:.1f} to {pair[1]:.1f}"
-
-    return Column("quartiles", read("quartiles", name), quartiles, f"{name}_quartiles")
-
-
-GB, MIB, TERA = 1e-9, 2**-20, 1e-12
-MEASURED = (
-    Column("method", label),
-    Column("TTFT (ms)", read("ttft_ms"), number(), "ttft_ms"),
-    spread("ttft_ms"),
-    Column("speed-up", read("speedup"), lambda value: f"{value:.2f}", "speedup"),
-    Column("tower", read("phases_ms", "tower"), number(), "tower_ms"),
-    Column("reduction", read("phases_ms", "reduction"), number(), "reduction_ms"),
-    Column("prefill", read("phases_ms", "prefill"), number(), "prefill_ms"),
-    Column("TPOT (ms)", read("tpot_ms"), number(), "tpot_ms"),
-    spread("tpot_ms"),
-    Column("generation (ms)", read("generation_ms"), number(), "generation_ms"),
-    Column("LLM TFLOPs", read("account", "flops", "llm"), number(TERA), "llm_flops"),
-    Column("all TFLOPs", read("account", "flops", "total"), number(TERA), "flops"),
-    Column("KV by formula (MiB)", read("account", "kv_bytes"), number(MIB), "kv_formula_bytes"),
-    Column("KV measured", read("kv_bytes"), number(MIB), "kv_bytes"),
-    Column("peak (GB)", read("peak_bytes"), number(GB), "peak_bytes"),
-)
-BESIDE = (  # ours, by the column of the paper that stands beside it
-    Column("TTFT (ms)", read("ttft_ms"), number(), "ttft_ms"),
-    Column("speed-up", read("speedup"), lambda value: ABSENT if value is None else f"{value:.2f}", "speedup"),
-    Column("TFLOPs", read("paper", "flops"), number(TERA), "flops_t"),
-    Column("KV (MiB)", read("paper", "kv_bytes"), number(MIB), "kv_mb"),
-    Column("peak (GB)", read("peak_bytes"), number(GB), "gpu_mem_gb"),
-    Column("generation (ms)", read("generation_ms"), number(), "gen_time_ms"),
-)
+def flat(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows of a bench file with nested values under their paths; None for what was not measured."""
+    rows = pd.json_normalize(content["rows"]).reindex(columns=["tokens", *MEASURED, *BESIDE]).astype(object)
+    rows = rows.loc[:, ~rows.columns.duplicated()]
+    found: list[dict[str, Any]] = rows.where(rows.notna(), None).to_dict("records")
+    return found
 
 
 def bench_tables(content: Mapping[str, Any]) -> list[Table]:
     """Table of the measurements, and one with the paper's columns beside ours."""
-    rows = content["rows"]
-    full = rows[0]["tokens"]
-
-    def by_budget(cells_of: Callable[[Row], Cells]) -> list[tuple[str, Cells]]:
-        headings = [upper_bound(full), *(retained(row["tokens"], full) for row in rows[1:])]
-        return [(heading, cells_of(row)) for heading, row in zip(headings, rows, strict=True)]
-
-    def beside(row: Row) -> Cells:
-        found = printed_row(content, row)
-        pairs = ((column.text(row), str(found.get(column.key) or ABSENT)) for column in BESIDE)
-        return (label(row), *(cell for pair in pairs for cell in pair))
-
-    measured = by_budget(lambda row: tuple(column.text(row) for column in MEASURED))
-    titles = ("method", *(f"{column.title}, {whose}" for column in BESIDE for whose in ("ours", "paper")))
+    full, measured, beside = content["rows"][0]["tokens"], [], []
+    for row, values in zip(content["rows"], flat(content), strict=True):
+        heading = f"{row['tokens']} tokens" if row["tokens"] != full else f"All {full} tokens"
+        printed = printed_row(content, row)
+        measured.append(
+            (heading, (label(row), *(text(values[path], unit, path) for path, (_, unit, _) in MEASURED.items())))
+        )
+        pairs = ((text(values[path], unit, path), printed.get(key)) for path, (_, unit, key) in BESIDE.items())
+        beside.append((heading, (label(row), *(str(cell or ABSENT) for pair in pairs for cell in pair))))
     same = content["model"] in TABLES
-    whose = content["model"] if same else f"{FALLBACK}: another model than ours, so compare speed-ups alone"
-    paper_note = (
-        f"Paper: tables of {whose}, one RTX 6000 Ada, float16. TFLOPs and KV of both by the paper's formulas, with 50 "
-        "rows of text and 20 decoded tokens (docs/accounting.md)."
-    )
-    head = tuple(column.title for column in MEASURED)
+    whose = content["model"] if same else f"{FALLBACK}, another model than ours: compare speed-ups only"
+    titles = (f"{title}, {side}" for title, _, _ in BESIDE.values() for side in ("ours", "paper"))
+    head = ("method", *(title for title, _, _ in MEASURED.values()))
     return [
         Table(f"Efficiency of {content['model']}", head, groups(measured), protocol(content)),
-        Table("The same beside the paper", titles, groups(by_budget(beside)), paper_note),
+        Table(
+            "The same beside the paper",
+            ("method", *titles),
+            groups(beside),
+            f"Paper: {whose}, RTX 6000 Ada, float16; TFLOPs and KV of both by its formulas (docs/accounting.md).",
+        ),
     ]
+
+
+def text(value: Any, unit: float, path: str) -> str:
+    """A number, or the first and third quartile of a time."""
+    if path == "speedup" and value is not None:
+        return f"{value:.2f}"
+    return f"{value[0]:.1f} to {value[1]:.1f}" if isinstance(value, list) else number(unit)(value)
 
 
 def csv_rows(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Every row as a line of CSV: unrounded, the paper's numbers beside it."""
     lines = []
-    for row in content["rows"]:
-        found = printed_row(content, row)
-        line = {"tokens": row["tokens"], **{column.key or column.title: column.read(row) for column in MEASURED}}
-        lines.append(line | {f"paper_{column.key}": found.get(column.key) for column in BESIDE})
+    for row, values in zip(content["rows"], flat(content), strict=True):
+        printed = printed_row(content, row)
+        own = {key: values[path] for path, (_, _, key) in MEASURED.items()}
+        beside = {f"paper_{key}": printed.get(key) for _, _, key in BESIDE.values()}
+        lines.append({"method": label(row), "tokens": row["tokens"], **own, **beside})
     return lines
 
 
 def protocol(content: Mapping[str, Any]) -> str:
-    """The protocol as text."""
+    """How it was measured, in one line."""
     protocol, machine, loads = content["protocol"], content["machine"], content["load_average"]
-    parts = [
+    left_out = "".join(
+        f" Not run: {one['method']} at {one['tokens']} ({one['reason']})." for one in content["left_out"]
+    )
+    return (
         f"{content['weights']}, {content['loading']['dtype']}, on {machine['device']} ({machine['processor']}, "
-        f"{machine['threads']} threads).",
-        f"Medians of {len(content['rows'][0]['samples'])} samples in {len(loads)} rounds after {protocol['warmup']} of "
-        f"warm-up, methods in turn; {protocol['length']} tokens each; load of the machine {min(loads):.1f} to "
-        f"{max(loads):.1f}.",
-        f"Peak: {content['memory']}.",
-        *(f"Left out: {one['method']} at {one['tokens']} ({one['reason']})." for one in content["left_out"]),
-    ]
-    return " ".join(parts)
+        f"{machine['threads']} threads), load {min(loads):.1f} to {max(loads):.1f}: medians of "
+        f"{len(content['rows'][0]['samples'])} samples in {len(loads)} rounds after {protocol['warmup']} of warm-up, "
+        f"{protocol['length']} tokens each. Peak: {content['memory']}.{left_out}"
+    )
 
 
 def printed_table(model: str) -> str:
@@ -132,13 +122,8 @@ def printed_table(model: str) -> str:
     return TABLES.get(model, TABLES[FALLBACK])
 
 
-def printed_name(row: Row) -> str:
-    """Name of a row's method in the paper's tables."""
-    return {"full": FULL_TITLE, "consensusdrop": OURS}.get(row["method"], str(row["title"]))
-
-
 def printed_row(content: Mapping[str, Any], row: Row) -> Row:
     """The paper's row about a method and a budget; empty where it has none."""
     rows = paper.printed_tables()[printed_table(content["model"])]
-    wanted = printed_name(row), row["tokens"]
-    return next((one for one in rows if (one["method"], int(one["tokens"])) == wanted), {})
+    name = {"full": FULL_TITLE, "consensusdrop": OURS}.get(row["method"], str(row["title"]))
+    return next((one for one in rows if (one["method"], int(one["tokens"])) == (name, row["tokens"])), {})

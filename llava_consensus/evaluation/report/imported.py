@@ -6,15 +6,15 @@
     answers in LLaVA's format, scored by a benchmark's own rules
 
 A run made so holds a score, and for each question whether it was right, so that `report compare` pairs it with another
-import of the same questions. It says nothing of how it was asked but what the caller says.
+import of the same questions.
 """
 
 import hashlib
+import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.files import (
@@ -22,35 +22,40 @@ from llava_consensus.evaluation.files import (
     CONFIG,
     Record,
     read_bytes,
-    read_lines,
     replace,
     to_lines,
     write_json,
     write_metrics,
 )
+from llava_consensus.evaluation.user_files import read_rows, read_user_text, separator_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from llava_consensus.evaluation.benchmarks import Benchmark
 
+LOGGED = (  # by lmms-eval beside the metrics
+    *("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "input", "input_media", "submission"),
+    *("token_counts", "doc_hash", "prompt_hash", "target_hash"),
+)
 IDS = ("index", "doc_id", "question_id", "questionId", "id")
 RIGHT = ("hit", "correct", "exact_match", "accuracy", "acc", "score")
 PICTURES = ("image_path", "image_id", "imageId", "image", "picture")
 
 
-@dataclass(frozen=True)
-class ColumnNames:
-    """Names of the columns that hold a question's id, whether it was right, and its picture; empty: found by name."""
+class ColumnNames(NamedTuple):
+    """Names of the columns that hold a question's id, whether it was right, and its image; empty: found by name."""
 
     id: str = ""
     right: str = ""
     picture: str = ""
 
 
-@dataclass(frozen=True)
-class Origin:
-    """What the caller says of a file: benchmark, model, method and its tokens (None: all of them)."""
+BY_NAME = ColumnNames()
+
+
+class Origin(NamedTuple):
+    """What the caller says of a file; `tokens` is None for all of them."""
 
     benchmark: str
     model: str
@@ -59,7 +64,7 @@ class Origin:
 
 
 def import_file(
-    path: Path, origin: Origin, out: Path, columns: ColumnNames | None = None, where: Mapping[str, str] | None = None
+    path: Path, origin: Origin, out: Path, columns: ColumnNames = BY_NAME, where: Mapping[str, str] | None = None
 ) -> Path:
     """Write the folder of a run for a file of another tool.
 
@@ -75,7 +80,6 @@ def import_file(
         if name not in table.columns:
             raise DataError(f"{path}: no column {name} for --where, only {', '.join(map(str, table.columns[:20]))}")
         table = table[table[name].astype(str) == value].reset_index(drop=True)
-    columns = columns or ColumnNames()
     ids = _column(path, table, columns.id, IDS, "id")
     right = _column(path, table, columns.right, RIGHT, "right")
     picture = _column(path, table, columns.picture, PICTURES, "picture", needed=False)
@@ -97,15 +101,8 @@ def import_file(
 
 
 def import_answers(path: Path, origin: Origin, out: Path, benchmark: "Benchmark", data: Path) -> Path:
-    """Write the folder of a run for answers in LLaVA's format, scored by a benchmark's own rules.
-
-    Args:
-        benchmark: whose questions were asked.
-        data: folder of its files: questions and right answers; no pictures.
-    Returns:
-        the folder, named as `import_file` does.
-    Raises:
-        DataError: the file or the benchmark's files cannot be read, or the answers are to other questions.
+    """Write the folder of a run for answers in LLaVA's format, scored by a benchmark's own rules from its files in
+    `data`; no images are needed. DataError if files cannot be read or the answers are to other questions.
     """
     content = hashlib.sha256(read_bytes(path)).hexdigest()  # first: what was typed is named before what it needs
     questions = benchmark.load(data)
@@ -152,19 +149,23 @@ def _run(
 
 
 def _table(path: Path) -> "pd.DataFrame":
-    """The rows of a file; fields of lmms-eval's `doc` are among a line's own."""
+    """The rows of a file; fields of lmms-eval's `doc` are among a line's own, and its metrics in `attrs`."""
     import pandas as pd
 
     if path.suffix in (".jsonl", ".json"):
-        lines = read_lines(path, ())
-        return pd.DataFrame(
-            [{**(inner if isinstance(inner := line.get("doc"), dict) else {}), **line} for line in lines]
-        )
-    readers = {".csv": pd.read_csv, ".tsv": lambda name: pd.read_csv(name, sep="\t"), ".xlsx": pd.read_excel}
-    if path.suffix not in readers:
+        lines = [row for _, row in read_rows(path)]
+        docs = [doc if isinstance(doc := line.get("doc"), dict) else {} for line in lines]
+        table = pd.DataFrame([{**doc, **line} for doc, line in zip(docs, lines, strict=True)])
+        if lines and "doc_id" in lines[0]:
+            table.attrs["metrics"] = [name for name in lines[0] if name not in LOGGED]
+        return table
+    if path.suffix not in (".csv", ".tsv", ".xlsx"):
         raise DataError(f"{path}: must end with .jsonl, .csv, .tsv or .xlsx")
     try:
-        return readers[path.suffix](path)
+        if path.suffix == ".xlsx":
+            return pd.read_excel(path)
+        text = read_user_text(path)
+        return pd.read_csv(io.StringIO(text), sep=separator_of(text))
     except ImportError as error:
         raise DataError(f"{path}: {error}") from error
     except (OSError, ValueError) as error:
@@ -172,8 +173,12 @@ def _table(path: Path) -> "pd.DataFrame":
 
 
 def _column(path: Path, table: "pd.DataFrame", named: str, usual: Sequence[str], what: str, needed: bool = True) -> str:
-    """The column that is named, or the first usual one."""
+    """The column that is named, or the first usual one; of lmms-eval's metrics the only one or one so called."""
     found = [named] if named in table.columns else [name for name in usual if name in table.columns and not named]
+    metrics = table.attrs.get("metrics", [])
+    if what == "right" and not named and metrics:
+        known = [name for name in metrics if name.split("_")[-1] in (*usual, "average")]
+        found = known or metrics[: len(metrics) == 1]
     if not found and (needed or named):
         names = ", ".join(map(str, table.columns[:20]))
         raise DataError(
@@ -183,11 +188,13 @@ def _column(path: Path, table: "pd.DataFrame", named: str, usual: Sequence[str],
 
 
 def _numbers(path: Path, table: "pd.DataFrame", name: str) -> list[float]:
-    """Whether each question was right, 0 to 1; True and the first number of an object count."""
+    """Whether each question was right, 0 to 1. Of an object it is the number under the metric's name or a usual one,
+    never an id or another field.
+    """
     values = []
     for number, cell in enumerate(table[name], start=1):
         if isinstance(cell, dict):
-            cell = next((one for one in cell.values() if isinstance(one, int | float)), None)
+            cell = next((cell[key] for key in (name, *RIGHT) if key in cell), cell)
         try:
             value = float(cell)
         except (TypeError, ValueError):

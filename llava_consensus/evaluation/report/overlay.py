@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from llava_consensus.errors import missing_extra
 
@@ -38,8 +38,7 @@ GREY = np.array([0.299, 0.587, 0.114], dtype=np.float32)  # ITU-R BT.601
 PANEL, MARGIN, TEXT = 480, 18, 19  # a contact sheet in pixels
 HEAD = 23  # of the first line of a heading
 LINE = 5  # pixels between lines
-SKY, GRASS, SUN = (90, 170, 230), (70, 140, 70), (255, 212, 59)  # a patch that is no tint, in the key
-FADED = 0.6  # the same where it was dropped: as pale as DROPPED it would look white
+SKY, EDGE = (90, 170, 230), (214, 214, 214)  # a patch in the key, and a frame
 KEY = ("kept as it is", "merged: one tint, one token", "anchor of a merged token", "anchor in the padding", "dropped")
 
 Indices = Sequence[int] | np.ndarray
@@ -247,7 +246,7 @@ def _mark(draw: ImageDraw.ImageDraw, seen: View, place: int, colour: Colour) -> 
     dot(draw, (left, top), seen.cell, colour, ring=outside)
 
 
-# ---- pictures side by side, with captions and the key to the colours
+# ---- images side by side, with captions and the key to the colours
 
 
 def contact_sheet(
@@ -260,8 +259,7 @@ def contact_sheet(
     """Panels in rows, each under its caption, with the key to the overlay's colours at the foot.
 
     Args:
-        panels: caption and picture.
-        columns: panels in a row.
+        panels: caption and image.
         legend: whether the key is there.
         head: lines above all panels, the first one larger.
         width: of a panel in pixels.
@@ -269,64 +267,25 @@ def contact_sheet(
     if not panels or columns < 1:
         raise ValueError(f"a contact sheet needs panels and columns, got {len(panels)} and {columns}")
     columns = min(columns, len(panels))
-    captions = [_caption(title, width) for title, _ in panels]
-    rows = []
-    for first in range(0, len(panels), columns):
-        here = slice(first, first + columns)
-        most = max(len(lines) for lines in captions[here])
-        pairs = zip(captions[here], panels[here], strict=True)
-        rows.append([_tile([*lines, *[""] * (most - len(lines))], image, width) for lines, (_, image) in pairs])
-    heights = [max(tile.height for tile in row) for row in rows]
-    across = MARGIN + columns * (width + MARGIN)
-    inner = across - 2 * MARGIN
-    top, foot = _heading(head, inner), _legend(inner) if legend else Image.new("RGB", (1, 0))
-    sheet = Image.new("RGB", (across, MARGIN + top.height + sum(heights) + MARGIN * len(rows) + foot.height), PAPER)
-    sheet.paste(top, (MARGIN, MARGIN))
-    down = MARGIN + top.height
-    for row, height in zip(rows, heights, strict=True):
-        for column, tile in enumerate(row):
-            sheet.paste(tile, (MARGIN + column * (width + MARGIN), down))
-        down += height + MARGIN
-    if legend:
-        sheet.paste(foot, (MARGIN, down))
-    return sheet
+    inner = columns * (width + MARGIN) - MARGIN
+    tiles = [_stacked([_text(caption.split("\n"), width), _framed(image, width)]) for caption, image in panels]
+    rows = [_text(line, inner, size) for line, size in (([*head[:1]], HEAD), (head[1:], TEXT)) if line]
+    rows += [_beside(tiles[first : first + columns], MARGIN) for first in range(0, len(tiles), columns)]
+    rows += _key(inner) if legend else []
+    return ImageOps.expand(_stacked(rows, MARGIN), MARGIN, PAPER)
 
 
 def _font(size: int) -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
     return ImageFont.load_default(size)
 
 
-def _heading(lines: Sequence[str], width: int) -> Image.Image:
-    """Lines of text wrapped to a width; without lines an empty picture."""
-    sized = [
-        (part, HEAD if number == 0 else TEXT)
-        for number, line in enumerate(lines)
-        for part in _wrapped(line, width, HEAD if number == 0 else TEXT)
-    ]
-    picture = Image.new("RGB", (width, sum(size + LINE for _, size in sized) + (MARGIN if sized else 0)), PAPER)
-    draw, top = ImageDraw.Draw(picture), 0
-    for part, size in sized:
-        draw.text((0, top), part, INK, _font(size))
-        top += size + LINE
-    return picture
-
-
-def _caption(title: str, width: int) -> list[str]:
-    return [line for part in title.split("\n") for line in _wrapped(part, width, TEXT)] if title else []
-
-
-def _tile(lines: Sequence[str], image: Image.Image, width: int) -> Image.Image:
-    """One panel: the lines of its caption above the picture."""
-    height = max(1, round(image.height * width / image.width))
-    picture = image.convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
-    head = len(lines) * (TEXT + LINE) + 6
-    tile = Image.new("RGB", (width, head + height), PAPER)
-    draw = ImageDraw.Draw(tile)
-    for number, line in enumerate(lines):
-        draw.text((0, number * (TEXT + LINE)), line, INK, _font(TEXT))
-    tile.paste(picture, (0, head))
-    draw.rectangle([0, head, width - 1, head + height - 1], None, (214, 214, 214))
-    return tile
+def _text(lines: Sequence[str], width: int, size: int = TEXT) -> Image.Image:
+    """Lines wrapped to a width."""
+    wrapped = [part for line in lines for part in _wrapped(line, width, size)]
+    image = Image.new("RGB", (width, max(1, len(wrapped) * (size + LINE))), PAPER)
+    for place, line in enumerate(wrapped):
+        ImageDraw.Draw(image).text((0, place * (size + LINE)), line, INK, _font(size))
+    return image
 
 
 def _wrapped(text: str, width: int, size: int) -> list[str]:
@@ -341,42 +300,51 @@ def _wrapped(text: str, width: int, size: int) -> list[str]:
     return lines
 
 
-def _legend(width: int) -> Image.Image:
-    """Swatches and what they mean, wrapped to `width`."""
-    box, gap = TEXT + 8, 26
-    places, left, top = [], 0, 0
-    for text in KEY:
-        entry_width = box + 8 + round(_font(TEXT).getlength(text))
-        if left and left + entry_width > width:
-            left, top = 0, top + box + 8
-        places.append((left, top))
-        left += entry_width + gap
-    key = Image.new("RGB", (width, top + box + MARGIN), PAPER)
-    draw = ImageDraw.Draw(key)
-    for number, ((left, top), text) in enumerate(zip(places, KEY, strict=True)):
-        _swatch(draw, number, (left, top), box)
-        draw.text((left + box + 8, top + 3), text, INK, _font(TEXT))
-    return key
+def _framed(image: Image.Image, width: int) -> Image.Image:
+    size = width, max(1, round(image.height * width / image.width))
+    framed = image.convert("RGB").resize(size, Image.Resampling.LANCZOS)
+    ImageDraw.Draw(framed).rectangle([0, 0, size[0] - 1, size[1] - 1], None, EDGE)
+    return framed
 
 
-def _swatch(draw: ImageDraw.ImageDraw, number: int, corner: tuple[int, int], box: int) -> None:
-    left, top = corner
-    area = [left, top, left + box - 1, top + box - 1]
-    half = [left + box // 2, top, left + box - 1, top + box - 1]
-    if number == 0:
-        draw.rectangle(area, SKY)
-        draw.rectangle([left, top + 2 * box // 3, left + box - 1, top + box - 1], GRASS)
-        draw.ellipse([left + box // 2, top + box // 6, left + 5 * box // 6, top + box // 2], SUN)
-        draw.rectangle(area, None, INK, 2)
-    elif number == 1:
-        draw.rectangle(area, tint(0))
-        draw.rectangle(half, tint(1))
-    elif number < 4:
-        draw.rectangle(area, tint(0) if number == 2 else CALM)
-        dot(draw, corner, box, tint(0), ring=number == 3)
-    else:
-        shades = [round(grey + (255 - grey) * FADED) for grey in (np.array([SKY, GRASS, SUN]) @ GREY)]
-        draw.rectangle(area, (shades[0],) * 3)
-        draw.rectangle([left, top + 2 * box // 3, left + box - 1, top + box - 1], (shades[1],) * 3)
-        draw.ellipse([left + box // 2, top + box // 6, left + 5 * box // 6, top + box // 2], (shades[2],) * 3)
-        draw.rectangle(area, None, (214, 214, 214))
+def _stacked(images: Sequence[Image.Image], gap: int = 0) -> Image.Image:
+    height = sum(image.height for image in images) + gap * (len(images) - 1)
+    sheet, top = Image.new("RGB", (max(image.width for image in images), height), PAPER), 0
+    for image in images:
+        sheet.paste(image, (0, top))
+        top += image.height + gap
+    return sheet
+
+
+def _beside(images: Sequence[Image.Image], gap: int) -> Image.Image:
+    """Images in a row, aligned at the bottom."""
+    width = sum(image.width for image in images) + gap * (len(images) - 1)
+    sheet, left = Image.new("RGB", (width, max(image.height for image in images)), PAPER), 0
+    for image in images:
+        sheet.paste(image, (left, sheet.height - image.height))
+        left += image.width + gap
+    return sheet
+
+
+def _key(width: int) -> list[Image.Image]:
+    """Rows of swatches and what they mean, no wider than `width`."""
+    rows: list[list[Image.Image]] = [[]]
+    for place, text in enumerate(KEY):
+        length = 1 + round(_font(TEXT).getlength(text))
+        entry = _beside([_swatch(place, TEXT + LINE), _text([text], length)], 8)
+        if rows[-1] and sum(one.width + MARGIN for one in rows[-1]) + entry.width > width:
+            rows.append([])
+        rows[-1].append(entry)
+    return [_beside(row, MARGIN) for row in rows]
+
+
+def _swatch(place: int, side: int) -> Image.Image:
+    """What a patch of each kind in KEY looks like."""
+    tinted = (SKY, tint(0), tint(0), CALM, tuple(round(channel + (255 - channel) * DROPPED) for channel in SKY))
+    swatch = Image.new("RGB", (side, side), tinted[place])
+    draw = ImageDraw.Draw(swatch)
+    if place in (0, 4):
+        draw.rectangle([0, 0, side - 1, side - 1], None, EDGE if place else INK, 1 if place else 2)
+    elif place > 1:
+        dot(draw, (0, 0), side, tint(0), ring=place == 3)
+    return swatch

@@ -5,15 +5,14 @@
     for group in by_setting(rows): ...                   # runs that differ in method, budget and benchmark only
 
 Runs that differ in anything else (model, data, limit, versions, ...) are never compared with each other. A finished
-run says itself what tables call its method and benchmark (`titles`, `scale`, `column` in metrics.json), so that results
-are understood without the code that made them; what no run says is what the caller knows (`Catalogue`), else its name.
+run says itself what tables call its method and benchmark (`titles`, `scale`, `column` in metrics.json).
 """
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llava_consensus.errors import DataError
+from llava_consensus.evaluation.benchmarks import BENCHMARKS
 from llava_consensus.evaluation.files import (
     ANSWERS,
     CONFIG,
@@ -33,7 +33,7 @@ from llava_consensus.evaluation.files import (
     read_lines,
 )
 from llava_consensus.evaluation.report.stats import RESAMPLES, Bounds, Comparison, Sample, bounds, pooled, sample
-from llava_consensus.methods import RENAMED
+from llava_consensus.methods import METHODS, RENAMED
 
 CHOICE = ("method", "options", "changed", "tokens", "merged")  # keys of a configuration in which compared runs differ
 OF_BENCHMARK = ("benchmark", "questions", "conversation", "max_new_tokens")
@@ -48,20 +48,14 @@ FULL = "full"  # the method that reduces nothing
 ALL = "all tokens"  # its name in tables
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """A method with options under the name it has in tables."""
 
     label: str
     method: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = {}
 
 
-POSITIONS = {
-    "renumber": "positions renumbered",
-    "keep": "positions kept",
-    "mean": "merged at the mean",
-}
 LINEUP = (
     Variant("ConsensusDrop", "consensusdrop"),
     Variant("vision-only (alpha 1)", "consensusdrop", {"alpha": 1.0}),
@@ -78,33 +72,18 @@ class Facts(NamedTuple):
     title: str
     scale: float = 1.0  # its score divided by this is a percentage
     column: str | None = None  # of the paper's tables
-    chance: float = 0.0  # what guessing scores, for runs that do not say it
 
 
-@dataclass(frozen=True)
-class Catalogue:
-    """Titles of methods and facts of benchmarks, by name; one that is not in it goes by its name."""
+def policy(config: Mapping[str, Any]) -> str | None:
+    """Which position ids the kept tokens have: `renumber`, `keep` or `mean`; None for methods without the option."""
+    found: str | None = config["options"].get("positions")
+    return found
 
-    methods: Mapping[str, str] = field(default_factory=dict)
-    benchmarks: Mapping[str, Facts] = field(default_factory=dict)
 
-    def method(self, name: str) -> str:
-        """A method's title."""
-        return self.methods.get(name, name)
-
-    def benchmark(self, name: str) -> Facts:
-        """Facts of a benchmark."""
-        return self.benchmarks.get(name, Facts(name))
-
-    def with_facts_of(self, runs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any] | None]]) -> "Catalogue":
-        """A copy with the titles and facts that runs, given as (config, metrics), record."""
-        methods, benchmarks = dict(self.methods), dict(self.benchmarks)
-        for config, metrics in runs:
-            if metrics and "titles" in metrics:
-                methods[config["method"]] = metrics["titles"]["method"]
-                name, chance = config["benchmark"], self.benchmark(config["benchmark"]).chance
-                benchmarks[name] = Facts(metrics["titles"]["benchmark"], metrics["scale"], metrics["column"], chance)
-        return replace(self, methods=methods, benchmarks=benchmarks)
+def one_word(method: str, changed: Mapping[str, Any]) -> str:
+    """A method with its changed options, as the command line takes it; without positions and seed."""
+    options = [f"{key}={changed[key]}" for key in sorted(changed) if key not in ("positions", "seed")]
+    return ":".join(filter(None, (method, ",".join(options))))
 
 
 @dataclass(frozen=True)
@@ -115,18 +94,21 @@ class Row:
     metrics: Mapping[str, Any] | None
     answered: int
     folder: Path
-    catalogue: Catalogue = field(default_factory=Catalogue)
     seeds: tuple["Row", ...] = ()  # the runs of a method that draws, which this one stands for; none for one run alone
 
     @property
     def benchmark(self) -> str:
-        """The benchmark's name."""
         return str(self.config["benchmark"])
 
     @property
     def facts(self) -> Facts:
-        """Facts of the benchmark."""
-        return self.catalogue.benchmark(self.benchmark)
+        """Facts of the benchmark: as the run says, else as the benchmark's class does."""
+        if self.metrics and "titles" in self.metrics:
+            return Facts(self.metrics["titles"]["benchmark"], self.metrics["scale"], self.metrics["column"])
+        if self.benchmark not in BENCHMARKS:
+            return Facts(self.benchmark)
+        known = BENCHMARKS[self.benchmark]
+        return Facts(known.title, known.scale, known.column)
 
     @property
     def tokens(self) -> float:
@@ -161,13 +143,14 @@ class Row:
 
     @property
     def pictures(self) -> int | None:
-        """Number of pictures; None where the rows do not make up the score."""
+        """Number of images; None where the rows do not make up the score."""
         return None if self.sample is None else len(self.sample.sums)
 
     @property
     def chance(self) -> float:
         """Chance level of its questions, in the score's unit; 0 where answers are free, or it is unknown."""
-        return float((self.metrics or {}).get("chance", self.facts.chance))
+        known = BENCHMARKS[self.benchmark].guess if self.benchmark in BENCHMARKS else 0.0
+        return float((self.metrics or {}).get("chance", known))
 
     @property
     def complete(self) -> bool:
@@ -191,31 +174,29 @@ class Row:
 
     @property
     def unanswered(self) -> int:
-        """Questions without an answer in a finished run: their pictures could not be read."""
+        """Questions without an answer in a finished run: their images could not be read."""
         return 0 if self.metrics is None else self.metrics["questions"] - self.metrics["answered"]
 
     @property
     def label(self) -> str:
-        """The variant's name, or method and changed options where it has none; then where its tokens stand, if that is
-        not the method's own way.
-        """
-        policy = self.config["changed"].get("positions")
-        return self.variant + (f", {POSITIONS.get(policy, f'positions={policy}')}" if policy else "")
+        """The variant's name, and its position policy if that is not the method's own."""
+        changed = self.config["changed"].get("positions")
+        return self.variant + (f", positions={changed}" if changed else "")
 
     @property
     def variant(self) -> str:
-        """The label without a word about positions."""
-        changed, method = dict(self.config["changed"]), self.config["method"]
-        changed.pop("positions", None)
-        changed.pop("seed", None)
+        """Name in tables without the position policy: from the line-up, or the method's title and changed options."""
+        method = self.config["method"]
+        changed = {key: value for key, value in self.config["changed"].items() if key not in ("positions", "seed")}
         suffix = "" if self.config["merged"] is None else f", merged={self.config['merged']}"
         match = self.config.get("match") or "kept"
         suffix += "" if match == "kept" else f", match={match}"
         for variant in LINEUP:
             if (variant.method, variant.options) == (method, changed):
                 return variant.label + suffix
-        options = [f"{key}={changed[key]}" for key in sorted(changed)]
-        return ", ".join([self.catalogue.method(method), *options]) + suffix
+        titles = (self.metrics or {}).get("titles") or {}
+        title = titles.get("method") or (METHODS.title(method) if method in METHODS else method)
+        return ", ".join([title, *(f"{key}={changed[key]}" for key in sorted(changed))]) + suffix
 
     @cached_property
     def report(self) -> Mapping[str, Any]:
@@ -229,7 +210,7 @@ class Row:
 
     @cached_property
     def sample(self) -> Sample | None:
-        """Per-picture sums of the score; None while it is incomplete, or where its scorer gives none."""
+        """Per-image sums of the score; None while it is incomplete, or where its scorer gives none."""
         if self.seeds:
             samples = [row.sample for row in self.seeds]
             return pooled([one for one in samples if one is not None]) if all(samples) else None
@@ -237,21 +218,29 @@ class Row:
 
     @cached_property
     def bounds(self) -> Bounds | None:
-        """The 95 % interval of the score; None without a sample, or from too few pictures."""
+        """The 95 % interval of the score; None without a sample, or from too few images."""
         return None if self.sample is None else bounds(self.sample, self.benchmark)
 
 
 def compare(first: Row, second: Row, count: int = RESAMPLES) -> Comparison | None:
-    """Difference of two runs' scores, paired by question; None unless rows make up both scores of the same questions.
-
-    Args:
-        first, second: runs that were asked the same questions.
-        count: resamples.
-    """
+    """Difference of two runs' scores, paired by question; None unless both asked the same and have samples."""
     one, other = first.sample, second.sample
     if one is None or other is None or not np.array_equal(one.questions, other.questions):
         return None
     return Comparison(one, other, first.benchmark, count)
+
+
+def flipped(row: Row, full: Row) -> float | None:
+    """Share of answers that differ from those with all tokens, in percent, mean over seeds; None unless both runs keep
+    what was read from their answers.
+    """
+    if row.seeds:
+        parts = [flipped(one, full) for one in row.seeds]
+        return None if None in parts else fmean(part for part in parts if part is not None)
+    answers = [{one["index"]: one.get("extracted") for one in run.report.get("extracted", ())} for run in (row, full)]
+    if answers[0].keys() != answers[1].keys() or not all(any(one.values()) for one in answers):
+        return None
+    return 100 * fmean(answers[0][index] != answers[1][index] for index in answers[0])
 
 
 def read_row(folder: Path) -> Row:
@@ -268,29 +257,23 @@ def read_row(folder: Path) -> Row:
     if absent:
         raise DataError(f"{folder / CONFIG}: no {', '.join(absent)} in it. Move the folder away")
     answered = read_bytes(answers).count(b"\n") if answers.exists() else 0
-    return Row(config, metrics, answered, folder, Catalogue().with_facts_of([(config, metrics)]))
+    return Row(config, metrics, answered, folder)
+
+
+def read_rows(out: Path) -> list[Row]:
+    """Every run below a folder of results that has an answer, with a judge's score where it needs one and has it.
+
+    Raises:
+        DataError: a file is not what a run writes; it is named.
+    """
+    grades, rows = _read_judged(out), [read_row(path.parent) for path in sorted(out.glob(f"*/{CONFIG}"))]
+    return [judged for row in rows if row.answered or row.metrics for judged in _with_grades(row, grades)]
 
 
 def with_grades(rows: Mapping[Any, Row], out: Path) -> dict[Any, Row]:
     """Runs with the score of a judge where they need one and have it in a folder of results; of several the first."""
     grades = _read_judged(out)
     return {place: _with_grades(row, grades)[0] for place, row in rows.items()}
-
-
-def read_rows(out: Path, fallback: Catalogue | None = None) -> list[Row]:
-    """Every run below a folder of results that has an answer, with a judge's score where it needs one and has it.
-
-    Args:
-        out: the folder of results.
-        fallback: what methods and benchmarks are called that no finished run there says itself.
-    Raises:
-        DataError: a file is not what a run writes; it is named.
-    """
-    grades = _read_judged(out)
-    rows = [read_row(path.parent) for path in sorted(out.glob(f"*/{CONFIG}"))]
-    catalogue = (fallback or Catalogue()).with_facts_of((row.config, row.metrics) for row in rows)
-    begun = [replace(row, catalogue=catalogue) for row in rows if row.answered or row.metrics]
-    return [judged for row in begun for judged in _with_grades(row, grades)]
 
 
 def _read_judged(out: Path) -> dict[str, list[tuple[Record, Record]]]:
@@ -326,35 +309,6 @@ def _with_grades(row: Row, grades: Mapping[str, Sequence[tuple[Record, Record]]]
     return found or [row]
 
 
-def _without(config: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key not in keys}
-
-
-def by_setting(rows: Iterable[Row]) -> list[list[Row]]:
-    """Rows in groups that differ in method, budget and benchmark only, in the order of their first rows.
-
-    Within a group the runs of a benchmark asked the same questions: other versions of its questions (or another
-    conversation, judge, ...) follow in groups of their own, the version with most runs first.
-    """
-    groups: dict[tuple[str, int], list[Row]] = {}
-    for key, group in _grouped(rows, _setting).items():
-        for benchmark_rows in _grouped(group, lambda row: row.benchmark).values():
-            for page, page_rows in enumerate(_pages(benchmark_rows)):
-                groups.setdefault((key, page), []).extend(page_rows)
-    return list(groups.values())
-
-
-def _pages(rows: Iterable[Row]) -> list[list[Row]]:
-    """A benchmark's runs in groups of one version, largest first; runs without a judge join their version's largest."""
-    pages = []
-    for version_rows in sorted(_grouped(rows, lambda row: version(row, "judge")).values(), key=len, reverse=True):
-        judged = [row for row in version_rows if row.config.get("judge")]
-        by_judge = sorted(_grouped(judged, version).values(), key=len, reverse=True) or [[]]
-        by_judge[0] += [row for row in version_rows if not row.config.get("judge")]
-        pages += by_judge
-    return pages
-
-
 def version(row: Row, ignored: str = "") -> str:
     """Fingerprint of the questions: equal for runs that can be paired."""
     keys = [key for key in OF_BENCHMARK + LATER if key not in ("match", "method_version", ignored)]
@@ -362,15 +316,33 @@ def version(row: Row, ignored: str = "") -> str:
 
 
 def _setting(row: Row) -> str:
-    config = _without(row.config, CHOICE + OF_BENCHMARK + LATER)
-    return json.dumps(config | {"versions": _without(config["versions"], OF_VIDEO)}, sort_keys=True)
+    config = {key: value for key, value in row.config.items() if key not in CHOICE + OF_BENCHMARK + LATER}
+    versions = {key: value for key, value in config["versions"].items() if key not in OF_VIDEO}
+    return json.dumps(config | {"versions": versions}, sort_keys=True)
 
 
-def _grouped(rows: Iterable[Row], key: Callable[[Row], str]) -> dict[str, list[Row]]:
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(key(row), []).append(row)
-    return groups
+def by_setting(rows: Iterable[Row]) -> list[list[Row]]:
+    """Rows in groups that differ in method, budget and benchmark only, in the order of their first rows.
+
+    Within a group the runs of a benchmark asked the same questions: other versions of its questions (or another
+    conversation, judge, ...) follow in groups of their own, the version with most runs first. Runs that no judge has
+    graded join those of the judge that graded most.
+    """
+    keyed = [(row, _setting(row), version(row, "judge"), row.config.get("judge")) for row in rows]
+    judges: dict[tuple[str, str], Counter[str]] = {}
+    for _, setting, asked, judge in keyed:
+        if judge:
+            judges.setdefault((setting, asked), Counter())[str(judge)] += 1
+    versions: dict[tuple[str, str], dict[tuple[str, str], list[Row]]] = {}
+    for row, setting, asked, judge in keyed:
+        usual = judges.get((setting, asked))
+        key = asked, str(judge) if judge or not usual else usual.most_common(1)[0][0]
+        versions.setdefault((setting, row.benchmark), {}).setdefault(key, []).append(row)
+    groups: dict[tuple[str, int], list[Row]] = {}
+    for (setting, _), found in versions.items():
+        for place, own in enumerate(sorted(found.values(), key=len, reverse=True)):
+            groups.setdefault((setting, place), []).extend(own)
+    return list(groups.values())
 
 
 @dataclass(frozen=True)
@@ -380,6 +352,11 @@ class Line:
     tokens: float  # 0 where every token there is was meant and no finished run tells how many
     label: str
     runs: Mapping[str, Row]  # by the benchmark's name
+
+    @property
+    def policy(self) -> str | None:
+        """Its position policy."""
+        return next((policy(row.config) for row in self.runs.values()), None)
 
 
 def full_line(rows: Sequence[Row]) -> Line | None:
@@ -394,25 +371,25 @@ def full_line(rows: Sequence[Row]) -> Line | None:
 
 
 def reduced_lines(rows: Sequence[Row]) -> list[Line]:
-    """Reduced runs, most tokens first, then the line-up's order, then others by name, random selection last; each
-    method's own way with positions before another one. Runs that differ in `seed` alone are one; answers of several
-    versions of a method are lines of their own.
+    """Reduced runs, most tokens first, then by position policy, in the line-up's order, others by name, random last.
+    Runs that differ in `seed` alone are one; answers of several versions of a method are lines of their own.
     """
     made: dict[str, set[int | None]] = {}  # versions of each method among the runs
     for row in rows:
         made.setdefault(row.config["method"], set()).add(row.config.get("method_version"))
     order = {variant.label: place for place, variant in enumerate(LINEUP)} | {RANDOM: len(LINEUP) + 1}
-    runs_by_line: dict[tuple[float, str], dict[str, list[Row]]] = {}
-    ranked = sorted(rows, key=lambda row: (-row.tokens, order.get(row.variant, len(order)), row.variant, row.label))
-    for row in ranked:
-        if not row.full:
-            known = row.config.get("method_version")
-            mixed = len(made[row.config["method"]]) > 1  # one line for each version, which says so
-            label = f"{row.label} (version {known or 'unknown'})" if mixed else row.label
-            runs_by_line.setdefault((row.tokens, label), {}).setdefault(row.benchmark, []).append(row)
+
+    def rank(row: Row) -> tuple[Any, ...]:
+        return -row.tokens, policy(row.config) == "keep", order.get(row.variant, len(order)), row.variant, row.label
+
+    lines: dict[tuple[float, str], dict[str, list[Row]]] = {}
+    for row in sorted((row for row in rows if not row.full), key=rank):
+        mixed = len(made[row.config["method"]]) > 1  # one line for each version, which says so
+        label = f"{row.label} (version {row.config.get('method_version') or 'unknown'})" if mixed else row.label
+        lines.setdefault((row.tokens, label), {}).setdefault(row.benchmark, []).append(row)
     return [
         Line(tokens, label, {name: over_seeds(own) for name, own in runs.items()})
-        for (tokens, label), runs in runs_by_line.items()
+        for (tokens, label), runs in lines.items()
     ]
 
 

@@ -1,144 +1,73 @@
-"""Cells of tables: runs with the interval of each score and its paired test, corrected over all tests of the table.
+"""Runs of one setting: scores with intervals, and paired tests against a line of reference, as one frame."""
 
-A `Grid` is lines of runs, each compared with a line of reference; every table of scores is made of one. A `Section` is
-the grid of all runs of one setting, compared with the full model; a preset's grid is in `paper/preset.py`. Incomplete
-runs are in a grid, but enter no mean.
-"""
-
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.report import paper
-from llava_consensus.evaluation.report.rows import Catalogue, Line, Row, compare, full_line, reduced_lines, version
+from llava_consensus.evaluation.report.rows import (
+    FULL,
+    Line,
+    Row,
+    compare,
+    flipped,
+    full_line,
+    one_word,
+    policy,
+    reduced_lines,
+)
 from llava_consensus.evaluation.report.stats import (
-    Bounds,
     Comparison,
     Mean,
+    MeanDifference,
     above_chance,
     corrected,
     draws,
     interval,
     mark,
     mean_difference,
-    mean_draws,
 )
 from llava_consensus.evaluation.report.table import ABSENT
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOVES = 5.0  # points above chance that all tokens must score for a benchmark to enter an average
+
 
 class ScoreCell(NamedTuple):
-    """A run and its test."""
+    """A run, its test against the reference, and the test's p after Holm's correction over the table."""
 
     row: Row
-    test: Comparison | None = None  # against the line of reference
-    corrected: float = 1.0  # the test's p after Holm's correction over the grid
-
-    @property
-    def bounds(self) -> Bounds | None:
-        """The 95 % interval of the score; None where its scorer's rows do not make it up."""
-        return self.row.bounds
+    test: Comparison | None = None
+    corrected: float = 1.0
 
     @property
     def mark(self) -> str:
-        """Mark of a difference from the reference: † p < 0.05, ‡ also after the correction; empty without a test."""
+        """† for p < 0.05, ‡ also after the correction; empty without a test."""
         return "" if self.test is None else mark(self.test.p, self.corrected)
-
-    @property
-    def percent(self) -> float:
-        """The score in percent."""
-        return (self.row.score or 0.0) / self.row.scale
-
-    @property
-    def percent_bounds(self) -> Bounds:
-        """Its interval in percent; the score itself where it has none."""
-        low, high = self.bounds or (self.row.score or 0.0,) * 2
-        return low / self.row.scale, high / self.row.scale
-
-
-class Grid(ABC):
-    """Lines of runs of one setting, each compared with a line of reference."""
-
-    names: Sequence[str]  # the benchmarks, in the order of columns
-    full: Line | None  # the full model's runs
-    lines: Sequence[Line]  # all lines, the full model's on top
-
-    @property
-    def papers(self) -> Sequence[str]:
-        """The benchmarks of which means are made, if nothing speaks against it."""
-        return self.names
-
-    @property
-    @abstractmethod
-    def unjudged(self) -> list[str]:
-        """The names in `papers` that have no score."""
-
-    @abstractmethod
-    def reference(self, line: Line, name: str) -> Row | None:
-        """The run that a line's run of a benchmark is compared with."""
-
-    def cell(self, line: Line, name: str) -> ScoreCell | None:
-        """The cell of a line and a benchmark; None where nothing was run."""
-        return self._cells.get((line.tokens, line.label, name))
-
-    @cached_property
-    def _cells(self) -> Mapping[tuple[float, str, str], ScoreCell]:
-        cells = {}
-        for line in self.lines:
-            for name, row in line.runs.items():
-                other = None if row.sample is None else self.reference(line, name)
-                test = None if other is None or other is row else compare(row, other)
-                cells[line.tokens, line.label, name] = ScoreCell(row, test)
-        found = corrected({key: cell.test.p for key, cell in cells.items() if cell.test is not None})
-        return cells | {key: cells[key]._replace(corrected=p) for key, p in found.items()}
-
-    @property
-    def tested(self) -> list[ScoreCell]:
-        """The cells that have a test."""
-        return [cell for cell in self._cells.values() if cell.test is not None]
-
-    @cached_property
-    def near_chance(self) -> dict[str, ScoreCell]:
-        """Benchmarks in which the full model is not above guessing, with its cells: scores of reduced runs mean nothing
-        there, so they enter no average. None if the full model was not run.
-        """
-        cells = {} if self.full is None else {name: self.cell(self.full, name) for name in self.names}
-        return {
-            name: cell
-            for name, cell in cells.items()
-            if cell and cell.row.complete and not above_chance(cell.row.score, cell.bounds, cell.row.chance)
-        }
-
-    @cached_property
-    def averaged(self) -> list[str]:
-        """The benchmarks included in Acc: `papers` without those `unjudged` and those `near_chance`."""
-        return [name for name in self.papers if name not in (*self.unjudged, *self.near_chance)]
-
-    def scores(self, line: Line) -> list[float] | None:
-        """Scores over the averaged benchmarks in percent; None unless all are complete."""
-        runs = [line.runs[name] for name in self.averaged if name in line.runs]
-        if not runs or len(runs) < len(self.averaged) or not all(row.complete for row in runs):
-            return None
-        return [(row.score or 0.0) / row.scale for row in runs]
-
-    def guessed(self, names: Sequence[str] | None = None) -> str:
-        """The benchmarks of `near_chance` with the full model's scores there, as words of a note."""
-        cells = {name: cell for name, cell in self.near_chance.items() if names is None or name in names}
-        return "; ".join(f"{cell.row.facts.title} {beside_chance(cell)}" for cell in cells.values())
 
 
 @dataclass(frozen=True)
-class Section(Grid):
-    """Runs that differ in method, budget and benchmark only, compared with the full model."""
+class Section:
+    """Runs that differ in method, budget and benchmark only, each compared with a reference of the same questions.
+
+    Args:
+        against: the method of the reference as the command line takes it, with the same budget and position policy;
+            by default all tokens.
+    """
 
     rows: Sequence[Row]
+    against: str = FULL
 
     @cached_property
-    def full(self) -> Line | None:  # type: ignore[override]
-        """The full model's runs."""
+    def full(self) -> Line | None:
+        """The runs with all tokens."""
         return full_line(self.rows)
 
     @cached_property
@@ -146,41 +75,89 @@ class Section(Grid):
         """Lines of the reduced runs, most tokens first."""
         return reduced_lines(self.rows)
 
-    @property
-    def lines(self) -> list[Line]:  # type: ignore[override]
-        """All lines, the full model's on top."""
+    @cached_property
+    def lines(self) -> list[Line]:
+        """All lines, all tokens on top."""
         return [*([self.full] if self.full else []), *self.reduced]
 
-    @property
-    def catalogue(self) -> Catalogue:
-        """Titles of its methods and benchmarks."""
-        return self.rows[0].catalogue
+    @cached_property
+    def names(self) -> list[str]:
+        """The benchmarks that were run: those of the paper's Acc in its order, then others by name."""
+        columns = paper.averaged()
+
+        def rank(name: str) -> tuple[int, str]:
+            column = self._column(name)
+            return columns.index(column) if column in columns else len(columns), name
+
+        return sorted({row.benchmark for row in self.rows}, key=rank)
+
+    def _column(self, name: str) -> str:
+        return next(row.facts.column or "" for row in self.rows if row.benchmark == name)
 
     def title(self, name: str) -> str:
         """A benchmark's name as papers write it."""
-        return self.catalogue.benchmark(name).title
+        return next((row.facts.title for row in self.rows if row.benchmark == name and row.metrics), name)
+
+    def about(self, line: Line) -> str:
+        """Heading of a line: its budget, and the position policy if the section has several."""
+        if line is self.full:
+            return f"All {line.tokens} tokens" if line.tokens else "All tokens"
+        full, tokens = self.full.tokens if self.full else 0, line.tokens
+        head = f"{100 * tokens:g} % of the tokens" if 0 < tokens < 1 else f"{tokens:g} tokens"
+        fewer = f" ({100 * (1 - tokens / full):.1f} % fewer)" if full and 1 <= tokens <= full else ""
+        several = len({one.policy for one in self.reduced}) > 1 and line.policy
+        return head + fewer + (f", positions={line.policy}" if several else "")
+
+    # ---- cells
 
     @cached_property
-    def names(self) -> list[str]:  # type: ignore[override]
-        """The benchmarks that were run: those of the paper's Acc in its order, then others by name."""
-        return self.papers + sorted({row.benchmark for row in self.rows} - set(self.papers))
+    def cells(self) -> Mapping[tuple[float, str, str], ScoreCell]:
+        """By tokens and label of the line, and benchmark; nothing for what was not run."""
+        cells = {}
+        for line in self.lines:
+            for name, row in line.runs.items():
+                other = self._reference(line, name)
+                test = None if other is None or other is row else compare(row, other)
+                cells[line.tokens, line.label, name] = ScoreCell(row, test)
+        found = corrected({key: cell.test.p for key, cell in cells.items() if cell.test is not None})
+        return cells | {key: cells[key]._replace(corrected=p) for key, p in found.items()}
+
+    def cell(self, line: Line, name: str) -> ScoreCell | None:
+        """The cell of a line and a benchmark."""
+        return self.cells.get((line.tokens, line.label, name))
+
+    def _reference(self, line: Line, name: str) -> Row | None:
+        """The complete run that a line's run of a benchmark is compared with."""
+        chosen = self.full
+        if self.against != FULL:
+            chosen = None if line is self.full else self._others.get((line.tokens, line.policy))
+        other = None if chosen is None else chosen.runs.get(name)
+        return other if other and other.complete else None
 
     @cached_property
-    def papers(self) -> list[str]:
-        """The benchmarks of the paper's Acc that were run, in its order."""
-        places = {column: place for place, column in enumerate(paper.averaged())}
-        order = {row.benchmark: places[row.facts.column] for row in self.rows if row.facts.column in places}
-        return sorted(order, key=lambda name: order[name])
+    def _others(self) -> Mapping[tuple[float, str | None], Line]:
+        """The lines of `against` by budget and position policy. OptionError if it was not run."""
+        found, known = {}, set()
+        for line in self.reduced:
+            row = next(iter(line.runs.values()))
+            word = one_word(row.config["method"], row.config["changed"])
+            known.add(word)
+            if self.against in (word, row.variant):
+                found[line.tokens, line.policy] = line
+        if not found:
+            raise OptionError(f"--against {self.against}: no such runs, only of {', '.join(sorted(known))}")
+        return found
+
+    # ---- averages
 
     @cached_property
-    def unjudged(self) -> list[str]:
-        """Benchmarks of `papers` that were finished and have no score.
-
-        A benchmark that needs a judge and has none must not leave every line without an Acc.
-        """
-        finished = {row.benchmark for row in self.rows if row.metrics is not None}
-        scored = {row.benchmark for row in self.rows if row.score is not None}
-        return [name for name in self.papers if name in finished - scored]
+    def averaged(self) -> list[str]:
+        """The benchmarks of Acc: those of the paper that have scores, and can move if all tokens were run."""
+        scored = {row.benchmark for row in self.rows if row.score is not None or row.metrics is None}
+        full = self.full.runs if self.full else {}
+        still = {name for name, row in full.items() if row.complete and not can_move(row)}
+        papers = [name for name in self.names if self._column(name) in paper.averaged()]
+        return [name for name in papers if name in scored - still]
 
     @cached_property
     def common(self) -> list[str]:
@@ -189,103 +166,109 @@ class Section(Grid):
         shared = set.intersection(*filter(None, finished)) if any(finished) else set()
         return [name for name in self.names if name in shared]
 
-    def reference(self, line: Line, name: str) -> Row | None:
-        """The full model's complete run of the same questions."""
-        full_run = None if self.full is None else self.full.runs.get(name)
-        same = full_run is not None and full_run.complete and version(full_run) == version(line.runs[name])
-        return full_run if same else None
-
     def accuracy(self, line: Line) -> Mean | None:
         """Plain mean over the averaged benchmarks, each divided by its scale; None unless every run is complete.
 
         Its interval and p come from adding the benchmarks' independent resamples.
         """
-        scores = self.scores(line)
-        if scores is None:
+        runs = [line.runs.get(name) for name in self.averaged]
+        done = [row for row in runs if row is not None and row.complete]
+        if not done or len(done) < len(runs):
             return None
-        value, runs = sum(scores) / len(scores), [line.runs[name] for name in self.averaged]
-        if any(row.bounds is None for row in runs):
+        value = fmean((row.score or 0.0) / row.scale for row in done)
+        if any(row.bounds is None for row in done):
             return Mean(value, None)
-        total = [draws(row.sample, row.benchmark) / row.scale for row in runs if row.sample]
-        tests = self._tests(line)
-        return Mean(value, interval(np.mean(total, axis=0)), None if tests is None else mean_difference(*tests).p)
+        total = np.mean([draws(row.sample, row.benchmark) / row.scale for row in done if row.sample], axis=0)
+        difference = self.difference(line)
+        return Mean(value, interval(total), difference and difference.p)
 
-    def relative(self, line: Line) -> Mean | None:
-        """Acc in percent of the full model's (the paper's Rel); None without either."""
-        scores, full = self.scores(line), None if self.full is None else self.scores(self.full)
-        if scores is None or not full or not sum(full):
-            return None
-        if any(self.reference(line, name) is None for name in self.averaged):
-            return None
-        value, tests = 100 * sum(scores) / sum(full), self._tests(line)
-        pairs = None if tests is None else mean_draws(*tests)
-        if pairs is None or not pairs[:, 1].all():
-            return Mean(value, None)
-        return Mean(value, interval(100 * pairs[:, 0] / pairs[:, 1]))
+    def relative(self, line: Line) -> float | None:
+        """Acc in percent of all tokens' (the paper's Rel); None without either."""
+        own, full = self.accuracy(line), self.accuracy(self.full) if self.full else None
+        return 100 * own.value / full.value if own and full and full.value else None
 
-    def _tests(self, line: Line) -> tuple[list[Comparison], list[float]] | None:
-        """The tests that a mean is made of, with their scales; None where a benchmark has none."""
+    def difference(self, line: Line) -> MeanDifference | None:
+        """Mean difference to the reference over the averaged benchmarks; None unless each has a test."""
         cells = [cell for name in self.averaged if (cell := self.cell(line, name)) is not None]
         tests = [cell.test for cell in cells if cell.test is not None and cell.test.enough]
-        return (tests, [cell.row.scale for cell in cells]) if tests and len(tests) == len(self.averaged) else None
+        if not tests or len(tests) < len(self.averaged):
+            return None
+        return mean_difference(tests, [cell.row.scale for cell in cells])
+
+    @cached_property
+    def frame(self) -> "pd.DataFrame":
+        """Every cell as a line, unrounded: what was run, the score with its interval, the test against the reference,
+        and what a question costs.
+        """
+        import pandas as pd
+
+        places = [(place, line, name) for place, line in enumerate(self.lines) for name in self.names]
+        cells = [(place, line, self.cell(line, name)) for place, line, name in places]
+        records = [{"line": place, **self._record(line, cell)} for place, line, cell in cells if cell is not None]
+        return pd.DataFrame(records, dtype=object)
+
+    def _record(self, line: Line, cell: ScoreCell) -> dict[str, Any]:
+        row, metrics, test = cell.row, cell.row.metrics or {}, cell.test
+        full = self.full.runs.get(row.benchmark) if self.full and line is not self.full else None
+        known = metrics.get("account") or {}
+        account = {**known, **(known.get("measured") or {})}
+        account["flops"] = (account.get("flops") or {}).get("total")
+        low, high = row.bounds or (None, None)
+        below, above = (test and test.bounds) or (None, None)
+        return {
+            **{key: row.config.get(key) for key in ("model", "data", "limit", "sample")},
+            "label": line.label,
+            "method": row.config["method"],
+            "positions": policy(row.config),
+            "tokens": line.tokens or None,
+            "merged": row.config["merged"],
+            "benchmark": row.benchmark,
+            "metric": metrics.get("metric"),
+            "status": "complete" if row.complete else "incomplete",
+            "questions": metrics.get("questions"),
+            "pictures": row.pictures,
+            "answered": metrics.get("answered", row.answered),
+            "score": row.score,
+            "spread": row.spread,
+            "low": low,
+            "high": high,
+            "chance": row.chance,
+            "difference": test and test.difference,
+            "difference_low": below,
+            "difference_high": above,
+            "p": test and test.p,
+            "p_corrected": test and cell.corrected,
+            "test": test and test.test,
+            "flips": flipped(row, full) if full else None,
+            **{key: account.get(key) for key in ("entering", "kept", "average", "flops", "kv_bytes")},
+        }
 
 
-# ---- cells in words and as records
+def can_move(row: Row) -> bool:
+    """True if a run with all tokens scores so far above guessing that reduced ones can lose something."""
+    far = row.score is not None and (row.score - row.chance) / row.scale >= MOVES
+    return far and above_chance(row.score, row.bounds, row.chance)
 
 
-def record(line: Line, cell: ScoreCell) -> dict[str, Any]:
-    """A cell as a line of CSV: unrounded, with interval and test against the reference; None where not known."""
-    row, metrics, test = cell.row, cell.row.metrics or {}, cell.test
-    low, high = cell.bounds or (None, None)
-    below, above = (test and test.bounds) or (None, None)
-    return {
-        "label": line.label,
-        "method": row.config["method"],
-        "tokens": line.tokens or None,
-        "merged": row.config["merged"],
-        "benchmark": row.benchmark,
-        "metric": metrics.get("metric"),
-        "status": "complete" if row.complete else "incomplete",
-        "questions": metrics.get("questions"),
-        "pictures": row.pictures,
-        "answered": metrics.get("answered", row.answered),
-        "score": row.score,
-        "spread": row.spread,
-        "low": low,
-        "high": high,
-        "chance": row.chance,
-        "difference": test and test.difference,
-        "difference_low": below,
-        "difference_high": above,
-        "p": test and test.p,
-        "p_corrected": test and cell.corrected,
-        "test": test and test.test,
-    }
+# ---- cells as text
 
 
-def state(cell: ScoreCell | None) -> str:
-    """Why there is no number; nothing if there is one."""
+def with_interval(cell: ScoreCell | None) -> str:
+    """A score with half of its interval, marked if it differs from the reference; of several seeds with their spread.
+    Of an incomplete run why there is none.
+    """
     if cell is None:
         return ABSENT
     row = cell.row
     if row.metrics is None:
         return f"incomplete ({row.answered} answered)"
     if row.score is None:
-        return "not scored"
-    return f"incomplete ({row.metrics['answered']} of {row.metrics['questions']})" if row.unanswered else ""
-
-
-def score(cell: ScoreCell | None, interval: str = "") -> str:
-    """A score as papers print it, marked where it differs from the reference; of several seeds with their spread."""
-    if cell is None or state(cell):
-        return state(cell)
-    seeds = "" if cell.row.spread is None else f" (sd {cell.row.spread:.1f})"
-    return f"{cell.row.score:.1f}{interval}{cell.mark}{seeds}"
-
-
-def with_interval(cell: ScoreCell | None) -> str:
-    """The same with half of its interval."""
-    return score(cell, "" if cell is None else half(cell.bounds))
+        contains = row.metrics["report"].get("contains")
+        return "not scored" if contains is None else f"not judged ({contains:.1f} contain the answer)"
+    if row.unanswered:
+        return f"incomplete ({row.metrics['answered']} of {row.metrics['questions']})"
+    seeds = "" if row.spread is None else f" (sd {row.spread:.1f})"
+    return f"{row.score:.1f}{half(row.bounds)}{cell.mark}{seeds}"
 
 
 def half(bounds: Sequence[float] | None) -> str:
@@ -293,14 +276,8 @@ def half(bounds: Sequence[float] | None) -> str:
     return "" if bounds is None else f" ± {(bounds[1] - bounds[0]) / 2:.1f}"
 
 
-def beside_chance(cell: ScoreCell) -> str:
-    """A score with its interval, and what guessing scores."""
-    between = "" if cell.bounds is None else f" [{cell.bounds[0]:.1f}, {cell.bounds[1]:.1f}]"
-    return f"{cell.row.score:.1f}{between}, chance {cell.row.chance:.1f}"
-
-
 def signed(difference: float | None, bounds: Sequence[float] | None = None, places: int = 1) -> str:
-    """A difference with its interval, where it has one."""
+    """A difference with its interval, if it has one."""
     if difference is None:
         return ABSENT
     between = "" if bounds is None else f" ({bounds[0]:+.{places}f} to {bounds[1]:+.{places}f})"

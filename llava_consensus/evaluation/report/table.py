@@ -1,14 +1,9 @@
 """Tables as data, and their text: Markdown to read, LaTeX (booktabs) to input into a paper, CSV for scripts.
 
-    table = Table("Scores", ("method", "GQA"), groups({"Retain 64 tokens": [("random", "41.0")]}), "A note.")
-    markdown(table), latex(table), csv_text([{"method": "random", "gqa": 41.0}])
-
-Every table of the package is one of these. A `Column` is an entry in a list of columns, from which tables and CSV are
-made alike.
+table = Table("Scores", ("method", "GQA"), groups([("64 tokens", ("random", "41.0"))]), "A note.")
+markdown(table), latex(table), csv_text([{"method": "random", "gqa": 41.0}])
 """
 
-import csv
-import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,29 +31,6 @@ Cells = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Column:
-    """One column.
-
-    Args:
-        title: its heading.
-        read: takes what the list of columns is about (a line of a section, a measured run, ...), gives the value.
-        format: the value as tables show it; CSV has it as it is.
-        key: its heading in CSV, where that is another one.
-        note: what a reader must know of it, for the note below the table.
-    """
-
-    title: str
-    read: Callable[[Any], Any]
-    format: Callable[[Any], str] = str
-    key: str = ""
-    note: str = ""
-
-    def text(self, item: Any) -> str:
-        """Its cell in the line about `item`."""
-        return self.format(self.read(item))
-
-
-@dataclass(frozen=True)
 class Group:
     """Lines of one budget under a heading."""
 
@@ -75,11 +47,6 @@ class Table:
     groups: tuple[Group, ...]
     note: str = ""
 
-    @property
-    def empty(self) -> bool:
-        """True if all cells beside the names are empty."""
-        return all(cell == ABSENT for group in self.groups for line in group.lines for cell in line[1:])
-
 
 def groups(lines: Iterable[tuple[str, Cells]]) -> tuple[Group, ...]:
     """Lines by heading, in the order in which headings appear."""
@@ -95,32 +62,16 @@ def pivoted(
     """A table of cells that come in any order.
 
     Args:
-        title: of the table.
         first: heading of the column of names.
         columns: heading of each further column, by its key.
-        cells: (heading of the group, name of the line, key of the column, text); groups and lines stand in the order
-            in which they appear, and what is not given is absent.
-        note: below the table.
+        cells: (heading of the group, name of the line, key of the column, text); groups and lines keep the order in
+            which they appear.
     """
     lines: dict[tuple[str, str], dict[str, str]] = {}
     for heading, name, column, text in cells:
         lines.setdefault((heading, name), {})[column] = text
     found = ((heading, (name, *(own.get(key, ABSENT) for key in columns))) for (heading, name), own in lines.items())
     return Table(title, (first, *columns.values()), groups(found), note)
-
-
-def retained(tokens: float, full: float | None) -> str:
-    """The paper's heading of a budget; a fraction is a share of each picture's own tokens."""
-    if 0 < tokens < 1:
-        return f"Retain {100 * tokens:g} % of each picture's tokens"
-    if full is None or tokens > full:
-        return f"Retain {tokens} tokens"
-    return f"Retain {tokens} tokens ({100 * (1 - tokens / full):.1f} % fewer)"
-
-
-def upper_bound(tokens: float) -> str:
-    """The heading of the full model; 0 is an unknown number of tokens."""
-    return f"Upper bound, {tokens or 'all'} tokens"
 
 
 def one_decimal(value: float | None) -> str:
@@ -140,9 +91,9 @@ def number(scale: float = 1.0) -> Callable[[float | None], str]:
     return write
 
 
-def count(value: float | None) -> str:
-    """A number of tokens."""
-    return ABSENT if value is None else f"{value:.1f}".removesuffix(".0")
+def p_value(p: float | None) -> str:
+    """A p in two digits."""
+    return ABSENT if p is None else f"{p:.2g}" if p >= 1e-4 else f"{p:.0e}"
 
 
 def markdown(table: Table) -> str:
@@ -183,12 +134,10 @@ def latex(table: Table) -> str:
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as CSV with the keys of the first; missing values are empty. Lines end as RFC 4180 says."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]), restval="")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
+    """Rows as CSV; missing values are empty. Lines end as RFC 4180 says."""
+    import pandas as pd
+
+    return pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\r\n")
 
 
 def rendered(tables: Sequence[Table], rows: Sequence[Mapping[str, Any]], form: str) -> list[str]:
@@ -199,26 +148,16 @@ def rendered(tables: Sequence[Table], rows: Sequence[Mapping[str, Any]], form: s
 
 
 def write(folder: Path, name: str, tables: Sequence[Table], rows: Sequence[Mapping[str, Any]]) -> list[Path]:
-    """Writes NAME.md, NAME.tex and NAME.csv.
-
-    Args:
-        folder: made where it is missing.
-        name: of the files, without their endings.
-        tables: as Markdown and LaTeX.
-        rows: with the same keys, as CSV.
-    Returns:
-        The files.
-    """
+    """Write NAME.md and NAME.tex of `tables` and NAME.csv of `rows`."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
-        "md": "\n\n".join(map(markdown, tables)) + "\n",
-        "tex": "\n\n".join([PACKAGES, *map(latex, tables)]) + "\n",
-        "csv": csv_text(rows),
+        folder / f"{name}.md": "\n\n".join(map(markdown, tables)) + "\n",
+        folder / f"{name}.tex": "\n\n".join([PACKAGES, *map(latex, tables)]) + "\n",
+        folder / f"{name}.csv": csv_text(rows),
     }
-    files = {folder / f"{name}.{ending}": text for ending, text in texts.items()}
-    for path, text in files.items():
+    for path, text in texts.items():
         write_out(path, text.encode())
-    return list(files)
+    return list(texts)
 
 
 def replace_block(text: str, block: str, name: str) -> str:

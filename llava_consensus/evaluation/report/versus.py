@@ -35,7 +35,7 @@ def find(name: str, out: Path) -> Row:
 
 
 def lines(first: Row, second: Row) -> list[str]:
-    """Both scores, their difference with interval and p, and the same for each question type.
+    """Both scores, their difference with interval and p, and the same for each question type, p corrected (Holm).
 
     Raises:
         DataError: other questions, or scores that their scorers' rows do not make up.
@@ -55,36 +55,26 @@ def lines(first: Row, second: Row) -> list[str]:
     rows = zip(counted(first.report), counted(second.report), strict=True)
     steps = [one["correct"] - other["correct"] for one, other in rows]
     better = f"{sum(step > 0 for step in steps)} questions better in A, {sum(step < 0 for step in steps)} in B"
-    return [
-        *output,
-        f"A - B (95 % interval): {signed(comparison.difference, comparison.bounds, 2)}, {_p(comparison)}; {better}",
-        *_by_type(first.report, second.report, name),
-    ]
+    p = comparison.test if comparison.p is None else f"p = {comparison.p:.2g} ({comparison.test})"
+    output.append(f"A - B (95 % interval): {signed(comparison.difference, comparison.bounds, 2)}, {p}; {better}")
 
-
-def _p(comparison: Comparison) -> str:
-    return comparison.test if comparison.p is None else f"p = {comparison.p:.2g} ({comparison.test})"
-
-
-def _by_type(first: Report, second: Report, name: str) -> list[str]:
-    """One line for each group of questions, p corrected for their number (Holm)."""
-
-    def only(report: Report, group: str) -> Report:
-        return {**report, "extracted": [row for row in report["extracted"] if str(row.get("group")) == group]}
-
-    groups = sorted({str(row["group"]) for row in counted(first) if row.get("group") is not None})
-    tests = {group: paired(only(first, group), only(second, group), name, RESAMPLES) for group in groups}
+    groups = sorted({str(row["group"]) for row in counted(first.report) if row.get("group") is not None})
+    tests = {group: _of_group(first.report, second.report, group, name) for group in groups}
     found = {group: test for group, test in tests.items() if test is not None}
     if len(found) < 2:
-        return []
+        return output
+    output.append(f"{'by question type':24} {'questions':>9} {'pictures':>8}  {'A - B':30} {'p':>8} {'p (Holm)':>8}")
     holm = corrected({group: test.p for group, test in found.items()})
-    between = "A - B (95 % interval)"
-    head = f"{'by question type':24} {'questions':>9} {'pictures':>8}  {between:30} {'p':>8} {'p (Holm)':>8}"
-    return [
-        head,
-        *(
-            f"{group:24} {test.questions:9d} {test.pictures:8d}  {signed(test.difference, test.bounds, 2):30} "
-            + (f"{test.p:8.2g} {holm[group]:8.2g}" if test.p is not None else f"too few pictures (< {LEAST})")
-            for group, test in found.items()
-        ),
-    ]
+    for group, test in found.items():
+        p = f"{test.p:8.2g} {holm[group]:8.2g}" if test.p is not None else f"too few pictures (< {LEAST})"
+        difference = signed(test.difference, test.bounds, 2)
+        output.append(f"{group:24} {test.questions:9d} {test.pictures:8d}  {difference:30} {p}")
+    return output
+
+
+def _of_group(first: Report, second: Report, group: str, name: str) -> Comparison | None:
+    own, other = (
+        {**report, "extracted": [row for row in report["extracted"] if str(row.get("group")) == group]}
+        for report in (first, second)
+    )
+    return paired(own, other, name, RESAMPLES)

@@ -33,6 +33,12 @@ class DeviceFailed(ConsensusError):
     exit_code = 6
 
 
+class Unanswered(ConsensusError):
+    """A result that rests on fewer questions than were asked. It is complete otherwise, and was printed."""
+
+    exit_code = 6
+
+
 class Result(NamedTuple):
     """Result of a batch or shard: each question has a record in one of the two lists."""
 

@@ -130,13 +130,6 @@ def test_a_file_that_changed_on_the_server_is_fetched_whole(server: Server, targ
     assert target.read_bytes() == BYTES and server.asked == ["bytes=15-" if tag else None]
 
 
-def test_a_server_that_knows_no_parts_is_asked_for_the_whole(server: Server, target: Path, part: Path) -> None:
-    begun(part, b"something older" * 1_000)
-    server.way = "from the beginning"
-    fetch(server.url(), target)
-    assert target.read_bytes() == BYTES
-
-
 @pytest.mark.parametrize("more", [b"", b"more"])
 def test_a_whole_part_is_taken_and_a_longer_one_fetched_anew(
     server: Server, target: Path, part: Path, more: bytes

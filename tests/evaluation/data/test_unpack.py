@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from llava_consensus.errors import DataError
+from llava_consensus.evaluation.data.mini import remove_leftovers
 from llava_consensus.evaluation.data.unpack import unpack
 
 TEXT = b"a text that is long enough to be compressed, " * 50
@@ -83,14 +84,8 @@ def test_what_is_no_zip_or_encrypted_is_a_line(tmp_path: Path) -> None:
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_name_that_no_file_can_have_is_a_line(tmp_path: Path) -> None:
-    for members in ({"x" * 300: b"a"}, {"a": b"a", "a/b": b"b"}):
-        with pytest.raises(DataError, match="remove it and give the same command"):
-            unpack(zipped(tmp_path / "a.zip", members), tmp_path / "out")
-    assert not (tmp_path / "out" / ".unpacking").exists()
-
-
-def test_a_pipe_is_a_line(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "a.zip")
-    with pytest.raises(DataError, match="no regular one"):
-        unpack(tmp_path / "a.zip", tmp_path / "out")
+def test_folders_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    for number in (os.getpid(), 2**22 + 1, "x"):
+        (tmp_path / f".eval-{number}").mkdir()
+    remove_leftovers(tmp_path / ".eval-")
+    assert {path.name for path in tmp_path.iterdir()} == {f".eval-{os.getpid()}", ".eval-x"}

@@ -46,6 +46,22 @@ def test_two_tools_are_paired_by_question(tmp_path: Path, capsys: pytest.Capture
     assert cli.main(["report", "--out", str(out)]) == 0 and "stride" in capsys.readouterr().out
 
 
+def test_the_score_of_a_metric_is_read_never_an_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of an object as MMStar's and POPE's tasks log it; one without a score is refused."""
+    path = tmp_path / "x_samples_pope.jsonl"
+
+    def log(key: str) -> None:
+        rows = [{"doc_id": k, "target": "a", "pope_accuracy": {"question_id": k % 2, key: 1.0, "prediction": "no"}}
+                for k in range(4)]  # fmt: skip
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    log("score")
+    _, names = run(path, tmp_path / "out")
+    assert read_row(tmp_path / "out" / names[0]).score == 100
+    log("length")
+    assert run(path, tmp_path / "other") == (3, []) and "Name another" in capsys.readouterr().err
+
+
 def test_pictures_and_columns_by_name(tmp_path: Path) -> None:
     path = tmp_path / "any.csv"
     rows = [f"q{k},{k // 4}.jpg,{k % 2},{share}\n" for share in (0.25, 0.5) for k in range(80)]

@@ -19,11 +19,9 @@ from llava_consensus.evaluation.report.overlay import (
     fates,
     heat,
     in_padding,
-    overlap,
     overlay,
     picture,
     selection,
-    tint,
     view,
 )
 from llava_consensus.hosts.patches import patches
@@ -59,24 +57,6 @@ def test_patches_look_like_what_happened_to_them(size: tuple[int, int]) -> None:
     assert np.ptp(middle(picture, row, 4, grid, size)) > np.ptp(merged)  # the anchor's dot
 
 
-def test_two_anchors_have_two_colours() -> None:
-    owner = np.repeat([0, 1], 32)
-    picture = overlay(Image.new("RGB", (80, 80), "white"), [], [0, 63], owner, 8)
-    upper, lower = (middle(picture, row, 4, 8, (80, 80)) for row in (2, 5))
-    assert np.abs(upper - lower).max() > 30
-
-
-def test_all_kept_is_the_picture_itself() -> None:
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (768, 768, 3), dtype=np.uint8))
-    assert np.array_equal(overlay(image, np.arange(576), [], np.arange(576), 24), image)
-
-
-def test_tokens_merged_into_kept_patches_are_tinted_by_them() -> None:
-    owner = np.zeros(16, dtype=int)
-    picture = overlay(Image.new("RGB", (64, 64), "gray"), [5], [], owner, 4)
-    assert np.ptp(middle(picture, 3, 3, 4, (64, 64))) > 20
-
-
 def test_kept_and_merged_patches_may_be_shown_alone() -> None:
     image, owner = Image.new("RGB", (64, 64), (200, 40, 40)), np.array([0, 1, 1, -1])
     seen, known = view(image, (2, 2)), fates([0], [1], owner)
@@ -100,11 +80,6 @@ def test_kept_merged_and_dropped_differ_in_lightness_alone() -> None:
         assert kept + 25 < merged < dropped - 25, f"tint {number}"
 
 
-def test_tints_are_pale_and_differ() -> None:
-    tints = [tint(number) for number in range(21)]
-    assert len(set(tints)) == 21 and all(np.mean(one) > 110 for one in tints)
-
-
 def test_a_heat_map_is_bright_where_a_saliency_is() -> None:
     pytest.importorskip("matplotlib")
     seen = view(Image.new("RGB", (64, 32), "gray"), (4, 4))
@@ -113,13 +88,6 @@ def test_a_heat_map_is_bright_where_a_saliency_is() -> None:
     assert middle(drawn, 1, 2, 4, (64, 32)).sum() > middle(drawn, 2, 2, 4, (64, 32)).sum() + 100
     flat = heat(seen, [0.5] * 16)
     assert flat.size == drawn.size
-
-
-def test_patches_in_both_sets_have_a_colour_of_their_own() -> None:
-    seen = view(Image.new("RGB", (64, 64), "white"), (2, 2))
-    drawn = overlap(seen, {(0, 158, 115): [0, 1], (0, 114, 178): [1, 2]}, (230, 159, 0), [], (0, 0, 0))
-    found = [tuple(middle(drawn, *divmod(place, 2), 2, (64, 64))) for place in range(4)]
-    assert len(set(found)) == 4 and found[1][0] > found[0][0] and found[1][0] > found[2][0]
 
 
 def test_patches_of_the_padding_are_counted() -> None:

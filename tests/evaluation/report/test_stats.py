@@ -235,8 +235,8 @@ def test_f1_is_the_scorers() -> None:
         )
         for group in dict.fromkeys(groups)
     ]
-    expected = pope.mean_f1(official)
-    assert expected is not None and score(made(found)) == pytest.approx(100 * expected, rel=1e-12)
+    expected = np.mean([one["f1"] for one in official if one["f1"] is not None])
+    assert score(made(found)) == pytest.approx(100 * expected, rel=1e-12)
 
 
 def test_f1_without_positives_counts_nothing() -> None:

@@ -10,9 +10,7 @@ import multiprocessing
 import os
 import random
 import signal
-import sys
 import time
-from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -279,14 +277,6 @@ def test_a_method_that_reduces_needs_a_budget(data: Path) -> None:
         prepare(replace(config(data, data / "model", method="random"), budget=None))
 
 
-def test_a_plan_with_another_method_is_the_plan_of_that_configuration(data: Path) -> None:
-    first = prepare(config(data, data / "model", method="random", match="flops"))
-    for change in ({"method": "full"}, {"method": "consensusdrop", "tokens": 32, "match": "entering"}):
-        wanted = config(data, data / "model", **change)
-        found = first.reduced_by(wanted.method, wanted.budget, wanted.match)
-        assert found == prepare(wanted) and run_name(found.description) == run_name(prepare(wanted).description)
-
-
 @pytest.mark.parametrize(
     ("change", "error", "why"),
     [
@@ -385,27 +375,3 @@ def test_a_damaged_neighbour_does_not_hide_a_result(
     assert cli.main(given) == 0
     output = capsys.readouterr()
     assert "on 4 of 4 questions" in output.out and "another run is damaged" in output.err
-
-
-def _asks_slowly(data: Path, out: Path, said: Path) -> None:
-    """The command line around a run, as a process of its own."""
-    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
-    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  as a new process has it, not as pytest does
-    work = lambda _: iter([go(data, out, FakeHost(0.1), 2).path.name])  # noqa: E731
-    cli.parser = lambda _: Namespace(parse_known_args=lambda _: (Namespace(lines=work), []))  # type: ignore[assignment]
-    sys.exit(cli.main([]))
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_says_what_was_done(data: Path, tmp_path: Path, number: int) -> None:
-    child = FORK.Process(target=_asks_slowly, args=(data, tmp_path / "out", tmp_path / "said"))
-    child.start()
-    limit = time.monotonic() + 60
-    while not written(tmp_path / "out"):
-        assert time.monotonic() < limit and child.is_alive()
-        time.sleep(0.02)
-    os.kill(child.pid or 0, number)
-    child.join(30)
-    said = (tmp_path / "said").read_text()
-    assert child.exitcode == 128 + number and "of 20 questions. The same command resumes" in said, said
-    assert "Traceback" not in said

@@ -1,0 +1,241 @@
+"""Which settings do published results and our own kept results support for a model, a task and a budget?
+
+Scores of different tables are averages over different benchmarks, so methods are ranked within a table only. The data
+are `paper/ledger.json` (published results and their sources), `evaluation/report/paper.json` (the tables of the
+ConsensusDrop paper) and `evidence.csv` (our runs, written by `make pages`). Nothing here is estimated.
+"""
+
+import csv
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import NamedTuple
+
+from llava_consensus.errors import OptionError, unknown_name
+
+TASKS = {  # by task, the columns of published tables and of our runs that speak about it
+    "general": ("relative", "gqa"),
+    "ocr": ("textvqa",),
+    "grounding": ("refcoco",),
+    "chart": (),
+    "video": (),
+    "multi-image": (),
+}
+RELATIVE = "relative"  # percent of the full model's score, averaged over the benchmarks of that table
+OWN = "scenes"
+SCENES = "our run of llava-photo (157 M) on composed scenes"
+
+
+class Family(NamedTuple):
+    """Models that share a language model and a number of visual tokens."""
+
+    title: str
+    pattern: str  # of model names
+    types: tuple[str, ...]  # `model_type` of configurations
+    published: str  # name in the ledger
+    tokens: int  # visual tokens of an image; 100 if budgets are percentages
+    layers: int
+    keeps: bool = False  # positions have several axes, so that every method keeps them
+
+
+FAMILIES = {
+    "llava-1.5": Family("LLaVA-1.5-7B", r"llava-?v?1[._]5", ("llava", "llava_llama"), "llava-1.5-7b", 576, 32),
+    "llava-next": Family("LLaVA-NeXT-7B", r"llava-?(v?1[._]6|next)", ("llava_next",), "llava-next-7b", 2880, 32),
+    "qwen2.5-vl": Family("Qwen2.5-VL-7B", r"qwen-?2[._]5-?vl", ("qwen2_5_vl",), "qwen2.5-vl-7b", 100, 28, True),
+    "qwen3-vl": Family("Qwen3-VL-8B", r"qwen-?3-?vl", ("qwen3_vl",), "qwen3-vl-8b", 100, 36, True),
+    OWN: Family("llava-photo, composed scenes", r"llava-photo", (), OWN, 576, 30),
+}
+
+
+class Score(NamedTuple):
+    """One result of one method."""
+
+    family: str  # as in the ledger
+    method: str  # name in `METHODS`, or the title of a method this package does not have
+    tokens: int
+    benchmark: str
+    score: float
+    source: str
+    positions: str = ""  # "" if the table does not say
+    questions: int | None = None  # of our runs
+    bounds: tuple[float, float] | None = None  # 95 % interval of our runs
+
+
+class Choice(NamedTuple):
+    """A setting that a table supports."""
+
+    method: str
+    tokens: int
+    score: float
+    benchmark: str
+    source: str
+    positions: str
+    questions: int | None
+    bounds: tuple[float, float] | None
+    entering: int  # visual tokens entering the first layer
+    mean: float  # and on average over layers
+    place: str  # what the vision tower costs follows from it
+    by_authors: bool  # whether the table is by the authors of the method
+
+
+@cache
+def titles() -> dict[str, str]:
+    """Name of each method of this package by its title in papers, in lower case."""
+    index = json.loads(resources.files("llava_consensus.methods").joinpath("index.json").read_text("utf-8"))
+    # a title such as "IDPruner, untrained" says that this is not the method of the published rows
+    return {(entry[1] or name).lower(): name for name, entry in index.items()} | {"pdrop": "pyramiddrop"}
+
+
+@cache
+def places() -> dict[str, str]:
+    """Where each method acts."""
+    index = json.loads(resources.files("llava_consensus.methods").joinpath("index.json").read_text("utf-8"))
+    return {name: entry[2] for name, entry in index.items()}
+
+
+@cache
+def scores() -> tuple[Score, ...]:
+    """Every result: published, the ConsensusDrop paper's, ours."""
+    return (*_ledger(), *_paper(), *_own())
+
+
+def _ledger() -> Iterator[Score]:
+    from llava_consensus.paper.ledger import ledger
+
+    content = ledger()
+    for entry in content["entries"]:
+        family, name = entry.get("model", "llava-1.5-7b"), entry["method"]
+        positions = {"positions renumbered": "renumber", "positions kept": "keep"}.get(name, "")
+        source = content["sources"][entry["source"]]
+        for benchmark, score in entry["results"].items():
+            method = titles().get(name.lower(), name)
+            yield Score(family, method, entry["tokens"], benchmark, score, source, positions)
+
+
+def _paper() -> Iterator[Score]:
+    text = resources.files("llava_consensus.evaluation.report").joinpath("paper.json").read_text("utf-8")
+    tables = json.loads(text)["tables"]
+    columns = {"rel_percent": RELATIVE, "gqa": "gqa", "textvqa": "textvqa"}
+    for table, number, family in (("llava_1_5_7b", 1, "llava-1.5-7b"), ("llava_next_7b", 2, "llava-next-7b")):
+        for row in tables[table]:
+            for column, benchmark in columns.items():
+                if row.get(column) is not None:
+                    method = titles().get(row["method"].lower(), row["method"])
+                    yield Score(family, method, row["tokens"], benchmark, row[column], f"ConsensusDrop, table {number}")
+
+
+def _own() -> Iterator[Score]:
+    text = resources.files("llava_consensus").joinpath("evidence.csv").read_text("utf-8")
+    for row in csv.DictReader(text.splitlines()):
+        bounds = float(row["low"]), float(row["high"])
+        yield Score(
+            OWN, row["method"], int(row["tokens"]), row["benchmark"], float(row["score"]), SCENES, row["positions"],
+            int(row["questions"]), bounds,
+        )  # fmt: skip
+
+
+def family_of(model: str) -> str | None:
+    """The family of a checkpoint folder or a model's name; None if there is no evidence for it."""
+    config = Path(model).expanduser() / "config.json"
+    if config.is_file() and "llava-photo" not in model:
+        kind = json.loads(config.read_text("utf-8")).get("model_type")
+        return next((name for name, family in FAMILIES.items() if kind in family.types), None)
+    return next((name for name, family in FAMILIES.items() if re.search(family.pattern, model.lower())), None)
+
+
+def recommend(
+    model: str = "llava-1.5", task: str = "general", tokens: int | None = None, share: float | None = None
+) -> list[Choice]:
+    """Settings that results support, the best of each table first, tables with more methods first.
+
+    Args:
+        model: name or checkpoint folder.
+        task: one of TASKS.
+        tokens: visual tokens of an image; the nearest budget of the tables is taken.
+        share: the same as a share of an image's tokens, in (0, 1).
+    Returns:
+        Nothing if there is no evidence.
+    Raises:
+        OptionError: for an unknown task, or a budget outside its bound.
+    """
+    if task not in TASKS:
+        raise unknown_name("task", task, list(TASKS))
+    if tokens is not None and share is not None:
+        raise OptionError(f"tokens={tokens} beside share={share}: give one of them")
+    if tokens is not None and tokens < 1:
+        raise OptionError(f"tokens={tokens} must be at least 1")
+    if share is not None and not 0 < share < 1:
+        raise OptionError(f"share={share} must be between 0 and 1")
+    family = FAMILIES.get(family_of(model) or "")
+    if family is None or not TASKS[task]:
+        return []
+    wanted = tokens if tokens is not None else round((share or 64 / 576) * family.tokens)
+    if family.tokens == 100 and tokens is not None:
+        raise OptionError(
+            f"tokens={tokens}: published budgets of {family.title} are shares of an image. Give share=0.1"
+        )
+    known = [one for one in scores() if one.family == family.published and one.method in places()]
+    known = [one for one in known if one.benchmark in TASKS[task] and one.tokens < family.tokens]
+    by_table: dict[tuple[str, str], list[Score]] = {}
+    for one in known:
+        by_table.setdefault((one.source, one.benchmark), []).append(one)
+    found = []
+    for (_, benchmark), table in by_table.items():
+        nearest = min({one.tokens for one in table}, key=lambda budget: (abs(budget - wanted), budget))
+        rows = sorted((one for one in table if one.tokens == nearest), key=lambda one: -one.score)
+        if benchmark != TASKS[task][0] and any(first == TASKS[task][0] for _, first in by_table):
+            continue  # single benchmarks only if no average was published
+        found.append(rows)
+    found.sort(key=lambda rows: (rows[0].source.startswith("our"), -len(rows)))
+    return [_choice(one, family) for rows in found for one in rows]
+
+
+def _choice(score: Score, family: Family) -> Choice:
+    from llava_consensus.methods import make
+    from llava_consensus.reduction.budget import Budget
+
+    entering = make(score.method).entering(Budget(score.tokens), family.tokens, family.layers)
+    positions = "keep" if family.keeps else score.positions or make(score.method).positions
+    return Choice(
+        score.method, score.tokens, score.score, score.benchmark, score.source, positions, score.questions,
+        score.bounds, entering[0], round(sum(entering) / len(entering), 1), places()[score.method],
+        score.source.lower().startswith(score.method.rstrip("+")),
+    )  # fmt: skip
+
+
+def warnings(model: str, task: str) -> list[str]:
+    """What fails, and what positions change, each with the numbers of its source."""
+    name = family_of(model)
+    family = FAMILIES.get(name or "")
+    found: list[str] = []
+    if family is None:
+        return found
+    own = [one for one in scores() if one.family == family.published]
+    full = {one.benchmark: one.score for one in own if one.tokens == family.tokens and one.method not in places()}
+    full |= {one.benchmark: one.score for one in own if one.method == "full"}
+    if task in ("ocr", "general") and "textvqa" in full:
+        small = [one for one in own if one.benchmark == "textvqa" and one.tokens == 64 and one.method in places()]
+        if small:
+            low, high = min(one.score for one in small), max(one.score for one in small)
+            found.append(
+                f"small print: TextVQA is {low:g} to {high:g} with 64 tokens, {full['textvqa']:g} with all "
+                f"({len({(one.method, one.source) for one in small})} published rows)"
+            )
+    policies = {
+        policy: {one.benchmark: one for one in own if one.positions == policy and one.method in methods}
+        for policy, methods in (
+            ("renumber", ("consensusdrop", "positions renumbered")),
+            ("keep", ("consensusdrop", "positions kept")),
+        )
+    }
+    both = policies["renumber"].keys() & policies["keep"].keys()
+    for benchmark in sorted(both & {*TASKS[task], "textocr_hard"} or both)[:1]:
+        renumber, keep = policies["renumber"][benchmark], policies["keep"][benchmark]
+        found.append(
+            f"positions: {benchmark} {renumber.score:.1f} if renumbered, {keep.score:.1f} if kept, at {keep.tokens}"
+            f"{' %' if family.tokens == 100 else ' tokens'} ({keep.source})"
+        )
+    return found
