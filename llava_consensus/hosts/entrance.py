@@ -114,7 +114,7 @@ class Entrance:
         self.handles: list[Any] = []
 
     def base(self) -> Any:
-        """The module that encodes images; None if the model is gone."""
+        """The module that encodes images."""
         return base_of(self.model())
 
     def install(self) -> None:
