@@ -15,6 +15,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = "llava_consensus"
+PARTS = {  # rows of the size table: pathspecs of git
+    "paper, cli/paper": ("llava_consensus/paper", "llava_consensus/cli/paper.py"),
+    "evaluation/models": ("llava_consensus/evaluation/models",),
+    "evaluation/report": ("llava_consensus/evaluation/report",),
+    "evaluation/runs, files, media, data, checksums": tuple(
+        f"llava_consensus/evaluation/{name}" for name in ("runs", "data", "files.py", "media*", "checksums.py")
+    ),
+    "evaluation/judge": ("llava_consensus/evaluation/judge",),
+    "evaluation/benchmarks": ("llava_consensus/evaluation/benchmarks",),
+    "evaluation/bench": ("llava_consensus/evaluation/bench",),
+    "demo": ("llava_consensus/demo",),
+    "training": ("llava_consensus/training",),
+    "cli without paper": ("llava_consensus/cli", ":!llava_consensus/cli/paper.py"),
+    "playground/mini": ("playground/mini",),
+    "tests outside tests/hosts": ("tests", ":!tests/hosts"),
+}
+READY = (".venv/bin/pytest", "playground/mini/eval/.complete")  # of `make setup-dev data`
 TRACE = """
 import contextlib, inspect, io, pathlib, sys
 package = str(pathlib.Path("llava_consensus").resolve()) + "/"
@@ -60,9 +77,9 @@ report()
 """
 
 
-def sources(root: Path, folder: str) -> list[Path]:
-    """The Python files that git tracks below a folder."""
-    return [path for path in tracked(root, folder) if path.suffix == ".py"]
+def sources(root: Path, *folders: str) -> list[Path]:
+    """The Python files that git tracks below folders."""
+    return [path for path in tracked(root, *folders) if path.suffix == ".py"]
 
 
 def tracked(root: Path, *folders: str) -> list[Path]:
@@ -149,12 +166,17 @@ def main() -> None:
     )
     given = parser.parse_args()
     root = given.root.resolve()
+    lacking = [name for name in READY if not (root / name).exists()]
+    if lacking:
+        parser.error(f"{root} has no {' and no '.join(lacking)}. Run `make setup-dev data` there first")
     pages = [root / "README.md", root / "CONTRIBUTING.md", *(root / "docs").glob("*.md")]
     names, rings = double_names(root), circles(root)
     for flow, text in (("eval gqa, official LLaVA", EVAL), ("attach + generate, Qwen2.5-VL", ATTACH)):
         print(f"{flow}: files, functions, moves; files loaded: {' '.join(trace(root, text))}")
     print(f"lines of {PACKAGE}: {lines(sources(root, PACKAGE))}")
     print(f"lines of tests: {lines(sources(root, 'tests'))}")
+    for part, specs in PARTS.items():
+        print(f"  {part}: {lines(sources(root, *specs))}")
     print(f"lines of eval_scripts, tools: {lines(tracked(root, 'eval_scripts'))}, {lines(tracked(root, 'tools'))}")
     if not given.no_cases:
         print(f"cases of the suite: {cases(root)}")

@@ -26,6 +26,7 @@ from llava_consensus.errors import (
     ConsensusError,
     DataError,
     OptionError,
+    missing_extra,
     missing_module,
     unfit_torchvision,
     unknown_name,
@@ -80,6 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.platform == "win32":
         error("Windows is not supported, its files cannot be locked as runs need it: use WSL")
         return ConsensusError.exit_code
+    for name in ("stdout", "stderr"):  # closed by the shell, as in `list >&-`
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):  # a terminal that knows no é gets \xe9, not a traceback
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -165,10 +169,7 @@ def parser(first: str = "") -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action=_Version)
     if not wanted:
-        with contextlib.suppress(ImportError):
-            import shtab
-
-            shtab.add_argument_to(top, COMPLETION, help="a script that completes commands in this shell")
+        _add_completion(top)
     parsers, groups = {"": top}, {"": top.add_subparsers(title="commands", required=True, metavar="COMMAND")}
 
     def add(name: str, **settings: Any) -> argparse.ArgumentParser:
@@ -195,6 +196,25 @@ def parser(first: str = "") -> argparse.ArgumentParser:
 
 def _examples(lines: Sequence[str]) -> str:
     return "examples:\n" + "\n".join(f"  llava-consensus {line}" for line in lines)
+
+
+def _add_completion(top: argparse.ArgumentParser) -> None:
+    text = "a script that completes commands in this shell"
+    try:
+        import shtab
+    except ImportError:
+        top.add_argument(COMPLETION, action=_NoCompletion, help=text)
+    else:
+        shtab.add_argument_to(top, COMPLETION, help=text)
+
+
+class _NoCompletion(argparse.Action):
+    """`--print-completion` without shtab."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        missing = missing_extra("completion (shtab)", "eval")
+        error(str(missing))
+        parser.exit(missing.exit_code)
 
 
 class _Version(argparse.Action):

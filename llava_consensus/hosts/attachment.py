@@ -2,9 +2,9 @@
 
     new -> attached -> ended -> attached ...
 
-Hooks are registered when a method is attached. `detach`, or the end of a `with` block, ends the attachment: prompts that
-begin then are read whole, and hooks go as soon as no shortened cache needs them. Entering an ended attachment attaches
-it again. The class of the model is never touched.
+Hooks are registered when a method is attached. `detach`, or the end of a `with` block, ends the attachment: later
+prompts are read whole, and hooks go as soon as no shortened cache needs them. Entering an ended attachment attaches it
+again. The class of the model is never touched.
 """
 
 import copy
@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.arguments import joined_outcomes
 from llava_consensus.hosts.cache import cache_in
-from llava_consensus.hosts.entrance import Entrance, joined_outcomes
+from llava_consensus.hosts.entrance import Entrance
 from llava_consensus.hosts.images import UNKNOWN, family_of, whole_images
 from llava_consensus.hosts.inputs import NO_TEXT, Prompt
 from llava_consensus.hosts.outcomes import ImageOutcome, Report, cached_layers, joined_parts
@@ -130,7 +131,7 @@ class Attachment:
                 )
 
     def _clip_text(self, model: Any) -> Any:
-        """CLIP's text side, if a method reads the question and the vision configuration names the CLIP model it is of."""
+        """CLIP's text side, if a method reads the question and the vision configuration names its CLIP model."""
         if not any(Need.QUESTION in stage.method.needs for stage in self.stages):
             return None
         vision = getattr(model.config, "vision_config", None)
@@ -210,7 +211,7 @@ class Attachment:
         return self.call(questions=questions)
 
     def seeing(self, pictures: list[Any], questions: list[str] | None = None) -> Any:
-        """A call for `tokens="auto"`, with the images of PIL that the batch shows, in order; `questions` as in `asking`."""
+        """A call for `tokens="auto"`, with the images of PIL that the batch shows, in order."""
         return self.call(questions, pictures)
 
     def tell(self, report: Report) -> None:
@@ -225,8 +226,9 @@ class Attachment:
         cuts = self.stages[-1].method.place is Place.DECODER  # whose outcomes follow
         if self._per_tile and not cuts and len(outcomes) > 1 and all(own.after == own.before for own in outcomes):
             self.warn(
-                f"nothing was reduced: how {self._name} groups the tiles of an image is not known, so the budget is per "
-                f"tile (each run of image tokens), and none of {len(outcomes)} runs has more. Give fewer tokens, or a share"
+                f"nothing was reduced: how {self._name} groups the tiles of an image is not known, so the budget is "
+                f"per tile (each run of image tokens), and none of {len(outcomes)} runs has more. Give fewer tokens, "
+                "or a share"
             )
 
     def tell_plain(self) -> None:
@@ -294,8 +296,8 @@ class Attachment:
             pictures = None if call is None else call.pictures
             if pictures is None or len(pictures) != count:
                 raise OptionError(
-                    f"tokens={AUTO!r} follows from the images: say them around the call, `with attached.seeing([...]):`, "
-                    f"{count} of PIL, one for each that the batch shows"
+                    f"tokens={AUTO!r} follows from the images: say them around the call, `with "
+                    f"attached.seeing([...]):`, {count} of PIL, one for each that the batch shows"
                 )
             found = [auto_share(picture) for picture in pictures] * prompt.beams
         sizes = [[int((images[part].token >= 0).sum()) for part in parts] for parts in whole]

@@ -30,7 +30,7 @@ class Book(NamedTuple):
     size: int  # rows of the prompts
     missing: int  # of these, rows that the first layer does not hold
     real: Tensor  # [R, n] False for padding, of the n rows that the first layer may hold
-    index: Tensor  # [R, n] row of the prompts that each is, or stands for
+    index: Tensor  # type: ignore[assignment]  # [R, n] row of the prompts that each is, or stands for
     shift: Tensor  # [R, 1] how many rows left, by which renumbered positions are smaller
     padded: bool  # whether any row held is padding
     shifted: bool  # whether positions are renumbered and any prompt lost rows
@@ -73,13 +73,14 @@ def book_of(cache: Any) -> Book | None:
 def shorten(cache: Any, book: Book) -> None:
     """Note that the cache was filled with the rows in `book`."""
     if book_of(cache) is None:
-        cache.__class__ = _shortened(type(cache))
+        kind: Any = type(cache)
+        cache.__class__ = _shortened(kind)
     cache.reduction_book = book
 
 
 @functools.cache
-def _shortened(kind: type) -> type:
-    class Shortened(kind):  # type: ignore[valid-type, misc]
+def _shortened(kind: Any) -> Any:
+    class Shortened(kind):
         reduction_book: Book
 
         def get_seq_length(self, layer_idx: int = 0) -> Any:

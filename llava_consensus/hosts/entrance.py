@@ -14,24 +14,45 @@ import itertools
 import threading
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from llava_consensus.errors import NonFiniteError, OptionError
+from llava_consensus.hosts.arguments import (
+    Cut,
+    Forward,
+    argument_of,
+    compact,
+    held_masks,
+    ids_of,
+    is_packed,
+    mask_of,
+    positions_of,
+)
 from llava_consensus.hosts.cache import CACHE_NAMES, Book, book_of, cache_in, shorten
 from llava_consensus.hosts.images import Image, Integers, family_of, images_of, parts_of, with_class
 from llava_consensus.hosts.inputs import KEPT, Inputs, Prompt, needs_of, projector_of, prompt_of
 from llava_consensus.hosts.kernels import skip_in_probe
-from llava_consensus.hosts.layers import Layers, Prefill, Step, idle
-from llava_consensus.hosts.next_grid import STOCK, check_tiles, fixed_grid
-from llava_consensus.hosts.outcomes import ImageOutcome, Report, reduced, unchanged
-from llava_consensus.hosts.rows import Pool, Rows, drop_rows, reduced_rows, spread_rows, upload
+from llava_consensus.hosts.layers import Layers, Step, idle
+from llava_consensus.hosts.next_grid import STOCK
+from llava_consensus.hosts.outcomes import Report, reduced, unchanged
+from llava_consensus.hosts.parts import (
+    MODALITIES,
+    base_of,
+    decoder_of,
+    is_static,
+    most_tiles,
+    on_grid,
+    packed_whole,
+    runs_again,
+)
+from llava_consensus.hosts.prefill import Prefill
+from llava_consensus.hosts.rows import Pool, Rows, reduced_rows, spread_rows, upload
 from llava_consensus.hosts.tower import (
     READ,
     RECORD,
@@ -49,37 +70,13 @@ from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 
 UNRECORDED = (
-    "mm_encoder_outputs: images that were encoded before the method was attached are not reduced. Pass pixels, or encode "
-    "them with the method attached"
+    "mm_encoder_outputs: images that were encoded before the method was attached are not reduced. Pass pixels, or "
+    "encode them with the method attached"
 )
 IGNORE = -100  # label of rows without a target
-MODALITIES = ("image", "video")
 _NUMBERS = itertools.count(1)
 # what was learnt of towers, by the module with `get_image_features`
 _LEARNT: "weakref.WeakKeyDictionary[nn.Module, Learnt]" = weakref.WeakKeyDictionary()
-
-
-@dataclass(eq=False)
-class Forward:
-    """One forward pass, from the entrance of the model to that of the decoder."""
-
-    base: nn.Module
-    ids: Integers  # [R, S]
-    real: NDArray[np.bool_]  # [R, S] False for padding
-    encoded: dict[str, list[Encoded]]  # by modality
-    reduces: bool = True
-
-
-@dataclass(eq=False)
-class Cut:
-    """A prefill whose rows have left, until the decoder has run."""
-
-    rows: Rows | None  # that the decoder is given; None if all
-    size: int
-    cache: Any
-    book: Book | None  # of the rows that left at the entrance
-    prefill: Prefill | None  # between layers
-    reported: list[int] = field(default_factory=list)  # images of the first beam of each prompt
 
 
 class Entrance:
@@ -117,7 +114,7 @@ class Entrance:
         self.handles: list[Any] = []
 
     def base(self) -> Any:
-        """The module that encodes images; None if the model is gone."""
+        """The module that encodes images."""
         return base_of(self.model())
 
     def install(self) -> None:
@@ -133,7 +130,7 @@ class Entrance:
             decoder.register_forward_hook(self.end, with_kwargs=True),
         ]
         if self.fixed:
-            base.pack_image_features = functools.partial(_packed_whole, type(base).pack_image_features, base)
+            base.pack_image_features = functools.partial(packed_whole, type(base).pack_image_features, base)
         if any(Need.PROBE in stage.method.needs for stage in self.owner.stages):
             self.handles += skip_in_probe(decoder)
         for modality in MODALITIES:
@@ -187,8 +184,8 @@ class Entrance:
     # The entrance of the model
 
     def note_answer(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Notes rows that are no part of the question: the answer in training, which has labels, and guesses of assisted
-        decoding, whose logits are kept.
+        """Notes rows that are no part of the question: the answer in training, which has labels, and guesses of
+        assisted decoding, whose logits are kept.
         """
         given = {**dict(zip(self.outer, args, strict=False)), **kwargs}
         keep = given.get("logits_to_keep")
@@ -200,7 +197,7 @@ class Entrance:
         self.local.forward, cache = None, cache_in(kwargs)
         book = book_of(cache)
         if book is not None and book.owner == self.number:
-            kwargs.update(_held_masks(kwargs, cache, book))
+            kwargs.update(held_masks(kwargs, cache, book))
         mask = kwargs.get("attention_mask")
         self.local.mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
         outputs = kwargs.get("mm_encoder_outputs") or {}
@@ -233,11 +230,11 @@ class Entrance:
         """Ids and real rows of a prompt [R, S]."""
         ids, mask = kwargs.get("input_ids"), kwargs.get("attention_mask")
         past = 0 if cache is None else int(cache.get_seq_length())
-        if kwargs.get("cu_seq_lens_q") is not None or _packed(kwargs, past):
+        if kwargs.get("cu_seq_lens_q") is not None or is_packed(kwargs, past):
             raise OptionError("packed sequences: give each prompt a row of its own, or detach the method")
         if ids is None:
-            ids = _ids_of(base, kwargs["inputs_embeds"])
-        if isinstance(mask, dict) or (isinstance(mask, Tensor) and mask.ndim == 4 and _static(cache)):
+            ids = ids_of(base, kwargs["inputs_embeds"])
+        if isinstance(mask, dict) or (isinstance(mask, Tensor) and mask.ndim == 4 and is_static(cache)):
             # masks that generate makes for a static cache; the decoder makes them anew. A real row sees itself.
             mask = (
                 next((value for value in mask.values() if value is not None), None) if isinstance(mask, dict) else mask
@@ -260,7 +257,7 @@ class Entrance:
         straight = self._straight(modality)
         if self.fixed and modality == "image":
             names = argument_names(getattr(type(base), name))[1:]
-            args, inputs = (), _on_grid(base.config, {**dict(zip(names, args, strict=False)), **inputs})
+            args, inputs = (), on_grid(base.config, {**dict(zip(names, args, strict=False)), **inputs})
         plain = getattr(type(base), name).__get__(base)
         output = self.tower.encode(plain, base, self.family.mapped, not straight, *args, **inputs)
         if not hasattr(output, RECORD):  # an encoder of videos calls the one of images
@@ -341,7 +338,7 @@ class Entrance:
         new, own = kwargs, prompt
         if self.entering is not None:
             stage = next(stage for stage in owner.stages if stage.method is self.entering)
-            units = units_of(prompt.images, owner.budgets(stage, prompt), stage.method, self.most_tiles)
+            units = units_of(prompt.images, owner.budgets(stage, prompt), stage.method, most_tiles(self.model()))
             if units:
                 new, own, report = self._at_entrance(
                     decoder, base, prompt, units, stage.method, short, kwargs, cut, book
@@ -378,7 +375,7 @@ class Entrance:
         outcomes = reduced(unchanged(prompt.images, prompt.beams), groups, drops)
         report = Report(outcomes, inputs.notes + (KEPT,) * axes, inputs.watch)
         cut.rows = rows
-        return new, (_compact(prompt, rows, self.model().config) if self.layers else prompt), report  # type: ignore[union-attr]
+        return new, (compact(prompt, rows, self.model().config) if self.layers else prompt), report  # type: ignore[union-attr]
 
     def _needs(self, prompt: Prompt, method: Method, projects: bool, short: str, embeds: Tensor) -> frozenset[Need]:
         """Parts that a method reads. A tower whose numbers are not finite cannot be read: then images are named."""
@@ -403,7 +400,7 @@ class Entrance:
         new = {}
         for name, value in kwargs.items():
             if name not in (*CACHE_NAMES, "attention_mask", "position_ids", "inputs_embeds"):
-                new[name] = _features_of_visual(value, rows, pool, prompt, visual)
+                new[name] = argument_of(value, rows, pool, prompt, visual)
         new["inputs_embeds"] = pool.take(embeds, [group.reduction.tokens for group in pool.groups])
         new |= {name: kwargs[name] for name in CACHE_NAMES if name in kwargs}
         past, cached = (0, 0) if cache is None else (int(cache.get_seq_length()), int(cache.get_query_offset()))
@@ -422,8 +419,8 @@ class Entrance:
         # without a cache and a mask, transformers takes gaps in positions for the ends of packed sequences
         caches = kwargs.get("use_cache")
         packs = cache is None and not (getattr(decoder.config, "use_cache", True) if caches is None else caches)
-        new["attention_mask"] = _mask(kwargs.get("attention_mask"), rows, held, padded or packs, cut.size, decoder)
-        new["position_ids"], shifts = _positions(positions, rows, pool, prompt.real, past, book, method)
+        new["attention_mask"] = mask_of(kwargs.get("attention_mask"), rows, held, padded or packs, cut.size, decoder)
+        new["position_ids"], shifts = positions_of(positions, rows, pool, prompt.real, past, book, method)
         shift = rows.removed if shifts else torch.zeros_like(rows.removed)
         if book is not None:
             shift = shift + book.shift
@@ -493,7 +490,7 @@ class Entrance:
         cut: Cut | None = getattr(self.local, "cut", None)
         self.local.cut = None
         armed = getattr(self.local, "armed", None)
-        if armed is not None and not (cut and cut.prefill and _checkpoints(decoder)):
+        if armed is not None and not (cut and cut.prefill and runs_again(decoder)):
             self._disarm()
         if cut is None or (cut.rows is None and cut.prefill is None):
             return None
@@ -519,195 +516,3 @@ class Entrance:
         armed, self.local.armed = getattr(self.local, "armed", None), None
         if armed is not None:
             armed.disarm()
-
-    @property
-    def most_tiles(self) -> int:
-        """The most tiles an image of this model can have, for `tile_budget=most_tiles`."""
-        config = self.model().config  # type: ignore[union-attr]
-        pins, vision = getattr(config, "image_grid_pinpoints", None), getattr(config, "vision_config", None)
-        if pins and vision is not None:
-            size = vision.image_size
-            return 1 + max((height // size) * (width // size) for height, width in pins)
-        return 1
-
-
-def _packed_whole(pack: Any, base: Any, *args: Any, image_newline: Any = None, **more: Any) -> Any:
-    """LLaVA-NeXT's packing without newlines."""
-    return pack(base, *args, image_newline=None, **more)
-
-
-def _on_grid(config: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of LLaVA-NeXT's encoder as if each image filled the fixed grid, so that nothing of it is cut away."""
-    check_tiles(len(tiles) for tiles in inputs["pixel_values"])
-    size = fixed_grid(config.vision_config.image_size)
-    return {**inputs, "image_sizes": torch.tensor(size).expand(len(inputs["pixel_values"]), 2)}
-
-
-def base_of(model: Any) -> Any:
-    """The module of a model that encodes images; None if there is none."""
-    return next((part for part in (getattr(model, "model", None), model) if hasattr(part, "get_image_features")), None)
-
-
-def decoder_of(model: Any) -> Any:
-    """The module of a model that runs the decoder layers; None if there is none."""
-    decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
-    return decoder.model if hasattr(decoder, "lm_head") else decoder  # Llama 4 has a whole language model inside
-
-
-def _static(cache: Any) -> bool:
-    return bool(getattr(cache, "is_compileable", False))
-
-
-def _checkpoints(decoder: Any) -> bool:
-    """Whether layers run again in the backward pass."""
-    return bool(decoder.training and torch.is_grad_enabled() and getattr(decoder, "gradient_checkpointing", False))
-
-
-def _packed(kwargs: dict[str, Any], past: int) -> bool:
-    """Whether positions begin anew within a row."""
-    positions = kwargs.get("position_ids")
-    if positions is None or positions.ndim != 2 or kwargs.get("attention_mask") is not None or past:
-        return False
-    return bool((positions[:, 1:] < positions[:, :-1]).any())
-
-
-def _ids_of(base: Any, embeds: Tensor) -> Tensor:
-    """Ids of embedded prompts, 0 for all but placeholders, which are found by their embedding as the model does."""
-    table, ids = base.get_input_embeddings(), torch.zeros(embeds.shape[:2], dtype=torch.long, device=embeds.device)
-    for name in ("image_token_id", "video_token_id"):
-        placeholder = getattr(base.config, name, None)
-        if isinstance(placeholder, int) and placeholder < table.num_embeddings:
-            here = embeds == table(torch.tensor(placeholder, device=table.weight.device))
-            ids = ids + here.all(-1).long() * placeholder
-    return ids
-
-
-def _held_masks(kwargs: dict[str, Any], cache: Any, book: Book) -> dict[str, Any]:
-    """Masks and token types that are as long as what a shortened cache holds."""
-    new = next(kwargs[name].shape[1] for name in ("input_ids", "inputs_embeds") if kwargs.get(name) is not None)
-    whole, mask = int(cache.get_seq_length()) + new, kwargs.get("attention_mask")
-    if isinstance(mask, Tensor) and mask.ndim == 2:
-        tail = mask[:, book.size :]
-    else:  # none, or one that generate made for a static cache of another length
-        tail = book.real.new_ones(len(book.real), whole - book.size)
-    found: dict[str, Any] = {"attention_mask": torch.cat((book.real.to(tail), tail), 1).long()}
-    if not (isinstance(mask, Tensor) and mask.ndim == 2) and not book.padded:
-        found["attention_mask"] = None
-    for name, value in kwargs.items():  # token types of the whole conversation
-        if name.endswith("token_type_ids") and isinstance(value, Tensor) and value.shape[1] == whole:
-            found[name] = torch.cat((value.gather(1, book.index), value[:, book.size :]), 1)
-    return found
-
-
-def _positions(
-    given: Tensor | None, rows: Rows, pool: Pool, real: NDArray[np.bool_], past: int, book: Book | None, method: Method
-) -> tuple[Tensor | None, bool]:
-    """Positions of the rows, and whether later ones are smaller. Those of several axes are always kept."""
-    device = rows.index.device
-    if method.positions == "renumber" and (given is None or given.ndim == 2):
-        rank = np.maximum(rows.real.cumsum(1) - 1, 0)
-        first = real.argmax(1)[:, None]
-        if given is None:
-            if not past and not rows.padded:
-                return None, True  # the decoder counts as many rows as it gets
-            (positions,) = upload([past + first + rank], device)
-        else:
-            rank, first = upload([rank, first], device)
-            positions = given.expand(real.shape).gather(1, first) + rank
-        return positions if book is None else positions - book.shift, True
-    if given is None:
-        (given,) = upload([np.arange(past, past + real.shape[1])[None]], device)
-    if method.positions == "mean":
-        every = given.expand(*given.shape[:-2], *real.shape)
-        if every.ndim == 2:
-            return pool.mean(every), False
-        return torch.stack([pool.mean(axis) for axis in every]), False
-    return drop_rows(given, rows), False
-
-
-def _features_of_visual(value: Any, rows: Rows, pool: Pool, prompt: Prompt, visual: int) -> Any:
-    """An argument for the rows that are left. Features of the visual rows only (DeepStack) become means for merged
-    tokens.
-    """
-    if type(value) in (list, tuple):
-        return type(value)(_features_of_visual(item, rows, pool, prompt, visual) for item in value)
-    if isinstance(value, dict):
-        return {name: _features_of_visual(item, rows, pool, prompt, visual) for name, item in value.items()}
-    if not (isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 2 and len(value) == visual):
-        return drop_rows(value, rows)
-    here = np.zeros(prompt.real.shape, dtype=bool)
-    for image in prompt.images:
-        here[image.row, image.places] = True
-    flat, mask = upload([np.flatnonzero(here), here], value.device)
-    plane = value.new_zeros(here.size, value.shape[1]).index_copy(0, flat, value)
-    new = pool.mean(plane.view(*here.shape, -1))
-    return new[drop_rows(mask.bool(), rows)]
-
-
-def _mask(mask: Any, rows: Rows, held: Tensor, padded: bool, size: int, decoder: Any) -> Any:
-    """The attention mask of the new rows, behind `held` [R, n] rows of the cache."""
-    if isinstance(mask, dict):
-        new = {name: _mask(value, rows, held, padded, size, decoder) for name, value in mask.items()}
-        full, sliding = new.get("full_attention"), new.get("sliding_attention")
-        window = getattr(decoder.config, "sliding_window", None)
-        if isinstance(full, Tensor) and isinstance(sliding, Tensor) and window and full.ndim == 4:
-            # windows are as wide in rows that are left
-            at = torch.arange(full.shape[-1], device=full.device)
-            near = at[held.shape[1] : held.shape[1] + full.shape[2], None] - at < window
-            allowed = _seen(sliding) | (_seen(full) & near)
-            hides = torch.zeros_like(full)
-            new["sliding_attention"] = (
-                allowed if full.dtype == torch.bool else hides.masked_fill(~allowed, torch.finfo(full.dtype).min)
-            )
-        return new
-    if not isinstance(mask, Tensor) or mask.ndim == 2:
-        if not padded:
-            return None
-        real = torch.cat((held, rows.shown), 1)
-        return real.long() if mask is None else real.to(mask.dtype)
-    real = torch.cat((held, rows.shown), 1)
-    first = mask.shape[-1] - size if mask.shape[-1] < held.shape[1] + size else held.shape[1]
-    index = rows.index
-    behind = torch.arange(held.shape[1], device=index.device).expand(len(index), -1)
-    columns = torch.cat((behind, index + first), 1)
-    mask = mask.expand(len(index), -1, -1, -1)
-    new = mask.gather(2, index[:, None, :, None].expand(-1, mask.shape[1], -1, mask.shape[3]))
-    new = new.gather(3, columns[:, None, None].expand(-1, mask.shape[1], index.shape[1], -1))
-    itself = torch.eye(real.shape[1], dtype=torch.bool, device=index.device)[held.shape[1] :]
-    none = False if new.dtype == torch.bool else torch.finfo(new.dtype).min
-    new = new.masked_fill(~real[:, None, None] & ~itself, none)
-    room = mask.shape[-1] - held.shape[1] - size  # of a static cache
-    return pad(new, (0, room + size - index.shape[1]), value=none) if room > 0 else new
-
-
-def _seen(mask: Tensor) -> Tensor:
-    return mask if mask.dtype == torch.bool else mask == 0
-
-
-def _compact(prompt: Prompt, rows: Rows, config: Any) -> Prompt:
-    """The prompts as a method between layers sees them, after rows left at the entrance. Synchronises once."""
-    index = rows.index.cpu().numpy()
-    images = []
-    for image in prompt.images:
-        number = np.full(prompt.real.shape[1], -1)
-        number[image.places] = np.arange(len(image.places))
-        own = np.where(rows.real[image.row], number[index[image.row]], -1)
-        places = np.flatnonzero(own >= 0)
-        images.append(image._replace(places=places, tile=image.tile[own[places]], token=image.token[own[places]]))
-    ids, asks = (np.take_along_axis(value, index, 1) for value in (prompt.ids, prompt.asks))
-    compact = prompt_of(ids, rows.real, asks & rows.real, images, prompt.tiles, prompt.encoded, config)
-    return compact._replace(beams=prompt.beams)
-
-
-def joined_outcomes(outcomes: list[ImageOutcome], later: dict[int, ImageOutcome], whole: bool) -> list[ImageOutcome]:
-    """Outcomes with those of a method between layers; of a composition only the counts are kept."""
-    found = []
-    for number, outcome in enumerate(outcomes):
-        new = later.get(number)
-        if new is None:
-            found.append(outcome._replace(reductions=()) if whole else outcome)
-        elif whole:
-            found.append(new._replace(before=outcome.before, origin=outcome.origin, reductions=()))
-        else:
-            found.append(new._replace(row=outcome.row))
-    return found

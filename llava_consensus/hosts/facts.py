@@ -1,5 +1,5 @@
-"""What the configuration of a model of transformers says: sizes of its vision side, and how it takes images. Nothing here
-runs the model; `harness` and server know from it what a prompt costs before they read one.
+"""What the configuration of a model of transformers says: sizes of its vision side, and how it takes images. Nothing
+here runs the model; harness and server know from it what a prompt costs before they read one.
 """
 
 import inspect
@@ -15,10 +15,10 @@ import transformers
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.entrance import MODALITIES, base_of, decoder_of
 from llava_consensus.hosts.environment import check_version
 from llava_consensus.hosts.images import PIXELS, TABLE, Image, Integers, family_of, images_of
 from llava_consensus.hosts.next_grid import ACROSS, STOCK, fixed_grid
+from llava_consensus.hosts.parts import MODALITIES, base_of, decoder_of
 from llava_consensus.hosts.tower import argument_names, block_lists
 from llava_consensus.reduction.tokens import Need
 
@@ -236,6 +236,6 @@ def check_images(facts: Facts) -> None:
 
 
 def text_side(checkpoint: str) -> str:
-    """Folder of the CLIP model that `model convert` has put next to the weights of a checkpoint; empty if there is none."""
+    """Folder of the CLIP model that `model convert` has put next to the weights; empty if there is none."""
     config = next(Path(checkpoint).glob("official/*/config.json"), None)
     return "" if config is None else str(config.parent)

@@ -314,8 +314,8 @@ def images_of(
         where, start = np.argwhere(here[::beams]), 0
         if len(where) != (rows or len(where)):
             raise OptionError(
-                f"the prompts hold {len(where)} placeholders and the {modality}s make {rows} tokens: pass input_ids and "
-                "pixels of one call of the model's own processor, and truncate nothing"
+                f"the prompts hold {len(where)} placeholders and the {modality}s make {rows} tokens: pass input_ids "
+                "and pixels of one call of the model's own processor, and truncate nothing"
             )
         for record in records:
             own = where[start : start + (record.count or len(where))]

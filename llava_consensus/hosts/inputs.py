@@ -86,7 +86,7 @@ class Inputs:
         method: the method that reads.
         needs: the parts it reads, see `needs_of`.
         project: the model's projector.
-        clip: patches and questions in CLIP's space, given the tiles; None if they are compared by the words' embeddings.
+        clip: patches and questions in CLIP's space; None if they are compared by the words' embeddings.
     """
 
     def __init__(
@@ -132,8 +132,8 @@ class Inputs:
         columns = np.stack([np.pad(text, (0, width - len(text))) for text in texts])
         real = np.stack([np.arange(width) < len(text) for text in texts])
         number = np.arange(rows)[:, None]
-        where, row, mask, keys = upload([columns, number, real, self.prompt.real], self.embeds.device)
-        query = call.query.transpose(1, 2)[row, where].transpose(1, 2)  # [R, H, L, d]
+        where, which, mask, keys = upload([columns, number, real, self.prompt.real], self.embeds.device)
+        query = call.query.transpose(1, 2)[which, where].transpose(1, 2)  # [R, H, L, d]
         turned = call.key.new_empty(rows, call.key.shape[2], 0)  # queries and keys are rotated already
         cap = float(call.options.get("softcap") or 0.0)
         return TextProbe(
@@ -173,7 +173,7 @@ class Inputs:
             ]
         moved = iter(upload(arrays, self.embeds.device) if arrays else [])
         return [
-            UnitBatch(units, *(next(moved) for _ in range(6)), images)
+            UnitBatch(units, *(next(moved) for _ in range(6)), images)  # type: ignore[call-arg, arg-type]
             for units, images in zip(groups, every, strict=True)
         ]
 

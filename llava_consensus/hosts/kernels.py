@@ -21,7 +21,7 @@ from llava_consensus.hosts.cache import without_cache
 _LOCK = threading.Lock()
 _SPIES: dict[int, Callable[..., Any]] = {}  # by thread; a forward runs in one
 AttentionInterface: Any = getattr(transformers, "AttentionInterface", None)  # transformers 4 has none
-_PLAIN = getattr(AttentionInterface, "get_interface", None)
+_PLAIN: Any = getattr(AttentionInterface, "get_interface", None)
 
 
 class KernelCall(NamedTuple):
@@ -104,7 +104,7 @@ def first_call(run: Callable[[], Any]) -> KernelCall:
     return found[0]
 
 
-def first_attention(decoder: nn.Module, arguments: dict[str, Any], rotated: bool = True) -> KernelCall:
+def first_attention(decoder: Any, arguments: dict[str, Any], rotated: bool = True) -> KernelCall:
     """Queries and keys of the decoder's first attention layer (SCAP): its forward runs as far as the first kernel call.
     Layers in front of it that are no attention (Qwen3.5, LFM2) hand their input on, see `skip_in_probe`.
 

@@ -93,7 +93,8 @@ def refusals(host: str) -> dict[str, str]:
     where that is known of copies of the model's code alone.
     """
     entry = known_hosts()[host]
-    view, refused = None if entry.view == FACTS else stand_in(entry), dict[str, str]()
+    view: Any = None if entry.view == FACTS else stand_in(entry)
+    refused: dict[str, str] = {}
     for name in known_methods():
         method = None
         try:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 
-def load_pretrained(kind: Any, name: str | Path, trust_remote_code: bool = False, **options: Any) -> Any:
+def load_pretrained(kind: Any, name: str | Path | None, trust_remote_code: bool = False, **options: Any) -> Any:
     """Calls `kind.from_pretrained(name, **options)`.
 
     Where `trust_remote_code` is left open, transformers asks standard input whether a checkpoint's code may run, and

@@ -29,7 +29,7 @@ class Rows(NamedTuple):
     """The rows that are left, padded on the left."""
 
     size: int  # S
-    index: Tensor  # [R, W] row of the prompt that each is, or stands for
+    index: Tensor  # type: ignore[assignment]  # [R, W] row of the prompt that each is, or stands for
     at: Tensor | None  # [R, W] the row of the prompt after which each is placed, ascending; None where it is `index`
     real: NDArray[np.bool_]  # [R, W] False for padding
     shown: Tensor  # the same on the device
@@ -172,7 +172,7 @@ def reduced_rows(
     kept_real = np.stack([np.arange(width) >= width - len(part) for part in own])
     removed = (real.sum(1) - kept_real.sum(1))[:, None]
     picked = np.concatenate((row * size + column, count * size + np.arange(slots - len(row)), [0]))
-    tails = [_tails(group, images, method) for group in groups]
+    zones = [_tails(group, images, method) for group in groups]
     keys, source, chosen, taken, shown, gone, *tails = upload(
         [
             np.append(column * ROW, PADDING),
@@ -181,7 +181,7 @@ def reduced_rows(
             picked,
             kept_real,
             removed,
-            *tails,
+            *zones,
         ],
         device,
     )

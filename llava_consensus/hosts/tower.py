@@ -37,7 +37,7 @@ class Encoded(NamedTuple):
 
     inputs: dict[str, Any]
     key: Any  # shapes
-    count: int | None  # rows of features; None if they come in another form
+    count: int | None  # type: ignore[assignment]  # rows of features; None if they come in another form
     calls: dict[Block, list[KernelCall]]
     states: dict[Block, list[Tensor]]  # outputs of blocks
     prompt: dict[str, int]  # rows of the prompt that they were first used in
@@ -54,7 +54,7 @@ class Fed(NamedTuple):
 class Tiles(NamedTuple):
     """One image as the tower saw it."""
 
-    count: int  # T
+    count: int  # type: ignore[assignment]  # T
     size: int  # N, tokens of a tile
     side: int  # tokens in a row of a tile, 0 if they form no grid
     parts: dict[str, Tensor]  # query, key [T, H, C + n, d], features [T, n, D_v], class_feature [T, D_v], ...
@@ -133,7 +133,7 @@ class Tower:
         return [(name, index) for name, own in self.lists.items() if own == count]
 
     def wanted(self, fed: Block | None) -> set[Block]:
-        """Blocks to record: those that are read, or all that may be if the one that feeds the projector is not known."""
+        """Blocks to record: those that are read, or all that may be if the one that feeds the projector is unknown."""
         ahead = range(self.method.blocks_ahead + 1)
         if fed is None:
             found = {
@@ -208,8 +208,8 @@ class Tower:
         return output
 
     def _recorded(
-        self, plain: Callable[..., Any], base: nn.Module, inputs: dict[str, Any], record: Encoded, fed: Fed | list[Fed] | None,
-        cut: bool,
+        self, plain: Callable[..., Any], base: nn.Module, inputs: dict[str, Any], record: Encoded,
+        fed: Fed | list[Fed] | None, cut: bool,
     ) -> Any:  # fmt: skip
         """Runs an encoder while blocks are recorded.
 
@@ -218,13 +218,13 @@ class Tower:
         """
         feds = fed if isinstance(fed, list) else [fed]
         wanted = {block for one in feds if one is None or one.block for block in self.wanted(one and one.block)}
-        blocks = {block: base.get_submodule(block[0])[block[1]] for block in wanted}
+        blocks = {block: list(base.get_submodule(block[0]).children())[block[1]] for block in wanted}
         place = {module: block for block, own in sorted(blocks.items()) for module in own.modules()}
         thread = threading.get_ident()
 
         def spy(
-            kernel: Any, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, *args: Any,
-            **options: Any,
+            kernel: Any, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None,
+            *args: Any, **options: Any,
         ) -> Any:  # fmt: skip
             output, block = kernel(module, query, key, value, attention_mask, *args, **options), place.get(module)
             if block is None:
@@ -304,7 +304,10 @@ class Tower:
             square: whether tiles whose sides are not known are squares.
         """
         fed = self.learnt.fed.get(record.key)
-        maps, classes = ([None] * len(images), 0) if straight else self.map(record, images)
+        maps: list[Mapped | None] = [None] * len(images)
+        classes = 0
+        if not straight:
+            maps, classes = self.map(record, images)
         if fed is None or fed.block is None or not self.reads:
             sizes = [int(image.token.max()) + 1 for image in images]
             sides = sides_of(record.inputs, sizes)

@@ -21,9 +21,8 @@ from torch import nn
 from transformers import CLIPVisionModel
 
 from playground.mini import pool
-from playground.mini.language import Words, answer_logits, answer_loss, language_config, probe
+from playground.mini.language import HIDDEN, Words, answer_logits, answer_loss, language_config, probe
 from playground.mini.paths import CHECKPOINT, WORK
-from playground.mini.recipe import Recipe
 from playground.mini.scenes import GRID, padded, render, scene
 from playground.mini.sequences import PATCHES, Batch, Plan, collate
 from playground.mini.tower import WIDTH, Tower, normalise, save
@@ -135,10 +134,10 @@ ROUNDS = (
 class Learner:
     """Model and projector with their optimiser; a round begins where the one before it ended."""
 
-    def __init__(self, device: str, recipe: Recipe) -> None:
-        self.model = LlavaLlamaForCausalLM(language_config(recipe)).to(device)
-        self.project = projector(recipe.hidden).to(device)
-        self.device, self.recipe = device, recipe
+    def __init__(self, device: str) -> None:
+        self.model = LlavaLlamaForCausalLM(language_config()).to(device)
+        self.project = projector(HIDDEN).to(device)
+        self.device = device
         self.weights = [*self.model.parameters(), *self.project.parameters()]
         self.optimiser = torch.optim.AdamW(self.weights, lr=1e-4, betas=(0.9, 0.98), weight_decay=0.02)
 
@@ -159,7 +158,7 @@ class Learner:
     def begin(self, known: torch.Tensor) -> None:
         """The language model of the symbolic stage and a projector fitted to its words."""
         state = torch.load(WORK / "language.pt", map_location=self.device, weights_only=True)
-        words = Words(self.recipe.hidden).to(self.device)
+        words = Words(HIDDEN).to(self.device)
         self.model.load_state_dict(state["model"])
         words.load_state_dict(state["words"])
         fit_projector(self.project, words, self.model.get_input_embeddings(), known)
@@ -180,8 +179,8 @@ def train_round(
     number: int, rounds: tuple[Round, ...], known: torch.Tensor, seen: torch.Tensor, learner: Learner
 ) -> None:
     """Run or resume one round."""
-    round_, device, recipe, begin = rounds[number], learner.device, learner.recipe, 0
-    torch.manual_seed(4 + number + 1000 * recipe.seed)
+    round_, device, begin = rounds[number], learner.device, 0
+    torch.manual_seed(4 + number)
     if (WORK / f"{round_.name}.pt").exists():
         begin = learner.load(round_.name)
     elif number:
@@ -193,13 +192,13 @@ def train_round(
     look, check = Eyes(learner.project, known), Eyes(learner.project, seen)
     started, mean = time.time(), 0.0
     for step in range(begin + 1, round_.steps + 1):
-        full, rng = step > round_.sparse * round_.steps, np.random.default_rng(recipe.seeds(4, number, step))
+        full, rng = step > round_.sparse * round_.steps, np.random.default_rng([4, number, step])
         for group in learner.optimiser.param_groups:
             group["lr"] = round_.peak * min(1.0, step / 50) * (1 - 0.93 * step / round_.steps)
         size = max(2, round_.size // 2) if full else round_.size
         indices = [int(rng.choice(signed)) if rng.random() < round_.signed else int(rng.integers(len(known)))
                    for _ in range(size)]  # fmt: skip
-        epoch = 10_000 * number + step + 10**6 * recipe.seed
+        epoch = 10_000 * number + step
         plan = Plan("train", 400 if full else 300, full=full, epoch=epoch, reading=round_.reading)
         loss = learner.step(collate(indices, plan, rng).to(device), look)
         mean = loss if step == begin + 1 else 0.97 * mean + 0.03 * loss
@@ -220,19 +219,18 @@ def trained_tower() -> Tower:
     return tower.eval()
 
 
-def train_joint(device: str, recipe: Recipe, rounds: tuple[Round, ...] = ROUNDS, scenes: int = SCENES) -> None:
+def train_joint(device: str, rounds: tuple[Round, ...] = ROUNDS, scenes: int = SCENES) -> None:
     """All rounds on the frozen tower."""
     tower = trained_tower().to(device)
     known, seen = cached_features(tower, scenes), validation_features(tower)
     for number in range(len(rounds)):
-        train_round(number, rounds, known, seen, Learner(device, recipe))
+        train_round(number, rounds, known, seen, Learner(device))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=2)
-    Recipe.add_arguments(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    train_joint(arguments.device, Recipe.of(arguments))
+    train_joint(arguments.device)

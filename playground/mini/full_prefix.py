@@ -5,9 +5,6 @@
 It follows the joint rounds; where their state is missing it continues the committed checkpoint. The question forms of
 all benchmarks are in its mix (`forms.py`). Every `SNAPSHOT` steps it saves its state, to resume from, and a loadable
 snapshot without a tower of its own beside it, to see what more steps change.
-
-With `--layers 12` the committed checkpoint is made deeper before (`deepened`): a model of its depth from noise would
-take a day on one core.
 """
 
 from __future__ import annotations
@@ -26,7 +23,6 @@ from playground.mini.connect import SCENES, Eyes, Learner, features, trained_tow
 from playground.mini.export import export_language
 from playground.mini.language import probe
 from playground.mini.paths import CHECKPOINT, WORK
-from playground.mini.recipe import Recipe
 from playground.mini.scenes import scene
 from playground.mini.sequences import Plan, collate
 from playground.mini.tower import WIDTH, Tower
@@ -36,33 +32,11 @@ NAME, PEAK, SIZE = "full", 3e-4, 4
 SIGNED, READING = 0.6, 6.0  # least share of scenes with a sign, weight of the questions about it
 
 
-LAYER, OUTPUTS = "model.layers.", ("o_proj.weight", "down_proj.weight")
-
-
-def deepened(state: dict[str, torch.Tensor], layers: int) -> dict[str, torch.Tensor]:
-    """The weights of a language model with each layer repeated in place, to `layers` in all; a multiple of its own.
-
-    Each of the copies adds its share of what the layer added, so that all of them take part from the first step on.
-    Copies that add nothing at first (zeroed outputs) would keep the answers, and leave the work to the old layers.
-    """
-    there = 1 + max(int(name.split(".")[2]) for name in state if name.startswith(LAYER))
-    times, rest = divmod(layers, there)
-    if rest or not times:
-        raise ValueError(f"--layers {layers} is no multiple of the {there} of the committed model")
-    made = {name: weight for name, weight in state.items() if not name.startswith(LAYER)}
-    for name in state.keys() - made.keys():
-        number, part = name.removeprefix(LAYER).split(".", 1)
-        weight = state[name].float() / times if name.endswith(OUTPUTS) else state[name]
-        made |= {f"{LAYER}{int(number) * times + copy}.{part}": weight for copy in range(times)}
-    return made
-
-
 def load_committed(learner: Learner, folder: Path = CHECKPOINT) -> None:
-    """Language model and projector of an exported checkpoint, made deeper where the recipe says so; the head is tied
-    to the embedding and not stored."""
+    """Language model and projector of an exported checkpoint; the head is tied to the embedding and not stored."""
     state, mark = load_file(folder / "model.safetensors"), "model.mm_projector."
     learner.project.load_state_dict({k.removeprefix(mark): v for k, v in state.items() if k.startswith(mark)})
-    language = deepened({k: v for k, v in state.items() if not k.startswith(mark)}, learner.recipe.layers)
+    language = {k: v for k, v in state.items() if not k.startswith(mark)}
     learner.model.load_state_dict(language | {"lm_head.weight": state["model.embed_tokens.weight"]})
 
 
@@ -94,18 +68,18 @@ def draw(rng: np.random.Generator) -> int:
 
 def update(learner: Learner, tower: Tower, step: int, half: bool) -> float:
     """One update on `SIZE` scenes that are drawn for it; the loss."""
-    rng = np.random.default_rng(learner.recipe.seeds(5, step))
+    rng = np.random.default_rng([5, step])
     indices = [draw(rng) for _ in range(SIZE)]
     known = features(tower, np.stack([pool.picture(scene("train", index), index) for index in indices]))
-    epoch = 100_000 + step + 10**6 * learner.recipe.seed
+    epoch = 100_000 + step
     plan = Plan("train", 600, full=True, epoch=epoch, reading=READING, forms=True)
     batch = collate(indices, plan, rng).to(learner.device)
     return learner.step(batch, lambda _: learner.project(known.float()), half)
 
 
-def train_full(device: str, recipe: Recipe, steps: int = STEPS, before: str = "joint3", half: bool = False) -> Learner:
+def train_full(device: str, steps: int = STEPS, before: str = "joint3", half: bool = False) -> Learner:
     """Run or resume the stage."""
-    tower, learner = trained_tower().to(device), Learner(device, recipe)
+    tower, learner = trained_tower().to(device), Learner(device)
     check = Eyes(learner.project, validation_features(tower))
     done, started, mean = begin(learner, before), time.time(), 0.0
     first = done + 1
@@ -132,10 +106,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS, help="steps of the stage")
     parser.add_argument("--half", action="store_true", help="bfloat16 forward passes, for processors with such units")
     parser.add_argument("--out", type=Path, default=CHECKPOINT, help="the checkpoint whose language model is replaced")
-    Recipe.add_arguments(parser)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    learner = train_full(options.device, Recipe.of(options), options.steps, half=options.half)
+    learner = train_full(options.device, options.steps, half=options.half)
     export_language(learner.model, learner.project, options.out, WIDTH)
 
 

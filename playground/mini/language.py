@@ -1,6 +1,6 @@
 """Train the language model before it has eyes: on prefixes made of words in place of patches.
 
-    python -m playground.mini.language [--device cpu] [--threads 1] [--seed 0] [--no-matchers]
+    python -m playground.mini.language [--device cpu] [--threads 1]
 
 A "patch" is the embedding of the word it shows (and of its colour), plus smooth codes of where the patch is and where
 the centre of its object is, plus noise. The projector later learns to say the same from pixels. The first part of the
@@ -23,12 +23,12 @@ from playground.mini.catalogue import NAMES, SIGN_ALPHABET
 from playground.mini.labels import COLOUR_NAMES
 from playground.mini.paths import WORK
 from playground.mini.probes import PROBES, Heads
-from playground.mini.recipe import Recipe
 from playground.mini.scenes import GRID, PATCH
 from playground.mini.sequences import PIECES, Batch, Plan, block_mask, collate, questions
 from playground.mini.tower import place_code, point_code, save
 
-HEADS = 4
+HEADS, HIDDEN, LAYERS = 4, 192, 4
+THETA = 1e6  # slow enough that most dimensions compare words at any distance
 PROBE_DEPTHS = (2, -1)
 KINDS = (
     "existence",
@@ -49,13 +49,13 @@ KINDS = (
 )
 
 
-def language_config(recipe: Recipe) -> LlavaConfig:
+def language_config() -> LlavaConfig:
     """The shape of the language model, without its eyes."""
     return LlavaConfig(
-        vocab_size=PIECES.vocab_size(), hidden_size=recipe.hidden, intermediate_size=recipe.hidden * 8 // 3,
-        num_hidden_layers=recipe.layers,
+        vocab_size=PIECES.vocab_size(), hidden_size=HIDDEN, intermediate_size=HIDDEN * 8 // 3,
+        num_hidden_layers=LAYERS,
         num_attention_heads=HEADS, num_key_value_heads=HEADS, max_position_embeddings=4096, rms_norm_eps=1e-5,
-        rope_theta=recipe.theta, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+        rope_theta=THETA, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2, pad_token_id=0,
         initializer_range=0.04,
     )  # fmt: skip
 
@@ -138,15 +138,12 @@ def probe(
     return {k: round(float(np.mean(hits[k])), 3) for k in KINDS if k in hits}
 
 
-def prepare(
-    model: LlavaLlamaForCausalLM, words: Words, matchers: bool = True, gain: float = 1.7, lift: float = 0.28
-) -> None:
+def prepare(model: LlavaLlamaForCausalLM, words: Words, gain: float = 1.7, lift: float = 0.28) -> None:
     """Start half of the heads as matchers, so that matching words to patches need not be discovered from noise.
 
     Such a head looks for patches that carry its own word: query and key share a projection that lives in the slow
     rotary dimensions (so distance does not scramble it), all words share a direction that looks for the mark of
-    patches, and what is found is copied. Everything stays trainable. Without `matchers` the scales of the first weights
-    are the same and every head starts from noise.
+    patches, and what is found is copied. Everything stays trainable.
     """
     hidden = model.config.hidden_size
     size = hidden // HEADS
@@ -164,7 +161,7 @@ def prepare(
             attention = layer.self_attn
             attention.o_proj.weight.mul_(0.3)
             layer.mlp.down_proj.weight.mul_(0.3)
-            for head in range(HEADS // 2 if matchers else 0):
+            for head in range(HEADS // 2):
                 rows = slice(head * size, (head + 1) * size)
                 look, copy = torch.randn(2, size, hidden) / hidden**0.5
                 look = gain * (look - (look @ word)[:, None] * word)
@@ -178,11 +175,11 @@ def prepare(
 class Learner:
     """The state of the stage: model, words, probe heads and optimiser, saved and resumed together."""
 
-    def __init__(self, device: str, peak: float, recipe: Recipe) -> None:
-        self.model = LlavaLlamaForCausalLM(language_config(recipe)).to(device)
-        self.words = Words(recipe.hidden).to(device)
-        prepare(self.model, self.words, recipe.matchers)
-        self.heads = nn.ModuleList(Heads(recipe.hidden) for _ in PROBE_DEPTHS).to(device)
+    def __init__(self, device: str, peak: float) -> None:
+        self.model = LlavaLlamaForCausalLM(language_config()).to(device)
+        self.words = Words(HIDDEN).to(device)
+        prepare(self.model, self.words)
+        self.heads = nn.ModuleList(Heads(HIDDEN) for _ in PROBE_DEPTHS).to(device)
         self.parts = {"model": self.model, "words": self.words, "heads": self.heads}
         self.weights = [w for part in self.parts.values() for w in part.parameters()]
         self.optimiser = torch.optim.AdamW(self.weights, lr=peak, betas=(0.9, 0.98), weight_decay=0.03)
@@ -221,19 +218,19 @@ class Learner:
 
 
 def train_language(
-    steps: int, device: str, recipe: Recipe, size: int = 8, peak: float = 2e-3, bare: float = 0.7, easy: float = 0.08
+    steps: int, device: str, size: int = 8, peak: float = 2e-3, bare: float = 0.7, easy: float = 0.08
 ) -> None:
     """Stage A: symbolic prefixes; `bare` and `easy` are the shares of the steps with bare prompts and easy scenes."""
-    torch.manual_seed(2 + 1000 * recipe.seed)
-    learner = Learner(device, peak, recipe)
+    torch.manual_seed(2)
+    learner = Learner(device, peak)
     begin, started, mean = learner.resume(), time.time(), np.zeros(2)
     for step in range(begin + 1, steps + 1):
         plain, simple = step <= bare * steps, step <= easy * steps
-        rng = np.random.default_rng(recipe.seeds(2, step))
+        rng = np.random.default_rng([2, step])
         for group in learner.optimiser.param_groups:
             group["lr"] = peak * min(1.0, step / 200) * (1 - 0.9 * step / steps)
         plan = Plan("easy" if simple else "train", 200 if plain else 300, bare=plain, probes=plain)
-        first = (recipe.seed * steps + step) * size  # another seed sees other scenes
+        first = step * size
         batch = collate([first + i for i in range(size)], plan, rng).to(device)
         losses = np.array(learner.step(batch, float(rng.uniform(0, 0.1 if simple else 0.4)), plain))
         mean = losses if step == begin + 1 else 0.97 * mean + 0.03 * losses
@@ -251,7 +248,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
-    Recipe.add_arguments(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    train_language(STEPS, arguments.device, Recipe.of(arguments))
+    train_language(STEPS, arguments.device)

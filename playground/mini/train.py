@@ -1,7 +1,6 @@
 """Train the embedded model from nothing: `make train-mini`, or
 
     python -m playground.mini.train [--device cpu] [--threads N] [--out checkpoints/llava-mini] [--quick]
-        [--seed 0] [--theta 1e6] [--no-matchers] [--layers 4] [--hidden 192]
 
 Stages, each resumable (state under checkpoints/llava-mini/.work): draw a pool of training scenes; the vision tower and,
 at the same time on a second core, the language model on symbolic prefixes; the projector and the joint stage; the stage
@@ -26,15 +25,12 @@ from llava.model.language_model.llava_llama import LlavaLlamaForCausalLM
 from playground.mini import connect, full_prefix, language, pool, text, tower
 from playground.mini.export import export
 from playground.mini.paths import CHECKPOINT, ROOT, WORK
-from playground.mini.recipe import Recipe
 
 
-def finish(
-    folder: Path, recipe: Recipe, tag: str = full_prefix.NAME, scenes: int = text.SCENES, steps: int = text.STEPS
-) -> None:
+def finish(folder: Path, tag: str = full_prefix.NAME, scenes: int = text.SCENES, steps: int = text.STEPS) -> None:
     """Export the state of the last stage, and train CLIP's text side for its tower."""
-    eyes, model = connect.trained_tower(), LlavaLlamaForCausalLM(language.language_config(recipe))
-    project = connect.projector(recipe.hidden)
+    eyes, model = connect.trained_tower(), LlavaLlamaForCausalLM(language.language_config())
+    project = connect.projector(language.HIDDEN)
     state = torch.load(WORK / f"{tag}.pt", map_location="cpu", weights_only=True)
     model.load_state_dict(state["model"])
     project.load_state_dict(state["project"])
@@ -50,11 +46,10 @@ def draw_pools(quick: bool) -> None:
             print(f"pool {pool.draw_shard(WORK, kind, number).name}", flush=True)
 
 
-def both(device: str, threads: int, recipe: Recipe) -> None:
+def both(device: str, threads: int) -> None:
     """The tower and the language model side by side, in two processes; on a GPU one after the other."""
     options = ["--device", device, "--threads", str(max(1, threads // 2))]
-    stages = {"tower": options, "language": [*options, *recipe.arguments()]}
-    commands = [[sys.executable, "-m", f"playground.mini.{name}", *rest] for name, rest in stages.items()]
+    commands = [[sys.executable, "-m", f"playground.mini.{name}", *options] for name in ("tower", "language")]
     running = []
     for command in commands:
         running.append(subprocess.Popen(command, cwd=ROOT))
@@ -64,15 +59,15 @@ def both(device: str, threads: int, recipe: Recipe) -> None:
         raise SystemExit("a stage failed; run the same command again to go on where it stopped")
 
 
-def rehearse(device: str, out: Path, recipe: Recipe) -> None:
+def rehearse(device: str, out: Path) -> None:
     """A few steps of every stage on a few scenes."""
     pool.SHARD = 64
     draw_pools(quick=True)
     tower.train_tower([("dense+signs", 12, 4, 2, 1e-3), ("signs+scene", 24, 2, 1, 1e-3)], device, log_every=1)
-    language.train_language(3, device, recipe, size=2)
-    connect.train_joint(device, recipe, (connect.Round("joint3", 2, 1e-4, 0.5, size=2),), pool.SHARD)
-    full_prefix.train_full(device, recipe, steps=2)
-    finish(out, recipe, scenes=8, steps=2)
+    language.train_language(3, device, size=2)
+    connect.train_joint(device, (connect.Round("joint3", 2, 1e-4, 0.5, size=2),), pool.SHARD)
+    full_prefix.train_full(device, steps=2)
+    finish(out, scenes=8, steps=2)
 
 
 def main() -> None:
@@ -82,29 +77,25 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="CPU threads in all")
     parser.add_argument("--out", type=Path, default=CHECKPOINT, help="where the checkpoint goes")
     parser.add_argument("--quick", action="store_true", help="a few steps of every stage, as a test of the pipeline")
-    Recipe.add_arguments(parser)
     options = parser.parse_args()
-    recipe = Recipe.of(options)
     torch.set_num_threads(options.threads)
     if options.quick and "MINI_WORK" not in os.environ:  # never on top of a real run's states
         with tempfile.TemporaryDirectory() as scratch:
             out = options.out if options.out != CHECKPOINT else Path(scratch) / "llava-mini"
             command = [sys.executable, "-m", "playground.mini.train", "--quick", "--device", options.device]
             env = {**os.environ, "MINI_WORK": scratch}
-            raise SystemExit(
-                subprocess.run([*command, *recipe.arguments(), "--out", str(out)], cwd=ROOT, env=env).returncode
-            )
+            raise SystemExit(subprocess.run([*command, "--out", str(out)], cwd=ROOT, env=env).returncode)
     WORK.mkdir(parents=True, exist_ok=True)
     started = time.time()
     if options.quick:
-        rehearse(options.device, options.out, recipe)
+        rehearse(options.device, options.out)
     else:
         draw_pools(quick=False)
-        both(options.device, options.threads, recipe)
-        connect.train_joint(options.device, recipe)
-        full_prefix.train_full(options.device, recipe)
-        finish(options.out, recipe)
-    print(f"trained in {(time.time() - started) / 60:.0f} minutes; measure it: python -m playground.mini.measure")
+        both(options.device, options.threads)
+        connect.train_joint(options.device)
+        full_prefix.train_full(options.device)
+        finish(options.out)
+    print(f"trained in {(time.time() - started) / 60:.0f} minutes; measure it: make eval-gqa")
 
 
 if __name__ == "__main__":

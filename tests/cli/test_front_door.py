@@ -19,7 +19,7 @@ import pytest
 from llava_consensus import attach, cli
 from llava_consensus.cli import arguments, terminal
 from llava_consensus.cli.evaluate import remaining
-from llava_consensus.errors import OptionError
+from llava_consensus.errors import MissingDependency, OptionError
 from llava_consensus.evaluation import progress
 from llava_consensus.evaluation.report.table import Group, Table
 from llava_consensus.methods import METHODS, about, known_methods, make
@@ -274,6 +274,19 @@ def test_what_is_no_model_is_refused_with_what_to_pass() -> None:
         attach("llava-hf/llava-1.5-7b-hf")
     with pytest.raises(OptionError, match="given as tokens=64"):
         attach(object(), 64)
+
+
+def test_without_shtab_the_extra_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--print-completion", "bash"])
+    assert end.value.code == MissingDependency.exit_code and "[eval]" in capsys.readouterr().err
+
+
+def test_a_closed_output_gives_no_traceback() -> None:
+    command = f"{sys.executable} -m llava_consensus.cli list >&-"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_shell_completes_methods_and_benchmarks() -> None:

@@ -87,7 +87,7 @@ def test_both_sides_inside_models_of_transformers(name: str) -> None:
     with attach(model, "consensusdrop", case.tokens, merged=0, alpha=1.0, tile_budget="global") as attached:
         model.generate(**inputs, max_new_tokens=2, do_sample=False)
         vision = by(attached)
-    with Attachment(hosts.view_of(model), Selection(scores="vision", layer=2), Budget(case.tokens)) as attached:
+    with hosts.attach_view(hosts.view_of(model), Selection(scores="vision", layer=2), Budget(case.tokens)) as attached:
         model.generate(**inputs, max_new_tokens=2, do_sample=False)
         assert by(attached) == vision
 

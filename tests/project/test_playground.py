@@ -13,14 +13,13 @@ import pytest
 import torch
 
 from playground.mini import build as builder
-from playground.mini import connect, forms, full_prefix, measure, sequences
+from playground.mini import connect, forms, full_prefix, sequences
 from playground.mini import tokenizer as words
 from playground.mini.catalogue import CATEGORIES, COLOURS, NAMES, OBJECTS, SIGN_ALPHABET
 from playground.mini.export import export_language
 from playground.mini.labels import CLASSES, label
 from playground.mini.paths import CHECKPOINT, MINI, ROOT
 from playground.mini.questions import GQA_MIX, View, write
-from playground.mini.recipe import Recipe
 from playground.mini.scenes import SPLITS, UNITS, padded, render, sample, scene
 from playground.mini.styles import TRAIN_MIX, prompt, training_questions
 from playground.mini.tower import WIDTH
@@ -133,30 +132,11 @@ def test_the_last_stage_asks_as_every_benchmark_does() -> None:
 
 def test_the_last_stage_continues_the_committed_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(full_prefix, "WORK", tmp_path)
-    learner = connect.Learner("cpu", Recipe())
+    learner = connect.Learner("cpu")
     assert full_prefix.begin(learner, "joint3") == 0
     export_language(learner.model, learner.project, tmp_path / "again", WIDTH)
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
         assert (tmp_path / "again" / name).read_bytes() == (CHECKPOINT / name).read_bytes()
-
-
-def test_a_deeper_model_has_each_layer_in_shares() -> None:
-    deep, flat = (connect.Learner("cpu", Recipe(layers=layers)) for layers in (12, 4))
-    for learner in (deep, flat):
-        full_prefix.load_committed(learner)
-    for number, layer in enumerate(deep.model.model.layers):
-        there = flat.model.model.layers[number // 3]
-        assert torch.equal(layer.self_attn.q_proj.weight, there.self_attn.q_proj.weight)
-        for name in ("self_attn.o_proj", "mlp.down_proj"):
-            assert torch.allclose(3 * layer.get_submodule(name).weight, there.get_submodule(name).weight)
-    with pytest.raises(ValueError, match="no multiple of the 4"):
-        full_prefix.deepened(flat.model.state_dict(), 2)
-
-
-def test_each_layer_is_left_out_in_turn(eval_folder: Path) -> None:
-    found = measure.layers(measure.Mini(), limit=1)
-    assert list(found) == ["all", *(f"without {number}" for number in range(1, 5))]
-    assert found["without 1"]["gqa"] < 10 < found["without 2"]["gqa"] < found["all"]["gqa"]
 
 
 def test_build_is_idempotent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,6 @@ from llava_consensus.evaluation.models.base import (
 )
 from llava_consensus.evaluation.models.loading import Loading, from_auto
 from llava_consensus.evaluation.models.weights import reason
-from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.environment import check_version
 from llava_consensus.hosts.facts import Facts, text_side
 from llava_consensus.hosts.patch_map import sides_of
@@ -136,7 +135,7 @@ class HfRunner(Runner):
         own = attachment.asked, attachment.budget, one.modality, text, None, placed
         return InsideEncoded(features.tiles[0], rows.tiles > 1, size, *own, rows, features)
 
-    def _encoded(self, attachment: Attachment, picture: Image | Clip) -> HfEncoded:
+    def _encoded(self, attachment: Any, picture: Image | Clip) -> HfEncoded:
         """One image or clip, encoded for the method that is attached."""
         one, view = self.processed(picture), self.view
         inputs = self._placed({name: value for name, value in one.inputs.items() if isinstance(value, Tensor)})

@@ -48,6 +48,7 @@ from llava_consensus.hosts.environment import OFFICIAL, check_llava_version
 from llava_consensus.hosts.llava import LlavaModel
 from llava_consensus.hosts.next_grid import STOCK, check_layout, check_pictures
 from llava_consensus.hosts.old_attachment import Attachment
+from llava_consensus.hosts.pretrained import load_pretrained
 from llava_consensus.hosts.towers import without_unused_report
 from llava_consensus.reduction.method import Shape
 
@@ -338,7 +339,7 @@ def load_own_tower(path: str, model: "PreTrainedModel") -> None:
     files = weight_files(Path(path))
     state = {name.removeprefix(PREFIX): values for file in files for name, values in tensors_of(file, PREFIX)}
     options = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-    own, info = type(tower).from_pretrained(None, config=tower.config, state_dict=state, **options)
+    own, info = load_pretrained(type(tower), None, config=tower.config, state_dict=state, **options)
     refuse_incomplete(path, type(tower), info)
     tower.load_state_dict(own.state_dict())
     setattr(model.config, FLAG, True)
