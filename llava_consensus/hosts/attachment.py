@@ -35,6 +35,12 @@ from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import ClipSides, Need
 
 _LOCK = threading.Lock()
+OWN_GENERATE = (
+    "blip-2",
+    "instructblip",
+    "instructblipvideo",
+    "kosmos-2",
+)  # whose `generate` asks the language model only
 
 
 class BudgetedMethod(NamedTuple):
@@ -107,6 +113,10 @@ class Attachment:
                 "class tokens of frames have entered by then. Take class_tokens=keep or class_tokens=candidates"
             )
         config: Any = getattr(model, "config", None)
+        if getattr(config, "model_type", None) in OWN_GENERATE:
+            raise OptionError(
+                f"{self._name}: its `generate` passes by its forward, which methods act in. Take another model"
+            )
         width = getattr(getattr(config, "text_config", None) or config, "hidden_size", None)
         for method in (stage.method for stage in self.stages):
             if method.width not in (None, width) and width:

@@ -416,7 +416,10 @@ class Entrance:
             index = torch.cat((before, index + past), 1)
         renumbers = method.positions == "renumber"
         positions = kwargs.get("position_ids")
-        new["attention_mask"] = mask_of(kwargs.get("attention_mask"), rows, held, padded, cut.size, decoder)
+        # without a cache and a mask, transformers takes gaps in positions for the ends of packed sequences
+        caches = kwargs.get("use_cache")
+        packs = cache is None and not (getattr(decoder.config, "use_cache", True) if caches is None else caches)
+        new["attention_mask"] = mask_of(kwargs.get("attention_mask"), rows, held, padded or packs, cut.size, decoder)
         new["position_ids"], shifts = positions_of(positions, rows, pool, prompt.real, past, book, method)
         shift = rows.removed if shifts else torch.zeros_like(rows.removed)
         if book is not None:

@@ -292,6 +292,12 @@ def family_of(config: Any) -> Family:
 PIXELS = {"image": ("pixel_values", "pixel_values_images"), "video": ("pixel_values_videos",)}
 
 
+def placeholder_of(config: Any, modality: str) -> int | None:
+    """The id that stands for tokens of images or videos in a prompt."""
+    names = (f"{modality}_token_id", f"{modality}_token_index")
+    return next((getattr(config, name) for name in names if getattr(config, name, None) is not None), None)
+
+
 def images_of(
     base: Any, config: Any, encoded: dict[str, list[Any]], ids: Integers
 ) -> list[tuple[str, Any, list[Image], int]]:
@@ -300,9 +306,9 @@ def images_of(
     """
     family, found = family_of(config), []
     for modality, records in encoded.items():
-        here = ids == getattr(config, f"{modality}_token_id", None)
+        here = ids == placeholder_of(config, modality)
         if not here.any():
-            here = ids == config.image_token_id  # GLM-4V has one placeholder for both
+            here = ids == placeholder_of(config, "image")  # GLM-4V has one placeholder for both
         total, rows = int(here.sum()), sum(record.count or 0 for record in records)
         beams = max(total // (rows or total or 1), 1)  # prompts are next to their copies
         where, start = np.argwhere(here[::beams]), 0

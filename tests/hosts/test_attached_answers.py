@@ -88,13 +88,9 @@ NAMES = [*hf_models.CASES, *families.FAMILIES]
 def generate(model: Any, inputs: dict[str, Any], **options: Any) -> Any:
     return model.generate(
         **inputs,
-        max_new_tokens=STEPS,
-        min_new_tokens=STEPS,
-        do_sample=False,
-        pad_token_id=0,
-        return_dict_in_generate=True,
-        output_logits=True,
-        **options,
+        **{"max_new_tokens": STEPS, "min_new_tokens": STEPS, "do_sample": False, "pad_token_id": 0}
+        | {"return_dict_in_generate": True, "output_logits": True}
+        | options,
     )
 
 
@@ -419,6 +415,51 @@ def longer(tiny: Tiny, ids: Tensor) -> dict[str, Any]:
         if name == "attention_mask" or name.endswith("token_type_ids")
     }
     return {**inputs, **padded, "input_ids": ids}
+
+
+# ---- ways of calling
+
+WAYS: dict[str, dict[str, Any]] = {
+    "static cache": {"cache_implementation": "static"},
+    "no cache": {"use_cache": False},
+    "prompt lookup": {"prompt_lookup_num_tokens": 2},
+    "assistant": {},
+    "several sequences": {"num_return_sequences": 2, "do_sample": True, "top_k": 1},
+}
+
+
+@pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_5_vl", "gemma3", "internvl", "qwen3_vl"])
+@torch.no_grad()
+def test_every_way_of_calling_answers_the_same(name: str) -> None:
+    one, wrong = tiny(name), []
+    for method in ("consensusdrop+", "fastv"):
+        with attach(one.model, method, tokens=one.tokens, **accepted(method, tile_budget="global")):
+            plain = generate(one.model, one.prompts["one"]).sequences[:, -STEPS:]
+            for way, given in WAYS.items():
+                options = {
+                    key: one.model if value is True and "model" in key else value for key, value in given.items()
+                }
+                found = generate(one.model, one.prompts["one"], **options).sequences[:, -STEPS:]
+                if not all(torch.equal(row, plain[0]) for row in found):
+                    wrong.append(f"{method}: {way} answers {found.tolist()}, not {plain[0].tolist()}")
+            if len(positions_of(name)) == 1:
+                continue  # the plain model needs positions
+            looped = own_loop(one.model, one.prompts["one"])
+            if not torch.equal(looped, plain):
+                wrong.append(f"{method}: a loop over the cache answers {looped.tolist()}, not {plain.tolist()}")
+    assert not wrong, "\n".join(wrong)
+
+
+def own_loop(model: Any, inputs: dict[str, Any]) -> Tensor:
+    """Greedy tokens by a loop that passes nothing but the last token, the mask and the cache."""
+    output, words, mask = model(**inputs, use_cache=True), [], inputs["attention_mask"]
+    name = next(name for name in ("cache", "past_key_values") if output.get(name) is not None)
+    for step in range(STEPS):
+        words.append(output.logits[:, -1:].argmax(-1))
+        mask = torch.cat((mask, torch.ones_like(words[-1])), 1)
+        if step < STEPS - 1:
+            output = model(input_ids=words[-1], attention_mask=mask, **{name: output[name]})
+    return torch.cat(words, 1)
 
 
 # ---- the recording

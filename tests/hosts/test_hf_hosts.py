@@ -22,7 +22,7 @@ from llava_consensus.reduction.tokens import VisionAttention
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 pytestmark = pytest.mark.skipif(VERSION < (5, 19), reason="methods on models of transformers need >= 5.19")
 NEW = 4
-MECHANISMS = ("llava", "llava_next", "qwen2_5_vl", "gemma3", "internvl")  # as in test_ladder.py
+MECHANISMS = ("llava", "llava_next", "qwen2_5_vl", "gemma3", "internvl")
 RECORDED: dict[Any, list[Tensor]] = {}
 
 
@@ -134,7 +134,7 @@ PLACEHOLDERS = torch.tensor([hf_models.IMAGE, hf_models.VIDEO])
 
 @pytest.mark.parametrize("method", ["consensusdrop", "pyramiddrop"])
 def test_several_samples_of_each_prompt(tiny: Tiny, method: str) -> None:
-    """Several beams are a rung of the ladder."""
+    """Several beams are in test_attached_answers.py."""
     inputs = prompts(*tiny.rows())
     with tiny.attach(method) as attached:
         said = generate(tiny.model, inputs, do_sample=True, num_return_sequences=3)

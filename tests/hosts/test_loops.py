@@ -1,5 +1,5 @@
 """Models of transformers with a method attached, outside of a plain `generate`: loops of the user's own, later turns,
-kinds of caches and of decoding, and whoever reads the ids, beyond the rungs of the ladder.
+kinds of caches and of decoding, and whoever reads the ids.
 """
 
 import copy

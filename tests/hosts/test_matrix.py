@@ -1,5 +1,5 @@
 """The matrix of hosts and methods says the truth: a tiny random model refuses every method for the reason that its
-cell gives, and answers with a method for each place where the cell says that it works (`make ladder` tries them all).
+cell gives, and answers with a method for each place where the cell says that it works.
 """
 
 from types import SimpleNamespace
