@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from llava_consensus.errors import OptionError, unknown_name
+from llava_consensus.methods import METHODS, about, make
 
 TASKS = {  # by task, the columns of published tables and of our runs that speak about it
     "general": ("relative", "gqa"),
@@ -84,16 +85,14 @@ class Choice(NamedTuple):
 @cache
 def titles() -> dict[str, str]:
     """Name of each method of this package by its title in papers, in lower case."""
-    index = json.loads(resources.files("llava_consensus.methods").joinpath("index.json").read_text("utf-8"))
     # a title such as "IDPruner, untrained" says that this is not the method of the published rows
-    return {(entry[1] or name).lower(): name for name, entry in index.items()} | {"pdrop": "pyramiddrop"}
+    return {(about(name).title or name).lower(): name for name in METHODS} | {"pdrop": "pyramiddrop"}
 
 
 @cache
 def places() -> dict[str, str]:
     """Where each method acts."""
-    index = json.loads(resources.files("llava_consensus.methods").joinpath("index.json").read_text("utf-8"))
-    return {name: entry[2] for name, entry in index.items()}
+    return {name: about(name).place for name in METHODS}
 
 
 @cache
@@ -194,7 +193,6 @@ def recommend(
 
 
 def _choice(score: Score, family: Family) -> Choice:
-    from llava_consensus.methods import make
     from llava_consensus.reduction.budget import Budget
 
     entering = make(score.method).entering(Budget(score.tokens), family.tokens, family.layers)
