@@ -82,10 +82,10 @@ def test_unreadable_pictures_are_counted(asked: list[str], tmp_path: Path, capsy
 @pytest.mark.parametrize(
     ("arguments", "code", "why"),
     [
-        (["--tokens", "0"], 2, "--tokens 0"),
+        (["--tokens", "0"], 2, "tokens=0"),
         (["--option", "alpha"], 2, "KEY=VALUE"),
         (["--option", "alhpa=0.5"], 2, "Did you mean 'alpha'"),
-        (["--batch", "0"], 2, "--batch 0"),
+        (["--batch", "0"], 2, "batch=0"),
         (["--model", "./nowhere"], 3, "no such folder"),
     ],
 )
@@ -198,10 +198,10 @@ def test_ask_answers_before_it_takes_times(
     [
         ("nowhere.png", [], 3, "no such picture"),
         ("https://example.org/a.png", [], 2, "addresses are not fetched"),
-        (None, ["--repeats", "0"], 2, "--repeats 0"),
+        (None, ["--repeats", "0"], 2, "repeats=0"),
         (None, ["--overlay", "a.txt"], 2, "must end with"),
         (None, ["--overlay", "nowhere/a.png"], 3, "no folder"),
-        (None, ["--tokens", "0"], 2, "--tokens 0"),
+        (None, ["--tokens", "0"], 2, "tokens=0"),
         (None, ["--model", "./nowhere"], 3, "no such folder"),
     ],
 )
