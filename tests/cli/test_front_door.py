@@ -148,22 +148,6 @@ def test_tables_are_for_people_and_harmless(monkeypatch: pytest.MonkeyPatch, enc
     assert text.isascii() == (encoding == "ascii")
 
 
-@pytest.mark.parametrize(
-    ("is_terminal", "no_color", "wanted"), [(True, "", True), (True, "1", False), (False, "", False)]
-)
-def test_colours_only_where_they_are_wanted(
-    monkeypatch: pytest.MonkeyPatch, is_terminal: bool, no_color: str, wanted: bool
-) -> None:
-    monkeypatch.setenv("NO_COLOR", no_color)
-    monkeypatch.setenv("TERM", "xterm")
-    stream = io.StringIO()
-    monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
-    monkeypatch.setattr(sys, "stderr", stream)
-    cli.error("a [b] \x1b[2J")
-    assert ("\x1b[31m" in stream.getvalue()) == wanted and "\x1b[2J" not in stream.getvalue()
-    assert stream.getvalue().endswith(" a [b] \\x1b[2J\n")
-
-
 def test_the_rest_of_a_sweep_is_estimated() -> None:
     assert remaining(120, 2, 8) == "2 of 8 runs, about 6 minutes left"
     assert remaining(5, 1, 2) == "1 of 2 runs, about a minute left"

@@ -363,7 +363,7 @@ def test_the_paper_s_rows_are_found_by_method_and_budget() -> None:
     [
         (["--methods", "nothing"], 2, "unknown method 'nothing'"),
         (["--tokens", "many"], 2, "--tokens 'many': must be whole numbers"),
-        (["--match", "size"], 2, "--match size"),
+        (["--match", "size"], 2, "match='size' must be one of kept"),
         (["--pictures", "0"], 2, "pictures=0 must be at least 1"),
         (["--repeats", "0"], 2, "repeats=0 must be at least 1"),
         (["--warmup", "-1"], 2, "warmup=-1 must be at least 0"),
