@@ -99,7 +99,7 @@ $(PHOTO)/config.json: $(READY) $(PHOTO)/adapter.json
 	$(PYTHON) -m playground.photo.checkpoint $(ARGS)
 
 $(PHOTO)/adapter.json:
-	@echo "$(PHOTO)/adapter.safetensors is not there: make train-photo trains one" >&2; exit 1
+	@echo "$(PHOTO)/adapter.safetensors.xz is not there: make train-photo trains one" >&2; exit 1
 
 train-photo: $(READY)  ## train its adapter, or go on where that was stopped: fetches 463 MB once, all of it in PHOTO_WORK
 	$(PYTHON) -m playground.photo.recipe $(ARGS)
