@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from llava_consensus.errors import DataError, OptionError
-from llava_consensus.hosts import view_of
-from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts import attached, view_of
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.training.plan import TrainingPlan
 
@@ -90,10 +90,9 @@ class ReducingTrainer(_Trainer):
             OptionError: for a method the model has no parts for, or a budget above the tokens of a picture.
         """
         for budget in self.plan.budgets if self.plan.method is not None else ():
-            with self._attached(budget) as attached:
-                tower = attached.model.tower
-                assert tower is not None  # a method is attached to what sees pictures
-                most = attached.model.most_tiles * tower.tokens
+            with self._attached(budget):
+                view = view_of(inner(self.model))
+                most = view.most_tiles * view.tower.tokens
             if isinstance(budget, Budget) and budget.tokens > most:
                 raise OptionError(
                     f"tokens={budget.tokens}: a picture of this model has {most} visual tokens. Give at most that"
@@ -115,7 +114,7 @@ class ReducingTrainer(_Trainer):
 
     def _attached(self, budget: Budget | Share) -> Attachment:
         assert self.plan.method is not None  # else nothing is attached
-        return Attachment(view_of(inner(self.model)), self.plan.method, budget)
+        return attached(inner(self.model), self.plan.method, budget)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Tensor], *more: Any) -> Tensor:
         """One forward and backward pass with the method attached, at the budget drawn for the step.
