@@ -189,20 +189,21 @@ def against_table(file: Path) -> str:
     return "\n".join(lines)
 
 
-def readme_numbers(photo: Photo, on_gpu: dict[str, Any], servers: "Servers") -> dict[str, str]:
-    """The numbers in README's sentences, by the name of their mark. `full` is no method."""
+def readme_numbers(photo: Photo, on_gpu: dict[str, Any], servers: Servers) -> dict[str, str]:
+    """The numbers in README's sentences, by the name of their mark. `full` is not counted as a method."""
     cpu = json.loads((ROOT / "docs/efficiency" / TIMED).read_text())
     slow = {(row["method"], row["tokens"]): row["ttft_ms"] / 1000 for row in cpu["rows"]}
     fast = {(row["method"], row["tokens"]): row["ttft_ms"] for row in on_gpu["rows"]}
     reduced = [time for (_, tokens), time in fast.items() if tokens == 57]
     printed = {(row["method"], row["tokens"]): row for row in json.loads(PAPER.read_text())["tables"]["llava_1_5_7b"]}
     own, full = printed["ConsensusDrop", 64], printed["LLaVA-1.5-7B", 576]
+    sooner = full["ttft_ms"] / own["ttft_ms"]
     busy, single = (servers.against(load, "consensusdrop", 64) for load in ("32 at once", "1 at once"))
     return {
         "methods": str(len(METHODS) - 1),
         "cpu": f"{slow['full', 576]:.1f} s from 576 tokens and {slow['consensusdrop', 57]:.1f} s from 57",
         "gpu": f"{fast['full', 576]:.0f} ms with all tokens and {min(reduced):.0f} to {max(reduced):.0f} ms with 57",
-        "paper": f"{own['rel_percent']} % of its accuracy and answers {full['ttft_ms'] / own['ttft_ms']:.2f} times sooner",
+        "paper": f"{own['rel_percent']} % of its accuracy and answers {sooner:.2f} times sooner",
         "busy": busy,
         "single": single,
         "full": photo.score("gqa", FULL),
@@ -236,8 +237,8 @@ class Servers:
         """Requests per second and first token of one row, as ratios to plain vLLM."""
         row = self.ratios.loc[case, load, tokens]
         return (
-            f"{row['requests_per_second']:.2f} times as many requests per second as plain vLLM, and the first token after "
-            f"{row['first_token_p50']:.2f} of its time"
+            f"{row['requests_per_second']:.2f} times as many requests per second as plain vLLM, and the first token "
+            f"after {row['first_token_p50']:.2f} of its time"
         )
 
     @property

@@ -124,7 +124,11 @@ class Photo:
         method after the tower with the highest score at the budget.
         """
         after = [name for name in PEERS if ":" not in name and about(name).place == AFTER]
-        peers = [(row.score, name) for name in after if name not in (OWN, "random", "uniform_grid") and (row := self.kept(name))]
+        peers = [
+            (row.score, name)
+            for name in after
+            if name not in (OWN, "random", "uniform_grid") and (row := self.kept(name))
+        ]
         best = max(peers)[1]
         names = {"ConsensusDrop": OWN, f"best of {len(peers)} peers ({METHODS.title(best)})": best}
         budgets = sorted({*self.others, self.tokens})
@@ -152,7 +156,9 @@ class Photo:
         assert full is not None
         axes.axhline(full.score, color="black", linestyle="--", label="all 576 tokens")
         axes.set_xscale("log", base=2)
-        axes.set_xticks([line[0] for line in points["ConsensusDrop"]], [str(line[0]) for line in points["ConsensusDrop"]])
+        axes.set_xticks(
+            [line[0] for line in points["ConsensusDrop"]], [str(line[0]) for line in points["ConsensusDrop"]]
+        )
         axes.minorticks_off()
         axes.set(xlabel="visual tokens per image", ylabel="accuracy (%), GQA scenes")
         axes.legend(frameon=False, fontsize=8, loc="lower right")

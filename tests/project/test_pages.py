@@ -9,10 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from llava_consensus.evaluation.report.rows import read_rows
 from llava_consensus.methods import INDEX, written
 from tools import pages
+from tools.photo import Photo
 
 AGAIN = "make pages, then commit it"
 NAME = r"\b(ConsensusDrop|VisionZip|VisPruner|GQA|POPE|TextVQA|RefCOCO|uniform grid|random|resize|all tokens)\b"
@@ -39,6 +41,12 @@ def differing(made: dict[str, str], texts: dict[str, str]) -> list[str]:
 
 def test_the_pages_are_made_from_the_kept_results(made: dict[str, str]) -> None:
     assert differing(made, {}) == [], AGAIN
+
+
+def test_the_plot_of_the_readme_has_the_scores_of_the_kept_runs() -> None:
+    with pages.unpacked(pages.ROOT / pages.PHOTO) as runs, Image.open(pages.ROOT / pages.PLOT) as plot:
+        points = Photo(runs, pages.ROOT / pages.NAMED).front_points()
+        assert plot.text["Description"] == json.dumps(points), AGAIN  # type: ignore[attr-defined]
 
 
 def test_thirty_forged_statements_are_caught(made: dict[str, str]) -> None:
