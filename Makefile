@@ -35,7 +35,7 @@ READY := $(VENV)/.ready
 DEV_READY := $(VENV)/.ready-dev
 PINNED_READY := $(PINNED)/.ready
 VLLM_READY := $(VLLM)/.ready
-CLI := CONSENSUS_BY_MAKE=1 $(PYTHON) -m llava_consensus.cli
+CLI := $(PYTHON) -m llava_consensus.cli
 PYTEST := -m pytest -n auto --dist worksteal
 FEWER := $(if $(LIMIT),--limit $(LIMIT)) $(if $(SAMPLE),--sample $(SAMPLE))
 RUN := --model $(MODEL) --data $(DATA) --out $(OUT) --batch $(BATCH) $(FEWER) $(if $(BENCH),--bench "$(BENCH)")

@@ -51,7 +51,7 @@ FAMILIES = {
 }
 
 
-class Score(NamedTuple):
+class Evidence(NamedTuple):
     """One result of one method."""
 
     family: str  # as in the ledger
@@ -96,12 +96,12 @@ def places() -> dict[str, str]:
 
 
 @cache
-def scores() -> tuple[Score, ...]:
+def scores() -> tuple[Evidence, ...]:
     """Every result: published, the ConsensusDrop paper's, ours."""
     return (*_ledger(), *_paper(), *_own())
 
 
-def _ledger() -> Iterator[Score]:
+def _ledger() -> Iterator[Evidence]:
     from llava_consensus.paper.ledger import ledger
 
     content = ledger()
@@ -111,10 +111,10 @@ def _ledger() -> Iterator[Score]:
         source = content["sources"][entry["source"]]
         for benchmark, score in entry["results"].items():
             method = titles().get(name.lower(), name)
-            yield Score(family, method, entry["tokens"], benchmark, score, source, positions)
+            yield Evidence(family, method, entry["tokens"], benchmark, score, source, positions)
 
 
-def _paper() -> Iterator[Score]:
+def _paper() -> Iterator[Evidence]:
     text = resources.files("llava_consensus.evaluation.report").joinpath("paper.json").read_text("utf-8")
     tables = json.loads(text)["tables"]
     columns = {"rel_percent": RELATIVE, "gqa": "gqa", "textvqa": "textvqa"}
@@ -123,14 +123,16 @@ def _paper() -> Iterator[Score]:
             for column, benchmark in columns.items():
                 if row.get(column) is not None:
                     method = titles().get(row["method"].lower(), row["method"])
-                    yield Score(family, method, row["tokens"], benchmark, row[column], f"ConsensusDrop, table {number}")
+                    yield Evidence(
+                        family, method, row["tokens"], benchmark, row[column], f"ConsensusDrop, table {number}"
+                    )
 
 
-def _own() -> Iterator[Score]:
+def _own() -> Iterator[Evidence]:
     text = resources.files("llava_consensus").joinpath("evidence.csv").read_text("utf-8")
     for row in csv.DictReader(text.splitlines()):
         bounds = float(row["low"]), float(row["high"])
-        yield Score(
+        yield Evidence(
             OWN, row["method"], int(row["tokens"]), row["benchmark"], float(row["score"]), SCENES, row["positions"],
             int(row["questions"]), bounds,
         )  # fmt: skip
@@ -178,7 +180,7 @@ def recommend(
         )
     known = [one for one in scores() if one.family == family.published and one.method in places()]
     known = [one for one in known if one.benchmark in TASKS[task] and one.tokens < family.tokens]
-    by_table: dict[tuple[str, str], list[Score]] = {}
+    by_table: dict[tuple[str, str], list[Evidence]] = {}
     for one in known:
         by_table.setdefault((one.source, one.benchmark), []).append(one)
     found = []
@@ -192,7 +194,7 @@ def recommend(
     return [_choice(one, family) for rows in found for one in rows]
 
 
-def _choice(score: Score, family: Family) -> Choice:
+def _choice(score: Evidence, family: Family) -> Choice:
     from llava_consensus.reduction.budget import Budget
 
     entering = make(score.method).entering(Budget(score.tokens), family.tokens, family.layers)

@@ -135,7 +135,7 @@ class Photo:
         found = {}
         for label, name in {**names, "uniform grid": "uniform_grid", "random (mean of seeds)": "random"}.items():
             rows = [(int(tokens), row) for tokens in budgets if (row := self.kept(name, tokens))]
-            found[label] = [(tokens, row.score, *(row.bounds or (row.score,) * 2)) for tokens, row in rows]
+            found[label] = [(tokens, row.score or 0.0, *(row.bounds or (0.0, 0.0))) for tokens, row in rows]
         return found
 
     def kept(self, method: str, tokens: float | None = None) -> Row | None:
@@ -153,7 +153,7 @@ class Photo:
             axes.plot(tokens, scores, marker="o", label=label)
             axes.fill_between(tokens, low, high, alpha=0.15)
         full = self.run("gqa", FULL)
-        assert full is not None
+        assert full is not None and full.score is not None
         axes.axhline(full.score, color="black", linestyle="--", label="all 576 tokens")
         axes.set_xscale("log", base=2)
         axes.set_xticks(

@@ -11,7 +11,6 @@ import contextlib
 import io
 import logging
 import os
-import re
 import shutil
 import signal
 import sys
@@ -26,15 +25,12 @@ from llava_consensus.errors import (
     ConsensusError,
     DataError,
     OptionError,
-    missing_extra,
     missing_module,
     unfit_torchvision,
     unknown_name,
 )
 
 WIDE = 200  # columns where there is no terminal to ask
-BY_MAKE = "CONSENSUS_BY_MAKE"  # set by the Makefile
-MADE = ("tokens", "method", "model", "data", "out", "batch", "limit", "sample")  # its variables
 STOPPED = 130  # exit code of a command that was asked to stop
 FILES = {  # of this folder, and the first words of their commands in the order of the general help
     "evaluate": ("eval", "sweep"),
@@ -55,24 +51,6 @@ GROUPS = {
 }
 COMPLETION = "--print-completion"
 VLLM = "--vllm"  # takes arguments of another program, in one text
-LLAVA = {  # options of LLaVA's own scripts, and what does the same here
-    "--model-path": "--model",
-    "--model-base": "model merge LORA BASE OUT, then --model OUT",
-    "--conv-mode": "--conversation",
-    "--question-file": "eval custom --question-file",
-    "--image-folder": "eval custom --image-folder",
-    "--answers-file": "eval custom --answers-file",
-    "--num-chunks": "eval --shard N/COUNT",
-    "--chunk-idx": "eval --shard N/COUNT, where N begins at 1",
-    "--temperature": "leave it out, answers are greedy",
-    "--top_p": "leave it out, answers are greedy",
-    "--num_beams": "leave it out, answers are greedy",
-    "--max_new_tokens": "--max-new-tokens",
-    "--image-file": "ask PICTURE QUESTION",
-    "--query": "ask PICTURE QUESTION",
-    "--result-file": "score BENCHMARK --answers",
-    "--annotation-file": "--data, the folder that holds the annotations",
-}
 INTRODUCED = ("ask", "eval", "list")  # commands whose first example the general help has
 
 
@@ -96,7 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return wrong.exit_code
     given, unread = reader.parse_known_args(joined(words))
     if unread:
-        error(_unread(unread, given.options))
+        first = next((word for word in unread if word.startswith("-")), unread[0]).partition("=")[0]
+        error(str(unknown_name("argument", first, given.options)))
         return OptionError.exit_code
     _log_to_stderr()
     with _stops() as stop:
@@ -127,27 +106,6 @@ def unknown_command(words: Sequence[str]) -> OptionError | None:
     return None
 
 
-def _unread(words: Sequence[str], options: Sequence[str]) -> str:
-    """Error message for words that a command does not take: what LLaVA's option is called here, or the nearest one."""
-    first = next((word for word in words if word.startswith("-")), words[0]).partition("=")[0]
-    if first in LLAVA:
-        return f"unknown argument {first}, of LLaVA's scripts. Here: {LLAVA[first]}"
-    return str(unknown_name("argument", first, options))
-
-
-def as_typed(text: str, given: argparse.Namespace) -> str:
-    """A message with `name=value` as this user gave it: `--name value`, or `NAME=value` where make was asked."""
-
-    def typed(found: re.Match[str]) -> str:
-        name, value = found[1], found[2].strip("'")
-        flag = next((one for one in ("--" + name.replace("_", "-"), f"--{name}") if one in given.options), None)
-        if flag is None or value != str(getattr(given, name, None)):  # such as an option of a method
-            return found[0]
-        return f"{name.upper()}={value}" if os.environ.get(BY_MAKE) and name in MADE else f"{flag} {value}"
-
-    return re.sub(r"(?<![^\s(])([a-z_]+)=('[^']*'|[^\s:;,]+)", typed, text)
-
-
 class _Parser(argparse.ArgumentParser):
     """Ends with a line, not with all options of a command."""
 
@@ -169,7 +127,10 @@ def parser(first: str = "") -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action=_Version)
     if not wanted:
-        _add_completion(top)
+        with contextlib.suppress(ImportError):  # shtab is in the extra `eval`
+            import shtab
+
+            shtab.add_argument_to(top, COMPLETION, help="a script that completes commands in this shell")
     parsers, groups = {"": top}, {"": top.add_subparsers(title="commands", required=True, metavar="COMMAND")}
 
     def add(name: str, **settings: Any) -> argparse.ArgumentParser:
@@ -196,25 +157,6 @@ def parser(first: str = "") -> argparse.ArgumentParser:
 
 def _examples(lines: Sequence[str]) -> str:
     return "examples:\n" + "\n".join(f"  llava-consensus {line}" for line in lines)
-
-
-def _add_completion(top: argparse.ArgumentParser) -> None:
-    text = "a script that completes commands in this shell"
-    try:
-        import shtab
-    except ImportError:
-        top.add_argument(COMPLETION, action=_NoCompletion, help=text)
-    else:
-        shtab.add_argument_to(top, COMPLETION, help=text)
-
-
-class _NoCompletion(argparse.Action):
-    """`--print-completion` without shtab."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        missing = missing_extra("completion (shtab)", "eval")
-        error(str(missing))
-        parser.exit(missing.exit_code)
 
 
 class _Version(argparse.Action):
@@ -276,7 +218,7 @@ def _run(given: argparse.Namespace) -> int:
         if known.exit_code == STOPPED:  # by the user, which is no error
             print(printable(str(known)), file=sys.stderr)
         else:
-            error(as_typed(str(known), given))
+            error(str(known))
         return known.exit_code
     except OSError as wrong:  # a full disk, a folder that vanished: wherever it is met first
         error((f"{wrong.filename}: " if wrong.filename else "") + str(wrong.strerror or wrong))

@@ -50,16 +50,6 @@ class Command(NamedTuple):
 COMMANDS: dict[str, Command] = {}  # of the files that are imported so far
 
 
-class Once(argparse.Action):
-    """Stores a value, and refuses a second one, of which argparse would take the last without a word."""
-
-    def __call__(self, parser: Any, namespace: argparse.Namespace, value: Any, flag: str | None = None) -> None:
-        if self.dest in vars(namespace).setdefault("given_once", set()):
-            parser.error(f"{flag} is given twice, as {getattr(namespace, self.dest)} and {value}. Give it once")
-        namespace.given_once.add(self.dest)
-        setattr(namespace, self.dest, value)
-
-
 def arg(*flags: str, alone: bool = False, names: str = "", **settings: Any) -> Argument:
     """An argument of a command."""
     return Argument(flags, settings, alone, names)
@@ -80,6 +70,11 @@ OUT_DIR = arg("--out", default=OUT, type=Path, metavar="DIR", help="folder of re
 LIMIT = arg("--limit", type=int, help="only the first questions (smoke test; biased: neighbours share pictures)")
 SAMPLE = arg("--sample", type=int, help="random sample of this many questions, the same one for every run")
 NO_PROGRESS = arg("--no-progress", action="store_true", help="no progress bar")
+FORMAT = arg(
+    "--format",
+    choices=("table", "markdown", "csv", "latex"),
+    help="form of what is printed (table in a terminal, else markdown)",
+)
 JSON = arg("--json", action="store_true", help="as JSON")
 BENCHMARK = arg(
     "name",
@@ -152,7 +147,6 @@ REDUCED = (
     METHOD,
     arg(
         "--tokens",
-        action=Once,
         type=lambda text: number(text),
         help="visual tokens of one picture that are kept: a number, or a share such as 0.1; not for full (64). With "
         "--url it is asked of the server, and may be auto",

@@ -67,10 +67,10 @@ PROCESSORS = Path("/proc/cpuinfo")
         "--requests", default=32, type=int, help="with --serve: of each load (%(default)s), at most 8 for each at once"
     ),
     arg("--again", action="store_true", help="measure anew over what --out holds"),
-    arg("--format", default="markdown", choices=terminal.FORMATS, help="form of what is printed (%(default)s)"),
+    arguments.FORMAT,
     examples=('bench --methods all --tokens "192 64"', "bench --shape llava-1.5-7b --dtype float16"),
 )
-def bench(given: argparse.Namespace) -> Iterator[str]:
+def bench(given: argparse.Namespace) -> Iterator[Any]:
     """The tables of what was measured."""
     from llava_consensus.evaluation.bench import efficiency
     from llava_consensus.evaluation.models import Prompt

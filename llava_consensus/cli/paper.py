@@ -58,12 +58,12 @@ AT = arg("--tokens", metavar="NUMBERS", help="only these budgets, such as 64 (th
     ONLY,
     AT,
     arg("--positions", choices=("keep",), help="every row with positions kept (closed up, as the paper does)"),
-    arg("--format", default="markdown", choices=terminal.FORMATS, help="form of what is printed (%(default)s)"),
+    arguments.FORMAT,
     *arguments.LOADED,
     *arguments.RUN,
     examples=("paper table t1 --tokens 64 --sample 40", "paper table all --sample 40"),
 )
-def table(given: argparse.Namespace) -> Iterator[str]:
+def table(given: argparse.Namespace) -> Iterator[Any]:
     """A line for every run, then the tables."""
     from llava_consensus.paper import preset as presets
 
@@ -77,7 +77,7 @@ def table(given: argparse.Namespace) -> Iterator[str]:
     yield from _measured(preset, given)
 
 
-def _everything(given: argparse.Namespace) -> Iterator[str]:
+def _everything(given: argparse.Namespace) -> Iterator[Any]:
     """The output of every table and of the study, then a line for each: its file, or what it needs.
 
     Raises:
@@ -97,7 +97,7 @@ def _everything(given: argparse.Namespace) -> Iterator[str]:
         own = {**STUDY, **vars(given), "bench": " ".join(name for name in names if name in chosen), "tokens": None}
         return argparse.Namespace(**own)
 
-    parts: dict[str, tuple[argparse.Namespace, str, Path, Callable[..., Iterator[str]]]] = {}
+    parts: dict[str, tuple[argparse.Namespace, str, Path, Callable[..., Iterator[Any]]]] = {}
     for preset in asked.values():
         file = given.out / TABLES / f"{preset.name}.md"
         parts[preset.title] = (
@@ -136,7 +136,7 @@ def _unfit(preset: "Preset", given: argparse.Namespace) -> str:
     return f"{needs} (--model {given.model} is of host {name})" if preset.hosts and name not in preset.hosts else ""
 
 
-def _measured(preset: "Preset", given: argparse.Namespace, load: "RunnerLoader | None" = None) -> Iterator[str]:
+def _measured(preset: "Preset", given: argparse.Namespace, load: "RunnerLoader | None" = None) -> Iterator[Any]:
     """Runs a preset and writes its tables; runs that fail are blank there, and the first error is raised at the end."""
     from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.report.rows import read_row, with_grades
@@ -272,7 +272,7 @@ def _prompt_flops(shape: "Shape | None", tokens: int | float | None) -> float:
     *arguments.RUN,
     examples=("paper study --sample 40",),
 )
-def study(given: argparse.Namespace) -> Iterator[str]:
+def study(given: argparse.Namespace) -> Iterator[Any]:
     """A line for every run, then the tables; `paper/study/results.py` says what is in the files it leaves."""
     from llava_consensus.evaluation import benchmarks
     from llava_consensus.methods import make
@@ -322,14 +322,14 @@ def _all_run(
 
 def _left(
     file: Path, content: Mapping[str, Any], tables: "Sequence[Table]", rows: Sequence[Mapping[str, Any]]
-) -> Iterator[str]:
+) -> Iterator[Any]:
     """Writes what was found, and its tables beside it under the same name; prints the tables."""
     from llava_consensus.evaluation.files import write_json
     from llava_consensus.evaluation.report.table import write
 
     write_json(file, content)
     write(file.parent, file.stem, tables, rows)
-    yield from terminal.written("markdown", tables, [])
+    yield from terminal.written(None, tables, [])
     yield f"written: {file}"
 
 

@@ -19,14 +19,13 @@ if TYPE_CHECKING:
     from llava_consensus.evaluation.report.section import Section
 
 CHANGED = "Move the folder of that run away; the same command makes it again"
-FORMATS = ("table", "markdown", "csv", "latex")
 
 
 @command(
     "report",
     "tables of all results: Markdown, CSV, LaTeX",
     arguments.OUT_DIR,
-    arg("--format", choices=FORMATS, help="form of what is printed (table in a terminal, else markdown)"),
+    arguments.FORMAT,
     arg("--write", type=Path, action="append", default=[], metavar="FILE", help="update FILE between its markers"),
     arg("--against", metavar="METHOD", help="compare this method with each other one, paired by question"),
     arg("--preset", metavar="NAME", help="only the runs of this grid, a table for each of its budgets: results"),

@@ -1,5 +1,6 @@
 """Output of commands: tables and paragraphs that fit the terminal."""
 
+import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,6 @@ if TYPE_CHECKING:
     from rich.table import Table as Drawing
 
     from llava_consensus.evaluation.report.table import Table
-
-FORMATS = ("markdown", "latex", "csv")  # of tables on standard output
 
 
 def wrapped(text: str, indent: str = "    ", most: int | None = None) -> str:
@@ -46,36 +45,14 @@ def drawn(content: "Table") -> "Drawing":
     return drawing
 
 
-def written(kind: str, tables: "Sequence[Table]", rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Tables in one of FORMATS; CSV holds `rows`, which are not rounded, in their place. A table that is wider than
-    the terminal is written line by line.
+def written(kind: str | None, tables: "Sequence[Table]", rows: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
+    """Tables in a format of `--format`; None draws them in a terminal and writes Markdown elsewhere. CSV holds `rows`,
+    which are not rounded.
     """
     from llava_consensus.evaluation.report.table import rendered
 
-    width = columns()
-    if kind == "markdown" and width and any(len(row) > width for table in tables for row in _rows(table)):
-        for table in tables:
-            yield from _narrow(table)
+    kind = kind or ("table" if sys.stdout.isatty() else "markdown")
+    if kind == "table":
+        yield from map(drawn, tables)
         return
     yield from (text if kind == "csv" else f"{text}\n" for text in rendered(tables, rows, kind))
-
-
-def _rows(table: "Table") -> list[str]:
-    """The lines of a table in Markdown, without title and note."""
-    from llava_consensus.evaluation.report.table import markdown
-
-    return [line for line in markdown(table).splitlines() if line.startswith("|")]
-
-
-def _narrow(table: "Table") -> Iterator[str]:
-    """A table whose every line is a paragraph: its name, then each number behind its heading."""
-    from llava_consensus.evaluation.report.table import ABSENT
-
-    yield wrapped(table.title, "") + "\n"
-    for group in table.groups:
-        yield wrapped(group.heading, "")
-        for name, *cells in group.lines:
-            filled = [pair for pair in zip(table.head[1:], cells, strict=True) if pair[1] not in ("", ABSENT)]
-            yield wrapped(f"  {name}: {', '.join(map(' '.join, filled))}")
-        yield ""
-    yield wrapped(table.note, "")

@@ -19,7 +19,7 @@ NEWLINE = re.compile(r"\r\n|\n|\r")
 PREDICTION = ("index", "prediction")  # columns of MMBench's predictions
 
 
-class Row(NamedTuple):
+class FileRow(NamedTuple):
     """One object of a file, and where it is, in words."""
 
     where: str
@@ -40,7 +40,7 @@ def read_user_text(path: Path) -> str:
         raise DataError(f"{path}: no {encoding.upper()} text (byte {error.start}). Save it as UTF-8") from None
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[FileRow]:
     """The objects of a file.
 
     Raises:
@@ -51,7 +51,7 @@ def read_rows(path: Path) -> list[Row]:
     if not start:
         return []
     if start == "[":
-        rows = [Row(f"{path}, entry {i}", value) for i, value in enumerate(_json(path, text), start=1)]
+        rows = [FileRow(f"{path}, entry {i}", value) for i, value in enumerate(_json(path, text), start=1)]
     elif start == "{":
         rows = list(_json_lines(path, text))
     else:
@@ -72,13 +72,13 @@ def _json(path: Path, text: str, line: int = 0) -> Any:
         raise DataError(f"{path}, line {line or 1}: damaged, not JSON ({error}). {MEND}") from None
 
 
-def _json_lines(path: Path, text: str) -> Iterator[Row]:
+def _json_lines(path: Path, text: str) -> Iterator[FileRow]:
     lines = [(i, line) for i, line in enumerate(NEWLINE.split(text), start=1) if line.strip()]
     if lines[0][1].strip() in ("{", "{}") or not lines[0][1].rstrip().endswith("}"):  # one object on several lines
-        yield Row(f"{path}, entry 1", _json(path, text))
+        yield FileRow(f"{path}, entry 1", _json(path, text))
         return
     for i, line in lines:
-        yield Row(f"{path}, line {i}", _json(path, line, i))
+        yield FileRow(f"{path}, line {i}", _json(path, line, i))
 
 
 def separator_of(text: str) -> str:
@@ -86,7 +86,7 @@ def separator_of(text: str) -> str:
     return max("\t,;", key=NEWLINE.split(text.lstrip("\r\n"), maxsplit=1)[0].count)
 
 
-def _table(path: Path, text: str) -> Iterator[Row]:
+def _table(path: Path, text: str) -> Iterator[FileRow]:
     """Rows of a table whose first line names the columns. A cell may hold a JSON list."""
     text = text.lstrip("\r\n")
     separator = separator_of(text)
@@ -102,7 +102,9 @@ def _table(path: Path, text: str) -> Iterator[Row]:
             values: Record = {name.strip(): cell for name, cell in cells.items() if cell is not None}
             if any(values.values()):
                 lists = {name: cell for name, cell in values.items() if cell.startswith(('["', "[{"))}
-                yield Row(where, values | {name: _json(path, cell, reader.line_num) for name, cell in lists.items()})
+                yield FileRow(
+                    where, values | {name: _json(path, cell, reader.line_num) for name, cell in lists.items()}
+                )
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num}: no table ({error}). Quote the text of its cells") from None
 

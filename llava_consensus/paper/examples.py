@@ -39,7 +39,7 @@ PIXELS = (480, 480)  # of the longer side of a panel
 
 
 @dataclass(frozen=True)
-class Asked:
+class ImageQuestion:
     """A question about one image."""
 
     name: str
@@ -53,14 +53,14 @@ class Asked:
 class Example:
     """A question with what was kept for it."""
 
-    asked: Asked
+    asked: ImageQuestion
     image: Image.Image
     side: int  # patches in a row
     full: str = ""  # the answer with all tokens
     kept: dict[tuple[int, str], tuple[Patches, str]] = field(default_factory=dict)  # by budget and label, with answer
 
 
-def of_plan(plan: RunPlan) -> list[Asked]:
+def of_plan(plan: RunPlan) -> list[ImageQuestion]:
     """The questions of a benchmark that are about one image."""
     truths, found = plan.benchmark.references(plan.data), []
     for question in (question for question in plan.questions if len(question.images) == 1):
@@ -71,17 +71,17 @@ def of_plan(plan: RunPlan) -> list[Asked]:
 
         words = " ".join(question.text.removesuffix(SHORT).removesuffix(LETTER).split())
         name, truth = str(question.question_id), truths.get(question.index, "")
-        found.append(Asked(name, image, plan.prompt(question), words, truth))
+        found.append(ImageQuestion(name, image, plan.prompt(question), words, truth))
     return found
 
 
-def of_folder(folder: Path, questions: Sequence[str], kinds: Sequence[str]) -> list[Asked]:
+def of_folder(folder: Path, questions: Sequence[str], kinds: Sequence[str]) -> list[ImageQuestion]:
     """Every question about every image of a folder."""
     paths = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in kinds]
     if not paths:
         raise OptionError(f"--examples {folder}: has no {', '.join(kinds)} in it")
     return [
-        Asked(f"{path.name} {number}", lambda path=path: open_image(path, upright=True), Prompt(words), words)  # type: ignore[misc]
+        ImageQuestion(f"{path.name} {number}", lambda path=path: open_image(path, upright=True), Prompt(words), words)  # type: ignore[misc]
         for path in paths
         for number, words in enumerate(questions, 1)
     ]
@@ -94,7 +94,9 @@ def disagreement(found: Patches) -> float:
     return 1 - len(sides[0] & sides[1]) / count
 
 
-def search(runner: Runner, questions: Sequence[Asked], tokens: int, count: int) -> list[tuple[float, Asked]]:
+def search(
+    runner: Runner, questions: Sequence[ImageQuestion], tokens: int, count: int
+) -> list[tuple[float, ImageQuestion]]:
     """The questions with the highest disagreement, and it: one token is generated for each.
 
     Raises:
@@ -119,7 +121,7 @@ def _patches(runner: Runner, answer: Answer) -> Patches:
     return found
 
 
-def examples(runner: Runner, questions: Iterable[Asked], budgets: Sequence[int]) -> list[Example]:
+def examples(runner: Runner, questions: Iterable[ImageQuestion], budgets: Sequence[int]) -> list[Example]:
     """Each question with all tokens, and with vision alone, the question alone and both at every budget."""
     found = [Example(asked, asked.image(), round(runner.visual_tokens**0.5)) for asked in questions]
     with runner.attach(make("full"), Budget(runner.visual_tokens)):
@@ -187,7 +189,7 @@ def _counts(label: str, tokens: int, found: Patches, seen: overlay.View) -> str:
     return f"{label}\n{counts}" + (f"\n{padding} of them in the padding" if padding else "")
 
 
-def _key(figure: "Figure", asked: Asked) -> None:
+def _key(figure: "Figure", asked: ImageQuestion) -> None:
     """Legend of the colours, under the question and its right answer."""
     from matplotlib.patches import Patch
 

@@ -57,31 +57,13 @@ class Results:
         """Every run as a line, with interval, test against the reference and the paper's number."""
         lines = []
         for (line, name), cell in self.cells.items():
-            run, test, metrics = cell.row, cell.test, cell.row.metrics or {}
-            low, high = cell.row.bounds or (None, None)
-            below, above = (test and test.bounds) or (None, None)
             lines.append(
                 {
                     "label": FULL if line is None else line.label,
-                    "method": run.config["method"],
+                    "method": cell.row.config["method"],
                     "tokens": None if line is None else line.tokens,
-                    "merged": run.config["merged"],
-                    "benchmark": name,
-                    "metric": metrics.get("metric"),
-                    "status": "complete" if run.complete else "incomplete",
-                    "questions": metrics.get("questions"),
-                    "pictures": run.pictures,
-                    "answered": metrics.get("answered", run.answered),
-                    "score": run.score,
-                    "low": low,
-                    "high": high,
-                    "chance": run.chance,
-                    "difference": test and test.difference,
-                    "difference_low": below,
-                    "difference_high": above,
-                    "p": test and test.p,
-                    "p_corrected": test and cell.corrected,
-                    "test": test and test.test,
+                    "merged": cell.row.config["merged"],
+                    **cell.record,
                     "printed": self.printed(line, name),
                 }
             )

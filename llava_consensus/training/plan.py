@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from llava_consensus.errors import DataError, ImageError, OptionError, missing_extra, unknown_name
+from llava_consensus.errors import DataError, OptionError, missing_extra, unknown_name
 from llava_consensus.evaluation.files import HALF, Record, canonical, misread, read_json
 from llava_consensus.evaluation.media import check_file, check_size, open_header
 from llava_consensus.evaluation.models.loading import ATTENTIONS, Loading
@@ -24,32 +24,14 @@ PROJECTOR, LORA, FULL, SCORER = "projector", "lora", "full", "scorer"
 RATES = {PROJECTOR: 1e-3, LORA: 2e-4, FULL: 2e-5, SCORER: 1e-3}  # of LLaVA's own scripts, but for a scorer's
 PRECISIONS = ("float32", "bfloat16", "float16")
 OTHER_MODELS = ("lora", "mpt", "mistral")  # by these words in a folder's name LLaVA's loader takes it for another model
-GIVEN = {  # arguments of LLaVA's parser that a plan gives itself, each with the option that does
-    "model_name_or_path": "--model",
-    "data_path": "--data-path",
-    "image_folder": "--images",
-    "output_dir": "--out",
-    "max_steps": "--steps",
-    "num_train_epochs": "--steps",
-    "per_device_train_batch_size": "--batch",
-    "gradient_accumulation_steps": "--accumulate",
-    "learning_rate": "--learning-rate",
-    "seed": "--seed",
-    "data_seed": "--seed",
-    "save_steps": "--save-every",
-    "bf16": "--dtype",
-    "fp16": "--dtype",
-    "tune_mm_mlp_adapter": "--tune",
-    "lora_enable": "--tune",
-    "version": "--conversation",
-    "deepspeed": "--deepspeed",
-    "gradient_checkpointing": "--checkpointing",
-    "resume_from_checkpoint": "--out",
-}
+GIVEN = (  # arguments of LLaVA's parser that the options of a plan give
+    "model_name_or_path data_path image_folder output_dir max_steps num_train_epochs per_device_train_batch_size "
+    "gradient_accumulation_steps learning_rate seed data_seed save_steps bf16 fp16 tune_mm_mlp_adapter lora_enable "
+    "version deepspeed gradient_checkpointing resume_from_checkpoint"
+)
 IMAGE = "<image>"  # placeholder of a picture in a conversation
 HUMAN, MODEL = "human", "gpt"
 MEND = "Mend the file or take it out of the list; nothing was trained"
-EXAMPLES = 3  # in a message
 
 
 @dataclass(frozen=True)
@@ -102,9 +84,9 @@ class TrainingPlan:
             raise OptionError("budgets: give at least one number of visual tokens, such as --tokens 64")
         self._check_out()
         for argument in self.arguments:
-            option = GIVEN.get(argument.partition("=")[0].removeprefix("--").replace("-", "_"))
-            if argument.startswith("--") and option:
-                raise OptionError(f"{argument}: is given by {option}. Take that, before the `--`")
+            name = argument.partition("=")[0].removeprefix("--").replace("-", "_")
+            if argument.startswith("--") and name in GIVEN.split():
+                raise OptionError(f"{argument}: is set by an option before the `--` (train --help). Use that option")
 
     def _check_out(self) -> None:
         """Raises OptionError for an `out` that LLaVA's loader would take for another model, or that is no file of a
@@ -256,9 +238,8 @@ def read(path: Path, images: Path) -> Conversations:
         path: JSON list of entries with `conversations` and, about a picture, `image`.
         images: folder that the names of pictures are relative to.
     Raises:
-        DataError: for a file that is none, a conversation without an answer, a placeholder without its picture or a
-            picture without its placeholder, a name that leads out of the folder, or a picture that is not there or
-            whose head says that it is none, or too large.
+        DataError: for a file or an entry that cannot be trained on.
+        ImageError: for an image that is missing, damaged or too large.
     """
     entries: list[Record] = read_json(path, MEND, list)
     content = path.read_bytes()
@@ -266,35 +247,19 @@ def read(path: Path, images: Path) -> Conversations:
         raise DataError(f"{path}: begins with a byte order mark, at which LLaVA's reader stops. Save it without")
     if not entries:
         raise DataError(f"{path}: an empty list: there is nothing to train on. {MEND}")
-    problems = []
     for number, entry in enumerate(entries):
-        name = f"id {entry.get('id')!r}" if isinstance(entry, dict) else type(entry).__name__
-        problems += [f"entry {number} ({name}): {problem}" for problem in _problems(entry)]
-    _refuse(path, problems, "cannot be trained on")
+        for problem in _problems(entry):
+            raise DataError(f"{path}: entry {number}: {problem}. {MEND}")
     pictures = sorted({entry["image"] for entry in entries if "image" in entry})
     if not images.is_dir() and pictures:
-        raise DataError(f"{images}: no such folder of pictures. Name it with --images")
-    _refuse(path, [problem for name in pictures for problem in _unreadable(images / name)], "pictures cannot be read")
+        raise DataError(f"{images}: no such folder of images. Name it with --images")
     digest = hashlib.sha256(content)
     for name in pictures:
+        check_file(images / name)
+        with open_header(images / name) as opened:
+            check_size(images / name, opened.size)
         digest.update(f"{name}\0{(images / name).stat().st_size}\n".encode())
     return Conversations(path, entries, pictures, digest.hexdigest())
-
-
-def _refuse(path: Path, problems: list[str], what: str) -> None:
-    if problems:
-        more = f"; and {len(problems) - EXAMPLES} more" if len(problems) > EXAMPLES else ""
-        raise DataError(f"{path}: {len(problems)} {what}: {'; '.join(problems[:EXAMPLES])}{more}. {MEND}")
-
-
-def _unreadable(picture: Path) -> Iterator[str]:
-    """The reason why a picture's header cannot be read."""
-    try:
-        check_file(picture)
-        with open_header(picture) as opened:
-            check_size(picture, opened.size)
-    except ImageError as error:
-        yield str(error)
 
 
 def _problems(entry: Any) -> Iterator[str]:

@@ -3,7 +3,6 @@ checkpoint with the files and tensors of the one it started from. So it loads wh
 """
 
 import contextlib
-import logging
 import os
 import re
 import shutil
@@ -12,9 +11,9 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import patch
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -34,9 +33,7 @@ WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 INDEXES = {".safetensors": "model.safetensors.index.json", ".bin": "pytorch_model.bin.index.json"}
 SMALL = (".json", ".model", ".txt", ".jinja", ".md", ".py")
 LEFT_OUT = (RESULT, "README.md", *INDEXES.values())
-PRECISION = "ACCELERATE_MIXED_PRECISION"
 ANEW = "Remove {} to begin anew"
-log = logging.getLogger(__name__)
 
 
 def prepare(plan: TrainingPlan, name: str) -> tuple[Record, Conversations]:
@@ -83,13 +80,13 @@ def train(plan: TrainingPlan, name: str) -> Record:
             with misread(str(plan.out / RESULT), ANEW.format(plan.out)):
                 return {**known, "steps_done": int(known["steps_done"]), "losses": list(map(float, known["losses"]))}
         source = models.find(plan.model).folder
-        with _own_precision():
+        with patch.dict(os.environ):  # transformers 4.37 leaves its precision there for the next training
             trainer = _stack(description["model"]["host"]).run(plan, data, source, plan.out / STATES)
         losses = [float(line["loss"]) for line in trainer.state.log_history if "loss" in line]
         result = {**description, "steps_done": trainer.state.global_step, "losses": losses}
         with _whole(trainer.model):
             if first:
-                _export(trainer.model, source, plan.out)
+                _export(trainer.model, description["model"]["host"], source, plan.out)
                 write_json(plan.out / RESULT, result)
     return result
 
@@ -97,20 +94,6 @@ def train(plan: TrainingPlan, name: str) -> Record:
 def _stack(host: str) -> ModuleType:
     """The module that trains models of a host."""
     return import_module(f"llava_consensus.training.{'official' if host == OFFICIAL else 'hf'}")
-
-
-@contextlib.contextmanager
-def _own_precision() -> Iterator[None]:
-    """Undoes what transformers 4.37 leaves in the environment, where the next training of this process would find this
-    one's precision and take it for its own.
-    """
-    before = os.environ.get(PRECISION)
-    try:
-        yield
-    finally:
-        os.environ.pop(PRECISION, None)
-        if before is not None:
-            os.environ[PRECISION] = before
 
 
 @contextlib.contextmanager
@@ -130,8 +113,6 @@ def _opened(out: Path, description: Record) -> Iterator[None]:
         remove_leftovers(states)
         file = states / DESCRIPTION
         before = read_json(file, ANEW.format(out), dict) if file.exists() else description
-        if before.get("versions") != description["versions"]:
-            log.warning(f"{out}: was begun with other versions of packages, which training.json names")
         changed = [
             f"{name}: {before.get(name)!r} there, {description.get(name)!r} now"
             for name in sorted({*before, *description} - {"versions"})
@@ -162,7 +143,7 @@ def _whole(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _export(model: nn.Module, source: Path, out: Path) -> None:
+def _export(model: nn.Module, host: str, source: Path, out: Path) -> None:
     """Writes the checkpoint, adapters merged: every file of `source`, tensor for tensor and type for type, with the
     trained values in it.
 
@@ -177,7 +158,7 @@ def _export(model: nn.Module, source: Path, out: Path) -> None:
             "Remove the folder and take a lower --learning-rate"
         )
     files = sorted(file for pattern in WEIGHTS for file in source.glob(pattern))
-    if not any(values.keys() & _names(file) for file in files):
+    if host != OFFICIAL:
         with tempfile.TemporaryDirectory(dir=out / STATES) as folder:  # transformers renames its tensors in files
             inner(model).save_pretrained(folder, state_dict=values)
             values = {name: one for file in Path(folder).glob("*.safetensors") for name, one in load_file(file).items()}
@@ -205,14 +186,6 @@ def merged(model: nn.Module) -> dict[str, Tensor]:
         model = unloaded()
     parameters = dict(model.named_parameters())
     return {name: parameters[name].detach().cpu() for name in names}
-
-
-def _names(file: Path) -> set[str]:
-    """Names of the tensors in a file of weights."""
-    if file.suffix == ".safetensors":
-        with safe_open(file, "pt") as opened:
-            return set(opened.keys())
-    return set(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
 
 
 def _write(file: Path, target: Path, values: dict[str, Tensor]) -> set[str]:

@@ -55,16 +55,11 @@ def settings(plan: TrainingPlan, states: Path) -> dict[str, Any]:
 
 
 def inner(model: Any) -> Any:
-    """The model that a host adapts, out of what wraps it: processes, DeepSpeed, adapters, a compiler."""
-    while True:
-        if hasattr(model, "get_base_model"):
-            model = model.get_base_model()
-        elif type(model).__name__ in ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine"):
-            model = model.module
-        elif hasattr(model, "_orig_mod"):
-            model = model._orig_mod
-        else:
-            return model
+    """The model that a host adapts, out of what wraps it: processes, DeepSpeed, a compiler, adapters."""
+    from accelerate.utils import extract_model_from_parallel
+
+    model = extract_model_from_parallel(model, keep_torch_compile=False)
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def trained(model: nn.Module) -> dict[str, Tensor]:

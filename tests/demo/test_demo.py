@@ -133,7 +133,7 @@ def test_tokens_without_a_grid_are_refused() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--port", "0"], "--port 0 must be in 1..65535"),
+        (["--port", "0"], "port=0 must be in 1..65535"),
         (["--max-upload", "0"], "max-upload=0.0 must be above 0"),
         (["--model", "./nowhere"], "no such folder"),
     ],

@@ -185,10 +185,8 @@ def test_a_question_file_with_several_images_is_asked(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("eval gqa --tokens 64 --tokens 32", "--tokens is given twice, as 64 and 32"),
         ("eval gqa --option alpha=1 --option alpha=0", "option alpha is given twice"),
         ("eval gqa --benchmark-option a=1 --benchmark-option a=2", "a is given twice"),
-        ("sweep --tokens 64 --tokens 32", "--tokens is given twice"),
     ],
 )
 def test_an_argument_that_is_given_twice_is_refused(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from llava_consensus.hosts.reduce import BY_WORDS, NO_WORDS
 from llava_consensus.methods import make
 from llava_consensus.methods.cdpruner import SHORT_ANSWER, greedy_map, relevance
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.tokens import ClipSides, VisualTokens, WholePictures
+from llava_consensus.reduction.tokens import ClipSides, WholePictures
 
 ROOT = Path(__file__).parents[2]
 MAJOR = int(transformers.__version__.split(".")[0])
@@ -28,19 +28,6 @@ MINI = ROOT / "checkpoints" / "llava-mini"
 
 
 # ---- maths
-
-
-def test_greedy_map_equals_the_largest_determinants() -> None:
-    """Each pick maximises the determinant of what is picked so far (the definition)."""
-    points = torch.randn(20, 12, generator=torch.Generator().manual_seed(4)).double()
-    kernel = points @ points.T
-    chosen: list[int] = []
-    for _ in range(10):
-        volume = [
-            -1.0 if j in chosen else float(torch.linalg.det(kernel[[*chosen, j]][:, [*chosen, j]])) for j in range(20)
-        ]
-        chosen.append(max(range(20), key=lambda j: volume[j]))
-    assert greedy_map(kernel[None], 10).tolist() == [chosen]
 
 
 def test_no_token_is_repeated_past_the_rank_of_the_kernel() -> None:
@@ -64,57 +51,6 @@ def test_relevance_is_the_negated_cosine_scaled_over_the_tiles_of_a_picture() ->
     assert torch.allclose(toward, 1 - expected, atol=2e-6) and (toward > 0).all()
     cut = whole._replace(present=torch.tensor([[True, True], [False, True], [True, True]]))  # unpadding took the -1
     assert torch.allclose(relevance(ClipSides(patches, text, real), cut)[:2, 1], torch.tensor([1.0, 0.4]), atol=2e-6)
-
-
-def tiled(pictures: int, tiles: int, seed: int = 0) -> VisualTokens:
-    """Units of one tile each, of pictures that share nothing but the question."""
-    tokens = unit(batch=pictures * tiles, seed=seed)
-    picture = torch.arange(pictures).repeat_interleave(tiles)
-    assert tokens.clip is not None and tokens.whole is not None
-    text = tokens.clip.text[:1].expand_as(tokens.clip.text)
-    return tokens._replace(
-        picture=picture,
-        prompt=torch.zeros_like(picture),
-        clip=tokens.clip._replace(text=text),
-        whole=tokens.whole._replace(picture=picture),
-    )
-
-
-def units_of(tokens: VisualTokens, index: list[int]) -> VisualTokens:
-    """Some units, with all tiles still there."""
-    return tokens._replace(
-        projected=tokens.projected[index],
-        tile=tokens.tile[index],
-        patch=tokens.patch[index],
-        picture=tokens.picture[index],
-        prompt=tokens.prompt[index],
-    )
-
-
-def test_frames_of_a_video_have_each_their_own_scale() -> None:
-    """All frames are asked about by one prompt; what one shows must not change the scale of another."""
-    tokens, method = tiled(3, 1), make("cdpruner")
-    together = method.reduce(tokens, Budget(5))
-    assert torch.allclose(together.fused.amax(1), torch.ones(3), atol=1e-5)
-    louder = tokens.clip.patches.clone()
-    louder[1] = tokens.clip.text[1, :1]  # one frame shows just what is asked for
-    other = method.reduce(tokens._replace(clip=tokens.clip._replace(patches=louder)), Budget(5))
-    assert torch.equal(other.fused[[0, 2]], together.fused[[0, 2]])
-    assert not torch.equal(other.fused[1], together.fused[1])
-
-
-def test_tiles_with_uneven_shares_have_one_scale() -> None:
-    """64 tokens for five tiles are 13, 13, 13, 13 and 12: two groups, reduced one after the other, of one picture."""
-    tokens, method = tiled(1, 5), make("cdpruner")
-    shares = [share.tokens for share in Budget(64).share(5)]
-    assert shares == [13, 13, 13, 13, 12]
-    parts = [
-        method.reduce(units_of(tokens, [0, 1, 2, 3]), Budget(13)),
-        method.reduce(units_of(tokens, [4]), Budget(12)),
-    ]
-    every = torch.cat([part.fused for part in parts])
-    assert torch.equal(every, method.reduce(tokens, Budget(13)).fused)
-    assert (every.amax(1) >= 1).sum() == 1 and sum(part.kept.numel() for part in parts) == 64
 
 
 def test_theta_moves_from_diversity_to_relevance() -> None:

@@ -2,7 +2,6 @@
 edges, and the contract on both kinds of host layout.
 """
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,6 @@ NAMES = ("prumerge", "prumerge_plus", "visionzip", "vispruner")
 
 
 # ---- worked examples
-
-
-def test_prumerge_two_tokens() -> None:
-    result = make("prumerge", neighbours=1).reduce(headed([0.6, 0.4], [1.0, 3.0]), Budget(2))
-    assert torch.allclose(result.tokens[0, :, 0], torch.tensor([2.2, 1.2]))
-    assert result.kept.tolist() == [[0]] and result.anchors.tolist() == [[1]] and result.owner.tolist() == [[0, 1]]
-    mean = make("prumerge", neighbours=1, weights="mean").reduce(headed([0.6, 0.4], [1.0, 3.0]), Budget(2))
-    assert torch.allclose(mean.tokens[0, :, 0], torch.tensor([4.0, 1.2]))
 
 
 @pytest.mark.parametrize(("count", "spacing"), [(36, 5), (65, 2), (143, 1)])
@@ -87,20 +78,6 @@ def test_visionzip_published_splits() -> None:
     method = make("visionzip")
     split = {tokens: method.counts(Budget(tokens), 576) for tokens in (192, 128, 64, 32)}
     assert split == {192: (1, 161, 30), 128: (1, 107, 20), 64: (1, 53, 10), 32: (1, 26, 5)}
-
-
-def test_vispruner_example() -> None:
-    order = [0, 4, 7, 2, 9, 11, 10, 5, 8, 1, 6, 3]
-    angle = torch.tensor([0.0, 5, 40, 45, 90, 95, 130, 135, 180, 185, 220, 228]) * math.pi / 180
-    direction = torch.stack((angle.cos(), angle.sin()), -1)[None]
-    rest = direction[:, order[6:]]
-    left = thin(rest @ rest.transpose(1, 2), 4)
-    assert [order[6:][place] for place in left[0]] == [10, 5, 1, 3]
-    weights = torch.linspace(12, 1, 12)[torch.tensor(order).argsort()] / 78
-    tokens = seen(weights.tolist(), None, list(map(float, range(12))))._replace(features=direction)
-    kept = make("vispruner", ratio=0.6).reduce(tokens, Budget(10)).kept[0].tolist()
-    assert kept == [0, 1, 2, 3, 4, 5, 7, 9, 10, 11]
-    assert make("vispruner", ratio=1).reduce(tokens, Budget(3)).kept.tolist() == [[0, 4, 7]]
 
 
 # ---- invariants and edges

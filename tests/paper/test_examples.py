@@ -11,7 +11,7 @@ from llava_consensus.evaluation.benchmarks import make
 from llava_consensus.evaluation.models import Prompt
 from llava_consensus.hosts.patches import Patches
 from llava_consensus.paper import examples, figures
-from llava_consensus.paper.examples import COLOURS, Asked, Example
+from llava_consensus.paper.examples import COLOURS, Example, ImageQuestion
 
 pytest.importorskip("matplotlib")
 ROOT = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ def example(image: Image.Image, side: int, kept: list[int], merged: list[int]) -
     owner = [0 if place in kept + merged else -1 for place in range(side * side)]
     saliency = [1.0 / (1 + place) for place in range(side * side)]
     found = Patches(kept, [], owner, saliency, saliency[::-1], saliency)
-    asked = Asked("1", lambda: image, Prompt("What is it?"), "What is $it$?", "cat")
+    asked = ImageQuestion("1", lambda: image, Prompt("What is it?"), "What is $it$?", "cat")
     budgets = (len(kept) + 1, len(kept))
     return Example(asked, image, side, "a dog", {(t, label): (found, "a cow") for t in budgets for label in COLOURS})
 
@@ -93,7 +93,7 @@ def test_the_command_draws_what_the_mini_model_keeps(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["gqa", "--count", "0"], "--count 0 must be at least 1"),
+        (["gqa", "--count", "0"], "count=0 must be at least 1"),
         (["gqa", "--budgets", "0.5"], "must be whole numbers"),
         (["gqa", "--budgets", "0"], "must be at least 1"),
         (["nope"], "unknown benchmark"),

@@ -91,13 +91,6 @@ def test_a_figure_of_one_benchmark_overlaps_nowhere(results: Path) -> None:
         assert "GQA" not in words, "the caption names what is drawn"
 
 
-def test_captions_name_model_data_and_questions(results: Path) -> None:
-    words = {figure.name: figure.draw(read(results))[1] for figure in figures.FIGURES}
-    assert "GQA 100 questions / 50 images" in words["f02-recovery-helps"]
-    assert "checkpoints/llava-mini on playground/mini, cpu: POPE 10 questions / 10 images" in words["f09-alpha"]
-    assert words["f09-alpha"].endswith("128 tokens") and "llava-mini on cpu" in words["f16-efficiency"]
-
-
 def test_what_was_not_measured_is_named_with_its_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "results").mkdir()
     assert cli.main(["paper", "figures", "--out", str(tmp_path / "results"), "--to", str(tmp_path / "to")]) == 0
@@ -115,18 +108,6 @@ def test_folders_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert cli.main(["paper", "figures", "--out", str(tmp_path), "--to", str(tmp_path / "file")]) == 3
     error = capsys.readouterr().err
     assert "no such folder of results" in error and "Give another name" in error
-
-
-def test_no_panel_cuts_the_lines_of_another(results: Path) -> None:
-    rows = [
-        {**row, "correction": 2 * row["correction"]} if row["correction"] and row["benchmark"] == "gqa" else row
-        for row in study_files.study()["rows"]
-    ]
-    drawing, _ = figures.decay(replace(read(results), study={"description": {}, "rows": rows}))
-    assert len(drawing.axes) == 2
-    for panel in drawing.axes:
-        bottom, top = panel.get_ylim()
-        assert bottom == 0 and all(max(line.get_ydata()) < top for line in panel.lines)  # type: ignore[type-var, arg-type]
 
 
 def settings(material: Material, name: str, *options: str) -> set[tuple[Any, ...]]:
@@ -188,22 +169,6 @@ def test_accuracy_over_cost_is_of_the_runs_and_the_measurements(results: Path) -
     assert shares.containers[0][0].get_xydata()[1].tolist() == pytest.approx([100 * 32.8 / 77.6, 100 * 70 / 90])
 
 
-def test_the_memory_of_a_process_is_noise_and_has_no_panel(results: Path) -> None:
-    def titles(device: str) -> set[str]:
-        content = study_files.bench() | {"machine": {"device": device}}
-        content["rows"] = [{**row, "peak_bytes": 10**9} for row in content["rows"]]
-        drawing, _ = figures.over_ratio(replace(read(results), benches=[content]))
-        return {panel.get_title() for panel in drawing.axes}
-
-    assert "peak memory (GB)" in titles("cuda:0") and "peak memory (GB)" not in titles("cpu")
-
-
-def test_maps_share_one_scale_of_colours(results: Path) -> None:
-    for draw in (figures.temperature, figures.score):
-        images = [image for panel in draw(read(results))[0].axes for image in panel.images]
-        assert len(images) > 1 and len({(image.cmap.name, image.get_clim()) for image in images}) == 1
-
-
 # ---- claims
 
 
@@ -251,26 +216,6 @@ def test_pictures_are_drawn(sections: list[Section], tmp_path: Path) -> None:
     assert Image.open(tmp_path / "figure.png").size[0] > 300
     with pytest.raises(DataError, match="make tables"):
         figures.score_against_tokens([], tmp_path / "none.png")
-
-
-def drawn(section: Section, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The panels of the figure of score against tokens."""
-    kept: list[Any] = []
-    monkeypatch.setattr(figures, "save", lambda figure, _: kept.extend(figure.axes))
-    figures.score_against_tokens([section], tmp_path / "figure.png")
-    return kept
-
-
-def test_few_methods_stand_out_and_points_are_scores_with_intervals(
-    sections: list[Section], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    panel = drawn(sections[0], tmp_path, monkeypatch)[0]
-    lines = {line.get_label(): line for line in panel.lines}
-    own = [label for label in lines if label not in ("other methods", "all tokens")]
-    assert "ConsensusDrop" in own and "random" in own and "method8" in own and "ToMe" not in own and len(own) == 6
-    assert len({(lines[label].get_color(), lines[label].get_marker()) for label in own}) == 6
-    assert lines["method8"].get_xydata().tolist() == [[32, 90], [64, 90]]
-    assert len(panel.collections) == 3, "ours, the best other and random selection have bands"
 
 
 def test_without_matplotlib_the_pip_line_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

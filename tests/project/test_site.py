@@ -15,10 +15,6 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from llava_consensus.evaluation.benchmarks import BENCHMARKS
-from llava_consensus.hosts import HOSTS
-from llava_consensus.methods import METHODS
-
 ROOT = Path(__file__).parents[2]
 ALONE = """
 import socket
@@ -79,15 +75,6 @@ def test_every_link_of_the_site_leads_somewhere(site: dict[Path, Page]) -> None:
 
 def test_the_site_fetches_nothing_from_elsewhere(site: dict[Path, Page]) -> None:
     assert {link for page in site.values() for link in page.fetched if urlsplit(link).netloc} == set()
-
-
-def test_every_method_host_and_benchmark_has_its_place(site: dict[Path, Page]) -> None:
-    text = {path.name: path.read_text("utf-8") for path in site}
-    names = {path.name: page.anchors for path, page in site.items()}
-    assert {name.replace("+", "-plus") for name in METHODS} <= names["methods.html"]
-    assert [name for name in HOSTS if f"<code>{name}</code>" not in text["hosts.html"]] == []
-    assert [name for name in BENCHMARKS if f"<code>{name}</code>" not in text["benchmarks.html"]] == []
-    assert "llava_consensus.attach" in names["api.html"] and "softmax temperature of the vision" in text["methods.html"]
 
 
 def test_the_notebook_says_what_it_said() -> None:

@@ -14,7 +14,6 @@ from llava_consensus.methods import METHODS, make
 from llava_consensus.reduction.method import Place
 from llava_consensus.training.trainer import inner, trained
 
-AFTER = ("consensusdrop", "consensusdrop+", "prumerge", "visionzip")  # every method: reduction/test_method.py
 BETWEEN = [name for name in METHODS if make(name).place is Place.DECODER]
 
 
@@ -23,29 +22,6 @@ def labelled(ids: torch.Tensor, last: int = 2) -> torch.Tensor:
     labels = torch.full_like(ids, -100)
     labels[:, -last:] = ids[:, -last:]
     return labels
-
-
-@pytest.mark.parametrize("name", AFTER)
-def test_tokens_carry_the_gradient_and_saliencies_none(tower_folder: Path, name: str) -> None:
-    """On a host, where the tower and the probe run for the choice alone: a gradient in one channel stays in it."""
-    model = tiny_llava(tower_folder)
-    ids, mask = batch(row(5, 6))
-    kept: list[torch.Tensor] = []
-
-    def keep(module: Any, given: Any, projected: torch.Tensor) -> None:
-        projected.retain_grad()
-        kept.append(projected)
-
-    model.get_model().mm_projector.register_forward_hook(keep)
-    with attach(model, name, tokens=6) as attached:
-        embeds = model.prepare_inputs_labels_for_multimodal(ids, None, mask, None, labelled(ids), tiles(1))[4]
-        reduction = attached.outcomes[0].reductions[0][1]
-    embeds[0, :, 3].sum().backward()
-    gradient = kept[-1].grad  # PruMerge projects once more what it has merged before the projector
-    assert gradient is not None and bool(gradient[..., 3].any())
-    assert not bool(gradient[..., [channel for channel in range(64) if channel != 3]].any())
-    scores = [value for value in (reduction.vision, reduction.cross, reduction.fused) if value is not None]
-    assert not any(value.requires_grad for value in scores)
 
 
 @pytest.mark.parametrize("name", BETWEEN)

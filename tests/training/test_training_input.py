@@ -44,14 +44,14 @@ GOOD = {"id": "1", "image": "a.png", "conversations": turns("<image>\nWhat?", "a
     [
         ([], "an empty list"),
         ({"id": 1}, "expected a JSON list"),
-        ([GOOD, 3], r"entry 1 .int.: `conversations` must be a list"),
+        ([GOOD, 3], r"entry 1: `conversations` must be a list"),
         ([GOOD, {**GOOD, "conversations": turns("<image>\nWhat?")}], "turns must be human, gpt"),
         ([{**GOOD, "conversations": turns("<image>\nWhat?", "  ")}], "an answer is empty"),
         ([{**GOOD, "conversations": turns("What?", "a dog")}], "0 placeholders <image> for 1 picture"),
         ([{"id": "2", "conversations": turns("<image> What?", "x")}], "1 placeholders <image> for 0 picture"),
         ([{**GOOD, "image": "../a.png"}], "leads out of the folder"),
         ([{**GOOD, "image": ["a.png"]}], "must be the name of one picture"),
-        ([GOOD, *[{**GOOD, "image": f"{n}.png"} for n in range(5)]], r"5 pictures cannot be read: .*; and 2 more"),
+        ([GOOD, *[{**GOOD, "image": f"{n}.png"} for n in range(5)]], r"0\.png: "),
         ([{**GOOD, "conversations": turns("<image>\nWhat?", "a \ud800dog")}], "half of a character"),
     ],
 )
@@ -76,7 +76,7 @@ def test_what_would_stop_a_training_in_its_middle_is_refused_before_it(tmp_path:
         read(path, images)
     written(tmp_path, [GOOD])
     (images / "a.png").write_bytes(b"no picture")
-    with pytest.raises(DataError, match=r"1 pictures cannot be read: .*a\.png: not a picture"):
+    with pytest.raises(DataError, match=r"a\.png: not a picture"):
         read(path, images)
     Image.new("1", (30_000, 30_000)).save(images / "a.png")
     with pytest.raises(DataError, match="decompression bomb"):
@@ -115,7 +115,7 @@ def plan(tmp_path: Path, **changes: Any) -> TrainingPlan:
         ({"out": Path("checkpoints/adapted")}, "must contain 'llava'"),
         ({"out": Path("checkpoints/llava-lora")}, "none of lora, mpt, mistral"),
         ({"out": Path("llava/checkpoint-3")}, "not begin with 'checkpoint-'"),
-        ({"arguments": ("--learning_rate", "1")}, "is given by --learning-rate"),
+        ({"arguments": ("--learning_rate", "1")}, "--learning_rate: is set by an option before"),
     ],
 )
 def test_bad_plans_say_argument_value_and_bound(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

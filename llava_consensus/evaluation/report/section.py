@@ -52,6 +52,32 @@ class ScoreCell(NamedTuple):
         """† for p < 0.05, ‡ also after the correction; empty without a test."""
         return "" if self.test is None else mark(self.test.p, self.corrected)
 
+    @property
+    def record(self) -> dict[str, Any]:
+        """The run's score and its test, unrounded, as columns of a CSV file."""
+        row, test, metrics = self.row, self.test, self.row.metrics or {}
+        low, high = row.bounds or (None, None)
+        below, above = (test and test.bounds) or (None, None)
+        return {
+            "benchmark": row.benchmark,
+            "metric": metrics.get("metric"),
+            "status": "complete" if row.complete else "incomplete",
+            "questions": metrics.get("questions"),
+            "pictures": row.pictures,
+            "answered": metrics.get("answered", row.answered),
+            "score": row.score,
+            "spread": row.spread,
+            "low": low,
+            "high": high,
+            "chance": row.chance,
+            "difference": test and test.difference,
+            "difference_low": below,
+            "difference_high": above,
+            "p": test and test.p,
+            "p_corrected": test and self.corrected,
+            "test": test and test.test,
+        }
+
 
 @dataclass(frozen=True)
 class Section:
@@ -208,13 +234,11 @@ class Section:
         return pd.DataFrame(records, dtype=object)
 
     def _record(self, line: Line, cell: ScoreCell) -> dict[str, Any]:
-        row, metrics, test = cell.row, cell.row.metrics or {}, cell.test
+        row, metrics = cell.row, cell.row.metrics or {}
         full = self.full.runs.get(row.benchmark) if self.full and line is not self.full else None
         known = metrics.get("account") or {}
         account = {**known, **(known.get("measured") or {})}
         account["flops"] = (account.get("flops") or {}).get("total")
-        low, high = row.bounds or (None, None)
-        below, above = (test and test.bounds) or (None, None)
         return {
             **{key: row.config.get(key) for key in ("model", "data", "limit", "sample")},
             "label": line.label,
@@ -222,23 +246,7 @@ class Section:
             "positions": policy(row.config),
             "tokens": line.tokens or None,
             "merged": row.config["merged"],
-            "benchmark": row.benchmark,
-            "metric": metrics.get("metric"),
-            "status": "complete" if row.complete else "incomplete",
-            "questions": metrics.get("questions"),
-            "pictures": row.pictures,
-            "answered": metrics.get("answered", row.answered),
-            "score": row.score,
-            "spread": row.spread,
-            "low": low,
-            "high": high,
-            "chance": row.chance,
-            "difference": test and test.difference,
-            "difference_low": below,
-            "difference_high": above,
-            "p": test and test.p,
-            "p_corrected": test and cell.corrected,
-            "test": test and test.test,
+            **cell.record,
             "flips": flipped(row, full) if full else None,
             **{key: account.get(key) for key in ("entering", "kept", "average", "flops", "kv_bytes")},
         }
