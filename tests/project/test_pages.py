@@ -32,7 +32,7 @@ def test_the_pages_are_made_from_the_kept_results(made: dict[str, str]) -> None:
 def test_the_plot_of_the_readme_has_the_scores_of_the_kept_runs() -> None:
     with pages.unpacked(pages.ROOT / pages.PHOTO) as runs, Image.open(pages.ROOT / pages.PLOT) as plot:
         points = Photo(runs, pages.ROOT / pages.NAMED).front_points()
-        assert plot.text["Description"] == json.dumps(points), AGAIN  # type: ignore[attr-defined]
+        assert plot.text["Description"] == json.dumps(points), AGAIN
 
 
 def test_templates_hold_no_number() -> None:
