@@ -26,7 +26,7 @@ from playground.mini.benchmarks import BUILDERS, WITH_SPLIT
 from playground.mini.paths import MINI
 
 VIDEOS = "GPT_Zero_Shot_QA"  # the folder of BUILDERS that holds videos
-SOURCES = ("catalogue.py", "glyphs.py", "glyphs.png", "scenes.py", "clips.py", "questions.py", "styles.py", "build.py")
+SOURCES = ("catalogue.py", "glyphs.py", "glyphs.webp", "scenes.py", "clips.py", "questions.py", "styles.py", "build.py")
 
 
 def fingerprint() -> str:

@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from playground.mini.catalogue import OBJECTS, SIGN_ALPHABET, variant_keys
 
-SHEET = Path(__file__).with_name("glyphs.png")
+SHEET = Path(__file__).with_name("glyphs.webp")
 FONT = Path("/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf")
 CELL = 96
 COLUMNS = 12
@@ -73,4 +73,4 @@ def char(letter: str, width: int, height: int) -> Image.Image:
 
 
 if __name__ == "__main__":
-    draw_sheet().save(SHEET, optimize=True)
+    draw_sheet().save(SHEET, lossless=True, exact=True, quality=100, method=6)
