@@ -78,7 +78,6 @@ def build(out: Path = MINI, split: str = "test") -> bool:
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=MINI, help="folder that gets eval/ (default: playground/mini)")
     parser.add_argument("--split", choices=("test", *WITH_SPLIT), default="test", help="which scenes (default: test)")

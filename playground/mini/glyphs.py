@@ -67,7 +67,6 @@ def emoji(name: str, colour: str, size: int) -> Image.Image:
 
 @functools.cache
 def char(letter: str, width: int, height: int) -> Image.Image:
-    """The glyph of a sign character."""
     x, y = _cell(len(variant_keys()) + SIGN_ALPHABET.index(letter))
     return _sheet().crop((x, y, x + CHAR_W, y + CHAR_H)).resize((width, height), Image.Resampling.LANCZOS)
 
