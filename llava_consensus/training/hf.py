@@ -23,16 +23,7 @@ TOWERS = {"vision_tower", "vision_model", "visual", "image_tower", "video_tower"
 ROWS = ("input_ids", "attention_mask", LABELS)
 
 
-class ReducedTrainer(ReducingTrainer, transformers.Trainer):
-    """The Trainer of transformers, each step with the method attached."""
-
-    def __init__(self, plan: TrainingPlan, **options: Any) -> None:
-        self.plan = plan
-        super().__init__(**options)
-
-
 def check(plan: TrainingPlan, folder: Path) -> None:
-    """Raises OptionError for arguments that only LLaVA's own parser has."""
     if plan.arguments:
         raise OptionError(
             f"after `--`: {plan.arguments[0]} is for LLaVA's own parser, and {plan.model} is a model of transformers"
@@ -43,22 +34,14 @@ def check(plan: TrainingPlan, folder: Path) -> None:
         )
 
 
-def run(plan: TrainingPlan, data: Conversations, folder: Path, states: Path) -> ReducedTrainer:
-    """Trains; returns the Trainer.
-
-    Args:
-        plan: what is trained.
-        data: its conversations.
-        folder: of the checkpoint it starts from.
-        states: folder of the checkpoints to resume from.
-    """
+def run(plan: TrainingPlan, data: Conversations, folder: Path, states: Path) -> transformers.Trainer:
     device = "cpu" if plan.device == "cpu" else "auto"
     dtype = "float32" if plan.precision == "float16" else plan.precision
     runner = models.load(plan.model, Loading(device, dtype, attention=plan.attention))
     assert isinstance(runner, HfRunner)  # `run.py` has refused others
     padding = runner.tokenizer.pad_token_id or 0
-    trainer = ReducedTrainer(
-        plan,
+    reduced = type("ReducedTrainer", (ReducingTrainer, transformers.Trainer), {"plan": plan})
+    trainer: transformers.Trainer = reduced(
         model=tuned(runner.model, plan),
         args=transformers.TrainingArguments(**settings(plan, states), remove_unused_columns=False),
         train_dataset=Examples(data, plan.images, runner),
@@ -164,7 +147,6 @@ def message(turn: dict[str, str]) -> dict[str, Any]:
 
 
 def collated(rows: list[dict[str, Tensor]], padding: int) -> dict[str, Tensor]:
-    """A batch, padded on the right."""
     pad = torch.nn.utils.rnn.pad_sequence
     ids = [row["input_ids"] for row in rows]
     batch = {

@@ -58,8 +58,6 @@ class SoftTop(torch.autograd.Function):
 
 
 class ScorerWeights(nn.Module):
-    """The trained parameters, named as in the file."""
-
     def __init__(self, width: int, hidden: int, seed: int) -> None:
         super().__init__()
         self.q_proj, self.k_proj = nn.Linear(width, hidden), nn.Linear(width, hidden)

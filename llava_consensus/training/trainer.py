@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from llava_consensus.errors import DataError, OptionError
+from llava_consensus.errors import DataError
 from llava_consensus.hosts import view_of
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.reduction.budget import Budget, Share
@@ -79,20 +79,7 @@ class ReducingTrainer(_Trainer):
     plan: TrainingPlan
 
     def train(self, resume_from_checkpoint: Any = None, **more: Any) -> Any:
-        """Trains from the last state that is complete, whatever the caller has found.
-
-        Raises:
-            OptionError: for a method the model has no parts for, or a budget above the tokens of a picture.
-        """
-        for budget in self.plan.budgets if self.plan.method is not None else ():
-            with self._attached(budget) as attached:
-                tower = attached.model.tower
-                assert tower is not None  # a method is attached to what sees pictures
-                most = attached.model.most_tiles * tower.tokens
-            if isinstance(budget, Budget) and budget.tokens > most:
-                raise OptionError(
-                    f"tokens={budget.tokens}: a picture of this model has {most} visual tokens. Give at most that"
-                )
+        """Trains from the last state that is complete, whatever the caller has found."""
         self.remove_callback(transformers.PrinterCallback)  # `log` below says it shorter
         last = last_state(Path(self.args.output_dir))
         if last is not None:
@@ -129,7 +116,6 @@ class ReducingTrainer(_Trainer):
         return loss
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        """Stores what is trained; a Trainer's own would store the whole model."""
         folder = Path(output_dir or self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         known = dict(self.model.named_parameters()) if state_dict is None else state_dict
@@ -169,7 +155,6 @@ class ReducingTrainer(_Trainer):
         self.accelerator.wait_for_everyone()
 
     def log(self, logs: dict[str, float], *more: Any) -> None:
-        """Logs step, loss and budget."""
         super().log(logs, *more)
         if "loss" in logs:
             budget = self.plan.budget(self.state.global_step - 1) if self.plan.method is not None else "all"
