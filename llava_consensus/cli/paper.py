@@ -84,32 +84,24 @@ def _everything(given: argparse.Namespace) -> Iterator[Any]:
     """
     from llava_consensus.paper import preset as presets
 
-    asked = {preset.name: preset for preset in map(presets.read, presets.names()) if preset.printed}
+    printed = [preset for preset in map(presets.read, presets.names()) if preset.printed]
     of_study = str(STUDY["bench"]).split()
-    known_names = dict.fromkeys([*(name for one in asked.values() for name in one.benchmarks), *of_study])
+    known_names = dict.fromkeys([*(name for preset in printed for name in preset.benchmarks), *of_study])
     chosen = known_names if given.bench is None else given.bench.split()
     if not chosen or not set(chosen) <= set(known_names):
         raise OptionError(f"--bench {given.bench!r}: must be of {', '.join(known_names)}, which tables and study ask")
     load, became, errors = loaded_once(given), {}, []
-
-    def part(names: Iterable[str]) -> argparse.Namespace:
-        own = {**STUDY, **vars(given), "bench": " ".join(name for name in names if name in chosen), "tokens": None}
-        return argparse.Namespace(**own)
-
-    parts: dict[str, tuple[argparse.Namespace, str, Path, Callable[..., Iterator[Any]]]] = {}
-    for preset in asked.values():
-        file = given.out / TABLES / f"{preset.name}.md"
-        parts[preset.title] = (
-            part(preset.benchmarks),
-            _unfit(preset, given),
-            file,
-            partial(_measured, preset, load=load),
-        )
-    parts["The controlled study"] = (part(of_study), "", given.out / "study.md", study)
-    for title, (own, why, file, lines) in parts.items():
-        became[title] = why or (str(file) if own.bench else f"asks none of {given.bench}")
+    parts: list[tuple[str, Iterable[str], str, Path, Callable[..., Iterator[Any]]]] = []
+    for preset in printed:
+        file, lines = given.out / TABLES / f"{preset.name}.md", partial(_measured, preset, load=load)
+        parts.append((preset.title, preset.benchmarks, _unfit(preset, given), file, lines))
+    parts.append(("The controlled study", of_study, "", given.out / "study.md", study))
+    for title, names, why, file, lines in parts:
+        bench = " ".join(name for name in names if name in chosen)
+        became[title] = why or (str(file) if bench else f"asks none of {given.bench}")
         try:
-            yield from () if why or not own.bench else lines(given=own)
+            if bench and not why:
+                yield from lines(given=argparse.Namespace(**{**STUDY, **vars(given), "bench": bench, "tokens": None}))
         except Interrupted:
             raise
         except ConsensusError as error:

@@ -92,7 +92,7 @@ def train(plan: TrainingPlan, name: str) -> Record:
 
 
 def _stack(host: str) -> ModuleType:
-    return import_module(f"llava_consensus.training.{'official' if host == OFFICIAL else 'hf'}")
+    return import_module(f"llava_consensus.training.{'official' if host == OFFICIAL else 'trainer'}")
 
 
 @contextlib.contextmanager

@@ -25,9 +25,8 @@ from llava_consensus.evaluation.models.hf import HfRunner
 from llava_consensus.hosts.hf.generate import contained
 from llava_consensus.methods.scorer import PARTS
 from llava_consensus.reduction.budget import Budget, Share
-from llava_consensus.training.hf import Examples, collated
 from llava_consensus.training.plan import Conversations, TrainingPlan, read
-from llava_consensus.training.trainer import WARM_UP
+from llava_consensus.training.trainer import WARM_UP, Examples, collated
 
 log = logging.getLogger(__name__)
 START, HALVINGS = 0.01, 64
