@@ -93,8 +93,8 @@ def _everything(given: argparse.Namespace) -> Iterator[Any]:
     load, became, errors = loaded_once(given), {}, []
     parts: list[tuple[str, Iterable[str], str, Path, Callable[..., Iterator[Any]]]] = []
     for preset in printed:
-        file, lines = given.out / TABLES / f"{preset.name}.md", partial(_measured, preset, load=load)
-        parts.append((preset.title, preset.benchmarks, _unfit(preset, given), file, lines))
+        file, why = given.out / TABLES / f"{preset.name}.md", _unfit(preset, given)
+        parts.append((preset.title, preset.benchmarks, why, file, partial(_measured, preset, load=load)))
     parts.append(("The controlled study", of_study, "", given.out / "study.md", study))
     for title, names, why, file, lines in parts:
         bench = " ".join(name for name in names if name in chosen)

@@ -18,7 +18,6 @@ from llava_consensus.evaluation.report.overlay import MARGIN, PANEL, SIDE, Fates
 from llava_consensus.hosts.base import PictureOutcome
 from llava_consensus.hosts.patches import Patches, patches
 
-SALIENCIES = ("vision", "cross", "fused")
 STRIP = 3 * PANEL + 2 * MARGIN  # width of the frames of a video in pixels
 SMALL = 120  # of a frame at least
 NOT_DRAWN = (
