@@ -43,7 +43,7 @@ LARGE := $(filter playground/mini-large playground/mini-large/,$(DATA))
 PHOTOS := $(filter playground/photo playground/photo/ playground/photo-unseen playground/photo-unseen/,$(DATA))
 MINI := $(LARGE)$(filter playground/mini playground/mini/,$(DATA))
 
-.PHONY: help setup setup-dev setup-pinned setup-vllm lock data style test test-pinned test-serving fuzz mutate sweep tables pages ladder bench table study paper figures demo space finetune train-mini checkpoint-photo train-photo dist site clean FORCE
+.PHONY: help setup setup-dev setup-pinned setup-vllm lock data style test test-pinned test-serving fuzz mutate sweep tables pages compatibility bench table study paper figures demo space finetune train-mini checkpoint-photo train-photo dist site clean FORCE
 
 help:  ## this list
 	@echo "make TARGET [TOKENS=64 METHOD=consensusdrop MODEL=checkpoints/llava-mini HOST=llava|hf DATA=playground/mini LIMIT= SAMPLE= BATCH=16 OUT=results ARGS=]"
@@ -126,8 +126,8 @@ tables: data  ## every run of the results table (llava_consensus/paper/presets/r
 pages: $(READY)  ## the generated numbers of README.md and docs, from docs/measured*.tar.xz
 	$(PYTHON) -m tools.pages write
 
-ladder: $(DEV_READY)  ## docs/ladder.md anew: every family of transformers x every method x ways of calling, twenty minutes on a core
-	OMP_NUM_THREADS=1 PYTHONPATH=. $(PYTHON) tests/ladder.py $(ARGS)
+compatibility: $(DEV_READY)  ## docs/compatibility.md anew: a tiny model of every image-text-to-text type of transformers x a method of each kind
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(PYTHON) tests/compatibility.py $(ARGS)
 
 bench: data  ## time, memory, FLOPs: make bench METHODS=all TOKENS="192 64", or ARGS="--shape llava-1.5-1b"
 	$(CLI) bench --model $(MODEL) $(if $(findstring --shape,$(ARGS)),,--images $(DATA)/eval/gqa/data/images) --out $(OUT)/bench.json \

@@ -91,13 +91,14 @@ def attach(
         OptionError: for an unknown name, or a value outside its bound.
     """
     from llava_consensus.errors import OptionError
-    from llava_consensus.hosts import view_of
-    from llava_consensus.hosts.attachment import Attachment
+    from llava_consensus.hosts import attached
     from llava_consensus.methods import make
     from llava_consensus.reduction.budget import checked_total, wanted
 
     if isinstance(method, int | float):
         raise OptionError(f"method={method!r}: must be a name. A number of tokens is given as tokens={method!r}")
-    return Attachment(
-        view_of(model, host_options), make(method, **options), wanted(tokens, merged), checked_total(total)
-    )
+    if not isinstance(method, str):
+        raise OptionError(f"method={method!r}: must be the name of a method (llava-consensus list)")
+    if host_options is not None and not isinstance(host_options, dict):
+        raise OptionError(f"host_options={host_options!r}: must be a dictionary of names and values")
+    return attached(model, make(method, **options), wanted(tokens, merged), checked_total(total), host_options)

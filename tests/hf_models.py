@@ -82,6 +82,19 @@ def prompts(*rows: list[Any]) -> dict[str, Any]:
     return found
 
 
+def rows_read(model: Any, inputs: dict[str, Any]) -> int:
+    """Rows that the first decoder layer is given of prompts."""
+    rows: list[int] = []
+    decoder = model.get_decoder()
+    layer = (decoder if hasattr(decoder, "layers") else decoder.model).layers[0]
+    hook = layer.register_forward_pre_hook(
+        lambda _, args, kwargs: rows.append((args[0] if args else kwargs["hidden_states"]).shape[1]), with_kwargs=True
+    )
+    model(**inputs)
+    hook.remove()
+    return rows[-1]  # behind those of a probe
+
+
 def _llava() -> Any:
     from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Tap
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.sequence import Assembled, RowKinds, pad_left
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget

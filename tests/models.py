@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import transformers
 
-from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.decoders import LlamaDecoder
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.sequence import RowKinds
 from llava_consensus.hosts.towers import ClipBlocks, blocks_read, hidden_state_block
 from llava_consensus.methods import METHODS, make

@@ -34,8 +34,8 @@ MATHS = (
     *("tests/hosts/test_compositions.py", "tests/hosts/test_cells.py"),
 )
 _NAMES = (
-    *("layouts", "shares", "newlines", "hf_hosts", "loops", "decoder", "llava_host", "llava_loops", "kept_axes"),
-    *("attachment", "language_models", "ladder", "towers", "calls", "tile_budgets", "caches", "video_llava"),
+    *("attached_answers", "images", "layouts", "shares", "newlines", "hf_hosts", "loops", "decoder", "llava_host"),
+    *("llava_loops", "kept_axes", "attachment", "language_models", "towers", "calls", "tile_budgets", "video_llava"),
     *("calibrated", "smaller_pictures", "compositions"),
 )
 HOSTS = (
@@ -45,7 +45,7 @@ HOSTS = (
 PLACES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # files of each place, and the tests that hold them
     "reduction": (("reduction/*.py",), MATHS),
     "methods": (("methods/*.py",), MATHS),
-    "hosts": (("hosts/*.py", "hosts/hf/*.py"), HOSTS),
+    "hosts": (("hosts/*.py",), HOSTS),
     "benchmarks": (("evaluation/benchmarks/*.py",), ("tests/evaluation/benchmarks", "tests/cli/test_commands.py")),
     "serving": (
         ("serving/setting.py", "serving/plan.py"),

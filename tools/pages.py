@@ -45,6 +45,7 @@ from tools.photo import BENCHMARKS, Photo
 
 ROOT = Path(__file__).parents[1]
 MEASURED, PHOTO = Path("docs/measured.tar.xz"), Path("docs/measured-photo.tar.xz")
+PAPER = ROOT / "llava_consensus/evaluation/report/paper.json"  # numbers as the paper prints them
 EVIDENCE = Path("llava_consensus/evidence.csv")  # of our runs, for `recommend`
 HASHES = Path("docs/measured.sha256")  # as sha256sum writes them, seen from docs/
 NAMED, NAMED_UNSEEN = Path("docs/paper/named.json"), Path("docs/paper/named-unseen.json")
@@ -64,8 +65,9 @@ SERVED_COLUMNS = (  # of it: key, title, factor, digits
 )
 SCORES_OF_PHOTO = "docs/paper/photo-scores.json"  # with all tokens, for `paper verify --published`
 SERVING = "docs/serving.md"
-BEGIN, END = "<!-- numbers:begin -->", "<!-- numbers:end -->"  # of the table of README and of SERVING
-SPAN = re.compile(r"(<!--(time|served)-->).*?(<!--/-->)", re.DOTALL)  # of its sentences
+BEGIN, END = "<!-- numbers:begin -->", "<!-- numbers:end -->"  # of the table of SERVING
+SPAN = re.compile(r"(<!--(\w+)-->).*?(<!--/-->)", re.DOTALL)  # numbers in README's sentences
+PLOT = "docs/images/accuracy.png"
 
 
 def pack(results: Path, file: Path = ROOT / MEASURED) -> None:
@@ -121,6 +123,7 @@ def write(root: Path = ROOT) -> None:
         write_out(root / name, text.encode())
     with unpacked() as out, unpacked(ROOT / PHOTO) as photo:
         runs = every_run({"": out, "photo": photo})
+        write_out(root / PLOT, Photo(photo, ROOT / NAMED).front_plot())
         write_out(root / "docs/results.csv", csv_text(runs).encode())
         write_out(root / EVIDENCE, csv_text(evidence(runs)).encode())
     write_out(root / INDEX.relative_to(ROOT), written().encode())
@@ -149,9 +152,8 @@ def pages(readme: Path) -> dict[str, str]:
         made = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
         found = {f"docs/{name}": made.get_template(name).render(given) for name in TEMPLATES}
         servers = Servers(json.loads((ROOT / "docs/efficiency" / SERVED).read_text()))
-        spans = {"time": first_token(), "served": servers.sentence}
-        text = with_table(readme, photo.front_table())
-        found["README.md"] = SPAN.sub(lambda span: span[1] + spans[span[2]] + span[3], text)
+        spans = readme_numbers(photo, on_gpu, servers)
+        found["README.md"] = SPAN.sub(lambda span: span[1] + spans[span[2]] + span[3], readme.read_text("utf-8"))
         witness = Servers(json.loads((ROOT / "docs/efficiency" / WITNESS).read_text()))
         found[SERVING] = with_table(readme.parent / SERVING, f"{servers.table}\n\n{witness.beside}")
         scores = {name: row.score for name in BENCHMARKS if (row := photo.run(name, FULL)) is not None}
@@ -187,17 +189,26 @@ def against_table(file: Path) -> str:
     return "\n".join(lines)
 
 
-def first_token() -> str:
-    """The README's sentence about time, from the bench of a real-sized model."""
-    bench = json.loads((ROOT / "docs/efficiency" / TIMED).read_text())
-    rows = {(row["method"], row["tokens"]): row for row in bench["rows"]}
-    full, own = rows["full", 576], rows["consensusdrop", 57]
-    machine, times = bench["machine"], [f"{row['ttft_ms'] / 1000:.1f} s" for row in (own, full)]
-    where = f"{machine['threads']} core of an {machine['processor']}"
-    return (
-        f"{bench['model']} ({bench['weights']}), {where}: first token after {times[0]} from 57 tokens, {times[1]} from "
-        f"576 (median of {len(own['samples'])}; [all rows](docs/efficiency.md))."
-    )
+def readme_numbers(photo: Photo, on_gpu: dict[str, Any], servers: Servers) -> dict[str, str]:
+    """The numbers in README's sentences, by the name of their mark. `full` is not counted as a method."""
+    cpu = json.loads((ROOT / "docs/efficiency" / TIMED).read_text())
+    slow = {(row["method"], row["tokens"]): row["ttft_ms"] / 1000 for row in cpu["rows"]}
+    fast = {(row["method"], row["tokens"]): row["ttft_ms"] for row in on_gpu["rows"]}
+    reduced = [time for (_, tokens), time in fast.items() if tokens == 57]
+    printed = {(row["method"], row["tokens"]): row for row in json.loads(PAPER.read_text())["tables"]["llava_1_5_7b"]}
+    own, full = printed["ConsensusDrop", 64], printed["LLaVA-1.5-7B", 576]
+    sooner = full["ttft_ms"] / own["ttft_ms"]
+    busy, single = (servers.against(load, "consensusdrop", 64) for load in ("32 at once", "1 at once"))
+    return {
+        "methods": str(len(METHODS) - 1),
+        "cpu": f"{slow['full', 576]:.1f} s from 576 tokens and {slow['consensusdrop', 57]:.1f} s from 57",
+        "gpu": f"{fast['full', 576]:.0f} ms with all tokens and {min(reduced):.0f} to {max(reduced):.0f} ms with 57",
+        "paper": f"{own['rel_percent']} % of its accuracy and answers {sooner:.2f} times sooner",
+        "busy": busy,
+        "single": single,
+        "full": photo.score("gqa", FULL),
+        "own": photo.score("gqa", "consensusdrop:positions=keep"),
+    }
 
 
 class Servers:
@@ -222,17 +233,12 @@ class Servers:
         rounds = frame["round"].nunique()
         self.rounds = f"{rounds} rounds, at a load average of {busy.min():.1f} to {busy.max():.1f}"
 
-    @property
-    def sentence(self) -> str:
-        """The README's."""
-        load, case, tokens = "32 at once", "consensusdrop", 64
-        own, ratios = self.medians.loc[case, load, tokens], self.ratios.loc[case, load, tokens]
-        machine = self.bench["machine"]
-        where = f"{self.bench['model']}, {self.bench['weights']}, {machine['processors']} cores"
+    def against(self, load: str, case: str, tokens: int) -> str:
+        """Requests per second and first token of one row, as ratios to plain vLLM."""
+        row = self.ratios.loc[case, load, tokens]
         return (
-            f"in vLLM with {load}, {tokens} tokens: {own['requests_per_second']:.2f} requests a second, "
-            f"{ratios['requests_per_second']:.2f} of plain vLLM's, the first token after "
-            f"{ratios['first_token_p50']:.2f} of its time ({where}; [all rows](docs/serving.md))."
+            f"{row['requests_per_second']:.2f} times as many requests per second as plain vLLM, and the first token "
+            f"after {row['first_token_p50']:.2f} of its time"
         )
 
     @property

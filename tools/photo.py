@@ -5,6 +5,7 @@ The templates in tools/templates call the methods of `Photo`; no number stands i
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,8 +27,10 @@ from llava_consensus.evaluation.report.stats import (
     mean_difference,
 )
 from llava_consensus.evaluation.report.table import ABSENT, markdown, p_value
+from llava_consensus.methods import METHODS, about
 
 NOT_RUN = "not run"
+AFTER = "after the vision tower"  # a place of methods
 SEEDS = 5
 BENCHMARKS = ("gqa", "pope", "vqav2", "mmbench", "seed", "refcoco")  # of tables; the model does not read: no TextVQA
 OWN = "consensusdrop"
@@ -38,7 +41,6 @@ PEERS = (
     *("resize", "uniform_grid", "random"),
 )
 MISFITS = ("evs", "flashvid", "otprune")  # made for video, or with a constant that does not transfer
-FRONT = (OWN, "visionzip", "vispruner", "scope", "anchorprune", "mmtok", "fastv", "resize", "uniform_grid", "random")
 Key = tuple[str, str, str | None, float]  # benchmark, method and options of one word, positions, tokens
 
 
@@ -117,17 +119,52 @@ class Photo:
         """The other budgets that peers were run at."""
         return sorted({key[3] for key in self.runs if key[1] == "visionzip"} - {self.tokens}, reverse=True)
 
-    def front_table(self) -> str:
-        """Scores at the budget, positions renumbered → kept, of some methods: README's."""
-        names, head = BENCHMARKS[:3], []
-        for name in names:
-            row = next(row for row in self.rows if row.benchmark == name)
-            head.append(f"{row.facts.title} ({self.sample} questions, {row.pictures} images)")
-        lines = [["", *head], ["---", *["--:"] * len(names)]]
-        for method in (FULL, *FRONT):
-            ways = (method, f"{method}:positions=keep") if method != FULL else (method,)
-            lines.append([self.words(method), *(" → ".join(self.score(name, way) for way in ways) for name in names)])
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    def front_points(self) -> dict[str, list[tuple[int, float, float, float]]]:
+        """README's plot: tokens, score and interval of some methods on GQA scenes, positions kept. The best peer is the
+        method after the tower with the highest score at the budget.
+        """
+        after = [name for name in PEERS if ":" not in name and about(name).place == AFTER]
+        peers = [
+            (row.score, name)
+            for name in after
+            if name not in (OWN, "random", "uniform_grid") and (row := self.kept(name))
+        ]
+        best = max(peers)[1]
+        names = {"ConsensusDrop": OWN, f"best of {len(peers)} peers ({METHODS.title(best)})": best}
+        budgets = sorted({*self.others, self.tokens})
+        found = {}
+        for label, name in {**names, "uniform grid": "uniform_grid", "random (mean of seeds)": "random"}.items():
+            rows = [(int(tokens), row) for tokens in budgets if (row := self.kept(name, tokens))]
+            found[label] = [(tokens, row.score or 0.0, *(row.bounds or (0.0, 0.0))) for tokens, row in rows]
+        return found
+
+    def kept(self, method: str, tokens: float | None = None) -> Row | None:
+        """The run of a method on GQA scenes with positions kept."""
+        return self.run("gqa", f"{method}:positions=keep", tokens)
+
+    def front_plot(self) -> bytes:
+        """README's plot as PNG. Its metadata hold the points, so that a test can compare them on any matplotlib."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(6.4, 3.2), dpi=120, layout="constrained")
+        axes, points = figure.subplots(), self.front_points()
+        for label, line in points.items():
+            tokens, scores, low, high = zip(*line, strict=True)
+            axes.plot(tokens, scores, marker="o", label=label)
+            axes.fill_between(tokens, low, high, alpha=0.15)
+        full = self.run("gqa", FULL)
+        assert full is not None and full.score is not None
+        axes.axhline(full.score, color="black", linestyle="--", label="all 576 tokens")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(
+            [line[0] for line in points["ConsensusDrop"]], [str(line[0]) for line in points["ConsensusDrop"]]
+        )
+        axes.minorticks_off()
+        axes.set(xlabel="visual tokens per image", ylabel="accuracy (%), GQA scenes")
+        axes.legend(frameon=False, fontsize=8, loc="lower right")
+        out = io.BytesIO()
+        figure.savefig(out, format="png", metadata={"Description": json.dumps(points), "Software": None})
+        return out.getvalue()
 
     # ---- comparisons
 

@@ -207,7 +207,7 @@ def counted(family: Family, sizes: list[tuple[int, int]], budgets: tuple[int, ..
     """Lines of the table: family, size, tiles, tokens; T, and what `attach`, the plan, vLLM and the account leave."""
     torch.manual_seed(0)
     model, lines = build(family), []
-    view, kind = view_of(model), model.config.model_type
+    view, kind = view_of(model, old=True), model.config.model_type
     server = Server(family, model, method) if kind in SERVED and installed() else None
     for width, height in sizes:
         shown = picture(family, view, width, height)

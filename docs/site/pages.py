@@ -129,8 +129,8 @@ def hosts() -> str:
             table(("host", "models", "classes", "options, the default first"), about),
             "## Which method works where",
             "As `llava-consensus list --hosts` prints it, for the usual checkpoints of each family. A number leads to "
-            "the reason why a method is refused. What holds beyond a plain `generate` (loops of one's own, later "
-            "turns, kinds of caches, beams, compiled models) says [the ladder](ladder.md).",
+            "the reason why a method is refused. Every other type of transformers is in "
+            "[the compatibility page](compatibility.md).",
             table(("method", *(f"`{host}`" for host in cells)), matrix),
             "## Why not",
             "\n".join(f"{number}. {reason}" for number, reason in enumerate(notes, 1)),

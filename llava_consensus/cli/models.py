@@ -49,7 +49,7 @@ def choices(given: argparse.Namespace) -> Iterator[str]:
         yield from _matrix(given.json)
         return
     from llava_consensus.evaluation.benchmarks import known_benchmarks
-    from llava_consensus.hosts import known_hosts
+    from llava_consensus.hosts import OTHER, known_hosts
     from llava_consensus.methods import PLUS, known_methods
 
     lists = known_methods(), {name: host.line for name, host in known_hosts().items()}, known_benchmarks()
@@ -63,6 +63,10 @@ def choices(given: argparse.Namespace) -> Iterator[str]:
         yield json.dumps(kinds.get(given.what, kinds), indent=1)
     elif given.what:
         yield from (terminal.wrapped(f"{name:14} {line}") for name, line in kinds[given.what].items())
+        if given.what == "hosts":
+            yield terminal.wrapped(
+                f"{'other':14} {OTHER.line}; a budget is per tile, as the grouping of tiles is not known"
+            )
     else:
         for title, entries in kinds.items():
             yield title

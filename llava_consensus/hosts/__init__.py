@@ -40,11 +40,11 @@ class HostEntry(NamedTuple):
 OURS = "llava_consensus.hosts"
 GROUP = "llava_consensus.hosts"  # entry points of other packages, each a `HostEntry`
 
-DERIVED = f"{OURS}.derived.model:DerivedModel"  # of families that no file describes
+FACTS = f"{OURS}.facts:Facts"  # of families that no file describes
 
 
-# What a derived family may lack: a tower that can be read, layers that can be cut between, positions of one axis.
-TOWER, LAYERS, ONE_AXIS = "tower", "layers", "one axis"
+# What a family may lack: a tower that can be read, positions of one axis.
+TOWER, ONE_AXIS = "tower", "one axis"
 
 
 def _hf(view: str, line: str, types: tuple[str, ...], *classes: str, answer_version: int = 3, **more: Any) -> HostEntry:
@@ -54,7 +54,7 @@ def _hf(view: str, line: str, types: tuple[str, ...], *classes: str, answer_vers
 
 def _derived(line: str, types: tuple[str, ...], *classes: str, lacks: tuple[str, ...] = ()) -> HostEntry:
     """A family of transformers that is tested and has no file."""
-    return HostEntry(DERIVED, "hf", classes, f"{line} (derived)", types, lacks=lacks, answer_version=3)
+    return HostEntry(FACTS, "hf", classes, f"{line} (derived)", types, lacks=lacks, answer_version=3)
 
 
 HOSTS: dict[str, HostEntry] = {
@@ -186,16 +186,16 @@ HOSTS: dict[str, HostEntry] = {
         ("qwen3_5", "qwen3_5_moe"),
         "Qwen3_5ForConditionalGeneration",
         "Qwen3_5MoeForConditionalGeneration",
-        lacks=(LAYERS, ONE_AXIS),
-    )._replace(view=f"{OURS}.derived.qwen3_5:Qwen35"),
+        lacks=(ONE_AXIS,),
+    ),
     "gemma-4": _derived("Gemma 4: pictures of any shape", ("gemma4",), "Gemma4ForConditionalGeneration")._replace(
-        view=f"{OURS}.derived.gemma4:Gemma4", answer_version=4
+        answer_version=4
     ),
     "gemma-3n": _derived(
         "Gemma 3n: a tower without attention, which no method reads",
         ("gemma3n",),
         "Gemma3nForConditionalGeneration",
-        lacks=(TOWER, LAYERS),
+        lacks=(TOWER,),
     ),
     "molmo-2": _derived("Molmo 2: overview and crops", ("molmo2",), "Molmo2ForConditionalGeneration"),
     "minicpm-v": _derived(
@@ -203,14 +203,12 @@ HOSTS: dict[str, HostEntry] = {
         ("minicpmv4_6", "minicpmv4_7"),
         "MiniCPMV4_6ForConditionalGeneration",
         "MiniCPMV4_7ForConditionalGeneration",
-        lacks=(LAYERS,),
     ),
     "lfm2-vl": _derived(
         "LFM2-VL and LFM3-VL: SCAP reads the first layer that is no convolution",
         ("lfm2_vl", "lfm3_vl"),
         "Lfm2VlForConditionalGeneration",
         "Lfm3VlForConditionalGeneration",
-        lacks=(LAYERS,),
     ),
     "llama-4": _derived("Llama 4: tiles", ("llama4",), "Llama4ForConditionalGeneration"),
     "paligemma": _derived("PaliGemma 1 and 2", ("paligemma",), "PaliGemmaForConditionalGeneration"),
@@ -228,7 +226,7 @@ HOSTS: dict[str, HostEntry] = {
         "Granite Vision 4: rows of a Q-Former, which no method reads the tower of",
         ("granite4_vision",),
         "Granite4VisionForConditionalGeneration",
-        lacks=(TOWER, LAYERS),
+        lacks=(TOWER,),
     ),
     "paddleocr-vl": _derived(
         "PaddleOCR-VL: pictures of any size",
@@ -268,12 +266,13 @@ HOSTS: dict[str, HostEntry] = {
 OTHER = _derived("any other vision-language model of transformers that takes `mm_encoder_outputs`", ())
 
 
-def view_of(model: Any, options: Mapping[str, str] | None = None) -> Any:
-    """A host's view of a model that is loaded, compiled or not: what `Attachment` is given.
+def view_of(model: Any, options: Mapping[str, str] | None = None, old: bool = False) -> Any:
+    """A host's view of a model that is loaded, compiled or not: what a method is attached to.
 
     Args:
         model: of a class some host adapts.
         options: see `HostEntry`; the default for each that is left out.
+        old: whether models of transformers are viewed by their own files.
     Raises:
         OptionError: for a model class no host adapts, or an option that its host does not have.
     """
@@ -300,9 +299,41 @@ def view_of(model: Any, options: Mapping[str, str] | None = None) -> Any:
             )
         known = ", ".join(name for entry in HOSTS.values() for name in entry.classes)
         raise OptionError(f"model of class {type(model).__name__} has no host. Adapted classes: {known}")
-    view = load_place(entry.view)(model, chosen(entry, type(model).__name__, options))
+    place = FACTS if entry.kind == "hf" and entry.view.startswith(OURS) and not old else entry.view
+    view = load_place(place)(model, chosen(entry, type(model).__name__, options))
     keep_freed_memory()
     return view
+
+
+def attached(
+    model: Any, method: Any, budget: Any, total: int | None = None, options: Mapping[str, str] | None = None
+) -> Any:
+    """Attaches a method to a loaded model.
+
+    Raises:
+        OptionError: for a model class no host adapts, or a method that this model cannot have.
+    """
+    return attach_view(view_of(model, options), method, budget, total)
+
+
+def attach_view(view: Any, method: Any, budget: Any, total: int | None = None) -> Any:
+    """Attaches a method to the model of a view."""
+    from llava_consensus.hosts.facts import Facts
+
+    parts = [part.method for part in getattr(method, "parts", ())] or [method]
+    if isinstance(view, Facts) and not any(part.acts_inside for part in parts):
+        from llava_consensus.hosts.attachment import Attachment
+
+        return Attachment(view.module, method, budget, total, view.options)
+    from llava_consensus.hosts.old_attachment import Attachment as Old
+
+    if isinstance(view, Facts) and not view.has_file:
+        raise OptionError(
+            f"{type(parts[0]).__name__} acts before the projector, and it is not known how the tower of "
+            f"{type(view.module).__name__} takes fewer patches. Take a method that acts after the tower"
+        )
+    view = view_of(view.module, view.options, old=True) if isinstance(view, Facts) else view
+    return Old(view, method, budget, total)
 
 
 def takes_features(model: Any) -> bool:

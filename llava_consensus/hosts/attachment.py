@@ -1,61 +1,46 @@
-"""A method attached to one model instance: everything that is true of any vision-language model.
+"""A method attached to one model instance.
 
-    host -> attachment -> reduction -> attachment -> host
+    new -> attached -> ended -> attached ...
 
-The host says how its model is entered and assembles sequences; the attachment lets the tower give what the method
-reads, has the sequences reduced (`reduce.py`, or between decoder layers `layer_hooks.py`), and reports. Hooks are
-installed when a method is attached and removed by `detach`; they look for the call under way (`call.py`) and do nothing
-where there is none. The class of the model is never touched.
+Hooks are registered when a method is attached. `detach`, or the end of a `with` block, ends the attachment: later
+prompts are read whole, and hooks go as soon as no shortened cache needs them. Entering an ended attachment attaches it
+again. The class of the model is never touched.
 """
 
 import copy
-import inspect
-import sys
+import threading
 import warnings
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
-from time import sleep
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.base import Model, PictureOutcome, Tiles, Tower
-from llava_consensus.hosts.caches import cache_given, cached_layers
-from llava_consensus.hosts.call import (
-    Call,
-    Given,
-    Report,
-    Shadow,
-    begin,
-    called,
-    code_of,
-    collecting,
-    current_call,
-    enter_model,
-    install_taps,
-    latest_call,
-    leave_model,
-    on_stack,
-    scope,
-    skip_unread,
-    uncompiled,
-)
-from llava_consensus.hosts.reduce import NO_TEXT, compact, reduce, untouched
-from llava_consensus.hosts.sequence import Assembled, Layout, RowKinds, Sharing, read_layout
-from llava_consensus.hosts.towers import GIVEN, blocks_read, earlier_block, fingerprint, lacking
+from llava_consensus.hosts.arguments import joined_outcomes
+from llava_consensus.hosts.cache import cache_in
+from llava_consensus.hosts.entrance import Entrance
+from llava_consensus.hosts.images import UNKNOWN, family_of, whole_images
+from llava_consensus.hosts.inputs import NO_TEXT, Prompt
+from llava_consensus.hosts.outcomes import ImageOutcome, Report, cached_layers, joined_parts
+from llava_consensus.hosts.tower import READ
+from llava_consensus.hosts.units import over_parts
 from llava_consensus.reduction.budget import AUTO, Auto, Budget, Share, amount, of_prompts
 from llava_consensus.reduction.composition import Composition
 from llava_consensus.reduction.detail import auto_share
 from llava_consensus.reduction.method import Method, Place
-from llava_consensus.reduction.tokens import ClipSides, Need, Stopwatch
+from llava_consensus.reduction.tokens import ClipSides, Need
 
-LEFT = "left"  # layout and tiles of what the methods before the language model have left, in the state of a call
-POLL = 0.002  # seconds between looks at what other threads run
+_LOCK = threading.Lock()
+OWN_GENERATE = (
+    "blip-2",
+    "instructblip",
+    "instructblipvideo",
+    "kosmos-2",
+)  # whose `generate` asks the language model only
 
 
 class BudgetedMethod(NamedTuple):
@@ -65,193 +50,131 @@ class BudgetedMethod(NamedTuple):
     budget: Budget | Share | Auto
 
 
-def check_stages(model: Any, stages: list[BudgetedMethod]) -> None:
-    """Raises OptionError for methods that do not act one after the other on this model."""
-    names = [type(stage.method).__name__ for stage in stages]
-    if sum(bool(stage.method.needs - GIVEN) for stage in stages) > 1:
-        raise OptionError(f"{' and '.join(names)} both read the vision tower, once each. Take one that reads none")
-    inside = stages[0].method.acts_inside and not getattr(model, "reads_inside", False)
-    for name, stage in zip(names[1:], stages[1:], strict=True):
-        if inside and stage.method.needs:
-            raise OptionError(
-                f"{name} behind {names[0]}: what it reads of a smaller picture is known on LLaVA and Qwen-VL, not on "
-                f"{type(model.module).__name__}. Take one that reads tokens alone (divprune, uniform_grid)"
-            )
-    closes = stages[-1].method.place is Place.DECODER and stages[-1].method.positions == "renumber"
-    if closes and stages[-2].method.positions != "renumber" and not getattr(model, "keeps_positions", False):
-        raise OptionError(f"positions=renumber of {names[-1]} behind {names[-2]}, which keeps them. Give both the same")
+@dataclass(eq=False)
+class Call:
+    """One call of the model, or several in a `with` block, with its inputs that are no arguments, and its report."""
+
+    questions: list[str] | None = None  # text asked in each row of the batch, for methods that read it
+    pictures: list[Any] | None = None  # of PIL, those of the batch in order, for budgets that follow from them
+    report: Report = field(default_factory=Report)
 
 
 class Attachment:
-    """A method on one model; leaving the `with` block detaches it. `outcomes` holds the per-picture results of the last
-    call.
+    """A method on one model. `outcomes` holds the per-image results of the last call.
 
     Args:
-        model: a host's view of the model.
+        model: a model of transformers.
         method: what reduces.
-        budget: of one picture, a number of tokens, a share of those it has, or `Auto`.
-        total: the most tokens of the pictures of one prompt; None is any number.
+        budget: of one image, a number of tokens, a share of those it has, or `Auto`.
+        total: the most tokens of the images of one prompt; None is any number.
+        options: of its family (`HostEntry.options`).
     Raises:
         OptionError: for a method this model has no parts for, or a model that has a method already.
     """
 
-    def __init__(self, model: Model, method: Method, budget: Budget | Share | Auto, total: int | None = None) -> None:
-        # A view of its own: views keep the parts they have read, and the model may have changed since then.
-        self.model, self.asked, self.budget, self.total = model.of(model.module), method, budget, total
+    def __init__(
+        self,
+        model: nn.Module,
+        method: Method,
+        budget: Budget | Share | Auto,
+        total: int | None = None,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        self.options = options or {}
+        self.asked, self.budget, self.total = method, budget, total
         self.stages = [BudgetedMethod(method, budget)]
         if isinstance(method, Composition):
             own = method.budgets(budget)
             self.stages = [BudgetedMethod(part.method, one) for part, one in zip(method.parts, own, strict=True)]
-        methods = [stage.method for stage in self.stages]
-        self.method = methods[0]  # which acts first
-        self.inside = self.method.acts_inside  # before the projector
-        self.needs: frozenset[Need] = frozenset().union(*(one.needs for one in methods))  # parts that one of them reads
-        # the method that reads the tower; the first one where none does
-        self.reader: Method = next((one for one in methods if one.needs - GIVEN), self.method)
+        self.method = self.stages[0].method
         self.active = False
-        self._open = False  # whether calls that begin are reduced
-        self._check()
-        self._clip = model.clip_text() if Need.QUESTION in self.needs else None
-        self._warned = False
-        self._latest: Call | None = None
-        self.settled = False  # whether a host that derives its record at the first pictures has installed what it names
+        self._name, self._warned = type(model).__name__, set[str]()
+        self._per_tile = per_tile(model)
+        self._scope: ContextVar[Call | None] = ContextVar("llava_consensus_call", default=None)
+        self._local, self._latest = threading.local(), Report()
+        self._check(model)
+        self.entrance = Entrance(self, model, self.options)
+        self._clip = self._clip_text(model)
         self._handles: list[Any] = []
-        self._shadows: list[Shadow] = []
-        self.cuts: Any = None  # hooks between decoder layers
-        try:
-            self._install()
-        except BaseException:
-            self.detach()
-            raise
-        self.active = self._open = True
+        self.attach()
 
-    def _install(self) -> None:
-        """Hooks and shadows, silent until a call is under way."""
-        module, tower = self.model.module, self.model.tower
-        if self.stages[-1].method.place is Place.DECODER:
-            from llava_consensus.hosts.layer_hooks import Cuts
-
-            self.cuts = Cuts(self)
-        asks = Need.PROBE in self.needs or (self.cuts is not None and self.cuts.method.attention == "own")
-        if (asks or self.cuts is not None) and not getattr(self.model, "records", False):
-            check = getattr(self.model.decoder, "check_attention", None)
-            if check is not None:
-                check(self.cuts is not None, asks)
-        self._handles.append(module.register_forward_pre_hook(self._enter_model))
-        self._handles.append(module.register_forward_hook(leave_model, always_call=True))
-        self._handles.append(module.register_forward_hook(self._read_cache))
-        if tower is not None:
-            self._handles += install_taps(self, tower)
-            if self.inside:
-                from llava_consensus.hosts.tower_hooks import install_inside
-
-                shadows, handles = install_inside(self, tower)
-                self._shadows += shadows
-                self._handles += handles
-            self._shadows += skip_unread(self, tower)
-        if self.cuts is not None:
-            self._handles += self.cuts.install(self.model.decoder)
-            self._shadows += self.cuts.shadows(self.model.decoder)
-        getattr(self.model, "install", lambda attachment: None)(self)
-        for name, entrance in self.model.entrances(self).items():
-            owner, _, attribute = name.rpartition(".")
-            self._shadows.append(Shadow(module.get_submodule(owner), attribute, entrance))
-
-    def plain(self, module: Any) -> Any:
-        """The model, or its replica, without what this attachment has replaced: the same weights and submodules."""
-        twin = copy.copy(module)
-        for shadow in self._shadows:
-            if shadow.target is self.model.module:
-                shadow.uncover(twin)
-        for name in (
-            "_forward_hooks",
-            "_forward_pre_hooks",
-            "_forward_hooks_with_kwargs",
-            "_forward_hooks_always_called",
-        ):
-            object.__setattr__(twin, name, OrderedDict())
-        return twin
-
-    def add(self, shadows: list[Shadow], handles: list[Any]) -> None:
-        """Keeps shadows and hooks of the host's own until `detach`."""
-        self._shadows += shadows
-        self._handles += handles
-
-    def _check(self) -> None:
+    def _check(self, model: Any) -> None:
         """Raises OptionError for what cannot be attached, with the remedy."""
-        for stage in self.stages:
-            self.model.check(stage.method)
         if len(self.stages) > 1:
-            check_stages(self.model, self.stages)
+            check_stages(self.stages, keeps_positions(model))
         if (self.total is not None or isinstance(self.budget, Auto)) and self.method.place is not Place.TOKENS:
             raise OptionError(
                 f"tokens={AUTO!r} and total are for methods that act after the vision tower, and "
                 f"{type(self.method).__name__} acts elsewhere: give tokens as a number or a share"
             )
-        config: Any = getattr(self.model.module, "config", None)
+        if self.options.get("class_tokens") == "drop" and self.stages[-1].method.place is Place.DECODER:
+            raise OptionError(
+                f"class_tokens=drop: {type(self.stages[-1].method).__name__} cuts between decoder layers, which the "
+                "class tokens of frames have entered by then. Take class_tokens=keep or class_tokens=candidates"
+            )
+        config: Any = getattr(model, "config", None)
+        if getattr(config, "model_type", None) in OWN_GENERATE:
+            raise OptionError(
+                f"{self._name}: its `generate` passes by its forward, which methods act in. Take another model"
+            )
         width = getattr(getattr(config, "text_config", None) or config, "hidden_size", None)
-        for trained in (stage.method for stage in self.stages if stage.method.width not in (None, width) and width):
-            raise OptionError(
-                f"{type(trained).__name__}: trained for tokens of width {trained.width}, and those of "
-                f"{type(self.model.module).__name__} have {width}. Take weights that were trained for this model"
-            )
-        hooks = self.model.module._forward_pre_hooks.values()
-        if any(isinstance(getattr(hook, "__self__", None), Attachment) for hook in hooks):
-            raise OptionError("this model has a method attached already: detach it first")
-        self.check_tower()
+        for method in (stage.method for stage in self.stages):
+            if method.width not in (None, width) and width:
+                raise OptionError(
+                    f"{type(method).__name__}: trained for tokens of width {method.width}, and those of {self._name} "
+                    f"have {width}. Take weights that were trained for this model"
+                )
+            if "positions" in method.asked and method.positions == "renumber" and keeps_positions(model):
+                raise OptionError(
+                    f"positions=renumber: {self._name} has positions of three axes, which are kept. Leave it out, or "
+                    "take positions=keep"
+                )
 
-    def check_tower(self) -> None:
-        """Raises OptionError for a method that reads what the vision side, where it is known, does not have."""
-        tower = self.model.tower
-        if tower is None:
-            return
-        if missing := lacking(tower, self.reader):
-            raise OptionError(
-                f"{type(self.reader).__name__} needs {missing}, which the vision side of "
-                f"{type(self.model.module).__name__} does not have: take another method (llava-consensus list)"
-            )
-        blocks_read(tower, self.reader)
-        earlier_block(tower, self.reader)
-        if self.inside:
-            from llava_consensus.hosts.tower_hooks import check_inside
+    def _clip_text(self, model: Any) -> Any:
+        """CLIP's text side, if a method reads the question and the vision configuration names its CLIP model."""
+        if not any(Need.QUESTION in stage.method.needs for stage in self.stages):
+            return None
+        vision = getattr(model.config, "vision_config", None)
+        name = getattr(vision, "_name_or_path", "") if getattr(vision, "model_type", "") == "clip_vision_model" else ""
+        if not name:
+            return None
+        from llava_consensus.hosts.towers import load_clip_text
 
-            sharing = self.sharing
-            check_inside(tower, self.method, [*sharing.of_tiles(1), *sharing.of_tiles(self.model.most_tiles)])
+        return load_clip_text(name, model.device)
+
+    # State
+
+    def attach(self) -> None:
+        """Attaches the method, also after `detach`. OptionError for a model that has one already."""
+        with _LOCK:
+            if self.active:
+                return
+            model = self.entrance.model()
+            if model is None:
+                raise OptionError("the model of this attachment is gone: attach to one that is loaded")
+            if any(isinstance(getattr(hook, "__self__", None), Entrance) and hook.__self__.open
+                   for hook in model._forward_pre_hooks.values()):  # fmt: skip
+                raise OptionError("this model has a method attached already: detach it first")
+            self.entrance.remove()
+            self.entrance.install()
+            self._handles.append(model.register_forward_hook(self._read_cache))
+            self.active = True
 
     def detach(self) -> None:
-        """Gives the model back as it was, bit for bit. Detaching twice does nothing. Waits for calls that other threads
-        have begun, which end with the method; those that begin meanwhile are plain.
-
-        Raises:
-            OptionError: inside a call of the model, which would wait for itself.
+        """Gives the model back as it was, bit for bit. Calls of other threads that are under way end with the method;
+        those that begin now are plain. Detaching twice does nothing.
         """
-        shadows = [one.value for one in self._shadows if isinstance(one.value, partial)]
-        entrances = [inspect.unwrap(one.func) for one in shadows if one.args and one.args[0] is self]
-        codes = {code_of(one): one.__code__.co_varnames[0] for one in entrances}
-        if on_stack(sys._getframe(), codes, self):
-            raise OptionError("detach: a call of this model is under way in this thread. Detach once it has returned")
-        self._open = False
-        # No lock: a thread that has looked at `_open` is in an entrance, where it is seen, and any later one is plain.
-        while any(on_stack(frame, codes, self) for frame in sys._current_frames().values()):
-            sleep(POLL)
-        for handle in self._handles:
-            handle.remove()
-        for shadow in reversed(self._shadows):
-            shadow.restore()
-        self._handles, self._shadows, self.active = [], [], False
-
-    def __repr__(self) -> str:
-        given = f"{self.budget.share:g} of the" if isinstance(self.budget, Share) else f"{amount(self.budget)}"
-        names = (stage.method.title or type(stage.method).__name__ for stage in self.stages)
-        method, model = " + ".join(names), type(self.model.module).__name__
-        before, after = (sum(getattr(one, side) for one in self.outcomes) for side in ("before", "after"))
-        last = f"last call {before} -> {after} ({after / before:.1%} kept)" if before else "no call yet"
-        return f"<{method} on {model}, {given} tokens, {last if self.active else 'detached'}>"
+        with _LOCK:
+            self.active = False
+            while self._handles:
+                self._handles.pop().remove()
+            self.entrance.remove()
 
     def __enter__(self) -> "Attachment":
+        self.attach()
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self.detach()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Attachment":
@@ -259,19 +182,27 @@ class Attachment:
         twin = object.__new__(type(self))
         memo[id(self)] = twin
         for name, value in vars(self).items():
-            setattr(twin, name, None if name == "_latest" else copy.deepcopy(value, memo))
+            twin.__dict__[name] = copy.deepcopy(value, memo) if name in ("entrance", "_handles") else value
+        twin._local, twin._latest, twin._warned = threading.local(), Report(), set()
+        twin._scope = ContextVar("llava_consensus_call", default=None)
         return twin
 
     def __reduce__(self) -> Any:
         """Raises OptionError: what is attached belongs to this process."""
         raise OptionError("a model with a method attached cannot be pickled: detach first, or save its state_dict()")
 
+    # Calls
+
     @contextmanager
-    def call(self, **given: Any) -> Iterator[Call]:
-        """One call of the model with what is known beforehand: the fields of `Given`."""
-        with scope(Call(self, Given(**given))) as new_call:
-            self._latest = new_call
-            yield new_call
+    def call(self, questions: list[str] | None = None, pictures: list[Any] | None = None) -> Iterator[Call]:
+        """The calls of the model in the body, with inputs that are no arguments of it."""
+        call = Call(questions, pictures)
+        token = self._scope.set(call)
+        try:
+            yield call
+        finally:
+            self._scope.reset(token)
+            self._local.report = self._latest = call.report
 
     def asking(self, questions: list[str]) -> Any:
         """A call for methods that read the question itself: `with attached.asking(["..."]): model.generate(...)`, with
@@ -280,43 +211,60 @@ class Attachment:
         return self.call(questions=questions)
 
     def seeing(self, pictures: list[Any], questions: list[str] | None = None) -> Any:
-        """A call for `tokens="auto"`, with the pictures of PIL that the batch shows, in order; `questions` as in
-        `asking`.
-        """
-        return self.call(pictures=pictures, questions=questions)
+        """A call for `tokens="auto"`, with the images of PIL that the batch shows, in order."""
+        return self.call(questions, pictures)
 
-    @uncompiled
-    def entered(self, fresh: bool = False) -> Call | None:
-        """The call that the function called now belongs to, as `current` has it; None where it runs plainly: after
-        `detach`, and within a `generate` that began before somebody attached.
-        """
-        call = current_call(self)
-        if call is not None and call.scoped:
-            return call
-        generating = {code_of(type(self.model.module).generate): "self"}
-        if not self._open or on_stack(sys._getframe(), generating, self.model.module):
-            return None
-        return self.current(fresh)
+    def tell(self, report: Report) -> None:
+        """Stores the result of a forward pass."""
+        call = self._scope.get()
+        if call is not None:
+            report = call.report = replace(report, cache=call.report.cache)
+        self._local.report = self._latest = report
+        if NO_TEXT in report.notes:
+            self.warn(NO_TEXT)
+        outcomes = report.outcomes
+        cuts = self.stages[-1].method.place is Place.DECODER  # whose outcomes follow
+        if self._per_tile and not cuts and len(outcomes) > 1 and all(own.after == own.before for own in outcomes):
+            self.warn(
+                f"nothing was reduced: how {self._name} groups the tiles of an image is not known, so the budget is "
+                f"per tile (each run of image tokens), and none of {len(outcomes)} runs has more. Give fewer tokens, "
+                "or a share"
+            )
 
-    def current(self, fresh: bool = True) -> Call:
-        """The active call. Without a scoped one a new call starts here and lasts until the next; `fresh` starts a new
-        one unless the active call is scoped.
-        """
-        call = current_call(self)
-        if call is None or (fresh and not call.scoped):
-            call = self._latest = begin(Call(self))
-        return call
+    def tell_plain(self) -> None:
+        """Stores that a prompt shows no image. Within `with attached.call()` others may, and their results stay."""
+        if self._scope.get() is None:
+            self._local.report = self._latest = Report()
+
+    def finish(self, later: dict[int, ImageOutcome]) -> None:
+        """Adds the results of a method between layers to those of the same forward pass."""
+        report = self._report
+        whole = len(self.stages) > 1
+        self.tell(replace(report, outcomes=joined_outcomes(report.outcomes, later, whole)))
+
+    def warn(self, message: str) -> None:
+        """Warns once."""
+        if message not in self._warned:
+            self._warned.add(message)
+            warnings.warn(message, stacklevel=3)
+
+    def _read_cache(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Sizes of the cache after the first forward of a `with attached.call()`."""
+        call = self._scope.get()
+        if call is not None and not call.report.cache:
+            cache = cache_in(output) if hasattr(output, "get") else None
+            call.report = replace(call.report, cache=cached_layers(cache))
 
     @property
     def _report(self) -> Report:
         """Report of the last call of this thread, or of any thread if this one made none."""
-        call = latest_call(self) or self._latest
-        return call.report if call else Report()
+        call = self._scope.get()
+        return call.report if call is not None else getattr(self._local, "report", self._latest)
 
     @property
-    def outcomes(self) -> list[PictureOutcome]:
-        """Per-picture outcomes of the last call of this thread, or of any thread if this one made none."""
-        return self._report.outcomes
+    def outcomes(self) -> list[ImageOutcome]:
+        """Per-image results of the last call of this thread, or of any thread if this one made none."""
+        return joined_parts(self._report.outcomes)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -324,7 +272,7 @@ class Attachment:
         return self._report.notes
 
     def milliseconds(self) -> dict[str, float]:
-        """Time the last reduction took, by step: the host's bookkeeping and the method's own work."""
+        """Time the last reduction took, by step: the bookkeeping and the method's own work."""
         reductions = [reduction for outcome in self.outcomes for _, reduction in outcome.reductions]
         watches = {id(reduction.watch): reduction.watch for reduction in reductions}
         spent: dict[str, float] = {}
@@ -333,208 +281,87 @@ class Attachment:
                 spent[name] = spent.get(name, 0.0) + time
         return spent
 
-    @property
-    def here(self) -> Model:
-        """View of the module that runs now: the attached one, or its replica on another device."""
-        module = called(self.model.module)
-        return self.model if module is self.model.module else self.model.of(module)
+    # What a forward pass asks for
 
-    def _enter_model(self, module: nn.Module, args: Any) -> None:
-        """Begins a call where none is under way: every forward of the model belongs to one."""
-        enter_model(module)
-        if current_call(self) is None:
-            self.current()
+    def budgets(self, stage: BudgetedMethod, prompt: Prompt) -> list[Budget | Share | Auto]:
+        """Budget of each image of a batch of prompts.
 
-    def _read_cache(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Sizes of the cache after the first forward of a call."""
-        call, cache = current_call(self), cache_given(output) if isinstance(output, Mapping) else None
-        if call is not None and call.scoped and cache is not None and not call.report.cache:
-            layers = cached_layers(cache, getattr(self.model.decoder, "cache_axis", -2))
-            call.report = replace(call.report, cache=tuple(layers))
-
-    @property
-    def positions(self) -> str:
-        """Positions of the sequence that the language model is given."""
-        return self.asked.positions
-
-    @property
-    def sharing(self) -> Sharing:
-        """Rule by which the budget of a picture is split over its tiles, of the method that acts first."""
-        return self._sharing(self.stages[0])
-
-    def _sharing(self, stage: BudgetedMethod) -> Sharing:
-        tower, most = self.model.tower, self.model.most_tiles
-        if tower is None:
-            return Sharing(*stage, 0, most)
-        return Sharing(*stage, tower.tokens, most, getattr(tower, "varies", False))
-
-    @property
-    def cuts_by_tower(self) -> bool:
-        """True if the method prunes between decoder layers by signals of the vision tower."""
-        return self.cuts is not None and bool(self.stages[-1].method.needs)
-
-    def encode(self, pixels: Tensor, tiles: list[int], tower: Tower | None = None) -> list[Tiles]:
-        """Encodes tiles [T, ...] (`tiles` holds the number per picture) with tower and projector and collects the parts
-        the method needs: one `Tiles` per picture. Features that the call was given are returned as they are. `tower` is
-        one of several, or the one for pictures of this size.
+        Raises:
+            OptionError: for `tokens="auto"` without the images in PIL.
         """
-        call = self.current(fresh=False)
-        if call.given.encoded is not None:
-            return call.given.encoded
-        tower = self.here.tower if tower is None else tower
-        assert tower is not None
-        with self.collecting() as parts:
-            if self.inside:
-                from llava_consensus.hosts.tower_hooks import run_inside
-
-                sharing = self.sharing
-                tokens = [count for number in tiles for count in sharing.of_tiles(number, tower.tokens)]
-                if len(set(tokens)) > 1 and self.reader.needs - GIVEN:
-                    raise OptionError(
-                        f"{type(self.reader).__name__} reads the tower, and {type(self.method).__name__} leaves tiles "
-                        f"of several sizes ({', '.join(map(str, sorted(set(tokens))))}). Give it a number of tokens "
-                        "that the tiles share equally"
-                    )
-                projected, parts["slot"] = run_inside(self.method, call, tower, pixels, tokens)
-            else:
-                projected = tower.encode(pixels)
-        if Need.FINGERPRINT in self.needs:
-            parts["fingerprint"] = fingerprint(pixels)
-        split = {name: value.split(tiles) for name, value in parts.items()}
-        return [
-            Tiles(picture_tiles, {name: values[i] for name, values in split.items()})
-            for i, picture_tiles in enumerate(projected.split(tiles))
-        ]
-
-    def collecting(self) -> Any:
-        """The parts that hooks take from the tower while the body of a `with` runs."""
-        return collecting(self.current(fresh=False))
-
-    def layout(self, kinds: RowKinds) -> Layout:
-        """Layout of the pictures in assembled sequences: their rows, and the units that the first method reduces."""
-        self.current(fresh=False).whole = ()
-        return read_layout(kinds, replace(self.sharing, budgets=self._budgets(kinds)))
-
-    def reduces(self, layout: Layout) -> bool:
-        """True if one of the methods leaves fewer tokens of a picture than there are."""
-        if layout.reduced():
-            return True
-        return any(read_layout(layout.kinds, self._sharing(one)).reduced() for one in self.stages[1:])
-
-    def _budgets(self, kinds: RowKinds) -> tuple[Budget | Share, ...]:
-        """Budgets of the pictures of a call where they differ; none where all have the same."""
-        if not self.method.reduces or (self.total is None and not isinstance(self.budget, Auto)):
-            return ()
-        count = int(kinds.picture.max()) + 1
-        found: list[Budget | Share]
-        if isinstance(self.budget, Auto):
-            pictures = self.current(fresh=False).given.pictures
+        images, whole = prompt.images, whole_images(prompt.images)
+        found: list[Any] = [stage.budget] * len(whole)
+        if isinstance(stage.budget, Auto):
+            call, count = self._scope.get(), len(whole) // prompt.beams
+            pictures = None if call is None else call.pictures
             if pictures is None or len(pictures) != count:
                 raise OptionError(
-                    f"tokens={AUTO!r} looks at the pictures: say them around the call, `with attached.seeing([...]):`, "
-                    f"{count} of PIL, one for each that the batch shows"
+                    f"tokens={AUTO!r} follows from the images: say them around the call, `with "
+                    f"attached.seeing([...]):`, {count} of PIL, one for each that the batch shows"
                 )
-            found = [auto_share(picture) for picture in pictures]
-        else:
-            found = [self.budget] * count
-        if self.total is None:
-            return tuple(found)
-        places = [(kinds.picture == picture) & (kinds.token >= 0) for picture in range(count)]
-        sizes = [int(place.sum()) for place in places]
-        rows = [int(place.any(1).nonzero()[0, 0]) if size else -1 for place, size in zip(places, sizes, strict=True)]
-        return of_prompts(found, sizes, rows, self.total)
+            found = [auto_share(picture) for picture in pictures] * prompt.beams
+        sizes = [[int((images[part].token >= 0).sum()) for part in parts] for parts in whole]
+        if self.total is not None:
+            rows = [images[parts[0]].row for parts in whole]
+            found = list(of_prompts(found, [sum(own) for own in sizes], rows, self.total))
+        return [share for budget, own in zip(found, sizes, strict=True) for share in over_parts(budget, own)]
 
-    def pass_by(self, call: Call, layout: Layout, limit: int | None = None) -> None:
-        """Reports the pictures of a call that stay as they are, `limit` being the rows that are left of a longer
-        sequence.
-        """
-        call.tell(Report(untouched(layout, limit)))
+    def clip_sides(self, prompt: Prompt, base: nn.Module) -> Callable[[list[int]], ClipSides] | None:
+        """Images and questions in CLIP's space, given images; None if the tower is of no whole CLIP model.
 
-    def arm(
-        self, call: Call, layout: Layout, embeds: Tensor, tiles: list[Tiles] | None = None, limit: int | None = None
-    ) -> None:
-        """Reports pictures that stay as they are; sequences [R, S, D] that a method between decoder layers will cut
-        while they are read are announced to it, with the tiles of each picture where it reads the tower.
-        """
-        self.pass_by(call, layout, limit)
-        if self.cuts is not None:
-            self.cuts.arm(call, layout, embeds, tiles or [])
-
-    def reduce(
-        self,
-        call: Call,
-        full: Assembled,
-        layout: Layout,
-        tiles: list[Tiles],
-        prompts: Tensor | None = None,
-        limit: int | None = None,
-        watch: Stopwatch | None = None,
-    ) -> Assembled:
-        """The sequences with their visual tokens reduced (see `reduce.reduce`); the call has the outcomes."""
-        model, own = self.here, [stage for stage in self.stages if stage.method.place is not Place.DECODER]
-        if len(self.stages) > 1:
-            full = full.with_kinds(layout.kinds)
-        notes: tuple[str, ...] = ()
-        for number, stage in enumerate(own):
-            if number:
-                call.whole = call.whole or call.report.outcomes
-                layout, full, tiles = self._following(stage, own[number - 1].method, full, layout, tiles)
-            if not layout.reduced():
-                call.tell(Report(untouched(layout)))
-                continue
-            reads = Need.QUESTION in stage.method.needs
-            clip = self._clip_sides(call, model, tiles, len(full.real)) if reads else None
-            last = limit if stage is own[-1] else None
-            full, report = reduce(
-                full, layout, tiles, stage.method, model, clip=clip, prompts=prompts, limit=last, watch=watch
-            )
-            notes += report.notes
-            call.tell(replace(report, notes=tuple(dict.fromkeys(notes))))
-        if NO_TEXT in notes and not self._warned:
-            self._warned = True
-            warnings.warn(NO_TEXT, stacklevel=3)
-        call.state[LEFT] = layout, tiles
-        if limit is not None and full.real.shape[1] > limit:
-            raise OptionError(
-                f"tokenizer_model_max_length={limit}: a prompt has {full.real.shape[1]} rows after a composition that "
-                "leaves its pictures as they are. Give fewer tokens"
-            )
-        return full
-
-    def _following(
-        self, stage: BudgetedMethod, before: Method, full: Assembled, layout: Layout, tiles: list[Tiles]
-    ) -> tuple[Layout, Assembled, list[Tiles]]:
-        """Layout, sequences and tiles as the next method of a composition is given them. Waits for the device."""
-        kinds = full.kinds(layout.kinds)
-        if before.acts_inside:
-            tiles, kinds = compact(tiles, kinds, self.here.tower)
-        if before.positions == "renumber" and full.positions.ndim == 2:
-            full = replace(full, positions=(full.real.cumsum(1) - 1).clamp_min(0))
-        return read_layout(kinds, self._sharing(stage)), full, tiles
-
-    def follow(self, call: Call, out: Assembled, read: Tensor) -> None:
-        """Announces the sequences that methods before the language model have left to one that cuts between its layers;
-        `read` is what of them the model is handed.
-        """
-        if self.cuts is None:
-            return
-        layout, _, tiles = self._following(self.stages[-1], self.stages[-2].method, out, *call.state.pop(LEFT))
-        call.whole = call.whole or call.report.outcomes
-        self.arm(call, layout, read, tiles)
-
-    def _clip_sides(self, call: Call, model: Model, tiles: list[Tiles], rows: int) -> ClipSides | None:
-        """Patches and questions in CLIP's space, for methods that read the question itself. OptionError where the
-        questions are not known.
+        Raises:
+            OptionError: if the questions are not known.
         """
         if self._clip is None:
             return None
-        questions = call.given.questions
+        call, rows = self._scope.get(), len(prompt.real) // prompt.beams
+        questions = None if call is None else call.questions
         if questions is None or len(questions) != rows:
             raise OptionError(
                 "this method reads the question: say it around the call, `with attached.asking([...]):`, "
                 f"{rows} texts, one for each prompt"
             )
-        # as in `reduce`: autocast would compare patches and question in half precision
-        with torch.autocast(tiles[0].projected.device.type, enabled=False):
-            sides: ClipSides = self._clip.sides(model.tower, tiles, [self.method.query(text) for text in questions])
+        norm = next(module for name, module in base.named_modules() if name.endswith("post_layernorm"))
+        method = next(stage.method for stage in self.stages if Need.QUESTION in stage.method.needs)
+        texts = [self._clip.embed(method.query(question)) for question in questions]
+        text = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
+        real = torch.nn.utils.rnn.pad_sequence([one.new_ones(len(one)) for one in texts], batch_first=True).bool()
+
+        def sides(images: list[int]) -> ClipSides:
+            features: Tensor = torch.cat([prompt.tiles[image].parts["features"] for image in images])
+            patches = self._clip.projection(norm(features).float())
+            each = [
+                prompt.images[image].row // prompt.beams for image in images for _ in range(prompt.tiles[image].count)
+            ]
+            row = torch.tensor(each, device=text.device)
+            return ClipSides(patches, text[row], real[row])
+
         return sides
+
+    def __repr__(self) -> str:
+        given = f"{self.budget.share:g} of the" if isinstance(self.budget, Share) else f"{amount(self.budget)}"
+        names = (stage.method.title or type(stage.method).__name__ for stage in self.stages)
+        before, after = (sum(getattr(outcome, side) for outcome in self.outcomes) for side in ("before", "after"))
+        tokens = "tokens per tile" if self._per_tile else "tokens"
+        last = f"last call {before} -> {after} ({after / before:.1%} kept)" if before else "no call yet"
+        return f"<{' + '.join(names)} on {self._name}, {given} {tokens}, {last if self.active else 'detached'}>"
+
+
+def keeps_positions(model: Any) -> bool:
+    """Whether positions have several axes, so that they can only be kept."""
+    return hasattr(getattr(model, "model", model), "rope_deltas")
+
+
+def per_tile(model: Any) -> bool:
+    """Whether a budget is for each run of image tokens, as nothing is known of how a processor groups them."""
+    return family_of(model.config) is UNKNOWN
+
+
+def check_stages(stages: list[BudgetedMethod], keeps: bool) -> None:
+    """Raises OptionError for methods that do not act one after the other on this model."""
+    names = [type(stage.method).__name__ for stage in stages]
+    if sum(bool(stage.method.needs & (READ | {Need.PROJECTOR})) for stage in stages) > 1:
+        raise OptionError(f"{' and '.join(names)} both read the vision tower, once each. Take one that reads none")
+    closes = stages[-1].method.place is Place.DECODER and stages[-1].method.positions == "renumber"
+    if closes and stages[-2].method.positions != "renumber" and not keeps:
+        raise OptionError(f"positions=renumber of {names[-1]} behind {names[-2]}, which keeps them. Give both the same")

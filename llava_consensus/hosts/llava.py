@@ -20,7 +20,6 @@ import transformers
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import IGNORE, Offer, Overlay, Tiles
 from llava_consensus.hosts.caches import (
     begin_cache,
@@ -36,6 +35,7 @@ from llava_consensus.hosts.call import COUNTING, MORE, UNDER_WAY, Call, named, r
 from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.environment import check_llava_version
 from llava_consensus.hosts.next_grid import STOCK, check_layout, check_pictures, check_tiles, fixed_grid
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.sequence import Assembled, Channel, Layout, RowKinds, Rule, fingerprints, pad_left
 from llava_consensus.hosts.towers import OLD, ClipBlocks, hidden_state_block, load_clip_text
 from llava_consensus.reduction.method import Method, Place

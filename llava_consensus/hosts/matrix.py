@@ -12,14 +12,22 @@ from typing import Any
 from torch import nn
 
 from llava_consensus.entry_points import load_place
-from llava_consensus.errors import ConsensusError
-from llava_consensus.hosts import LAYERS, ONE_AXIS, TOWER, HostEntry, known_hosts
-from llava_consensus.hosts.attachment import Attachment
-from llava_consensus.hosts.towers import ClipBlocks, needs_of
+from llava_consensus.errors import ConsensusError, OptionError
+from llava_consensus.hosts import FACTS, TOWER, HostEntry, known_hosts
+from llava_consensus.hosts.images import TABLE
+from llava_consensus.hosts.inputs import ALWAYS
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.methods import known_methods, make
 from llava_consensus.reduction.budget import Share
+from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need
 
+# types whose positions have several axes, and those whose tower has a class token
+AXES = {
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe", "glm46v"),
+    *("glm_ocr", "paddleocr_vl"),
+}
+CLASSES = {"llava", "llava_next", "llava_next_video", "video_llava", "internvl"}
 HALF = Share(0.5)  # a budget every method that works at all can have
 UNTRIED = "by published copies of the code that the checkpoint carries; `model check` tries it on the checkpoint"
 
@@ -38,28 +46,45 @@ def cells() -> dict[str, dict[str, str]]:
 
 def keeping() -> list[str]:
     """Hosts whose positions have axes, so that they are kept whatever a method's default is."""
-    return [name for name, entry in known_hosts().items() if getattr(stand_in(entry), "keeps_positions", False)]
+    known = known_hosts().items()
+    return [
+        name
+        for name, entry in known
+        if set(entry.types) & AXES or (entry.kind != "hf" and getattr(stand_in(entry), "keeps_positions", False))
+    ]
 
 
 def otherwise() -> dict[str, list[str]]:
     """Hosts on which a method does not read what it reads of LLaVA, and does what the method's file says for such
     models, by method; those that refuse it left out.
     """
-    towers = {name: stand_in(entry).tower for name, entry in known_hosts().items()}
     refused, found = cells(), dict[str, list[str]]()
     for name in known_methods():
-        hosts = [host for host in towers if refused[host][name] in ("", UNTRIED)]
-        if not hosts:
-            continue
-        method = make(name)
-        for host in hosts:
-            tower = towers[host]
-            other = needs_of(tower, method) != method.needs or method.needs & {Need.QUESTION} - tower.offers
+        for host, entry in known_hosts().items():
+            if refused[host][name] not in ("", UNTRIED):
+                continue
+            method, offers = make(name), offers_of(entry)
+            reads = method.needs if not method.needs - offers else method.instead
+            other = reads != method.needs or method.needs & {Need.QUESTION} - offers
             # a CLIP tower whose patches are the tokens, as LLaVA's
-            alike = tower.inside == ClipBlocks.inside and Need.CLASS_FEATURE in tower.offers
+            alike = {Need.CLASS_FEATURE, Need.PROJECTOR} <= offers
             if other or (method.acts_inside and not alike):
                 found.setdefault(name, []).append(host)
     return found
+
+
+def offers_of(entry: HostEntry) -> frozenset[Need]:
+    """What the vision side of a host's usual checkpoint gives of what methods ask for, known without one."""
+    if entry.kind != "hf":
+        offer: frozenset[Need] = load_place(entry.view).offer.needs
+        return offer | (ALWAYS - {Need.QUESTION}) | {Need.EARLIER}
+    if TOWER in entry.lacks:
+        return ALWAYS - {Need.QUESTION}
+    found = (ALWAYS - {Need.QUESTION}) | {Need.ATTENTION, Need.EARLIER, Need.FEATURES}
+    kinds = set(entry.types)
+    if any(TABLE[kind].projects for kind in kinds & TABLE.keys()) and not entry.towers:
+        found |= {Need.PROJECTOR}
+    return found | ({Need.CLASS_FEATURE} if kinds & CLASSES and not entry.towers else frozenset())
 
 
 @cache
@@ -68,12 +93,16 @@ def refusals(host: str) -> dict[str, str]:
     where that is known of copies of the model's code alone.
     """
     entry = known_hosts()[host]
-    view, refused = stand_in(entry), {}
+    view: Any = None if entry.view == FACTS else stand_in(entry)
+    refused: dict[str, str] = {}
     for name in known_methods():
         method = None
         try:
             method = make(name)  # that of another package may be broken
-            _Checked(view, method, HALF).detach()
+            if entry.kind != "hf" or (method.acts_inside and view is not None):
+                _Checked(view, method, HALF).detach()
+            else:
+                _check(entry, method)
             refused[name] = UNTRIED if entry.remote else ""
         except ConsensusError as error:
             reason = str(error).replace(type(method).__name__, "the method")
@@ -96,8 +125,6 @@ def stand_in(entry: HostEntry) -> Any:
         feature_block=offer.feature_block,
     )
     parts: dict[str, Any] = {"tower": tower, "most_tiles": 1}
-    if getattr(cls, "records", False):
-        parts |= _derived_parts(entry, tower)
     if Need.QUESTION in offer.needs:
         parts["clip_text"] = lambda view: None
     module = type(entry.classes[0], (nn.Module,), {"get_vision_tower": lambda model: None})()
@@ -105,16 +132,19 @@ def stand_in(entry: HostEntry) -> Any:
     return type(cls.__name__, (cls,), parts)(module, entry.defaults)
 
 
-def _derived_parts(entry: HostEntry, tower: Any) -> dict[str, Any]:
-    """Stand-ins for the derived parts in the view of a family without a file."""
-    from llava_consensus.hosts.derived.record import Record
-
-    if TOWER in entry.lacks:
-        tower.offers = frozenset()
-    uncut = "rows cannot leave between its layers" if LAYERS in entry.lacks else ""
-    read = "" if TOWER in entry.lacks else "a block"
-    record = Record(
-        fields=(), listed=True, embedded=True, axes=3 if ONE_AXIS in entry.lacks else 1, first="a layer", layer=0,
-        layers="", block=read, blocks="", number=0, full=(0,), classes=0, uncut=uncut,
-    )  # fmt: skip
-    return {"record": record, "inner": None}
+def _check(entry: HostEntry, method: Method) -> None:
+    """Raises OptionError for a method that a family of transformers cannot have."""
+    model = entry.classes[0]
+    if method.acts_inside:
+        raise OptionError(
+            f"{type(method).__name__} acts before the projector, and it is not known how the tower of {model} takes "
+            "fewer patches. Take a method that acts after the tower"
+        )
+    offers = offers_of(entry) | {Need.QUESTION}
+    needs = method.instead if method.needs - offers and method.instead is not None else method.needs
+    if missing := needs - offers:
+        names = ", ".join(sorted(need.name.lower() for need in missing))
+        raise OptionError(
+            f"{type(method).__name__} needs {names}, which the vision side of {model} does not have: take another "
+            "method (llava-consensus list)"
+        )

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts import view_of
-from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts import attach_view, view_of
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import budget
 from llava_consensus.reduction.options import at_least
@@ -64,7 +63,7 @@ def timed(
     counts = 0, 0
     for _ in range(rounds + 1):
         found[False].append(_once(view.module, call))
-        with Attachment(view, chosen, amount) as attached:
+        with attach_view(view, chosen, amount) as attached:
             found[True].append(_once(view.module, call))
             before, after = (sum(getattr(one, side) for one in attached.outcomes) for side in ("before", "after"))
             counts = before, after

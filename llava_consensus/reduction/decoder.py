@@ -194,7 +194,8 @@ def attention_rows(probe: TextProbe) -> Tensor:
     query = query.unflatten(1, (key.shape[1], -1))  # [P, H_kv, groups, L, d]
     logits = (query @ key.unsqueeze(2).transpose(-1, -2) * probe.scale).flatten(1, 2)  # [P, H, L, W]
     place = torch.arange(key.shape[2], device=key.device)
-    visible = ((place <= probe.rows[..., None]) & probe.key_mask[:, None]) | ~probe.row_mask[..., None]
+    shown = probe.key_mask if probe.key_mask.ndim > 2 else probe.key_mask[:, None]
+    visible = ((place <= probe.rows[..., None]) & shown) | ~probe.row_mask[..., None]
     return torch.softmax(logits.masked_fill(~visible[:, None], float("-inf")), dim=-1)
 
 

@@ -223,7 +223,11 @@ def _finished(total: Tensor, count: Tensor | int, aggregate: str) -> Tensor:
 
 
 def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding, the two halves of a head being the pairs: states [I, H, T, d], angles [I, T, d]."""
+    """Rotary position embedding, the two halves of a head being the pairs: states [I, H, T, d], angles [I, T, d]; those
+    of width 0 turn nothing, for states that are rotated already.
+    """
+    if not cos.shape[-1]:
+        return states
     first, second = states.chunk(2, dim=-1)
     sin_first, sin_second = sin[:, None].chunk(2, dim=-1)
     rotated = states * cos[:, None]

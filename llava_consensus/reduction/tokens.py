@@ -58,12 +58,12 @@ class TextProbe(NamedTuple):
 
     query: Tensor  # [I, H, L, d]
     key: Tensor  # [I, H_kv, S, d]
-    cos: Tensor  # [I, S, d]
+    cos: Tensor  # [I, S, d]; of width 0 for queries and keys that are rotated already
     sin: Tensor  # [I, S, d]
     scale: float
     rows: Tensor  # [I, L] place of each text row in the sequence, ascending, padded at the end
     row_mask: Tensor  # [I, L] true where the row is real
-    key_mask: Tensor  # [I, S] true where the key is not padding
+    key_mask: Tensor  # [I, S] true where the key is not padding; [I, L, S] true where a row sees it
     padded: bool = True  # whether there may be padding among the text rows
     cap: float = 0.0  # of logits, tanh(x / cap) * cap; 0 for none
 

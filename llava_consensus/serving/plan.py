@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor
 
 from llava_consensus.hosts import view_of
-from llava_consensus.hosts.hf import text_side
+from llava_consensus.hosts.facts import text_side
 from llava_consensus.hosts.hf.rows import PictureRows, kinds_of, whole_tiles
 from llava_consensus.hosts.sequence import Layout, RowKinds, Sharing, read_layout
 from llava_consensus.reduction.budget import Auto, Budget, Share
@@ -51,7 +51,7 @@ class Plan:
         with torch.device("meta"):
             model = transformers.AutoModelForImageTextToText.from_config(config)
         own = VIEWS.get(config.model_type)
-        return view_of(model) if own is None else own(model, {})
+        return view_of(model, old=True) if own is None else own(model, {})
 
     @cached_property
     def clip_name(self) -> str:

@@ -22,7 +22,6 @@ from llava_consensus.evaluation import models
 from llava_consensus.evaluation.files import replace
 from llava_consensus.evaluation.models import Loading
 from llava_consensus.evaluation.models.hf import HfRunner
-from llava_consensus.hosts.hf.generate import contained
 from llava_consensus.methods.scorer import PARTS
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.training.plan import Conversations, TrainingPlan, read
@@ -135,13 +134,14 @@ def _losses(
         name: value.to(device, model.dtype if value.is_floating_point() else None) for name, value in batch.items()
     }
     pixels = view.encoder_inputs(batch)["image"]
-    rows = view.pictures("image", pixels, batch["input_ids"].cpu())
+    images = view.images("image", pixels, batch["input_ids"].cpu().numpy())
     with torch.no_grad():
         output = view.inner.get_image_features(**pixels, return_dict=True)
-    tokens = torch.cat([one.reshape(-1, one.shape[-1]) for one in output.pooler_output])
+    features = output.pooler_output
+    tokens = torch.cat([one.reshape(-1, one.shape[-1]) for one in features])
     masked, distances = [], []
-    for own, picture in zip(tokens.split([len(one.token) for one in rows]), rows, strict=True):
-        candidates = (picture.token >= 0).to(device)
+    for own, image in zip(tokens.split([len(one.token) for one in images]), images, strict=True):
+        candidates = torch.from_numpy(image.token >= 0).to(device)
         scores = weights(own[candidates].float())
         count = min(budget.of(len(scores)).tokens, len(scores) - 1)
         mask = SoftTop.apply(scores, float(count))
@@ -149,7 +149,7 @@ def _losses(
         distances.append(binary_cross_entropy(mask, hard))
         factor = torch.ones_like(own[:, 0], dtype=torch.float32).masked_scatter(candidates, mask)
         masked.append(own * factor[:, None].to(own.dtype))
-    output.pooler_output = masked
-    words = {name: value for name, value in batch.items() if name not in pixels or name in view.placed_by}
-    answered = model(**contained(view, {**words, "mm_encoder_outputs": {"image": output}})).loss
+    output.pooler_output = torch.cat(masked).view_as(features) if isinstance(features, Tensor) else masked
+    words = {name: value for name, value in batch.items() if not name.startswith("pixel_values")}
+    answered = model(**words, mm_encoder_outputs={"image": output}).loss
     return answered, torch.stack(distances).mean()

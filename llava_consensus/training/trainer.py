@@ -21,8 +21,8 @@ from llava_consensus.evaluation import models
 from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.models import Loading
 from llava_consensus.evaluation.models.hf import HfRunner
-from llava_consensus.hosts import view_of
-from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts import attached
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.training.plan import IMAGE, LORA, MODEL, PROJECTOR, Conversations, TrainingPlan
 
@@ -105,7 +105,7 @@ class ReducingTrainer(_Trainer):
 
     def _attached(self, budget: Budget | Share) -> Attachment:
         assert self.plan.method is not None  # else nothing is attached
-        return Attachment(view_of(inner(self.model)), self.plan.method, budget)
+        return attached(inner(self.model), self.plan.method, budget)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Tensor], *more: Any) -> Tensor:
         """One forward and backward pass with the method attached, at the budget drawn for the step.

@@ -1,5 +1,5 @@
 """Methods that cut between decoder layers, in official LLaVA: batches, padding, beams, loss, detach and exceptions.
-The ladder and methods/test_golden_decoder.py hold the answers.
+test_attached_answers.py and methods/test_golden_decoder.py hold the answers.
 """
 
 from pathlib import Path

@@ -26,6 +26,8 @@ from llava_consensus.evaluation.models import Prompt
 from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.execution import Execution
 from llava_consensus.evaluation.runs.metrics import AnswerCosts
+from llava_consensus.hosts.parts import decoder_of
+from llava_consensus.hosts.tower import block_lists
 from llava_consensus.methods import METHODS
 from llava_consensus.reduction.budget import Budget
 
@@ -99,7 +101,9 @@ def test_many_questions_about_one_picture_run_the_tower_once(loaded: tuple[str, 
     with host.attach(*method(name, "consensusdrop")):
         (one,) = host.encode(pictures()[:1])
         runs: list[Any] = []
-        hook = host.view.tower.blocks[-1].register_forward_hook(lambda *_: runs.append(1))
+        name, count = max(block_lists(host.view.inner, decoder_of(host.model)), key=lambda found: found[1])
+        block = host.view.inner.get_submodule(name)[count - 1]
+        hook = block.register_forward_hook(lambda *_: runs.append(1))
         prompts = [Prompt(text, max_new_tokens=NEW) for text in TEXTS]
         together = host.answer([[one]] * 3, prompts)
         assert [answer.text for answer in together] == [host.answer([[one]], [prompt])[0].text for prompt in prompts]

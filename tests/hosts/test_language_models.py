@@ -3,7 +3,6 @@ one is not adapted; and what asks nothing of them works on all.
 """
 
 import copy
-import functools
 from typing import Any
 
 import pytest
@@ -18,10 +17,10 @@ from llava_consensus.errors import OptionError
 pytestmark = pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="needs transformers >= 5.19")
 READ = [
     *("llama", "mistral", "qwen2", "qwen3", "gemma", "granite", "smollm3", "mixtral", "cohere2", "hunyuan_v1_dense"),
-    *("phi3", "olmo2", "glm4", "stablelm", "gemma2", "gpt_neox"),
+    *("phi3", "olmo2", "glm4", "stablelm", "gemma2", "gpt_neox", "nanochat", "opt", "gpt2"),
 ]
-REFUSED = ["opt", "gpt2", "mpt", "qwen3_next", "falcon", "gpt_oss", "diffllama", "nanochat", "bloom"]
-UNREAD = "is not adapted to methods that read its attention"
+REFUSED = ["mpt", "falcon", "gpt_oss", "diffllama", "bloom"]
+UNREAD = "the attention of this language model is not"
 
 
 def llava(kind: str, **options: Any) -> Any:
@@ -62,29 +61,6 @@ def test_the_probe_is_the_attention_of_the_plain_model(kind: str) -> None:
         model(**asked())
         ((_, reduction),) = attached.outcomes[0].reductions
     assert torch.allclose(reduction.cross[0], expected, atol=1e-6, rtol=1e-4)
-
-
-@pytest.mark.parametrize(("wrapped", "asked_rows"), [(False, [3, 11]), (True, [22, 11])])
-def test_the_probe_projects_queries_of_the_rows_that_ask_and_no_values(wrapped: bool, asked_rows: list[int]) -> None:
-    model = llava("qwen3")
-    attention, kept = model.model.language_model.layers[0].self_attn, []
-    for wraps in {False, wrapped}:
-        if wraps:  # as accelerate does, which then runs it whole
-            attention.forward = functools.partial(type(attention).forward, attention)
-        with attach(model, "consensusdrop", tokens=5) as attached, torch.no_grad():
-            rows: dict[str, list[int]] = {name: [] for name in ("q_proj", "k_proj", "v_proj")}
-            hooks = [
-                attention.get_submodule(name).register_forward_pre_hook(
-                    lambda _, args, seen=seen: seen.append(args[0].shape[1])
-                )
-                for name, seen in rows.items()
-            ]
-            model(**asked())
-            kept.append(attached.outcomes[0].reductions[0][1].kept)
-        for hook in hooks:
-            hook.remove()
-    assert rows["q_proj"] == rows["v_proj"] == asked_rows and 22 in rows["k_proj"], rows
-    assert torch.equal(kept[0], kept[-1])
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "granite", "cohere2", "glm4", "gemma2", "smollm3", "gpt_neox"])
@@ -133,10 +109,8 @@ def test_layers_of_two_kinds_are_cut_by_the_attention_of_each(name: str, layer: 
 def test_what_cannot_be_read_is_named_and_what_asks_nothing_works(kind: str) -> None:
     model = llava(kind)
     before = copy.deepcopy(model.state_dict())
-    name = type(model.model.language_model).__name__
-    for method in ("consensusdrop", "fastv"):
-        with pytest.raises(OptionError, match=f"language model {name} {UNREAD}"):
-            attach(model, method, tokens=5)
+    with attach(model, "consensusdrop", tokens=5), pytest.raises(OptionError, match=UNREAD):
+        model(**asked())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     with attach(model, "visionzip", tokens=5) as attached, torch.no_grad():
         logits = model(**asked()).logits[0, -1]
@@ -146,22 +120,6 @@ def test_what_cannot_be_read_is_named_and_what_asks_nothing_works(kind: str) -> 
     with torch.no_grad():
         expected = model.lm_head(model.model.language_model(inputs_embeds=embeds).last_hidden_state)[0, -1]
     assert torch.allclose(logits, expected * getattr(model, "logit_scale", 1), atol=1e-4)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_hides_no_difference_and_makes_none(dtype: torch.dtype) -> None:
-    for kind in ("llama", "qwen3", "granite"):
-        model = llava(kind).to(dtype)
-        for method in ("consensusdrop", "fastv"):
-            attach(model, method, tokens=5).detach()
-    model = llava("qwen2").to(dtype)
-    for layer in model.model.language_model.layers:  # as in Qwen2.5-VL-7B
-        layer.self_attn.q_proj.bias.data.fill_(30)
-        layer.self_attn.k_proj.bias.data.fill_(150)
-    attach(model, "consensusdrop", tokens=5).detach()
-    for kind in ("gpt_oss", "diffllama", "nanochat"):
-        with pytest.raises(OptionError, match=UNREAD):
-            attach(llava(kind).to(dtype), "consensusdrop", tokens=5)
 
 
 def test_the_check_leaves_the_model_as_it_is() -> None:
@@ -180,19 +138,6 @@ def test_the_check_leaves_the_model_as_it_is() -> None:
         pass
     assert [module.training for module in model.modules()] == modes and not fired
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_a_scale_of_embeddings_that_nobody_knows_of_is_refused() -> None:
-    model = llava("llama")
-    inner = model.model.language_model
-
-    class Scaled(type(inner)):  # type: ignore[misc]
-        def forward(self, *args: Any, inputs_embeds: Any = None, **kwargs: Any) -> Any:
-            return super().forward(*args, inputs_embeds=3 * inputs_embeds, **kwargs)
-
-    inner.__class__ = Scaled
-    with pytest.raises(OptionError, match=f"Scaled {UNREAD}"):
-        attach(model, "consensusdrop", tokens=5)
 
 
 def test_weights_that_are_not_there_or_quantised_are_taken() -> None:
@@ -215,20 +160,3 @@ def test_weights_that_are_not_there_or_quantised_are_taken() -> None:
         with attach(quantised, method, tokens=5) as attached:
             quantised.generate(**asked(), max_new_tokens=2, do_sample=False)
             assert attached.outcomes[0].after == 5
-
-
-def test_rows_that_are_mixed_by_a_convolution_cannot_be_cut() -> None:
-    with pytest.raises(OptionError, match=r"FalconH1Model is not adapted to methods .* by a convolution"):
-        attach(llava("falcon_h1"), "fastv", tokens=5)
-
-
-@pytest.mark.parametrize("kind, name", [("gpt_oss", "GptOssModel"), ("nanochat", "NanoChatModel")])
-def test_what_cannot_be_read_is_refused_under_internvl(kind: str, name: str) -> None:
-    config = copy.deepcopy(CASES["internvl"].build().config)
-    config.text_config = transformers.CONFIG_MAPPING[kind](**{**TEXT, "head_dim": 16})
-    model = ready(transformers.InternVLForConditionalGeneration, config)
-    with pytest.raises(OptionError, match=f"{name} {UNREAD}"):
-        attach(model, "consensusdrop", tokens=20)
-    with attach(model, "divprune", tokens=20) as attached:
-        model.generate(**prompts([1, 5, CASES["internvl"].picture(0), 7, 8]), max_new_tokens=2, do_sample=False)
-        assert attached.outcomes[0].after < attached.outcomes[0].before

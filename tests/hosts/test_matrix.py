@@ -1,5 +1,5 @@
 """The matrix of hosts and methods says the truth: a tiny random model refuses every method for the reason that its
-cell gives, and answers with a method for each place where the cell says that it works (`make ladder` tries them all).
+cell gives, and answers with a method for each place where the cell says that it works.
 """
 
 from types import SimpleNamespace
@@ -11,13 +11,13 @@ from models import IMAGE, tiny_llava, write_clip
 
 from llava_consensus import attach, cli
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts import HOSTS, TOWER, matrix
+from llava_consensus.hosts import FACTS, HOSTS, TOWER, matrix
 from llava_consensus.methods import METHODS
 from llava_consensus.reduction.method import Place
 
 CURRENT = int(transformers.__version__.split(".")[0]) >= 5
 # of families with a file; the others are tried in derived/test_families.py
-CLASSES = {name: host.classes[0] for name, host in HOSTS.items() if host.kind == "hf" and ".derived." not in host.view}
+CLASSES = {name: host.classes[0] for name, host in HOSTS.items() if host.kind == "hf" and host.view != FACTS}
 PLACES = (
     "full",
     "consensusdrop",
@@ -125,9 +125,9 @@ def test_which_methods_read_other_things_than_of_llava(capsys: pytest.CaptureFix
     unread = {name for name, host in HOSTS.items() if TOWER in host.lacks}
     assert set(HOSTS) - set(found["visionzip"]) == before | unread  # whose towers have a class token and project it
     assert set(HOSTS) - set(found["cdpruner"]) == {"llava"} | unread
-    derived = {name for name, host in HOSTS.items() if ".derived." in host.view and name != "gemma-4"}
+    derived = {name for name, host in HOSTS.items() if host.view == FACTS}
     assert set(HOSTS) - set(found["resize"]) == before | {"qwen-vl"} | derived
-    assert found["pixelprune"] == ["qwen3-vl", "qwen3.5"]
+    assert found["pixelprune"] == ["qwen3-vl"]
     assert found["tome"] == ["llava-onevision", "pixtral"]
     assert cli.main(["list", "--hosts"]) == 0
     assert "cdpruner reads other things there than of LLaVA (`list cdpruner`): llava-hf, " in capsys.readouterr().out

@@ -10,7 +10,6 @@ from hf_models import CASES, prompts
 from torch import Tensor, nn
 
 from llava_consensus import attach
-from llava_consensus.errors import OptionError
 
 GROUP = 32
 
@@ -72,10 +71,3 @@ def test_layers_of_gptq_and_awq_are_read_as_they_compute(name: str, kind: Callab
                 answers.append(one(**inputs).logits)
                 kept.append(attached.outcomes[0].reductions[0][1].source.tolist())
         assert kept[0] == kept[1] and torch.allclose(*answers, atol=0.05), "half precision inside AWQ's"
-
-
-def test_weights_that_are_still_packed_are_named() -> None:
-    model = CASES["llava"].build()
-    del model.model.language_model.layers[0].mlp.up_proj.weight
-    with pytest.raises(OptionError, match="packed until its first forward"):
-        attach(model, "consensusdrop", tokens=5)

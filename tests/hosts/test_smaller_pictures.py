@@ -240,31 +240,3 @@ def test_class_tokens_that_are_candidates_are_no_patches() -> None:
     for method in ("resize", "tome"):
         with pytest.raises(OptionError, match=r"class_tokens=candidates: .* acts before the projector, on patches"):
             attach(model, method, tokens=8, host_options={"class_tokens": "candidates"})
-
-
-@pytest.mark.parametrize("tokens", [4, 12])
-@torch.no_grad()
-def test_gemma_4_reads_a_picture_that_its_processor_made_smaller(tokens: int) -> None:
-    """A picture of 4 x 6 tokens beside one that fits the larger budget, by the family's own processor."""
-    from derived.families import FAMILIES, IMAGE, build
-
-    processor = transformers.Gemma4ImageProcessor(do_rescale=False)
-    asked = dict(do_resize=False, do_rescale=False, return_tensors="pt")
-    films, grids = [noise(3, 192, 288, seed=1), noise(3, 144, 96, seed=2)], [(4, 6), (3, 2)]
-    films = [film.clamp(0, 1) for film in films]
-    cells = [smaller(tokens, *grid) if tokens < grid[0] * grid[1] else grid for grid in grids]
-    small = [
-        resized(film, 48 * rows, 48 * columns).clamp(0, 1) for film, (rows, columns) in zip(films, cells, strict=True)
-    ]
-    model = build(FAMILIES["gemma4"], torch.float32)
-    counts = [rows * columns for rows, columns in grids]
-    ids = torch.tensor([[1, 10, *[IMAGE] * counts[0], 20, *[IMAGE] * counts[1], 21, 22]])
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": (ids == IMAGE).long()}
-    whole, less = (processor(images=images, **asked) for images in (films, small))
-    pixels = {name: whole[name] for name in ("pixel_values", "image_position_ids")}
-    expected = model.model.get_image_features(less["pixel_values"], less["image_position_ids"]).pooler_output
-    with attach(model, "resize", tokens=tokens) as attached:
-        found = reduce(model, **inputs, **pixels)["mm_encoder_outputs"]["image"].pooler_output
-        model.generate(**inputs, **pixels, max_new_tokens=2)
-    assert torch.allclose(torch.cat(list(found)), torch.cat(list(expected)), atol=1e-4)
-    assert [one.after for one in attached.outcomes] == [rows * columns for rows, columns in cells]

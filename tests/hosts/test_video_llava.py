@@ -6,12 +6,11 @@ import hf_models
 import pytest
 import torch
 import transformers
-from hf_models import VIDEO, Picture, noise, prompts
+from hf_models import VIDEO, Picture, noise, prompts, rows_read
 from torch import Tensor
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.hf import reduce
 from llava_consensus.reduction.saliency import class_saliency, received_saliency
 from llava_consensus.reduction.tokens import VisionAttention
 
@@ -40,10 +39,10 @@ def test_the_budgets_of_a_clip(model: Any, class_tokens: str, before: int, struc
     inputs = prompts([1, 5, 6, clip(), 7, 8, 9])
     options: dict[str, Any] = {"host_options": {"class_tokens": class_tokens}, "tile_budget": tile_budget}
     with attach(model, "consensusdrop", budget, **options) as attached, torch.no_grad():
-        reduced = reduce(model, **inputs)
+        rows = rows_read(model, inputs)
         (outcome,) = attached.outcomes
     assert (outcome.before, outcome.after, outcome.structural) == (before, budget, structural)
-    assert reduced["input_ids"].shape[1] == 6 + budget + structural
+    assert rows == 6 + budget + structural
     counts = [one.tokens.shape[1] for _, one in outcome.reductions]
     shares = [budget // FRAMES + (frame < budget % FRAMES) for frame in range(FRAMES)]
     assert counts == ([budget] if tile_budget == "global" else shares)

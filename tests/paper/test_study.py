@@ -20,7 +20,7 @@ from llava_consensus import attach, cli, hosts
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
-from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.paper.study import results
 from llava_consensus.paper.study.methods import STRETCHES, LayerProbe, Selection, by_position, rank_correlation
 from llava_consensus.reduction.budget import Budget
@@ -87,7 +87,7 @@ def test_both_sides_inside_models_of_transformers(name: str) -> None:
     with attach(model, "consensusdrop", case.tokens, merged=0, alpha=1.0, tile_budget="global") as attached:
         model.generate(**inputs, max_new_tokens=2, do_sample=False)
         vision = by(attached)
-    with Attachment(hosts.view_of(model), Selection(scores="vision", layer=2), Budget(case.tokens)) as attached:
+    with hosts.attach_view(hosts.view_of(model), Selection(scores="vision", layer=2), Budget(case.tokens)) as attached:
         model.generate(**inputs, max_new_tokens=2, do_sample=False)
         assert by(attached) == vision
 

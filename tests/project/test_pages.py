@@ -1,13 +1,16 @@
 """Every generated number of the pages is what the kept results say, and nothing else can stand there."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from llava_consensus.evaluation.report.rows import read_rows
 from llava_consensus.methods import INDEX, written
 from tools import pages
+from tools.photo import Photo
 
 AGAIN = "make pages, then commit it"
 
@@ -24,6 +27,28 @@ def differing(made: dict[str, str], texts: dict[str, str]) -> list[str]:
 
 def test_the_pages_are_made_from_the_kept_results(made: dict[str, str]) -> None:
     assert differing(made, {}) == [], AGAIN
+
+
+def test_the_plot_of_the_readme_has_the_scores_of_the_kept_runs() -> None:
+    with pages.unpacked(pages.ROOT / pages.PHOTO) as runs, Image.open(pages.ROOT / pages.PLOT) as plot:
+        points = Photo(runs, pages.ROOT / pages.NAMED).front_points()
+        assert plot.text["Description"] == json.dumps(points), AGAIN
+
+
+def test_templates_hold_no_number() -> None:
+    """A number in prose is an expression; digits stand in code, in links and in names that have letters too."""
+    for name in pages.TEMPLATES:
+        text = (pages.ROOT / pages.FOLDER / name).read_text("utf-8")
+        for inside in (r"```.*?```", r"\{\{.*?\}\}", r"\{%.*?%\}", r"<!--.*?-->", r"`[^`]*`", r"\]\([^)]*\)"):
+            text = re.sub(inside, " ", text, flags=re.DOTALL)
+        lines = [line for line in text.splitlines() if not line.startswith("    ")]
+        found = [
+            word
+            for line in lines
+            for word in line.split()
+            if re.search(r"\d", word) and not re.search("[A-Za-z]", word)
+        ]
+        assert found == [], f"{name}: give {found} as an expression"
 
 
 def test_the_csv_says_what_the_runs_say() -> None:

@@ -29,7 +29,7 @@ def model() -> Any:
 def test_rows_left_of_a_tiled_picture_are_those_that_attach_leaves(model: Any, newlines: str) -> None:
     case, before = hf_models.CASES["llava_next"], copy.deepcopy(model.config.to_dict())
     inputs = hf_models.prompts([1, 5, 6, case.picture(0), 7, 8, 9])
-    (rows,) = view_of(model).pictures("image", inputs, None)
+    (rows,) = view_of(model, old=True).pictures("image", inputs, None)
     own = plan(model, newlines=newlines)
     for budget in (Budget(6), Budget(1), Share(0.5), Budget(4096)):
         tokens = budget.share if isinstance(budget, Share) else budget.tokens

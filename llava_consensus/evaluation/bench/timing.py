@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from PIL.Image import Image
@@ -21,7 +21,6 @@ from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.files import Record
 from llava_consensus.evaluation.media import Clip
 from llava_consensus.evaluation.models.base import Prompt, Runner
-from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.timing import now
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method
@@ -67,10 +66,10 @@ def answer_once(runner: Runner, picture: Shown, prompt: Prompt, setting: Setting
     shown = picture if isinstance(picture, list) else [picture]
     prompt = replace(prompt, min_new_tokens=prompt.max_new_tokens)
     with runner.attach(*setting) as attached:
-        model = attached.model.module
+        model = runner.model
         watch = Stopwatch(model.device)
         reset_peak()
-        with _token_ends(attached) as ends:
+        with _token_ends(model) as ends:
             start = now(model.device)
             with watch.time("tower"):
                 encoded = runner.encode(shown)
@@ -122,10 +121,9 @@ def first_token(
 
 
 @contextmanager
-def _token_ends(attached: Attachment) -> Iterator[list[float]]:
+def _token_ends(model: Any) -> Iterator[list[float]]:
     """When each forward of the model inside the body was done."""
     ends: list[float] = []
-    model = attached.model.module
     handle = model.register_forward_hook(lambda *_: ends.append(now(model.device)))
     try:
         yield ends

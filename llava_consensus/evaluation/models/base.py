@@ -17,9 +17,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from llava_consensus.errors import ConsensusError, DataError, QuestionError
 from llava_consensus.evaluation.files import HALF
-from llava_consensus.hosts.attachment import Attachment
-from llava_consensus.hosts.base import PictureOutcome, Tiles
+from llava_consensus.hosts import attach_view
+from llava_consensus.hosts.base import PictureOutcome
 from llava_consensus.hosts.call import CachedLayer, Call, current_call
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Auto, Budget, Share
 from llava_consensus.reduction.method import Method, Shape
@@ -52,7 +53,7 @@ class Prompt:
 class Encoding:
     """One picture after the vision tower, ready for any number of questions."""
 
-    tiles: Tiles
+    tiles: Any  # with `side`, tokens in a row of a tile, and `class_is_token`
     tiled: bool  # several tiles of one picture, as against one square
     size: tuple[int, int]  # width and height of the picture in pixels
     method: Method  # it was encoded for
@@ -113,7 +114,7 @@ class Runner:
         Raises:
             OptionError: for a method this model has no parts for, or a model that has a method already.
         """
-        self._attached = Attachment(self.view, method, budget)
+        self._attached = attach_view(self.view, method, budget)
         return self._attached
 
     def grid_columns(self, size: tuple[int, int]) -> int:

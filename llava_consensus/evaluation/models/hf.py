@@ -19,7 +19,6 @@ from PIL.Image import Image
 from PIL.Image import new as new_image
 from torch import Tensor
 
-from llava_consensus.entry_points import load_place
 from llava_consensus.errors import ConsensusError, DataError, OptionError, missing_extra
 from llava_consensus.evaluation.media import Clip, shrink_to_pad
 from llava_consensus.evaluation.models.base import (
@@ -33,26 +32,39 @@ from llava_consensus.evaluation.models.base import (
 )
 from llava_consensus.evaluation.models.loading import Loading, from_auto
 from llava_consensus.evaluation.models.weights import reason
-from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.environment import check_version
-from llava_consensus.hosts.hf import text_side
-from llava_consensus.hosts.hf.model import HfModel
-from llava_consensus.hosts.hf.rows import Features, PictureRows
+from llava_consensus.hosts.facts import Facts, text_side
+from llava_consensus.hosts.patch_map import sides_of
 from llava_consensus.hosts.pretrained import load_pretrained
+from llava_consensus.hosts.tower import joined_outputs
 from llava_consensus.reduction.method import Shape
 
 CHAT_TEMPLATE = "chat template of the model"
 
 
+class Grid(NamedTuple):
+    """The grid that the tokens of one tile form."""
+
+    side: int  # tokens in a row, 0 if there is none
+    class_is_token: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class HfEncoded(Encoding):
-    """One picture or clip with what the model itself needs of it."""
+    """One image or clip with what the model itself needs of it."""
 
     modality: str  # image | video
     text: str  # that stands for it in prompts
-    rows: PictureRows  # where its tokens come from
-    features: Features
+    output: Any  # of the model's encoder
     inputs: dict[str, Tensor]  # what the positions of its tokens follow from
+
+
+@dataclass(frozen=True, eq=False)
+class InsideEncoded(HfEncoded):
+    """One image or clip, encoded by a method that acts before the projector."""
+
+    rows: Any  # where its tokens come from
+    features: Any
 
 
 class Processed(NamedTuple):
@@ -72,7 +84,7 @@ class HfRunner(Runner):
         processor: of the same checkpoint.
     """
 
-    def __init__(self, view: HfModel, processor: "transformers.ProcessorMixin") -> None:
+    def __init__(self, view: Facts, processor: "transformers.ProcessorMixin") -> None:
         super().__init__(view, processor.tokenizer)
         self.processor = processor
         view.image_processor = processor.image_processor
@@ -105,49 +117,48 @@ class HfRunner(Runner):
 
     @torch.inference_mode()
     def encode(self, pictures: list[Image | Clip]) -> list[Encoding]:
-        """Pictures and clips through the processor, tower and projector, in one batch where they have one shape."""
-        processed = [self.processed(picture) for picture in pictures]
+        """Images and clips through the processor, and the model's own encoder."""
         with self.attachment() as attachment, attachment.call():
-            alike = len({_shapes(one) for one in processed}) == 1
-            groups = [processed] if alike else [[one] for one in processed]
-            encoded = [part for group in groups for part in self._encode(attachment, group)]
-        sizes = [picture.frames[0].size if isinstance(picture, Clip) else picture.size for picture in pictures]
-        return [
-            HfEncoded(
-                features.tiles[0],
-                rows.tiles > 1,
-                size,
-                attachment.asked,
-                attachment.budget,
-                one.modality,
-                one.text if not self.view.lays_out else self._placeholder(one.modality) * len(rows.token),
-                rows,
-                features,
-                {name: one.inputs[name] for name in self.view.placed_by if name in one.inputs},
-            )
-            for one, size, (rows, features) in zip(processed, sizes, encoded, strict=True)
-        ]
+            encode = self._encoded_inside if attachment.method.acts_inside else self._encoded
+            return [encode(attachment, picture) for picture in pictures]
 
-    def _encode(self, attachment: Attachment, processed: list[Processed]) -> list[tuple[PictureRows, Features]]:
-        """Rows and features of every picture of a batch of one shape."""
-        modality = processed[0].modality
-        names = [name for name, value in processed[0].inputs.items() if isinstance(value, Tensor)]
-        joined = {name: torch.cat([one.inputs[name] for one in processed]) for name in names}
-        inputs = self._placed(self.view.encoder_inputs(joined)[modality])
-        pictures = self.view.pictures(modality, inputs, torch.cat([one.ids for one in processed]))
-        features = self.view.encode(attachment, modality, inputs, pictures)
-        sizes = [len(rows.token) for rows in pictures]
-        tokens = features.tokens.split(sizes)
-        planes = [plane.split(sizes) for plane in features.planes]
-        return [
-            (
-                rows,
-                Features(
-                    [features.tiles[index]], tokens[index], tuple(plane[index] for plane in planes), features.output
-                ),
-            )
-            for index, rows in enumerate(pictures)
-        ]
+    def _encoded_inside(self, attachment: Any, picture: Image | Clip) -> InsideEncoded:
+        """One image or clip, encoded by a method that acts before the projector."""
+        one, view = self.processed(picture), attachment.model
+        inputs = {name: value for name, value in one.inputs.items() if isinstance(value, Tensor)}
+        arguments = self._placed(view.encoder_inputs(inputs)[one.modality])
+        (rows,) = view.pictures(one.modality, arguments, one.ids)
+        features = view.encode(attachment, one.modality, arguments, [rows])
+        size = picture.frames[0].size if isinstance(picture, Clip) else picture.size
+        text = self._placeholder(one.modality) * len(rows.token) if view.lays_out else one.text
+        placed = {name: one.inputs[name] for name in view.placed_by if name in one.inputs}
+        own = attachment.asked, attachment.budget, one.modality, text, None, placed
+        return InsideEncoded(features.tiles[0], rows.tiles > 1, size, *own, rows, features)
+
+    def _encoded(self, attachment: Any, picture: Image | Clip) -> HfEncoded:
+        """One image or clip, encoded for the method that is attached."""
+        one, view = self.processed(picture), self.view
+        inputs = self._placed({name: value for name, value in one.inputs.items() if isinstance(value, Tensor)})
+        arguments = view.encoder_inputs(inputs)[one.modality]
+        ids = one.ids.cpu().numpy()
+        if view.lays_out:
+            arguments, ids = view.on_grid(arguments)
+        (image,) = view.images(one.modality, arguments, ids)
+        output = getattr(view.inner, f"get_{one.modality}_features")(**arguments, return_dict=True)
+        size = len(image.places)
+        side = view.tower.side or sides_of(arguments, [size])[0]
+        text = self._placeholder(one.modality) * size if view.lays_out else one.text
+        return HfEncoded(
+            Grid(side),
+            image.tiles > 1,
+            picture.frames[0].size if isinstance(picture, Clip) else picture.size,
+            attachment.asked,
+            attachment.budget,
+            one.modality,
+            text,
+            output,
+            {name: value for name, value in arguments.items() if not name.startswith("pixel_values")},
+        )
 
     def own_inputs(self, prompt: Prompt, image: Image, folder: Path) -> dict[str, Any]:
         """Kwargs of the model's own `generate` for one prompt about a picture, by its processor."""
@@ -161,18 +172,32 @@ class HfRunner(Runner):
         return {name: value.to(device, dtype if value.is_floating_point() else None) for name, value in inputs.items()}
 
     def answer_group(
-        self, attachment: Attachment, encoded: list[list[Encoding]], ids: list[Tensor], prompts: list[Prompt]
+        self, attachment: Any, encoded: list[list[Encoding]], ids: list[Tensor], prompts: list[Prompt]
     ) -> list[Answer]:
         """Answers of prompts that are asked together, in one left-padded batch."""
         padded, mask = self.pad(ids)
         pictures: list[Any] = [picture for row_pictures in encoded for picture in row_pictures]
-        more = self.view.row_inputs(padded, mask.bool(), _together(pictures)) if pictures else {}
-        with attachment.call(encoded=pictures or None, questions=[prompt.text for prompt in prompts]) as call:
+        given: dict[str, Any] = {"questions": [prompt.text for prompt in prompts]}
+        if attachment.method.acts_inside:
+            view: Any = attachment.model
+            more = view.row_inputs(padded, mask.bool(), _together(pictures)) if pictures else {}
+            given["encoded"] = pictures or None
+        else:
+            more = self._inputs(padded, pictures) if pictures else {}
+        with attachment.call(**given) as call:
             output = self.model.generate(input_ids=padded, attention_mask=mask, **more, **self.generation(prompts[0]))
         texts = self.decode(output[:, padded.shape[1] :])
         placeholders = [self.view.placeholder(modality) for modality in {picture.modality for picture in pictures}]
-        limit = None if self.view.keeps_positions else self.view.decoder.reach
+        limit = None if self.view.keeps_positions else self.view.reach
         return answers_of(call, texts, [text_rows(row, placeholders) for row in ids], limit)
+
+    def _inputs(self, ids: Tensor, pictures: list[HfEncoded]) -> dict[str, Any]:
+        """Arguments of the model for prompts [R, S] about images that are encoded."""
+        outputs: dict[str, list[Any]] = {}
+        for picture in pictures:
+            outputs.setdefault(picture.modality, []).append(picture.output)
+        encoded = {modality: joined_outputs(own) for modality, own in outputs.items()}
+        return {**self.view.row_inputs(ids, "video" in outputs), **_together(pictures), "mm_encoder_outputs": encoded}
 
     def question_ids(self, prompt: Prompt, pictures: list[Any]) -> Tensor:
         """Ids [L] of a prompt about these pictures, with a row for every token of theirs.
@@ -215,7 +240,6 @@ class HfRunner(Runner):
                     f"the processor of {type(self.model).__name__} makes NaN or infinity ({name}) of a picture. Fetch "
                     "the checkpoint's preprocessor_config.json or processor_config.json again"
                 )
-        self.view.try_picture(self._placed(expected))
 
     def _placeholder(self, modality: str) -> str:
         """Placeholder text of the chat template for a picture or clip."""
@@ -275,12 +299,6 @@ class HfRunner(Runner):
         return {"add_special_tokens": mark is None or not text.startswith(mark)}
 
 
-def _shapes(processed: Processed) -> tuple[Any, ...]:
-    """Equal for pictures that can be encoded in one batch."""
-    tensors = {name: value.shape for name, value in processed.inputs.items() if isinstance(value, Tensor)}
-    return processed.modality, processed.ids.shape, *tensors.items()
-
-
 def _together(pictures: list[HfEncoded]) -> dict[str, Tensor]:
     """Joins the inputs that positions are computed from, over all pictures."""
     names = {name for picture in pictures for name in picture.inputs}
@@ -333,7 +351,7 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
         model = from_auto(transformers.AutoModelForImageTextToText, path, loading)
         if clip := text_side(path):
             model.config.vision_config._name_or_path = clip
-        runner = HfRunner(load_place(view)(model, options), processor)
+        runner = HfRunner(Facts(model, options), processor)
     except ConsensusError:
         raise
     except Exception as error:  # a damaged checkpoint breaks foreign code in any way

@@ -14,7 +14,7 @@ from llava_consensus.errors import MissingDependency, OptionError
 from llava_consensus.evaluation.models.base import Encoding, Prompt
 from llava_consensus.evaluation.models.llava import CONVERSATION, LlavaRunner, chosen_conversation, quietly_loaded
 from llava_consensus.evaluation.models.loading import Loading, incomplete_refused, refuse_not_finite
-from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.remote.internvl_chat import InternVLChat
 
 

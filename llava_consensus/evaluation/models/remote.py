@@ -20,7 +20,7 @@ from llava_consensus.evaluation.files import read_json
 from llava_consensus.evaluation.models.base import Answer, Encoding, Prompt, Runner, answers_of, shape_of
 from llava_consensus.evaluation.models.loading import Loading, from_auto
 from llava_consensus.evaluation.models.weights import reason
-from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.pretrained import load_pretrained
 from llava_consensus.hosts.remote.cogvlm import CogVLM
 from llava_consensus.hosts.remote.qwen_vl import QwenVLChat

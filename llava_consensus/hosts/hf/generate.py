@@ -15,7 +15,6 @@ import transformers
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import IGNORE, PLACE_OF_PICTURE, Overlay
 from llava_consensus.hosts.caches import (
     Shortened,
@@ -42,6 +41,7 @@ from llava_consensus.hosts.call import (
     uncompiled,
 )
 from llava_consensus.hosts.hf.rows import Features, ModalityRows, row_kinds, without_dropped
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.sequence import Assembled, Channel, Layout, Rule, fingerprints, pad_left
 from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.selection import indices

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer
 from llava_consensus.hosts.hf.model import HfModel, run_whole
 from llava_consensus.hosts.hf.rows import Features, PictureRows, whole_tiles
 from llava_consensus.hosts.hf.towers import LlavaTower
+from llava_consensus.hosts.old_attachment import Attachment
 
 
 class Llava(HfModel):

@@ -15,7 +15,6 @@ import transformers
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer, Tiles
 from llava_consensus.hosts.call import COUNTING, names_of, recounting
 from llava_consensus.hosts.derived.decoder import TapDecoder
@@ -24,6 +23,7 @@ from llava_consensus.hosts.environment import check_version
 from llava_consensus.hosts.hf import generate as entrances
 from llava_consensus.hosts.hf.rows import Features, PictureRows
 from llava_consensus.hosts.hf.towers import PATCHES, TapTower, cells
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.sequence import Assembled
 from llava_consensus.hosts.towers import fingerprint, load_clip_text
 from llava_consensus.reduction.method import Method

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer, Tiles
 from llava_consensus.hosts.hf.cells import ADAPTED, MERGED, SIDE, through_tower
 from llava_consensus.hosts.hf.model import HfModel, joined, picture_tiles, reading, run_encoder
 from llava_consensus.hosts.hf.rows import Features, PictureRows, whole_tiles
 from llava_consensus.hosts.hf.towers import MERGER, PATCHES, TapTower
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.tower_hooks import TokenGrid, shrink, shrunk
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer, Tiles
 from llava_consensus.hosts.hf.llava import Llava
 from llava_consensus.hosts.hf.rows import Features, PictureRows, whole_tiles
 from llava_consensus.hosts.hf.towers import PATCHES, LlavaTower, cells
 from llava_consensus.hosts.next_grid import STOCK, check_tiles, fixed_grid
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.reduction.tokens import Need
 
 NEWLINE = -9.0  # as a coordinate

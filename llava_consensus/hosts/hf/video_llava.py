@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer
 from llava_consensus.hosts.hf.llava import Llava
 from llava_consensus.hosts.hf.rows import DROPPED, STRUCTURAL, Features, PictureRows, whole_tiles
 from llava_consensus.hosts.hf.towers import LlavaTower
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.towers import TwoTowers
 from llava_consensus.reduction.method import Method, Place
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import IGNORE, PLACE_OF_PICTURE, Tiles
 from llava_consensus.hosts.call import Report, uncompiled
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.sequence import Assembled, Channel, RowKinds, Rule, fingerprints, pad_left
 from llava_consensus.reduction.method import Method, Place
 

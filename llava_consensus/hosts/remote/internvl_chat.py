@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer, Tap
 from llava_consensus.hosts.llava import PREPARE, Arguments, LlavaModel, Projected, generate, prepared
+from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.towers import feature_taps, hidden_state_block, packed_taps, split_heads
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need

@@ -17,7 +17,7 @@ from PIL import Image  # noqa: E402
 from llava_consensus import make  # noqa: E402
 from llava_consensus.evaluation.models import Prompt  # noqa: E402
 from llava_consensus.evaluation.models.hf import HfRunner  # noqa: E402
-from llava_consensus.hosts.derived.model import DerivedModel  # noqa: E402
+from llava_consensus.hosts.facts import Facts  # noqa: E402
 from llava_consensus.reduction.budget import Budget  # noqa: E402
 
 NEW, TEXTS = 4, ("What is on the table?", "How many?")
@@ -35,7 +35,7 @@ def hosted(name: str) -> HfRunner:
     else:
         model, processor = hf_models.CASES[name].build(), PROCESSORS[name]()
     model.generation_config.eos_token_id = None
-    host = HfRunner(DerivedModel(model, {}), processor)
+    host = HfRunner(Facts(model, {}), processor)
     host.check_prompts()
     return host
 

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from llava_consensus.hosts.base import Tiles
-from llava_consensus.hosts.derived.tap import KernelCall
-from llava_consensus.hosts.hf.rows import STRUCTURAL, PictureRows, whole_tiles
+from llava_consensus.hosts.images import STRUCTURAL, Integers
+from llava_consensus.hosts.kernels import KernelCall
 
 DIGIT = 8
 # Of gradients that are called proportional, and of those that are called zero.
@@ -80,78 +79,60 @@ def fed_rows(rows: Tensor, outputs: list[Tensor]) -> list[Tensor] | None:
 
 
 class Tile(NamedTuple):
-    """Positions of the block that attend to each other and feed rows of one picture."""
+    """Positions of the block that attend to each other and feed rows of one image."""
 
     call: int  # of the block's kernel calls
     entry: int  # of that call's batch
     position: Tensor  # [n] in the entry
-    row: Tensor  # [n] of the picture, -1 for none
+    row: Tensor  # [n] of the image, -1 for none
 
 
-class Mapped(PictureRows):
-    """The rows of one picture with the patches they come from, on the CPU."""
+class Mapped(NamedTuple):
+    """The rows of one image with the patches they come from, on the CPU."""
 
-    patches: list[Tile]  # none where the tower cannot be read
+    tile: Integers  # [n] of each row
+    token: Integers  # [n] of that tile
+    tiles: int
+    patches: list[Tile]
     members: Tensor | None  # [N, m] patches of a tile that make each of its tokens; None: one each, in order
-    side: int  # tokens in a row of a tile, 0 where they form no grid
+    side: int  # tokens in a row of a tile, 0 if they form no grid
     size: int  # N, tokens of a tile
 
-    @classmethod
-    def of(cls, rows: PictureRows, patches: list[Tile], members: Tensor | None, side: int, size: int) -> "Mapped":
-        """PictureRows with their patches."""
-        mapped = cls(*rows)
-        mapped.patches, mapped.members, mapped.side, mapped.size = patches, members, side, size
-        return mapped
+    def heads(self, calls: list[KernelCall]) -> dict[str, Tensor]:
+        """Queries and keys [T, H, n, d] of the tiles in the kernel calls of a block."""
+        parts = [_heads(calls, tile) for tile in self.patches]
+        return {"query": torch.stack([query for query, _ in parts]), "key": torch.stack([key for _, key in parts])}
 
-    def tiles_of(self, tokens: Tensor, calls: list[KernelCall], states: list[Tensor], classes: int) -> Tiles:
-        """The tiles of the picture with what was recorded of the tower, given its rows [n, D]."""
-        device, parts = tokens.device, {}
-        real = (self.token >= 0).nonzero()[:, 0]
-        projected = tokens.new_zeros(self.tiles, self.size, tokens.shape[-1])
-        projected[self.tile[real].to(device), self.token[real].to(device)] = tokens[real.to(device)]
-        if calls and self.patches:
-            query, key = (
-                torch.stack(own) for own in zip(*(self._heads(calls, tile) for tile in self.patches), strict=True)
-            )
-            parts = {"query": query * calls[0].scale, "key": key}
-        if states and calls and self.patches:
-            flat = torch.cat([one.reshape(-1, one.shape[-1]) for one in states])
-            lengths = [call.query.shape[0] * call.query.shape[2] for call in calls]
-            starts = [sum(lengths[: tile.call]) + tile.entry * calls[tile.call].query.shape[2] for tile in self.patches]
-            rows = torch.stack([tile.position + start for tile, start in zip(self.patches, starts, strict=True)])
-            found = flat[rows.to(flat.device)]
-            parts["features"] = found[:, classes:]
-            if classes:
-                parts["class_feature"] = found[:, 0]
-        return Tiles(projected, parts, self.side, self.members)
+    def states(self, calls: list[KernelCall], outputs: list[Tensor]) -> Tensor:
+        """Rows [T, n, D_v] of the outputs of a block that made these kernel calls."""
+        flat = torch.cat([output.reshape(-1, output.shape[-1]) for output in outputs])
+        lengths = [call.query.shape[0] * call.query.shape[2] for call in calls]
+        starts = [sum(lengths[: tile.call]) + tile.entry * calls[tile.call].query.shape[2] for tile in self.patches]
+        rows = torch.stack([tile.position + start for tile, start in zip(self.patches, starts, strict=True)])
+        return flat[rows.to(flat.device)]
 
-    @staticmethod
-    def _heads(calls: list[KernelCall], tile: Tile) -> tuple[Tensor, Tensor]:
-        """Queries and keys [H, n, d] of a tile, keys as many as queries."""
-        call = calls[tile.call]
-        position = tile.position.to(call.query.device)
-        query, key = call.query[tile.entry][:, position], call.key[tile.entry][:, position]
-        return query, key.repeat_interleave(len(query) // len(key), 0)
+
+def _heads(calls: list[KernelCall], tile: Tile) -> tuple[Tensor, Tensor]:
+    """Queries and keys [H, n, d] of a tile, keys as many as queries."""
+    call = calls[tile.call]
+    position = tile.position.to(call.query.device)
+    query, key = call.query[tile.entry][:, position], call.key[tile.entry][:, position]
+    return query, key.repeat_interleave(len(query) // len(key), 0)
 
 
 class PatchMap(NamedTuple):
-    """Map from the rows of the pictures of a call to tiles and patches."""
+    """Map from the rows of the images of a call to tiles and patches."""
 
-    pictures: list[Mapped]
+    images: list[Mapped]
     classes: int  # class tokens in front of the patches of a tile
 
 
-def unread(sizes: list[int], sides: list[int]) -> list[Mapped]:
-    """The rows of pictures of a tower that cannot be read: each one tile of tokens."""
-    return [Mapped.of(whole_tiles(1, size), [], None, side, size) for size, side in zip(sizes, sides, strict=True)]
-
-
 def patch_map(calls: list[KernelCall], fed: list[Tensor], sizes: list[int], sides: list[int]) -> PatchMap:
-    """Maps the rows of pictures of these `sizes` in rows, given the kernel calls of the block and the row each position
+    """Maps the rows of images of these `sizes` in rows, given the kernel calls of the block and the row each position
     feeds.
 
     Raises:
-        Mixed: the tiles of a picture differ in size, or their tokens in how many positions make them.
+        Mixed: the tiles of a image differ in size, or their tokens in how many positions make them.
     """
     first, tiles = 0, list[list[Tile]]()
     for size in sizes:
@@ -161,18 +142,18 @@ def patch_map(calls: list[KernelCall], fed: list[Tensor], sizes: list[int], side
     classes = int(all(int(tile.row[0]) < 0 and bool((tile.row[1:] >= 0).any()) for tile in everything))
     classes &= any(bool((tile.row[1:] >= 0).all()) for tile in everything)
     return PatchMap(
-        [_picture(own, size, side, classes) for own, size, side in zip(tiles, sizes, sides, strict=True)], classes
+        [_image(own, size, side, classes) for own, size, side in zip(tiles, sizes, sides, strict=True)], classes
     )
 
 
 def _tiles(calls: list[KernelCall], fed: list[Tensor], first: int, size: int) -> list[Tile]:
-    """The tiles of a picture whose rows begin at `first`, in the order of their rows."""
+    """The tiles of a image whose rows begin at `first`, in the order of their rows."""
     found = []
     for number, (call, rows) in enumerate(zip(calls, fed, strict=True)):
         own = (rows >= first) & (rows < first + size)
         for entry in own.any(1).nonzero()[:, 0].tolist():
             left = own[entry].clone()
-            while bool(left.any()):  # windows or pictures that stand one after the other in one entry
+            while bool(left.any()):  # windows or images that stand one after the other in one entry
                 seen = visible(call, entry, int(left.nonzero()[0]))
                 here = seen & (own[entry] | (rows[entry] < 0))
                 position = here.nonzero()[:, 0]
@@ -200,12 +181,12 @@ def visible(call: KernelCall, entry: int, position: int) -> Tensor:
     return torch.ones(count, dtype=torch.bool)
 
 
-def _picture(tiles: list[Tile], size: int, side: int, classes: int) -> Mapped:
-    """Maps a picture of `size` rows."""
+def _image(tiles: list[Tile], size: int, side: int, classes: int) -> Mapped:
+    """Maps a image of `size` rows."""
     if not tiles:
-        raise Mixed("a picture has rows that no position feeds alone")
+        raise Mixed("a image has rows that no position feeds alone")
     if len({len(tile.position) for tile in tiles}) > 1:
-        raise Mixed("the tiles of a picture differ in size")
+        raise Mixed("the tiles of a image differ in size")
     tile_of, token_of = torch.zeros(size, dtype=torch.long), torch.full((size,), STRUCTURAL)
     members: list[Tensor | None] = []
     for number, tile in enumerate(tiles):
@@ -219,27 +200,31 @@ def _picture(tiles: list[Tile], size: int, side: int, classes: int) -> Mapped:
             token_of[row] = torch.arange(len(row))
             members.append(fed[token.sort(stable=True).indices].view(len(row), -1) - classes)
         else:
-            raise Mixed("the tokens of a picture are made of differing numbers of positions")
+            raise Mixed("the tokens of a image are made of differing numbers of positions")
     if len({None if own is None else tuple(own.flatten().tolist()) for own in members}) > 1:
-        raise Mixed("the tiles of a picture are made of differing positions")
+        raise Mixed("the tiles of a image are made of differing positions")
     own = members[0]
     tokens = len(tiles[0].position) - classes if own is None else len(own)
     square = math.isqrt(tokens)
     side = side or (square if square**2 == tokens else 0)
-    return Mapped.of(PictureRows(tile_of, token_of, len(tiles)), tiles, own, side, tokens)
+    return Mapped(tile_of.numpy(), token_of.numpy(), len(tiles), tiles, own, side, tokens)
 
 
 def sides_of(inputs: dict[str, Any], sizes: list[int]) -> list[int]:
-    """Tokens in a row of each picture by the height and width that the processor gives of it, 0 where it gives none.
+    """Tokens in a row of each image by the height and width that the processor gives of it, 0 if it gives none.
 
-    Whatever has a row of whole numbers for each picture ends in height and width, in patches or in pixels.
+    Whatever has a row of whole numbers for each image ends in height and width, in patches or in pixels; or it has the
+    column and row of each patch (Gemma 4).
     """
     for value in inputs.values():
-        if not isinstance(value, Tensor) or value.is_floating_point() or value.ndim != 2 or value.shape[1] < 2:
+        if not isinstance(value, Tensor) or value.is_floating_point() or value.ndim < 2 or len(value) != len(sizes):
             continue
-        if len(value) != len(sizes):
+        if value.ndim == 3 and value.shape[2] == 2:
+            shapes = (value.amax(1) + 1).flip(1).tolist()
+        elif value.ndim == 2 and value.shape[1] >= 2:
+            shapes = value[:, -2:].tolist()
+        else:
             continue
-        shapes = value[:, -2:].tolist()
         found = [_width(height, width, size) for (height, width), size in zip(shapes, sizes, strict=True)]
         if all(found):
             return found
@@ -247,7 +232,7 @@ def sides_of(inputs: dict[str, Any], sizes: list[int]) -> list[int]:
 
 
 def _width(height: int, width: int, size: int) -> int:
-    """Tokens per row of the grid of a picture of this height and width that makes `size` tokens; 0 if no grid fits."""
+    """Tokens per row of the grid of a image of this height and width that makes `size` tokens; 0 if no grid fits."""
     square = height * width / size
     step = round(math.sqrt(square)) if square >= 1 else 0
     if not step or height % step or width % step or (height // step) * (width // step) != size:

@@ -1,0 +1,191 @@
+"""Arguments of a model and of its decoder for the rows that are left: masks, positions, features of visual rows."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from llava_consensus.hosts.cache import Book
+from llava_consensus.hosts.images import Integers
+from llava_consensus.hosts.inputs import Prompt, prompt_of
+from llava_consensus.hosts.outcomes import ImageOutcome
+from llava_consensus.hosts.rows import Pool, Rows, drop_rows, upload
+from llava_consensus.hosts.tower import Encoded
+from llava_consensus.reduction.method import Method
+
+
+@dataclass(eq=False)
+class Forward:
+    """One forward pass, from the entrance of the model to that of the decoder."""
+
+    base: nn.Module
+    ids: Integers  # [R, S]
+    real: NDArray[np.bool_]  # [R, S] False for padding
+    encoded: dict[str, list[Encoded]]  # by modality
+    reduces: bool = True
+
+
+@dataclass(eq=False)
+class Cut:
+    """A prefill whose rows have left, until the decoder has run."""
+
+    rows: Rows | None  # that the decoder is given; None if all
+    size: int
+    cache: Any
+    book: Book | None  # of the rows that left at the entrance
+    prefill: Any  # between layers
+    reported: list[int] = field(default_factory=list)  # images of the first beam of each prompt
+
+
+def held_masks(kwargs: dict[str, Any], cache: Any, book: Book) -> dict[str, Any]:
+    """Masks and token types that are as long as what a shortened cache holds."""
+    new = next(kwargs[name].shape[1] for name in ("input_ids", "inputs_embeds") if kwargs.get(name) is not None)
+    whole, mask = int(cache.get_seq_length()) + new, kwargs.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.ndim == 2:
+        tail = mask[:, book.size :]
+    else:  # none, or one that generate made for a static cache of another length
+        tail = book.real.new_ones(len(book.real), whole - book.size)
+    found: dict[str, Any] = {"attention_mask": torch.cat((book.real.to(tail), tail), 1).long()}
+    if not (isinstance(mask, Tensor) and mask.ndim == 2) and not book.padded:
+        found["attention_mask"] = None
+    for name, value in kwargs.items():  # token types of the whole conversation
+        if name.endswith("token_type_ids") and isinstance(value, Tensor) and value.shape[1] == whole:
+            found[name] = torch.cat((value.gather(1, book.index), value[:, book.size :]), 1)
+    return found
+
+
+def positions_of(
+    given: Tensor | None, rows: Rows, pool: Pool, real: NDArray[np.bool_], past: int, book: Book | None, method: Method
+) -> tuple[Tensor | None, bool]:
+    """Positions of the rows, and whether later ones are smaller. Those of several axes are always kept."""
+    device = rows.index.device
+    if method.positions == "renumber" and (given is None or given.ndim == 2):
+        rank = np.maximum(rows.real.cumsum(1) - 1, 0)
+        first = real.argmax(1)[:, None]
+        if given is None:
+            if not past and not rows.padded:
+                return None, True  # the decoder counts as many rows as it gets
+            (positions,) = upload([past + first + rank], device)
+        else:
+            rank, first = upload([rank, first], device)
+            positions = given.expand(real.shape).gather(1, first) + rank
+        return positions if book is None else positions - book.shift, True
+    if given is None:
+        (given,) = upload([np.arange(past, past + real.shape[1])[None]], device)
+    if method.positions == "mean":
+        every = given.expand(*given.shape[:-2], *real.shape)
+        if every.ndim == 2:
+            return pool.mean(every), False
+        return torch.stack([pool.mean(axis) for axis in every]), False
+    return drop_rows(given, rows), False
+
+
+def argument_of(value: Any, rows: Rows, pool: Pool, prompt: Prompt, visual: int) -> Any:
+    """An argument for the rows that are left. Features of the visual rows only (DeepStack) become means for merged
+    tokens.
+    """
+    if type(value) in (list, tuple):
+        return type(value)(argument_of(item, rows, pool, prompt, visual) for item in value)
+    if isinstance(value, dict):
+        return {name: argument_of(item, rows, pool, prompt, visual) for name, item in value.items()}
+    if not (isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 2 and len(value) == visual):
+        return drop_rows(value, rows)
+    here = np.zeros(prompt.real.shape, dtype=bool)
+    for image in prompt.images:
+        here[image.row, image.places] = True
+    flat, mask = upload([np.flatnonzero(here), here], value.device)
+    plane = value.new_zeros(here.size, value.shape[1]).index_copy(0, flat, value)
+    new = pool.mean(plane.view(*here.shape, -1))
+    return new[drop_rows(mask.bool(), rows)]
+
+
+def mask_of(mask: Any, rows: Rows, held: Tensor, padded: bool, size: int, decoder: Any) -> Any:
+    """The attention mask of the new rows, behind `held` [R, n] rows of the cache."""
+    if isinstance(mask, dict):
+        new = {name: mask_of(value, rows, held, padded, size, decoder) for name, value in mask.items()}
+        full, sliding = new.get("full_attention"), new.get("sliding_attention")
+        window = getattr(decoder.config, "sliding_window", None)
+        if isinstance(full, Tensor) and isinstance(sliding, Tensor) and window and full.ndim == 4:
+            # windows are as wide in rows that are left
+            at = torch.arange(full.shape[-1], device=full.device)
+            near = at[held.shape[1] : held.shape[1] + full.shape[2], None] - at < window
+            allowed = _seen(sliding) | (_seen(full) & near)
+            hides = torch.zeros_like(full)
+            new["sliding_attention"] = (
+                allowed if full.dtype == torch.bool else hides.masked_fill(~allowed, torch.finfo(full.dtype).min)
+            )
+        return new
+    if not isinstance(mask, Tensor) or mask.ndim == 2:
+        if not padded:
+            return None
+        real = torch.cat((held, rows.shown), 1)
+        return real.long() if mask is None else real.to(mask.dtype)
+    real = torch.cat((held, rows.shown), 1)
+    first = mask.shape[-1] - size if mask.shape[-1] < held.shape[1] + size else held.shape[1]
+    index = rows.index
+    behind = torch.arange(held.shape[1], device=index.device).expand(len(index), -1)
+    columns = torch.cat((behind, index + first), 1)
+    mask = mask.expand(len(index), -1, -1, -1)
+    new = mask.gather(2, index[:, None, :, None].expand(-1, mask.shape[1], -1, mask.shape[3]))
+    new = new.gather(3, columns[:, None, None].expand(-1, mask.shape[1], index.shape[1], -1))
+    itself = torch.eye(real.shape[1], dtype=torch.bool, device=index.device)[held.shape[1] :]
+    none = False if new.dtype == torch.bool else torch.finfo(new.dtype).min
+    new = new.masked_fill(~real[:, None, None] & ~itself, none)
+    room = mask.shape[-1] - held.shape[1] - size  # of a static cache
+    return pad(new, (0, room + size - index.shape[1]), value=none) if room > 0 else new
+
+
+def _seen(mask: Tensor) -> Tensor:
+    return mask if mask.dtype == torch.bool else mask == 0
+
+
+def compact(prompt: Prompt, rows: Rows, config: Any) -> Prompt:
+    """The prompts as a method between layers sees them, after rows left at the entrance. Synchronises once."""
+    index = rows.index.cpu().numpy()
+    images = []
+    for image in prompt.images:
+        number = np.full(prompt.real.shape[1], -1)
+        number[image.places] = np.arange(len(image.places))
+        own = np.where(rows.real[image.row], number[index[image.row]], -1)
+        places = np.flatnonzero(own >= 0)
+        images.append(image._replace(places=places, tile=image.tile[own[places]], token=image.token[own[places]]))
+    ids, asks = np.take_along_axis(prompt.ids, index, 1), np.take_along_axis(prompt.asks, index, 1)
+    compact = prompt_of(ids, rows.real, asks & rows.real, images, prompt.tiles, prompt.encoded, config)
+    return compact._replace(beams=prompt.beams)
+
+
+def joined_outcomes(outcomes: list[ImageOutcome], later: dict[int, ImageOutcome], whole: bool) -> list[ImageOutcome]:
+    """Outcomes with those of a method between layers; of a composition only the counts are kept."""
+    found = []
+    for number, outcome in enumerate(outcomes):
+        new = later.get(number)
+        if new is None:
+            found.append(outcome._replace(reductions=()) if whole else outcome)
+        elif whole:
+            found.append(new._replace(before=outcome.before, origin=outcome.origin, reductions=()))
+        else:
+            found.append(new._replace(row=outcome.row))
+    return found
+
+
+def ids_of(base: Any, embeds: Tensor) -> Tensor:
+    """Ids of embedded prompts, 0 for all but placeholders, which are found by their embedding as the model does."""
+    table, ids = base.get_input_embeddings(), torch.zeros(embeds.shape[:2], dtype=torch.long, device=embeds.device)
+    for name in ("image_token_id", "video_token_id"):
+        placeholder = getattr(base.config, name, None)
+        if isinstance(placeholder, int) and placeholder < table.num_embeddings:
+            here = embeds == table(torch.tensor(placeholder, device=table.weight.device))
+            ids = ids + here.all(-1).long() * placeholder
+    return ids
+
+
+def is_packed(kwargs: dict[str, Any], past: int) -> bool:
+    """Whether positions begin anew within a row."""
+    positions = kwargs.get("position_ids")
+    if positions is None or positions.ndim != 2 or kwargs.get("attention_mask") is not None or past:
+        return False
+    return bool((positions[:, 1:] < positions[:, :-1]).any())

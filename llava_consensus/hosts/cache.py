@@ -1,0 +1,106 @@
+"""A KV cache that holds fewer rows than its prompt had, and says the prompt's length.
+
+`generate`, and models that count positions by the cache, then go on from the full length. Masks are as long as what
+the cache holds: they ask `get_query_offset` and the layers.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from llava_consensus.hosts.rows import Rows
+
+CACHE_NAMES = ("cache", "past_key_values")  # of the argument, since transformers 5.24 and before
+
+
+def cache_in(values: Any) -> Any:
+    """The KV cache among the arguments or the outputs of a model; None if there is none."""
+    return next((values[name] for name in CACHE_NAMES if name in values and values[name] is not None), None)
+
+
+def without_cache(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The same arguments, with no cache."""
+    return {name: None if name in CACHE_NAMES else value for name, value in arguments.items()}
+
+
+class Book(NamedTuple):
+    """What a shortened cache holds of the prompts that were read."""
+
+    size: int  # rows of the prompts
+    missing: int  # of these, rows that the first layer does not hold
+    real: Tensor  # [R, n] False for padding, of the n rows that the first layer may hold
+    index: Tensor  # type: ignore[assignment]  # [R, n] row of the prompts that each is, or stands for
+    shift: Tensor  # [R, 1] how many rows left, by which renumbered positions are smaller
+    padded: bool  # whether any row held is padding
+    shifted: bool  # whether positions are renumbered and any prompt lost rows
+    holes: bool  # whether a later turn may have left padding behind the prompts
+    layers: dict[int, Rows]  # rows of each layer in which more of them left
+    weights: dict[int, Tensor]  # [R, n] of such layers: how many tokens each row stands for, if that is calibrated
+    owner: int = 0  # number of the entrance whose hooks continue from this cache
+
+    def without(self, last: int) -> "Book":
+        """The same without so many rows at the end, which were only guessed (assisted decoding)."""
+        if not last:
+            return self
+        layers = {
+            number: rows._replace(index=rows.index[:, :-last], real=rows.real[:, :-last], shown=rows.shown[:, :-last])
+            for number, rows in self.layers.items()
+        }
+        weights = {number: weight[:, :-last] for number, weight in self.weights.items()}
+        real, index = self.real[:, :-last], self.index[:, :-last]
+        return self._replace(size=self.size - last, real=real, index=index, layers=layers, weights=weights)
+
+    def change(self, change: Any) -> "Book":
+        """The same with other batch rows, `change` being done to each tensor."""
+        layers = {
+            number: rows._replace(
+                index=change(rows.index), at=None, shown=change(rows.shown), removed=change(rows.removed),
+                real=change(rows.shown).cpu().numpy(),
+            )
+            for number, rows in self.layers.items()
+        }  # fmt: skip
+        weights = {number: change(weight) for number, weight in self.weights.items()}
+        tensors = {name: change(getattr(self, name)) for name in ("real", "index", "shift")}
+        return self._replace(**tensors, layers=layers, weights=weights)
+
+
+def book_of(cache: Any) -> Book | None:
+    """The book of a shortened cache; None for any other."""
+    return getattr(cache, "reduction_book", None)
+
+
+def shorten(cache: Any, book: Book) -> None:
+    """Note that the cache was filled with the rows in `book`."""
+    if book_of(cache) is None:
+        kind: Any = type(cache)
+        cache.__class__ = _shortened(kind)
+    cache.reduction_book = book
+
+
+@functools.cache
+def _shortened(kind: Any) -> Any:
+    class Shortened(kind):
+        reduction_book: Book
+
+        def get_seq_length(self, layer_idx: int = 0) -> Any:
+            return super().get_seq_length(layer_idx) + self.reduction_book.missing
+
+        def get_query_offset(self, layer_idx: int = 0) -> Any:
+            return super().get_seq_length(layer_idx)
+
+        def reset(self) -> None:
+            super().reset()
+            del self.reduction_book
+            self.__class__ = kind
+
+        def batch_repeat_interleave(self, repeats: int) -> None:
+            super().batch_repeat_interleave(repeats)
+            self.reduction_book = self.reduction_book.change(lambda value: value.repeat_interleave(repeats, 0))
+
+        def batch_select_indices(self, indices: Tensor) -> None:
+            super().batch_select_indices(indices)
+            self.reduction_book = self.reduction_book.change(lambda value: value[indices])
+
+    Shortened.__name__ = Shortened.__qualname__ = f"Shortened{kind.__name__}"
+    return Shortened

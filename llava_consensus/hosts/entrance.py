@@ -1,0 +1,518 @@
+"""The entrance of the language model: hooks by which rows leave, while `generate` and every `forward` stay as they are.
+
+    model      pre-hook    notes rows of the answer
+    base       pre-hook    notes ids and the mask; in later steps on a shortened cache, shortens 2D masks
+    encoders   wrapped     what was read of the tower travels on the output
+    decoder    pre-hook    chooses tokens, and gathers the rows that stay in every argument with a row axis
+    decoder    post-hook   puts the last states back to full length, and notes in the cache what it holds
+
+Everything outside of the decoder sees the prompt that the user passed.
+"""
+
+import functools
+import itertools
+import threading
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from llava_consensus.errors import NonFiniteError, OptionError
+from llava_consensus.hosts.arguments import (
+    Cut,
+    Forward,
+    argument_of,
+    compact,
+    held_masks,
+    ids_of,
+    is_packed,
+    mask_of,
+    positions_of,
+)
+from llava_consensus.hosts.cache import CACHE_NAMES, Book, book_of, cache_in, shorten
+from llava_consensus.hosts.images import Image, Integers, family_of, images_of, parts_of, with_class
+from llava_consensus.hosts.inputs import KEPT, Inputs, Prompt, needs_of, projector_of, prompt_of
+from llava_consensus.hosts.kernels import skip_in_probe
+from llava_consensus.hosts.layers import Layers, Step, idle
+from llava_consensus.hosts.next_grid import STOCK
+from llava_consensus.hosts.outcomes import Report, reduced, unchanged
+from llava_consensus.hosts.parts import (
+    MODALITIES,
+    base_of,
+    decoder_of,
+    is_static,
+    most_tiles,
+    on_grid,
+    packed_whole,
+    runs_again,
+)
+from llava_consensus.hosts.prefill import Prefill
+from llava_consensus.hosts.rows import Pool, Rows, reduced_rows, spread_rows, upload
+from llava_consensus.hosts.tower import (
+    READ,
+    RECORD,
+    Encoded,
+    Learnt,
+    Tiles,
+    Tower,
+    argument_names,
+    flat_features,
+    records_of,
+    with_class_tokens,
+)
+from llava_consensus.hosts.units import units_of, visual_rows
+from llava_consensus.reduction.method import Method, Place
+from llava_consensus.reduction.tokens import Need
+
+UNRECORDED = (
+    "mm_encoder_outputs: images that were encoded before the method was attached are not reduced. Pass pixels, or "
+    "encode them with the method attached"
+)
+IGNORE = -100  # label of rows without a target
+_NUMBERS = itertools.count(1)
+# what was learnt of towers, by the module with `get_image_features`
+_LEARNT: "weakref.WeakKeyDictionary[nn.Module, Learnt]" = weakref.WeakKeyDictionary()
+
+
+class Entrance:
+    """The hooks of one attachment.
+
+    Args:
+        owner: the attachment.
+        model: a model of transformers.
+        options: of its family (`HostEntry.options`).
+    """
+
+    def __init__(self, owner: Any, model: Any, options: Mapping[str, str]) -> None:
+        base = base_of(model)
+        decoder = decoder_of(model)
+        if base is None or decoder is None:
+            raise OptionError(
+                f"model of class {type(model).__name__} encodes no images in a step of their own (get_image_features)"
+            )
+        self.owner, self.local = owner, threading.local()
+        self.class_tokens = options.get("class_tokens", "keep")
+        self.fixed = options.get("layout", STOCK) != STOCK  # whether every image has the same grid of tiles
+        self.model = weakref.ref(model)
+        methods: list[Method] = [stage.method for stage in owner.stages]
+        reader = next((method for method in methods if method.needs & READ), methods[0])
+        self.tower = Tower(base, decoder, reader, _LEARNT.setdefault(base, Learnt({}, {}, {})))
+        self.family = family_of(model.config)
+        self.layers = Layers(decoder, methods[-1]) if methods[-1].place is Place.DECODER else None
+        self.entering = next((method for method in methods if method.place is Place.TOKENS), None)
+        self.names = argument_names(type(base).forward)[1:]
+        self.outer = argument_names(type(model).forward)[1:]
+        self.inner = argument_names(type(decoder).forward)[1:]
+        self.number = next(_NUMBERS)
+        self.caches = 0  # shortened ones, for which hooks stay
+        self.open = False  # whether new prompts are reduced
+        self.handles: list[Any] = []
+
+    def base(self) -> Any:
+        """The module that encodes images."""
+        return base_of(self.model())
+
+    def install(self) -> None:
+        """Registers the hooks."""
+        model, base = self.model(), self.base()
+        if model is None or base is None:
+            raise OptionError("the model is gone")
+        decoder, self.open = decoder_of(model), True
+        self.handles = [
+            model.register_forward_pre_hook(self.note_answer, with_kwargs=True),
+            base.register_forward_pre_hook(self.enter, with_kwargs=True),
+            decoder.register_forward_pre_hook(self.begin, with_kwargs=True),
+            decoder.register_forward_hook(self.end, with_kwargs=True),
+        ]
+        if self.fixed:
+            base.pack_image_features = functools.partial(packed_whole, type(base).pack_image_features, base)
+        if any(Need.PROBE in stage.method.needs for stage in self.owner.stages):
+            self.handles += skip_in_probe(decoder)
+        for modality in MODALITIES:
+            name = f"get_{modality}_features"
+            plain = getattr(type(base), name, None)
+            if plain is not None:
+                setattr(base, name, functools.wraps(plain)(functools.partial(self.encode, name, modality)))
+
+    def remove(self) -> None:
+        """From now on new prompts are read whole. Hooks stay as long as a shortened cache does, which needs them."""
+        self.open = False
+        base = self.base()
+        for modality in MODALITIES if base is not None else ():
+            vars(base).pop(f"get_{modality}_features", None)
+        if base is not None and self.fixed:
+            vars(base).pop("pack_image_features", None)
+        self._leave()
+
+    def _leave(self) -> None:
+        if not self.open and not self.caches:
+            self._disarm()
+            while self.handles:
+                self.handles.pop().remove()
+
+    def _hold(self, cache: Any) -> None:
+        """Counts a cache that the hooks must stay for."""
+
+        def gone() -> None:
+            self.caches -= 1
+            self._leave()
+
+        self.caches += 1
+        weakref.finalize(cache, gone)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Entrance":
+        """Hooks of a copied model, on that model."""
+        from copy import deepcopy
+
+        twin = object.__new__(type(self))
+        memo[id(self)] = twin
+        for name, value in vars(self).items():
+            if name == "model":
+                twin.__dict__[name] = weakref.ref(memo.get(id(value()), value()))
+            elif name in ("owner", "handles"):
+                twin.__dict__[name] = deepcopy(value, memo)
+            else:
+                twin.__dict__[name] = value
+        twin.local, twin.caches = threading.local(), 0
+        return twin
+
+    # The entrance of the model
+
+    def note_answer(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Notes rows that are no part of the question: the answer in training, which has labels, and guesses of
+        assisted decoding, whose logits are kept.
+        """
+        given = {**dict(zip(self.outer, args, strict=False)), **kwargs}
+        keep = given.get("logits_to_keep")
+        self.local.labels, self.local.guesses = given.get("labels"), keep - 1 if isinstance(keep, int) and keep else 0
+
+    def enter(self, base: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Notes ids and mask of a prompt with images."""
+        kwargs = {**dict(zip(self.names, args, strict=False)), **kwargs}
+        self.local.forward, cache = None, cache_in(kwargs)
+        book = book_of(cache)
+        if book is not None and book.owner == self.number:
+            kwargs.update(held_masks(kwargs, cache, book))
+        mask = kwargs.get("attention_mask")
+        self.local.mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
+        outputs = kwargs.get("mm_encoder_outputs") or {}
+        given = {name: records_of(value) for name, value in outputs.items() if hasattr(value, RECORD)}
+        waiting, self.local.waiting = getattr(self.local, "waiting", None) or {}, {}
+        if len(given) < len(outputs) and self.open and any(stage.method.reduces for stage in self.owner.stages):
+            given |= self._waiting(outputs, waiting)
+        shows = given or any("pixel_values" in name and value is not None for name, value in kwargs.items())
+        if shows and self.open:
+            self.local.forward = Forward(base, *self._read(base, kwargs, cache, book), given)
+        return (), kwargs
+
+    def _waiting(self, outputs: dict[str, Any], waiting: dict[str, list[Encoded]]) -> dict[str, list[Encoded]]:
+        """What was recorded of outputs that `generate` encoded before, if something has copied them on their way here
+        (offloaded weights).
+        """
+        for modality, records in waiting.items():
+            rows, count = flat_features(outputs.get(modality, {})), sum(record.count or 0 for record in records)
+            if rows is None or not count or len(rows) % count:
+                raise OptionError(
+                    "prefill_chunk_size: rows leave from whole prompts. Leave it out, or detach the method"
+                )
+        if not waiting:
+            self.owner.warn(UNRECORDED)
+        return waiting
+
+    def _read(
+        self, base: nn.Module, kwargs: dict[str, Any], cache: Any, book: Book | None
+    ) -> tuple[Integers, NDArray[np.bool_]]:
+        """Ids and real rows of a prompt [R, S]."""
+        ids, mask = kwargs.get("input_ids"), kwargs.get("attention_mask")
+        past = 0 if cache is None else int(cache.get_seq_length())
+        if kwargs.get("cu_seq_lens_q") is not None or is_packed(kwargs, past):
+            raise OptionError("packed sequences: give each prompt a row of its own, or detach the method")
+        if ids is None:
+            ids = ids_of(base, kwargs["inputs_embeds"])
+        if isinstance(mask, dict) or (isinstance(mask, Tensor) and mask.ndim == 4 and is_static(cache)):
+            # masks that generate makes for a static cache; the decoder makes them anew. A real row sees itself.
+            mask = (
+                next((value for value in mask.values() if value is not None), None) if isinstance(mask, dict) else mask
+            )
+            if mask is not None:
+                seen = mask[:, 0, :, past:].diagonal(dim1=1, dim2=2)
+                seen = seen if seen.dtype == torch.bool else seen == 0
+                mask = seen.expand(ids.shape)
+            kwargs["attention_mask"] = None if mask is None else mask.long()
+        if not isinstance(mask, Tensor) or mask.ndim != 2:
+            ids = ids.cpu().numpy()
+            return ids, np.ones(ids.shape, dtype=bool)
+        both = torch.stack((ids, mask[:, -ids.shape[1] :].to(ids.device).long())).cpu().numpy()
+        return both[0], both[1].astype(bool)
+
+    def encode(self, name: str, modality: str, *args: Any, **inputs: Any) -> Any:
+        """Takes the place of the model's encoder of a modality."""
+        forward = getattr(self.local, "forward", None)
+        base: Any = self.base() if forward is None else forward.base
+        straight = self._straight(modality)
+        if self.fixed and modality == "image":
+            names = argument_names(getattr(type(base), name))[1:]
+            args, inputs = (), on_grid(base.config, {**dict(zip(names, args, strict=False)), **inputs})
+        plain = getattr(type(base), name).__get__(base)
+        output = self.tower.encode(plain, base, self.family.mapped, not straight, *args, **inputs)
+        if not hasattr(output, RECORD):  # an encoder of videos calls the one of images
+            return output
+        if forward is not None:
+            forward.encoded[modality] = records_of(output)
+        else:
+            self.local.waiting = {**getattr(self.local, "waiting", {}), modality: records_of(output)}
+        return output
+
+    def _straight(self, modality: str) -> bool:
+        """Whether each token is one patch, in order."""
+        return self.family.projects and (modality == "image" or self.family.video is with_class)
+
+    # The entrance of the decoder
+
+    def begin(self, decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Reduces a prompt with images. Later steps get positions and masks that fit the cache."""
+        self._disarm()
+        forward, self.local.forward = getattr(self.local, "forward", None), None
+        labels, self.local.labels = getattr(self.local, "labels", None), None
+        kwargs = {**dict(zip(self.inner, args, strict=False)), **kwargs}
+        cache = cache_in(kwargs)
+        book = book_of(cache)
+        if forward is None or not forward.encoded:
+            if self.open and book is None and (cache is None or not int(cache.get_seq_length())):
+                self.owner.tell_plain()  # a prompt without images
+            return (), self._step(decoder, kwargs, book, cache)
+        prompt, short = self._prompt(forward, labels, kwargs["inputs_embeds"])
+        return (), self._reduce(decoder, forward.base, prompt, short, kwargs, cache, book)
+
+    def _prompt(self, forward: Forward, labels: Tensor | None, embeds: Tensor) -> tuple[Prompt, str]:
+        """The prompts of a forward with what was read of their images, and why the tower lacks attention that the
+        method reads.
+        """
+        model: Any = self.model()
+        images: list[Image] = []
+        tiles: list[Tiles] = []
+        encoded: list[dict[str, Any]] = []
+        short, most = "", 1
+        for modality, record, own, beams in images_of(forward.base, model.config, forward.encoded, forward.ids):
+            straight = self._straight(modality)
+            if self.tower.reads and not straight and None in self.tower.map(record, own)[0]:
+                own = [part for image in own for part in parts_of(image)]
+            if self.family.mapped and not straight:
+                maps, _ = self.tower.map(record, own)
+                own = [
+                    image
+                    if mapped is None
+                    else image._replace(tile=mapped.tile, token=mapped.token, tiles=mapped.tiles)
+                    for image, mapped in zip(own, maps, strict=True)
+                ]
+            read, why = self.tower.tiles(record, own, straight, not self.family.mapped)
+            short, most = short or why, max(most, beams)
+            if modality == "video" and self.class_tokens == "candidates":
+                own, read = [image._replace(token=image.token + 1) for image in own], with_class_tokens(read)
+            images += [image._replace(row=image.row * beams + beam) for beam in range(beams) for image in own]
+            tiles, encoded = tiles + read * beams, encoded + [record.inputs] * (len(own) * beams)
+        asks = forward.real.copy()
+        if labels is not None and not any(stage.method.answer_rows for stage in self.owner.stages):
+            # a row of an image is no answer, though it may have a label
+            asks &= (labels.cpu().numpy() == IGNORE) | visual_rows(images, asks.shape)
+        size = asks.shape[1] - getattr(self.local, "guesses", 0)
+        for record in (one for records in forward.encoded.values() for one in records):
+            # without a cache each step reads the prompt anew, with what was generated
+            asks[:, record.prompt.setdefault("size", size) :] = False
+        prompt = prompt_of(forward.ids, forward.real, asks, images, tiles, encoded, model.config)
+        return prompt._replace(beams=most), short
+
+    def _reduce(
+        self, decoder: Any, base: nn.Module, prompt: Prompt, short: str, kwargs: dict[str, Any], cache: Any,
+        book: Book | None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """The decoder's arguments for the rows that are left; layer hooks are armed if a method cuts later."""
+        owner, size = self.owner, prompt.real.shape[1]
+        report = Report(unchanged(prompt.images, prompt.beams))
+        cut = Cut(None, size, cache, None, None)
+        new, own = kwargs, prompt
+        if self.entering is not None:
+            stage = next(stage for stage in owner.stages if stage.method is self.entering)
+            units = units_of(prompt.images, owner.budgets(stage, prompt), stage.method, most_tiles(self.model()))
+            if units:
+                new, own, report = self._at_entrance(
+                    decoder, base, prompt, units, stage.method, short, kwargs, cut, book
+                )
+        if cut.rows is None:
+            new = self._step(decoder, kwargs, book, cache)
+        if self.layers is not None:
+            report = self._between(decoder, base, own, short, new, cut, report)
+        beams = prompt.beams
+        cut.reported = [number for number, image in enumerate(prompt.images) if image.row % beams == 0]
+        report = replace(report, outcomes=[report.outcomes[number] for number in cut.reported])
+        owner.tell(report)
+        self.local.cut = cut
+        return new
+
+    def _at_entrance(
+        self, decoder: Any, base: nn.Module, prompt: Prompt, units: Any, method: Method, short: str,
+        kwargs: dict[str, Any], cut: Cut, book: Book | None,
+    ) -> tuple[dict[str, Any], Prompt, Report]:  # fmt: skip
+        """Units through the method, and the arguments of the decoder without the rows that leave."""
+        model, embeds = self.model(), kwargs["inputs_embeds"]
+        projector = projector_of(base, model.config)  # type: ignore[union-attr]
+        needs = self._needs(prompt, method, projector is not None, short, embeds)
+        clip = self.owner.clip_sides(prompt, base) if Need.QUESTION in needs else None
+        inputs = Inputs(prompt, embeds, method, needs, projector, clip)
+        inputs.read_probe(decoder, kwargs)
+        groups = inputs.reduce(units)
+        drops = [self.class_tokens == "drop" if image.video else method.newlines == "drop" for image in prompt.images]
+        with inputs.watch.time("splice"):
+            rows, pool = reduced_rows(embeds, prompt.real, prompt.images, groups, method, drops)
+            new = self._arguments(decoder, kwargs, rows, pool, prompt, cut, book, method)
+        positions = new.get("position_ids")
+        axes = isinstance(positions, Tensor) and positions.ndim > 2 and method.positions == "renumber"
+        outcomes = reduced(unchanged(prompt.images, prompt.beams), groups, drops)
+        report = Report(outcomes, inputs.notes + (KEPT,) * axes, inputs.watch)
+        cut.rows = rows
+        return new, (compact(prompt, rows, self.model().config) if self.layers else prompt), report  # type: ignore[union-attr]
+
+    def _needs(self, prompt: Prompt, method: Method, projects: bool, short: str, embeds: Tensor) -> frozenset[Need]:
+        """Parts that a method reads. A tower whose numbers are not finite cannot be read: then images are named."""
+        try:
+            return needs_of(prompt, method, self.model(), projects, short)
+        except OptionError:
+            for number, image in enumerate(prompt.images):
+                (places,) = upload([image.places], embeds.device)
+                if not bool(embeds[image.row, places].isfinite().all()):
+                    raise NonFiniteError(
+                        f"image {number} of prompt {image.row}: NaN or infinite values. Check the pixels and weights"
+                    ) from None
+            raise
+
+    def _arguments(
+        self, decoder: Any, kwargs: dict[str, Any], rows: Rows, pool: Pool, prompt: Prompt, cut: Cut,
+        book: Book | None, method: Method,
+    ) -> dict[str, Any]:  # fmt: skip
+        """The decoder's arguments for these rows, and the book of its cache."""
+        embeds, cache = kwargs["inputs_embeds"], cut.cache
+        visual = sum(len(image.places) for image in prompt.images)
+        new = {}
+        for name, value in kwargs.items():
+            if name not in (*CACHE_NAMES, "attention_mask", "position_ids", "inputs_embeds"):
+                new[name] = argument_of(value, rows, pool, prompt, visual)
+        new["inputs_embeds"] = pool.take(embeds, [group.reduction.tokens for group in pool.groups])
+        new |= {name: kwargs[name] for name in CACHE_NAMES if name in kwargs}
+        past, cached = (0, 0) if cache is None else (int(cache.get_seq_length()), int(cache.get_query_offset()))
+        held, index, padded = rows.shown[:, :0], rows.index, rows.padded
+        if cached:  # the cache holds rows of prompts, and behind them what was generated
+            held = rows.shown.new_ones(len(rows.real), cached)
+            before = torch.arange(past - cached, past, device=embeds.device).expand(len(held), -1)
+            if book is not None:
+                prompts = book.real.shape[1]
+                held = torch.cat((book.real, held[:, prompts:]), 1)
+                before = torch.cat((book.index, before[:, prompts:]), 1)
+                padded |= book.padded
+            index = torch.cat((before, index + past), 1)
+        renumbers = method.positions == "renumber"
+        positions = kwargs.get("position_ids")
+        # without a cache and a mask, transformers takes gaps in positions for the ends of packed sequences
+        caches = kwargs.get("use_cache")
+        packs = cache is None and not (getattr(decoder.config, "use_cache", True) if caches is None else caches)
+        new["attention_mask"] = mask_of(kwargs.get("attention_mask"), rows, held, padded or packs, cut.size, decoder)
+        new["position_ids"], shifts = positions_of(positions, rows, pool, prompt.real, past, book, method)
+        shift = rows.removed if shifts else torch.zeros_like(rows.removed)
+        if book is not None:
+            shift = shift + book.shift
+        real = torch.cat((held, rows.shown), 1) if cached else rows.shown
+        size = past + cut.size
+        cut.book = Book(
+            size, size - real.shape[1], real, index, shift, padded,
+            (renumbers and shifts and rows.shrinks) or (book is not None and book.shifted), False, {}, {},
+        )  # fmt: skip
+        return new
+
+    def _between(
+        self, decoder: Any, base: nn.Module, prompt: Prompt, short: str, kwargs: dict[str, Any], cut: Cut,
+        report: Report,
+    ) -> Report:  # fmt: skip
+        """Arms the hooks between layers for a prompt whose images they cut."""
+        assert self.layers is not None
+        stage, model, count = self.owner.stages[-1], self.model(), self.layers.count
+        outcomes = [outcome._replace(entering=(outcome.after,) * count) for outcome in report.outcomes]
+        report = replace(report, outcomes=outcomes)
+        units = units_of(prompt.images, self.owner.budgets(stage, prompt), stage.method)
+        if not units:
+            return report
+        if cut.cache is not None and int(cut.cache.get_seq_length()) > 0:
+            raise OptionError("images in a later turn on a cache are not supported: pass the whole conversation")
+        inputs = None
+        if stage.method.needs:
+            projector = projector_of(base, model.config)  # type: ignore[union-attr]
+            needs = needs_of(prompt, stage.method, model, projector is not None, short)
+            inputs = Inputs(prompt, kwargs["inputs_embeds"], stage.method, needs, projector)
+        cut.prefill = Prefill(self.layers, decoder, prompt, units, inputs, kwargs, prompt.beams)
+        cut.prefill.arm(range(count), True)
+        self.local.armed = cut.prefill
+        return replace(report, watch=report.watch or cut.prefill.watch)
+
+    def _step(self, decoder: Any, kwargs: dict[str, Any], book: Book | None, cache: Any) -> dict[str, Any]:
+        """Rows behind a shortened prompt: renumbered positions go on from its shorter length, and layers of different
+        lengths get masks of their own.
+        """
+        if book is None or book.owner != self.number:  # hooks of a detached method continue from its own caches
+            return kwargs
+        embeds = kwargs.get("inputs_embeds")
+        new = (kwargs["input_ids"] if embeds is None else embeds).shape[1]
+        positions = kwargs.get("position_ids")
+        if book.shifted and (positions is None or positions.ndim == 2):
+            if positions is None:
+                positions = int(cache.get_seq_length()) + torch.arange(new, device=book.shift.device)[None]
+            kwargs = {**kwargs, "position_ids": positions - book.shift}
+        if book.layers and self.layers is not None:
+            mask = getattr(self.local, "mask", None)
+            if new > 1 and mask is not None and not book.holes:
+                book = book._replace(holes=True)
+                cache.reduction_book = book
+            axes = positions.shape[0] if isinstance(positions, Tensor) and positions.ndim == 3 else 1
+            length = book.real.shape[1] + int(cache.get_seq_length()) - book.size + new
+            renumbers = self.layers.renumbers(axes)
+            if not idle(self.layers, book, length, new, renumbers, cache):
+                step = Step(self.layers, decoder, book, length, mask, renumbers, book.holes)
+                step.arm(book.layers, False)
+                self.local.armed = step
+        return kwargs
+
+    # Behind the decoder
+
+    def end(self, decoder: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        """The last states at full length; the cache says what it holds."""
+        cut: Cut | None = getattr(self.local, "cut", None)
+        self.local.cut = None
+        armed = getattr(self.local, "armed", None)
+        if armed is not None and not (cut and cut.prefill and runs_again(decoder)):
+            self._disarm()
+        if cut is None or (cut.rows is None and cut.prefill is None):
+            return None
+        cache = cache_in(output) if cut.cache is None else cut.cache
+        book, states = cut.book, output["last_hidden_state"]
+        if cut.prefill is not None:
+            cut.prefill.replays = True
+            later = cut.prefill.outcomes(states)
+            self.owner.finish({new: later[old] for new, old in enumerate(cut.reported) if old in later})
+            own = cut.prefill.finish(0 if book is None else book.missing)
+            if own is not None and book is not None:
+                own = book._replace(layers=own.layers, weights=own.weights, missing=own.missing)
+            book = own or book
+        if cache is not None and book is not None and hasattr(cache, "layers"):
+            if book_of(cache) is None:
+                self._hold(cache)
+            shorten(cache, book._replace(owner=self.number))
+        if cut.rows is not None:
+            output["last_hidden_state"] = spread_rows(states, cut.rows)
+        return output
+
+    def _disarm(self) -> None:
+        armed, self.local.armed = getattr(self.local, "armed", None), None
+        if armed is not None:
+            armed.disarm()

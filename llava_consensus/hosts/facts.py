@@ -1,0 +1,241 @@
+"""What the configuration of a model of transformers says: sizes of its vision side, and how it takes images. Nothing
+here runs the model; harness and server know from it what a prompt costs before they read one.
+"""
+
+import inspect
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor, nn
+
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.environment import check_version
+from llava_consensus.hosts.images import PIXELS, TABLE, Image, Integers, family_of, images_of
+from llava_consensus.hosts.next_grid import ACROSS, STOCK, fixed_grid
+from llava_consensus.hosts.parts import MODALITIES, base_of, decoder_of
+from llava_consensus.hosts.tower import argument_names, block_lists
+from llava_consensus.reduction.tokens import Need
+
+SQUARE = ("llava", "llava_next", "llava_next_video", "llava_onevision", "video_llava")  # a token for each patch
+# Tiles of one size, a token for each square of patches: where the configuration says how many are in a row of a square.
+SHUFFLED = {
+    "internvl": lambda config: round(1 / config.downsample_ratio),
+    "smolvlm": lambda config: config.scale_factor,
+    "idefics3": lambda config: config.scale_factor,
+    "gemma3": lambda config: (
+        _first(config.vision_config.image_size)
+        // _first(config.vision_config.patch_size)
+        // round(config.mm_tokens_per_image**0.5)
+    ),
+    "aya_vision": lambda config: config.downsample_factor,
+    "cohere2_vision": lambda config: config.downsample_factor,
+    "ovis2": lambda config: config.vision_config.hidden_stride,
+}
+TILES = {"internvl": 13, "aya_vision": 13, "cohere2_vision": 13, "ovis2": 13, "smolvlm": 17, "idefics3": 17}
+
+
+class TowerFacts(NamedTuple):
+    """Sizes of a vision side."""
+
+    tokens: int  # of one tile; the most there can be if that depends on the image
+    side: int  # tokens in a row of a tile, 0 if they form no grid
+    blocks: range
+    feature_block: int  # the one whose output feeds the projector
+    classes: int  # class tokens in front of the patches
+    merged: int  # patches of a token
+    varies: bool  # whether an image has as many tokens as its size asks for
+    offers: frozenset[Need]
+    members: None = None
+
+
+class Facts:
+    """A model of transformers as its configuration describes it.
+
+    Args:
+        module: the model.
+        options: of its family (`HostEntry.options`).
+    """
+
+    def __init__(self, module: Any, options: Mapping[str, str]) -> None:
+        check_version(transformers.__version__)
+        self.module, self.options, self.config = module, options, module.config
+        self.image_processor: Any = None  # if there is one, it knows how many tiles an image has
+        self.kind: str = module.config.model_type
+        if self.kind == "llava" and module.config.vision_config.model_type == "pixtral":
+            self.kind = "pixtral"
+
+    @property
+    def has_file(self) -> bool:
+        """Whether methods can act before the projector."""
+        return self.kind in TABLE and not family_of(self.config).mapped
+
+    @property
+    def inner(self) -> Any:
+        """The module that encodes images."""
+        return base_of(self.module)
+
+    @property
+    def reach(self) -> int:
+        """Positions the language model was made for."""
+        return int(getattr(self.config.get_text_config(), "max_position_embeddings", 0) or 0)
+
+    @property
+    def keeps_positions(self) -> bool:
+        """Whether positions have several axes, so that they can only be kept."""
+        return hasattr(self.inner, "rope_deltas")
+
+    @property
+    def clip_name(self) -> str:
+        """The CLIP model that the vision configuration names as its own; empty if it names none."""
+        vision = self.config.vision_config
+        is_clip = getattr(vision, "model_type", "") == "clip_vision_model"
+        return str(getattr(vision, "_name_or_path", "")) if is_clip else ""
+
+    @property
+    def tower(self) -> TowerFacts:
+        """Sizes of the vision side."""
+        vision = self.config.vision_config
+        lists = block_lists(self.inner, decoder_of(self.module))
+        count = max((number for _, number in lists), default=1)
+        layer = getattr(self.config, "vision_feature_layer", -1)
+        layer = layer if isinstance(layer, int) else -1
+        block = layer + count if layer < 0 else layer - 1
+        classes, offers = 0, {Need.ATTENTION, Need.FEATURES}
+        if self.kind in SQUARE:
+            grid = vision.image_size // vision.patch_size
+            registers = getattr(vision, "num_register_tokens", 0)  # LLaVA's model takes them for patches
+            classes = int(vision.model_type not in ("siglip_vision_model",))
+            tokens, side, merged, varies = grid**2 + registers, 0 if registers else grid, 1, False
+            offers |= {Need.PROJECTOR}
+        elif self.kind in SHUFFLED:
+            grid = _first(vision.image_size) // _first(vision.patch_size)
+            stride = SHUFFLED[self.kind](self.config)
+            tokens, side, merged, varies = (grid // stride) ** 2, grid // stride, stride**2, False
+            classes, block = int(self.kind == "internvl"), block if self.kind == "internvl" else count - 1
+        elif self.kind in ("pixtral", "mistral3"):
+            stride = getattr(self.config, "spatial_merge_size", 1)
+            tokens = (vision.image_size // (vision.patch_size * stride)) ** 2
+            side, merged, varies = 0, stride**2, True
+        else:
+            merge = getattr(vision, "spatial_merge_size", None)
+            tokens, side, merged, varies = self.reach, 0, merge**2 if merge else 1, True
+        if classes:
+            offers |= {Need.CLASS_FEATURE}
+        return TowerFacts(tokens, side, range(count), block, classes, merged, varies, frozenset(offers))
+
+    @property
+    def most_tiles(self) -> int:
+        """The most tiles an image of this model can have."""
+        processor = self.image_processor
+        if getattr(self.config, "image_grid_pinpoints", None):
+            size = self.config.vision_config.image_size
+            return 1 + max((height // size) * (width // size) for height, width in self.pinpoints)
+        if processor is not None and self.kind in ("smolvlm", "idefics3"):
+            grid = -(-processor.size["longest_edge"] // processor.max_image_size["longest_edge"])
+            return 1 + grid**2 if processor.do_image_splitting else 1
+        if processor is not None and self.kind in TILES:
+            return 1 + int(processor.max_patches)
+        return TILES.get(self.kind, 1)
+
+    # LLaVA-NeXT's grids
+
+    @property
+    def lays_out(self) -> bool:
+        """Whether the grid of tiles is fixed, otherwise than the model and its processor have it."""
+        return self.options.get("layout", STOCK) != STOCK
+
+    @property
+    def pinpoints(self) -> list[list[int]]:
+        """Height and width in pixels of the grids an image may be cut to."""
+        grids: list[list[int]] = self.config.image_grid_pinpoints
+        return fixed_grid(self.config.vision_config.image_size) if self.lays_out else grids
+
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        """Extra arguments of the image processor."""
+        return {"image_grid_pinpoints": self.pinpoints} if self.lays_out else {}
+
+    def on_grid(self, arguments: dict[str, Any]) -> tuple[dict[str, Any], Integers]:
+        """Arguments of the encoder and placeholders of one image that fills the fixed grid."""
+        size = torch.tensor(self.pinpoints)
+        ids = np.full((1, (1 + ACROSS**2) * self.tower.tokens), self.placeholder("image"))
+        return {**arguments, "image_sizes": size}, ids
+
+    @property
+    def tiled_alone(self) -> bool:
+        """Whether an image has tiles only if its prompt has no other."""
+        return self.kind == "llava_onevision"
+
+    def grid_columns(self, size: tuple[int, int]) -> int:
+        """Tiles in a row of the grid after the base view of an image of this width and height; 0 without a grid."""
+        if not getattr(self.config, "image_grid_pinpoints", None):
+            return 0
+        family = import_module(type(self.inner).__module__)
+        tile = self.config.vision_config.image_size
+        return int(family.get_anyres_image_grid_shape(torch.tensor(size[::-1]), self.pinpoints, tile)[1])
+
+    # Inputs
+
+    def placeholder(self, modality: str) -> int:
+        """Id of the tokens that stand for a modality."""
+        kind = "image" if self.kind.startswith("glm4v") or self.kind == "glm46v" else modality
+        return int(getattr(self.config, f"{kind}_token_id"))
+
+    def encoder_inputs(self, inputs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Arguments of the encoder of each modality that there are pixels of."""
+        found = {}
+        for modality in MODALITIES:
+            encoder = getattr(type(self.inner), f"get_{modality}_features", None)
+            if encoder is None:
+                continue
+            names = [name for name in argument_names(encoder)[1:] if name != "kwargs"]
+            arguments = {name: inputs[name] for name in names if inputs.get(name) is not None}
+            if any(name in arguments for name in PIXELS[modality]):
+                found[modality] = arguments
+        return found
+
+    def images(self, modality: str, inputs: dict[str, Any], ids: Integers) -> list[Image]:
+        """Rows of the images of prompts [R, S], given the arguments of their encoder."""
+        count = int((ids == self.placeholder(modality)).sum())
+        record = SimpleNamespace(inputs=inputs, count=count)
+        return [
+            image for _, _, own, _ in images_of(self.inner, self.config, {modality: [record]}, ids) for image in own
+        ]
+
+    def row_inputs(self, ids: Tensor, video: bool = False) -> dict[str, Tensor]:
+        """Arguments of the model that say which rows [R, S] are of images."""
+        taken = inspect.signature(type(self.module).forward).parameters
+        visual = (ids == self.placeholder("image")).int()
+        types = {"token_type_ids": visual.long()}
+        clips = visual * 2 if video and self.placeholder("video") == self.placeholder("image") else visual
+        if hasattr(self.config, "video_token_id") and self.placeholder("video") != self.placeholder("image"):
+            clips = visual + 2 * (ids == self.placeholder("video")).int()
+        types |= {"mm_token_type_ids": clips, "moe_mm_token_type_ids": clips}
+        return {name: value for name, value in types.items() if name in taken}
+
+    def of(self, module: nn.Module) -> "Facts":
+        """The same of another model of this class."""
+        return type(self)(module, self.options)
+
+
+def _first(size: int | list[int]) -> int:
+    """Height in pixels of what a configuration may give height and width of."""
+    return size if isinstance(size, int) else size[0]
+
+
+def check_images(facts: Facts) -> None:
+    """Raises OptionError for a model without an encoder of images."""
+    if facts.inner is None or decoder_of(facts.module) is None:
+        raise OptionError(f"{type(facts.module).__name__} encodes no images in a step of their own")
+
+
+def text_side(checkpoint: str) -> str:
+    """Folder of the CLIP model that `model convert` has put next to the weights; empty if there is none."""
+    config = next(Path(checkpoint).glob("official/*/config.json"), None)
+    return "" if config is None else str(config.parent)

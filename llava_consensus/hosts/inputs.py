@@ -1,0 +1,401 @@
+"""The inputs of a method (`VisualTokens`) from what is known at the entrance of the language model."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from llava_consensus.errors import NonFiniteError, OptionError
+from llava_consensus.hosts.images import PIXELS, STRUCTURAL, Image, Integers, family_of
+from llava_consensus.hosts.kernels import first_attention
+from llava_consensus.hosts.rows import Reduced, upload
+from llava_consensus.hosts.tower import EARLIER, Tiles
+from llava_consensus.hosts.units import Unit, UnitBatch, prompt_hash, text_after, visual_rows
+from llava_consensus.reduction.method import Method
+from llava_consensus.reduction.tokens import (
+    ClipSides,
+    Need,
+    Stopwatch,
+    TextProbe,
+    VisionAttention,
+    VisualTokens,
+    WholePictures,
+    Words,
+)
+
+KEPT = "positions of three axes are kept"
+NO_TEXT = "no text after the image: reduced by vision saliency alone"
+BY_WORDS = "no CLIP text tower: relevance by the language model's own embeddings of the words after the image"
+NO_WORDS = "no text after the image: all tokens are equally relevant"
+ALWAYS = frozenset({Need.PROBE, Need.FINGERPRINT, Need.QUESTION, Need.WORDS, Need.WHOLE_PICTURES})
+
+
+class Prompt(NamedTuple):
+    """A batch of prompts with images, on the CPU."""
+
+    ids: Integers  # [R, S]
+    real: NDArray[np.bool_]  # [R, S] False for padding
+    asks: NDArray[np.bool_]  # [R, S] rows that may be part of a question: no padding, and no answer in training
+    images: list[Image]
+    tiles: list[Tiles]  # of each image, what was read of the tower
+    encoded: list[dict[str, Any]]  # of each image, the arguments of its encoder
+    text: list[Integers]  # of each image, the columns of the text that asks about it
+    beams: int = 1  # rows of each prompt, next to each other
+    grouped: bool = True  # whether it is known how the family's processor lays out tiles
+
+
+def needs_of(prompt: Prompt, method: Method, model: Any, projects: bool, short: str = "") -> frozenset[Need]:
+    """Parts that a method reads on this model: its `needs`, or its `instead` on a tower that does not give all of them.
+
+    Args:
+        projects: whether the model's projector takes patches one by one.
+        short: why the tower lacks the attention that the method reads.
+    Raises:
+        OptionError: for a part that cannot be read.
+    """
+    offered = set(ALWAYS)
+    if all("key" in tiles.parts for tiles in prompt.tiles):
+        offered |= {Need.ATTENTION, Need.FEATURES, Need.EARLIER}
+        if prompt.tiles and prompt.tiles[0].classes:
+            offered.add(Need.CLASS_FEATURE)
+    if projects:
+        offered.add(Need.PROJECTOR)
+    needs = method.needs
+    if short and not needs - offered and Need.CLASS_FEATURE in offered:  # then another block can be read
+        raise OptionError(short)
+    if (needs - offered or short) and method.instead is not None:
+        needs = method.instead
+    if missing := needs - offered:
+        names = ", ".join(sorted(need.name.lower() for need in missing))
+        raise OptionError(
+            f"{type(method).__name__} needs {names}, which the vision side of {type(model).__name__} does not have"
+            f"{f' ({short})' if short else ''}: take another method (llava-consensus list)"
+        )
+    return needs
+
+
+class Inputs:
+    """Everything a method may ask for in one forward.
+
+    Args:
+        prompt: the prompts.
+        embeds: [R, S, D] as the language model would read them.
+        method: the method that reads.
+        needs: the parts it reads, see `needs_of`.
+        project: the model's projector.
+        clip: patches and questions in CLIP's space; None if they are compared by the words' embeddings.
+    """
+
+    def __init__(
+        self,
+        prompt: Prompt,
+        embeds: Tensor,
+        method: Method,
+        needs: frozenset[Need],
+        project: Callable[[Tensor], Tensor] | None = None,
+        clip: Callable[[list[int]], ClipSides] | None = None,
+    ) -> None:
+        self.prompt, self.embeds, self.method, self.needs = prompt, embeds, method, needs
+        self.project, self.clip = project, clip
+        self.watch = Stopwatch(embeds.device)
+        self.probe: TextProbe | None = None
+        self.asked: list[Integers] = []  # text columns of each prompt whose queries the probe has
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks that go into the record."""
+        silent = any(not len(text) for text in self.prompt.text)
+        by_words = Need.QUESTION in self.needs and self.clip is None
+        return (
+            (NO_TEXT,) * (silent and Need.PROBE in self.needs)
+            + (BY_WORDS,) * by_words
+            + (NO_WORDS,) * (silent and by_words)
+        )
+
+    def read_probe(self, decoder: nn.Module, arguments: dict[str, Any]) -> None:
+        """Queries and keys of the first attention layer, read before the language model runs (SCAP)."""
+        if Need.PROBE not in self.needs:
+            return
+        with self.watch.time("probe"), torch.autocast(self.embeds.device.type, enabled=False):
+            call = first_attention(decoder, arguments, getattr(self.method, "scap_rope", True))
+            self.probe = self._probe(call)
+
+    def _probe(self, call: Any) -> TextProbe:
+        rows, texts = len(self.prompt.real), []
+        for row in range(rows):
+            own = [text for image, text in zip(self.prompt.images, self.prompt.text, strict=True) if image.row == row]
+            texts.append(np.unique(np.concatenate(own)) if own else np.zeros(0, dtype=np.int64))
+        self.asked, width = texts, max(map(len, texts))
+        columns = np.stack([np.pad(text, (0, width - len(text))) for text in texts])
+        real = np.stack([np.arange(width) < len(text) for text in texts])
+        number = np.arange(rows)[:, None]
+        where, which, mask, keys = upload([columns, number, real, self.prompt.real], self.embeds.device)
+        query = call.query.transpose(1, 2)[which, where].transpose(1, 2)  # [R, H, L, d]
+        turned = call.key.new_empty(rows, call.key.shape[2], 0)  # queries and keys are rotated already
+        cap = float(call.options.get("softcap") or 0.0)
+        return TextProbe(
+            query, call.key, turned, turned, call.scale, where, mask.bool(), keys.bool(), not bool(real.all()), cap
+        )
+
+    def batches(self, units: list[Unit]) -> list[UnitBatch]:
+        """Units that go through the method together: equal in what they have. One at a time if their numbers of tokens
+        are not known beforehand.
+        """
+        groups: dict[Any, list[Unit]] = {}
+        for number, unit in enumerate(units):
+            tiles = self.prompt.tiles[unit.image]
+            shapes = tuple(value.shape[1:] for value in tiles.parts.values())
+            asked = Need.PROBE in self.needs and bool(len(self.prompt.text[unit.image]))
+            key = len(unit.places), unit.tiles, unit.budget, tiles.size, shapes, tiles.side, asked
+            groups.setdefault((number,) if self.method.adaptive else key, []).append(unit)
+        return self.indexed(list(groups.values()))
+
+    def indexed(self, groups: list[list[Unit]]) -> list[UnitBatch]:
+        """Groups of units with their indices, in one copy to the device."""
+        arrays, every, size = [], [], self.prompt.real.shape[1]
+        for units in groups:
+            images = list(dict.fromkeys(unit.image for unit in units))
+            counts = [self.prompt.tiles[image].count for image in images]
+            first = dict(zip(images, np.cumsum([0, *counts]).tolist(), strict=False))
+            rows = np.array([self.prompt.images[unit.image].row for unit in units])
+            columns = np.stack([unit.places for unit in units])
+            every.append(images)
+            arrays += [
+                columns,
+                rows[:, None] * size + columns,
+                np.stack([unit.tile + first[unit.image] for unit in units]),
+                np.stack([unit.token for unit in units]),
+                np.array([unit.image for unit in units]),
+                rows,
+            ]
+        moved = iter(upload(arrays, self.embeds.device) if arrays else [])
+        return [
+            UnitBatch(units, *(next(moved) for _ in range(6)), images)  # type: ignore[call-arg, arg-type]
+            for units, images in zip(groups, every, strict=True)
+        ]
+
+    def reduce(self, units: list[Unit]) -> list[Reduced]:
+        """All units through the method."""
+        found = []
+        # autocast would compute saliencies in half precision, and training would keep other tokens than an answer does
+        with torch.autocast(self.embeds.device.type, enabled=False):
+            for batch in self.batches(units):
+                with self.watch.time("gather"):
+                    tokens = self.tokens(batch)
+                watch = Stopwatch(self.embeds.device)
+                try:
+                    with watch.time("method"):
+                        reduction = self.method.reduce(tokens, batch.units[0].budget)
+                except NonFiniteError as error:
+                    raise NonFiniteError(self._named(error, tokens, batch)) from error
+                found.append(Reduced(batch, reduction if reduction.watch else reduction._replace(watch=watch)))
+        return found
+
+    def _named(self, error: Exception, tokens: VisualTokens, batch: UnitBatch) -> str:
+        """The message of an error with the images whose own tokens are not finite."""
+        values = [tokens.projected.flatten(1)]
+        values += [value[tokens.tile[:, 0]].flatten(1) for value in (tokens.features,) if value is not None]
+        if tokens.attention is not None:
+            values.append(tokens.attention.key[tokens.tile[:, 0]].flatten(1))
+        bad = [unit.image for i, unit in enumerate(batch.units) if not all(bool(v[i].isfinite().all()) for v in values)]
+        names = ", ".join(f"image {image} of prompt {self.prompt.images[image].row}" for image in sorted(set(bad)))
+        return f"{names}: {error}" if names else str(error)
+
+    def tokens(self, batch: UnitBatch) -> VisualTokens:
+        """`VisualTokens` of a batch of units."""
+        units, images, device = batch.units, batch.images, self.embeds.device
+        own, needs = self.prompt.tiles[units[0].image], self.needs
+        flat = self.embeds.flatten(0, 1)
+        which: Tensor | None = None
+        words = None
+        if needs & {Need.WORDS, Need.QUESTION}:
+            text, real = self._words(images)
+            place = [images.index(unit.image) for unit in units]
+            each = [i for i, image in enumerate(images) for _ in range(self.prompt.tiles[image].count)]
+            which, tile_of = upload([np.array(place), np.array(each)], device)
+            words = Words(text[which], real[which])
+        clip = None
+        if Need.QUESTION in needs:
+            clip = self.clip(images) if self.clip is not None else self._by_words(images, text[tile_of], real[tile_of])
+        return VisualTokens(
+            projected=flat[batch.flat],
+            tile=batch.tile,
+            patch=batch.patch,
+            tiles_per_unit=units[0].tiles,
+            side=own.side,
+            members=None if own.members is None else own.members.to(device),
+            picture=batch.image,
+            prompt=batch.row,
+            columns=batch.columns,
+            attention=self._attention(images, "", own.scale) if Need.ATTENTION in needs else None,
+            earlier=self._attention(images, EARLIER, own.early_scale) if Need.EARLIER in needs else None,
+            features=self._part(images, "features") if Need.FEATURES in needs else None,
+            class_feature=self._part(images, "class_feature") if Need.CLASS_FEATURE in needs else None,
+            project=self.project if Need.PROJECTOR in needs else None,
+            clip=clip,
+            words=words if Need.WORDS in needs else None,
+            probe=self._probe_of(units[0]),
+            asking=self._asking(units),
+            fingerprint=self._fingerprint(units) if Need.FINGERPRINT in needs else None,
+            whole=self._whole(images) if Need.WHOLE_PICTURES in needs else None,
+        )
+
+    def _part(self, images: list[int], name: str) -> Tensor:
+        parts = [self.prompt.tiles[image].parts[name] for image in images]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(self.embeds.device)
+
+    def _attention(self, images: list[int], front: str, scale: float) -> VisionAttention:
+        own = self.prompt.tiles[images[0]]
+        query, key = (self._part(images, front + name) for name in ("query", "key"))
+        return VisionAttention(query, key, scale, own.classes, own.class_is_token)
+
+    def _words(self, images: list[int]) -> tuple[Tensor, Tensor]:
+        """Embeddings of the text after each image [I, M, D], and which of them are real [I, M]."""
+        texts = [self.prompt.text[image] for image in images]
+        width = max(map(len, texts))
+        columns = np.stack([np.pad(text, (0, width - len(text))) for text in texts])
+        rows = np.array([[self.prompt.images[image].row] for image in images])
+        mask = np.stack([np.arange(width) < len(text) for text in texts])
+        where, row, real = upload([columns, rows, mask], self.embeds.device)
+        return self.embeds[row, where], real.bool()
+
+    def _by_words(self, images: list[int], text: Tensor, real: Tensor) -> ClipSides:
+        """Both sides in the space of the language model's embeddings: all tiles of these images, and the words."""
+        parts = []
+        for image in images:
+            own, size = self.prompt.images[image], self.prompt.tiles[image].size
+            here = own.token >= 0
+            where, slot = upload([own.places[here], own.tile[here] * size + own.token[here]], self.embeds.device)
+            plane = self.embeds.new_zeros(self.prompt.tiles[image].count * size, self.embeds.shape[2])
+            plane[slot] = self.embeds[own.row, where].detach()  # tokens that no prompt holds (unpadding) are zero
+            parts.append(plane.unflatten(0, (-1, size)))
+        return ClipSides(torch.cat(parts), text, real, words=True)
+
+    def _probe_of(self, unit: Unit) -> TextProbe | None:
+        """The probe, without text rows for units whose image no text follows."""
+        probe = self.probe
+        if probe is None or len(self.prompt.text[unit.image]):
+            return probe
+        return probe._replace(query=probe.query[:, :, :0], rows=probe.rows[:, :0], row_mask=probe.row_mask[:, :0])
+
+    def _asking(self, units: list[Unit]) -> Tensor | None:
+        """Which text rows of its prompt ask about a unit's image, [B, L]; None if all do."""
+        if self.probe is None or not len(self.prompt.text[units[0].image]):
+            return None
+        mask = np.zeros((len(units), self.probe.rows.shape[1]), dtype=bool)
+        for number, unit in enumerate(units):
+            own = np.isin(self.asked[self.prompt.images[unit.image].row], self.prompt.text[unit.image])
+            mask[number, : len(own)] = own
+        return None if mask.all() else upload([mask], self.embeds.device)[0].bool()
+
+    def _whole(self, images: list[int]) -> WholePictures:
+        """The image each tile belongs to, and which of its tokens are in the prompt."""
+        own, present = [], []
+        for number in images:
+            image, tiles = self.prompt.images[number], self.prompt.tiles[number]
+            here, real = np.zeros((tiles.count, tiles.size), dtype=bool), image.token >= 0
+            here[image.tile[real], image.token[real]] = True
+            own.append(np.full(tiles.count, number))
+            present.append(here)
+        which, there = upload([np.concatenate(own), np.concatenate(present)], self.embeds.device)
+        return WholePictures(which, there.bool())
+
+    def _pixels(self, unit: Unit) -> Tensor:
+        """Pixels of the first tile of a unit, or of its whole image if its processor's layout of tiles is not known."""
+        image, inputs = self.prompt.images[unit.image], self.prompt.encoded[unit.image]
+        if self.prompt.grouped:
+            return pixels_of_tile(image, inputs, int(unit.tile[0]))
+        beam = image.row % self.prompt.beams
+        alike = [
+            number
+            for number, other in enumerate(self.prompt.images)
+            if self.prompt.encoded[number] is inputs and other.row % self.prompt.beams == beam
+        ]
+        tiles = [self.prompt.images[number].tiles for number in alike]
+        return pixels_of_images(inputs, tiles)[alike.index(unit.image)]
+
+    def _fingerprint(self, units: list[Unit]) -> Tensor:
+        """A number for image and prompt, the same in every batch: [B]."""
+        prompt = self.prompt
+        hashed = prompt_hash(prompt.ids, prompt.real & (prompt.asks | visual_rows(prompt.images, prompt.real.shape)),
+                             prompt.images)  # fmt: skip
+        (own,) = upload([hashed[[prompt.images[unit.image].row for unit in units]]], self.embeds.device)
+        pixels = [fingerprint(self._pixels(unit)) for unit in units]
+        return torch.cat(pixels).to(own.device) ^ own
+
+
+def pixels_of_tile(image: Image, inputs: dict[str, Any], tile: int) -> Tensor:
+    """The pixels of one tile of an image, [1, ...]."""
+    modality = "video" if image.video else "image"
+    pixels = next(inputs[name] for name in PIXELS[modality] if inputs.get(name) is not None)
+    sizes, grid, number = inputs.get("image_sizes"), inputs.get(f"{modality}_grid_thw"), image.first + tile
+    if grid is not None:  # rows of patches
+        lengths = [height * width for time, height, width in grid.tolist() for _ in range(time)]
+        start = sum(lengths[:number])
+        return pixels[None, start : start + lengths[number]]
+    if pixels.ndim == 5 and not image.video:  # tiles, padded to the most of them
+        return pixels.flatten(0, 1)[(pixels != 0).flatten(2).any(2).flatten()][number : number + 1]
+    if sizes is not None and pixels.ndim == 4:
+        height, width = (int(size) for size in sizes[number])
+        return pixels[number : number + 1, :, :height, :width]
+    flat = pixels.flatten(0, -4) if pixels.ndim > 3 else pixels
+    return flat[number : number + 1]
+
+
+def pixels_of_images(inputs: dict[str, Any], tiles: list[int]) -> list[Tensor]:
+    """The pixels of each image, [1, values] each: by entry if there is one for each image or tile, by rows in equal
+    shares of a prompt's else.
+    """
+    pixels = next(value for name, value in inputs.items() if name.startswith("pixel_values") and value is not None)
+    if len(pixels) == len(tiles):
+        return [one.reshape(1, -1) for one in pixels]
+    if len(pixels) == sum(tiles):
+        return [one.reshape(1, -1) for one in pixels.split(tiles)]
+    grids = [
+        value.long().prod(-1).tolist()
+        for value in inputs.values()
+        if isinstance(value, Tensor) and value.ndim == 2 and len(value) == len(tiles) and not value.is_floating_point()
+    ]
+    for axis in range(pixels.ndim):
+        for counts in grids:
+            if pixels.shape[axis] == sum(counts):
+                return [one.reshape(1, -1) for one in pixels.split(counts, axis)]
+    return [torch.cat((pixels.reshape(1, -1), pixels.new_full((1, 1), number)), 1) for number in range(len(tiles))]
+
+
+def fingerprint(values: Tensor) -> Tensor:
+    """A number for each row of a tensor [T, ...], from its bits: int64 [T], the same in every batch and on every
+    device.
+    """
+    if values.is_floating_point():
+        values = values.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()])
+    flat = values.flatten(1).long()
+    weight = torch.arange(flat.shape[1], device=flat.device) * 0x9E3779B97F4A7C1 | 1
+    return (flat * weight).sum(1)  # int64 arithmetic wraps
+
+
+def prompt_of(
+    ids: Integers,
+    real: NDArray[np.bool_],
+    asks: NDArray[np.bool_],
+    images: list[Image],
+    tiles: list[Tiles],
+    encoded: list[dict[str, Any]],
+    config: Any,
+) -> Prompt:
+    """A batch of prompts with the text that asks about each image."""
+    text = text_after(ids, asks, images, config)
+    return Prompt(ids, real, asks, images, tiles, encoded, text, 1, not family_of(config).mapped)
+
+
+def projector_of(base: Any, config: Any) -> Callable[[Tensor], Tensor] | None:
+    """The projector of a model that takes patches one by one; None for others."""
+    return base.multi_modal_projector if family_of(config).projects else None
+
+
+def structural_rows(image: Image) -> int:
+    """Rows of an image that are never candidates."""
+    return int((image.token == STRUCTURAL).sum())

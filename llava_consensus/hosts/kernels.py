@@ -1,0 +1,139 @@
+"""Reading queries and keys where an attention module hands them to its kernel.
+
+Every attention module of transformers 5 asks `ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)` for its kernel in
+each forward. While at least one thread records, that method returns a recording kernel. Otherwise the library is
+untouched, so torch.compile and decode steps see nothing of this.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.cache import without_cache
+
+_LOCK = threading.Lock()
+_SPIES: dict[int, Callable[..., Any]] = {}  # by thread; a forward runs in one
+AttentionInterface: Any = getattr(transformers, "AttentionInterface", None)  # transformers 4 has none
+_PLAIN: Any = getattr(AttentionInterface, "get_interface", None)
+
+
+class KernelCall(NamedTuple):
+    """One call of an attention kernel: queries and keys are rotated, and not scaled."""
+
+    module: nn.Module
+    query: Tensor  # [B, H, S, d]
+    key: Tensor  # [B, H_kv, S, d]
+    value: Tensor  # [B, H_kv, S, d_v]
+    mask: Any
+    options: dict[str, Any]  # scaling, softcap, cu_seq_lens_q, ...
+    output: Tensor | None  # [B, S, H, d_v]
+
+    @property
+    def scale(self) -> float:
+        scaling = self.options.get("scaling")
+        return self.query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+
+
+UNLIKE = (
+    "the attention of this language model is not that of its queries and keys, or calls no attention function of "
+    "transformers: take a method that reads none of it (llava-consensus list)"
+)
+DIFFERENCES = ("diffllama",)  # types whose attention is a difference of two
+
+
+class EarlyExit(Exception):
+    """Ends a forward of which no more is needed."""
+
+
+def _get_interface(self: Any, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
+    kernel, spy = _PLAIN(self, name, default), _SPIES.get(threading.get_ident())
+    return kernel if spy is None else partial(spy, kernel)
+
+
+def start(spy: Callable[..., Any]) -> Callable[..., Any] | None:
+    """Route this thread's kernel calls through `spy(kernel, module, q, k, v, mask, *args, **options)`."""
+    with _LOCK:
+        before = _SPIES.get(threading.get_ident())
+        _SPIES[threading.get_ident()] = spy
+        AttentionInterface.get_interface = _get_interface
+    return before
+
+
+def stop(before: Callable[..., Any] | None = None) -> None:
+    """Back to `before`; with the last recording of all threads the library has its own method again."""
+    with _LOCK:
+        _SPIES.pop(threading.get_ident(), None)
+        if before is not None:
+            _SPIES[threading.get_ident()] = before
+        if not _SPIES:
+            AttentionInterface.get_interface = _PLAIN
+
+
+@contextmanager
+def spying(spy: Callable[..., Any]) -> Iterator[None]:
+    """Kernel calls of this thread go through `spy` in the body."""
+    before = start(spy)
+    try:
+        yield
+    finally:
+        stop(before)
+
+
+def first_call(run: Callable[[], Any]) -> KernelCall:
+    """The first kernel call of `run`, which ends there."""
+    found: list[KernelCall] = []
+
+    def spy(
+        kernel: Any, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, *_: Any,
+        **more: Any,
+    ) -> Any:  # fmt: skip
+        found.append(KernelCall(module, query.detach(), key.detach(), value.detach(), attention_mask, more, None))
+        raise EarlyExit
+
+    with torch.no_grad(), spying(spy), suppress(EarlyExit):
+        run()
+    if not found or found[0].options.get("s_aux") is not None:  # sinks, which take a part of the softmax
+        raise OptionError(UNLIKE)
+    return found[0]
+
+
+def first_attention(decoder: Any, arguments: dict[str, Any], rotated: bool = True) -> KernelCall:
+    """Queries and keys of the decoder's first attention layer (SCAP): its forward runs as far as the first kernel call.
+    Layers in front of it that are no attention (Qwen3.5, LFM2) hand their input on, see `skip_in_probe`.
+
+    Args:
+        rotated: False for queries and keys without rotation, which are those of position 0.
+    """
+    if decoder.config.model_type in DIFFERENCES:
+        raise OptionError(UNLIKE)
+    arguments = {**without_cache(arguments), "use_cache": False}
+    if not rotated:
+        embeds, positions = arguments["inputs_embeds"], arguments.get("position_ids")
+        none = torch.zeros(embeds.shape[:2], dtype=torch.long, device=embeds.device)
+        arguments["position_ids"] = none if positions is None else torch.zeros_like(positions)
+    _PROBING.on = True
+    try:
+        return first_call(lambda: decoder.forward(**arguments))
+    finally:
+        _PROBING.on = False
+
+
+_PROBING = threading.local()
+
+
+def skip_in_probe(decoder: nn.Module) -> list[Any]:
+    """Hooks by which leading layers without attention are passed over while probing: SCAP reads the embeddings."""
+    kinds = getattr(decoder.config, "layer_types", None) or ["full_attention"]
+    first = next((i for i, kind in enumerate(kinds) if "attention" in kind and "linear" not in kind), 0)
+
+    def skip(layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        return args[0] if getattr(_PROBING, "on", False) else None
+
+    return [layer.register_forward_hook(skip) for layer in list(getattr(decoder, "layers", []))[:first]]

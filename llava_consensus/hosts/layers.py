@@ -1,0 +1,241 @@
+"""Drop visual tokens between decoder layers with hooks that are armed only in the forward passes that need them.
+
+    pre-hook of a layer    at a cut the method chooses; from the first cut on, the rows that are left are gathered in
+                           the states and in every argument with a row axis, and the layer gets a mask of its own
+    post-hook of a layer   puts the layer's output back into the states at their full length
+
+Because each layer puts its rows back, everything between layers keeps the shapes it knows: DeepStack additions, the
+final norm, `output_hidden_states`, logits, labels. A dropped row keeps the state it had. The KV cache of later layers
+is shorter. Letters: R rows of the batch, S length of the prompt, W rows that a layer sees, P images that are cut
+together, v their visual tokens, n the ones they began with.
+"""
+
+import inspect
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.cache import Book, cache_in
+from llava_consensus.hosts.rows import Rows
+from llava_consensus.hosts.units import Unit
+from llava_consensus.reduction.calibration import seen_logits
+from llava_consensus.reduction.decoder import Cut
+
+RECURRENT = ("linear_attention", "conv", "mamba")  # layer types without an attention kernel; they take 2D masks
+
+
+class Layers:
+    """The layers of a decoder, as far as its configuration tells."""
+
+    def __init__(self, decoder: nn.Module, method: Any) -> None:
+        from transformers.masking_utils import LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING
+
+        self.masks, self.method = LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING, method
+        layers: Any = getattr(decoder, "layers", None)
+        if layers is None:
+            raise OptionError(
+                f"{type(decoder).__name__}: its layers have no name that is known, and none can be cut before"
+            )
+        self.config: Any = decoder.config
+        self.count = len(layers)
+        kinds = getattr(self.config, "layer_types", None)
+        plain = "sliding_attention" if getattr(self.config, "sliding_window", None) else "full_attention"
+        self.kinds = list(kinds or [plain] * self.count)[: self.count]
+        self.readable = [kind not in RECURRENT for kind in self.kinds]
+        self.chunk = getattr(self.config, "attention_chunk_size", None)
+        self.window = min(
+            (size for size in (getattr(self.config, "sliding_window", None), self.chunk) if size), default=None
+        )
+        shares = [any(getattr(part, "is_kv_shared_layer", False) for part in layer.modules()) for layer in layers]
+        # the layer whose keys a layer reads, if they are not its own (Gemma 3n, 4)
+        self.sources = [
+            max(i for i in range(index) if self.kinds[i] == self.kinds[index] and not shares[i])
+            if shares[index]
+            else index
+            for index in range(self.count)
+        ]
+        self.names = [list(inspect.signature(type(layer).forward).parameters)[1:] for layer in layers]
+        rotary = getattr(decoder, "rotary_emb", None)
+        self.sees_ahead: bool | None = None  # whether rows attend to later ones (images of Gemma 3)
+        self.rotates_by_kind = rotary is not None and "layer_type" in inspect.signature(rotary.forward).parameters
+
+    @property
+    def kernel(self) -> str:
+        """Attention implementation: sdpa, eager, ..."""
+        return str(self.config._attn_implementation)
+
+    @property
+    def first_attention(self) -> int:
+        """The first layer with an attention kernel."""
+        return self.readable.index(True)
+
+    def renumbers(self, axes: int, index: int = 0) -> bool:
+        """Whether positions close up. Several axes, and layers that share keys of earlier ones, keep theirs."""
+        own = all(source == layer for layer, source in enumerate(self.sources))
+        return own and self.method.closes_gaps(index) and axes == 1
+
+    def readable_layer(self, cut: int) -> int:
+        """The next layer the method can be cut before: in hybrid models not every layer has an attention kernel, and
+        one before the cut must keep the length of the prompt.
+        """
+        read = {"own": 0, "none": None}.get(self.method.attention, 1)
+        for index in range(cut, self.count):
+            if (read is None and all(self.readable)) or (
+                self.readable[index - (read or 0)] and any(self.readable[:index])
+            ):
+                return index
+        raise OptionError(f"{type(self.method).__name__}: no layer with attention to cut before, from layer {cut} on")
+
+    def cuts_of(self, unit: Unit) -> dict[int, Cut]:
+        """Cuts of an image by layer."""
+        found = {}
+        for cut in self.method.cuts(unit.budget, len(unit.places), self.count):
+            layer = self.readable_layer(cut.layer)
+            # behind, layers read the keys of earlier ones, and no cut shortens them
+            if self.sources[layer] == layer:
+                found[layer] = cut._replace(layer=layer)
+        return found
+
+    def mask(self, index: int, hidden: Tensor, two: Tensor | None, cache: Any, ahead: Tensor | None) -> Any:
+        """Attention mask of one layer, in the format of its kernel, by the length of its own cache.
+
+        Args:
+            two: [R, columns] False for padding, or None.
+            ahead: [R, W, W] pairs of rows that see each other (images of Gemma 3), or None.
+        """
+        source, extra = self.sources[index], dict[str, Any]()
+        states = hidden if hidden.ndim == 3 else hidden[0]  # Gemma 3n has several streams
+        if ahead is not None:
+            columns = ahead.shape[1] if cache is None else cache.get_mask_sizes(ahead.shape[1], source)[0]
+            pairs = nn.functional.pad(ahead, (0, columns - ahead.shape[1]))  # columns of a static cache still empty
+            extra["or_mask_function"] = lambda b, h, q, k: pairs[b, q, k]
+        if self.readable[index]:
+            extra["layer_idx"] = source
+        return self.masks[self.kinds[index]](self.config, states, two, cache, **extra)
+
+    def rotation(self, decoder: Any, index: int, hidden: Tensor, positions: Tensor) -> Any:
+        """Rotary angles of other positions."""
+        return decoder.rotary_emb.forward(hidden, positions, *([self.kinds[index]] if self.rotates_by_kind else []))
+
+    def dense(self, index: int, real: Tensor, new: int, ahead: Tensor | None = None) -> Tensor:
+        """Causal mask [R, 1, new, columns] of the last rows over the real columns [R, columns], and over those that see
+        each other `ahead`. Padding sees itself, so that its softmax is finite.
+        """
+        place = torch.arange(real.shape[1], device=real.device)
+        row = place[real.shape[1] - new :, None]
+        seen = place <= row if ahead is None else (place <= row) | ahead
+        seen = seen & real[:, None]
+        if self.kinds[index] == "sliding_attention":
+            seen &= place > row - self.config.sliding_window
+        return (seen | (place == row))[:, None]
+
+
+class Hooks:
+    """Hooks on the layers of one decoder for one forward pass. Those of other threads pass by."""
+
+    def __init__(self, layers: Layers, decoder: Any) -> None:
+        self.layers, self.decoder, self.thread = layers, decoder, threading.get_ident()
+        self.handles: list[Any] = []
+        self.replays = False  # whether the forward is over, and layers run again for a checkpoint's gradients
+
+    def arm(self, numbers: Any, leaves: bool) -> None:
+        """Registers the hooks of these layers."""
+        for index in numbers:
+            layer = self.decoder.layers[index]
+
+            def enter(_: nn.Module, args: Any, kwargs: dict[str, Any], index: int = index) -> Any:
+                if not self.replays and threading.get_ident() != self.thread:
+                    return None
+                kwargs = {**dict(zip(self.layers.names[index], args, strict=False)), **kwargs}
+                hidden, kwargs = self.enter(index, kwargs.pop("hidden_states"), kwargs)
+                return (hidden,), kwargs
+
+            def leave(_: nn.Module, args: Any, output: Any, index: int = index) -> Any:
+                if not self.replays and threading.get_ident() != self.thread:
+                    return None
+                return self.leave(index, output)
+
+            self.handles.append(layer.register_forward_pre_hook(enter, with_kwargs=True))
+            if leaves:
+                self.handles.append(layer.register_forward_hook(leave))
+
+    def disarm(self) -> None:
+        """Removes the hooks."""
+        while self.handles:
+            self.handles.pop().remove()
+
+    def enter(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        """States and arguments as the layer gets them."""
+        raise NotImplementedError
+
+    def leave(self, index: int, output: Any) -> Any:
+        """The layer's output as the decoder gets it."""
+        raise NotImplementedError
+
+
+class Step(Hooks):
+    """A decode step, or any later rows, on a cache whose layers have different lengths.
+
+    Args:
+        length: rows of the prompt and all that came after, those of this step among them.
+        later: [R, length] 2D mask, or None.
+        holes: whether a later turn may have left padding behind the prompt.
+    """
+
+    def __init__(
+        self, layers: Layers, decoder: Any, book: Book, length: int, later: Tensor | None, renumbers: bool, holes: bool
+    ) -> None:
+        super().__init__(layers, decoder)
+        self.book, self.length, self.later, self.renumbers = book, length, later, renumbers
+        self.holes = holes and later is not None
+        self.made: dict[Any, Any] = {}  # arguments that layers of one kind and length share
+
+    def enter(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        """The mask and positions that fit the layer's own columns."""
+        rows, kind, changed = self.book.layers[index], self.layers.kinds[index], dict[str, Any]()
+        if index in self.book.weights:
+            changed["attention_mask"] = self._calibrated(index, rows, hidden)
+        elif kwargs.get("attention_mask") is not None or rows.padded:
+            key = "mask", id(rows), kind
+            if key not in self.made:
+                self.made[key] = self._mask(index, rows, hidden, kwargs)
+            changed["attention_mask"] = self.made[key]
+        if self.renumbers and kwargs.get("position_ids") is not None:
+            key = "positions", id(rows), kind
+            if key not in self.made:
+                positions = kwargs["position_ids"] - rows.removed
+                angles = kwargs.get("position_embeddings")
+                if angles is not None:
+                    angles = self.layers.rotation(self.decoder, index, hidden, positions)
+                self.made[key] = positions, angles
+            changed["position_ids"], angles = self.made[key]
+            changed |= {} if angles is None else {"position_embeddings": angles}
+        return hidden, {**kwargs, **changed}
+
+    def _columns(self, rows: Rows) -> Tensor:
+        """Which columns of a layer are no padding: [R, W + rows since the prompt]."""
+        if self.later is not None:
+            later = self.later[:, self.book.size :].bool()
+        else:
+            later = rows.shown.new_ones(len(rows.index), self.length - self.book.size)
+        return torch.cat((rows.shown, later), 1)
+
+    def _mask(self, index: int, rows: Rows, hidden: Tensor, kwargs: dict[str, Any]) -> Any:
+        two = self._columns(rows) if rows.padded or self.holes else None
+        return self.layers.mask(index, hidden, two, cache_in(kwargs), None)
+
+    def _calibrated(self, index: int, rows: Rows, hidden: Tensor) -> Tensor:
+        real, sizes = self._columns(rows), self.book.weights[index]
+        sizes = torch.cat((sizes, sizes.new_ones(len(sizes), real.shape[1] - sizes.shape[1])), 1)
+        return seen_logits(self.layers.dense(index, real, hidden.shape[1]), sizes, None, hidden.dtype)
+
+
+def idle(layers: Layers, book: Book, length: int, new: int, renumbers: bool, cache: Any) -> bool:
+    """Whether a decode step needs no layer hook: positions are the prompt's, and no layer has a mask."""
+    padded = book.padded or book.holes or any(rows.padded for rows in book.layers.values())
+    plain = new == 1 and not padded
+    short = layers.window is None or length < layers.window
+    return plain and short and not renumbers and not book.weights and not getattr(cache, "is_compileable", False)

@@ -1,0 +1,386 @@
+"""The forward pass of prompts whose images are cut between layers."""
+
+from collections import defaultdict
+from collections.abc import MutableMapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts import kernels
+from llava_consensus.hosts.cache import CACHE_NAMES, Book, cache_in, without_cache
+from llava_consensus.hosts.cuts import CutImage, cut_outcome
+from llava_consensus.hosts.inputs import Inputs, Prompt
+from llava_consensus.hosts.layers import Hooks, Layers
+from llava_consensus.hosts.outcomes import ImageOutcome
+from llava_consensus.hosts.rows import ROW, Rows, drop_rows, restore_rows, row_axis, upload
+from llava_consensus.hosts.units import Unit
+from llava_consensus.reduction.calibration import far_logits, seen_logits
+from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView
+from llava_consensus.reduction.selection import indices
+from llava_consensus.reduction.tokens import Stopwatch, TextProbe
+
+UNTURNED = {"cohere2": "full_attention"}  # layers of a decoder that do not rotate queries and keys
+CUT_ROWS = 1 << 16  # of the sequences of images that are cut together; a copy of the keys is made for each image
+
+
+class Prefill(Hooks):
+    """The forward of prompts whose images are cut.
+
+    Args:
+        layers: of the decoder.
+        decoder: that runs.
+        prompt: as the decoder is given it.
+        units: images with more tokens than their budget.
+        inputs: what the method reads of the tower; None if it reads nothing.
+        arguments: of the decoder.
+        origin: [R, S] row of the user's prompt that each row stands for; None if it is the same.
+    """
+
+    def __init__(
+        self, layers: Layers, decoder: Any, prompt: Prompt, units: list[Unit], inputs: Inputs | None,
+        arguments: dict[str, Any], beams: int,
+    ) -> None:  # fmt: skip
+        super().__init__(layers, decoder)
+        self.method, self.prompt, self.inputs = layers.method, prompt, inputs
+        self.embeds: Tensor = arguments["inputs_embeds"]
+        self.cache: Any = cache_in(arguments)
+        self.watch, device = Stopwatch(self.embeds.device), self.embeds.device
+        positions = arguments.get("position_ids")
+        self.axes = positions.shape[0] if isinstance(positions, Tensor) and positions.ndim == 3 else 1
+        self.images = [CutImage.of(prompt, unit, layers.cuts_of(unit), self.method.asks, beams) for unit in units]
+        self.cuts: dict[int, list[int]] = defaultdict(list)
+        for number, image in enumerate(self.images):
+            for layer in image.cuts:
+                self.cuts[layer].append(number)
+        self._check(prompt.real.shape[1])
+        owner = np.full(prompt.real.shape, -1)
+        for number, image in enumerate(self.images):
+            owner[image.row, image.unit.places] = number
+        size = prompt.real.shape[1]
+        first = prompt.real.argmax(1)[:, None]
+        self.owner, self.key, alive, self.first = upload(
+            [owner, np.tile(np.arange(size) * ROW, (len(owner), 1)), prompt.real, first], device
+        )
+        self.alive = alive.bool()
+        self.rows: Rows | None = None
+        self.every = self._rows()
+        self.weight: Tensor | None = None  # [R, S] tokens that each row was made of
+        self.calls: dict[int, kernels.KernelCall] = {}  # of the layer before each cut
+        self.reading: Any = None
+        self.seen: dict[int, Rows] = {}  # rows of each layer from the first cut on
+        self.weights: dict[int, Tensor] = {}
+        self.full: dict[int, Tensor] = {}  # states that a layer's output is put back into
+        self.given: dict[Any, Any] = {}  # arguments that were gathered already
+        self.start: Tensor | None = None
+        self.memories: dict[tuple[int, ...], dict[str, Tensor]] = defaultdict(dict)
+        self.before: dict[int, Any] = {}  # state before each cut, for layers that run again
+
+    def _check(self, size: int) -> None:
+        """Raises OptionError for what a cut would do wrong."""
+        if self.layers.chunk and size > self.layers.chunk:
+            raise OptionError(
+                f"attention_chunk_size={self.layers.chunk} is less than this prompt of {size} rows, whose chunks a cut "
+                "between layers would move. Take a method that acts before the language model"
+            )
+        if self.method.calibrates and self.layers.kernel not in ("sdpa", "eager"):
+            raise OptionError(
+                f"attn={self.layers.kernel}: attention is calibrated by adding to its logits, which this kernel does "
+                "not take. Load the model with attn=sdpa"
+            )
+
+    def enter(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        """The rows that are left; at a cut fewer than before."""
+        if index == 0:
+            self.cache = cache_in(kwargs)  # which the decoder makes itself if it is given none
+            positions = kwargs.get("position_ids")
+            if self.layers.renumbers(self.axes) and positions is not None:
+                self.start = positions.expand(len(self.first), -1).gather(1, self.first)
+        if index in self.cuts:
+            hidden = self._cut(index, hidden, kwargs)
+        if not self.replays:
+            for image in self.images:
+                image.entering.append(image.left)
+            if index + 1 in self.cuts and self.method.attention in ("previous", "values"):
+                self.reading = kernels.start(self._spy(index + 1))
+        source = self.layers.sources[index]  # a layer that reads the keys of an earlier one has the rows of that
+        rows = self.seen.get(index) if self.replays else self.rows if source == index else self.seen.get(source)
+        if rows is None:
+            self.full.pop(index, None)
+            return hidden, kwargs
+        self.seen[index], self.full[index] = rows, hidden
+        if row_axis(hidden, rows.size, len(rows.index)) is None:
+            # Gemma 4 runs layers with shared keys on the last row of a prompt only
+            self.full.pop(index)
+            return hidden, {**kwargs, "attention_mask": self._last_row(index, hidden, rows)}
+        return self._shortened(index, hidden, kwargs, rows)
+
+    def _spy(self, cut: int) -> Any:
+        def spy(kernel: Any, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None,
+                *args: Any, **options: Any) -> Any:  # fmt: skip
+            tensors = query.detach(), key.detach(), value.detach()
+            self.calls[cut] = kernels.KernelCall(module, *tensors, attention_mask, options, None)
+            return kernel(module, query, key, value, attention_mask, *args, **options)
+
+        return spy
+
+    def leave(self, index: int, output: Any) -> Any:
+        """The full length again."""
+        if not self.replays and index + 1 in self.cuts and self.method.attention in ("previous", "values"):
+            kernels.stop(self.reading)
+        full = self.full.pop(index, None)
+        if full is None:
+            return None
+        states = output[0] if isinstance(output, tuple) else output
+        full = restore_rows(full, states, self.seen[index])
+        if index == self.layers.count - 1:
+            # a dropped row answers as the last one kept before it, so that a label behind an image is predicted by that
+            axis = row_axis(full, self.every.size, len(self.alive))
+            assert axis is not None
+            place = torch.arange(self.every.size, device=full.device)
+            kept = torch.where(self.alive, place, -1).cummax(1).values.clamp_min(0)
+            full = drop_rows(full, self.every._replace(index=kept))
+        return (full, *output[1:]) if isinstance(output, tuple) else full
+
+    def _last_row(self, index: int, hidden: Tensor, rows: Rows) -> Tensor | None:
+        """Mask of the last row of a prompt over the rows that are left."""
+        if hidden.shape[-2] != 1:
+            raise OptionError("logits_to_keep other than 1 with shared keys: leave it out, or detach the method")
+        window = self.layers.config.sliding_window if self.layers.kinds[index] == "sliding_attention" else None
+        width = rows.index.shape[1]
+        if not rows.padded and (window is None or width <= window):
+            return None
+        place = torch.arange(width, device=hidden.device)
+        seen = rows.shown & (place >= width - (window or width))
+        return seen[:, None, None] if self.layers.kernel == "sdpa" else seen
+
+    def _shortened(
+        self, index: int, hidden: Tensor, kwargs: dict[str, Any], rows: Rows | None
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """States and arguments of a layer for these rows."""
+        if rows is None:
+            return hidden, kwargs
+        short, changed = drop_rows(hidden, rows), dict[str, Any]()
+        for name, value in kwargs.items():
+            if name in CACHE_NAMES or isinstance(value, MutableMapping):  # which layers write to
+                continue
+            key = name, id(value), self.layers.kinds[index], index == 0
+            if key not in self.given or self.given[key][0] is not rows:
+                self.given[key] = rows, self._argument(index, name, value, short, rows), value
+            changed[name] = self.given[key][1]
+        if self.method.calibrates and "attention_mask" in changed:
+            changed["attention_mask"] = self._calibrated(index, short, changed, rows)
+        return short, {**kwargs, **changed}
+
+    def _argument(self, index: int, name: str, value: Any, short: Tensor, rows: Rows) -> Any:
+        if name == "attention_mask":
+            ahead = self._ahead(value, rows)
+            if self.method.calibrates:
+                return ahead
+            if value is None and not rows.padded:
+                return None
+            return self.layers.mask(index, short, rows.shown if rows.padded else None, self.cache, ahead)
+        if self.start is not None and name in ("position_ids", "position_embeddings") and value is not None:
+            place = rows.real.cumsum(1) - 1
+            positions = upload([np.maximum(place, 0)], short.device)[0] + self.start
+            return positions if name == "position_ids" else self.layers.rotation(self.decoder, index, short, positions)
+        return drop_rows(value, rows)
+
+    def _ahead(self, mask: Any, rows: Rows) -> Tensor | None:
+        """Pairs of rows that see each other, [R, W, W], by the prompt's mask; None if rows see earlier ones only."""
+        if not isinstance(mask, Tensor) or mask.ndim != 4:
+            return None
+        seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+        ahead = seen[:, 0, :, : rows.size].triu(1)  # a static cache has columns that are still empty
+        if self.layers.sees_ahead is None:  # the only look at the device, once for an attachment
+            self.layers.sees_ahead = bool(ahead.any())
+        if not self.layers.sees_ahead:
+            return None
+        ahead = ahead | ahead.transpose(1, 2)  # merged tokens come after rows that they see
+        return drop_rows(drop_rows(ahead, rows).transpose(1, 2), rows)
+
+    def _calibrated(self, index: int, short: Tensor, arguments: dict[str, Any], rows: Rows) -> Tensor:
+        """Additive mask of a layer with RESTORE's calibration."""
+        ahead = arguments["attention_mask"]
+        if index == 0 or self.weight is None:  # in the first layer each visual token is an equal part of its image
+            parts = torch.tensor([*(len(image.unit.places) / image.left for image in self.images), 1.0])
+            sizes = parts.to(short.device)[self.owner.gather(1, rows.index)]
+        else:
+            sizes = self.weight.gather(1, rows.index)
+        cos, sin = _angles(arguments["position_embeddings"])
+        if self.layers.kinds[index] == UNTURNED.get(self.layers.config.model_type):
+            cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
+        elif not isinstance(arguments["position_embeddings"], Tensor):  # channels that do not turn count too
+            width = getattr(self.decoder.layers[index].self_attn, "head_dim", cos.shape[-1])
+            rest = (0, width - cos.shape[-1])
+            cos, sin = nn.functional.pad(cos, rest, value=1.0), nn.functional.pad(sin, rest)
+        far = far_logits(cos, sin).expand(len(sizes), -1, -1)
+        self.weights[index] = sizes
+        return seen_logits(self.layers.dense(index, rows.shown, sizes.shape[1], ahead), sizes, far, short.dtype)
+
+    def _cut(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> Tensor:
+        """Lets the method choose, equal images together. Returns the states with merged tokens in the places of the
+        dropped tokens they stand for.
+        """
+        if self.replays:
+            self.rows, self.alive, self.key, lefts = self.before[index]
+            for image, left in zip(self.images, lefts, strict=True):
+                image.left = left
+        self.before[index] = self.rows, self.alive, self.key, [image.left for image in self.images]
+        rows = self.rows or self.every
+        short, given = self._shortened(index, hidden, kwargs, self.rows)
+        call = self.calls.get(index)
+        if self.method.attention == "own":
+            layer = self.decoder.layers[index]
+            call = kernels.first_call(lambda: layer.forward(short.detach(), **without_cache(given)))
+        together: dict[Any, list[int]] = defaultdict(list)
+        for number in self.cuts[index]:
+            image = self.images[number]
+            tiles = self.prompt.tiles[image.unit.image]
+            shape = () if self.inputs is None else (tiles.side, tiles.count, tiles.size)
+            key = image.unit.budget, len(image.unit.places), image.left, image.cuts[index], shape
+            together[key, number if self.method.adaptive else 0].append(number)
+        most = max(1, CUT_ROWS // rows.size)
+        for (key, _), numbers in together.items():
+            for first in range(0, len(numbers), most):
+                own = numbers[first : first + most]
+                with self.watch.time("view"):
+                    view, places = self._view(own, key[3], short, rows, call, given.get("position_embeddings"))
+                # autocast would compute saliencies in half precision
+                with torch.autocast(hidden.device.type, enabled=False):
+                    chosen = self.method.select(view, self.watch)
+                with self.watch.time("shorten"):
+                    hidden = self._note(index, own, places, chosen, hidden)
+        self.rows, self.given = self._rows(), {}
+        return hidden
+
+    def _note(self, index: int, numbers: list[int], places: Tensor, chosen: Chosen, hidden: Tensor) -> Tensor:
+        """Stores what was chosen of images [P, v places], and puts merged tokens into the states."""
+        images = [self.images[number] for number in numbers]
+        (row,) = upload([np.array([[image.row] for image in images])], hidden.device)
+        gone = torch.ones_like(places, dtype=torch.bool).scatter(1, chosen.kept, False)
+        self.alive = self.alive.index_put((row.expand_as(places), places), ~gone)
+        for number, image in enumerate(images):
+            image.left = chosen.kept.shape[1] + (0 if chosen.merged is None else chosen.merged.shape[1])
+            if not self.replays:
+                image.note(places[number], chosen, number)
+        if chosen.merged is None or chosen.centres is None:
+            return hidden
+        centres = places.gather(1, chosen.centres)  # [P, M] dropped rows whose slots the merged tokens take
+        at = row.expand_as(centres), centres
+        self.alive = self.alive.index_put(at, torch.ones_like(centres, dtype=torch.bool))
+        if not chosen.in_place:  # they come right after the image
+            behind = [[image.end * ROW + (ROW >> 1) + (index << 20)] for image in images]
+            after = np.array(behind) + np.arange(centres.shape[1])
+            self.key = self.key.index_put(at, upload([after], hidden.device)[0])
+        if self.weight is None:
+            self.weight = torch.ones(self.alive.shape, device=hidden.device)
+        self.weight = self.weight.index_put(at, chosen.sizes())
+        return hidden.index_put(at, chosen.merged.to(hidden.dtype))
+
+    def _rows(self) -> Rows:
+        """The rows that are left, ordered by their keys behind padding. Lengths are known on the CPU."""
+        full = self.prompt.real.sum(1)
+        lost = np.zeros_like(full)
+        for image in self.images:
+            lost[image.row] += len(image.unit.places) - image.left
+        size, width = self.prompt.real.shape[1], int((full - lost).max())
+        order = torch.where(self.alive, self.key, -1).sort(dim=1, stable=True).indices[:, size - width :]
+        real = np.arange(width) >= (width - (full - lost))[:, None]
+        shown, removed = upload([real, lost[:, None]], order.device)
+        return Rows(size, order, None, real, shown.bool(), removed, bool(lost.any()))
+
+    def _view(
+        self, numbers: list[int], cut: Cut, short: Tensor, rows: Rows, call: kernels.KernelCall | None, angles: Any
+    ) -> tuple[DecoderView, Tensor]:
+        """What the method sees of these images, and the rows of the prompt that their tokens are: [P, v]."""
+        images, device, width = [self.images[number] for number in numbers], short.device, rows.index.shape[1]
+        length = max(len(image.text) for image in images)
+        texts = np.stack([np.pad(image.text, (0, length - len(image.text))) for image in images])
+        real = np.stack([np.arange(length) < len(image.text) for image in images])
+        visual = np.stack([image.unit.places for image in images])
+        batch, own, text, mask, whole = upload(
+            [np.array([image.row for image in images]), np.array(numbers), texts, real, visual], device
+        )
+        index, shown = rows.index[batch], rows.shown[batch]
+        columns = indices((self.owner[batch].gather(1, index) == own[:, None]) & shown, images[0].left)  # [P, v]
+        slots = torch.arange(width, device=device).expand_as(index)
+        column = torch.full((len(batch), rows.size), -1, device=device)
+        column = column.scatter(1, index.where(shown, index[:, -1:]), slots)
+        column = column.where(column >= 0, column.cummax(1).values).clamp_min(0)
+        asked = column.gather(1, text)  # [P, L]
+        states = short if short.ndim == 3 else short[0]  # merged tokens carry gradients
+        pair = batch[:, None]
+        probe = self._probe(call, batch, asked, mask.bool(), shown, angles, states, width)
+        embeds = (self.embeds if self.embeds.ndim == 3 else self.embeds[0]).detach()
+        tower = None
+        if self.inputs is not None:
+            tower = self.inputs.tokens(self.inputs.indexed([[image.unit for image in images]])[0])
+        view = DecoderView(
+            images[0].unit.budget.tokens, cut, states[pair, columns], states[pair, asked], columns, probe,
+            embeds[pair, whole], embeds[pair, text], self.norm, tower, self.memories[tuple(numbers)],
+        )  # fmt: skip
+        return view, index.gather(1, columns)
+
+    @property
+    def norm(self) -> Any:
+        """The decoder's final norm."""
+        return next(child for name, child in self.decoder.named_children() if name.endswith("norm"))
+
+    def _probe(
+        self, call: kernels.KernelCall | None, batch: Tensor, asked: Tensor, mask: Tensor, shown: Tensor, angles: Any,
+        states: Tensor, width: int,
+    ) -> TextProbe:  # fmt: skip
+        """Queries of the asked rows and keys of the sequence, rotated; or values in their place, with angles."""
+        if call is None:
+            none = states.new_empty(len(batch), 0, asked.shape[1], 1)
+            still = none.new_empty(len(batch), width, 0)
+            return TextProbe(none, none, still, still, 1.0, asked, mask, shown)
+        if self.method.attention == "values":
+            value = call.value[batch][:, :, :width]
+            cos, sin = (part.expand(len(self.alive), -1, -1)[batch] for part in _angles(angles))
+            query = _of_rows(call.value, batch, asked)
+            return TextProbe(query, value, cos, sin, value.shape[-1] ** -0.5, asked, mask, shown)
+        key = call.key[batch][:, :, :width]  # a static cache hands over columns that are still empty
+        still = key.new_ones(()).expand(len(batch), width, key.shape[3])
+        cap = float(call.options.get("softcap") or 0.0)
+        if isinstance(call.mask, Tensor) and call.mask.ndim == 4:  # saliency sees what the kernel saw, windows too
+            seen = call.mask if call.mask.dtype == torch.bool else call.mask > torch.finfo(call.mask.dtype).min / 2
+            seen = seen.expand(len(self.alive), -1, -1, -1)
+            shown = seen[batch[:, None], 0, asked][..., :width]  # [P, L, W]
+        query = _of_rows(call.query, batch, asked)
+        return TextProbe(query, key, still, still - 1, call.scale, asked, mask, shown, cap=cap)
+
+    def finish(self, missing: int) -> Book | None:
+        """The book of the cache that this forward filled; `missing` rows left before the first layer."""
+        if not self.seen:
+            return None
+        rows = self.every
+        own = self.seen.get(0, rows)
+        removed = missing + (rows.size - own.index.shape[1] if 0 in self.seen else 0)
+        flags = {"padded": rows.padded, "shifted": False, "holes": False}
+        return Book(
+            rows.size, removed, rows.shown, rows.index, rows.removed, layers=self.seen, weights=self.weights, **flags
+        )
+
+    def outcomes(self, hidden: Tensor) -> dict[int, ImageOutcome]:
+        """Results of the images that were cut, given the last states [R, S, D]."""
+        rows = self.rows or self.every
+        return {
+            image.unit.image: cut_outcome(self.prompt, image, number, rows, self.owner, hidden)
+            for number, image in enumerate(self.images)
+            if image.reported
+        }
+
+
+def _angles(given: Any) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [R or 1, W, d] of position embeddings, mean over the axes of positions."""
+    cos, sin = (given.real, given.imag) if isinstance(given, Tensor) else given
+    return (cos.mean(0), sin.mean(0)) if cos.ndim > 3 else (cos, sin)
+
+
+def _of_rows(values: Tensor, batch: Tensor, asked: Tensor) -> Tensor:
+    """Rows [P, L] of values [R, H, W, d]: [P, H, L, d]."""
+    return values.transpose(1, 2)[batch[:, None], asked].transpose(1, 2)

@@ -1,0 +1,244 @@
+"""Which rows of a batch of prompts are left (`Rows`), and the one function by which rows leave (`drop_rows`).
+
+Row counts are known on the CPU, from the prompts and the shapes of reductions. Only the device knows which tokens a
+method keeps, so places are tensors, and nothing here synchronises with it. Letters: R rows of the batch, S length of
+the prompts, W rows that are left, T tokens that are left of a unit of N, D width.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import embedding, one_hot
+
+from llava_consensus.hosts.images import STRUCTURAL, Image
+from llava_consensus.hosts.units import UnitBatch
+from llava_consensus.reduction.method import Method
+from llava_consensus.reduction.tokens import BEHIND, PLACE, Reduction
+
+# Sort keys of neighbouring rows are ROW apart. In between there is room for merged tokens: three stretches behind each
+# row, the last one for tokens that belong ahead of the next row; in each of them a block for every part of an image.
+ROW, STRETCH, PART = 1 << 40, 1 << 36, 1 << 20
+PADDING = -(1 << 62)  # sorts before every row
+
+
+class Rows(NamedTuple):
+    """The rows that are left, padded on the left."""
+
+    size: int  # S
+    index: Tensor  # type: ignore[assignment]  # [R, W] row of the prompt that each is, or stands for
+    at: Tensor | None  # [R, W] the row of the prompt after which each is placed, ascending; None where it is `index`
+    real: NDArray[np.bool_]  # [R, W] False for padding
+    shown: Tensor  # the same on the device
+    removed: Tensor  # [R, 1] how many rows each prompt lost
+    shrinks: bool  # whether any lost some
+
+    @property
+    def padded(self) -> bool:
+        """True if any row is padding."""
+        return not bool(self.real.all())
+
+
+def upload(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
+    """Whole numbers as int64 tensors on the device, in one copy that nothing waits for."""
+    flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays], dtype=np.int64, casting="unsafe"))
+    parts = flat.to(device, non_blocking=True).split([array.size for array in arrays])
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+
+
+def row_axis(value: Tensor, size: int, count: int) -> int | None:
+    """The axis of S rows that comes right after one of R (or 1) prompts."""
+    for axis in range(1, value.ndim):
+        if value.shape[axis] == size and value.shape[axis - 1] in (1, count):
+            return axis
+    return None
+
+
+def gather(value: Tensor, index: Tensor, axis: int) -> Tensor:
+    """Entries `index` [R, W] along an axis of S that comes right after the axis of prompts (R or 1)."""
+    lead, view, target = [-1] * value.ndim, [1] * value.ndim, [*value.shape]
+    lead[axis - 1] = len(index)
+    view[axis - 1], view[axis] = index.shape
+    target[axis - 1], target[axis] = index.shape
+    return value.expand(lead).gather(axis, index.view(view).expand(target))
+
+
+def drop_rows(value: Any, rows: Rows) -> Any:
+    """Any argument of a module without the rows that left: tensors [..., R, S, ...], and containers of them."""
+    if isinstance(value, Mapping):
+        return {name: drop_rows(item, rows) for name, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(drop_rows(item, rows) for item in value)
+    axis = row_axis(value, rows.size, len(rows.index)) if isinstance(value, Tensor) else None
+    if axis is None:
+        return value
+    new = gather(value, rows.index, axis)
+    # a mask of visual rows must not count padding
+    return new & rows.shown if new.dtype == torch.bool and new.ndim == 2 and rows.padded else new
+
+
+def restore_rows(full: Tensor, short: Tensor, rows: Rows) -> Tensor:
+    """States [..., S, D] of the prompt with those of the rows that are left in their places."""
+    axis = row_axis(full, rows.size, len(rows.index))
+    assert axis is not None
+    view = [1] * full.ndim
+    view[axis - 1], view[axis] = rows.index.shape
+    return full.scatter(axis, rows.index.view(view).expand(short.shape), short)
+
+
+def spread_rows(short: Tensor, rows: Rows, axis: int = 1) -> Tensor:
+    """States of the rows that are left at the length of the prompt: a row that left shows the last one before it, so
+    that a label right behind an image is predicted by what precedes it.
+    """
+    at = rows.index if rows.at is None else rows.at
+    (every,) = upload([np.tile(np.arange(rows.size), (len(at), 1))], short.device)
+    last = torch.searchsorted(at.contiguous(), every, right=True) - 1
+    return gather(short, last.clamp_min_(0), axis)
+
+
+class Reduced(NamedTuple):
+    """Units that went through a method together."""
+
+    units: UnitBatch
+    reduction: Reduction
+
+
+class Pool(NamedTuple):
+    """Values of the prompts and of new tokens, from which the rows that are left are taken."""
+
+    picked: Tensor  # [R, W] index into: all R S rows, then all new tokens, batch after batch
+    groups: list[Reduced]
+
+    def take(self, values: Tensor, new: list[Tensor]) -> Tensor:
+        """Rows [R, W, ...] of values [R, S, ...] and of the new tokens' own [B, T, ...]."""
+        flat = [values.flatten(0, 1), *(item.flatten(0, 1).to(values.dtype) for item in new)]
+        return embedding(self.picked, torch.cat(flat)) if values.ndim == 3 else torch.cat(flat)[self.picked]
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Rows [R, W, ...] of values [R, S, ...], those of merged tokens being means over their members."""
+        flat = values.flatten(0, 1)
+        return self.take(values, [member_means(flat[group.units.flat], group.reduction) for group in self.groups])
+
+
+def member_means(values: Tensor, reduction: Reduction) -> Tensor:
+    """Mean of values [B, N, ...] over the tokens that each slot was made of, rounded if they are whole numbers:
+    [B, T, ...]. Kept tokens have their own value, bit for bit; a slot that stands for no token is zero.
+    """
+    slots = reduction.source.shape[1]
+    whole = not values.is_floating_point()
+    dtype = torch.float32 if whole else values.dtype
+    member = one_hot(reduction.owner + 1, slots + 1)[..., 1:].transpose(1, 2).to(dtype)  # [B, T, N]
+    flat = (values.flatten(2) if values.ndim > 2 else values[..., None]).to(dtype)
+    count = member.sum(-1, keepdim=True)
+    mean = (member @ flat / count.clamp_min(1)).reshape(len(values), slots, *values.shape[2:])
+    mean = mean.round().to(values.dtype) if whole else mean
+    source = reduction.source.clamp_min(0)
+    own = values.gather(1, source.view(*source.shape, *(1,) * (values.ndim - 2)).expand(mean.shape))
+    single = (count[..., 0] == 1).view(*source.shape, *(1,) * (values.ndim - 2))
+    return torch.where(single, own, mean)
+
+
+def reduced_rows(
+    embeds: Tensor, real: NDArray[np.bool_], images: list[Image], groups: list[Reduced], method: Method,
+    drops: Sequence[bool],
+) -> tuple[Rows, Pool]:  # fmt: skip
+    """The rows of prompts in which units are replaced by their reduced tokens, in the order of the sequence.
+
+    Args:
+        drops: of each image, whether its structural rows leave if it is reduced.
+    """
+    (count, size), device = real.shape, embeds.device
+    stays = real.copy()
+    for group in groups:
+        for unit in group.units.units:
+            image = images[unit.image]
+            stays[image.row, unit.places] = False
+            if drops[unit.image]:
+                stays[image.row, image.places[image.token == STRUCTURAL]] = False
+    row, column = stays.nonzero()
+    owned: list[list[NDArray[np.int64]]] = [[np.flatnonzero(row == number)] for number in range(count)]
+    slots = len(row)  # numbered behind the rows that stay
+    for group in groups:
+        tokens = group.reduction.tokens.shape[1]
+        for unit in group.units.units:
+            owned[images[unit.image].row].append(np.arange(slots, slots + tokens))
+            slots += tokens
+    own = [np.concatenate(parts) for parts in owned]
+    width = max(map(len, own))
+    candidates = np.stack([np.pad(part, (width - len(part), 0), constant_values=slots) for part in own])
+    kept_real = np.stack([np.arange(width) >= width - len(part) for part in own])
+    removed = (real.sum(1) - kept_real.sum(1))[:, None]
+    picked = np.concatenate((row * size + column, count * size + np.arange(slots - len(row)), [0]))
+    zones = [_tails(group, images, method) for group in groups]
+    keys, source, chosen, taken, shown, gone, *tails = upload(
+        [
+            np.append(column * ROW, PADDING),
+            np.append(column, 0),
+            candidates,
+            picked,
+            kept_real,
+            removed,
+            *zones,
+        ],
+        device,
+    )
+    unit_keys, unit_source = [], []
+    for group, tail in zip(groups, tails, strict=True):
+        at = group.units.columns.gather(1, group.reduction.source.clamp_min(0))  # [B, T]
+        unit_keys.append(_keys(group.reduction, at, tail, method.order).flatten())
+        unit_source.append(at.flatten())
+    keys = torch.cat([keys[:-1], *unit_keys, keys[-1:]])
+    source = torch.cat([source[:-1], *unit_source, source[-1:]])
+    keys, order = keys[chosen].sort(dim=1)
+    chosen = chosen.gather(1, order)
+    shown = shown.bool() if not kept_real.all() else torch.ones((), dtype=torch.bool, device=device).expand(shown.shape)
+    rows = Rows(size, source[chosen], keys >> 40, kept_real, shown, gone, bool(removed.any()))
+    return rows, Pool(taken[chosen], groups)
+
+
+def _keys(reduction: Reduction, at: Tensor, tail: Tensor, order: str) -> Tensor:
+    """Sort keys [B, T] of reduced tokens: at the place of the token each stands for, ahead of the unit, right after
+    it, or behind its whole image.
+
+    Args:
+        at: [B, T] column of the token that each stands for.
+        tail: [B, 4, T] keys in each zone.
+    """
+    kept = reduction.kept.shape[1]
+    if reduction.zone is not None:
+        zoned = tail.gather(1, reduction.zone[:, None])[:, 0]
+        return torch.where(reduction.zone == PLACE, at * ROW, zoned)
+    if order == "raster" or kept == at.shape[1]:
+        return at * ROW
+    return torch.cat((at[:, :kept] * ROW, tail[:, BEHIND, kept:]), 1)
+
+
+def _tails(group: Reduced, images: list[Image], method: Method) -> NDArray[np.int64]:
+    """Sort keys [B, 4, T] of the slots of each unit in every zone. A unit whose rows are mixed with those of other
+    tiles has no place of its own: tokens that belong ahead of it come behind the image, and those after it after them.
+    """
+    kept, slots = group.reduction.kept.shape[1], group.reduction.tokens.shape[1]
+    if group.reduction.zone is None and (method.order == "raster" or kept == slots):
+        return np.zeros((len(group.units.units), 4, 0), dtype=np.int64)
+    starts = []
+    for unit in group.units.units:
+        image = images[unit.image]
+        first, last, end = int(unit.places[0]), int(unit.places[-1]), int(image.places[-1])
+        heads, tails = (end * ROW + stretch + unit.part * PART for stretch in (STRETCH, 2 * STRETCH))
+        apart = last - first == len(unit.places) - 1 or len(unit.places) == int((image.token >= 0).sum())
+        starts.append(
+            [(first - 1) * ROW + 3 * STRETCH, 0, last * ROW + 2 * STRETCH, tails] if apart else [heads, 0, tails, tails]
+        )
+    return np.array(starts)[:, :, None] + np.arange(slots)
+
+
+def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Tensors of a container, changed."""
+    if isinstance(value, Mapping):
+        return {name: each_tensor(item, change) for name, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(each_tensor(item, change) for item in value)
+    return change(value) if isinstance(value, Tensor) else value

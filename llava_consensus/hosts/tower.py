@@ -1,0 +1,476 @@
+"""What methods read of the vision tower, in any family, while the model encodes its images.
+
+`get_image_features` and `get_video_features` run as they are, in `generate` and in `forward`. What was recorded
+meanwhile travels on their output to the entrance of the language model. The blocks of the tower are recorded at their
+attention kernels. Which patches make which token is found once for each shape of images: the features are
+differentiated by the attention output of the block (`patch_map.fed_rows`), where the graph begins. Modules are looked
+up by name in every call, so that weights and adapters that come later are the ones that are read.
+"""
+
+import copy
+import functools
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.images import STRUCTURAL, Image
+from llava_consensus.hosts.kernels import KernelCall, spying
+from llava_consensus.hosts.patch_map import Mapped, Mixed, fed_rows, patch_map, sides_of
+from llava_consensus.reduction.method import Method
+from llava_consensus.reduction.tokens import Need
+
+TRIED = 4  # last blocks of a tower, one of which feeds the projector
+READ = frozenset({Need.ATTENTION, Need.EARLIER, Need.FEATURES, Need.CLASS_FEATURE})
+EARLIER = "earlier "  # in front of the names of parts that an earlier block gave
+RECORD = "_reduction_record"  # attribute of an encoder's output
+Block = tuple[str, int]  # name of a list of blocks, and which of them
+
+
+class Encoded(NamedTuple):
+    """Images of one modality that were encoded, and what was recorded meanwhile."""
+
+    inputs: dict[str, Any]
+    key: Any  # shapes
+    count: int | None  # type: ignore[assignment]  # rows of features; None if they come in another form
+    calls: dict[Block, list[KernelCall]]
+    states: dict[Block, list[Tensor]]  # outputs of blocks
+    prompt: dict[str, int]  # rows of the prompt that they were first used in
+
+
+class Fed(NamedTuple):
+    """Which row of features each position of a block feeds, for images of certain shapes."""
+
+    block: Block | None  # the one that feeds the projector; None if none can be read
+    rows: list[Tensor] | None  # of each kernel call [B, n], -1 for none; None if positions feed several rows
+    calls: list[KernelCall]  # without numbers
+
+
+class Tiles(NamedTuple):
+    """One image as the tower saw it."""
+
+    count: int  # type: ignore[assignment]  # T
+    size: int  # N, tokens of a tile
+    side: int  # tokens in a row of a tile, 0 if they form no grid
+    parts: dict[str, Tensor]  # query, key [T, H, C + n, d], features [T, n, D_v], class_feature [T, D_v], ...
+    members: Tensor | None = None  # [N, m] patches of each token; None: one each, in order
+    classes: int = 0  # C, class tokens in front of the patches
+    scale: float = 1.0  # of the products of queries and keys
+    early_scale: float = 1.0  # the same in the earlier block
+    class_is_token: bool = False  # whether the class token of each tile is a token, its first one
+
+
+class Learnt(NamedTuple):
+    """What is known of a tower, by shapes of images."""
+
+    fed: dict[Any, Fed]
+    maps: dict[Any, tuple[list[Mapped | None], int]]  # and the class tokens
+    mixed: dict[Any, str]  # why there is no map
+
+
+class Tower:
+    """The vision side of a model.
+
+    Args:
+        base: the module with `get_image_features`.
+        decoder: the language model in it.
+        method: the method that reads the tower.
+        learnt: of this model.
+    """
+
+    def __init__(self, base: nn.Module, decoder: nn.Module, method: Method, learnt: Learnt) -> None:
+        self.method, self.learnt = method, learnt
+        self.reads = bool(method.needs & READ)
+        self.lists = dict(block_lists(base, decoder)) if self.reads else {}  # lengths by name
+        vision = getattr(base.config, "vision_config", None)
+        self.whole = getattr(vision, "fullatt_block_indexes", None)  # blocks whose attention looks at everything
+        self.busy = threading.local()
+        if self.reads and (method.vision_layer, method.early_layer) != (None, None):
+            self._check(max(self.lists.values(), default=0))
+            layer = method.vision_layer
+            if self.whole and layer is not None and layer % max(self.lists.values()) not in self.whole:
+                raise OptionError(
+                    f"vision_layer={layer}: this block attends within windows, so its patches cannot be compared. Take "
+                    f"one of {', '.join(map(str, self.whole))}"
+                )
+
+    def _check(self, count: int) -> None:
+        """Raises OptionError for a block that the tower does not have."""
+        for name in ("vision_layer", "early_layer"):
+            option = getattr(self.method, name)
+            if option is not None and not -count <= option < count:
+                raise OptionError(f"{name}={option} must be in {-count}..{count - 1}: the tower has {count} blocks")
+
+    def features_block(self, fed: Block) -> Block:
+        """The block whose output is read, given the one that feeds the projector."""
+        name, index = fed
+        layer = self.method.vision_layer
+        return name, index if layer is None else layer % self.lists[name]
+
+    def early_block(self, name: str) -> Block:
+        """The earlier block whose attention is read."""
+        count, option = self.lists[name], self.method.early_layer
+        if option is not None:
+            return name, option % count
+        place = round(self.method.early * count) - 1
+        return name, min(self.whole or range(count), key=lambda block: (abs(block - place), -block))
+
+    def named(self, inputs: dict[str, Any], config: Any) -> list[Block]:
+        """The blocks whose output the configuration, or the call, names for the projector; none if it names several
+        layers. A model with two towers has one for each.
+        """
+        layer = inputs.get("vision_feature_layer")
+        layer = getattr(config, "vision_feature_layer", None) if layer is None else layer
+        if not isinstance(layer, int) or not self.lists:
+            return []
+        count = max(self.lists.values())
+        index = layer + count if layer < 0 else layer - 1
+        return [(name, index) for name, own in self.lists.items() if own == count]
+
+    def wanted(self, fed: Block | None) -> set[Block]:
+        """Blocks to record: those that are read, or all that may be if the one that feeds the projector is unknown."""
+        ahead = range(self.method.blocks_ahead + 1)
+        if fed is None:
+            found = {
+                (name, index) for name, count in self.lists.items() for index in range(max(0, count - TRIED), count)
+            }
+            found |= {self.features_block((name, 0)) for name in self.lists if self.method.vision_layer is not None}
+        else:
+            found = {self.features_block(fed)}
+        found |= {(name, index + more) for name, index in set(found) for more in ahead}
+        if Need.EARLIER in self.method.needs:
+            found |= {self.early_block(name) for name in ([fed[0]] if fed else self.lists)}
+        return {(name, index) for name, index in found if index < self.lists[name]}
+
+    def encode(
+        self, plain: Callable[..., Any], base: nn.Module, maps: bool, learns: bool, *args: Any, **inputs: Any
+    ) -> Any:
+        """Runs an encoder of the model, `get_image_features` or that of videos, and records.
+
+        Args:
+            maps: whether a map of patches is needed even if nothing is read.
+            learns: whether the map depends on the shapes of images; if not, only the block must be found.
+        """
+        names = argument_names(getattr(plain, "__func__", plain))[1:]
+        inputs = {**dict(zip(names, args, strict=False)), **inputs}
+        if getattr(self.busy, "on", False):  # encoders of videos that call the one of images
+            return plain(**inputs)
+        self.busy.on = True
+        try:
+            return self._encode(plain, base, maps, learns, inputs)
+        finally:
+            self.busy.on = False
+
+    def _encode(
+        self, plain: Callable[..., Any], base: nn.Module, maps: bool, learns: bool, inputs: dict[str, Any]
+    ) -> Any:
+        layer = repr(getattr(base.config, "vision_feature_layer", None))
+        key = layer, shape_key(inputs) if learns else _names_key(inputs)
+        fed = self.learnt.fed.get(key)
+        known = [] if learns or fed is not None or not self.reads else self.named(inputs, base.config)
+        if known:  # no gradient is needed to find it
+            record = Encoded(inputs, key, 0, {}, {}, {})
+            output = self._recorded(plain, base, inputs, record, [Fed(block, None, []) for block in known], False)
+            ran = next((block for block in known if any(name == block[0] for name, _ in record.calls)), known[0])
+            self.learnt.fed[key] = Fed(ran, None, [])
+            return self._noted(output, record)
+        learning = fed is None and (self.reads or maps)
+        if learning and not self.lists:
+            self.lists = dict(block_lists(base, None))
+        record = Encoded(inputs, key, 0, {}, {}, {})
+        if not learning and not self.reads:
+            output = plain(**inputs)
+        elif not learning or torch.is_grad_enabled():  # the graph of training is not cut
+            output = self._recorded(plain, base, inputs, record, fed, False)
+        else:
+            copied = {n: v.clone() if isinstance(v, Tensor) and v.is_inference() else v for n, v in inputs.items()}
+            with torch.inference_mode(False), torch.no_grad():
+                output = self._recorded(plain, base, copied, record, fed, True)
+        rows = flat_features(output)
+        if learning and rows is not None and bool(rows.isfinite().all()):
+            self.learnt.fed[key] = self._fed(key, output, record.calls)
+            if not torch.is_grad_enabled():
+                for name in list(output):
+                    output[name] = detached(output[name])
+            for calls in record.calls.values():
+                calls[:] = [call._replace(output=None) for call in calls]
+        return self._noted(output, record)
+
+    def _noted(self, output: Any, record: Encoded) -> Any:
+        """The output of an encoder with its record."""
+        rows = flat_features(output)
+        object.__setattr__(output, RECORD, [record._replace(count=None if rows is None else len(rows))])
+        return output
+
+    def _recorded(
+        self, plain: Callable[..., Any], base: nn.Module, inputs: dict[str, Any], record: Encoded,
+        fed: Fed | list[Fed] | None, cut: bool,
+    ) -> Any:  # fmt: skip
+        """Runs an encoder while blocks are recorded.
+
+        Args:
+            cut: whether the autograd graph begins at the attention output of the blocks.
+        """
+        feds = fed if isinstance(fed, list) else [fed]
+        wanted = {block for one in feds if one is None or one.block for block in self.wanted(one and one.block)}
+        blocks = {block: list(base.get_submodule(block[0]).children())[block[1]] for block in wanted}
+        place = {module: block for block, own in sorted(blocks.items()) for module in own.modules()}
+        thread = threading.get_ident()
+
+        def spy(
+            kernel: Any, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None,
+            *args: Any, **options: Any,
+        ) -> Any:  # fmt: skip
+            output, block = kernel(module, query, key, value, attention_mask, *args, **options), place.get(module)
+            if block is None:
+                return output
+            result = output[0]
+            if cut and not result.requires_grad:
+                result = result.detach().requires_grad_()
+                torch.set_grad_enabled(True)  # until the `no_grad` around ends
+            query, key = query.detach(), key.detach()
+            call = KernelCall(module, query, key, key, attention_mask, options, result if fed is None else None)
+            record.calls.setdefault(block, []).append(call)
+            return result, *output[1:]
+
+        def note(block: Block, module: nn.Module, args: Any, output: Any) -> None:
+            if threading.get_ident() == thread:
+                states = output[0] if isinstance(output, tuple) else output
+                record.states.setdefault(block, []).append(states.detach())
+
+        hooks = [own.register_forward_hook(functools.partial(note, block)) for block, own in blocks.items()]
+        try:
+            with spying(spy):
+                return plain(**inputs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _fed(self, key: Any, output: Any, calls: dict[Block, list[KernelCall]]) -> Fed:
+        """The last block that feeds the features."""
+        for block, own in sorted(calls.items(), key=lambda item: -item[0][1]):
+            light = [
+                call._replace(
+                    query=call.query.to("meta"), key=call.key.to("meta"), value=call.key.to("meta"), output=None
+                )
+                for call in own
+            ]
+            try:
+                with torch.inference_mode(False), torch.enable_grad():
+                    rows = flat_features(output)
+                    assert rows is not None
+                    found = fed_rows(rows, [call.output for call in own if call.output is not None])
+            except Mixed as error:
+                self.learnt.mixed[key] = str(error)
+                return Fed(block, None, light)
+            if found is not None:
+                return Fed(block, found, light)
+        return Fed(None, None, [])
+
+    def map(self, record: Encoded, images: list[Image]) -> tuple[list[Mapped | None], int]:
+        """The patches of each image of a record, and how many class tokens are in front of them."""
+        sizes, tokens = [len(image.places) for image in images], [int(image.token.max()) + 1 for image in images]
+        key, fed = (record.key, tuple(sizes)), self.learnt.fed.get(record.key)
+        if fed is None:  # nothing was recorded, and nothing is to be read
+            return [None] * len(images), 0
+        if key not in self.learnt.maps:
+            self.learnt.maps[key] = [None] * len(images), 0
+            if fed.rows is not None:
+                # a class token in the prompt is no candidate
+                candidate = torch.from_numpy(np.concatenate([image.token for image in images]) != STRUCTURAL)
+                rows = [
+                    torch.where((row >= 0) & candidate[row.clamp_min(0)], row, -1)
+                    for row in (r.cpu() for r in fed.rows)
+                ]
+                try:
+                    found = patch_map(fed.calls, rows, sizes, sides_of(record.inputs, tokens))
+                    self.learnt.maps[key] = list(found.images), found.classes
+                except Mixed as error:
+                    self.learnt.mixed[record.key] = str(error)
+        return self.learnt.maps[key]
+
+    def tiles(
+        self, record: Encoded, images: list[Image], straight: bool, square: bool = True
+    ) -> tuple[list[Tiles], str]:
+        """What was read of each image, and why the attention that the method reads is not there, "" if it is.
+
+        Args:
+            straight: whether each token is one patch, in order, so that no map is needed.
+            square: whether tiles whose sides are not known are squares.
+        """
+        fed = self.learnt.fed.get(record.key)
+        maps: list[Mapped | None] = [None] * len(images)
+        classes = 0
+        if not straight:
+            maps, classes = self.map(record, images)
+        if fed is None or fed.block is None or not self.reads:
+            sizes = [int(image.token.max()) + 1 for image in images]
+            sides = sides_of(record.inputs, sizes)
+            if square:
+                sides = [side or _side(size) for side, size in zip(sides, sizes, strict=True)]
+            return [_unread(*of) for of in zip(images, maps, sizes, sides, strict=True)], ""
+        block, ahead = self.features_block(fed.block), self.method.blocks_ahead
+        found = self._read(record, images, maps, classes, block, ahead)
+        if not ahead or all("key" in tiles.parts and tiles.classes for tiles in found):
+            return found, self.learnt.mixed.get(record.key, "") if None in maps else ""
+        found = self._read(record, images, maps, classes, block, 0)
+        count = self.lists[block[0]]
+        return found, (
+            f"this method reads the attention of the block after the features' own, which is the last of {count}: give "
+            f"vision_layer={count - 1 - ahead}, or use a model with mm_vision_select_layer=-2"
+        )
+
+    def _read(
+        self, record: Encoded, images: list[Image], maps: list[Mapped | None], classes: int, block: Block, ahead: int
+    ) -> list[Tiles]:
+        """Features of a block, and attention of the one so far ahead of it."""
+        name, index = block
+        calls, states = record.calls.get((name, index + ahead), []), record.states.get(block, [])
+        early = record.calls.get(self.early_block(name), []) if Need.EARLIER in self.method.needs else []
+        return [
+            _tiles_of(image, mapped, calls, states, classes, early) for image, mapped in zip(images, maps, strict=True)
+        ]
+
+
+def with_class_tokens(tiles: list[Tiles]) -> list[Tiles]:
+    """Tiles whose first token is the class token."""
+    return [
+        one._replace(
+            classes=1, class_is_token=True, side=0, size=one.size + 1,
+            parts={**one.parts, "features": one.parts["states"]} if one.parts else {},
+        )
+        for one in tiles
+    ]  # fmt: skip
+
+
+def _unread(image: Image, mapped: Mapped | None, size: int, side: int) -> Tiles:
+    if mapped is None:
+        return Tiles(image.tiles, size, side, {})
+    return Tiles(mapped.tiles, mapped.size, mapped.side, {}, mapped.members)
+
+
+def _side(size: int) -> int:
+    side = int(size**0.5)
+    return side if side**2 == size else 0
+
+
+def _tiles_of(
+    image: Image, mapped: Mapped | None, calls: list[KernelCall], states: list[Tensor], classes: int,
+    early: list[KernelCall],
+) -> Tiles:  # fmt: skip
+    """What the kernel calls and outputs of a block say of an image. Without a map, tiles are as they were encoded, and
+    of tokens that are resized (OneVision) each is read at the patch in its middle. If that cannot be, nothing is read.
+    """
+    if mapped is None:
+        size, parts, scale = int(image.token.max()) + 1, {}, 1.0
+        if len(calls) == 1 and len(states) == 1:
+            call, classes = calls[0], calls[0].query.shape[2] - size
+            own = slice(image.first, image.first + image.tiles)
+            if classes in (0, 1) and len(call.query) >= image.first + image.tiles:
+                scale = call.scale
+                parts = {"query": call.query[own], "key": _repeat(call.key[own], call.query)}
+                parts["features"], parts["states"] = states[0][own, classes:], states[0][own]
+                if classes:
+                    parts["class_feature"] = states[0][own, 0]
+                if early:
+                    parts |= {EARLIER + "query": early[0].query[own], EARLIER + "key": early[0].key[own]}
+        return Tiles(
+            image.tiles, size, _side(size), parts, None, max(classes, 0), scale, early[0].scale if early else 1.0
+        )
+    parts = {}
+    if calls and states and mapped.patches:
+        parts = mapped.heads(calls)
+        found = mapped.states(calls, states)
+        parts["features"] = found[:, classes:]
+        if classes:
+            parts["class_feature"] = found[:, 0]
+        if early:
+            parts |= {EARLIER + name: value for name, value in mapped.heads(early).items()}
+    scale, early_scale = (own[0].scale if own else 1.0 for own in (calls, early))
+    return Tiles(mapped.tiles, mapped.size, mapped.side, parts, mapped.members, classes, scale, early_scale)
+
+
+def _repeat(key: Tensor, query: Tensor) -> Tensor:
+    """Keys [T, H_kv, n, d] for each query head."""
+    times = query.shape[1] // key.shape[1]
+    return key if times == 1 else key.repeat_interleave(times, 1)
+
+
+def block_lists(module: nn.Module, decoder: nn.Module | None, name: str = "") -> list[tuple[str, int]]:
+    """Names and lengths of the lists of blocks in a module, without those in the decoder."""
+    found = []
+    for child_name, child in module.named_children():
+        if child is decoder:
+            continue
+        path = f"{name}.{child_name}" if name else child_name
+        if isinstance(child, nn.ModuleList):
+            found.append((path, len(child)))
+        found += block_lists(child, decoder, path)
+    return found
+
+
+def flat_features(output: Any) -> Tensor | None:
+    """Features as the language model gets them, [rows, D]."""
+    value = output.get("pooler_output", output.get("last_hidden_state"))
+    if isinstance(value, (list, tuple)) and value:
+        return torch.cat([item.reshape(-1, item.shape[-1]) for item in value])
+    return value.reshape(-1, value.shape[-1]) if isinstance(value, Tensor) else None
+
+
+def detached(value: Any) -> Any:
+    """The same without its graph."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    return type(value)(map(detached, value)) if type(value) in (list, tuple) else value
+
+
+@functools.cache
+def argument_names(function: Any) -> tuple[str, ...]:
+    """Names of the arguments of a function."""
+    return tuple(inspect.signature(function).parameters)
+
+
+def _names_key(inputs: dict[str, Any]) -> Any:
+    """Equal for calls with the same arguments, apart from tensors."""
+    return tuple((name, None if isinstance(value, Tensor) else repr(value)) for name, value in sorted(inputs.items()))
+
+
+def shape_key(inputs: dict[str, Any]) -> Any:
+    """Equal for calls whose images have equal shapes: of pixels, and the numbers of grids and sizes."""
+    return tuple(
+        (name, tuple(value.shape), () if value.is_floating_point() else tuple(value.flatten().tolist()))
+        if isinstance(value, Tensor)
+        else (name, repr(value))
+        for name, value in sorted(inputs.items())
+    )
+
+
+def records_of(output: Any) -> list[Encoded]:
+    """What was recorded while an encoder made this output."""
+    return list(getattr(output, RECORD))
+
+
+def joined_outputs(outputs: list[Any]) -> Any:
+    """Outputs of an encoder of several images as one, for prompts that show them in this order. An output can be part
+    of any number of prompts.
+    """
+    new, fields = copy.copy(outputs[0]), dict[str, Any]()
+    fields["pooler_output"] = _in_a_row([output["pooler_output"] for output in outputs])
+    if outputs[0].get("deepstack_features") is not None:
+        layers = zip(*(output["deepstack_features"] for output in outputs), strict=True)
+        fields["deepstack_features"] = [_in_a_row(list(layer)) for layer in layers]
+    for name, value in fields.items():
+        new[name] = value
+    records = [record._replace(prompt={}) for output in outputs for record in records_of(output)]
+    object.__setattr__(new, RECORD, records)
+    return new
+
+
+def _in_a_row(values: list[Any]) -> Any:
+    """Features of images one after the other: tensors, or lists of them."""
+    return torch.cat(values) if isinstance(values[0], Tensor) else [item for value in values for item in value]

@@ -1,0 +1,153 @@
+"""Visual tokens that are ranked together (`Unit`), how the budget of an image is shared over its tiles, and which text
+asks about an image. Bookkeeping in numpy, on the CPU.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from llava_consensus.hosts.images import STRUCTURAL, Image, Integers, family_of, whole_images
+from llava_consensus.reduction.budget import Auto, Budget, Share
+from llava_consensus.reduction.method import Method, Tiled
+
+MARKER = re.compile("(boi|eoi|(low_res_)?(image|vision|im)_(start|end))_(token_)?(id|index)")
+
+
+class Unit(NamedTuple):
+    """Visual tokens that are ranked together: one image, or one tile of it."""
+
+    image: int  # index into the images of the call
+    places: Integers  # [N] columns of the prompt
+    tile: Integers  # [N] of the image
+    token: Integers  # [N] of the tile
+    tiles: int
+    part: int  # which part of its image this is: 0, 1, ...
+    budget: Budget
+
+
+class UnitBatch(NamedTuple):
+    """B units of N tokens that go through a method together, with their indices on the device."""
+
+    units: list[Unit]
+    columns: Tensor  # [B, N] place in the prompt
+    flat: Tensor  # [B, N] the same, counted over all prompts of the batch
+    tile: Tensor  # [B, N] among the tiles of the images of this batch
+    patch: Tensor  # [B, N] token of the tile
+    image: Tensor  # [B]
+    row: Tensor  # [B] batch index
+    images: list[int]  # that these units are of
+
+
+def shares_of(
+    sizes: Sequence[int], budget: Budget | Share | Auto, method: Method, most_tiles: int = 1, video: bool = False
+) -> list[Budget]:
+    """Budgets of one image: one for all of its tiles, or one for each. They add up to the budget that was asked for,
+    but for `tile_budget=most_tiles`. A budget of all its tokens leaves an image as it is.
+
+    Args:
+        sizes: tokens of each tile.
+        most_tiles: the most tiles an image of this model can have.
+        video: whether the tiles are frames.
+    Raises:
+        OptionError: for fewer tokens than tiles, with a method that cannot rank all tiles together.
+    """
+    tiles, available = len(sizes), sum(sizes)
+    whole = budget.of(available)
+    if not method.reduces or whole.tokens >= available:
+        return [Budget(max(available, 1))]
+    if tiles == 1 or method.tile_budget == "global":
+        return [whole]
+    if method.tile_budget == "most_tiles" and not video and isinstance(budget, Budget):
+        return whole.share(max(tiles, most_tiles))[:tiles]
+    if whole.tokens < tiles and isinstance(method, Tiled):
+        return [whole]  # some tiles would keep nothing, so all are ranked together
+    return whole.over(sizes)
+
+
+def units_of(
+    images: Sequence[Image], budgets: Sequence[Budget | Share | Auto], method: Method, most_tiles: int = 1
+) -> list[Unit]:
+    """Units that have more tokens than their budget."""
+    found = []
+    for number, (image, budget) in enumerate(zip(images, budgets, strict=True)):
+        real = image.token != STRUCTURAL
+        places, tile, token = image.places[real], image.tile[real], image.token[real]
+        tiles, counts = np.unique(tile, return_counts=True)
+        if not len(tiles):
+            continue
+        shares = shares_of(counts.tolist(), budget, method, most_tiles, image.video)
+        if len(shares) == 1:
+            units = [Unit(number, places, tile, token, len(tiles), 0, shares[0])]
+        else:
+            units = [
+                Unit(number, places[tile == own], own_tile, token[tile == own], 1, int(own - tiles[0]), share)
+                for own, share in zip(tiles, shares, strict=True)
+                for own_tile in [tile[tile == own]]
+            ]
+        found += [unit for unit in units if unit.budget.tokens < len(unit.places)]
+    return found
+
+
+def over_parts(budget: Budget | Share | Auto, sizes: Sequence[int]) -> list[Any]:
+    """The budget of an image shared over the parts it is read in."""
+    if len(sizes) == 1:
+        return [budget]
+    whole = budget.of(sum(sizes))
+    return [Budget(max(size, 1)) for size in sizes] if whole.tokens >= sum(sizes) else whole.over(sizes)
+
+
+def visual_rows(images: Sequence[Image], shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """True for the rows of images, newlines among them: [R, S]."""
+    rows = np.zeros(shape, dtype=bool)
+    for image in images:
+        rows[image.row, image.places] = True
+    return rows
+
+
+def text_after(ids: Integers, asks: NDArray[np.bool_], images: Sequence[Image], config: Any) -> list[Integers]:
+    """Columns of the text that asks about each image: all behind it, without the markers around later images.
+
+    Args:
+        ids: [R, S].
+        asks: [R, S] rows that may be part of a question.
+    """
+    front, behind = family_of(config).around
+    marker = None
+    if (front, behind) == (0, 0):  # a family without an entry: its configuration names the markers
+        names = [value for name, value in vars(config).items() if MARKER.fullmatch(name) and isinstance(value, int)]
+        marker = np.isin(ids, names)
+    words, columns = asks & ~visual_rows(images, asks.shape), np.arange(asks.shape[1])
+    found = []
+    spans = [(int(images[own[0]].places[0]), int(images[own[-1]].places[-1])) for own in whole_images(images)]
+    for (_, end), own in zip(spans, whole_images(images), strict=True):
+        row = images[own[0]].row
+        asking = words[row] & (columns > end)
+        for (first, last), later in zip(spans, whole_images(images), strict=True):
+            if images[later[0]].row != row or first <= end:
+                continue
+            if marker is not None:
+                front = _run(marker[row, :first][::-1])
+                behind = _run(marker[row, last + 1 :])
+            asking[max(first - front, end + 1) : last + behind + 1] = False
+        found += [np.flatnonzero(asking)] * len(own)
+    return found
+
+
+def _run(values: NDArray[np.bool_]) -> int:
+    """Number of true values at the beginning."""
+    return int(values.argmin()) if not values.all() else len(values)
+
+
+def prompt_hash(ids: Integers, real: NDArray[np.bool_], images: Sequence[Image]) -> Integers:
+    """A number for each prompt [R, S], the same wherever padding is, in which every image counts as one row: [R]."""
+    which = np.full(ids.shape, -1)
+    for number, image in enumerate(images):
+        which[image.row, image.places] = number
+    first = which != np.pad(which, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
+    mask = (real & ((which < 0) | first)).astype(np.int64)
+    with np.errstate(over="ignore"):
+        return (np.where(which < 0, ids, -200) * mask * (mask.cumsum(1) * np.int64(0x2545F4914F6CDD1D))).sum(1)

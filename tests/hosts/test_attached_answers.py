@@ -1,0 +1,508 @@
+"""An attached model answers as it did at commit 2f74477, and as its layers do when they are run by hand.
+
+The recorded answers are in tests/golden/attached_answers.npz: three greedy tokens, some of their logits, and the tokens
+that were kept, for every tiny model and method. They were written by
+
+    PYTHONPATH=<checkout of 2f74477> python tests/hosts/test_attached_answers.py
+
+By hand means without cache, hooks or padding: each layer is called on the rows that are left, with a dense mask.
+"""
+
+import inspect
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS), str(TESTS / "hosts" / "derived")]
+
+import families  # noqa: E402
+import hf_models  # noqa: E402
+
+from llava_consensus import attach, make  # noqa: E402
+from llava_consensus.errors import ConsensusError  # noqa: E402
+
+GOLDEN = TESTS / "golden" / "attached_answers.npz"
+STEPS, COLUMNS = 3, 6
+CACHES = {"past_key_values", "cache"}  # names of the argument
+PLACEHOLDERS = [families.IMAGE, families.VIDEO]  # the plain model cannot read an answer with one again
+AFTER_TOWER = (
+    *("divprune", "consensusdrop", "consensusdrop+", "visionzip", "vispruner", "prumerge_plus", "cdpruner"),
+    *("uniform_grid", "random"),
+)
+BETWEEN_LAYERS = ("fastv", "dart", "pyramiddrop", "sparsevlm", "ivcprune")
+METHODS = AFTER_TOWER + BETWEEN_LAYERS
+FAULTS = {  # of 2f74477; these answers were not recorded
+    ("paligemma", "keep"): "decodes one position early",
+    ("kimi_k25", "ivcprune"): "raises",
+    ("llama4", "cdpruner"): "takes the encoder's width for the embeddings'",
+}
+
+
+class Tiny(NamedTuple):
+    model: Any
+    tokens: int
+    prompts: dict[str, dict[str, Any]]  # `one` with one image; `batch` of two, padded, the second with two images
+
+
+def _double(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
+
+
+@cache
+def tiny(name: str) -> Tiny:
+    if name in families.FAMILIES:
+        family = families.FAMILIES[name]
+        if family.timm:
+            pytest.importorskip("timm")
+        model = families.build(family)
+        prompts = {form: families.prompts(model, family, *shown) for form, shown in FORMS.items()}
+        return Tiny(model, 3, prompts)
+    case = hf_models.CASES[name]
+    model = case.build()
+    for module in model.modules():
+        if hasattr(getattr(module, "config", None), "_experts_implementation"):
+            module.config._experts_implementation = "eager"  # grouped_mm has no float64
+    model = families.filled(model.double())
+    first, second, third = (case.picture(number) for number in range(3))
+    one = [5, 6, first, 7, 8, 9]
+    two = [5, 6, 7, 11, second, 12, third, 7, 9]
+    prompts = {"one": hf_models.prompts(one), "batch": hf_models.prompts(one, two)}
+    return Tiny(model, case.tokens, {form: _double(inputs) for form, inputs in prompts.items()})
+
+
+FORMS: dict[str, list[list[int]]] = {"one": [[0]], "batch": [[0], [1, 0]]}
+NAMES = [*hf_models.CASES, *families.FAMILIES]
+
+
+def generate(model: Any, inputs: dict[str, Any], **options: Any) -> Any:
+    return model.generate(
+        **inputs,
+        **{"max_new_tokens": STEPS, "min_new_tokens": STEPS, "do_sample": False, "pad_token_id": 0}
+        | {"return_dict_in_generate": True, "output_logits": True}
+        | options,
+    )
+
+
+def accepted(method: str, **options: str) -> dict[str, str]:
+    """Options that a method has."""
+    fields = type(make(method)).__dataclass_fields__
+    return {name: value for name, value in options.items() if name in fields}
+
+
+def positions_of(name: str) -> tuple[str, ...]:
+    """Positions of three axes can only be kept."""
+    axes = families.FAMILIES[name].axes if name in families.FAMILIES else 1
+    return ("keep",) if axes > 1 or name.startswith(("qwen", "glm4v")) else ("keep", "renumber")
+
+
+def cells(name: str) -> Iterator[tuple[str, str, str]]:
+    """Method, prompt and positions. Each method reads the batch, and every third also the single prompt."""
+    positions = positions_of(name)
+    for number, method in enumerate(METHODS, NAMES.index(name)):
+        yield method, "batch", positions[number % len(positions)]
+        if number % 3 == 0:
+            yield method, "one", positions[(number + 1) % len(positions)]
+
+
+class Answer(NamedTuple):
+    logits: Tensor  # [B, STEPS, V] in float64
+    tokens: Tensor  # [B, STEPS]
+    counts: list[tuple[int, int, int]]  # row, tokens before, after; of every image
+    kept: list[int]  # by the methods, of every unit they reduced
+
+
+def answer(tiny: Tiny, method: str, form: str, positions: str) -> Answer:
+    options = accepted(method, positions=positions, **({"tile_budget": "global"} if form == "batch" else {}))
+    with attach(tiny.model, method, tokens=tiny.tokens, **options) as attached:
+        found = generate(tiny.model, tiny.prompts[form])
+    return Answer(
+        torch.stack(found.logits, 1),
+        found.sequences[:, -STEPS:],
+        [(one.row, one.before, one.after) for one in attached.outcomes],
+        [place for one in attached.outcomes for _, part in one.reductions for place in part.kept.flatten().tolist()],
+    )
+
+
+def sample(logits: Tensor) -> np.ndarray:
+    """COLUMNS of the logits, spread over the vocabulary: enough to tell two answers apart."""
+    return logits[..., :: logits.shape[-1] // COLUMNS][..., :COLUMNS].float().numpy()
+
+
+def key(name: str, *cell: str) -> str:
+    return " | ".join((name, *cell))
+
+
+class Recorded(NamedTuple):
+    versions: dict[str, str]
+    cells: dict[str, dict[str, Any]]  # counts, shapes and offsets by key
+    arrays: dict[str, np.ndarray]
+
+    def of(self, key: str, part: str) -> np.ndarray:
+        start, shape = self.cells[key][part]
+        return self.arrays[part][start : start + int(np.prod(shape))].reshape(shape)
+
+
+@cache
+def recorded() -> Recorded:
+    with np.load(GOLDEN) as file:
+        arrays = dict(file)
+    index = json.loads(bytes(arrays.pop("index")))
+    return Recorded(index["versions"], index["cells"], arrays)
+
+
+def installed() -> dict[str, str]:
+    return {name: version(name).partition("+")[0] for name in ("torch", "transformers")}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_as_recorded(name: str) -> None:
+    one, golden, wrong = tiny(name), recorded(), []
+    plain = sample(one.model(**one.prompts["batch"]).logits[:, -1:])
+    if not np.allclose(plain, golden.of(name, "logits"), rtol=0, atol=1e-6 * np.abs(plain).max()):
+        assert installed() != golden.versions, "the plain model answers differently than it did when this was recorded"
+        pytest.skip(f"weights or code of the plain model differ from those of {golden.versions}")
+    for cell in cells(name):
+        if (where := key(name, *cell)) not in golden.cells:
+            continue
+        found, close = answer(one, *cell), golden.of(where, "logits")
+        logits = sample(found.logits)
+        if not np.allclose(logits, close, rtol=0, atol=1e-5 * np.abs(close).max()):
+            wrong.append(f"{cell}: logits differ by {np.abs(logits - close).max() / np.abs(close).max():.0e}")
+        if not np.array_equal(found.tokens.numpy(), golden.of(where, "tokens")):
+            wrong.append(f"{cell}: other tokens")
+        if [list(count) for count in found.counts] != golden.of(where, "counts").tolist():
+            wrong.append(f"{cell}: counts {found.counts}, not {golden.of(where, 'counts').tolist()}")
+        if found.kept != golden.of(where, "kept").tolist():
+            wrong.append(f"{cell}: other tokens of the image were kept")
+    assert not wrong, "\n".join(wrong)
+
+
+# ---- layers by hand
+
+
+def rows_of(value: Any, index: Tensor, total: int) -> Any:
+    """These rows of an argument of a layer, of `total` rows."""
+    if isinstance(value, tuple):
+        return tuple(rows_of(part, index, total) for part in value)
+    axes = [axis for axis in range(1, value.ndim) if value.shape[axis] == total] if isinstance(value, Tensor) else []
+    return value.index_select(axes[0], index) if axes else value
+
+
+class LayerCall(NamedTuple):
+    module: Any
+    arguments: dict[str, Any]
+    output: Tensor
+
+
+def decoder_of(model: Any) -> Any:
+    decoder = model.get_decoder()
+    return decoder.model if hasattr(decoder, "lm_head") else decoder  # Llama 4 has a whole language model inside
+
+
+def layer_calls(model: Any, inputs: dict[str, Any]) -> list[LayerCall]:
+    """What each layer of the plain model was given and returned, without a cache."""
+    calls: list[LayerCall] = []
+
+    def note(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        arguments = {**dict(zip(inspect.signature(layer.forward).parameters, args, strict=False)), **kwargs}
+        calls.append(LayerCall(layer, arguments, output[0] if isinstance(output, tuple) else output))
+
+    hooks = [layer.register_forward_hook(note, with_kwargs=True) for layer in decoder_of(model).layers]
+    model(**inputs, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return calls
+
+
+def kind_of(layer: Any) -> str:
+    """Of the attention of a layer: `recurrent`, `sliding_attention` or another."""
+    if not attention_of(layer):
+        return "recurrent"
+    index = next((m.layer_idx for m in layer.modules() if hasattr(m, "layer_idx")), 0)
+    config = next(m.config for m in layer.modules() if hasattr(m, "config"))
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * (index + 1)
+    return str(kinds[index])
+
+
+def attention_of(layer: Any) -> list[Any]:
+    return [
+        module
+        for module in layer.modules()
+        if "position_embeddings" in inspect.signature(module.forward).parameters
+        and CACHES & inspect.signature(module.forward).parameters.keys()
+        and module is not layer
+    ]
+
+
+def dense_mask(given: Any, index: Tensor, total: int, kind: str, window: int | None) -> Tensor | None:
+    """[1, 1, n, n] of the rows left: causal; rows of an image see each other if they did; windows count rows."""
+    if kind == "recurrent":
+        return None
+    if len(index) == total and given is not None:
+        return given
+    row = torch.arange(len(index))
+    seen = row[None] <= row[:, None]
+    if isinstance(given, Tensor) and given.ndim == 4:
+        allowed = given[0, 0] if given.dtype == torch.bool else given[0, 0] > -1e30
+        ahead = allowed.triu(1)
+        seen |= (ahead | ahead.T)[index][:, index]
+    if kind == "sliding_attention" and window:
+        seen &= row[None] > row[:, None] - window
+    return seen[None, None]
+
+
+def by_hand(model: Any, inputs: dict[str, Any], rows: list[Tensor], size: int, renumber: bool) -> Tensor:
+    """The last logits [B, V]; each layer is called on its `rows` of the prompt, and on all rows behind `size`."""
+    calls = layer_calls(model, inputs)
+    window, shared = getattr(decoder_of(model).config, "sliding_window", None), None
+    hidden = calls[0].arguments["hidden_states"]  # [..., S, D]; layers that drop rows leave them as they were
+    axis, total = hidden.ndim - 2, hidden.shape[-2]
+    for number, (layer, given, _) in enumerate(calls):
+        if number:  # what the decoder adds between its layers (DeepStack)
+            hidden = hidden + (given["hidden_states"] - calls[number - 1].output)
+        index = torch.cat([rows[number], torch.arange(size, total)])
+        arguments = {}
+        for name, value in given.items():
+            if name in {"hidden_states", *CACHES}:
+                continue
+            if name == "shared_kv_states":
+                shared = type(value)() if shared is None else shared
+                arguments[name] = shared
+            elif name == "attention_mask":
+                arguments[name] = dense_mask(value, index, total, kind_of(layer), window)
+            else:
+                at = torch.arange(len(index)) if renumber and name == "position_embeddings" else index
+                arguments[name] = rows_of(value, at, total)
+        output = layer.forward(hidden.index_select(axis, index), **arguments)
+        hidden = hidden.index_copy(axis, index, output[0] if isinstance(output, tuple) else output)
+    last = decoder_of(model).layers[-1]
+    hook = last.register_forward_hook(lambda _, __, out: (hidden, *out[1:]) if isinstance(out, tuple) else hidden)
+    logits = model(**inputs, use_cache=False).logits[:, -1]
+    hook.remove()
+    return logits
+
+
+def angles_of(tiny: Tiny, run: Callable[[], Any]) -> tuple[dict[Any, Tensor], Any]:
+    """The rotary angles [..., n, d] that the attention of each layer is given in a prefill, and what `run` returned."""
+    angles: dict[Any, Tensor] = {}
+
+    def note(layer: Any) -> Callable[..., None]:
+        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            bound = inspect.signature(module.forward).bind_partial(*args, **kwargs)
+            found = bound.arguments["position_embeddings"]
+            found = found[0] if isinstance(found, tuple) else torch.view_as_real(found).flatten(-2)
+            if found.shape[-2] > 1:
+                angles[layer] = found
+
+        return hook
+
+    hooks = [
+        module.register_forward_pre_hook(note(layer), with_kwargs=True)
+        for layer in decoder_of(tiny.model).layers
+        for module in attention_of(layer)
+    ]
+    try:
+        return angles, run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def rows_seen(tiny: Tiny, method: str) -> list[Tensor]:
+    """The rows of the prompt that each layer is given under a method that keeps positions."""
+    inputs, layers = tiny.prompts["one"], decoder_of(tiny.model).layers
+    lengths: dict[int, int] = {}  # of layers without attention, by their first norm
+    whole, _ = angles_of(tiny, lambda: tiny.model(**inputs))
+    hooks = [
+        norm.register_forward_pre_hook(
+            lambda _, args, number=number: lengths.update({number: max(args[0].shape[-2], lengths.get(number, 0))})
+        )
+        for number, layer in enumerate(layers)
+        for norm in [next(module for name, module in layer.named_children() if "norm" in name)]
+    ]
+    with attach(tiny.model, method, tokens=tiny.tokens, **accepted(method, positions="keep")):
+        short, _ = angles_of(tiny, lambda: generate(tiny.model, inputs))
+    for hook in hooks:
+        hook.remove()
+    rows: dict[int, Tensor] = {}
+    for number, layer in enumerate(layers):
+        if layer in short:
+            equal = (whole[layer].unsqueeze(-3) == short[layer].unsqueeze(-2)).all(-1)  # [..., rows left, S]
+            rows[number] = equal.flatten(0, -3).all(0).long().argmax(-1)
+    by_length = {len(index): index for index in [torch.arange(inputs["input_ids"].shape[1]), *rows.values()]}
+    return [rows[number] if number in rows else by_length[lengths[number]] for number in range(len(layers))]
+
+
+def refused(run: Callable[[], Any]) -> bool:
+    try:
+        run()
+    except ConsensusError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_as_layers_by_hand(name: str) -> None:
+    one, wrong = tiny(name), []
+    inputs = one.prompts["one"]
+    size = inputs["input_ids"].shape[1]
+    plain = one.model(**inputs).logits[:, -1]
+    recurrent = not all(map(attention_of, decoder_of(one.model).layers))
+    tolerance = 3e-4 if recurrent else 1e-6  # recurrent kernels compute in float32, in chunks without a cache
+    for method in ("divprune", "fastv", "pyramiddrop"):
+        if refused(lambda method=method: answer(one, method, "one", "keep")):
+            continue
+        rows = rows_seen(one, method)
+        assert min(map(len, rows)) < size, f"{method} left all rows"
+        for positions in positions_of(name)[: 1 if method == "pyramiddrop" else 2]:
+            with attach(one.model, method, tokens=one.tokens, **accepted(method, positions=positions)):
+                found = generate(one.model, inputs, suppress_tokens=PLACEHOLDERS)
+            renumber = positions == "renumber"
+            for step, logits in enumerate(found.logits):
+                true = by_hand(one.model, longer(one, found.sequences[:, : size + step]), rows, size, renumber)
+                off = float((logits - true).abs().max() / true.abs().max())
+                if off > tolerance:
+                    wrong.append(f"{method} {positions}: step {step} is off by {off:.0e}")
+            if method == "fastv" and positions == "keep":
+                assert float((found.logits[0] - plain).abs().max()) > 1e-6 * float(plain.abs().max())
+    assert not wrong, "\n".join(wrong)
+
+
+@torch.no_grad()
+def test_fastv_reads_the_window_of_its_layer() -> None:
+    """FastV keeps the tokens with the most attention in the model's own maps, of a layer with a sliding window."""
+    case = hf_models.CASES["gemma3"]
+    model = case.build()
+    text = model.config.text_config
+    text.sliding_window = 14  # shorter than the prompt: the last row does not see the whole image
+    text.layer_types = ["full_attention", "sliding_attention", *text.layer_types[2:]]
+    model = families.filled(type(model)(model.config).double().eval())
+    inputs = _double(hf_models.prompts([5, 6, case.picture(0), 7, 8, 9]))
+    with attach(model, "fastv", tokens=5, layer=2) as attached:
+        model(**inputs)
+    model.set_attn_implementation("eager")
+    maps = model(**inputs, output_attentions=True).attentions[1]  # [1, H, S, S]
+    image = (inputs["input_ids"][0] == hf_models.IMAGE).nonzero()[:, 0]
+    saliency = maps[0, :, -1].mean(0)[image]
+    assert int((saliency == 0).sum()) in range(1, 11)
+    assert (
+        attached.outcomes[0].reductions[0][1].kept[0].sort().values.tolist()
+        == saliency.topk(5).indices.sort().values.tolist()
+    )
+
+
+def longer(tiny: Tiny, ids: Tensor) -> dict[str, Any]:
+    """The inputs of the prompt with the answer so far behind it."""
+    inputs = tiny.prompts["one"]
+    more = ids.shape[1] - inputs["input_ids"].shape[1]
+    ones = {"attention_mask"} | ({"token_type_ids"} if tiny.model.config.model_type == "paligemma" else set())
+    padded = {
+        name: torch.nn.functional.pad(value, (0, more), value=int(name in ones))
+        for name, value in inputs.items()
+        if name == "attention_mask" or name.endswith("token_type_ids")
+    }
+    return {**inputs, **padded, "input_ids": ids}
+
+
+# ---- ways of calling
+
+WAYS: dict[str, dict[str, Any]] = {
+    "static cache": {"cache_implementation": "static"},
+    "no cache": {"use_cache": False},
+    "prompt lookup": {"prompt_lookup_num_tokens": 2},
+    "assistant": {},
+    "several sequences": {"num_return_sequences": 2, "do_sample": True, "top_k": 1},
+}
+
+
+@pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_5_vl", "gemma3", "internvl", "qwen3_vl"])
+@torch.no_grad()
+def test_every_way_of_calling_answers_the_same(name: str) -> None:
+    one, wrong = tiny(name), []
+    for method in ("consensusdrop+", "fastv"):
+        with attach(one.model, method, tokens=one.tokens, **accepted(method, tile_budget="global")):
+            plain = generate(one.model, one.prompts["one"]).sequences[:, -STEPS:]
+            for way, given in WAYS.items():
+                options = {
+                    key: one.model if value is True and "model" in key else value for key, value in given.items()
+                }
+                found = generate(one.model, one.prompts["one"], **options).sequences[:, -STEPS:]
+                if not all(torch.equal(row, plain[0]) for row in found):
+                    wrong.append(f"{method}: {way} answers {found.tolist()}, not {plain[0].tolist()}")
+            if len(positions_of(name)) == 1:
+                continue  # the plain model needs positions
+            looped = own_loop(one.model, one.prompts["one"])
+            if not torch.equal(looped, plain):
+                wrong.append(f"{method}: a loop over the cache answers {looped.tolist()}, not {plain.tolist()}")
+    assert not wrong, "\n".join(wrong)
+
+
+def own_loop(model: Any, inputs: dict[str, Any]) -> Tensor:
+    """Greedy tokens by a loop that passes nothing but the last token, the mask and the cache."""
+    output, words, mask = model(**inputs, use_cache=True), [], inputs["attention_mask"]
+    name = next(name for name in ("cache", "past_key_values") if output.get(name) is not None)
+    for step in range(STEPS):
+        words.append(output.logits[:, -1:].argmax(-1))
+        mask = torch.cat((mask, torch.ones_like(words[-1])), 1)
+        if step < STEPS - 1:
+            output = model(input_ids=words[-1], attention_mask=mask, **{name: output[name]})
+    return torch.cat(words, 1)
+
+
+# ---- the recording
+
+
+def record() -> None:
+    """Writes the answers of the package on the path. Cells that it refuses are left out, and so are its FAULTS."""
+    parts: dict[str, list[np.ndarray]] = {"logits": [], "tokens": [], "counts": [], "kept": []}
+    kinds = {"logits": np.float32, "tokens": np.uint16, "counts": np.uint16, "kept": np.uint16}
+    index: dict[str, dict[str, Any]] = {}
+
+    def add(where: str, **values: Any) -> None:
+        index[where] = {}
+        for part, value in values.items():
+            array = np.asarray(value, dtype=kinds[part])
+            index[where][part] = [sum(one.size for one in parts[part]), list(array.shape)]
+            parts[part].append(array.ravel())
+
+    for name in NAMES:
+        try:
+            one = tiny(name)
+        except pytest.skip.Exception:
+            print(name, "cannot be built here", flush=True)
+            continue
+        add(name, logits=sample(one.model(**one.prompts["batch"]).logits[:, -1:]))
+        for method, form, positions in cells(name):
+            if {(name, method), (name, positions)} & FAULTS.keys():
+                continue
+            try:
+                found = answer(one, method, form, positions)
+            except ConsensusError as error:
+                print(f"{name} {method} {form} {positions}: {str(error)[:90]}", flush=True)
+                continue
+            values = {"tokens": found.tokens, "counts": found.counts, "kept": found.kept}
+            add(key(name, method, form, positions), logits=sample(found.logits), **values)
+    text = json.dumps({"versions": installed(), "cells": index}, separators=(",", ":"))
+    arrays = {part: np.concatenate(values).astype(kinds[part]) for part, values in parts.items()}
+    np.savez_compressed(GOLDEN, index=np.frombuffer(text.encode(), dtype=np.uint8), **arrays)
+    print(len(index), "answers,", GOLDEN.stat().st_size, "bytes")
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    torch.set_grad_enabled(False)
+    torch.set_num_threads(1)
+    record()

@@ -1,0 +1,140 @@
+"""The image the user passed is the unit of a budget, for what the families' own processors make of images.
+
+tests/golden/processed_images.npz holds ids and shapes that `make_processed_images.py` recorded.
+"""
+
+import json
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from llava_consensus.hosts.images import STRUCTURAL, family_of, images_of
+
+FILE = Path(__file__).parents[1] / "golden" / "processed_images.npz"
+IMAGE = 1000  # id of placeholders
+NEWLINES = ("llava_next", "llava_onevision")  # families with rows that are no candidates
+
+
+@cache
+def arrays() -> dict[str, np.ndarray]:
+    with np.load(FILE) as file:
+        return dict(file)
+
+
+KINDS = list(dict.fromkeys(name.split("/")[0] for name in arrays() if "/" in name))
+
+
+def processed(kind: str, prompt: str) -> tuple[dict[str, Any], list[int]]:
+    """What a processor made of the images of a prompt, with noise for pixels, and the tokens of each image."""
+    start = f"{kind}/{prompt}/"
+    own = {name.removeprefix(start): value for name, value in arrays().items() if name.startswith(start)}
+    counts = own.pop("counts").tolist()
+    inputs: dict[str, Any] = {}
+    for name, value in own.items():
+        if "/" not in name:
+            inputs[name] = torch.from_numpy(value.astype(np.int64))
+        elif name.endswith("/shape"):
+            name = name.removesuffix("/shape")
+            pixels = torch.randn(*value.tolist(), generator=torch.Generator().manual_seed(0))
+            for number, tiles in enumerate(own.get(f"{name}/tiles", [])):
+                pixels[number, tiles:] = 0
+            if f"{name}/cells" in own:
+                cells = torch.from_numpy(own[f"{name}/cells"].astype(np.float32))
+                pixels = torch.nn.functional.interpolate(cells, size=tuple(value[-2:]), mode="bilinear")
+            inputs[name] = pixels
+    return inputs, counts
+
+
+def base_of(kind: str) -> Any:
+    """Stands for the model of a family: the configuration that its processor goes with."""
+    names = {"model_type": kind, "image_token_id": IMAGE, "boi_token_index": IMAGE + 1, "eoi_token_index": IMAGE + 2}
+    if kind == "pixtral":
+        names |= {"model_type": "llava", "vision_config": SimpleNamespace(model_type="pixtral")}
+    if kind not in NEWLINES:
+        return SimpleNamespace(config=SimpleNamespace(**names))
+    vision = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, patch_size=14)
+    text = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=1100)
+    if kind == "llava_next":
+        pins = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
+        config = transformers.LlavaNextConfig(
+            vision_config=transformers.CLIPVisionConfig(**vision, image_size=336),
+            text_config=transformers.LlamaConfig(**text),
+            image_token_index=IMAGE,
+            image_grid_pinpoints=pins,
+        )
+        return transformers.LlavaNextModel(config)
+    config = transformers.LlavaOnevisionConfig(
+        vision_config=transformers.SiglipVisionConfig(**vision, image_size=384),
+        text_config=transformers.Qwen2Config(**text, num_key_value_heads=1),
+        image_token_index=IMAGE,
+        image_grid_pinpoints=[[384 * a, 384 * b] for a in range(1, 7) for b in range(1, 7)],
+        vision_aspect_ratio="anyres_max_9",
+        vision_feature_select_strategy="full",
+    )
+    return transformers.LlavaOnevisionModel(config)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_image_is_what_the_user_passed(kind: str) -> None:
+    base = base_of(kind)
+    for prompt in ("one", "several", "batch"):
+        inputs, counts = processed(kind, prompt)
+        ids = inputs.pop("input_ids").numpy()
+        record = SimpleNamespace(inputs=inputs, count=sum(counts))
+        ((_, _, images, beams),) = images_of(base, base.config, {"image": [record]}, ids)
+        assert [len(image.places) for image in images] == counts
+        assert beams == 1
+        first = 0
+        for image in images:
+            real = image.token != STRUCTURAL
+            assert (ids[image.row, image.places] == IMAGE).all()
+            assert image.first == first
+            assert image.tile.max() + 1 == image.tiles
+            assert len({*zip(image.tile[real].tolist(), image.token[real].tolist(), strict=True)}) == int(real.sum())
+            assert real.all() or kind in NEWLINES
+            first += image.tiles
+
+
+def test_every_family_of_the_fixtures_is_in_the_table() -> None:
+    """Their `model_type` says how images are grouped; nothing is guessed."""
+    for kind in KINDS:
+        assert family_of(base_of(kind).config).known, kind
+    assert json.loads(bytes(arrays()["versions"]))["transformers"]
+
+
+def test_crops_are_told_from_several_images_by_pixels() -> None:
+    """Gemma 3: ids of a view and its two crops, once with pixels of three images."""
+    inputs, counts = processed("gemma3", "one")
+    ids, base = inputs.pop("input_ids").numpy(), base_of("gemma3")
+    record = SimpleNamespace(inputs=inputs, count=sum(counts))
+    ((_, _, images, _),) = images_of(base, base.config, {"image": [record]}, ids)
+    assert [image.tiles for image in images] == [3]
+    inputs["pixel_values"] = inputs["pixel_values"].flip(0)
+    ((_, _, images, _),) = images_of(base, base.config, {"image": [record]}, ids)
+    assert [image.tiles for image in images] == [1, 1, 1]
+
+
+def test_a_type_without_an_entry_says_so() -> None:
+    """Each run of placeholders counts as one image, and a budget that reduces nothing warns once."""
+    from hf_models import IMAGE, TEXT, VISION, noise, ready
+
+    from llava_consensus import attach
+
+    vision = transformers.CLIPVisionConfig(**VISION, image_size=56, patch_size=14)
+    config = transformers.VipLlavaConfig(
+        vision_config=vision, text_config=transformers.LlamaConfig(**TEXT), image_token_index=IMAGE,
+        vision_feature_layers=[-1, -2],
+    )  # fmt: skip
+    model = ready(transformers.VipLlavaForConditionalGeneration, config)
+    ids = torch.tensor([[5, 6, *[IMAGE] * 16, 7, *[IMAGE] * 16, 8]])
+    with attach(model, "divprune", tokens=16) as attached, pytest.warns(UserWarning, match="per tile") as warned:
+        for _ in range(2):
+            model(input_ids=ids, pixel_values=noise(2, 3, 56, 56, seed=0))
+    assert len(warned) == 1
+    assert "per tile" in repr(attached)
