@@ -43,7 +43,7 @@ LARGE := $(filter playground/mini-large playground/mini-large/,$(DATA))
 PHOTOS := $(filter playground/photo playground/photo/ playground/photo-unseen playground/photo-unseen/,$(DATA))
 MINI := $(LARGE)$(filter playground/mini playground/mini/,$(DATA))
 
-.PHONY: help setup setup-dev setup-pinned setup-vllm lock data style test test-pinned test-serving fuzz mutate sweep tables pages compatibility bench table study paper figures demo space finetune train-mini checkpoint-photo train-photo dist site clean FORCE
+.PHONY: help setup setup-dev setup-pinned setup-vllm lock data style test test-pinned test-serving fuzz mutate sweep tables pages compatibility bench table study paper figures demo space finetune checkpoint-photo train-photo dist site clean FORCE
 
 help:  ## this list
 	@echo "make TARGET [TOKENS=64 METHOD=consensusdrop MODEL=checkpoints/llava-mini HOST=llava|hf DATA=playground/mini LIMIT= SAMPLE= BATCH=16 OUT=results ARGS=]"
@@ -99,7 +99,7 @@ $(PHOTO)/config.json: $(READY) $(PHOTO)/adapter.json
 	$(PYTHON) -m playground.photo.checkpoint $(ARGS)
 
 $(PHOTO)/adapter.json:
-	@echo "$(PHOTO)/adapter.safetensors is not there: make train-photo trains one" >&2; exit 1
+	@echo "$(PHOTO)/adapter.safetensors.xz is not there: make train-photo trains one" >&2; exit 1
 
 train-photo: $(READY)  ## train its adapter, or go on where that was stopped: fetches 463 MB once, all of it in PHOTO_WORK
 	$(PYTHON) -m playground.photo.recipe $(ARGS)
@@ -180,9 +180,6 @@ finetune: $(READY)  ## adapt MODEL to fewer tokens: make finetune TOKENS="64 32"
 	$(CLI) train --model $(MODEL) --data-path $(TRAIN_DATA)/conversations.json --images $(TRAIN_DATA)/images \
 		--method $(METHOD) --tokens "$(TOKENS)" --tune $(TUNE) --steps $(STEPS) --out $(ADAPTED) \
 		$(if $(findstring --learning-rate,$(ARGS)),,--learning-rate $(if $(filter projector,$(TUNE)),1e-3,3e-4)) $(ARGS)
-
-train-mini: $(READY)  ## train checkpoints/llava-mini again (hours on a CPU, minutes on a GPU)
-	$(PYTHON) -m playground.mini.train $(ARGS)
 
 dist: $(DEV_READY)  ## wheel and sdist in dist/, checked
 	rm -rf build dist

@@ -13,12 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 from pathlib import Path
 from typing import Any
 
+from playground.mini.forms import MIX, WRITERS
 from playground.mini.scenes import render, scene
-from playground.mini.sequences import Plan, questions
-from playground.mini.styles import prompt
+from playground.mini.styles import prompt, training_questions
 
 FIRST = 2_000_000  # training scenes below it may have been shown to the embedded model
 SHORT_ANSWER = 24  # characters: answers of a word or a few, which is what the benchmarks of the model ask for
@@ -28,8 +29,8 @@ NAME, IMAGES = "conversations.json", "images"
 
 def about(index: int, number: int, reading: float) -> list[dict[str, str]]:
     """Questions and short answers about a training scene, at most `number` of them."""
-    plan = Plan("train", full=True, forms=True, reading=reading)
-    short = [qa for qa in questions(index, plan) if len(qa.answer) <= SHORT_ANSWER]
+    made = training_questions(scene("train", index), random.Random(index), 24, {**MIX, "reading": reading}, WRITERS)
+    short = [qa for qa in made if len(qa.answer) <= SHORT_ANSWER]
     return [{"question": prompt(qa), "answer": qa.answer, "kind": qa.kind} for qa in short[:number]]
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from playground.mini.catalogue import OBJECTS, SIGN_ALPHABET, variant_keys
@@ -71,12 +70,6 @@ def char(letter: str, width: int, height: int) -> Image.Image:
     """The glyph of a sign character."""
     x, y = _cell(len(variant_keys()) + SIGN_ALPHABET.index(letter))
     return _sheet().crop((x, y, x + CHAR_W, y + CHAR_H)).resize((width, height), Image.Resampling.LANCZOS)
-
-
-@functools.cache
-def alpha(name: str, colour: str, size: int) -> np.ndarray:
-    """The coverage (0 to 1) of a glyph at `size` pixels."""
-    return np.asarray(emoji(name, colour, size).getchannel("A"), dtype=np.float32) / 255
 
 
 if __name__ == "__main__":

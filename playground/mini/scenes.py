@@ -1,4 +1,4 @@
-"""Seeded scenes: sample what is in a picture, draw it, and say which patch shows what.
+"""Seeded scenes: sample what is in an image, and draw it.
 
 A scene is measured in units of a 192 x 192 canvas, the square that LLaVA's `pad` mode makes of a picture; its longer
 side is 192 units. Files are drawn at two pixels a unit and the processor brings them back to 192.
@@ -14,10 +14,9 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from playground.mini import glyphs
-from playground.mini.catalogue import CATEGORY, NAMES, OBJECTS, POPULARITY, SIGN_ALPHABET, THEMES, VARIANTS
+from playground.mini.catalogue import CATEGORY, NAMES, OBJECTS, POPULARITY, SIGN_ALPHABET, THEMES
 
-UNITS, PATCH, GRID = 192, 8, 24
-PAD_COLOUR = (122, 116, 104)
+UNITS = 192
 SPLITS = {"train": 0, "val": 10**9, "test": 2 * 10**9}
 BIG = 40  # an object of this many units or more is "large"
 
@@ -79,11 +78,6 @@ class Scene:
     height: int
     items: tuple[Item, ...]
     sign: Sign | None
-
-    @property
-    def offset(self) -> tuple[int, int]:
-        """Where the picture lies in the padded 192 x 192 square."""
-        return (UNITS - self.width) // 2, (UNITS - self.height) // 2
 
 
 def _draw_sizes(rng: random.Random, count: int) -> list[int]:
@@ -211,33 +205,3 @@ def draw(image: Image.Image, scene_: Scene, scale: int) -> Image.Image:
             glyph = glyphs.char(letter, right - left, bottom - top)
             image.paste(glyph, (left, top), glyph)
     return image
-
-
-def padded(image: Image.Image) -> Image.Image:
-    """What the model sees: the picture padded to a square as LLaVA pads, 192 x 192."""
-    side = max(image.size)
-    square = Image.new("RGB", (side, side), PAD_COLOUR)
-    square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
-    return square.resize((UNITS, UNITS), Image.Resampling.BICUBIC)
-
-
-def coverage(scene_: Scene) -> np.ndarray:
-    """How much of each patch each item covers (0 to 1), shape [items + sign characters, 24, 24]."""
-    dx, dy = scene_.offset
-    planes = []
-    for item in scene_.items:
-        plane = np.zeros((UNITS, UNITS), np.float32)
-        top, left = item.y + dy, item.x + dx
-        plane[top : top + item.size, left : left + item.size] = glyphs.alpha(item.name, item.colour, item.size)
-        planes.append(plane)
-    for index in range(len(scene_.sign.text) if scene_.sign else 0):
-        plane = np.zeros((UNITS, UNITS), np.float32)
-        left, top, right, bottom = scene_.sign.char_box(index)  # type: ignore[union-attr]
-        plane[top + dy : bottom + dy, left + dx : right + dx] = 1
-        planes.append(plane)
-    return np.stack(planes).reshape(-1, GRID, PATCH, GRID, PATCH).mean(axis=(2, 4))
-
-
-def has_variants(name: str) -> bool:
-    """Whether the object comes in several colours."""
-    return name in VARIANTS

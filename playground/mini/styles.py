@@ -181,8 +181,8 @@ def training_questions(
     scene: Scene,
     rng: random.Random,
     number: int,
-    mix: Mapping[str, float] = TRAIN_MIX,
-    writers: Mapping[str, Writer] = EXTRA,
+    mix: Mapping[str, float],
+    writers: Mapping[str, Writer],
 ) -> list[QA]:
     """`number` questions about a scene, as `mix` weighs their kinds; `writers` knows those that GQA's do not."""
     view = View(scene)

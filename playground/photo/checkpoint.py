@@ -11,22 +11,26 @@ checked by the SHA-256 in `adapter.json` and merged.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
 import json
+import lzma
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save
 from torch import Tensor
 
 from llava_consensus.errors import DataError
 from playground.photo.features import MEAN, STD
-from playground.photo.parts import SIDE, WHEELS, converted, sha256
+from playground.photo.parts import SIDE, WHEELS, converted
 from playground.photo.paths import CHECKPOINT
 
-ADAPTER, ABOUT = "adapter.safetensors", "adapter.json"
+ADAPTER, ABOUT = "adapter.safetensors.xz", "adapter.json"
+XZ = [{"id": lzma.FILTER_LZMA2, "preset": 9, "lc": 1, "lp": 1, "pb": 1}]  # numbers of two bytes
 IMAGE = "<image>"
 LOW, PROJECTOR = "low.", "projector."
 TEMPLATE = """
@@ -50,9 +54,11 @@ def write_adapter(folder: Path = CHECKPOINT, seed: int = 0) -> None:
     tensors = {PROJECTOR + name: value for name, value in state["projector"].items()}
     tensors |= {LOW + name: value for name, value in state["low"].items()}
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({k: v.detach().to(torch.bfloat16).contiguous() for k, v in tensors.items()}, folder / ADAPTER)
+    content = save({k: v.detach().to(torch.bfloat16).contiguous() for k, v in tensors.items()})
+    (folder / ADAPTER).write_bytes(lzma.compress(content, filters=XZ))
     parts = {name: part[2] for name, part in WHEELS.items()}
-    about = {"sha256": sha256(folder / ADAPTER), "rank": RANK, "gain": GAIN, "seed": seed, "step": state["step"],
+    digest = hashlib.sha256(content).hexdigest()
+    about = {"sha256": digest, "rank": RANK, "gain": GAIN, "seed": seed, "step": state["step"],
              "core_minutes": round(state["minutes"], 1), "parts": parts}  # fmt: skip
     (folder / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
     shutil.copy(curve_path(seed), folder / "curve.csv")
@@ -67,11 +73,14 @@ def read_adapter(folder: Path = CHECKPOINT) -> tuple[dict[str, Tensor], dict[str
     if not (folder / ADAPTER).exists():
         raise DataError(f"{folder / ADAPTER}: is missing. Take it from the repository, or train one (README.md there)")
     about = json.loads((folder / ABOUT).read_text())
-    if (found := sha256(folder / ADAPTER)) != about["sha256"]:
+    content = (folder / ADAPTER).read_bytes()
+    with contextlib.suppress(lzma.LZMAError):  # a damaged file has another checksum
+        content = lzma.decompress(content)
+    if (found := hashlib.sha256(content).hexdigest()) != about["sha256"]:
         raise DataError(
             f"{folder / ADAPTER}: SHA-256 is {found}, not {about['sha256']}. Take it from the repository again"
         )
-    return {name: value.float() for name, value in load_file(folder / ADAPTER).items()}, about
+    return {name: value.float() for name, value in load(content).items()}, about
 
 
 def part_of(tensors: dict[str, Tensor], front: str) -> dict[str, Tensor]:

@@ -23,13 +23,11 @@ from llava_consensus.evaluation.benchmarks import BENCHMARKS, Benchmark, make
 from llava_consensus.evaluation.media import read_frames
 from llava_consensus.evaluation.runs.questions import drawn
 from playground.mini import build as builder
-from playground.mini.benchmarks import BUILDERS, WITH_SPLIT, files
-from playground.mini.benchmarks.choices import WRITERS, choose
+from playground.mini.benchmarks import BUILDERS, WITH_SPLIT
 from playground.mini.benchmarks.files import TEST
 from playground.mini.benchmarks.videos import brief_questions
 from playground.mini.clips import Clip, brief_clip, clip
 from playground.mini.paths import MINI
-from playground.mini.questions import View
 from playground.mini.scenes import SPLITS, scene
 
 EVAL = MINI / "eval"
@@ -113,32 +111,6 @@ def test_ranges_of_scenes_do_not_meet_and_are_test_scenes() -> None:
     assert clip("test", 6000).scene.seed == SPLITS["test"] + 6000 and scene("test", 3000).seed == SPLITS["test"] + 3000
 
 
-@pytest.mark.parametrize("name", ["vqav2", "sqa", "mme", "mmbench", "mmbench_cn", "mmvet", "seed", "videos"])
-def test_builders_show_test_scenes_of_their_own_range(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every seed that a builder draws from is recorded while it builds without pictures."""
-    module = importlib.import_module(f"playground.mini.benchmarks.{name.removesuffix('_cn')}")
-    drawn: list[tuple[str, int]] = []
-
-    def recording(draw: Any) -> Any:
-        return lambda split, index: (drawn.append((split, index)), draw(split, index))[1]
-
-    monkeypatch.setattr(module, "scene", recording(scene), raising=False)
-    monkeypatch.setattr(files, "scene", recording(scene))
-    monkeypatch.setattr(module, "clip", recording(clip), raising=False)
-    monkeypatch.setattr(
-        module, "picture", lambda path, _: path.parent.mkdir(parents=True, exist_ok=True), raising=False
-    )
-    monkeypatch.setattr(module, "write_video", lambda *_: None, raising=False)
-    monkeypatch.setattr(module, "encoded", lambda _: "", raising=False)
-    getattr(module, f"build_{name}")(tmp_path)
-    own = {"sqa": ["scienceqa"], "mme": ["MME"], "mmvet": ["mm-vet"], "seed": ["seed_bench", "seed_clips"],
-           "videos": list(VIDEO_SETS)}.get(name, [name])  # fmt: skip
-    assert drawn and {split for split, _ in drawn} == {"test"}
-    assert {index for _, index in drawn} <= {index for key in own for index in TEST[key]}
-
-
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The larger set without its pictures."""
@@ -175,31 +147,6 @@ def test_the_larger_set_shows_textvqas_words_as_a_bad_ocr_reads_them(large: Path
     }
     right = [told_of[image].lower() == word for image, word in truth.items()]
     assert 0.55 < sum(right) / len(right) < 0.75 and 0.08 < list(told_of.values()).count("") / len(told_of) < 0.22
-
-
-def test_choices_have_one_right_option_and_turn() -> None:
-    for kind in sorted(WRITERS):
-        made = [choose(View(scene("val", index)), kind, random.Random(index)) for index in range(120)]
-        found = [one for one in made if one]
-        assert len(found) > 5, kind
-        for one in found:
-            assert len(set(one.options)) == len(one.options) >= 2 and 0 <= one.right < len(one.options)
-            for turn in range(len(one.options)):
-                turned = one.rotated(turn)
-                assert turned.options[turned.right] == one.options[one.right]
-        assert len({one.right for one in found}) > 1, kind
-
-
-def test_choices_are_true_of_the_scene() -> None:
-    for index in range(150):
-        view = View(scene("val", index))
-        one = choose(view, "identity", random.Random(index))
-        assert one and [name in view.names for name in one.options].count(True) == 1
-        other = choose(view, "missing", random.Random(index))
-        if other:
-            assert [name in view.names for name in other.options].count(False) == 1
-        number = choose(view, "counting", random.Random(index))
-        assert number and int(number.options[number.right]) in view.names.values()
 
 
 @pytest.mark.parametrize("draw", [clip, brief_clip])
