@@ -55,7 +55,6 @@ INTRODUCED = ("ask", "eval", "list")  # commands whose first example the general
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code."""
     if sys.platform == "win32":
         error("Windows is not supported, its files cannot be locked as runs need it: use WSL")
         return ConsensusError.exit_code
@@ -203,7 +202,6 @@ def _stops() -> Iterator[list[int]]:
 
 
 def _run(given: argparse.Namespace) -> int:
-    """Prints what a command yields; the exit code of how it ended."""
     try:
         for line in given.lines(given):
             print(shown(line), flush=True)

@@ -38,7 +38,6 @@ PROCESSORS = Path("/proc/cpuinfo")
 
 @command(
     "bench",
-    "time, memory and FLOPs of methods, interleaved in one process",
     *arguments.LOADED,
     arg("--shape", metavar="NAME", help="random weights of a published size in place of --model"),
     arg("--methods", default=METHODS, metavar="NAMES", help="methods, or all (%(default)s)"),
@@ -79,7 +78,7 @@ PROCESSORS = Path("/proc/cpuinfo")
     examples=('bench --methods all --tokens "192 64"', "bench --break-even --tokens 64 --model MODEL"),
 )
 def bench(given: argparse.Namespace) -> Iterator[Any]:
-    """The tables of what was measured."""
+    """Time, memory and FLOPs of methods, interleaved in one process."""
     from llava_consensus.evaluation.bench import efficiency
     from llava_consensus.evaluation.models import Prompt
     from llava_consensus.evaluation.report import efficiency as tables
@@ -111,7 +110,6 @@ def bench(given: argparse.Namespace) -> Iterator[Any]:
 
 
 def _check(given: argparse.Namespace) -> None:
-    """Checks the options of `bench` before weights load."""
     from llava_consensus.reduction.costs import MATCHES
     from llava_consensus.reduction.options import choose
 
@@ -141,7 +139,6 @@ def _pictures(given: argparse.Namespace) -> "list[Image]":
 
 
 def _runner(given: argparse.Namespace, loading: "Loading") -> "Runner":
-    """The checkpoint, or random weights where they fit."""
     if given.shape is None:
         return arguments.load(given)
     from llava_consensus.evaluation.bench.timing import refuse_too_large
@@ -153,7 +150,6 @@ def _runner(given: argparse.Namespace, loading: "Loading") -> "Runner":
 
 
 def _description(given: argparse.Namespace, loading: "Loading", runner: "Runner") -> dict[str, Any]:
-    """Model, machine and versions."""
     import torch
 
     from llava_consensus.evaluation.runs.questions import versions
@@ -216,7 +212,6 @@ def _processor() -> str:
 def _serving(
     given: argparse.Namespace, made: "dict[str, Method]", budgets: "list[Budget | Share]", pictures: "list[Image]"
 ) -> Iterator[str]:
-    """A table; every measurement is in the file as soon as it is made."""
     from llava_consensus.evaluation.bench import serving
     from llava_consensus.evaluation.bench.efficiency import stored
     from llava_consensus.evaluation.files import canonical, write_json

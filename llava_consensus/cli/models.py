@@ -32,7 +32,6 @@ class HostError(ConsensusError):
 
 @command(
     "list",
-    "methods, hosts and benchmarks; or everything about one method",
     arg(
         "what",
         nargs="?",
@@ -45,7 +44,7 @@ class HostError(ConsensusError):
     examples=("list", "list methods", "list consensusdrop", "list --hosts", "list --json"),
 )
 def choices(given: argparse.Namespace) -> Iterator[str]:
-    """Every method, host and benchmark with a line about it, one kind of them, one method, or the matrix."""
+    """Methods, hosts and benchmarks; or everything about one method."""
     if given.hosts:
         yield from _matrix(given.json)
         return
@@ -75,7 +74,6 @@ def choices(given: argparse.Namespace) -> Iterator[str]:
 
 
 def _about(name: str, as_json: bool) -> Iterator[str]:
-    """Description of a method from its file: idea, paper and differences; its options, and its cost."""
     from llava_consensus.methods import about
 
     described = about(name)
@@ -141,12 +139,11 @@ def _matrix(as_json: bool) -> Iterator[str]:
 
 @command(
     "data mini",
-    "put the embedded model and its benchmarks into a folder to work in",
     arg("--to", type=Path, default=Path(), metavar="DIR", help="that folder (the current one)"),
     examples=("data mini", "data mini --to ~/llava-mini"),
 )
 def fetch_mini(given: argparse.Namespace) -> Iterator[str]:
-    """Copies, generates, and prints the next command."""
+    """Put the embedded model and its benchmarks into a folder to work in."""
     from llava_consensus.evaluation.data import mini
 
     folder = given.to.expanduser()
@@ -159,7 +156,6 @@ def fetch_mini(given: argparse.Namespace) -> Iterator[str]:
 
 @command(
     "data download",
-    "fetch official files of benchmarks: resumed, checked, unpacked",
     arg("names", nargs="+", metavar="BENCHMARK", names="benchmarks", help="or all"),
     arg("--data", default=OFFICIAL, type=Path, metavar="DIR", help="folder that gets eval/... (%(default)s)"),
     arg("--yes", action="store_true", help="the licences are read and accepted: do not ask"),
@@ -167,7 +163,7 @@ def fetch_mini(given: argparse.Namespace) -> Iterator[str]:
     examples=("data download pope --data playground/data", "data download all --yes"),
 )
 def download_data(given: argparse.Namespace) -> Iterator[str]:
-    """Licences and sizes, then every file; at the end what `data check` says of each benchmark."""
+    """Fetch official files of benchmarks: resumed, checked, unpacked."""
     from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.benchmarks.check import check
     from llava_consensus.evaluation.data.sources import BY_HAND, SOURCES
@@ -190,7 +186,6 @@ def download_data(given: argparse.Namespace) -> Iterator[str]:
 
 
 def _chosen(given: Sequence[str]) -> list[str]:
-    """The benchmarks that are meant. OptionError for one that is not there."""
     from llava_consensus.evaluation.benchmarks import BENCHMARKS
     from llava_consensus.evaluation.data.sources import SOURCES
 
@@ -201,7 +196,6 @@ def _chosen(given: Sequence[str]) -> list[str]:
 
 
 def _plan(names: Sequence[str], todo: "Sequence[Source]", data: Path) -> Iterator[str]:
-    """The licence of each benchmark, and what will be fetched."""
     from llava_consensus.evaluation.benchmarks import BENCHMARKS
 
     yield "licences:"
@@ -228,7 +222,6 @@ def _done(source: "Source", data: Path) -> Path:
 
 
 def _bring(source: "Source", data: Path, keep: bool) -> str:
-    """Fetches and unpacks one file; returns its status."""
     from llava_consensus.evaluation.data.transfer import fetch, mark
     from llava_consensus.evaluation.data.unpack import unpack
 
@@ -251,7 +244,6 @@ def _bring(source: "Source", data: Path, keep: bool) -> str:
 
 @command(
     "data check",
-    "which files are there, which are missing and where they come from",
     arg("names", nargs="*", metavar="BENCHMARK", names="benchmarks", help="all of them by default"),
     arguments.DATA_DIR,
     arguments.BENCHMARK_OPTION,
@@ -259,7 +251,7 @@ def _bring(source: "Source", data: Path, keep: bool) -> str:
     examples=("data check --data playground/data", "data check gqa pope --data playground/data --json"),
 )
 def check_data(given: argparse.Namespace) -> Iterator[str]:
-    """One block for each benchmark; DataError at the end if one that was named is not ready for all it can be."""
+    """Which files are there, which are missing and where they come from."""
     from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.benchmarks.check import check, uses
 
@@ -285,13 +277,12 @@ def check_data(given: argparse.Namespace) -> Iterator[str]:
 
 @command(
     "model convert",
-    "a LLaVA-1.5 or 1.6 checkpoint in Hugging Face's layout, and back",
     arg("source", type=Path, metavar="CHECKPOINT", help="folder, in either layout"),
     arg("out", type=Path, metavar="OUT", help="folder that is not there yet"),
     examples=("model convert checkpoints/llava-mini checkpoints/llava-mini-hf",),
 )
 def convert(given: argparse.Namespace) -> Iterator[str]:
-    """Prints how many tensors were written."""
+    """A LLaVA-1.5 or 1.6 checkpoint in Hugging Face's layout, and back."""
     from llava_consensus.evaluation.models.convert import convert as write
 
     yield write(given.source.expanduser(), given.out.expanduser())
@@ -299,14 +290,13 @@ def convert(given: argparse.Namespace) -> Iterator[str]:
 
 @command(
     "model merge",
-    "a LoRA checkpoint of LLaVA and its base, as one checkpoint",
     arg("lora", type=Path, metavar="LORA", help="folder with adapter_config.json"),
     arg("base", type=Path, metavar="BASE", help="folder of the model that was adapted"),
     arg("out", type=Path, metavar="OUT", help="folder that is not there yet"),
     examples=("model merge llava-v1.5-7b-lora vicuna-7b-v1.5 llava-v1.5-7b-merged",),
 )
 def merge(given: argparse.Namespace) -> Iterator[str]:
-    """Prints how many tensors were written, and how many of them are sums."""
+    """A LoRA checkpoint of LLaVA and its base, as one checkpoint."""
     from llava_consensus.evaluation.models.merge import merge as write
 
     yield write(given.lora.expanduser(), given.base.expanduser(), given.out.expanduser())
@@ -314,7 +304,6 @@ def merge(given: argparse.Namespace) -> Iterator[str]:
 
 @command(
     "model check",
-    "try on a model whether methods are handed what it computes itself",
     arg("model", metavar="MODEL", help="checkpoint folder or hub name"),
     arguments.METHOD,
     arguments.OPTION,
@@ -322,11 +311,7 @@ def merge(given: argparse.Namespace) -> Iterator[str]:
     examples=("model check checkpoints/llava-mini",),
 )
 def check_host(given: argparse.Namespace) -> Iterator[str]:
-    """A line for each check: passed or not, the largest difference and its bound.
-
-    Raises:
-        HostError: where a check failed.
-    """
+    """Try on a model whether methods are handed what it computes itself."""
     from llava_consensus.evaluation.models.check_host import findings
 
     method = arguments.method(given)

@@ -18,7 +18,6 @@ from llava_consensus.evaluation.report.overlay import MARGIN, PANEL, SIDE, Fates
 from llava_consensus.hosts.base import PictureOutcome
 from llava_consensus.hosts.patches import Patches, patches
 
-SALIENCIES = ("vision", "cross", "fused")
 STRIP = 3 * PANEL + 2 * MARGIN  # width of the frames of a video in pixels
 SMALL = 120  # of a frame at least
 NOT_DRAWN = (
@@ -29,8 +28,6 @@ NOT_DRAWN = (
 
 @dataclass(frozen=True)
 class Seen:
-    """A picture patch by patch."""
-
     views: tuple[View, ...]  # one for each grid of patches that lies over it
     titles: tuple[str, ...]  # of the views; empty where there is one
     patches: Patches  # kept, merged and dropped ones with their saliencies, numbered through all views
@@ -96,7 +93,6 @@ def _view(runner: Runner, image: Image, grid: tuple[int, int], first: int, side:
 
 
 def _stretched(image: Image, grid: tuple[int, int]) -> Image:
-    """The picture in the shape of rows x columns."""
     longer = max(image.size)
     size = (longer * grid[1] // max(grid), longer * grid[0] // max(grid))
     return image.resize((max(1, size[0]), max(1, size[1])), Resampling.LANCZOS)
@@ -138,7 +134,6 @@ def card(shown: Sequence[Seen], question: str, lines: Sequence[str]) -> Image:
 
 
 def counted(shown: Sequence[Seen]) -> str:
-    """Numbers of patches and tokens as text."""
     before, after = (sum(getattr(one, name) for one in shown) for name in ("before", "after"))
     kept, merged, dropped = (sum(one.counts[place] for one in shown) for place in range(3))
     parts = [f"{kept} kept"] + ([f"{merged} merged"] if merged else [])
@@ -147,7 +142,6 @@ def counted(shown: Sequence[Seen]) -> str:
 
 
 def _triples(one: Seen) -> list[tuple[tuple[str, Image], tuple[str, Image], tuple[str, Image]]]:
-    """Original, kept and merged patches of each view, with captions."""
     kept, merged, _ = one.counts
     several = len(one.views) > 1
     words = (

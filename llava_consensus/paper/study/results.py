@@ -89,8 +89,6 @@ def probing(full: RunConfig, retention: Share) -> Cell:
 
 
 class RunKey(NamedTuple):
-    """Identity of a run of the study."""
-
     benchmark: str
     positions: str | None = None  # None and the following for all tokens
     retention: float = 1.0
@@ -171,7 +169,6 @@ def _measured(run: Row) -> Iterator[tuple[Record, Mapping[str, Any]]]:
 
 
 def _contrasts(runs: Runs) -> Iterator[Record]:
-    """The contrasts, each of a kind and a setting."""
     full = {key.benchmark: run for key, run in runs.items() if key.scores == "full"}
     told = [name for name, run in full.items() if above_chance(run.score, run.bounds, run.chance)]
     settings = dict.fromkeys(key._replace(benchmark="") for key in runs if key.positions)
@@ -336,7 +333,6 @@ def study_tables(content: Mapping[str, Any]) -> list[Table]:
 
 
 def _place(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Heading, label and column of a row."""
     policy = {"keep": ", positions kept", "renumber": ", positions closed up"}.get(row["positions"], "")
     label = LABELS.get(row["scores"]) or f"recovery, {row['student']} student, r = {row['rate']:g}"
     return f"Retain {100 * row['retention']:g} % of the tokens{policy}", label, row["benchmark"]
