@@ -29,7 +29,7 @@ COLOURS = {VISION: (0, 158, 115), CROSS: (0, 114, 178), BOTH: (204, 121, 167)}  
 SHARED = (230, 159, 0)  # patches in both sets
 WIDTH, PIXELS = 300, (480, 480)  # of a panel, and of the longer side of its image
 KEY = (
-    "Outlined: kept as it is. Blue grey: merged with others. Nearly white: dropped. In the last column vision-only keeps "
+    "Outlined: kept as it is. Blue grey: merged. Nearly white: dropped. In the last column vision-only keeps "
     "green patches, cross-only blue ones, both orange ones; those of ConsensusDrop have a magenta frame."
 )
 
