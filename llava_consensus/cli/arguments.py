@@ -131,9 +131,8 @@ LOADING = (
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="model-specific option; a wrong key lists them",
+        help="model-specific option, such as layout=2880 for the paper's 2 x 2 tiles; a wrong key lists them",
     ),
-    arg("--layout", help="tiles of a picture: stock, or 2880 for the paper's 2 x 2 (as --host-option layout=...)"),
 )
 LOADED = (
     arg("--model", default=MODEL, help="checkpoint folder or hub name (%(default)s)"),
@@ -200,8 +199,7 @@ def benchmark(name: str, given: argparse.Namespace) -> "Benchmark":
 
 
 def host_options(given: argparse.Namespace) -> dict[str, str]:
-    layout = {"layout": given.layout} if given.layout else {}
-    return _texts("--host-option", given.host_option, "layout=2880") | layout
+    return _texts("--host-option", given.host_option, "layout=2880")
 
 
 def method(given: argparse.Namespace) -> "Method":

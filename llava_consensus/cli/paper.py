@@ -384,7 +384,7 @@ def _folder(folder: Path) -> Path:
 def _examples(given: argparse.Namespace) -> Iterator[str]:
     from llava_consensus.evaluation.runs.configuration import prepare
     from llava_consensus.methods import make
-    from llava_consensus.paper import examples, figures
+    from llava_consensus.paper import examples
     from llava_consensus.reduction.budget import Budget
 
     budgets = [one.tokens for one in arguments.budgets(given.budgets) if isinstance(one, Budget)]
@@ -392,8 +392,7 @@ def _examples(given: argparse.Namespace) -> Iterator[str]:
         raise OptionError(f"--budgets {given.budgets!r}: must be whole numbers, such as '{BUDGETS}'")
     if given.count < 1:
         raise OptionError(f"count={given.count} must be at least 1")
-    with figures.sheet():  # without matplotlib this ends before anything is asked
-        folder = _folder(given.to or given.out / "examples")
+    folder = _folder(given.to or given.out / "examples")
     photographs = Path(given.examples)
     if photographs.is_dir():
         if not given.question or photographs.resolve() == folder.resolve():
@@ -411,12 +410,11 @@ def _examples(given: argparse.Namespace) -> Iterator[str]:
     found = examples.search(runner, questions, budgets[0], given.count)
     drawn = examples.examples(runner, [asked for _, asked in found], budgets)
     for number, ((share, asked), one) in enumerate(zip(found, drawn, strict=True), 1):
-        with figures.sheet():
-            figures.save_all(examples.drawn(one), folder, f"{photographs.name}-{budgets[0]}-{number}")
+        examples.drawn(one).save(folder / f"{photographs.name}-{budgets[0]}-{number}.png")
         yield f"{asked.name}: disagreement {100 * share:.0f} %, {asked.words}"
     if photographs.is_dir() and knows_drawings_alone(given.model):
         yield f"note: {DRAWINGS}"
-    yield f"{len(found)} examples: {folder}/{photographs.name}-{budgets[0]}-*"
+    yield f"{len(found)} examples: {folder}/{photographs.name}-{budgets[0]}-*.png"
 
 
 @command(

@@ -4,7 +4,6 @@ import pytest
 import torch
 from units import at_angles, unit
 
-from llava_consensus.errors import OptionError
 from llava_consensus.methods import make
 from llava_consensus.methods.mfpruner import elect
 from llava_consensus.methods.random import draw
@@ -114,26 +113,3 @@ def test_a_video_is_ranked_as_a_whole(name: str) -> None:
             found.kept, make(name).reduce(shifted, Budget(tokens)).kept
         )
     assert make(name).tile_budget == "global"
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "says"),
-    [
-        ("scope", {"alpha": -1}, "alpha=-1 must be a number"),
-        ("holov", {"crops": 0}, "crops=0 must be a whole number of at least 1"),
-        ("holov", {"crops": 2.5}, "crops=2.5"),
-        ("idpruner", {"balance": 1.5}, r"balance=1.5 must be a number in \[0, 1\]"),
-        ("mfpruner", {"relevance": "both"}, "negated, cosine"),
-        ("restore", {"selector": "random"}, "vispruner, divprune, holov"),
-        ("hiprune", {"alpha": 1.5}, r"alpha=1.5 must be a number in \[0, 1\]"),
-        ("hiprune", {"early_layer": 0.5}, "early_layer=0.5"),
-        ("vscan", {"windows": 0}, "windows=0 must be a whole number of at least 1"),
-        ("vscan", {"local": -1}, "local=-1"),
-        ("otprune", {"gamma": 0}, "gamma=0 must be a number above 0"),
-        ("vidcom2", {"temperature": 0}, "temperature=0 must be a number above 0"),
-        ("evs", {"tile_budget": "per_tile"}, "unknown option of method 'evs' 'tile_budget'"),
-    ],
-)
-def test_bad_options(name: str, options: dict, says: str) -> None:
-    with pytest.raises(OptionError, match=says):
-        make(name, **options)
