@@ -51,6 +51,7 @@ COMMANDS: dict[str, tuple[list[str], str]] = {  # words, and a word that the lin
     "option that is no number": (["eval", "gqa", "--option", "alpha=x"], "alpha"),
     "more merged than tokens": (["eval", "gqa", "--tokens", "64", "--merged", "65"], "merged=65"),
     "no such model": (["eval", "gqa", "--model", "/nowhere/llava"], "/nowhere/llava"),
+    "no such data": (["eval", "gqa", "--model", MINI, "--data", "/nowhere"], "/nowhere"),
     "no limit": (["eval", "gqa", "--limit", "0"], "limit=0"),
     "limit in words": (["eval", "gqa", "--limit", "few"], "few"),
     "negative sample": (["eval", "gqa", "--sample", "-1"], "sample=-1"),
@@ -126,8 +127,9 @@ def test_a_wrong_command_ends_in_one_line(
     except SystemExit as left:
         code = int(left.code or 0)
     out, err = capsys.readouterr()
-    (line,) = err.strip().splitlines()
-    assert code != 0 and line.startswith("error: ") and named in line and not out
+    line, *files = err.strip().splitlines()
+    assert code != 0 and line.startswith("error: ") and named in err and not out
+    assert all(file.startswith("  ") for file in files)  # missing files are listed below the line
     assert {path.name for path in tmp_path.iterdir()} <= {*FILES, "results"}
 
 
