@@ -48,7 +48,20 @@ class Command(NamedTuple):
 COMMANDS: dict[str, Command] = {}  # of the files that are imported so far
 
 
+class Once(argparse.Action):
+    """Stores a value, and refuses a second one."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, flag: Any = None
+    ) -> None:
+        if getattr(namespace, self.dest) is not self.default:
+            parser.error(f"{flag} is given twice, first as {getattr(namespace, self.dest)}: give it once")
+        setattr(namespace, self.dest, values)
+
+
 def arg(*flags: str, alone: bool = False, names: str = "", **settings: Any) -> Argument:
+    if flags == ("--tokens",):
+        settings.setdefault("action", Once)
     return Argument(flags, settings, alone, names)
 
 
