@@ -279,11 +279,5 @@ def shown(line: Any) -> str:
 
 
 def error(text: str) -> None:
-    """An error in one line on standard error, its first word red where colours are wanted."""
-    if not sys.stderr.isatty():  # nothing to colour, and importing rich takes longer than finding most errors
-        print(f"error: {printable(text)}", file=sys.stderr)
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    Console(stderr=True).print(Text.assemble(("error:", "red"), f" {printable(text)}"), soft_wrap=True)
+    """An error in one line on standard error."""
+    print(f"error: {printable(text)}", file=sys.stderr)
