@@ -102,9 +102,7 @@ def scores() -> tuple[Evidence, ...]:
 
 
 def _ledger() -> Iterator[Evidence]:
-    from llava_consensus.paper.ledger import ledger
-
-    content = ledger()
+    content = json.loads(resources.files("llava_consensus.paper").joinpath("ledger.json").read_text("utf-8"))
     for entry in content["entries"]:
         family, name = entry.get("model", "llava-1.5-7b"), entry["method"]
         positions = {"positions renumbered": "renumber", "positions kept": "keep"}.get(name, "")

@@ -55,7 +55,6 @@ INTRODUCED = ("ask", "eval", "list")  # commands whose first example the general
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code."""
     if sys.platform == "win32":
         error("Windows is not supported, its files cannot be locked as runs need it: use WSL")
         return ConsensusError.exit_code
@@ -203,7 +202,6 @@ def _stops() -> Iterator[list[int]]:
 
 
 def _run(given: argparse.Namespace) -> int:
-    """Prints what a command yields; the exit code of how it ended."""
     try:
         for line in given.lines(given):
             print(shown(line), flush=True)
@@ -281,11 +279,5 @@ def shown(line: Any) -> str:
 
 
 def error(text: str) -> None:
-    """An error in one line on standard error, its first word red where colours are wanted."""
-    if not sys.stderr.isatty():  # nothing to colour, and importing rich takes longer than finding most errors
-        print(f"error: {printable(text)}", file=sys.stderr)
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    Console(stderr=True).print(Text.assemble(("error:", "red"), f" {printable(text)}"), soft_wrap=True)
+    """An error in one line on standard error."""
+    print(f"error: {printable(text)}", file=sys.stderr)

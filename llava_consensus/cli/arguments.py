@@ -1,8 +1,8 @@
 """Declaration of commands, the arguments that several commands share, and the one place where their texts become
 objects: method, budget, benchmark, run. Nothing below the command line parses.
 
-A command is a function under `@command(name, line, arguments..., examples=...)`: its parser, its help and its examples
-are made of that alone. A name of two words is a command within a group (`model convert`).
+A command is a function under `@command(name, arguments..., examples=...)`: its parser and its examples are made of
+that, and its docstring is its help. A name of two words is a command within a group (`model convert`).
 """
 
 import argparse
@@ -39,8 +39,6 @@ class Argument(NamedTuple):
 
 
 class Command(NamedTuple):
-    """One command: what it does, its line, its arguments, and how it is used."""
-
     lines: Lines
     line: str
     arguments: tuple[Argument, ...]
@@ -50,16 +48,29 @@ class Command(NamedTuple):
 COMMANDS: dict[str, Command] = {}  # of the files that are imported so far
 
 
+class Once(argparse.Action):
+    """Stores a value, and refuses a second one."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, flag: Any = None
+    ) -> None:
+        if getattr(namespace, self.dest) is not self.default:
+            parser.error(f"{flag} is given twice, first as {getattr(namespace, self.dest)}: give it once")
+        setattr(namespace, self.dest, values)
+
+
 def arg(*flags: str, alone: bool = False, names: str = "", **settings: Any) -> Argument:
-    """An argument of a command."""
+    if flags == ("--tokens",):
+        settings.setdefault("action", Once)
     return Argument(flags, settings, alone, names)
 
 
-def command(name: str, line: str, *given: Argument, examples: tuple[str, ...]) -> Callable[[Lines], Lines]:
+def command(name: str, *given: Argument, examples: tuple[str, ...]) -> Callable[[Lines], Lines]:
     """Declares the function below as the command `name`; it yields what is printed."""
 
     def declare(lines: Lines) -> Lines:
-        COMMANDS[name] = Command(lines, line, given, examples)
+        text = " ".join((lines.__doc__ or "").split()).removesuffix(".")
+        COMMANDS[name] = Command(lines, text[:1].lower() + text[1:], given, examples)
         return lines
 
     return declare
@@ -133,9 +144,8 @@ LOADING = (
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="model-specific option; a wrong key lists them",
+        help="model-specific option, such as layout=2880 for the paper's 2 x 2 tiles; a wrong key lists them",
     ),
-    arg("--layout", help="tiles of a picture: stock, or 2880 for the paper's 2 x 2 (as --host-option layout=...)"),
 )
 LOADED = (
     arg("--model", default=MODEL, help="checkpoint folder or hub name (%(default)s)"),
@@ -196,20 +206,16 @@ def named(kind: str) -> list[str]:
 
 
 def benchmark(name: str, given: argparse.Namespace) -> "Benchmark":
-    """The benchmark called `name` with the options that were given."""
     from llava_consensus.evaluation import benchmarks
 
     return benchmarks.make(name, **_texts("--benchmark-option", given.benchmark_option, "split=test"))
 
 
 def host_options(given: argparse.Namespace) -> dict[str, str]:
-    """The options of the model's host that were given."""
-    layout = {"layout": given.layout} if given.layout else {}
-    return _texts("--host-option", given.host_option, "layout=2880") | layout
+    return _texts("--host-option", given.host_option, "layout=2880")
 
 
 def method(given: argparse.Namespace) -> "Method":
-    """The method with the options that were given."""
     from llava_consensus.methods import make
 
     return make(given.method, **options(given.option))
@@ -240,21 +246,18 @@ def number(text: str) -> int | float | str:
 
 
 def method_named(text: str) -> str:
-    """The name of a method, however its capitals were typed."""
     from llava_consensus.methods import GROUP, METHODS
 
     return any_case(text, (*METHODS, *registered(GROUP)))
 
 
 def benchmark_named(text: str) -> str:
-    """The name of a benchmark, however its capitals were typed."""
     from llava_consensus.evaluation.benchmarks import BENCHMARKS, GROUP
 
     return any_case(text, (*BENCHMARKS, *registered(GROUP)))
 
 
 def budget(given: argparse.Namespace) -> "Budget | Share":
-    """The visual tokens of one picture, and how many of them are merged ones."""
     from llava_consensus.reduction import budget as budgets
 
     return budgets.budget(64 if given.tokens is None else given.tokens, given.merged)
@@ -273,7 +276,6 @@ def budgets(text: str) -> "list[Budget | Share]":
 
 
 def loading(given: argparse.Namespace) -> "Loading":
-    """Loading options of the model."""
     from llava_consensus.evaluation.models import Loading
 
     names = ("device", "dtype", "device_map", "bits", "attn", "revision", "trust_remote_code")
@@ -282,7 +284,6 @@ def loading(given: argparse.Namespace) -> "Loading":
 
 
 def load(given: argparse.Namespace) -> "Runner":
-    """Checks and loads the given model."""
     from llava_consensus.evaluation import models
 
     options, own = loading(given), host_options(given)
@@ -293,7 +294,6 @@ def load(given: argparse.Namespace) -> "Runner":
 def config(
     given: argparse.Namespace, benchmark: "Benchmark", method: "Method", budget: "Budget | Share | None" = None
 ) -> "RunConfig":
-    """Run configuration: a benchmark with a method, in the given setting."""
     from llava_consensus.evaluation.runs.configuration import RunConfig
 
     return RunConfig(
@@ -308,7 +308,6 @@ def config(
 
 
 def execution(given: argparse.Namespace) -> Execution:
-    """Execution options of a run."""
     return Execution(
         given.batch,
         given.workers,

@@ -38,7 +38,6 @@ PORTS = 65535
 
 @command(
     "ask",
-    "ask one question about one picture or video",
     arg("picture", metavar="PICTURE", help=f"a file; a video ends with {', '.join(VIDEOS)}"),
     arg("question", metavar="QUESTION", help="in quotes"),
     *arguments.REDUCED,
@@ -51,7 +50,7 @@ PORTS = 65535
     examples=('ask photo.jpg "What is on the table?" --tokens 64 --overlay kept.png',),
 )
 def ask(given: argparse.Namespace) -> Iterator[str]:
-    """The answer, its tokens and times."""
+    """Ask one question about one picture or video."""
     _check(given)
     method, budget = arguments.method(given), arguments.budget(given)
 
@@ -96,7 +95,6 @@ def ask(given: argparse.Namespace) -> Iterator[str]:
 
 
 def _opened(given: argparse.Namespace, video: bool, clips: bool) -> "list[Image | Clip]":
-    """Opens the picture, or the frames or clip of the video."""
     from llava_consensus.evaluation.media import open_image
 
     if not video:
@@ -115,7 +113,6 @@ def _drawn(
     given: argparse.Namespace,
     times: str,
 ) -> bytes:
-    """The sheet about an answer, as the content of the file that it is written to."""
     from PIL.Image import registered_extensions
 
     from llava_consensus.demo.seen import card, counted, seen_by
@@ -131,7 +128,6 @@ def _drawn(
 
 
 def _check(given: argparse.Namespace) -> None:
-    """Checks the arguments that only `ask` has, before weights load."""
     for name in ("repeats", "frames", "max_new_tokens"):
         value = getattr(given, name)
         if value is not None and value < 1:
@@ -149,7 +145,6 @@ def _check(given: argparse.Namespace) -> None:
 
 @command(
     "demo",
-    "a page in the browser: two methods or two questions side by side",
     *arguments.LOADED,
     arguments.DATA_DIR,
     arg("--port", type=int, help="port of the page (the first free one from 7860 on)"),
@@ -162,11 +157,7 @@ def _check(given: argparse.Namespace) -> None:
     examples=("demo", "demo --model llava-hf/llava-1.5-7b-hf --port 8000"),
 )
 def demo(given: argparse.Namespace) -> Iterator[str]:
-    """Serves the page until it is stopped.
-
-    Raises:
-        MissingDependency: without gradio.
-    """
+    """A page in the browser: two methods or two questions side by side."""
     if given.port is not None and not 1 <= given.port <= PORTS:
         raise OptionError(f"port={given.port} must be in 1..{PORTS}")
     if not given.max_upload > 0:

@@ -38,7 +38,6 @@ PROCESSORS = Path("/proc/cpuinfo")
 
 @command(
     "bench",
-    "time, memory and FLOPs of methods, interleaved in one process",
     *arguments.LOADED,
     arg("--shape", metavar="NAME", help="random weights of a published size in place of --model"),
     arg("--methods", default=METHODS, metavar="NAMES", help="methods, or all (%(default)s)"),
@@ -66,12 +65,20 @@ PROCESSORS = Path("/proc/cpuinfo")
     arg(
         "--requests", default=32, type=int, help="with --serve: of each load (%(default)s), at most 8 for each at once"
     ),
+    arg(
+        "--break-even",
+        nargs="?",
+        const="1 2 4 8",
+        metavar="NUMBERS",
+        help="from how many visual tokens the first method pays here: requests of so many images (1 2 4 8), the first "
+        "of them yours",
+    ),
     arg("--again", action="store_true", help="measure anew over what --out holds"),
     arguments.FORMAT,
-    examples=('bench --methods all --tokens "192 64"', "bench --shape llava-1.5-7b --dtype float16"),
+    examples=('bench --methods all --tokens "192 64"', "bench --break-even --tokens 64 --model MODEL"),
 )
 def bench(given: argparse.Namespace) -> Iterator[Any]:
-    """The tables of what was measured."""
+    """Time, memory and FLOPs of methods, interleaved in one process."""
     from llava_consensus.evaluation.bench import efficiency
     from llava_consensus.evaluation.models import Prompt
     from llava_consensus.evaluation.report import efficiency as tables
@@ -88,6 +95,11 @@ def bench(given: argparse.Namespace) -> Iterator[Any]:
         return
     runner = _runner(given, loading)
     prompt = Prompt(QUESTION)
+    if given.break_even:
+        yield from _break_even(
+            given, runner, made[names[0]], budgets[0], pictures[0], _description(given, loading, runner)
+        )
+        return
     shape = efficiency.prompt_shape(runner, prompt, pictures[0])
     cases, left_out = efficiency.cases_of(runner, names, budgets, shape, given.match, made.__getitem__)
     described = {**_description(given, loading, runner), "left_out": left_out}
@@ -98,13 +110,14 @@ def bench(given: argparse.Namespace) -> Iterator[Any]:
 
 
 def _check(given: argparse.Namespace) -> None:
-    """Checks the options of `bench` before weights load."""
     from llava_consensus.reduction.costs import MATCHES
     from llava_consensus.reduction.options import choose
 
     choose("match", given.match, MATCHES)
     if given.pictures < 1:
         raise OptionError(f"pictures={given.pictures} must be at least 1")
+    if given.break_even and not all(word.isdigit() and int(word) for word in given.break_even.split()):
+        raise OptionError(f"break_even={given.break_even!r}: give numbers of images, at least 1, such as '1 2 4 8'")
     if given.out.is_dir():
         raise DataError(f"--out {given.out}: is a folder. Give the name of a file")
 
@@ -126,7 +139,6 @@ def _pictures(given: argparse.Namespace) -> "list[Image]":
 
 
 def _runner(given: argparse.Namespace, loading: "Loading") -> "Runner":
-    """The checkpoint, or random weights where they fit."""
     if given.shape is None:
         return arguments.load(given)
     from llava_consensus.evaluation.bench.timing import refuse_too_large
@@ -138,7 +150,6 @@ def _runner(given: argparse.Namespace, loading: "Loading") -> "Runner":
 
 
 def _description(given: argparse.Namespace, loading: "Loading", runner: "Runner") -> dict[str, Any]:
-    """Model, machine and versions."""
     import torch
 
     from llava_consensus.evaluation.runs.questions import versions
@@ -163,6 +174,36 @@ def _description(given: argparse.Namespace, loading: "Loading", runner: "Runner"
     }
 
 
+def _break_even(
+    given: argparse.Namespace, runner: "Runner", method: "Method", budget: "Budget | Share", image: "Image",
+    described: dict[str, Any],
+) -> Iterator[str]:  # fmt: skip
+    """A line for each size of request and the answer; --out gets the numbers, and a plot beside it."""
+    from llava_consensus.evaluation.bench import break_even
+    from llava_consensus.evaluation.files import canonical, write_json, write_out
+    from llava_consensus.evaluation.models import Prompt
+
+    counts = sorted(int(word) for word in given.break_even.split())
+    points = break_even.measure(runner, image, Prompt(QUESTION), (method, budget), counts, given.repeats)
+    yield "first token (ms):"
+    for point in points:
+        yield (
+            f"  {point.images} images, {point.tokens} visual tokens: {point.full_ms:.1f} from all, "
+            f"{point.reduced_ms:.1f} reduced (tower {point.tower_ms:.1f}, reduction {point.reduction_ms:.1f}, "
+            f"prefill {point.reduced_prefill_ms:.1f} instead of {point.prefill_ms:.1f})"
+        )
+    yield break_even.sentence(points)
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    rows = [point._asdict() for point in points]
+    write_json(
+        given.out, {**json.loads(canonical(described)), "break_even": break_even.break_even(points), "rows": rows}
+    )
+    write_out(
+        given.out.with_suffix(".png"), break_even.plot(points, f"{described['model']}, {method.title or given.methods}")
+    )
+    yield f"written to {given.out}, plot in {given.out.with_suffix('.png')}"
+
+
 def _processor() -> str:
     found = re.search(r"model name\s*: (.+)", PROCESSORS.read_text()) if PROCESSORS.exists() else None
     return found[1] if found else platform.processor()
@@ -171,7 +212,6 @@ def _processor() -> str:
 def _serving(
     given: argparse.Namespace, made: "dict[str, Method]", budgets: "list[Budget | Share]", pictures: "list[Image]"
 ) -> Iterator[str]:
-    """A table; every measurement is in the file as soon as it is made."""
     from llava_consensus.evaluation.bench import serving
     from llava_consensus.evaluation.bench.efficiency import stored
     from llava_consensus.evaluation.files import canonical, write_json

@@ -44,7 +44,6 @@ LINEUP = "consensusdrop consensusdrop:alpha=1.0 consensusdrop:alpha=0.0 consensu
 
 @command(
     "eval",
-    "accuracy of a model and method on one benchmark",
     arguments.BENCHMARK,
     *arguments.REDUCED,
     *arguments.RUN,
@@ -60,7 +59,7 @@ LINEUP = "consensusdrop consensusdrop:alpha=1.0 consensusdrop:alpha=0.0 consensu
     ),
 )
 def evaluate(given: argparse.Namespace) -> Iterator[str]:
-    """One run, and what it measured."""
+    """Accuracy of a model and method on one benchmark."""
     if given.url is not None:
         yield from _by_url(given)
         return
@@ -102,7 +101,6 @@ def evaluate(given: argparse.Namespace) -> Iterator[str]:
 
 
 def raise_if_unanswered(path: Path, metrics: Mapping[str, Any]) -> None:
-    """Raises Unanswered for a run in which questions have no answer."""
     if missing := metrics.get("errors"):
         raise Unanswered(
             f"{missing} of {metrics['questions']} questions have no answer, so the score rests on the others. "
@@ -139,7 +137,6 @@ def _benchmark(given: argparse.Namespace) -> "Benchmark":
 
 
 def _by_url(given: argparse.Namespace) -> Iterator[str]:
-    """One run that a server answers."""
     from llava_consensus.evaluation.runs.by_url import UrlConfig, run, summary
 
     config = UrlConfig(
@@ -164,7 +161,6 @@ def _by_url(given: argparse.Namespace) -> Iterator[str]:
 
 @command(
     "sweep",
-    "a grid of benchmarks, methods and budgets, and each benchmark with all tokens",
     arg("--bench", default="gqa pope textvqa", metavar="NAMES", help="benchmarks, or all (%(default)s)"),
     arg("--methods", default=LINEUP, metavar="NAMES", help=arguments.METHODS_HELP),
     arg("--tokens", default="192 128 64 32", metavar="NUMBERS", help="budgets, or shares such as 0.1 (%(default)s)"),
@@ -174,7 +170,7 @@ def _by_url(given: argparse.Namespace) -> Iterator[str]:
     examples=('sweep --bench "gqa pope" --methods "consensusdrop random" --tokens "192 64"',),
 )
 def sweep(given: argparse.Namespace) -> Iterator[Any]:
-    """Every run of a grid, a line each."""
+    """A grid of benchmarks, methods and budgets, and each benchmark with all tokens."""
     from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.runs import sweep as grids
     from llava_consensus.methods import known_methods, make
@@ -258,14 +254,12 @@ def _table(done: "list[Cell]") -> "Table":
 
 
 def _score(measured: Mapping[str, Any]) -> str:
-    """The score of a run as text."""
     if not measured:
         return "shards are missing"
     return "no score" if measured["score"] is None else f"{measured['score']:.2f}"
 
 
 def _cost(account: dict[str, Any]) -> str:
-    """Cost of a question, in one line."""
     total = account["flops"]["total"]
     flops = "unknown" if total is None else f"{total / 1e9:.2f} GFLOP"
     counts = f"{account['entering']:g} enter, {account['kept']:g} kept, {account['average']:.4g} in a layer on average"
@@ -273,7 +267,6 @@ def _cost(account: dict[str, Any]) -> str:
 
 
 def _summary(result: "RunResult", name: str, full: float | None) -> list[str]:
-    """Summary of a run, for people."""
     metrics, tokens = result.metrics, result.metrics["tokens"]
     score = "none" if metrics["score"] is None else f"{metrics['score']:.2f}"
     errors = f", {metrics['errors']} without an answer (errors.jsonl)" if metrics["errors"] else ""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llava_consensus.cli import arguments, columns, terminal
+from llava_consensus.cli import arguments, terminal
 from llava_consensus.cli.arguments import arg, command
 from llava_consensus.errors import ConsensusError, DataError, Interrupted, OptionError, any_case, unknown_name
 from llava_consensus.evaluation.runs import DATA
@@ -32,7 +32,6 @@ class HostError(ConsensusError):
 
 @command(
     "list",
-    "methods, hosts and benchmarks; or everything about one method",
     arg(
         "what",
         nargs="?",
@@ -40,14 +39,16 @@ class HostError(ConsensusError):
         names="lists",
         help="methods, hosts, benchmarks, or a method: its options, cost, paper",
     ),
-    arg("--hosts", action="store_true", help="which method works on which host, and why not"),
+    arg("--hosts", action="store_true", help="how many methods work on each host"),
+    arg("--host", metavar="NAME", help="which methods work on this host, and why the others do not"),
+    arg("--csv", action="store_true", help="with --hosts: every method and host"),
     arguments.JSON,
-    examples=("list", "list methods", "list consensusdrop", "list --hosts", "list --json"),
+    examples=("list", "list methods", "list consensusdrop", "list --host qwen2.5-vl", "list --hosts --csv"),
 )
 def choices(given: argparse.Namespace) -> Iterator[str]:
-    """Every method, host and benchmark with a line about it, one kind of them, one method, or the matrix."""
-    if given.hosts:
-        yield from _matrix(given.json)
+    """Methods, hosts and benchmarks; or everything about one method."""
+    if given.hosts or given.host is not None:
+        yield from _hosts(given)
         return
     from llava_consensus.evaluation.benchmarks import known_benchmarks
     from llava_consensus.hosts import OTHER, known_hosts
@@ -75,7 +76,6 @@ def choices(given: argparse.Namespace) -> Iterator[str]:
 
 
 def _about(name: str, as_json: bool) -> Iterator[str]:
-    """Description of a method from its file: idea, paper and differences; its options, and its cost."""
     from llava_consensus.methods import about
 
     described = about(name)
@@ -102,51 +102,58 @@ def _about(name: str, as_json: bool) -> Iterator[str]:
     yield terminal.wrapped(f"  {described.cost}")
 
 
-def _matrix(as_json: bool) -> Iterator[str]:
-    """A line for each method, a column for each host, and the reasons of refusals as numbered notes; in a narrow
-    terminal the hosts are listed below each method.
-    """
-    from llava_consensus.hosts.matrix import cells, keeping, otherwise
+def _hosts(given: argparse.Namespace) -> Iterator[str]:
+    """A line for each host, everything about one of them, or the whole matrix as CSV or JSON."""
+    from llava_consensus.hosts import known_hosts
+    from llava_consensus.hosts.matrix import UNTRIED, cells, keeping, otherwise, refusals
 
-    refusals = cells()
-    if as_json:
-        facts = {"refused": refusals, "keep_positions": keeping(), "read_otherwise": otherwise()}
-        yield json.dumps(facts, indent=1)
+    if given.host is not None:
+        hosts = known_hosts()
+        name = any_case(given.host, hosts)
+        if name not in hosts:
+            raise unknown_name("host", given.host, list(hosts))
+        yield from _host(name, hosts[name].line, refusals(name), keeping(), otherwise())
         return
-    notes = dict.fromkeys(reason for host in refusals.values() for reason in host.values() if reason)
-    numbers = {reason: f"[{number}]" for number, reason in enumerate(notes, 1)}
-    names = next(iter(refusals.values()))
-    rows = {name: {host: numbers.get(refusals[host][name], WORKS) for host in refusals} for name in names}
-    widths = {host: max(len(host), len(WORKS)) + 2 for host in refusals}
-    first = max(map(len, rows))
-    if first + sum(widths.values()) <= (columns() or sys.maxsize):
-        yield (" " * first + "".join(f"  {host:{width - 2}}" for host, width in widths.items())).rstrip()
-        for name, marks in rows.items():
-            line = "".join(f"  {marks[host]:{width - 2}}" for host, width in widths.items())
-            yield f"{name:{first}}{line}".rstrip()
-    else:
-        for name, marks in rows.items():
-            yield name
-            for mark in dict.fromkeys(marks.values()):
-                yield terminal.wrapped(f"  {mark}: {', '.join(host for host in marks if marks[host] == mark)}")
-    yield from (terminal.wrapped(f"{number} {reason}") for reason, number in numbers.items())
-    yield terminal.wrapped(
-        f"positions are kept, as they have three axes, on {', '.join(keeping())}; positions=renumber is refused there"
-    )
-    yield from (
-        terminal.wrapped(f"{method} reads other things there than of LLaVA (`list {method}`): {', '.join(hosts)}")
-        for method, hosts in otherwise().items()
-    )
+    refused = cells()
+    if given.json:
+        yield json.dumps({"refused": refused, "keep_positions": keeping(), "read_otherwise": otherwise()}, indent=1)
+        return
+    tried = {host: {name: why * (why != UNTRIED) for name, why in own.items()} for host, own in refused.items()}
+    if given.csv:
+        yield ",".join(("method", *tried))
+        for method in next(iter(tried.values())):
+            yield ",".join((method, *("no" if tried[host][method] else WORKS for host in tried)))
+        return
+    for host, reasons in tried.items():
+        missing = [method for method, reason in reasons.items() if reason]
+        without = f" without {', '.join(missing)}" if 0 < len(missing) <= 6 else ""
+        note = ", tried only on copies of the code that the checkpoint carries" if known_hosts()[host].remote else ""
+        yield terminal.wrapped(f"{host:16} {len(reasons) - len(missing)} of {len(reasons)} methods{without}{note}")
+    yield terminal.wrapped("why a method does not work on one of them: llava-consensus list --host NAME")
+
+
+def _host(
+    name: str, line: str, reasons: dict[str, str], keeping: list[str], otherwise: dict[str, list[str]]
+) -> Iterator[str]:
+    """Which methods work on a host, and why the others do not."""
+    yield f"{name}: {line}"
+    yield terminal.wrapped(f"works: {', '.join(method for method, reason in reasons.items() if not reason)}")
+    for reason in dict.fromkeys(filter(None, reasons.values())):
+        methods = [method for method, why in reasons.items() if why == reason]
+        yield terminal.wrapped(f"{', '.join(methods)}: {reason}")
+    if name in keeping:
+        yield terminal.wrapped("positions: kept, as they have three axes; positions=renumber is refused")
+    if others := [method for method, hosts in otherwise.items() if name in hosts]:
+        yield terminal.wrapped(f"read something else than on LLaVA (llava-consensus list METHOD): {', '.join(others)}")
 
 
 @command(
     "data mini",
-    "put the embedded model and its benchmarks into a folder to work in",
     arg("--to", type=Path, default=Path(), metavar="DIR", help="that folder (the current one)"),
     examples=("data mini", "data mini --to ~/llava-mini"),
 )
 def fetch_mini(given: argparse.Namespace) -> Iterator[str]:
-    """Copies, generates, and prints the next command."""
+    """Put the embedded model and its benchmarks into a folder to work in."""
     from llava_consensus.evaluation.data import mini
 
     folder = given.to.expanduser()
@@ -159,7 +166,6 @@ def fetch_mini(given: argparse.Namespace) -> Iterator[str]:
 
 @command(
     "data download",
-    "fetch official files of benchmarks: resumed, checked, unpacked",
     arg("names", nargs="+", metavar="BENCHMARK", names="benchmarks", help="or all"),
     arg("--data", default=OFFICIAL, type=Path, metavar="DIR", help="folder that gets eval/... (%(default)s)"),
     arg("--yes", action="store_true", help="the licences are read and accepted: do not ask"),
@@ -167,7 +173,7 @@ def fetch_mini(given: argparse.Namespace) -> Iterator[str]:
     examples=("data download pope --data playground/data", "data download all --yes"),
 )
 def download_data(given: argparse.Namespace) -> Iterator[str]:
-    """Licences and sizes, then every file; at the end what `data check` says of each benchmark."""
+    """Fetch official files of benchmarks: resumed, checked, unpacked."""
     from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.benchmarks.check import check
     from llava_consensus.evaluation.data.sources import BY_HAND, SOURCES
@@ -190,7 +196,6 @@ def download_data(given: argparse.Namespace) -> Iterator[str]:
 
 
 def _chosen(given: Sequence[str]) -> list[str]:
-    """The benchmarks that are meant. OptionError for one that is not there."""
     from llava_consensus.evaluation.benchmarks import BENCHMARKS
     from llava_consensus.evaluation.data.sources import SOURCES
 
@@ -201,7 +206,6 @@ def _chosen(given: Sequence[str]) -> list[str]:
 
 
 def _plan(names: Sequence[str], todo: "Sequence[Source]", data: Path) -> Iterator[str]:
-    """The licence of each benchmark, and what will be fetched."""
     from llava_consensus.evaluation.benchmarks import BENCHMARKS
 
     yield "licences:"
@@ -228,7 +232,6 @@ def _done(source: "Source", data: Path) -> Path:
 
 
 def _bring(source: "Source", data: Path, keep: bool) -> str:
-    """Fetches and unpacks one file; returns its status."""
     from llava_consensus.evaluation.data.transfer import fetch, mark
     from llava_consensus.evaluation.data.unpack import unpack
 
@@ -251,7 +254,6 @@ def _bring(source: "Source", data: Path, keep: bool) -> str:
 
 @command(
     "data check",
-    "which files are there, which are missing and where they come from",
     arg("names", nargs="*", metavar="BENCHMARK", names="benchmarks", help="all of them by default"),
     arguments.DATA_DIR,
     arguments.BENCHMARK_OPTION,
@@ -259,7 +261,7 @@ def _bring(source: "Source", data: Path, keep: bool) -> str:
     examples=("data check --data playground/data", "data check gqa pope --data playground/data --json"),
 )
 def check_data(given: argparse.Namespace) -> Iterator[str]:
-    """One block for each benchmark; DataError at the end if one that was named is not ready for all it can be."""
+    """Which files are there, which are missing and where they come from."""
     from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.benchmarks.check import check, uses
 
@@ -285,13 +287,12 @@ def check_data(given: argparse.Namespace) -> Iterator[str]:
 
 @command(
     "model convert",
-    "a LLaVA-1.5 or 1.6 checkpoint in Hugging Face's layout, and back",
     arg("source", type=Path, metavar="CHECKPOINT", help="folder, in either layout"),
     arg("out", type=Path, metavar="OUT", help="folder that is not there yet"),
     examples=("model convert checkpoints/llava-mini checkpoints/llava-mini-hf",),
 )
 def convert(given: argparse.Namespace) -> Iterator[str]:
-    """Prints how many tensors were written."""
+    """A LLaVA-1.5 or 1.6 checkpoint in Hugging Face's layout, and back."""
     from llava_consensus.evaluation.models.convert import convert as write
 
     yield write(given.source.expanduser(), given.out.expanduser())
@@ -299,14 +300,13 @@ def convert(given: argparse.Namespace) -> Iterator[str]:
 
 @command(
     "model merge",
-    "a LoRA checkpoint of LLaVA and its base, as one checkpoint",
     arg("lora", type=Path, metavar="LORA", help="folder with adapter_config.json"),
     arg("base", type=Path, metavar="BASE", help="folder of the model that was adapted"),
     arg("out", type=Path, metavar="OUT", help="folder that is not there yet"),
     examples=("model merge llava-v1.5-7b-lora vicuna-7b-v1.5 llava-v1.5-7b-merged",),
 )
 def merge(given: argparse.Namespace) -> Iterator[str]:
-    """Prints how many tensors were written, and how many of them are sums."""
+    """A LoRA checkpoint of LLaVA and its base, as one checkpoint."""
     from llava_consensus.evaluation.models.merge import merge as write
 
     yield write(given.lora.expanduser(), given.base.expanduser(), given.out.expanduser())
@@ -314,7 +314,6 @@ def merge(given: argparse.Namespace) -> Iterator[str]:
 
 @command(
     "model check",
-    "try on a model whether methods are handed what it computes itself",
     arg("model", metavar="MODEL", help="checkpoint folder or hub name"),
     arguments.METHOD,
     arguments.OPTION,
@@ -322,11 +321,7 @@ def merge(given: argparse.Namespace) -> Iterator[str]:
     examples=("model check checkpoints/llava-mini",),
 )
 def check_host(given: argparse.Namespace) -> Iterator[str]:
-    """A line for each check: passed or not, the largest difference and its bound.
-
-    Raises:
-        HostError: where a check failed.
-    """
+    """Try on a model whether methods are handed what it computes itself."""
     from llava_consensus.evaluation.models.check_host import findings
 
     method = arguments.method(given)

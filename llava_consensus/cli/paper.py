@@ -48,7 +48,6 @@ AT = arg("--tokens", metavar="NUMBERS", help="only these budgets, such as 64 (th
 
 @command(
     "paper table",
-    "a table or an ablation of the paper, ours and the paper's numbers side by side; all: what one model can give",
     arg(
         "name",
         metavar="NAME",
@@ -64,7 +63,7 @@ AT = arg("--tokens", metavar="NUMBERS", help="only these budgets, such as 64 (th
     examples=("paper table t1 --tokens 64 --sample 40", "paper table all --sample 40"),
 )
 def table(given: argparse.Namespace) -> Iterator[Any]:
-    """A line for every run, then the tables."""
+    """A table or an ablation of the paper, ours and the paper's numbers side by side; all: what one model can give."""
     from llava_consensus.paper import preset as presets
 
     if given.name == ALL:
@@ -85,32 +84,24 @@ def _everything(given: argparse.Namespace) -> Iterator[Any]:
     """
     from llava_consensus.paper import preset as presets
 
-    asked = {preset.name: preset for preset in map(presets.read, presets.names()) if preset.printed}
+    printed = [preset for preset in map(presets.read, presets.names()) if preset.printed]
     of_study = str(STUDY["bench"]).split()
-    known_names = dict.fromkeys([*(name for one in asked.values() for name in one.benchmarks), *of_study])
+    known_names = dict.fromkeys([*(name for preset in printed for name in preset.benchmarks), *of_study])
     chosen = known_names if given.bench is None else given.bench.split()
     if not chosen or not set(chosen) <= set(known_names):
         raise OptionError(f"--bench {given.bench!r}: must be of {', '.join(known_names)}, which tables and study ask")
     load, became, errors = loaded_once(given), {}, []
-
-    def part(names: Iterable[str]) -> argparse.Namespace:
-        own = {**STUDY, **vars(given), "bench": " ".join(name for name in names if name in chosen), "tokens": None}
-        return argparse.Namespace(**own)
-
-    parts: dict[str, tuple[argparse.Namespace, str, Path, Callable[..., Iterator[Any]]]] = {}
-    for preset in asked.values():
-        file = given.out / TABLES / f"{preset.name}.md"
-        parts[preset.title] = (
-            part(preset.benchmarks),
-            _unfit(preset, given),
-            file,
-            partial(_measured, preset, load=load),
-        )
-    parts["The controlled study"] = (part(of_study), "", given.out / "study.md", study)
-    for title, (own, why, file, lines) in parts.items():
-        became[title] = why or (str(file) if own.bench else f"asks none of {given.bench}")
+    parts: list[tuple[str, Iterable[str], str, Path, Callable[..., Iterator[Any]]]] = []
+    for preset in printed:
+        file, why = given.out / TABLES / f"{preset.name}.md", _unfit(preset, given)
+        parts.append((preset.title, preset.benchmarks, why, file, partial(_measured, preset, load=load)))
+    parts.append(("The controlled study", of_study, "", given.out / "study.md", study))
+    for title, names, why, file, lines in parts:
+        bench = " ".join(name for name in names if name in chosen)
+        became[title] = why or (str(file) if bench else f"asks none of {given.bench}")
         try:
-            yield from () if why or not own.bench else lines(given=own)
+            if bench and not why:
+                yield from lines(given=argparse.Namespace(**{**STUDY, **vars(given), "bench": bench, "tokens": None}))
         except Interrupted:
             raise
         except ConsensusError as error:
@@ -173,7 +164,6 @@ def _measured(preset: "Preset", given: argparse.Namespace, load: "RunnerLoader |
 
 
 def _plan(preset: "Preset", given: argparse.Namespace) -> "dict[tuple[PresetRow | None, str], Cell]":
-    """Every run of a preset, each checked: all tokens, then its rows, on each benchmark."""
     from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.runs.configuration import prepare
     from llava_consensus.evaluation.runs.sweep import Cell
@@ -193,7 +183,6 @@ def _plan(preset: "Preset", given: argparse.Namespace) -> "dict[tuple[PresetRow 
 
 @command(
     "paper plan",
-    "the runs of a table: how many, what each needs, and the command; nothing is loaded",
     arg("name", metavar="NAME", nargs="?", default="t1", help="a table, as of `paper table` (%(default)s)"),
     ONLY,
     AT,
@@ -202,7 +191,7 @@ def _plan(preset: "Preset", given: argparse.Namespace) -> "dict[tuple[PresetRow 
     examples=("paper plan t1 --tokens 64", "paper plan t1 --model liuhaotian/llava-v1.5-13b"),
 )
 def plan(given: argparse.Namespace) -> Iterator[Any]:
-    """A line for each benchmark, what is missing, and the command that runs them."""
+    """The runs of a table: how many, what each needs, and the command; nothing is loaded."""
     from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.benchmarks.check import ANSWERING, check, uses
     from llava_consensus.evaluation.report.table import ABSENT, Group, Table
@@ -257,7 +246,6 @@ def _prompt_flops(shape: "Shape | None", tokens: int | float | None) -> float:
 
 @command(
     "paper study",
-    "selection inside the language model by vision, by the question, by both; the model's decoder must allow cuts",
     arg("--bench", default=STUDY["bench"], metavar="NAMES", help="benchmarks (%(default)s)"),
     arg("--retention", default=STUDY["retention"], metavar="SHARES", help="shares of tokens kept (%(default)s)"),
     arg("--rates", default=STUDY["rates"], metavar="SHARES", help="what recovery adds of the other side (%(default)s)"),
@@ -273,7 +261,7 @@ def _prompt_flops(shape: "Shape | None", tokens: int | float | None) -> float:
     examples=("paper study --sample 40",),
 )
 def study(given: argparse.Namespace) -> Iterator[Any]:
-    """A line for every run, then the tables; `paper/study/results.py` says what is in the files it leaves."""
+    """Selection inside the language model by vision, by the question, by both; the model's decoder must allow cuts."""
     from llava_consensus.evaluation import benchmarks
     from llava_consensus.methods import make
     from llava_consensus.paper.study import results
@@ -323,7 +311,6 @@ def _all_run(
 def _left(
     file: Path, content: Mapping[str, Any], tables: "Sequence[Table]", rows: Sequence[Mapping[str, Any]]
 ) -> Iterator[Any]:
-    """Writes what was found, and its tables beside it under the same name; prints the tables."""
     from llava_consensus.evaluation.files import write_json
     from llava_consensus.evaluation.report.table import write
 
@@ -351,7 +338,6 @@ def _rates(text: str) -> list[float]:
 
 @command(
     "paper figures",
-    "every figure of the paper from result files, as PNG and SVG, or examples of where the two signals look",
     arguments.OUT_DIR,
     arg("--to", type=Path, metavar="FOLDER", help="where they are written (DIR/figures)"),
     arg("--examples", metavar="NAME", help="instead, examples: of a benchmark, or of the images in a folder"),
@@ -364,11 +350,7 @@ def _rates(text: str) -> list[float]:
     examples=("paper figures --out results", "paper figures --examples gqa", "paper figures --examples photographs"),
 )
 def figures(given: argparse.Namespace) -> Iterator[str]:
-    """Draws what there are results for, and names what there are none for and what makes them.
-
-    Raises:
-        DataError: no such folder, or a damaged file in it.
-    """
+    """Every figure of the paper from result files, as PNG and SVG, or examples of where the two signals look."""
     from llava_consensus.evaluation.report.table import write
     from llava_consensus.paper import figures as drawings
     from llava_consensus.paper import results
@@ -400,10 +382,9 @@ def _folder(folder: Path) -> Path:
 
 
 def _examples(given: argparse.Namespace) -> Iterator[str]:
-    """Searches, asks what was found again at every budget, and draws."""
     from llava_consensus.evaluation.runs.configuration import prepare
     from llava_consensus.methods import make
-    from llava_consensus.paper import examples, figures
+    from llava_consensus.paper import examples
     from llava_consensus.reduction.budget import Budget
 
     budgets = [one.tokens for one in arguments.budgets(given.budgets) if isinstance(one, Budget)]
@@ -411,8 +392,7 @@ def _examples(given: argparse.Namespace) -> Iterator[str]:
         raise OptionError(f"--budgets {given.budgets!r}: must be whole numbers, such as '{BUDGETS}'")
     if given.count < 1:
         raise OptionError(f"count={given.count} must be at least 1")
-    with figures.sheet():  # without matplotlib this ends before anything is asked
-        folder = _folder(given.to or given.out / "examples")
+    folder = _folder(given.to or given.out / "examples")
     photographs = Path(given.examples)
     if photographs.is_dir():
         if not given.question or photographs.resolve() == folder.resolve():
@@ -430,17 +410,15 @@ def _examples(given: argparse.Namespace) -> Iterator[str]:
     found = examples.search(runner, questions, budgets[0], given.count)
     drawn = examples.examples(runner, [asked for _, asked in found], budgets)
     for number, ((share, asked), one) in enumerate(zip(found, drawn, strict=True), 1):
-        with figures.sheet():
-            figures.save_all(examples.drawn(one), folder, f"{photographs.name}-{budgets[0]}-{number}")
+        examples.drawn(one).save(folder / f"{photographs.name}-{budgets[0]}-{number}.png")
         yield f"{asked.name}: disagreement {100 * share:.0f} %, {asked.words}"
     if photographs.is_dir() and knows_drawings_alone(given.model):
         yield f"note: {DRAWINGS}"
-    yield f"{len(found)} examples: {folder}/{photographs.name}-{budgets[0]}-*"
+    yield f"{len(found)} examples: {folder}/{photographs.name}-{budgets[0]}-*.png"
 
 
 @command(
     "paper verify",
-    "before any method is judged: prompts against official LLaVA's, and scores with all tokens against published ones",
     arg("--bench", metavar="NAMES", help="benchmarks (gqa pope textvqa; with --answers, all that were published)"),
     arg("--published", type=Path, metavar="FILE", help="scores by benchmark, as JSON (LLaVA-1.5-7B's)"),
     arg("--answers", action="store_true", help="ask no model: score LLaVA's own answer files (eval.zip) under --data"),
@@ -452,11 +430,7 @@ def _examples(given: argparse.Namespace) -> Iterator[str]:
     ),
 )
 def verify(given: argparse.Namespace) -> Iterator[Any]:
-    """The pinned revision of the checkpoint, the table of prompts, a line for every run, then the table of scores.
-
-    Raises:
-        DataError: a prompt is another one, or a score differs by more than its sampling error.
-    """
+    """Before any method is judged: prompts against LLaVA's own, and scores with all tokens against published ones."""
     from llava_consensus.evaluation import benchmarks, models
     from llava_consensus.evaluation.files import read_json
     from llava_consensus.evaluation.models.llava import LlavaRunner

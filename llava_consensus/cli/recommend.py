@@ -12,7 +12,6 @@ MOST = 3  # methods printed of one table, and tables
 
 @command(
     "recommend",
-    "which method and budget results support, for a model and a task",
     arg("--model", default="llava-1.5", metavar="MODEL", help="name or checkpoint folder (%(default)s)"),
     arg("--task", default="general", metavar="TASK", help="general, ocr, grounding, chart, video or multi-image"),
     arg("--tokens", type=int, metavar="N", help="visual tokens of an image; the nearest published budget is taken"),
@@ -21,7 +20,7 @@ MOST = 3  # methods printed of one table, and tables
     examples=("recommend --model llava-hf/llava-1.5-7b-hf --task ocr --tokens 128", "recommend --model qwen2.5-vl"),
 )
 def recommend(given: argparse.Namespace) -> Iterator[str]:
-    """The best settings of each table, as commands."""
+    """Which method and budget results support, for a model and a task."""
     from llava_consensus import evidence
 
     choices = evidence.recommend(given.model, given.task, given.tokens, given.share)

@@ -23,7 +23,6 @@ CHANGED = "Move the folder of that run away; the same command makes it again"
 
 @command(
     "report",
-    "tables of all results: Markdown, CSV, LaTeX",
     arguments.OUT_DIR,
     arguments.FORMAT,
     arg("--write", type=Path, action="append", default=[], metavar="FILE", help="update FILE between its markers"),
@@ -39,11 +38,7 @@ CHANGED = "Move the folder of that run away; the same command makes it again"
     examples=("report", "report --against consensusdrop", "report --csv tables.csv --latex tables.tex"),
 )
 def report(given: argparse.Namespace) -> Iterator[Any]:
-    """Writes the requested files; yields the tables in the requested format.
-
-    Raises:
-        DataError: a page without markers, a damaged run, a folder that does not exist, nothing to draw.
-    """
+    """Tables of all results: Markdown, CSV, LaTeX."""
     from llava_consensus.evaluation.report import results
     from llava_consensus.evaluation.report.rows import FULL, read_rows
     from llava_consensus.evaluation.report.table import BEGIN, END, replace_block
@@ -78,7 +73,6 @@ def report(given: argparse.Namespace) -> Iterator[Any]:
 
 
 def _of_preset(given: argparse.Namespace, rows: "Sequence[Row]") -> "list[Section]":
-    """The runs that a preset asks for."""
     from llava_consensus.paper import preset
 
     chosen = preset.read(given.preset)
@@ -98,27 +92,24 @@ def _draw(given: argparse.Namespace, found: list["Section"]) -> None:
 
 
 def in_folder(path: Path) -> Path:
-    """The path itself, once its folder is known to exist."""
     if not path.parent.is_dir():
         raise DataError(f"{path}: no folder {path.parent}")
     return path
 
 
 def check_results(out: Path) -> None:
-    """Raises DataError unless there is a folder of results."""
     if not out.is_dir():
         raise DataError(f"--out {out}: no such folder of results. An evaluation makes one: llava-consensus eval")
 
 
 @command(
     "report compare",
-    "two runs against each other, question by question: difference, interval, p",
     *(arg(f"run_{one.lower()}", metavar=f"RUN_{one}", help="folder of a run, or its name's start") for one in "AB"),
     arg("--out", default=argparse.SUPPRESS, type=Path, metavar="DIR", help="folder of results (results)"),
     examples=("report compare gqa-consensusdrop-64 gqa-random-64",),
 )
 def compare(given: argparse.Namespace) -> Iterator[str]:
-    """Two runs of a benchmark, paired by question, as text."""
+    """Two runs against each other, question by question: difference, interval, p."""
     from llava_consensus.evaluation.report import versus
 
     with misread(f"{given.run_a} or {given.run_b}", CHANGED):
@@ -129,7 +120,6 @@ def compare(given: argparse.Namespace) -> Iterator[str]:
 
 @command(
     "report import",
-    "per-question results of lmms-eval, VLMEvalKit, LLaVA or any csv, as a run that can be compared",
     arg("file", type=Path, metavar="FILE", help="*_samples_*.jsonl of lmms-eval, *_result.xlsx of VLMEvalKit, csv"),
     arg("--data", type=Path, metavar="DIR", help="FILE is LLaVA's answers: score them by the benchmark's files here"),
     arg("--benchmark", required=True, metavar="NAME", help="name of the benchmark: the same for files to be compared"),
@@ -145,12 +135,7 @@ def compare(given: argparse.Namespace) -> Iterator[str]:
     ),
 )
 def import_(given: argparse.Namespace) -> Iterator[str]:
-    """The folder of the run.
-
-    Raises:
-        OptionError: a column of something else than id, right, picture.
-        DataError: a file that cannot be read, or is not one of those.
-    """
+    """Per-question results of lmms-eval, VLMEvalKit, LLaVA or any csv, as a run that can be compared."""
     from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.report.imported import ColumnNames, Origin, import_answers, import_file
 

@@ -25,7 +25,6 @@ ANSWERS = arg(
 
 @command(
     "score",
-    "score an answer file, or write it in the form the official server takes",
     arguments.BENCHMARK,
     ANSWERS,
     arguments.DATA_DIR,
@@ -45,7 +44,7 @@ ANSWERS = arg(
     ),
 )
 def score(given: argparse.Namespace) -> Iterator[str]:
-    """The report of an answer file, for people or the whole of it as JSON; or a submission."""
+    """Score an answer file, or write it in the form the official server takes."""
     benchmark = arguments.benchmark(given.name, given)
     if given.export:
         yield from _export(benchmark, given)
@@ -71,7 +70,6 @@ def _lines(benchmark: "Benchmark", report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _nested(values: Mapping[str, Any], indent: str = "") -> Iterator[str]:
-    """A nested report line by line, fractions with two decimals."""
     deeper = f"{indent}  "
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
@@ -95,7 +93,6 @@ def _plain(value: Any) -> str:
 
 
 def _export(benchmark: "Benchmark", given: argparse.Namespace) -> Iterator[str]:
-    """Writes a submission; reports missing, duplicate and unknown ids."""
     from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.benchmarks.base import join, refuse_missing, some
 
@@ -124,7 +121,6 @@ def _export(benchmark: "Benchmark", given: argparse.Namespace) -> Iterator[str]:
 
 @command(
     "judge",
-    "grade an answer file by a judge model",
     arguments.DATA_DIR,
     arg("name", metavar="BENCHMARK", names="benchmarks", help="one that has a judge; a wrong name lists them"),
     ANSWERS,
@@ -143,7 +139,7 @@ def _export(benchmark: "Benchmark", given: argparse.Namespace) -> Iterator[str]:
     examples=("judge mmvet --answers answers.jsonl --judge-model gpt-4-0613",),
 )
 def judge(given: argparse.Namespace) -> Iterator[str]:
-    """Judges and prints the result; JudgeError at the end if answers have no grade."""
+    """Grade an answer file by a judge model."""
     from llava_consensus.evaluation.judge.client import JudgeConfig, JudgeError
     from llava_consensus.evaluation.judge.run import lines, run
 

@@ -17,7 +17,6 @@ from llava_consensus.serving.parent import PARENT
 
 @command(
     "serve",
-    "serve a model by vLLM, answering from fewer visual tokens",
     arg("model", metavar="MODEL", help="checkpoint folder or hub name of a model in transformers' format"),
     METHOD,
     OPTION,
@@ -47,7 +46,7 @@ from llava_consensus.serving.parent import PARENT
     ),
 )
 def serve(given: argparse.Namespace) -> Iterator[str]:
-    """Prints vLLM's command, or becomes it."""
+    """Serve a model by vLLM, answering from fewer visual tokens."""
     words = line(given)
     if given.print:
         yield shlex.join(words)

@@ -20,7 +20,6 @@ def wrapped(text: str, indent: str = "    ", most: int | None = None) -> str:
 
 
 def heading(text: str) -> Any:
-    """Bold words over tables."""
     from rich.text import Text
 
     return Text(printable(text), style="bold")

@@ -19,7 +19,6 @@ from llava_consensus.evaluation.runs import MODEL
 
 @command(
     "train",
-    "adapt a model to fewer visual tokens: projector, LoRA or all of it",
     arg("--model", default=MODEL, help="checkpoint that is adapted (%(default)s)"),
     arg("--data-path", type=Path, required=True, metavar="FILE", help="conversations, LLaVA's format"),
     arg("--images", type=Path, required=True, metavar="DIR", help="folder of their pictures"),
@@ -58,7 +57,7 @@ from llava_consensus.evaluation.runs import MODEL
     ),
 )
 def train(given: argparse.Namespace) -> Iterator[str]:
-    """Trains, and prints the folder of the checkpoint."""
+    """Adapt a model to fewer visual tokens: projector, LoRA or all of it."""
     from llava_consensus.evaluation.models import Loading
     from llava_consensus.methods import make
     from llava_consensus.training.plan import TrainingPlan

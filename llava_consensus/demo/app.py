@@ -5,13 +5,12 @@ Nothing is fetched from elsewhere: fonts are the system's and analytics are off.
 
 import os
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Image
 
 from llava_consensus.demo.seen import card, counted, seen_by
-from llava_consensus.errors import ConsensusError, OptionError, missing_extra
+from llava_consensus.errors import ConsensusError, OptionError
 from llava_consensus.evaluation.bench.timing import first_token
 from llava_consensus.evaluation.benchmarks import make as make_benchmark
 from llava_consensus.evaluation.benchmarks.base import SHORT
@@ -40,10 +39,10 @@ def build(runner: Runner, model: str, data: Path) -> "Blocks":
         runner: of the model.
         model: its name, for the heading.
         data: folder of the benchmarks that examples come from; there are none if it is empty.
-    Raises:
-        MissingDependency: without gradio.
     """
-    gradio = _gradio()
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    import gradio
+
     methods = offered(runner)
 
     def ask(path: str | None, question: str, second: str, left: str, right: str, tokens: float) -> list[Any]:
@@ -98,7 +97,9 @@ def launch(blocks: "Blocks", address: str, port: int | None, megabytes: float = 
     Raises:
         OptionError: if the port is taken, the machine lacks the address, or a proxy hides the page from itself.
     """
-    theme = _gradio().themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
+    import gradio
+
+    theme = gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
     try:
         _, url, _ = blocks.launch(
             server_name=address,
@@ -150,7 +151,6 @@ def answered(runner: Runner, path: str | None, method: str, question: str, token
 
 
 def _plain(text: str) -> str:
-    """Text of a model inside Markdown."""
     return "".join(f"\\{char}" if char in r"\`*_[]()<>#!|~$" else char for char in " ".join(text.split()))
 
 
@@ -167,7 +167,6 @@ def offered(runner: Runner) -> list[str]:
 
 
 def examples(data: Path) -> list[list[str]]:
-    """An image and a question each, of the benchmarks in a folder."""
     found = []
     for name, count in EXAMPLES.items():
         benchmark = make_benchmark(name)
@@ -181,13 +180,3 @@ def examples(data: Path) -> list[list[str]]:
         for one in sorted(first.values(), key=telling.index)[:count]:
             found.append([str(folder / one.images[0]), one.text.removesuffix(SHORT).split("\n")[0]])
     return found
-
-
-def _gradio() -> ModuleType:
-    """Gradio without analytics."""
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-    try:
-        import gradio
-    except ImportError as error:
-        raise missing_extra("the page (gradio)", "demo") from error
-    return gradio

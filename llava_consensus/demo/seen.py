@@ -18,7 +18,6 @@ from llava_consensus.evaluation.report.overlay import MARGIN, PANEL, SIDE, Fates
 from llava_consensus.hosts.base import PictureOutcome
 from llava_consensus.hosts.patches import Patches, patches
 
-SALIENCIES = ("vision", "cross", "fused")
 STRIP = 3 * PANEL + 2 * MARGIN  # width of the frames of a video in pixels
 SMALL = 120  # of a frame at least
 NOT_DRAWN = (
@@ -29,10 +28,7 @@ NOT_DRAWN = (
 
 @dataclass(frozen=True)
 class Seen:
-    """A picture patch by patch."""
-
     views: tuple[View, ...]  # one for each grid of patches that lies over it
-    titles: tuple[str, ...]  # of the views; empty where there is one
     patches: Patches  # kept, merged and dropped ones with their saliencies, numbered through all views
     before: int  # visual tokens the language model would have received, and below those it received
     after: int
@@ -71,18 +67,17 @@ def _seen(runner: Runner, shown: Image | Clip, encoded: Encoding, outcome: Pictu
         frames = [shown.frames[place * len(shown.frames) // tiles] for place in range(tiles)]
         bounds = (max(64, 960 // tiles), SIDE[1])
         views = [_view(runner, one, (rows, side), number * rows * side, bounds) for number, one in enumerate(frames)]
-        return Seen(tuple(views), tuple(f"frame {1 + number}" for number in range(tiles)), found, *counts)
+        return Seen(tuple(views), found, *counts)
     columns = runner.grid_columns(shown.size) if tiles > 1 else 0
     if tiles > 1 and not columns:
         raise OptionError(NOT_DRAWN)
     found = patches(outcome, side, columns, rows)
     if not columns:
-        return Seen((_view(runner, shown, (rows, side), 0, SIDE),), (), found, *counts)
+        return Seen((_view(runner, shown, (rows, side), 0, SIDE),), found, *counts)
     lines = (len(found.owner) // side**2 - 1) // columns
     base = view(_stretched(shown, (1, 1)), (side, side))
     grid = view(shown, (lines * side, columns * side), side**2)
-    titles = f"base view, {side} x {side} patches", f"{lines} x {columns} tiles of {side} x {side} patches"
-    return Seen((base, grid), titles, found, *counts)
+    return Seen((base, grid), found, *counts)
 
 
 def _view(runner: Runner, image: Image, grid: tuple[int, int], first: int, side: tuple[int, int]) -> View:
@@ -96,7 +91,6 @@ def _view(runner: Runner, image: Image, grid: tuple[int, int], first: int, side:
 
 
 def _stretched(image: Image, grid: tuple[int, int]) -> Image:
-    """The picture in the shape of rows x columns."""
     longer = max(image.size)
     size = (longer * grid[1] // max(grid), longer * grid[0] // max(grid))
     return image.resize((max(1, size[0]), max(1, size[1])), Resampling.LANCZOS)
@@ -121,47 +115,22 @@ def card(shown: Sequence[Seen], question: str, lines: Sequence[str]) -> Image:
         question: what was asked.
         lines: below the question: answer, truth, counts.
     """
-    drawn = [triple for one in shown for triple in _triples(one)]
-    head = (question, *lines)
-    if len(drawn) < 3:
-        panels = [panel for triple in drawn for panel in triple]
-        return contact_sheet(panels, 3, head=head)
-    width = max(SMALL, (STRIP - MARGIN * (len(drawn) - 1)) // len(drawn))
-    titles = ("original", "kept, as they are", "merged")
-    rows = [[triple[part][1] for triple in drawn] for part in range(3)]
-    panels = [
-        (title if number == 0 else " ", image)
-        for title, row in zip(titles, rows, strict=True)
-        for number, image in enumerate(row)
-    ]
-    return contact_sheet(panels, len(drawn), head=head, width=width)
+    views = [(one.fates, grid) for one in shown for grid in one.views]
+    kept, merged, _ = map(sum, zip(*(one.counts for one in shown), strict=True))
+    panels = [("original" if grid is views[0][1] else " ", overlay.picture(grid)) for _, grid in views]
+    for part, title in (("kept", f"kept: {kept} tokens, as they are"), ("merged", f"merged: {merged or 'no'} tokens")):
+        drawn = [overlay.selection(grid, known, (part,)) for known, grid in views]
+        panels += [(" " if number else title, image) for number, image in enumerate(drawn)]
+    if len(views) == 1:
+        return contact_sheet(panels, 3, head=(question, *lines))
+    # a row for each part, a column for each view
+    width = max(SMALL, (STRIP - MARGIN * (len(views) - 1)) // len(views))
+    return contact_sheet(panels, len(views), head=(question, *lines), width=width)
 
 
 def counted(shown: Sequence[Seen]) -> str:
-    """Numbers of patches and tokens as text."""
     before, after = (sum(getattr(one, name) for one in shown) for name in ("before", "after"))
     kept, merged, dropped = (sum(one.counts[place] for one in shown) for place in range(3))
     parts = [f"{kept} kept"] + ([f"{merged} merged"] if merged else [])
     lost = f"; {dropped} patches dropped" if dropped else ""
     return f"visual tokens the language model saw: {after} of {before} ({' + '.join(parts)}{lost})"
-
-
-def _triples(one: Seen) -> list[tuple[tuple[str, Image], tuple[str, Image], tuple[str, Image]]]:
-    """Original, kept and merged patches of each view, with captions."""
-    kept, merged, _ = one.counts
-    several = len(one.views) > 1
-    words = (
-        "kept, as they are" if several else f"kept: {kept} tokens, as they are",
-        "merged" if several and merged else f"merged: {merged or 'no'} tokens",
-    )
-    found = []
-    for number, grid in enumerate(one.views):
-        place = f" ({one.titles[number]})" if one.titles and len(one.views) < 3 else ""
-        found.append(
-            (
-                (f"original{place}", overlay.picture(grid)),
-                (words[0], overlay.selection(grid, one.fates, ("kept",))),
-                (words[1], overlay.selection(grid, one.fates, ("merged",))),
-            )
-        )
-    return found

@@ -2,14 +2,12 @@
 
 An example is a figure: the image with heat maps of both saliencies and their fusion, then for each budget what the
 three keep, and the two sets over each other with the consensus framed. Examples are those of a benchmark's questions,
-or of your own images, on which the two signals disagree most. Needs the extra `plots`.
+or of your own images, on which the two signals disagree most.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from textwrap import fill
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -23,19 +21,17 @@ from llava_consensus.evaluation.report import overlay
 from llava_consensus.evaluation.runs.configuration import RunPlan
 from llava_consensus.hosts.patches import Patches, patches
 from llava_consensus.methods import make
-from llava_consensus.paper import figures
 from llava_consensus.reduction.budget import Budget
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 VISION, CROSS, BOTH = "vision-only", "cross-only", "ConsensusDrop"
 ALPHAS = {VISION: {"alpha": 1.0}, CROSS: {"alpha": 0.0}, BOTH: {}}  # options of ConsensusDrop
-COLOURS = {VISION: "#009E73", CROSS: "#0072B2", BOTH: "#CC79A7"}  # green, blue, magenta, as in the paper
-SHARED = "#E69F00"  # patches in both sets
-WIDTH, WORDS = 1.75, 0.55  # inches of a panel, and of the text below it
-PIXELS = (480, 480)  # of the longer side of a panel
+COLOURS = {VISION: (0, 158, 115), CROSS: (0, 114, 178), BOTH: (204, 121, 167)}  # green, blue, magenta, as in the paper
+SHARED = (230, 159, 0)  # patches in both sets
+WIDTH, PIXELS = 300, (480, 480)  # of a panel, and of the longer side of its image
+KEY = (
+    "Outlined: kept as it is. Blue grey: merged. Nearly white: dropped. In the last column vision-only keeps "
+    "green patches, cross-only blue ones, both orange ones; those of ConsensusDrop have a magenta frame."
+)
 
 
 @dataclass(frozen=True)
@@ -138,48 +134,32 @@ def examples(runner: Runner, questions: Iterable[ImageQuestion], budgets: Sequen
 # ---- drawing
 
 
-def drawn(example: Example) -> "Figure":
-    """One example; a row of panels, then one for each budget."""
-    from matplotlib.text import Text
-
-    budgets = list(dict.fromkeys(tokens for tokens, _ in example.kept))
-    size = WIDTH, WIDTH * example.image.height / example.image.width + WORDS
-    figure, axes = figures.panels(4 * (1 + len(budgets)), 4, size)
+def panels(example: Example) -> list[tuple[str, Image.Image]]:
+    """Caption and image of each panel, four in a row: the image and its heat maps, then a row for each budget."""
     seen = overlay.view(example.image, (example.side, example.side), side=PIXELS)
+    budgets = list(dict.fromkeys(tokens for tokens, _ in example.kept))
     first, _ = example.kept[budgets[0], BOTH]
-    _show(axes[0], overlay.picture(seen), "original", f"all tokens: {example.full}")
+    found = [(f"original\nall tokens: {example.full}", overlay.picture(seen))]
     saliencies = (("vision saliency", first.vision), ("cross saliency", first.cross), ("fused", first.fused))
-    for panel, (title, values) in zip(axes[1:], saliencies, strict=False):
-        if values is not None:
-            _show(panel, overlay.heat(seen, values), title)
-    for number, tokens in enumerate(budgets, 1):
-        row = axes[4 * number : 4 * number + 4]
-        for panel, label in zip(row, COLOURS, strict=False):
-            found, answer = example.kept[tokens, label]
-            known = overlay.fates(found.kept, [], np.where(np.asarray(found.owner) >= 0, 0, -1))
-            image = overlay.selection(seen, known, outline=_rgb(COLOURS[label]), apart=False)
-            _show(panel, image, _counts(label, tokens, found, seen), answer, COLOURS[label])
-        sets = {_rgb(COLOURS[label]): example.kept[tokens, label][0].kept for label in (VISION, CROSS)}
+    found += [(title, overlay.heat(seen, values)) for title, values in saliencies if values is not None]
+    for tokens in budgets:
+        for label in COLOURS:
+            kept, answer = example.kept[tokens, label]
+            known = overlay.fates(kept.kept, [], np.where(np.asarray(kept.owner) >= 0, 0, -1))
+            image = overlay.selection(seen, known, outline=COLOURS[label], apart=False)
+            found.append((f"{_counts(label, tokens, kept, seen)}\nanswer: {answer}", image))
+        sets = {COLOURS[label]: example.kept[tokens, label][0].kept for label in (VISION, CROSS)}
         consensus = example.kept[tokens, BOTH][0]
-        image = overlay.overlap(seen, sets, _rgb(SHARED), consensus.kept, _rgb(COLOURS[BOTH]))
-        words = f"disagreement {100 * disagreement(consensus):.0f} %"
-        _show(row[3], image, "both sets, consensus framed", words)
-    _key(figure, example.asked)
-    for text in figure.findobj(Text):  # a $ in a question or an answer is no formula
-        text.set_parse_math(False)
-    return figure
+        image = overlay.overlap(seen, sets, SHARED, consensus.kept, COLOURS[BOTH])
+        found.append((f"both sets, consensus framed\ndisagreement {100 * disagreement(consensus):.0f} %", image))
+    return found
 
 
-def _show(panel: "Axes", image: Image.Image, title: str, words: str = "", colour: str = "black") -> None:
-    panel.imshow(np.asarray(image))
-    panel.set_title(title, fontsize=7, color=colour)
-    panel.set_xlabel(fill(words, 32), fontsize=6.5)
-    panel.set(xticks=[], yticks=[])
-    panel.spines[:].set_visible(False)
-
-
-def _rgb(colour: str) -> Any:
-    return tuple(bytes.fromhex(colour.removeprefix("#")))
+def drawn(example: Example) -> Image.Image:
+    """One sheet about one example, under its question, right answer and the key to the colours."""
+    asked = example.asked
+    head = (f"{asked.words} Truth: {asked.truth}." if asked.truth else asked.words, KEY)
+    return overlay.contact_sheet(panels(example), 4, legend=False, head=head, width=WIDTH)
 
 
 def _counts(label: str, tokens: int, found: Patches, seen: overlay.View) -> str:
@@ -187,20 +167,3 @@ def _counts(label: str, tokens: int, found: Patches, seen: overlay.View) -> str:
     merged, padding = tokens - len(found.kept), overlay.in_padding(seen, found.kept)
     counts = f"{len(found.kept)} kept" + (f" + {merged} merged" if merged > 0 else "")
     return f"{label}\n{counts}" + (f"\n{padding} of them in the padding" if padding else "")
-
-
-def _key(figure: "Figure", asked: ImageQuestion) -> None:
-    """Legend of the colours, under the question and its right answer."""
-    from matplotlib.patches import Patch
-
-    calm = tuple(part / 255 for part in overlay.CALM)
-    handles = [
-        Patch(facecolor="none", edgecolor="black", label="outlined: kept as it is"),
-        Patch(facecolor=calm, label="merged with others"),
-        Patch(facecolor="#f4f4f4", edgecolor="#cccccc", label="dropped"),
-        *(Patch(facecolor=COLOURS[label], label=f"{label} alone") for label in (VISION, CROSS)),
-        Patch(facecolor=SHARED, label="in both sets"),
-    ]
-    words = fill(f"{asked.words} Truth: {asked.truth}." if asked.truth else asked.words, 110)
-    look = {"ncols": 3, "title": words, "title_fontsize": 7, "fontsize": 6.5}
-    figure.legend(handles=handles, loc="outside lower center", **look)

@@ -199,12 +199,8 @@ def three_way(material: Material) -> Drawing:
         for number, (retention, own) in enumerate(rows[rows.student == student].groupby("retention")):
             low, high = 100 * ranges.loc[retention]
             label = f"{100 * retention:g} % kept: size is the disagreement, {low:.0f} to {high:.0f} %"
-            look: dict[str, Any] = {
-                "color": PALETTE[number % 7],
-                "marker": MARKERS[number % 7],
-                "alpha": 0.55,
-                "edgecolors": "white",
-            }
+            colour, marker = STYLES[number % len(STYLES)]
+            look: dict[str, Any] = {"color": colour, "marker": marker, "alpha": 0.55, "edgecolors": "white"}
             panel.scatter(own.correction, own.gain / own.scale, 300 * own.disagreement, label=label, **look)
         panel.axhline(0, color="black", linewidth=0.8, linestyle=":")
         panel.set(title=f"student: {student}", xlabel="correction factor")
@@ -411,13 +407,8 @@ def _maps(
         for (row, column), value in np.ndenumerate(table.to_numpy(dtype=float)):
             dark = abs(deviation.iloc[row, column]) > 0.6 * reach
             words = f"{value:.1f}" + (f"\n± {halves[number].iloc[row, column]:.1f}" if number < len(halves) else "")
-            look: dict[str, Any] = {
-                "ha": "center",
-                "va": "center",
-                "fontsize": 6.5,
-                "color": "white" if dark else "black",
-            }
-            panel.text(column, row, "" if np.isnan(value) else words, **look)
+            look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 6.5}
+            panel.text(column, row, "" if np.isnan(value) else words, color="white" if dark else "black", **look)
     figure.colorbar(image, ax=list(axes), shrink=0.8, label=label)
 
 
@@ -457,12 +448,8 @@ def pareto(material: Material) -> Drawing:
             if len(own):
                 pairs = [(row.get("quartiles") or {}).get(key, (row[key], row[key])) for _, row in own.iterrows()]
                 ends = np.abs(np.array(pairs).T - own[key].to_numpy())
-                look: dict[str, Any] = {
-                    "color": PALETTE[number],
-                    "marker": MARKERS[number],
-                    "label": label,
-                    "elinewidth": 0.7,
-                }
+                look: dict[str, Any] = {"color": PALETTE[number], "marker": MARKERS[number], "label": label}
+                look["elinewidth"] = 0.7
                 above.errorbar(unit * own[key], own.acc, xerr=unit * ends, **look)
                 share, up = 100 * own[key] / whole[key], 100 * own.acc / whole.acc
                 below.errorbar(share, up, xerr=100 * ends / whole[key], **look)
@@ -470,15 +457,9 @@ def pareto(material: Material) -> Drawing:
                     place = (unit * getattr(row, key), row.acc)
                     above.annotate(f"{row.tokens:g}", place, xytext=(3, 3), textcoords="offset points", fontsize=5.5)
             line = printed[(printed.method == label) & printed[theirs].notna()].sort_values(theirs)
-            grey: dict[str, Any] = {
-                "color": GREY,
-                "marker": MARKERS[number],
-                "markersize": 3.5,
-                "linewidth": 0.8,
-                "zorder": 1,
-            }
             shares = 100 * line[[theirs, "acc"]] / printed[[theirs, "acc"]].iloc[0]
-            below.plot(shares[theirs], shares.acc, label=f"{label}, printed (7B)", **grey)
+            look = {"color": GREY, "marker": MARKERS[number], "markersize": 3.5, "linewidth": 0.8, "zorder": 1}
+            below.plot(shares[theirs], shares.acc, label=f"{label}, printed (7B)", **look)
         below.axhline(100, color="black", linestyle=":", linewidth=0.8)
         above.set(xlabel=f"{title} ({word})", ylabel=f"mean of {len(names)} benchmarks (%)")
         below.set(xlabel=f"{title} (% of all tokens)", ylabel="mean (% of all tokens)")

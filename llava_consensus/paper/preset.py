@@ -53,7 +53,6 @@ class PresetRow:
 
     @cached_property
     def reduction(self) -> "tuple[Method, Budget | Share]":
-        """The method and its budget."""
         from llava_consensus.reduction.budget import budget
         from llava_consensus.reduction.options import options
 
@@ -85,7 +84,6 @@ class Preset:
     hosts: tuple[str, ...] = ()
 
     def asked_at(self, tokens: int | float) -> list[str]:
-        """The benchmarks that are asked at a budget."""
         chosen = self.fewer.get(f"{tokens:g}", self.benchmarks)
         return [name for name in self.benchmarks if name in chosen]
 

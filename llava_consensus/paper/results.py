@@ -37,7 +37,6 @@ class Results:
 
     @cached_property
     def lines(self) -> list[PresetRow | None]:
-        """All tokens, then the rows of the preset."""
         return [None, *self.preset.rows]
 
     @cached_property
@@ -78,11 +77,9 @@ class Results:
         return run.score / run.scale, low / run.scale, high / run.scale
 
     def printed(self, line: PresetRow | None, name: str) -> float | None:
-        """The paper's number."""
         return self.preset.printed_row(line).get(self.preset.benchmarks[name])
 
     def title(self, name: str) -> str:
-        """A benchmark's name as papers write it."""
         return next((run.facts.title for (_, found), run in self.runs.items() if found == name), name)
 
     @cached_property
@@ -126,8 +123,6 @@ class NotMeasured(Exception):
 
 @dataclass(frozen=True)
 class Material:
-    """The content of a folder of results."""
-
     rows: Sequence[Row] = ()
     benches: Sequence[dict[str, Any]] = ()  # contents of bench files, by name of the file
     study: dict[str, Any] | None = None
@@ -288,7 +283,6 @@ def costs(results: Results) -> Table:
 
 
 def judged(results: Results) -> Table:
-    """The judge's mean scores, 0 to 5, ours and the paper's."""
     cells = []
     for line in results.lines:
         printed = results.preset.printed_row(line)
@@ -302,7 +296,6 @@ def judged(results: Results) -> Table:
 
 
 def csv_rows(results: Results) -> list[dict[str, Any]]:
-    """Every run as a line of CSV."""
     return results.frame.to_dict("records")
 
 

@@ -55,7 +55,6 @@ OF_LOADERS = ("dispatch_batches", "split_batches", "even_batches", "use_seedable
 
 
 def check(plan: TrainingPlan, folder: Path) -> None:
-    """Raises OptionError for what LLaVA's training cannot do with the checkpoint in a folder."""
     config = read_json(folder / "config.json", MEND, dict)
     check_conversation(plan.conversation or CONVERSATION)
     check_pictures(config)
@@ -87,7 +86,6 @@ def check(plan: TrainingPlan, folder: Path) -> None:
 
 
 def _tower(folder: Path) -> Path:
-    """The folder of a checkpoint's vision tower."""
     hub_tower = tower_of_hub(str(folder))
     if hub_tower is not None:
         return hub_tower.folder
@@ -199,7 +197,6 @@ def _module() -> Any:
 
 
 def _arguments(plan: TrainingPlan, folder: Path, states: Path) -> list[str]:
-    """The arguments of LLaVA's own parser for a plan."""
     config = read_json(folder / "config.json", MEND, dict)
     values: dict[str, Any] = {
         **settings(plan, states),

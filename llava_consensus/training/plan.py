@@ -107,7 +107,6 @@ class TrainingPlan:
 
     @property
     def rate(self) -> float:
-        """The learning rate."""
         return RATES[self.tune] if self.learning_rate is None else self.learning_rate
 
     @property
@@ -131,7 +130,6 @@ class TrainingPlan:
         return Random(canonical({"seed": self.seed, "step": step})).choice(list(self.budgets))
 
     def description(self, name: str) -> Record:
-        """Record of the plan, `name` being the method's."""
         left_out = ("model", "conversations", "images", "out", "method", "budgets", "deepspeed", "arguments")
         method = self.method
         return {
@@ -190,7 +188,6 @@ class TrainingPlan:
 
 
 def _check_method(method: Method, name: str) -> None:
-    """Raises OptionError for a method that no model can be trained with, with the reason."""
     take = "Take a method that acts after the tower or between decoder layers (llava-consensus list)"
     if method.acts_inside:
         where = "inside the vision tower" if method.place is Place.TOWER else "on the picture"
@@ -221,12 +218,10 @@ class Conversations(NamedTuple):
 
     @property
     def without_picture(self) -> int:
-        """Conversations about no picture."""
         return sum("image" not in entry for entry in self.entries)
 
     @property
     def description(self) -> Record:
-        """Record for the run's folder."""
         numbers = {"conversations": len(self.entries), "pictures": len(self.pictures)}
         return {"file": self.path.name, "fingerprint": self.fingerprint, **numbers}
 
@@ -263,7 +258,6 @@ def read(path: Path, images: Path) -> Conversations:
 
 
 def _problems(entry: Any) -> Iterator[str]:
-    """Problems of one entry."""
     turns = entry.get("conversations") if isinstance(entry, dict) else None
     if not isinstance(turns, list) or not all(
         isinstance(turn, dict) and isinstance(turn.get("from"), str) and isinstance(turn.get("value"), str)

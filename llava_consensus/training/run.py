@@ -92,8 +92,7 @@ def train(plan: TrainingPlan, name: str) -> Record:
 
 
 def _stack(host: str) -> ModuleType:
-    """The module that trains models of a host."""
-    return import_module(f"llava_consensus.training.{'official' if host == OFFICIAL else 'hf'}")
+    return import_module(f"llava_consensus.training.{'official' if host == OFFICIAL else 'trainer'}")
 
 
 @contextlib.contextmanager

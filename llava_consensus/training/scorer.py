@@ -24,9 +24,8 @@ from llava_consensus.evaluation.models import Loading
 from llava_consensus.evaluation.models.hf import HfRunner
 from llava_consensus.methods.scorer import PARTS
 from llava_consensus.reduction.budget import Budget, Share
-from llava_consensus.training.hf import Examples, collated
 from llava_consensus.training.plan import Conversations, TrainingPlan, read
-from llava_consensus.training.trainer import WARM_UP
+from llava_consensus.training.trainer import WARM_UP, Examples, collated
 
 log = logging.getLogger(__name__)
 START, HALVINGS = 0.01, 64
@@ -57,8 +56,6 @@ class SoftTop(torch.autograd.Function):
 
 
 class ScorerWeights(nn.Module):
-    """The trained parameters, named as in the file."""
-
     def __init__(self, width: int, hidden: int, seed: int) -> None:
         super().__init__()
         self.q_proj, self.k_proj = nn.Linear(width, hidden), nn.Linear(width, hidden)

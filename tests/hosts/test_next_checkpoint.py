@@ -69,7 +69,7 @@ def counts(answer: dict[str, Any]) -> tuple[int, int, int]:
 def check_records(folder: Path, tmp_path: Path) -> None:
     """The paper's layout has 2880 tokens of every picture, and leaves exactly the budget."""
     for tokens in (640, 320, 160):
-        config, answers = records(folder, tmp_path / str(tokens), tokens, "--layout", "2880")
+        config, answers = records(folder, tmp_path / str(tokens), tokens, "--host-option", "layout=2880")
         assert config["host_options"] == {"layout": "2880"}
         for answer in answers:
             assert counts(answer) == (2880, tokens, 0)

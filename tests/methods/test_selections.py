@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from units import at_angles, seen, unit
+from units import at_angles, unit
 
-from llava_consensus.errors import OptionError
 from llava_consensus.methods import make
 from llava_consensus.methods.mfpruner import elect
 from llava_consensus.methods.random import draw
@@ -72,32 +71,6 @@ def test_restore_halves_the_budget_unless_it_says_otherwise() -> None:
         assert bool((result.owner >= 0).all()) == (merged > 0)  # what is not kept is merged, not dropped
 
 
-def looking(early: list[float], last: list[float], side: int = 3) -> VisualTokens:
-    """A grid of one row of patches after the other, whose class token looks at them in two blocks."""
-    tokens = seen(last, None, [1.0] * len(last))
-    return tokens._replace(earlier=seen(early, None, [1.0] * len(last)).attention, side=side)
-
-
-def test_vscan_by_hand() -> None:
-    """A 4 x 4 grid in 2 x 2 windows: each keeps the best of the early block, then come the best of the last block;
-    every other token joins the kept one it is like, and a mean is plain.
-    """
-    early = [0.01] * 16
-    for place in (5, 2, 12, 15):
-        early[place] = 0.5
-    last = [0.01] * 16
-    last[0], last[1], last[5] = 0.4, 0.3, 0.5
-    angles = [0.0] * 16
-    for place, angle in ((5, 40.0), (2, 80.0), (12, 120.0), (15, 160.0), (1, 200.0), (3, 81.0), (7, 161.0)):
-        angles[place] = angle
-    tokens = looking(early, last, side=4)._replace(projected=at_angles(*angles))
-    result = make("vscan", windows=2, local=0.75).reduce(tokens, Budget(6))
-    assert result.source.tolist() == [[0, 1, 2, 5, 12, 15]]
-    assert result.owner[0, [3, 7, 4]].tolist() == [2, 5, 0]
-    assert torch.allclose(result.tokens[0, 2], at_angles(80, 81)[0].mean(0))
-    assert torch.allclose(result.tokens[0, 1], at_angles(200)[0, 0])
-
-
 def test_vscan_has_windows_in_every_tile() -> None:
     """Two tiles of 6 x 4 in one unit: no window keeps more than its share, whichever tile it is in."""
     tiles = unit(24, batch=2)
@@ -140,26 +113,3 @@ def test_a_video_is_ranked_as_a_whole(name: str) -> None:
             found.kept, make(name).reduce(shifted, Budget(tokens)).kept
         )
     assert make(name).tile_budget == "global"
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "says"),
-    [
-        ("scope", {"alpha": -1}, "alpha=-1 must be a number"),
-        ("holov", {"crops": 0}, "crops=0 must be a whole number of at least 1"),
-        ("holov", {"crops": 2.5}, "crops=2.5"),
-        ("idpruner", {"balance": 1.5}, r"balance=1.5 must be a number in \[0, 1\]"),
-        ("mfpruner", {"relevance": "both"}, "negated, cosine"),
-        ("restore", {"selector": "random"}, "vispruner, divprune, holov"),
-        ("hiprune", {"alpha": 1.5}, r"alpha=1.5 must be a number in \[0, 1\]"),
-        ("hiprune", {"early_layer": 0.5}, "early_layer=0.5"),
-        ("vscan", {"windows": 0}, "windows=0 must be a whole number of at least 1"),
-        ("vscan", {"local": -1}, "local=-1"),
-        ("otprune", {"gamma": 0}, "gamma=0 must be a number above 0"),
-        ("vidcom2", {"temperature": 0}, "temperature=0 must be a number above 0"),
-        ("evs", {"tile_budget": "per_tile"}, "unknown option of method 'evs' 'tile_budget'"),
-    ],
-)
-def test_bad_options(name: str, options: dict, says: str) -> None:
-    with pytest.raises(OptionError, match=says):
-        make(name, **options)

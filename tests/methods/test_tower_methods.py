@@ -195,21 +195,6 @@ def test_vispruner_thins_out_as_if_everything_were_compared_again_and_again(
         assert thin(similarity, count)[index].tolist() == left
 
 
-def test_bad_options() -> None:
-    for name, options in {
-        "prumerge": {"budget": "both"},
-        "prumerge_plus": {"spread": "random"},
-        "visionzip": {"contextual": "max"},
-        "vispruner": {"ratio": 1.5},
-    }.items():
-        with pytest.raises(OptionError, match=next(iter(options))):
-            make(name, **options)
-    with pytest.raises(OptionError, match="neighbours=-1"):
-        make("prumerge", neighbours=-1)
-    with pytest.raises(OptionError, match="official"):
-        make("vispruner", order="official")
-
-
 def test_entering_of_adaptive_methods_is_a_bound() -> None:
     assert make("prumerge", budget="adaptive").entering(Budget(64), 576, 2) == [145, 145]
     assert make("prumerge_plus", budget="adaptive").entering(Budget(64), 576, 1) == [576]

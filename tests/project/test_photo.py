@@ -3,7 +3,6 @@
 import json
 import random
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,14 +26,6 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(scenes, "cutout", disc)
     monkeypatch.setattr(scenes, "background", lambda place: Image.new("RGB", (500, 448), (90, 120, 90)))
-
-
-class Letters:
-    """A tokenizer of characters and of the marks of a turn."""
-
-    def __call__(self, text: str, add_special_tokens: bool = True) -> Any:
-        marks = text.replace("<|im_start|>", "\x01").replace("<|im_end|>", "\x02")
-        return type("Encoding", (), {"input_ids": [ord(letter) % 128 for letter in marks]})
 
 
 def test_evaluation_shows_nothing_that_was_trained_on() -> None:
@@ -95,40 +86,6 @@ def test_a_letter_names_the_right_option() -> None:
             elif made.group == "sign":
                 assert view.scene.sign and right == view.scene.sign.text.lower()
     assert groups == set(questions.CHOICES)
-
-
-def test_questions_of_one_sequence_do_not_see_each_other() -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=128, num_key_value_heads=2, **shape)).double().eval()
-    encoder, seen = sequences.Encoder(Letters()), torch.randn(1, 9, 32, dtype=torch.float64)
-    asked = sequences.draw(3, "0", encoder, 900, drilled=1.0)
-    assert {type(one).__name__ for one, _ in asked} == {"QA", "Drill"}
-    packed = sequences.pack([asked], 9, encoder)
-    states = sequences.text_states(model.model, seen, packed)[0]
-    for number, one in enumerate(asked, start=1):
-        alone = sequences.pack([[one]], 9, encoder)
-        here, own = packed.question[0] == number, alone.question[0] == 1
-        expected = sequences.text_states(model.model, seen, alone)[0][own]
-        assert torch.allclose(states[here], expected, atol=1e-12)
-        assert torch.equal(packed.target[0][here], alone.target[0][own])
-        front, words = alone.ids[:, : alone.front], alone.ids[:, own]
-        plain = torch.cat([model.model.embed_tokens(front), seen, model.model.embed_tokens(words)], 1)
-        expected = model.model(inputs_embeds=plain).last_hidden_state[0][-int(here.sum()) :]
-        assert torch.allclose(states[here], expected, atol=1e-12)
-
-
-def test_a_step_is_drawn_from_seed_and_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    shards = [np.arange(train.SHARD, dtype=np.float16)[:, None, None].repeat(9, 1)]
-    monkeypatch.setattr(train, "opened", lambda split, side, scenes: shards)
-    stage = train.Stage(336, 0, 100, (1.0, 0.0), size=3)
-    first, again, other = (train.Steps(stage, seed, sequences.Encoder(Letters())) for seed in (0, 0, 1))
-    (seen, batch), (same, repeated) = first[40], again[40]
-    assert torch.equal(seen, same) and torch.equal(batch.ids, repeated.ids) and len(batch.asked) == 3
-    assert not torch.equal(first[41][0], seen) and not torch.equal(other[40][0], seen)
-    assert [stage.rate(step) for step in (0, 50, 100)] == [1 / 30, 0.5, 0.0]
 
 
 def test_the_merged_adapter_is_the_trained_one() -> None:

@@ -11,16 +11,24 @@ import shlex
 import subprocess
 import sys
 import venv
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError, distribution, requires
 from pathlib import Path
 
 import pytest
-from test_core_alone import CORE, closure, needs_5
+import transformers
 
-from llava_consensus import cli
+from llava_consensus import attach, cli
 from llava_consensus.cli import arguments
+from llava_consensus.errors import OptionError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
+CORE = {"torch", "transformers"}
+needs_5 = pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="hosts of transformers need >= 5")
 EXTRAS = {  # commands that need more than torch and transformers, and the extra that each must name
     "eval gqa --tokens 64": "eval",
     "data mini": "eval",
@@ -45,6 +53,53 @@ for words in json.load(sys.stdin):
     found.append((code, said.getvalue().splitlines()))
 print(json.dumps(found))
 """
+
+
+USE = """
+import torch
+from transformers import LlavaConfig, LlavaForConditionalGeneration
+from llava_consensus import attach
+
+text = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "vocab_size": 50}
+vision = {"model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+          "num_attention_heads": 4, "image_size": 56, "patch_size": 14}
+model = LlavaForConditionalGeneration(LlavaConfig(text_config=text, vision_config=vision, image_token_id=49)).eval()
+ids = torch.tensor([[1, 2, *[49] * 16, 3, 4, 5]])
+inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": torch.randn(1, 3, 56, 56)}
+for method in ("consensusdrop", "divprune", "fastv", "tome"):  # after the tower, between layers, inside the tower
+    with attach(model, method, tokens=4) as attached:
+        said = model.generate(**inputs, max_new_tokens=3, min_new_tokens=3, do_sample=False)
+        (outcome,) = attached.outcomes
+    assert said.shape[1] - ids.shape[1] == 3 and (outcome.before, outcome.after) == (16, 4), method
+"""
+
+
+def closure(names: set[str]) -> set[str]:
+    """Distributions that come with others, these included: what they require where nobody asks for an extra."""
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    found: set[str] = set()
+    while names - found:
+        name = min(names - found)
+        found.add(name)
+        try:
+            needed = [Requirement(text) for text in requires(name) or ()]
+        except PackageNotFoundError:  # of another platform
+            continue
+        names = names | {
+            canonicalize_name(one.name) for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})
+        }
+    return found
+
+
+def test_the_project_requires_torch_and_transformers_alone() -> None:
+    from packaging.requirements import Requirement
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {Requirement(text).name for text in project["dependencies"]} == CORE
+    assert {"eval", "paper", "demo", "train"} <= project["optional-dependencies"].keys()
 
 
 @pytest.fixture(scope="module")
@@ -101,3 +156,19 @@ def test_every_command_works_or_names_its_extra(python: Path, tmp_path: Path) ->
         assert code == 0 or (len(said) == 1 and said[0].startswith("error: ")), (line, code, said)
         assert code == 0 or "--help" not in line, (line, said)
         assert line not in EXTRAS or said[0].endswith(f".whl[{EXTRAS[line]}]'"), (line, said)
+
+
+@needs_5
+def test_methods_are_attached_where_nothing_else_is_installed(python: Path, tmp_path: Path) -> None:
+    done = subprocess.run([python, "-c", USE], cwd=tmp_path, env=bare(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("installed", ["4.57.1", "5.24.0"])
+def test_versions_of_transformers_that_official_llava_does_not_run_on_are_named(
+    installed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llava_consensus.hosts.environment.version", lambda name: installed)
+    said = f"transformers {installed}: official LLaVA runs here on 4.37.2, its own pin, and on 5.19 to 5.23"
+    with pytest.raises(OptionError, match=re.escape(said)):
+        attach(type("LlavaLlamaForCausalLM", (), {})())

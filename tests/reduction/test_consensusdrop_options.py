@@ -1,11 +1,8 @@
 """Options of ConsensusDrop that the paper does not have: diverse selection, and those that were dropped."""
 
-import pytest
 import torch
 from units import of_batch, unit
 
-from llava_consensus.errors import OptionError
-from llava_consensus.methods import make
 from llava_consensus.methods.consensusdrop import ConsensusDrop
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.selection import diverse
@@ -29,24 +26,3 @@ def test_diverse_selection_keeps_the_contract() -> None:
     for index in range(len(tokens.projected)):
         alone = method.reduce(of_batch(tokens, index), Budget(12))
         assert torch.equal(alone.kept[0], result.kept[index]) and torch.equal(alone.owner[0], result.owner[index])
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ({"fuser": "product"}, "fuser='product' must be one of"),
-        ({"fuser": "rank"}, "fuser='rank' must be one of"),
-        ({"anchors": "salient"}, "unknown option of method 'consensusdrop' 'anchors'"),
-        ({"weights": "saliency"}, "unknown option of method 'consensusdrop' 'weights'"),
-        ({"debias": True}, "unknown option of method 'consensusdrop' 'debias'"),
-    ],
-)
-def test_options_that_helped_nowhere_are_gone(option: dict, message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        make("consensusdrop", **option)
-
-
-@pytest.mark.parametrize("name", ["tau_vision", "tau_cross"])
-def test_a_temperature_is_above_zero(name: str) -> None:
-    with pytest.raises(OptionError, match=f"{name}=0.0 must be a number above 0"):
-        make("consensusdrop", **{name: 0.0})

@@ -68,8 +68,6 @@ def prompt_shape(runner: Runner, prompt: Prompt, picture: Image) -> Shape:
 
 @dataclass(frozen=True)
 class Case:
-    """One row: a method by its given name, with its budget."""
-
     name: str
     tokens: int
     setting: Setting

@@ -52,7 +52,7 @@ def read_questions(config: Asked) -> list[Question]:
     """The questions to ask. DataError for missing files, also for a missing folder of images."""
     benchmark, data = config.benchmark, config.data
     folder = data / "eval" / benchmark.folder
-    if data == Path(DATA) and not (data / "eval").is_dir():
+    if data == Path(DATA) and not (data / "eval").is_dir() and not folder.is_dir():
         raise DataError(
             f"{data / 'eval'}: not generated yet. Type: llava-consensus data mini (in a checkout: make data)"
         )

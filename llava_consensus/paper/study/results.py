@@ -63,6 +63,11 @@ from llava_consensus.reduction.saliency import AGGREGATES
 
 STUDY, SCAP = "study.json", "scap.json"
 RUNS = "study"  # folder in that of results, so that tables of methods do not mix with the study's selections
+MEASURES: dict[str, Callable[[Mapping[str, Any]], Any]] = {  # kind of a contrast -> value of an image
+    "disagreement": lambda image: 1 - np.mean(image["agreement"]),
+    "correction": lambda image: np.mean(image["correction"]),
+    "fall": lambda image: np.mean(image["correction"]),
+}
 LABELS = {"vision": "vision-only", "cross": "cross-only", "full": "all tokens"}
 
 
@@ -89,8 +94,6 @@ def probing(full: RunConfig, retention: Share) -> Cell:
 
 
 class RunKey(NamedTuple):
-    """Identity of a run of the study."""
-
     benchmark: str
     positions: str | None = None  # None and the following for all tokens
     retention: float = 1.0
@@ -171,7 +174,6 @@ def _measured(run: Row) -> Iterator[tuple[Record, Mapping[str, Any]]]:
 
 
 def _contrasts(runs: Runs) -> Iterator[Record]:
-    """The contrasts, each of a kind and a setting."""
     full = {key.benchmark: run for key, run in runs.items() if key.scores == "full"}
     told = [name for name, run in full.items() if above_chance(run.score, run.bounds, run.chance)]
     settings = dict.fromkeys(key._replace(benchmark="") for key in runs if key.positions)
@@ -212,8 +214,10 @@ def _test(runs: Runs, kind: str, first: RunKey, second: RunKey) -> Comparison | 
         return None
     if kind in ("sides", "gain"):
         return compare(runs[first], runs[second])
-    values = _gains if kind == "rise" else _disagreements if kind == "disagreement" else _corrections
-    return paired(values(runs, first), values(runs, second), first.benchmark)
+    if kind == "rise":
+        return paired(_gains(runs, first), _gains(runs, second), first.benchmark)
+    value = MEASURES[kind]
+    return paired(_report(runs[first], value), _report(runs[second], value), first.benchmark)
 
 
 def _gains(runs: Runs, key: RunKey) -> Report:
@@ -224,14 +228,6 @@ def _gains(runs: Runs, key: RunKey) -> Report:
     rows = [row for row in runs[key].report.get("extracted", ()) if row["index"] in alone]
     gains = [{**row, "group": None, "unit": None, "correct": row["correct"] - alone[row["index"]]} for row in rows]
     return {"extracted": gains}
-
-
-def _disagreements(runs: Runs, key: RunKey) -> Report:
-    return _report(runs[key], lambda image: 1 - np.mean(image["agreement"]))
-
-
-def _corrections(runs: Runs, key: RunKey) -> Report:
-    return _report(runs[key], lambda image: np.mean(image["correction"]))
 
 
 def _report(run: Row, value: Callable[[Mapping[str, Any]], Any]) -> Report:
@@ -336,7 +332,6 @@ def study_tables(content: Mapping[str, Any]) -> list[Table]:
 
 
 def _place(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Heading, label and column of a row."""
     policy = {"keep": ", positions kept", "renumber": ", positions closed up"}.get(row["positions"], "")
     label = LABELS.get(row["scores"]) or f"recovery, {row['student']} student, r = {row['rate']:g}"
     return f"Retain {100 * row['retention']:g} % of the tokens{policy}", label, row["benchmark"]
@@ -344,10 +339,9 @@ def _place(row: Mapping[str, Any]) -> tuple[str, str, str]:
 
 def study_csv(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Rows of study.json with the ends of intervals in columns of their own."""
-    lines = []
-    for row in content["rows"]:
-        line = {key: value for key, value in row.items() if key not in ("interval", "gain_interval")}
-        for name in ("interval", "gain_interval"):
-            line[f"{name}_low"], line[f"{name}_high"] = row[name] or (None, None)
-        lines.append(line)
-    return lines
+    ends = ("interval", "gain_interval")
+    return [
+        {key: value for key, value in row.items() if key not in ends}
+        | {f"{name}_{end}": (row[name] or (None, None))[end == "high"] for name in ends for end in ("low", "high")}
+        for row in content["rows"]
+    ]

@@ -1,0 +1,121 @@
+"""Does reduction pay on this machine? First-token time over the visual tokens of a request, from all and from fewer.
+
+A request shows the image once, twice, four times and so on. Reduction pays from the number of visual tokens at which
+the reduced request gives its first token as soon as the full one.
+"""
+
+import io
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from PIL.Image import Image
+
+from llava_consensus.evaluation.bench.timing import Setting, Timing, answer_once, in_rounds
+from llava_consensus.evaluation.models.base import Prompt, Runner
+from llava_consensus.methods import make
+from llava_consensus.reduction.budget import Budget
+
+
+class Point(NamedTuple):
+    """Median milliseconds of one request, with all visual tokens and reduced."""
+
+    images: int
+    tokens: int  # visual tokens of the request
+    tower_ms: float
+    prefill_ms: float  # of all tokens
+    reduction_ms: float
+    reduced_prefill_ms: float
+    full_ms: float  # first token from all tokens, from preprocessing on
+    reduced_ms: float  # first token from reduced ones
+
+    @property
+    def gain_ms(self) -> float:
+        """How much sooner the first token comes."""
+        return self.full_ms - self.reduced_ms
+
+
+def measure(
+    runner: Runner, image: Image, prompt: Prompt, reduced: Setting, counts: Sequence[int], rounds: int
+) -> list[Point]:
+    """A point for each number of images, all measured in turns.
+
+    Args:
+        reduced: method and budget of each image.
+        counts: numbers of images in a request.
+        rounds: how often each is measured, after one round of warm-up.
+    """
+    prompt, full = replace(prompt, max_new_tokens=1), (make("full"), Budget(1))
+    cases = [(count, setting) for count in counts for setting in (full, reduced)]
+    times: list[list[Timing]] = [[] for _ in cases]
+    for _, index, timing in in_rounds(
+        cases, rounds, 1, (), lambda case: answer_once(runner, [image] * case[0], prompt, case[1])
+    ):
+        times[index].append(timing)
+    sizes = [_tokens(runner, image, prompt, count) for count in counts]
+    return [
+        _point(count, size, times[2 * number], times[2 * number + 1])
+        for number, (count, size) in enumerate(zip(counts, sizes, strict=True))
+    ]
+
+
+def _tokens(runner: Runner, image: Image, prompt: Prompt, count: int) -> int:
+    with runner.attach(make("full"), Budget(1)):
+        (answer,) = runner.answer([runner.encode([image] * count)], [prompt])
+    return answer.before
+
+
+def _point(images: int, tokens: int, full: list[Timing], reduced: list[Timing]) -> Point:
+    def median(timings: list[Timing], name: str) -> float:
+        return statistics.median(getattr(timing, name) for timing in timings)
+
+    return Point(
+        images, tokens, median(full, "tower_ms"), median(full, "prefill_ms"), median(reduced, "reduction_ms"),
+        median(reduced, "prefill_ms"), median(full, "ttft_ms"), median(reduced, "ttft_ms"),
+    )  # fmt: skip
+
+
+def break_even(points: Sequence[Point]) -> int | None:
+    """Visual tokens of a request from which reduction pays, linear between points. 0 if it pays at all of them, None if
+    it does not pay at the last one.
+    """
+    if points[-1].gain_ms <= 0:
+        return None
+    last = max((number for number, point in enumerate(points) if point.gain_ms <= 0), default=-1)
+    if last < 0:
+        return 0
+    low, high = points[last], points[last + 1]
+    return round(low.tokens + (high.tokens - low.tokens) * -low.gain_ms / (high.gain_ms - low.gain_ms))
+
+
+def sentence(points: Sequence[Point]) -> str:
+    """The answer in one sentence. Your request is the first point."""
+    own, at = points[0], break_even(points)
+    has = f"your request has {own.tokens}"
+    if at is None:
+        return f"On this machine reduction does not pay up to {points[-1].tokens} visual tokens; {has}: expect no gain"
+    if at > own.tokens:
+        return f"On this machine reduction pays from about {at} visual tokens; {has}: expect no gain"
+    start = f"from about {at} visual tokens" if at else f"at {own.tokens} visual tokens already"
+    saved = f"expect the first token {own.full_ms / own.reduced_ms:.2f} times as fast"
+    return f"On this machine reduction pays {start}; {has}: {saved}"
+
+
+def plot(points: Sequence[Point], title: str) -> bytes:
+    """First-token time over visual tokens as PNG, with the parts of the reduced request."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 3.2), dpi=120, layout="constrained")
+    axes: Any = figure.subplots()
+    tokens = [point.tokens for point in points]
+    parts = ("tower_ms", "reduction_ms", "reduced_prefill_ms")
+    stacks = [[getattr(point, name) for point in points] for name in parts]
+    axes.stackplot(tokens, *stacks, labels=["vision tower", "reduction", "prefill, reduced"], alpha=0.35)
+    axes.plot(tokens, [point.reduced_ms for point in points], "o-", label="first token, reduced")
+    axes.plot(tokens, [point.full_ms for point in points], "o-", color="black", label="first token, all tokens")
+    axes.set(xlabel="visual tokens of the request", ylabel="milliseconds", title=title, ylim=(0, None))
+    axes.legend(frameon=False, fontsize=8)
+    out = io.BytesIO()
+    figure.savefig(out, format="png")
+    return out.getvalue()

@@ -1,0 +1,165 @@
+"""Wrong calls and wrong files: each ends in one line that names what is wrong, and nothing is silently ignored."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llava_consensus import attach, cli, make
+from llava_consensus.errors import ConsensusError, OptionError
+
+ROOT = Path(__file__).parents[1]
+MINI, DATA = str(ROOT / "checkpoints" / "llava-mini"), str(ROOT / "playground" / "mini")
+FILES = {
+    "unknown-key.jsonl": '{"question_id": 1, "text": "a", "picture_file": "x.jpg"}\n',
+    "no-text.jsonl": '{"question_id": 1}\n',
+    "not-json.jsonl": "not json",
+    "empty.jsonl": "",
+    "numbers.json": "[1, 2]",
+    "image.jpg": "this is text",
+}
+CUSTOM = [
+    "eval",
+    "custom",
+    "--model",
+    MINI,
+    "--image-folder",
+    ".",
+    "--answers-file",
+    "answers.jsonl",
+    "--question-file",
+]
+COMMANDS: dict[str, tuple[list[str], str]] = {  # words, and a word that the line must have
+    "no command": ([], "COMMAND"),
+    "unknown command": (["nonsense"], "nonsense"),
+    "no benchmark": (["eval"], "BENCHMARK"),
+    "unknown benchmark": (["eval", "gqqa"], "gqa"),
+    "unknown argument": (["eval", "gqa", "--tokenz", "64"], "--tokens"),
+    "no tokens": (["eval", "gqa", "--tokens", "0"], "tokens=0"),
+    "negative tokens": (["eval", "gqa", "--tokens", "-5"], "tokens=-5"),
+    "tokens in words": (["eval", "gqa", "--tokens", "many"], "many"),
+    "share above one": (["eval", "gqa", "--tokens", "1.5"], "1.5"),
+    "tokens twice": (["eval", "gqa", "--model", MINI, "--tokens", "64", "--tokens", "32"], "tokens"),
+    "unknown method": (["eval", "gqa", "--method", "visionzap"], "visionzip"),
+    "empty method": (["eval", "gqa", "--method", ""], "method"),
+    "methods in the wrong order": (["eval", "gqa", "--method", "fastv+divprune"], "DivPrune"),
+    "option out of bounds": (["eval", "gqa", "--option", "alpha=9"], "alpha=9"),
+    "option without value": (["eval", "gqa", "--option", "alpha"], "KEY=VALUE"),
+    "option twice": (["eval", "gqa", "--option", "alpha=0.1", "--option", "alpha=0.2"], "twice"),
+    "unknown option": (["eval", "gqa", "--option", "alhpa=0.1"], "alpha"),
+    "option that is no number": (["eval", "gqa", "--option", "alpha=x"], "alpha"),
+    "more merged than tokens": (["eval", "gqa", "--tokens", "64", "--merged", "65"], "merged=65"),
+    "no such model": (["eval", "gqa", "--model", "/nowhere/llava"], "/nowhere/llava"),
+    "no such data": (["eval", "gqa", "--model", MINI, "--data", "/nowhere"], "/nowhere"),
+    "no limit": (["eval", "gqa", "--limit", "0"], "limit=0"),
+    "limit in words": (["eval", "gqa", "--limit", "few"], "few"),
+    "negative sample": (["eval", "gqa", "--sample", "-1"], "sample=-1"),
+    "limit and sample": (["eval", "gqa", "--limit", "2", "--sample", "2"], "sample"),
+    "no batch": (["eval", "gqa", "--batch", "0"], "batch=0"),
+    "no workers": (["eval", "gqa", "--workers", "0"], "workers=0"),
+    "shard that is not there": (["eval", "gqa", "--shard", "5/4"], "5/4"),
+    "unknown dtype": (["eval", "gqa", "--model", MINI, "--dtype", "float99"], "float32"),
+    "unknown match": (["eval", "gqa", "--match", "nothing"], "match"),
+    "no question file": (["eval", "custom", "--model", MINI], "question-file"),
+    "question file that is not there": ([*CUSTOM, "none.jsonl"], "none.jsonl"),
+    "key that names an image otherwise": ([*CUSTOM, "unknown-key.jsonl"], "picture_file"),
+    "file that is no JSON": ([*CUSTOM, "not-json.jsonl"], "not-json.jsonl"),
+    "empty file": ([*CUSTOM, "empty.jsonl"], "empty.jsonl"),
+    "list of numbers": ([*CUSTOM, "numbers.json"], "numbers.json"),
+    "question without text": ([*CUSTOM, "no-text.jsonl"], "no-text.jsonl"),
+    "image that is not there": (["ask", "none.jpg", "What?", "--model", MINI], "none.jpg"),
+    "image that is text": (["ask", "image.jpg", "What?", "--model", MINI], "image.jpg"),
+    "image at an address": (["ask", "https://a.org/b.jpg", "What?", "--model", MINI], "addresses"),
+    "answers that are not there": (["score", "gqa", "--data", DATA, "--answers", "none.jsonl"], "none.jsonl"),
+    "answers that are no JSON": (["score", "gqa", "--data", DATA, "--answers", "not-json.jsonl"], "not-json.jsonl"),
+    "answers without lines": (["score", "gqa", "--data", DATA, "--answers", "empty.jsonl"], "empty.jsonl"),
+    "score of an unknown benchmark": (["score", "nope", "--answers", "empty.jsonl"], "nope"),
+    "judge without answers": (
+        ["judge", "mmvet", "--data", DATA, "--judge-model", "m", "--answers", "none.jsonl"],
+        "none.jsonl",
+    ),
+    "judge of a benchmark without one": (["judge", "gqa", "--judge-model", "m", "--answers", "empty.jsonl"], "gqa"),
+    "runs that are not there": (["report", "compare", "none-1", "none-2"], "none-1"),
+    "import of no results": (
+        [
+            "report",
+            "import",
+            "not-json.jsonl",
+            "--benchmark",
+            "pope",
+            "--method",
+            "x",
+            "--tokens",
+            "66",
+            "--model",
+            "y",
+        ],
+        "not-json.jsonl",
+    ),
+    "unknown name in list": (["list", "nope"], "nope"),
+    "download of an unknown benchmark": (["data", "download", "nope"], "nope"),
+    "conversion of nothing": (["model", "convert", "/nowhere", "out"], "/nowhere"),
+    "check of nothing": (["model", "check", "/nowhere"], "/nowhere"),
+    "merge of nothing": (["model", "merge", "/nowhere", "/nowhere", "out"], "/nowhere"),
+    "unknown task": (["recommend", "--task", "reading"], "reading"),
+    "recommendation for no tokens": (["recommend", "--tokens", "0"], "tokens=0"),
+    "recommendation for everything": (["recommend", "--share", "2"], "share"),
+    "unknown shape": (["bench", "--shape", "llava-99b"], "llava-99b"),
+    "no rounds": (["bench", "--model", MINI, "--repeats", "0"], "repeats=0"),
+    "no images to break even": (["bench", "--break-even", "0"], "break_even"),
+    "server of nothing": (["serve", "/nowhere"], ""),  # without vLLM the line names it
+    "plan of an unknown table": (["paper", "plan", "t99"], "t99"),
+    "unknown table": (["paper", "table", "t99"], "t99"),
+}
+
+
+@pytest.mark.parametrize("case", COMMANDS)
+def test_a_wrong_command_ends_in_one_line(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, content in FILES.items():
+        (tmp_path / name).write_text(content)
+    monkeypatch.chdir(tmp_path)
+    words, named = COMMANDS[case]
+    try:
+        code = cli.main(words)
+    except SystemExit as left:
+        code = int(left.code or 0)
+    out, err = capsys.readouterr()
+    line, *files = err.strip().splitlines()
+    assert code != 0 and line.startswith("error: ") and named in err and not out
+    assert all(file.startswith("  ") for file in files)  # missing files are listed below the line
+    assert {path.name for path in tmp_path.iterdir()} <= {*FILES, "results"}
+
+
+OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "no method": ({"method": None}, "method=None"),
+    "list of methods": ({"method": ["fastv"]}, "method="),
+    "bytes": ({"method": b"fastv"}, "method="),
+    "tokens as method": ({"method": 64}, "tokens=64"),
+    "no tokens": ({"tokens": None}, "tokens=None"),
+    "list of tokens": ({"tokens": [64]}, "tokens="),
+    "flag": ({"tokens": True}, "tokens=True"),
+    "nan": ({"tokens": float("nan")}, "tokens=nan"),
+    "merged as share": ({"merged": 0.5}, "merged=0.5"),
+    "host options in words": ({"host_options": "x"}, "host_options"),
+    "position policy": ({"positions": "spread out"}, "positions"),
+    "no alpha": ({"alpha": None}, "alpha=None"),
+    "seed in words": ({"method": "random", "seed": "x"}, "seed"),
+}
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_a_wrong_option_of_attach_is_named(case: str) -> None:
+    options, named = OPTIONS[case]
+    with pytest.raises(OptionError) as raised:
+        attach(object(), **options)
+    assert named in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("model", ["owner/name", None, 7, json])
+def test_what_is_no_model_is_refused(model: Any) -> None:
+    with pytest.raises(ConsensusError, match="model"):
+        attach(model)
+    assert make("fastv").layer is None
