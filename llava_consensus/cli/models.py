@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llava_consensus.cli import arguments, columns, terminal
+from llava_consensus.cli import arguments, terminal
 from llava_consensus.cli.arguments import arg, command
 from llava_consensus.errors import ConsensusError, DataError, Interrupted, OptionError, any_case, unknown_name
 from llava_consensus.evaluation.runs import DATA
@@ -39,14 +39,16 @@ class HostError(ConsensusError):
         names="lists",
         help="methods, hosts, benchmarks, or a method: its options, cost, paper",
     ),
-    arg("--hosts", action="store_true", help="which method works on which host, and why not"),
+    arg("--hosts", action="store_true", help="how many methods work on each host"),
+    arg("--host", metavar="NAME", help="which methods work on this host, and why the others do not"),
+    arg("--csv", action="store_true", help="with --hosts: every method and host"),
     arguments.JSON,
-    examples=("list", "list methods", "list consensusdrop", "list --hosts", "list --json"),
+    examples=("list", "list methods", "list consensusdrop", "list --host qwen2.5-vl", "list --hosts --csv"),
 )
 def choices(given: argparse.Namespace) -> Iterator[str]:
     """Methods, hosts and benchmarks; or everything about one method."""
-    if given.hosts:
-        yield from _matrix(given.json)
+    if given.hosts or given.host is not None:
+        yield from _hosts(given)
         return
     from llava_consensus.evaluation.benchmarks import known_benchmarks
     from llava_consensus.hosts import OTHER, known_hosts
@@ -100,41 +102,49 @@ def _about(name: str, as_json: bool) -> Iterator[str]:
     yield terminal.wrapped(f"  {described.cost}")
 
 
-def _matrix(as_json: bool) -> Iterator[str]:
-    """A line for each method, a column for each host, and the reasons of refusals as numbered notes; in a narrow
-    terminal the hosts are listed below each method.
-    """
-    from llava_consensus.hosts.matrix import cells, keeping, otherwise
+def _hosts(given: argparse.Namespace) -> Iterator[str]:
+    """A line for each host, everything about one of them, or the whole matrix as CSV or JSON."""
+    from llava_consensus.hosts import known_hosts
+    from llava_consensus.hosts.matrix import UNTRIED, cells, keeping, otherwise, refusals
 
-    refusals = cells()
-    if as_json:
-        facts = {"refused": refusals, "keep_positions": keeping(), "read_otherwise": otherwise()}
-        yield json.dumps(facts, indent=1)
+    if given.host is not None:
+        hosts = known_hosts()
+        name = any_case(given.host, hosts)
+        if name not in hosts:
+            raise unknown_name("host", given.host, list(hosts))
+        yield from _host(name, hosts[name].line, refusals(name), keeping(), otherwise())
         return
-    notes = dict.fromkeys(reason for host in refusals.values() for reason in host.values() if reason)
-    numbers = {reason: f"[{number}]" for number, reason in enumerate(notes, 1)}
-    names = next(iter(refusals.values()))
-    rows = {name: {host: numbers.get(refusals[host][name], WORKS) for host in refusals} for name in names}
-    widths = {host: max(len(host), len(WORKS)) + 2 for host in refusals}
-    first = max(map(len, rows))
-    if first + sum(widths.values()) <= (columns() or sys.maxsize):
-        yield (" " * first + "".join(f"  {host:{width - 2}}" for host, width in widths.items())).rstrip()
-        for name, marks in rows.items():
-            line = "".join(f"  {marks[host]:{width - 2}}" for host, width in widths.items())
-            yield f"{name:{first}}{line}".rstrip()
-    else:
-        for name, marks in rows.items():
-            yield name
-            for mark in dict.fromkeys(marks.values()):
-                yield terminal.wrapped(f"  {mark}: {', '.join(host for host in marks if marks[host] == mark)}")
-    yield from (terminal.wrapped(f"{number} {reason}") for reason, number in numbers.items())
-    yield terminal.wrapped(
-        f"positions are kept, as they have three axes, on {', '.join(keeping())}; positions=renumber is refused there"
-    )
-    yield from (
-        terminal.wrapped(f"{method} reads other things there than of LLaVA (`list {method}`): {', '.join(hosts)}")
-        for method, hosts in otherwise().items()
-    )
+    refused = cells()
+    if given.json:
+        yield json.dumps({"refused": refused, "keep_positions": keeping(), "read_otherwise": otherwise()}, indent=1)
+        return
+    tried = {host: {name: why * (why != UNTRIED) for name, why in own.items()} for host, own in refused.items()}
+    if given.csv:
+        yield ",".join(("method", *tried))
+        for method in next(iter(tried.values())):
+            yield ",".join((method, *("no" if tried[host][method] else WORKS for host in tried)))
+        return
+    for host, reasons in tried.items():
+        missing = [method for method, reason in reasons.items() if reason]
+        without = f" without {', '.join(missing)}" if 0 < len(missing) <= 6 else ""
+        note = ", tried only on copies of the code that the checkpoint carries" if known_hosts()[host].remote else ""
+        yield terminal.wrapped(f"{host:16} {len(reasons) - len(missing)} of {len(reasons)} methods{without}{note}")
+    yield terminal.wrapped("why a method does not work on one of them: llava-consensus list --host NAME")
+
+
+def _host(
+    name: str, line: str, reasons: dict[str, str], keeping: list[str], otherwise: dict[str, list[str]]
+) -> Iterator[str]:
+    """Which methods work on a host, and why the others do not."""
+    yield f"{name}: {line}"
+    yield terminal.wrapped(f"works: {', '.join(method for method, reason in reasons.items() if not reason)}")
+    for reason in dict.fromkeys(filter(None, reasons.values())):
+        methods = [method for method, why in reasons.items() if why == reason]
+        yield terminal.wrapped(f"{', '.join(methods)}: {reason}")
+    if name in keeping:
+        yield terminal.wrapped("positions: kept, as they have three axes; positions=renumber is refused")
+    if others := [method for method, hosts in otherwise.items() if name in hosts]:
+        yield terminal.wrapped(f"read something else than on LLaVA (llava-consensus list METHOD): {', '.join(others)}")
 
 
 @command(

@@ -129,16 +129,21 @@ def test_which_methods_read_other_things_than_of_llava(capsys: pytest.CaptureFix
     assert set(HOSTS) - set(found["resize"]) == before | {"qwen-vl"} | derived
     assert found["pixelprune"] == ["qwen3-vl"]
     assert found["tome"] == ["llava-onevision", "pixtral"]
-    assert cli.main(["list", "--hosts"]) == 0
-    assert "cdpruner reads other things there than of LLaVA (`list cdpruner`): llava-hf, " in capsys.readouterr().out
+    assert cli.main(["list", "--host", "llava-hf"]) == 0
+    (said,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("read something else"))
+    assert said.endswith(": cdpruner, mfpruner, anchorprune")
 
 
 def test_the_list_shows_it(capsys: pytest.CaptureFixture[str], cells: dict[str, dict[str, str]]) -> None:
-    assert cli.main(["list", "--hosts"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == list(HOSTS)
-    shown = {line.split()[0]: line.split()[1:] for line in lines[1 : len(METHODS) + 1]}
-    notes = dict(line.split(" ", 1) for line in lines[len(METHODS) + 1 :])
-    for method, marks in shown.items():
+    assert cli.main(["list", "--hosts", "--csv"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split(",") == ["method", *HOSTS]
+    for line in lines:
+        method, *marks = line.split(",")
         for host, mark in zip(HOSTS, marks, strict=True):
-            assert (notes[mark] if mark != "works" else "") == cells[host][method]
+            assert (mark == "no") == (cells[host][method] not in ("", matrix.UNTRIED))
+    assert cli.main(["list", "--hosts"]) == 0
+    assert f"qwen3-vl         {len(METHODS) - 1} of {len(METHODS)} methods without tome\n" in capsys.readouterr().out
+    assert cli.main(["list", "--host", "gemma-3n"]) == 0
+    out = capsys.readouterr().out
+    assert all(reason in out for reason in cells["gemma-3n"].values() if reason)

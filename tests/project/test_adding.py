@@ -240,7 +240,7 @@ def test_the_example_family(
     for method in ("tome", "resize"):
         with pytest.raises(OptionError, match="adapted to CLIP towers"):
             attach(model, method, tokens=5)
-    assert cli.main(["list", "--hosts"]) == 0
+    assert cli.main(["list", "--hosts", "--csv"]) == 0
     rows = capsys.readouterr().out.splitlines()
-    (row,) = (row for row in rows if row.startswith("consensusdrop "))
+    (row,) = (row for row in rows if row.startswith("consensusdrop,"))
     assert rows[0].endswith("vip-llava") and row.endswith("works")
