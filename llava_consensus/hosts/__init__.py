@@ -59,7 +59,7 @@ def _derived(line: str, types: tuple[str, ...], *classes: str, lacks: tuple[str,
 
 HOSTS: dict[str, HostEntry] = {
     "llava": HostEntry(
-        f"{OURS}.llava:LlavaModel",
+        f"{OURS}.official:Official",
         "llava",
         ("LlavaLlamaForCausalLM", "LlavaMistralForCausalLM", "LlavaMptForCausalLM"),
         "official LLaVA 1.5 / 1.6 (the `llava` package), Llama and Mistral language models",
@@ -319,8 +319,13 @@ def attached(
 def attach_view(view: Any, method: Any, budget: Any, total: int | None = None) -> Any:
     """Attaches a method to the model of a view."""
     from llava_consensus.hosts.facts import Facts
+    from llava_consensus.hosts.official import Official, OfficialEntrance
 
     parts = [part.method for part in getattr(method, "parts", ())] or [method]
+    if isinstance(view, Official) and not any(part.acts_inside for part in parts):
+        from llava_consensus.hosts.attachment import Attachment
+
+        return Attachment(view.module, method, budget, total, view.options, OfficialEntrance)
     if isinstance(view, Facts) and not any(part.acts_inside for part in parts):
         from llava_consensus.hosts.attachment import Attachment
 
@@ -332,6 +337,10 @@ def attach_view(view: Any, method: Any, budget: Any, total: int | None = None) -
             f"{type(parts[0]).__name__} acts before the projector, and it is not known how the tower of "
             f"{type(view.module).__name__} takes fewer patches. Take a method that acts after the tower"
         )
+    if isinstance(view, Official):
+        from llava_consensus.hosts.llava import LlavaModel
+
+        view = LlavaModel(view.module, view.options)
     view = view_of(view.module, view.options, old=True) if isinstance(view, Facts) else view
     return Old(view, method, budget, total)
 

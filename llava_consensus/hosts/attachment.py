@@ -56,6 +56,7 @@ class Call:
 
     questions: list[str] | None = None  # text asked in each row of the batch, for methods that read it
     pictures: list[Any] | None = None  # of PIL, those of the batch in order, for budgets that follow from them
+    settings: Mapping[str, Any] = field(default_factory=dict)  # entries of the configuration that differ in this call
     report: Report = field(default_factory=Report)
 
 
@@ -68,6 +69,7 @@ class Attachment:
         budget: of one image, a number of tokens, a share of those it has, or `Auto`.
         total: the most tokens of the images of one prompt; None is any number.
         options: of its family (`HostEntry.options`).
+        entrance: how rows leave this model.
     Raises:
         OptionError: for a method this model has no parts for, or a model that has a method already.
     """
@@ -79,6 +81,7 @@ class Attachment:
         budget: Budget | Share | Auto,
         total: int | None = None,
         options: Mapping[str, str] | None = None,
+        entrance: type[Entrance] = Entrance,
     ) -> None:
         self.options = options or {}
         self.asked, self.budget, self.total = method, budget, total
@@ -93,7 +96,7 @@ class Attachment:
         self._scope: ContextVar[Call | None] = ContextVar("llava_consensus_call", default=None)
         self._local, self._latest = threading.local(), Report()
         self._check(model)
-        self.entrance = Entrance(self, model, self.options)
+        self.entrance = entrance(self, model, self.options)
         self._clip = self._clip_text(model)
         self._handles: list[Any] = []
         self.attach()
@@ -134,8 +137,7 @@ class Attachment:
         """CLIP's text side, if a method reads the question and the vision configuration names its CLIP model."""
         if not any(Need.QUESTION in stage.method.needs for stage in self.stages):
             return None
-        vision = getattr(model.config, "vision_config", None)
-        name = getattr(vision, "_name_or_path", "") if getattr(vision, "model_type", "") == "clip_vision_model" else ""
+        name = self.entrance.clip_name
         if not name:
             return None
         from llava_consensus.hosts.towers import load_clip_text
@@ -194,9 +196,14 @@ class Attachment:
     # Calls
 
     @contextmanager
-    def call(self, questions: list[str] | None = None, pictures: list[Any] | None = None) -> Iterator[Call]:
+    def call(
+        self,
+        questions: list[str] | None = None,
+        pictures: list[Any] | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> Iterator[Call]:
         """The calls of the model in the body, with inputs that are no arguments of it."""
-        call = Call(questions, pictures)
+        call = Call(questions, pictures, settings or {})
         token = self._scope.set(call)
         try:
             yield call
@@ -213,6 +220,12 @@ class Attachment:
     def seeing(self, pictures: list[Any], questions: list[str] | None = None) -> Any:
         """A call for `tokens="auto"`, with the images of PIL that the batch shows, in order."""
         return self.call(questions, pictures)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Entries of the model's configuration that differ in the call of this context."""
+        call = self._scope.get()
+        return {} if call is None else call.settings
 
     def tell(self, report: Report) -> None:
         """Stores the result of a forward pass."""

@@ -117,6 +117,13 @@ class Entrance:
         """The module that encodes images."""
         return base_of(self.model())
 
+    @property
+    def clip_name(self) -> str:
+        """The CLIP model that the vision configuration names as its own; empty if it names none."""
+        vision = getattr(self.model().config, "vision_config", None)  # type: ignore[union-attr]
+        is_clip = getattr(vision, "model_type", "") == "clip_vision_model"
+        return str(getattr(vision, "_name_or_path", "")) if is_clip else ""
+
     def install(self) -> None:
         """Registers the hooks."""
         model, base = self.model(), self.base()

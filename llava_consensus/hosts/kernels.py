@@ -22,6 +22,7 @@ _LOCK = threading.Lock()
 _SPIES: dict[int, Callable[..., Any]] = {}  # by thread; a forward runs in one
 AttentionInterface: Any = getattr(transformers, "AttentionInterface", None)  # transformers 4 has none
 _PLAIN: Any = getattr(AttentionInterface, "get_interface", None)
+OLD = AttentionInterface is None  # official LLaVA's own pin
 
 
 class KernelCall(NamedTuple):

@@ -66,7 +66,8 @@ class Prefill(Hooks):
         )
         self.alive = alive.bool()
         self.rows: Rows | None = None
-        self.every = self._rows()
+        (index,) = upload([np.tile(np.arange(size), (len(owner), 1))], device)
+        self.every = Rows(size, index, None, prompt.real, self.alive, torch.zeros_like(self.first), False)
         self.weight: Tensor | None = None  # [R, S] tokens that each row was made of
         self.calls: dict[int, kernels.KernelCall] = {}  # of the layer before each cut
         self.reading: Any = None
