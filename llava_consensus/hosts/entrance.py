@@ -511,15 +511,21 @@ class Entrance:
             if own is not None and book is not None:
                 own = book._replace(layers=own.layers, weights=own.weights, missing=own.missing)
             book = own or book
-        if cache is not None and book is not None and hasattr(cache, "layers"):
-            if book_of(cache) is None:
-                self._hold(cache)
-            shorten(cache, book._replace(owner=self.number))
+        if cache is not None and book is not None:
+            self._keep(cache, book._replace(owner=self.number))
         if cut.rows is not None:
             output["last_hidden_state"] = spread_rows(states, cut.rows)
         return output
 
+    def _keep(self, cache: Any, book: Book) -> None:
+        """Stores in a cache what it holds."""
+        if hasattr(cache, "layers"):
+            if book_of(cache) is None:
+                self._hold(cache)
+            shorten(cache, book)
+
     def _disarm(self) -> None:
         armed, self.local.armed = getattr(self.local, "armed", None), None
+        self.local.cut = None  # of a forward pass that ended in an error
         if armed is not None:
             armed.disarm()

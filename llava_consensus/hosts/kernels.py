@@ -5,11 +5,12 @@ each forward. While at least one thread records, that method returns a recording
 torch.compile, and every forward that is not a prefill, see nothing of this).
 """
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
-from typing import Any, NamedTuple
+from functools import partial, wraps
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import transformers
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.cache import without_cache
 
+Result = TypeVar("Result")
 _LOCK = threading.Lock()
 _SPIES: dict[int, Callable[..., Any]] = {}  # by thread; a forward runs in one
 AttentionInterface: Any = getattr(transformers, "AttentionInterface", None)  # transformers 4 has none
@@ -47,6 +49,23 @@ UNLIKE = (
     "transformers: take a method that reads none of it (llava-consensus list)"
 )
 DIFFERENCES = ("diffllama",)  # types whose attention is a difference of two
+
+
+def uncompiled(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Like `torch.compiler.disable`, applied at the first call in a process that has the compiler. It is not imported
+    here, since that takes seconds.
+    """
+    made: list[Callable[..., Result]] = []
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Result:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        if not made:
+            made.append(torch.compiler.disable(function))
+        return made[0](*args, **kwargs)
+
+    return run
 
 
 class EarlyExit(Exception):
@@ -112,6 +131,10 @@ def first_attention(decoder: Any, arguments: dict[str, Any], rotated: bool = Tru
     Args:
         rotated: False for queries and keys without rotation, which are those of position 0.
     """
+    if OLD:
+        from llava_consensus.hosts import pinned
+
+        return pinned.first_attention(decoder, arguments, rotated)
     if decoder.config.model_type in DIFFERENCES:
         raise OptionError(UNLIKE)
     arguments = {**without_cache(arguments), "use_cache": False}

@@ -18,16 +18,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.arguments import Cut, compact, held_masks
-from llava_consensus.hosts.cache import book_of, cache_in
+from llava_consensus.hosts.cache import Book, book_of, cache_in
 from llava_consensus.hosts.entrance import _NUMBERS, Entrance
 from llava_consensus.hosts.environment import check_llava_version
 from llava_consensus.hosts.facts import TowerFacts
 from llava_consensus.hosts.inputs import Inputs, Prompt, needs_of, prompt_of
-from llava_consensus.hosts.kernels import OLD
+from llava_consensus.hosts.kernels import OLD, uncompiled
 from llava_consensus.hosts.layers import Layers
 from llava_consensus.hosts.next_grid import STOCK, check_layout, check_pictures, check_tiles, fixed_grid
 from llava_consensus.hosts.official_prompt import (
@@ -42,6 +43,7 @@ from llava_consensus.hosts.official_prompt import (
     vision_of,
 )
 from llava_consensus.hosts.outcomes import Report, reduced, unchanged
+from llava_consensus.hosts.pinned import Held, PinnedLayers
 from llava_consensus.hosts.rows import Rows, drop_rows, reduced_rows, upload
 from llava_consensus.hosts.tower import READ, Learnt, Tiles, Tower, argument_names
 from llava_consensus.hosts.units import Unit, units_of, visual_rows
@@ -51,7 +53,7 @@ from llava_consensus.reduction.tokens import Need
 PREPARE = "prepare_inputs_labels_for_multimodal"
 COUNTING = "_prepare_generated_length"  # function of transformers 5 that settles how long an answer may be
 LIMIT = "tokenizer_model_max_length"  # entry of the configuration: rows that a sequence is cut to
-OFFSET = "_reduction_offset"  # attribute of a cache: by how much positions are ahead of its rows, [R, 1]
+AFTER = "_reduction_after"  # attribute of a cache
 
 __all__ = ["PREPARE", "EncodedImage", "Official", "OfficialEntrance", "blank_images"]
 
@@ -103,13 +105,20 @@ class Official:
         return TowerFacts(tower.num_patches, side_of(tower), blocks, block, 1, 1, False, offers)
 
 
+class After(NamedTuple):
+    """By how much positions behind a prompt are ahead of the rows that its cache holds, each [R, 1]."""
+
+    offset: Tensor
+    last: Tensor  # if they are counted on from the last row that is left
+
+
 class Prepared(NamedTuple):
     """Prompts that were prepared and that the decoder has not read yet."""
 
     embeds: Any  # weak reference to the embeddings [R, S, D]
     prompt: Prompt
     report: Report
-    offset: Tensor | None  # [R, 1] by how much positions after them are ahead of their rows
+    after: After | None  # if positions are kept
 
 
 class OfficialEntrance(Entrance):
@@ -121,7 +130,7 @@ class OfficialEntrance(Entrance):
         self.model = weakref.ref(model)
         self.check(model, methods)
         self.decodes = methods[-1].place is Place.DECODER
-        self.layers = Layers(model.get_model(), methods[-1]) if self.decodes else None
+        self.layers = layers_of(model.get_model(), methods[-1]) if self.decodes else None
         self.entering = next((method for method in methods if method.place is Place.TOKENS), None)
         self.inner = argument_names(type(model.get_model()).forward)[1:]
         self.number, self.caches, self.open = next(_NUMBERS), 0, False
@@ -151,7 +160,10 @@ class OfficialEntrance(Entrance):
             )
         keeps = next((m.positions for m in methods if m.place is Place.TOKENS and m.positions != "renumber"), None)
         if keeps and OLD:
-            raise OptionError(f"positions={keeps} needs transformers >= 5: generate() does not advance given positions")
+            raise OptionError(
+                f"positions={keeps} needs transformers >= 5: "
+                f"generate() of {transformers.__version__} does not advance given positions"
+            )
 
     def base(self) -> Any:
         """The vision model."""
@@ -174,6 +186,10 @@ class OfficialEntrance(Entrance):
             decoder.register_forward_hook(self.end, with_kwargs=True),
         ]
         object.__setattr__(model, PREPARE, partial(_prepare, self.owner))
+        if isinstance(self.layers, PinnedLayers):
+            self.handles += self.layers.widen(decoder)
+        if self.decodes:
+            object.__setattr__(decoder, "forward", partial(_forward, self.owner))
         if hasattr(type(model), COUNTING):
             object.__setattr__(model, COUNTING, partial(_count, self.owner))
 
@@ -183,6 +199,8 @@ class OfficialEntrance(Entrance):
         model = self.model()
         for name in (PREPARE, COUNTING) if model is not None else ():
             vars(model).pop(name, None)
+        if self.decodes and model is not None:
+            vars(model.get_model()).pop("forward", None)
         self._leave()
 
     def note_running(self, model: nn.Module, args: Any) -> None:
@@ -232,16 +250,16 @@ class OfficialEntrance(Entrance):
         own = [encoded[picture] for picture in structure.pictures]
         pixels = [{} if one.pixels is None else {"pixel_values": one.pixels} for one in own]
         prompt = prompt._replace(tiles=[one.tiles for one in own], encoded=pixels)
-        report, offset = Report(unchanged(prompt.images)), None
+        report, after = Report(unchanged(prompt.images)), None
         if units:
-            results, prompt, report, offset = self._reduced(model, given, results, prompt, units, config)
+            results, prompt, report, after = self._reduced(model, given, results, prompt, units, config)
         elif limit is not None and self.layers is None:
             report = replace(report, outcomes=_counted(report, prompt, prompt.real.cumsum(1) <= limit))
         depth = self.layers.count if self.layers is not None else 0
         entering = [one._replace(entering=(one.after,) * depth) for one in report.outcomes]
         owner.tell(replace(report, outcomes=entering))
         self.local.more = min(len(structure.real[0]), limit or len(structure.real[0])) - results[4].shape[1]
-        self.local.prepared = Prepared(weakref.ref(results[4]), prompt, report, offset)
+        self.local.prepared = Prepared(weakref.ref(results[4]), prompt, report, after)
         return results
 
     def official(self, model: Any) -> Any:
@@ -285,7 +303,7 @@ class OfficialEntrance(Entrance):
 
     def _reduced(
         self, model: Any, given: Arguments, results: tuple[Any, ...], prompt: Prompt, units: list[Unit], config: Any
-    ) -> tuple[tuple[Any, ...], Prompt, Report, Tensor | None]:
+    ) -> tuple[tuple[Any, ...], Prompt, Report, After | None]:
         """The results for the rows that are left. Truncation judges the reduced length."""
         method: Any = self.entering
         _, positions, mask, past, embeds, labels = results
@@ -324,16 +342,19 @@ class OfficialEntrance(Entrance):
                 labels = labels.masked_fill(~rows.shown, IGNORE) if rows.padded else labels
         outcomes = reduced(unchanged(prompt.images), groups, drops)
         report = Report(outcomes, inputs.notes, inputs.watch)
-        offset = None
+        after = None
         if keeps:  # padding of the prompts is on the left here, if an answer follows
-            (offset,) = upload([real.sum(1)[:, None] - rows.real.shape[1]], embeds.device)
+            size = rows.real.shape[1]
+            (offset,) = upload([real.sum(1)[:, None] - size], embeds.device)
+            after = After(offset, positions[:, -1:] + 1 - size)
         if limit is not None and rows.real.sum() < reduced_size(prompt, report):
             report = replace(report, outcomes=_counted(report, prompt, rows.real, rows.index.cpu().numpy()))
         prompt = compact(prompt, rows, model.config) if self.layers is not None else prompt
-        return (None, positions, mask, past, new, labels), prompt, report, offset
+        return (None, positions, mask, past, new, labels), prompt, report, after
 
     # The entrance of the decoder
 
+    @uncompiled
     def begin(self, decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Arms the hooks between layers for prompts that were prepared. Later steps get positions and masks that fit
         the cache.
@@ -344,12 +365,21 @@ class OfficialEntrance(Entrance):
         mask = kwargs.get("attention_mask")
         self.local.mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
         if prepared is not None:
-            self.local.offset = prepared.offset
+            self.local.after = prepared.after
             if self.layers is not None:
                 self._cut(decoder, prepared, kwargs, cache)
             return (), kwargs
+        if not cached_rows(cache):  # a prompt without images
+            self.owner.tell_plain()
+            return (), kwargs
+        if type(cache) is tuple:  # transformers 4.37
+            cache = Held(cache, getattr(self.local, "book", None))
+            if not cache.fits:
+                return (), kwargs
         book = book_of(cache)
-        if book is not None and book.owner == self.number:
+        if isinstance(self.layers, PinnedLayers) and book is not None:
+            self.layers.reach = max(self.layers.reach, book.size + int(cache.get_seq_length()))
+        elif book is not None and book.owner == self.number:
             kwargs.update(held_masks(kwargs, cache, book))
         return (), self._step(decoder, _ahead(kwargs, cache), book, cache)
 
@@ -372,6 +402,9 @@ class OfficialEntrance(Entrance):
         if not (mask is None or (isinstance(mask, Tensor) and mask.ndim == 2)):
             (mask,) = upload([prompt.real], embeds.device)  # generate makes others for a static cache
             kwargs["attention_mask"] = mask
+        if isinstance(self.layers, PinnedLayers):
+            self.layers.check(prompt.real.shape[1])
+            self.layers.reach = max(self.layers.reach, 2 * prompt.real.shape[1])
         cut = Cut(None, prompt.real.shape[1], cache, None, None)
         base = SimpleNamespace(multi_modal_projector=decoder.mm_projector)
         short = self.reader.short if self.reader is not None else ""
@@ -380,16 +413,35 @@ class OfficialEntrance(Entrance):
         self.owner.tell(replace(report, outcomes=[report.outcomes[number] for number in cut.reported]))
         self.local.cut = cut
 
+    def _keep(self, cache: Any, book: Book) -> None:
+        """Stores in a cache what it holds; the tuples of transformers 4.37 cannot."""
+        super()._keep(cache, book)
+        self.local.book = book if type(cache) is tuple else None
+
+    @uncompiled
     def end(self, decoder: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """The last states at full length; the cache says what it holds."""
-        offset, self.local.offset = getattr(self.local, "offset", None), None
+        after, self.local.after = getattr(self.local, "after", None), None
         changed = super().end(decoder, args, kwargs, output)
-        cache = cache_in(output) if offset is not None else None
+        cache = cache_in(output) if after is not None else None
         if cache is not None:
-            setattr(cache, OFFSET, offset)
+            setattr(cache, AFTER, after)
         return changed
 
 
+def layers_of(decoder: Any, method: Method) -> Layers:
+    """The layers of a decoder, on any version."""
+    return PinnedLayers(decoder, method) if OLD else Layers(decoder, method)
+
+
+@uncompiled
+def _forward(owner: Any, *args: Any, **kwargs: Any) -> Any:
+    """The decoder's own forward, kept out of compiled graphs, in which hooks are traced once and for all."""
+    decoder = owner.entrance.running.get_model()
+    return type(decoder).forward(decoder, *args, **kwargs)
+
+
+@uncompiled
 def _prepare(owner: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
     """Takes the place of LLaVA's function: same arguments, same six results."""
     results: tuple[Any, ...] = owner.entrance.prepare(Arguments(*args, **kwargs))
@@ -468,19 +520,31 @@ def for_beams(prompt: Prompt, beams: int) -> Prompt:
     )  # fmt: skip
 
 
+def cached_rows(cache: Any) -> int:
+    """Rows that a cache holds, on any version."""
+    if cache is None or not hasattr(cache, "get_seq_length"):
+        return int(cache[0][0].shape[-2]) if cache else 0
+    return int(cache.get_seq_length())
+
+
 def _ahead(kwargs: dict[str, Any], cache: Any) -> dict[str, Any]:
-    """Positions of rows behind a prompt that has kept its positions: those that are counted by the cache are ahead of
-    it by as many rows as have left.
+    """Positions of rows behind a prompt that has kept its positions: those that are counted by the cache, or on from
+    the last row that is left, are ahead by as many rows as have left.
     """
-    offset, cached = getattr(cache, OFFSET, None), 0 if cache is None else int(cache.get_seq_length())
-    if offset is None or not cached:
+    after: After | None = getattr(cache, AFTER, None)
+    if after is None:
         return kwargs
+    offset, last, cached = after.offset, after.last, int(cache.get_seq_length())
     embeds = kwargs.get("inputs_embeds")
     rows, new = (kwargs["input_ids"] if embeds is None else embeds).shape[:2]
     counted = torch.arange(cached, cached + new, device=offset.device)
     given = kwargs.get("position_ids")
-    ahead = counted + offset.repeat_interleave(rows // len(offset), 0)
-    return {**kwargs, "position_ids": ahead if given is None else torch.where(given == counted, ahead, given)}
+    offset, last = (value.repeat_interleave(rows // len(offset), 0) for value in (offset, last))
+    ahead = counted + offset
+    if given is not None:
+        by_rows = (given == counted) | (given == counted + last)
+        ahead = torch.where(by_rows, ahead, given)
+    return {**kwargs, "position_ids": ahead}
 
 
 def fed_block(layer: Any, count: int) -> int:

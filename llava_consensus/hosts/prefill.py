@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import kernels
-from llava_consensus.hosts.cache import CACHE_NAMES, Book, cache_in, without_cache
+from llava_consensus.hosts.cache import CACHE_NAMES, Book, cache_in
 from llava_consensus.hosts.cuts import CutImage, cut_outcome
 from llava_consensus.hosts.inputs import Inputs, Prompt
 from llava_consensus.hosts.layers import Hooks, Layers
@@ -105,7 +105,7 @@ class Prefill(Hooks):
             for image in self.images:
                 image.entering.append(image.left)
             if index + 1 in self.cuts and self.method.attention in ("previous", "values"):
-                self.reading = kernels.start(self._spy(index + 1))
+                self.reading = self.layers.read(self.decoder.layers[index], self._spy(index + 1))
         source = self.layers.sources[index]  # a layer that reads the keys of an earlier one has the rows of that
         rows = self.seen.get(index) if self.replays else self.rows if source == index else self.seen.get(source)
         if rows is None:
@@ -117,6 +117,13 @@ class Prefill(Hooks):
             self.full.pop(index)
             return hidden, {**kwargs, "attention_mask": self._last_row(index, hidden, rows)}
         return self._shortened(index, hidden, kwargs, rows)
+
+    def disarm(self) -> None:
+        """Removes the hooks, also after an error in a layer."""
+        super().disarm()
+        if self.reading is not None:
+            self.layers.stop(self.reading)
+            self.reading = None
 
     def _spy(self, cut: int) -> Any:
         def spy(kernel: Any, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None,
@@ -130,7 +137,8 @@ class Prefill(Hooks):
     def leave(self, index: int, output: Any) -> Any:
         """The full length again."""
         if not self.replays and index + 1 in self.cuts and self.method.attention in ("previous", "values"):
-            kernels.stop(self.reading)
+            self.layers.stop(self.reading)
+            self.reading = None
         full = self.full.pop(index, None)
         if full is None:
             return None
@@ -210,10 +218,11 @@ class Prefill(Hooks):
             sizes = parts.to(short.device)[self.owner.gather(1, rows.index)]
         else:
             sizes = self.weight.gather(1, rows.index)
-        cos, sin = _angles(arguments["position_embeddings"])
+        given = self.layers.angles(self.decoder, index, short, arguments)
+        cos, sin = _angles(given)
         if self.layers.kinds[index] == UNTURNED.get(self.layers.config.model_type):
             cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
-        elif not isinstance(arguments["position_embeddings"], Tensor):  # channels that do not turn count too
+        elif not isinstance(given, Tensor):  # channels that do not turn count too
             width = getattr(self.decoder.layers[index].self_attn, "head_dim", cos.shape[-1])
             rest = (0, width - cos.shape[-1])
             cos, sin = nn.functional.pad(cos, rest, value=1.0), nn.functional.pad(sin, rest)
@@ -235,7 +244,7 @@ class Prefill(Hooks):
         call = self.calls.get(index)
         if self.method.attention == "own":
             layer = self.decoder.layers[index]
-            call = kernels.first_call(lambda: layer.forward(short.detach(), **without_cache(given)))
+            call = self.layers.own_call(layer, short.detach(), given)
         together: dict[Any, list[int]] = defaultdict(list)
         for number in self.cuts[index]:
             image = self.images[number]
@@ -248,7 +257,8 @@ class Prefill(Hooks):
             for first in range(0, len(numbers), most):
                 own = numbers[first : first + most]
                 with self.watch.time("view"):
-                    view, places = self._view(own, key[3], short, rows, call, given.get("position_embeddings"))
+                    angles = self.layers.angles(self.decoder, index, short, given)
+                    view, places = self._view(own, key[3], short, rows, call, angles)
                 # autocast would compute saliencies in half precision
                 with torch.autocast(hidden.device.type, enabled=False):
                     chosen = self.method.select(view, self.watch)

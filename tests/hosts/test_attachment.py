@@ -20,7 +20,7 @@ from prompts import ANYRES, batch, row, tiles
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import PictureOutcome
-from llava_consensus.hosts.llava import PREPARE
+from llava_consensus.hosts.official import PREPARE
 from llava_consensus.methods import METHODS
 from llava_consensus.reduction.method import Place
 

@@ -19,7 +19,7 @@ from llava_consensus import attach
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.models.convert import convert
-from llava_consensus.hosts.llava import PREPARE
+from llava_consensus.hosts.official import PREPARE
 from llava_consensus.hosts.reduce import _means, _zones
 from llava_consensus.hosts.sequence import ROW, RowKinds, Sharing, read_layout
 from llava_consensus.methods import make

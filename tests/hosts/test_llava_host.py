@@ -16,7 +16,7 @@ from prompts import ANYRES, CASES, batch, row, tiles
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.decoders import LlamaDecoder
-from llava_consensus.hosts.llava import PREPARE
+from llava_consensus.hosts.official import PREPARE
 from llava_consensus.hosts.old_attachment import NO_TEXT
 from llava_consensus.hosts.sequence import Assembled, Layout, Picture, RowKinds
 from llava_consensus.hosts.source import probe_text
