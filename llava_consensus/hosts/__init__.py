@@ -320,19 +320,12 @@ def attach_view(view: Any, method: Any, budget: Any, total: int | None = None) -
     """Attaches a method to the model of a view."""
     from llava_consensus.hosts.facts import Facts
 
-    parts = [part.method for part in getattr(method, "parts", ())] or [method]
-    if isinstance(view, Facts) and not any(part.acts_inside for part in parts):
+    if isinstance(view, Facts):
         from llava_consensus.hosts.attachment import Attachment
 
         return Attachment(view.module, method, budget, total, view.options)
     from llava_consensus.hosts.old_attachment import Attachment as Old
 
-    if isinstance(view, Facts) and not view.has_file:
-        raise OptionError(
-            f"{type(parts[0]).__name__} acts before the projector, and it is not known how the tower of "
-            f"{type(view.module).__name__} takes fewer patches. Take a method that acts after the tower"
-        )
-    view = view_of(view.module, view.options, old=True) if isinstance(view, Facts) else view
     return Old(view, method, budget, total)
 
 
