@@ -370,6 +370,14 @@ def check_stages(stages: list[BudgetedMethod], model: Any) -> None:
                 f"{name} behind {names[0]}: what it reads of a smaller image is known on LLaVA and Qwen-VL, not on "
                 f"{type(model).__name__}. Take one that reads tokens only (divprune, uniform_grid)"
             )
+        if stages[0].method.place is Place.TOWER and (
+            Need.EARLIER in stage.method.needs
+            or (Need.ATTENTION in stage.method.needs and not stage.method.blocks_ahead)
+        ):
+            raise OptionError(
+                f"{name} behind {names[0]}: the block whose attention {name} reads merges patches after it, so that it "
+                "is of more tokens than are left. Take one that reads tokens only (divprune, uniform_grid)"
+            )
     closes = stages[-1].method.place is Place.DECODER and stages[-1].method.positions == "renumber"
     if closes and stages[-2].method.positions != "renumber" and not keeps_positions(model):
         raise OptionError(f"positions=renumber of {names[-1]} behind {names[-2]}, which keeps them. Give both the same")

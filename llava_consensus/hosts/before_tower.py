@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.facts import SHUFFLED, TILES
 from llava_consensus.hosts.images import TABLE, Image, Integers, images_of, with_class
 from llava_consensus.hosts.open_tower import OpenTower, Run, cells_of
 from llava_consensus.hosts.smaller_images import (
@@ -25,6 +26,7 @@ from llava_consensus.hosts.smaller_images import (
     Squares,
     TokenGrid,
     cells_left,
+    first_of,
     see_cells,
     smaller_grids,
     smaller_sizes,
@@ -118,9 +120,26 @@ class BeforeTower:
             raise OptionError(
                 f"vision_config.spatial_merge_size={side}: {name} is adapted to tokens of {SIDE} x {SIDE} patches"
             )
+        pins, size = getattr(config, "image_grid_pinpoints", None), self._tile_size(base)
+        most = 1 + max(height * width // vision.image_size**2 for height, width in pins) if pins else TILES.get(kind, 1)
+        shares = [share for tiles in (1, most) for share in self._shares(tiles, size)] if size else []
         self.towers: dict[str, OpenTower] = {}
         if kind in STRAIGHT or (kind == "pixtral" and method.place is Place.TOWER):
             self._open(base, config)
+        if method.place is Place.TOWER and kind != "pixtral":  # there each image has a schedule of its own
+            for share in {share for share in shares if share < size}:
+                method.schedule(share, size, len(self.towers["image"].blocks))
+
+    def _tile_size(self, base: Any) -> int:
+        """Tokens of a tile; 0 if each image has its own."""
+        vision = base.config.vision_config
+        if self.kind in (*GRIDS, *SIZES):
+            return 0
+        side = first_of(vision.image_size) // first_of(vision.patch_size)
+        if self.kind in STRAIGHT:
+            return side**2
+        stride: int = SHUFFLED[self.kind](base.config)
+        return (side // stride) ** 2
 
     def _open(self, base: Any, config: Any) -> None:
         """The towers that the method acts inside, by modality."""
@@ -153,14 +172,6 @@ class BeforeTower:
                 f"attention {kernel!r} of the vision tower takes no additive mask: load it with sdpa, or "
                 "proportional=false"
             )
-        vision, pins = config.vision_config, getattr(config, "image_grid_pinpoints", None)
-        if self.kind == "pixtral":  # there each image has a schedule of its own
-            return
-        most = 1 + max(height * width // vision.image_size**2 for height, width in pins) if pins else 1
-        size = (vision.image_size // vision.patch_size) ** 2
-        for share in {*self._shares(1, size), *self._shares(most, size)}:
-            if share < size:
-                method.schedule(share, size, len(tower.blocks))
 
     def install(self) -> None:
         """Shadows and hooks in the towers."""
@@ -179,7 +190,6 @@ class BeforeTower:
 
     def _grid(self, base: Any, inputs: dict[str, Any], modality: str, image: Image, number: int) -> TokenGrid:
         """The tokens of an image as the model makes them."""
-        vision = base.config.vision_config
         if self.kind in GRIDS:
             frames, height, width = inputs[f"{modality}_grid_thw"][number].tolist()
             return TokenGrid(frames, height // SIDE, width // SIDE)
@@ -188,7 +198,7 @@ class BeforeTower:
             return TokenGrid(1, height // self._step(base), width // self._step(base))
         side = math.isqrt(int(image.token.max()) + 1)
         if self.kind in STRAIGHT and not (modality == "video" and self.kind in POOLED):  # unpadding may have left less
-            side = vision.image_size // vision.patch_size
+            side = math.isqrt(self._tile_size(base))
         return TokenGrid(image.tiles, side, side)
 
     def _step(self, base: Any) -> int:
