@@ -128,7 +128,7 @@ class BeforeTower:
             self._open(base, config)
         if method.place is Place.TOWER and kind != "pixtral":  # there each image has a schedule of its own
             for share in {share for share in shares if share < size}:
-                method.schedule(share, size, len(self.towers["image"].blocks))
+                method.schedule(share, size, self.towers["image"].merging)
 
     def _tile_size(self, base: Any) -> int:
         """Tokens of a tile; 0 if each image has its own."""

@@ -13,7 +13,8 @@ from torch import nn
 
 from llava_consensus.entry_points import load_place
 from llava_consensus.errors import ConsensusError, OptionError
-from llava_consensus.hosts import FACTS, TOWER, HostEntry, known_hosts
+from llava_consensus.hosts import TOWER, HostEntry, known_hosts
+from llava_consensus.hosts.before_tower import refusal
 from llava_consensus.hosts.images import TABLE
 from llava_consensus.hosts.inputs import ALWAYS
 from llava_consensus.hosts.old_attachment import Attachment
@@ -93,13 +94,13 @@ def refusals(host: str) -> dict[str, str]:
     where that is known of copies of the model's code alone.
     """
     entry = known_hosts()[host]
-    view: Any = None if entry.view == FACTS else stand_in(entry)
+    view: Any = None if entry.kind == "hf" else stand_in(entry)
     refused: dict[str, str] = {}
     for name in known_methods():
         method = None
         try:
             method = make(name)  # that of another package may be broken
-            if entry.kind != "hf" or (method.acts_inside and view is not None):
+            if view is not None:
                 _Checked(view, method, HALF).detach()
             else:
                 _check(entry, method)
@@ -136,10 +137,10 @@ def _check(entry: HostEntry, method: Method) -> None:
     """Raises OptionError for a method that a family of transformers cannot have."""
     model = entry.classes[0]
     if method.acts_inside:
-        raise OptionError(
-            f"{type(method).__name__} acts before the projector, and it is not known how the tower of {model} takes "
-            "fewer patches. Take a method that acts after the tower"
-        )
+        kind = next(iter(entry.towers), entry.types[0])
+        if why := refusal(kind, "clip_vision_model", method.place):
+            raise OptionError(f"{type(method).__name__} {why}")
+        return
     offers = offers_of(entry) | {Need.QUESTION}
     needs = method.instead if method.needs - offers and method.instead is not None else method.needs
     if missing := needs - offers:

@@ -76,7 +76,7 @@ class OpenTower:
         inner, kind = getattr(module, "vision_model", module), module.config.model_type
         blocks = inner.transformer.layers if kind == "pixtral" else inner.encoder
         self.blocks: Any = list(blocks if kind == "pixtral" else getattr(blocks, "layers", None) or blocks.layer)
-        self.blocks = self.blocks[: feature_block + 1]
+        self.merging = feature_block + 1  # blocks that merge; nobody reads those behind
         self.classes = int(kind in ("clip_vision_model", "dinov2"))
         self.names = PIXTRAL if kind == "pixtral" else CLIP
         self.embeddings = getattr(inner, "embeddings", None)
@@ -162,7 +162,7 @@ class OpenTower:
             return None
         if self.method.place is Place.PICTURE:
             return Shrinking(*self.method.picture(count))
-        return Merging(self.method.schedule(count, size, len(self.blocks)), grid[1])
+        return Merging(self.method.schedule(count, size, self.merging), grid[1])
 
     def _slot(self, state: Any, size: int, grid: tuple[int, int], states: Tensor) -> Tensor:
         """Which token each patch is in, [T, N]."""
@@ -205,6 +205,8 @@ class OpenTower:
         merging = getattr(self.local, "state", None)
         if not isinstance(merging, Merging):
             return plain(hidden, *args, **options)
+        if index >= self.merging:
+            return (hidden,) if OLD else hidden
         if index == 0 and merging.bag is not None:
             raise RuntimeError("the vision tower ran twice: multi-scale (S2) towers are not adapted")
         bag, method = fresh(hidden) if merging.bag is None else merging.bag._replace(values=hidden), self.method
