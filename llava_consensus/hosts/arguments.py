@@ -14,6 +14,7 @@ from llava_consensus.hosts.cache import CACHE_NAMES, Book
 from llava_consensus.hosts.images import Integers
 from llava_consensus.hosts.inputs import Prompt, prompt_of
 from llava_consensus.hosts.outcomes import ImageOutcome
+from llava_consensus.hosts.parts import is_static
 from llava_consensus.hosts.rows import Pool, Rows, drop_rows, joined_rows, upload
 from llava_consensus.hosts.tower import Encoded
 from llava_consensus.reduction.method import Method
@@ -236,6 +237,29 @@ def ids_of(base: Any, embeds: Tensor) -> Tensor:
             here = embeds == table(torch.tensor(placeholder, device=table.weight.device))
             ids = ids + here.all(-1).long() * placeholder
     return ids
+
+
+def read_prompt(base: nn.Module, kwargs: dict[str, Any], cache: Any) -> tuple[Integers, NDArray[np.bool_]]:
+    """Ids and real rows of a prompt [R, S]. Masks that `generate` made for a static cache are replaced in `kwargs`."""
+    ids, mask = kwargs.get("input_ids"), kwargs.get("attention_mask")
+    past = 0 if cache is None else int(cache.get_seq_length())
+    if kwargs.get("cu_seq_lens_q") is not None or is_packed(kwargs, past):
+        raise OptionError("packed sequences: give each prompt a row of its own, or detach the method")
+    if ids is None:
+        ids = ids_of(base, kwargs["inputs_embeds"])
+    if isinstance(mask, dict) or (isinstance(mask, Tensor) and mask.ndim == 4 and is_static(cache)):
+        # masks that generate makes for a static cache; the decoder makes them anew. A real row sees itself.
+        mask = next((value for value in mask.values() if value is not None), None) if isinstance(mask, dict) else mask
+        if mask is not None:
+            seen = mask[:, 0, :, past:].diagonal(dim1=1, dim2=2)
+            seen = seen if seen.dtype == torch.bool else seen == 0
+            mask = seen.expand(ids.shape)
+        kwargs["attention_mask"] = None if mask is None else mask.long()
+    if not isinstance(mask, Tensor) or mask.ndim != 2:
+        ids = ids.cpu().numpy()
+        return ids, np.ones(ids.shape, dtype=bool)
+    both = torch.stack((ids, mask[:, -ids.shape[1] :].to(ids.device).long())).cpu().numpy()
+    return both[0], both[1].astype(bool)
 
 
 def is_packed(kwargs: dict[str, Any], past: int) -> bool:

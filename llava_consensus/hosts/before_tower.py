@@ -101,7 +101,8 @@ class BeforeTower:
 
     def __init__(self, base: Any, kind: str, method: Any, budget: Budget | Share, options: Any) -> None:
         config, self.kind, self.method, self.budget = base.config, kind, method, budget
-        vision, name = getattr(config, "vision_config", None), type(method).__name__
+        name = type(method).__name__
+        vision: Any = getattr(config, "vision_config", None)
         if why := refusal(kind, getattr(vision, "model_type", ""), method.place):
             raise OptionError(f"{name} {why}")
         if options.get("class_tokens") == "candidates":
@@ -253,7 +254,7 @@ class BeforeTower:
     ) -> tuple[Any, list[Tensor]]:  # fmt: skip
         """LLaVA and its kind: the model's own encoder, with an open tower in it."""
         front = modality == "video" and TABLE[self.kind].video is with_class
-        run = Run([share for own in shares for share in own], tuple(grids[0][1:]), front)
+        run = Run([share for own in shares for share in own], grids[0].shape, front)
         with self.towers[modality].running(run):
             output = tower.encode(plain, base, False, False, **inputs)
         assert run.slot is not None and run.projected is not None
@@ -273,7 +274,7 @@ class BeforeTower:
         outputs, slots = [], []
         for pixels, size, grid, own in zip(inputs["pixel_values"], sizes, grids, shares, strict=True):
             height, width = size.tolist()
-            run = Run(own, tuple(grid[1:]), False)
+            run = Run(own, grid.shape, False)
             given = {**inputs, "pixel_values": pixels[None, :, :height, :width], "image_sizes": size[None]}
             with self.towers["image"].running(run):
                 outputs.append(plain(**given))
@@ -289,11 +290,11 @@ class BeforeTower:
     ) -> tuple[Any, list[Tensor]]:  # fmt: skip
         """Smaller images through the model's own tower."""
         small = Shrunk(grids, [
-            [self.method.picture(share, *grid[1:]) if share < grid.size else tuple(grid[1:]) for share in own]
+            [self.method.picture(share, *grid.shape) if share < grid.size else grid.shape for share in own]
             for grid, own in zip(grids, shares, strict=True)
         ])  # fmt: skip
         slots = small.slots()
-        index = small.index(slots)
+        index = small.taken(slots)
         if self.kind in SQUARES:
             check_whole(inputs.get("pixel_attention_mask"))
             pixels = inputs["pixel_values"].flatten(0, -4)
@@ -419,4 +420,3 @@ def numbered(images: list[Image], left: Sequence[ImageLeft | None]) -> list[Imag
         token[real] = slot[image.tile[real], image.token[real]]
         found.append(image._replace(token=token))
     return found
-

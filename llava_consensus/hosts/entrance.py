@@ -13,13 +13,12 @@ import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from llava_consensus.errors import NonFiniteError, OptionError
@@ -30,8 +29,8 @@ from llava_consensus.hosts.arguments import (
     decoder_arguments,
     held_masks,
     ids_of,
-    is_packed,
     joined_outcomes,
+    read_prompt,
 )
 from llava_consensus.hosts.before_tower import BeforeTower, numbered, tiles_left, units_left, whole_tiles
 from llava_consensus.hosts.cache import Book, book_of, cache_in, shorten
@@ -45,7 +44,6 @@ from llava_consensus.hosts.parts import (
     MODALITIES,
     base_of,
     decoder_of,
-    is_static,
     most_tiles,
     on_grid,
     packed_whole,
@@ -108,7 +106,7 @@ class Entrance:
         self.entering = [stage for stage in owner.stages if stage.method.place is not Place.DECODER]
         self.before: BeforeTower | None = None
         if methods[0].acts_inside:
-            self.before = BeforeTower(base, kind_of(base.config), *owner.stages[0], options)
+            self.before = BeforeTower(base, kind_of(base.config), methods[0], owner.stages[0].budget, options)
         self.names = argument_names(type(base).forward)[1:]
         self.outer = argument_names(type(model).forward)[1:]
         self.inner = argument_names(type(decoder).forward)[1:]
@@ -156,7 +154,8 @@ class Entrance:
             vars(base).pop("pack_image_features", None)
         if self.before is not None:
             self.before.remove()
-            vars(self.model() or object).pop(ENCODING, None)
+            model = self.model()
+            vars(model).pop(ENCODING, None) if model is not None else None
         self._leave()
 
     def _leave(self) -> None:
@@ -203,9 +202,15 @@ class Entrance:
 
     def note_prompt(self, model: Any, prompt: Tensor, *args: Any, **options: Any) -> Any:
         """Takes the place of the step in which `generate` encodes images: notes the ids of their prompt."""
-        self.local.ids = (prompt if prompt.ndim == 2 else ids_of(self.base(), prompt)).cpu().numpy()
-        try:
+        with self.showing((prompt if prompt.ndim == 2 else ids_of(self.base(), prompt)).cpu().numpy()):
             return getattr(type(model), ENCODING)(model, prompt, *args, **options)
+
+    @contextmanager
+    def showing(self, ids: Integers) -> Iterator[None]:
+        """Images that are encoded in the body are those of these prompts [R, S]."""
+        self.local.ids = ids
+        try:
+            yield
         finally:
             self.local.ids = None
 
@@ -225,7 +230,7 @@ class Entrance:
             given |= self._waiting(outputs, waiting)
         shows = given or any("pixel_values" in name and value is not None for name, value in kwargs.items())
         if shows and self.open:
-            self.local.forward = Forward(base, *self._read(base, kwargs, cache, book), given)
+            self.local.forward = Forward(base, *read_prompt(base, kwargs, cache), given)
         return (), kwargs
 
     def _waiting(self, outputs: dict[str, Any], waiting: dict[str, list[Encoded]]) -> dict[str, list[Encoded]]:
@@ -241,32 +246,6 @@ class Entrance:
         if not waiting:
             self.owner.warn(UNRECORDED)
         return waiting
-
-    def _read(
-        self, base: nn.Module, kwargs: dict[str, Any], cache: Any, book: Book | None
-    ) -> tuple[Integers, NDArray[np.bool_]]:
-        """Ids and real rows of a prompt [R, S]."""
-        ids, mask = kwargs.get("input_ids"), kwargs.get("attention_mask")
-        past = 0 if cache is None else int(cache.get_seq_length())
-        if kwargs.get("cu_seq_lens_q") is not None or is_packed(kwargs, past):
-            raise OptionError("packed sequences: give each prompt a row of its own, or detach the method")
-        if ids is None:
-            ids = ids_of(base, kwargs["inputs_embeds"])
-        if isinstance(mask, dict) or (isinstance(mask, Tensor) and mask.ndim == 4 and is_static(cache)):
-            # masks that generate makes for a static cache; the decoder makes them anew. A real row sees itself.
-            mask = (
-                next((value for value in mask.values() if value is not None), None) if isinstance(mask, dict) else mask
-            )
-            if mask is not None:
-                seen = mask[:, 0, :, past:].diagonal(dim1=1, dim2=2)
-                seen = seen if seen.dtype == torch.bool else seen == 0
-                mask = seen.expand(ids.shape)
-            kwargs["attention_mask"] = None if mask is None else mask.long()
-        if not isinstance(mask, Tensor) or mask.ndim != 2:
-            ids = ids.cpu().numpy()
-            return ids, np.ones(ids.shape, dtype=bool)
-        both = torch.stack((ids, mask[:, -ids.shape[1] :].to(ids.device).long())).cpu().numpy()
-        return both[0], both[1].astype(bool)
 
     def encode(self, name: str, modality: str, *args: Any, **inputs: Any) -> Any:
         """Takes the place of the model's encoder of a modality."""
@@ -382,7 +361,7 @@ class Entrance:
                     found = replace(found, outcomes=whole, notes=report.notes + found.notes)
                 report = found
             if stage.method.acts_inside and len(owner.stages) > 1:
-                own = own._replace(images=numbered(own.images, prompt.left), tiles=prompt.later)
+                own = own._replace(images=numbered(own.images, prompt.left), tiles=list(prompt.later))
         if cut.rows is None:
             new = self._step(decoder, kwargs, book, cache)
         if self.layers is not None:

@@ -26,6 +26,11 @@ class TokenGrid(NamedTuple):
     columns: int
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of a tile."""
+        return self.rows, self.columns
+
+    @property
     def size(self) -> int:
         """Tokens of a tile."""
         return self.rows * self.columns
@@ -40,18 +45,18 @@ class Shrunk(NamedTuple):
     def slots(self) -> list[Tensor]:
         """The smaller tile's token in whose cell each token lies: [T, N] of each image."""
         return [
-            torch.stack([cells_of(grid[1:], small) for small in own])
+            torch.stack([cells_of(grid.shape, small) for small in own])
             for grid, own in zip(self.grids, self.small, strict=True)
         ]
 
-    def index(self, slots: list[Tensor]) -> Tensor:
+    def taken(self, slots: list[Tensor]) -> Tensor:
         """The same among the tokens of all smaller tiles: [n]."""
-        first, taken = 0, []
+        first, found = 0, []
         for slot, own in zip(slots, self.small, strict=True):
             for tile, (rows, columns) in zip(slot, own, strict=True):
-                taken.append(tile + first)
+                found.append(tile + first)
                 first += rows * columns
-        return torch.cat(taken)
+        return torch.cat(found)
 
 
 def smaller_grids(inputs: dict[str, Any], modality: str, small: Shrunk, patch: int) -> dict[str, Any]:
@@ -77,7 +82,7 @@ def smaller_sizes(inputs: dict[str, Any], small: Shrunk, step: int) -> dict[str,
     """Arguments of the encoder of Pixtral and Mistral 3, whose tokens are squares of `step` pixels."""
     sizes, pixels, new = torch.as_tensor(inputs["image_sizes"]).tolist(), inputs["pixel_values"].clone(), []
     for image, (height, width), grid, (less,) in zip(pixels, sizes, small.grids, small.small, strict=True):
-        new.append([height, width] if less == grid[1:] else [step * length for length in less])
+        new.append([height, width] if less == grid.shape else [step * length for length in less])
         if new[-1] != [height, width]:
             resized = shrink(image[None, :, :height, :width], *new[-1])[0].to(image.dtype)
             image[:, : new[-1][0], : new[-1][1]] = resized
@@ -254,5 +259,3 @@ def see_cells(visual: Any, pixels: Tensor, grid: Tensor, cells: Tensor, counts: 
         interp_indices=taps[patches], interp_weights=weights[patches],
         position_ids=get_vision_position_ids(grid, SIDE)[patches], cu_seqlens=ends.to(torch.int32), return_dict=True,
     )  # fmt: skip
-
-

@@ -90,9 +90,7 @@ def test_qwen_reads_a_picture_that_was_prepared_smaller(name: str) -> None:
     assert torch.equal(reduced["position_ids"][-3:], plain[-3:][..., stays])
 
 
-def visual_rows(
-    given: dict[str, Any], inputs: dict[str, Any], stays: list[bool], placeholder: int = IMAGE
-) -> Tensor:
+def visual_rows(given: dict[str, Any], inputs: dict[str, Any], stays: list[bool], placeholder: int = IMAGE) -> Tensor:
     """The rows of images that the decoder is given of one prompt, of which these rows stay."""
     words = inputs["input_ids"][0][stays]
     assert given["inputs_embeds"].shape[:2] == (1, len(words))
