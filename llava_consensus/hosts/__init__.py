@@ -324,6 +324,15 @@ def attach_view(view: Any, method: Any, budget: Any, total: int | None = None) -
         from llava_consensus.hosts.attachment import Attachment
 
         return Attachment(view.module, method, budget, total, view.options)
+    from llava_consensus.hosts.remote.entrances import RemoteEntrance, RemoteModel
+
+    if isinstance(view, RemoteModel):
+        from functools import partial
+
+        from llava_consensus.hosts.attachment import Attachment
+
+        entrance = partial(RemoteEntrance, type(view))
+        return Attachment(view.module, method, budget, total, view.options, entrance)
     from llava_consensus.hosts.old_attachment import Attachment as Old
 
     return Old(view, method, budget, total)

@@ -69,6 +69,7 @@ class Attachment:
         budget: of one image, a number of tokens, a share of those it has, or `Auto`.
         total: the most tokens of the images of one prompt; None is any number.
         options: of its family (`HostEntry.options`).
+        entrance: how rows leave this model.
     Raises:
         OptionError: for a method this model has no parts for, or a model that has a method already.
     """
@@ -80,6 +81,7 @@ class Attachment:
         budget: Budget | Share | Auto,
         total: int | None = None,
         options: Mapping[str, str] | None = None,
+        entrance: Callable[..., Entrance] = Entrance,
     ) -> None:
         self.options = options or {}
         self.asked, self.budget, self.total = method, budget, total
@@ -94,7 +96,7 @@ class Attachment:
         self._scope: ContextVar[Call | None] = ContextVar("llava_consensus_call", default=None)
         self._local, self._latest = threading.local(), Report()
         self._check(model)
-        self.entrance = Entrance(self, model, self.options)
+        self.entrance = entrance(self, model, self.options)
         self._clip = self._clip_text(model)
         self._handles: list[Any] = []
         self.attach()
@@ -254,7 +256,7 @@ class Attachment:
         call = self._scope.get()
         if call is not None and not call.report.cache:
             cache = cache_in(output) if hasattr(output, "get") else None
-            call.report = replace(call.report, cache=cached_layers(cache))
+            call.report = replace(call.report, cache=cached_layers(cache, self.entrance.cache_axis))
 
     @property
     def _report(self) -> Report:

@@ -87,6 +87,8 @@ class Entrance:
         options: of its family (`HostEntry.options`).
     """
 
+    cache_axis = 2  # of rows in the keys of its cache
+
     def __init__(self, owner: Any, model: Any, options: Mapping[str, str]) -> None:
         base = base_of(model)
         decoder = decoder_of(model)

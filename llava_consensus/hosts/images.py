@@ -275,6 +275,7 @@ TABLE = {
     "molmo2": Family(by_rows, mapped=True),
     **dict.fromkeys(("gemma4", "gemma3n", "perception_lm", "granite4_vision"), Family(mapped=True)),
     "paligemma": Family(equal),
+    **dict.fromkeys(("qwen", "cogvlm"), Family()),  # of 2023, with code of their own
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe"), GRID),
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "kimi_k25", "glm_ocr", "paddleocr_vl", "video_llama_3"), MAPPED_GRID),
 }

@@ -123,9 +123,10 @@ class Inputs:
             return
         with self.watch.time("probe"), torch.autocast(self.embeds.device.type, enabled=False):
             call = first_attention(decoder, arguments, getattr(self.method, "scap_rope", True))
-            self.probe = self._probe(call)
+            self.probe = self.probe_of(call)
 
-    def _probe(self, call: Any) -> TextProbe:
+    def probe_of(self, call: Any) -> TextProbe:
+        """The text rows of the prompts by queries and keys of all rows."""
         rows, texts = len(self.prompt.real), []
         for row in range(rows):
             own = [text for image, text in zip(self.prompt.images, self.prompt.text, strict=True) if image.row == row]
@@ -243,6 +244,7 @@ class Inputs:
             asking=self._asking(units),
             fingerprint=self._fingerprint(units) if Need.FINGERPRINT in needs else None,
             whole=self._whole(images) if Need.WHOLE_PICTURES in needs else None,
+            pooling=self._part(images, "pooling") if "pooling" in own.parts else None,
             slot=self._part(images, "slot") if "slot" in own.parts else None,
         )
 

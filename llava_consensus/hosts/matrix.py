@@ -51,7 +51,8 @@ def keeping() -> list[str]:
     return [
         name
         for name, entry in known
-        if set(entry.types) & AXES or (entry.kind != "hf" and getattr(stand_in(entry), "keeps_positions", False))
+        if set(entry.types) & AXES
+        or (entry.kind not in ("hf", "remote") and getattr(stand_in(entry), "keeps_positions", False))
     ]
 
 
@@ -77,7 +78,8 @@ def otherwise() -> dict[str, list[str]]:
 def offers_of(entry: HostEntry) -> frozenset[Need]:
     """What the vision side of a host's usual checkpoint gives of what methods ask for, known without one."""
     if entry.kind != "hf":
-        offer: frozenset[Need] = load_place(entry.view).offer.needs
+        view = load_place(entry.view)
+        offer: frozenset[Need] = view.offers if entry.kind == "remote" else view.offer.needs
         return offer | (ALWAYS - {Need.QUESTION}) | {Need.EARLIER}
     if TOWER in entry.lacks:
         return ALWAYS - {Need.QUESTION}
@@ -94,13 +96,15 @@ def refusals(host: str) -> dict[str, str]:
     where that is known of copies of the model's code alone.
     """
     entry = known_hosts()[host]
-    view: Any = None if entry.kind == "hf" else stand_in(entry)
+    view: Any = None if entry.kind in ("hf", "remote") else stand_in(entry)
     refused: dict[str, str] = {}
     for name in known_methods():
         method = None
         try:
             method = make(name)  # that of another package may be broken
-            if view is not None:
+            if entry.kind == "remote":
+                load_place(entry.view).check(method, entry.classes[0])
+            elif view is not None:
                 _Checked(view, method, HALF).detach()
             else:
                 _check(entry, method)
