@@ -318,30 +318,22 @@ def attached(
 
 def attach_view(view: Any, method: Any, budget: Any, total: int | None = None) -> Any:
     """Attaches a method to the model of a view."""
+    from functools import partial
+
+    from llava_consensus.hosts.attachment import Attachment
     from llava_consensus.hosts.facts import Facts
     from llava_consensus.hosts.official import Official, OfficialEntrance
+    from llava_consensus.hosts.remote.entrances import RemoteEntrance, RemoteModel
 
-    parts = [part.method for part in getattr(method, "parts", ())] or [method]
-    if isinstance(view, Official) and not any(part.acts_inside for part in parts):
-        from llava_consensus.hosts.attachment import Attachment
-
-        return Attachment(view.module, method, budget, total, view.options, OfficialEntrance)
-    if isinstance(view, Facts) and not any(part.acts_inside for part in parts):
-        from llava_consensus.hosts.attachment import Attachment
-
-        return Attachment(view.module, method, budget, total, view.options)
+    given = view.module, method, budget, total, view.options
+    if isinstance(view, Facts):
+        return Attachment(*given)
+    if isinstance(view, Official):
+        return Attachment(*given, OfficialEntrance)
+    if isinstance(view, RemoteModel):
+        return Attachment(*given, partial(RemoteEntrance, type(view)))
     from llava_consensus.hosts.old_attachment import Attachment as Old
 
-    if isinstance(view, Facts) and not view.has_file:
-        raise OptionError(
-            f"{type(parts[0]).__name__} acts before the projector, and it is not known how the tower of "
-            f"{type(view.module).__name__} takes fewer patches. Take a method that acts after the tower"
-        )
-    if isinstance(view, Official):
-        from llava_consensus.hosts.llava import LlavaModel
-
-        view = LlavaModel(view.module, view.options)
-    view = view_of(view.module, view.options, old=True) if isinstance(view, Facts) else view
     return Old(view, method, budget, total)
 
 

@@ -9,11 +9,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from llava_consensus.hosts.cache import Book
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.cache import CACHE_NAMES, Book
 from llava_consensus.hosts.images import Integers
 from llava_consensus.hosts.inputs import Prompt, prompt_of
 from llava_consensus.hosts.outcomes import ImageOutcome
-from llava_consensus.hosts.rows import Pool, Rows, drop_rows, upload
+from llava_consensus.hosts.parts import is_static
+from llava_consensus.hosts.rows import Pool, Rows, drop_rows, joined_rows, upload
 from llava_consensus.hosts.tower import Encoded
 from llava_consensus.reduction.method import Method
 
@@ -39,6 +41,60 @@ class Cut:
     book: Book | None  # of the rows that left at the entrance
     prefill: Any  # between layers
     reported: list[int] = field(default_factory=list)  # images of the first beam of each prompt
+
+
+def decoder_arguments(
+    decoder: Any, kwargs: dict[str, Any], rows: Rows, pool: Pool, prompt: Prompt, cut: Cut,
+    book: Book | None, method: Method,
+) -> dict[str, Any]:  # fmt: skip
+    """The decoder's arguments for these rows. `cut` has the rows and the book of the cache.
+
+    Raises:
+        OptionError: for the second method of a composition in a later turn.
+    """
+    embeds, cache = kwargs["inputs_embeds"], cut.cache
+    visual = sum(len(image.places) for image in prompt.images)
+    new = {}
+    for name, value in kwargs.items():
+        if name not in (*CACHE_NAMES, "attention_mask", "position_ids", "inputs_embeds"):
+            new[name] = argument_of(value, rows, pool, prompt, visual)
+    new["inputs_embeds"] = pool.take(embeds, [group.reduction.tokens for group in pool.groups])
+    new |= {name: kwargs[name] for name in CACHE_NAMES if name in kwargs}
+    past, cached = (0, 0) if cache is None else (int(cache.get_seq_length()), int(cache.get_query_offset()))
+    held, index, padded = rows.shown[:, :0], rows.index, rows.padded
+    if cached and prompt.real.shape[1] < cut.size:
+        raise OptionError("images in a later turn on a cache are not supported: pass the whole conversation")
+    if cached:  # the cache holds rows of prompts, and behind them what was generated
+        held = rows.shown.new_ones(len(rows.real), cached)
+        before = torch.arange(past - cached, past, device=embeds.device).expand(len(held), -1)
+        if book is not None:
+            prompts = book.real.shape[1]
+            held = torch.cat((book.real, held[:, prompts:]), 1)
+            before = torch.cat((book.index, before[:, prompts:]), 1)
+            padded |= book.padded
+        index = torch.cat((before, index + past), 1)
+    renumbers = method.positions == "renumber"
+    positions = kwargs.get("position_ids")
+    # without a cache and a mask, transformers takes gaps in positions for the ends of packed sequences
+    caches = kwargs.get("use_cache")
+    packs = cache is None and not (getattr(decoder.config, "use_cache", True) if caches is None else caches)
+    shown = padded or packs
+    new["attention_mask"] = mask_of(kwargs.get("attention_mask"), rows, held, shown, prompt.real.shape[1], decoder)
+    new["position_ids"], shifts = positions_of(positions, rows, pool, prompt.real, past, book, method)
+    shift = rows.removed if shifts else torch.zeros_like(rows.removed)
+    if book is not None:
+        shift = shift + book.shift
+    real = torch.cat((held, rows.shown), 1) if cached else rows.shown
+    size, shifted = past + cut.size, renumbers and shifts and rows.shrinks
+    if cut.rows is not None:  # behind another method
+        rows = joined_rows(cut.rows, rows)
+        index, shift = rows.index, rows.removed if shifted else shift
+    cut.rows = rows
+    cut.book = Book(
+        size, size - real.shape[1], real, index, shift, padded,
+        shifted or (book is not None and book.shifted), False, {}, {},
+    )  # fmt: skip
+    return new
 
 
 def held_masks(kwargs: dict[str, Any], cache: Any, book: Book) -> dict[str, Any]:
@@ -181,6 +237,29 @@ def ids_of(base: Any, embeds: Tensor) -> Tensor:
             here = embeds == table(torch.tensor(placeholder, device=table.weight.device))
             ids = ids + here.all(-1).long() * placeholder
     return ids
+
+
+def read_prompt(base: nn.Module, kwargs: dict[str, Any], cache: Any) -> tuple[Integers, NDArray[np.bool_]]:
+    """Ids and real rows of a prompt [R, S]. Masks that `generate` made for a static cache are replaced in `kwargs`."""
+    ids, mask = kwargs.get("input_ids"), kwargs.get("attention_mask")
+    past = 0 if cache is None else int(cache.get_seq_length())
+    if kwargs.get("cu_seq_lens_q") is not None or is_packed(kwargs, past):
+        raise OptionError("packed sequences: give each prompt a row of its own, or detach the method")
+    if ids is None:
+        ids = ids_of(base, kwargs["inputs_embeds"])
+    if isinstance(mask, dict) or (isinstance(mask, Tensor) and mask.ndim == 4 and is_static(cache)):
+        # masks that generate makes for a static cache; the decoder makes them anew. A real row sees itself.
+        mask = next((value for value in mask.values() if value is not None), None) if isinstance(mask, dict) else mask
+        if mask is not None:
+            seen = mask[:, 0, :, past:].diagonal(dim1=1, dim2=2)
+            seen = seen if seen.dtype == torch.bool else seen == 0
+            mask = seen.expand(ids.shape)
+        kwargs["attention_mask"] = None if mask is None else mask.long()
+    if not isinstance(mask, Tensor) or mask.ndim != 2:
+        ids = ids.cpu().numpy()
+        return ids, np.ones(ids.shape, dtype=bool)
+    both = torch.stack((ids, mask[:, -ids.shape[1] :].to(ids.device).long())).cpu().numpy()
+    return both[0], both[1].astype(bool)
 
 
 def is_packed(kwargs: dict[str, Any], past: int) -> bool:

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.arguments import joined_outcomes
+from llava_consensus.hosts.before_tower import READABLE
 from llava_consensus.hosts.cache import cache_in
 from llava_consensus.hosts.entrance import Entrance
-from llava_consensus.hosts.images import UNKNOWN, family_of, whole_images
+from llava_consensus.hosts.images import UNKNOWN, family_of, kind_of, whole_images
 from llava_consensus.hosts.inputs import NO_TEXT, Prompt
 from llava_consensus.hosts.outcomes import ImageOutcome, Report, cached_layers, joined_parts
 from llava_consensus.hosts.tower import READ
@@ -81,7 +82,7 @@ class Attachment:
         budget: Budget | Share | Auto,
         total: int | None = None,
         options: Mapping[str, str] | None = None,
-        entrance: type[Entrance] = Entrance,
+        entrance: Callable[..., Entrance] = Entrance,
     ) -> None:
         self.options = options or {}
         self.asked, self.budget, self.total = method, budget, total
@@ -104,7 +105,7 @@ class Attachment:
     def _check(self, model: Any) -> None:
         """Raises OptionError for what cannot be attached, with the remedy."""
         if len(self.stages) > 1:
-            check_stages(self.stages, keeps_positions(model))
+            check_stages(self.stages, model)
         if (self.total is not None or isinstance(self.budget, Auto)) and self.method.place is not Place.TOKENS:
             raise OptionError(
                 f"tokens={AUTO!r} and total are for methods that act after the vision tower, and "
@@ -266,7 +267,7 @@ class Attachment:
         call = self._scope.get()
         if call is not None and not call.report.cache:
             cache = cache_in(output) if hasattr(output, "get") else None
-            call.report = replace(call.report, cache=cached_layers(cache))
+            call.report = replace(call.report, cache=cached_layers(cache, self.entrance.cache_axis))
 
     @property
     def _report(self) -> Report:
@@ -370,11 +371,26 @@ def per_tile(model: Any) -> bool:
     return family_of(model.config) is UNKNOWN
 
 
-def check_stages(stages: list[BudgetedMethod], keeps: bool) -> None:
+def check_stages(stages: list[BudgetedMethod], model: Any) -> None:
     """Raises OptionError for methods that do not act one after the other on this model."""
     names = [type(stage.method).__name__ for stage in stages]
     if sum(bool(stage.method.needs & (READ | {Need.PROJECTOR})) for stage in stages) > 1:
         raise OptionError(f"{' and '.join(names)} both read the vision tower, once each. Take one that reads none")
+    readable = kind_of(model.config) in READABLE
+    for name, stage in zip(names[1:], stages[1:], strict=True):
+        if stages[0].method.acts_inside and stage.method.needs and not readable:
+            raise OptionError(
+                f"{name} behind {names[0]}: what it reads of a smaller image is known on LLaVA and Qwen-VL, not on "
+                f"{type(model).__name__}. Take one that reads tokens only (divprune, uniform_grid)"
+            )
+        if stages[0].method.place is Place.TOWER and (
+            Need.EARLIER in stage.method.needs
+            or (Need.ATTENTION in stage.method.needs and not stage.method.blocks_ahead)
+        ):
+            raise OptionError(
+                f"{name} behind {names[0]}: the block whose attention {name} reads merges patches after it, so that it "
+                "is of more tokens than are left. Take one that reads tokens only (divprune, uniform_grid)"
+            )
     closes = stages[-1].method.place is Place.DECODER and stages[-1].method.positions == "renumber"
-    if closes and stages[-2].method.positions != "renumber" and not keeps:
+    if closes and stages[-2].method.positions != "renumber" and not keeps_positions(model):
         raise OptionError(f"positions=renumber of {names[-1]} behind {names[-2]}, which keeps them. Give both the same")

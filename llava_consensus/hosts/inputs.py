@@ -1,6 +1,6 @@
 """The inputs of a method (`VisualTokens`) from what is known at the entrance of the language model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,6 +45,8 @@ class Prompt(NamedTuple):
     text: list[Integers]  # of each image, the columns of the text that asks about it
     beams: int = 1  # rows of each prompt, next to each other
     grouped: bool = True  # whether it is known how the family's processor lays out tiles
+    left: Sequence[Any] = ()  # of each image, what a method before the projector has left (`ImageLeft`), or None
+    later: Sequence[Tiles] = ()  # of each image, the tiles that the next method reads
 
 
 def needs_of(prompt: Prompt, method: Method, model: Any, projects: bool, short: str = "") -> frozenset[Need]:
@@ -121,9 +123,10 @@ class Inputs:
             return
         with self.watch.time("probe"), torch.autocast(self.embeds.device.type, enabled=False):
             call = first_attention(decoder, arguments, getattr(self.method, "scap_rope", True))
-            self.probe = self._probe(call)
+            self.probe = self.probe_of(call)
 
-    def _probe(self, call: Any) -> TextProbe:
+    def probe_of(self, call: Any) -> TextProbe:
+        """The text rows of the prompts by queries and keys of all rows."""
         rows, texts = len(self.prompt.real), []
         for row in range(rows):
             own = [text for image, text in zip(self.prompt.images, self.prompt.text, strict=True) if image.row == row]
@@ -241,6 +244,8 @@ class Inputs:
             asking=self._asking(units),
             fingerprint=self._fingerprint(units) if Need.FINGERPRINT in needs else None,
             whole=self._whole(images) if Need.WHOLE_PICTURES in needs else None,
+            pooling=self._part(images, "pooling") if "pooling" in own.parts else None,
+            slot=self._part(images, "slot") if "slot" in own.parts else None,
         )
 
     def _part(self, images: list[int], name: str) -> Tensor:

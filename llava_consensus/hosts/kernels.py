@@ -1,8 +1,8 @@
 """Reading queries and keys where an attention module hands them to its kernel.
 
 Every attention module of transformers 5 asks `ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)` for its kernel in
-each forward. While at least one thread records, that method returns a recording kernel; otherwise the library is untouched (so
-torch.compile, and every forward that is not a prefill, see nothing of this).
+each forward. While at least one thread records, that method returns a recording kernel. Otherwise the library is
+untouched, so torch.compile and decode steps see nothing of this.
 """
 
 import sys

@@ -13,7 +13,8 @@ from torch import nn
 
 from llava_consensus.entry_points import load_place
 from llava_consensus.errors import ConsensusError, OptionError
-from llava_consensus.hosts import FACTS, TOWER, HostEntry, known_hosts
+from llava_consensus.hosts import TOWER, HostEntry, known_hosts
+from llava_consensus.hosts.before_tower import refusal
 from llava_consensus.hosts.images import TABLE
 from llava_consensus.hosts.inputs import ALWAYS
 from llava_consensus.hosts.old_attachment import Attachment
@@ -50,7 +51,8 @@ def keeping() -> list[str]:
     return [
         name
         for name, entry in known
-        if set(entry.types) & AXES or (entry.kind != "hf" and getattr(stand_in(entry), "keeps_positions", False))
+        if set(entry.types) & AXES
+        or (entry.kind not in ("hf", "remote") and getattr(stand_in(entry), "keeps_positions", False))
     ]
 
 
@@ -76,7 +78,8 @@ def otherwise() -> dict[str, list[str]]:
 def offers_of(entry: HostEntry) -> frozenset[Need]:
     """What the vision side of a host's usual checkpoint gives of what methods ask for, known without one."""
     if entry.kind != "hf":
-        offer: frozenset[Need] = load_place(entry.view).offer.needs
+        view = load_place(entry.view)
+        offer: frozenset[Need] = view.offers if entry.kind == "remote" else view.offer.needs
         return offer | (ALWAYS - {Need.QUESTION}) | {Need.EARLIER}
     if TOWER in entry.lacks:
         return ALWAYS - {Need.QUESTION}
@@ -93,13 +96,15 @@ def refusals(host: str) -> dict[str, str]:
     where that is known of copies of the model's code alone.
     """
     entry = known_hosts()[host]
-    view: Any = None if entry.view == FACTS else stand_in(entry)
+    view: Any = None if entry.kind in ("hf", "remote") else stand_in(entry)
     refused: dict[str, str] = {}
     for name in known_methods():
         method = None
         try:
             method = make(name)  # that of another package may be broken
-            if entry.kind != "hf" or (method.acts_inside and view is not None):
+            if entry.kind == "remote":
+                load_place(entry.view).check(method, entry.classes[0])
+            elif view is not None:
                 _Checked(view, method, HALF).detach()
             else:
                 _check(entry, method)
@@ -136,10 +141,10 @@ def _check(entry: HostEntry, method: Method) -> None:
     """Raises OptionError for a method that a family of transformers cannot have."""
     model = entry.classes[0]
     if method.acts_inside:
-        raise OptionError(
-            f"{type(method).__name__} acts before the projector, and it is not known how the tower of {model} takes "
-            "fewer patches. Take a method that acts after the tower"
-        )
+        kind = next(iter(entry.towers), entry.types[0])
+        if why := refusal(kind, "clip_vision_model", method.place):
+            raise OptionError(f"{type(method).__name__} {why}")
+        return
     offers = offers_of(entry) | {Need.QUESTION}
     needs = method.instead if method.needs - offers and method.instead is not None else method.needs
     if missing := needs - offers:
