@@ -202,16 +202,16 @@ def test_tome_equals_a_slow_tower_in_double_precision(tower_folder: Path, propor
     model = tiny_llava(tower_folder).double()
     tower, images = model.get_vision_tower(), tiles(2).double()
     with attach(model, "tome", tokens=5, proportional=proportional) as attached:
-        found = attached.encode(images, [1, 1])
+        found = attached.entrance.encode(images, [1, 1])
     for index in range(2):
         values, groups = slow_tome(tower.vision_tower, images[index : index + 1], [4, 4, 3], proportional)
         for slot, own in enumerate(groups[1:]):  # the class token is alone in front
             places = sorted(patch - 1 for patch in own)
-            assert (found[index].parts["slot"][0] == slot).nonzero().flatten().tolist() == places
+            assert (found[index].left.slot[0] == slot).nonzero().flatten().tolist() == places
             expected = model.get_model().mm_projector(values[slot + 1])
             assert torch.allclose(found[index].projected[0, places], expected, atol=1e-10)
     with attach(model, "tome", tokens=5, proportional=not proportional) as attached:
-        assert not torch.allclose(found[0].projected, attached.encode(images, [1, 1])[0].projected)
+        assert not torch.allclose(found[0].projected, attached.entrance.encode(images, [1, 1])[0].projected)
 
 
 @pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="models of transformers need 5.19 or later")
