@@ -19,7 +19,7 @@ INNER = ("get_base_model", "module")  # where PEFT, and what spreads a model ove
 class HostEntry(NamedTuple):
     """A host: one family of models."""
 
-    view: str  # the class of its views of a model (`base.Model`), as `module:class`
+    view: str  # the class of its views of a model, as `module:class`: `FACTS`, or one for code of its own
     kind: str  # how the evaluation loads it (`KINDS` there), or a module of another package with `check` and `load`
     classes: tuple[str, ...]  # model classes it adapts
     line: str  # about it
@@ -29,6 +29,7 @@ class HostEntry(NamedTuple):
     towers: tuple[str, ...] = ()  # where its classes are another host's too: words, one of which its towers' names have
     remote: bool = False  # whether code is run that the user must trust
     lacks: tuple[str, ...] = ()  # of a derived family, what derivation finds that the usual checkpoint does not have
+    family: str = ""  # how its processor writes images (`images.Family`), as `module:name`, if we have no entry for it
     answer_version: int = 1  # raised by hand where the same model and method come to answer otherwise
 
     @property
@@ -299,6 +300,10 @@ def view_of(model: Any, options: Mapping[str, str] | None = None, old: bool = Fa
             )
         known = ", ".join(name for entry in HOSTS.values() for name in entry.classes)
         raise OptionError(f"model of class {type(model).__name__} has no host. Adapted classes: {known}")
+    if entry.family:
+        from llava_consensus.hosts.images import TABLE
+
+        TABLE.update((kind, load_place(entry.family)) for kind in entry.types)
     place = FACTS if entry.kind == "hf" and entry.view.startswith(OURS) and not old else entry.view
     view = load_place(place)(model, chosen(entry, type(model).__name__, options))
     keep_freed_memory()

@@ -133,9 +133,7 @@ def read_structure(official: Official, model: Any, given: Arguments, config: Any
     return Structure(words, real, asks, *_images(rows, real, given.tiles, patches))
 
 
-def _images(
-    rows: Integers, real: NDArray[np.bool_], tiles: list[int], patches: int
-) -> tuple[list[Image], list[int]]:
+def _images(rows: Integers, real: NDArray[np.bool_], tiles: list[int], patches: int) -> tuple[list[Image], list[int]]:
     """Images from the numbers of rows [R, S]. A newline belongs to the image before it."""
     owner, first = np.repeat(np.arange(len(tiles)), tiles), np.cumsum([0, *tiles])
     flat = np.maximum(rows - 1, 0) // patches

@@ -147,5 +147,3 @@ class Held:
         ]
         more = {self.get_seq_length(number) - size for number, size in enumerate(sizes)}
         return len(more) == 1 and min(more) >= 0
-
-

@@ -223,7 +223,8 @@ class Prefill(Hooks):
         if self.layers.kinds[index] == UNTURNED.get(self.layers.config.model_type):
             cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
         elif not isinstance(given, Tensor):  # channels that do not turn count too
-            width = getattr(self.decoder.layers[index].self_attn, "head_dim", cos.shape[-1])
+            attention = getattr(self.decoder.layers[index], "self_attn", None)
+            width = getattr(attention, "head_dim", cos.shape[-1])
             rest = (0, width - cos.shape[-1])
             cos, sin = nn.functional.pad(cos, rest, value=1.0), nn.functional.pad(sin, rest)
         far = far_logits(cos, sin).expand(len(sizes), -1, -1)
