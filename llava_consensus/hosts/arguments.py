@@ -165,14 +165,15 @@ def mask_of(mask: Any, rows: Rows, held: Tensor, padded: bool, size: int, decode
         new = {name: mask_of(value, rows, held, padded, size, decoder) for name, value in mask.items()}
         full, sliding = new.get("full_attention"), new.get("sliding_attention")
         window = getattr(decoder.config, "sliding_window", None)
-        if isinstance(full, Tensor) and isinstance(sliding, Tensor) and window and full.ndim == 4:
+        if isinstance(sliding, Tensor) and window and sliding.ndim == 4:
             # windows are as wide in rows that are left
-            at = torch.arange(full.shape[-1], device=full.device)
-            near = at[held.shape[1] : held.shape[1] + full.shape[2], None] - at < window
-            allowed = _seen(sliding) | (_seen(full) & near)
-            hides = torch.zeros_like(full)
+            at = torch.arange(sliding.shape[-1], device=sliding.device)
+            row = at[held.shape[1] : held.shape[1] + sliding.shape[2], None]
+            before = _seen(full) if isinstance(full, Tensor) else at <= row  # None is the causal mask
+            allowed = _seen(sliding) | (before & (row - at < window))
+            hides = torch.zeros(allowed.shape, dtype=sliding.dtype, device=sliding.device)
             new["sliding_attention"] = (
-                allowed if full.dtype == torch.bool else hides.masked_fill(~allowed, torch.finfo(full.dtype).min)
+                allowed if sliding.dtype == torch.bool else hides.masked_fill(~allowed, torch.finfo(sliding.dtype).min)
             )
         return new
     if not isinstance(mask, Tensor) or mask.ndim == 2:

@@ -3,9 +3,7 @@ attention map is ever asked for), CLIP towers under every attribute path of tran
 output is not read.
 """
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -16,6 +14,7 @@ from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import Tap, Tiles, Tower
+from llava_consensus.hosts.clip import without_unused_report
 from llava_consensus.hosts.pretrained import load_pretrained
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import ClipSides, Need
@@ -299,26 +298,6 @@ class ClipText:
         real = [torch.ones(len(text), dtype=torch.bool, device=text.device) for text in texts]
         pad = torch.nn.utils.rnn.pad_sequence
         return ClipSides(patches, pad(texts, batch_first=True), pad(real, batch_first=True))
-
-
-@contextmanager
-def without_unused_report() -> Iterator[None]:
-    """Keeps transformers from listing weights a model has no place for, as of a whole CLIP model where only one side is
-    wanted. A report of missing or misshapen weights is shown.
-    """
-
-    def needs_reading(record: logging.LogRecord) -> bool:
-        text = record.getMessage()
-        if "were not used when initializing" in text:  # transformers 4, which reports missing weights apart
-            return False
-        return "UNEXPECTED" not in text or any(word in text for word in ("MISSING", "MISMATCH", "CONVERSION"))
-
-    log = logging.getLogger("transformers.modeling_utils")
-    log.addFilter(needs_reading)
-    try:
-        yield
-    finally:
-        log.removeFilter(needs_reading)
 
 
 @lru_cache(maxsize=1)
