@@ -16,8 +16,8 @@ from models import PATCHES, tiny_llava
 from prompts import ANYRES, batch, row, tiles
 
 from llava_consensus import attach
-from llava_consensus.hosts.base import PictureOutcome
 from llava_consensus.hosts.official import PREPARE
+from llava_consensus.hosts.outcomes import ImageOutcome
 from llava_consensus.methods import METHODS
 from llava_consensus.reduction.method import Place
 
@@ -296,7 +296,7 @@ def test_an_attachment_and_its_outcomes_print_in_a_line(llava_model: Any, prompt
         assert repr(attached) == "<Random on LlavaLlamaForCausalLM, 6 tokens, no call yet>"
         llava_model.generate(prompt.ids, images=prompt.images, max_new_tokens=1, do_sample=False)
         assert repr(attached).endswith("6 tokens, last call 16 -> 6 (37.5% kept)>")
-        assert repr(attached.outcomes) == "[<picture of row 0: 16 -> 6 tokens>]"
+        assert repr(attached.outcomes) == "[<image of row 0: 16 -> 6 tokens>]"
     assert repr(attached).endswith("detached>")
-    two = PictureOutcome(1, 10, 4, 2, ((0, None), (1, None)), (), (torch.zeros(10), torch.zeros(10)))  # type: ignore[arg-type]
-    assert repr(two) == "<picture of row 1: 10 -> 4 tokens and 2 structural ones, reduced in 2 parts>"
+    two = ImageOutcome(1, 10, 4, 2, ((0, None), (1, None)), (), (torch.zeros(10), torch.zeros(10)))  # type: ignore[arg-type]
+    assert repr(two) == "<image of row 1: 10 -> 4 tokens and 2 structural ones, reduced in 2 parts>"

@@ -16,7 +16,7 @@ from llava_consensus.evaluation.models.check_host import CHECKS, Finding, findin
 from llava_consensus.evaluation.models.convert import convert
 from llava_consensus.evaluation.models.loading import Loading
 from llava_consensus.evaluation.models.remote import CogVLMRunner
-from llava_consensus.hosts.old_attachment import Attachment
+from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 

@@ -14,7 +14,7 @@ from models import IMAGE, tiny_llava
 
 from llava_consensus.evaluation.models.base import Answer, Encoding, Prompt
 from llava_consensus.evaluation.models.llava import LlavaRunner
-from llava_consensus.hosts.old_attachment import Attachment
+from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 

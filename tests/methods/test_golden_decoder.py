@@ -12,7 +12,7 @@ import torch
 from models import BareModel, one_picture
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from llava_consensus.hosts.old_attachment import Attachment
+from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.methods import make, sparsevlm
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.decoder import Cut, DecoderView

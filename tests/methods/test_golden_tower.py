@@ -12,7 +12,7 @@ import pytest
 import torch
 from models import BareModel
 
-from llava_consensus.hosts.old_attachment import Attachment
+from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.methods import make
 from llava_consensus.methods.divprune import spread_out
 from llava_consensus.reduction.budget import Budget
