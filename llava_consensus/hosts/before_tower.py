@@ -43,7 +43,8 @@ SQUARES = ("internvl", "smolvlm", "idefics3", "gemma3", "aya_vision", "cohere2_v
 SIZES = ("pixtral", "mistral3")
 SEES_CELLS = ("qwen3_vl", "qwen3_vl_moe")
 GRIDS = ("qwen2_vl", "qwen2_5_vl", "glm4v", "glm4v_moe", "glm46v", *SEES_CELLS)
-READABLE = (*STRAIGHT, *GRIDS)  # families whose tower the next method of a composition can read
+# families whose tower the next method of a composition can read
+READABLE = (*STRAIGHT, "llava_llama", "llava_mistral", *GRIDS)
 UNKNOWN_TOWER = (
     "acts before the projector, and it is not known how the tower of this model takes fewer patches. Take a method "
     "that acts after the tower"

@@ -6,47 +6,57 @@
 `generate` is given embeddings only, so that everything counts the rows that are left.
 """
 
-import ast
-import copy
 import threading
 import weakref
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.arguments import Cut, compact, held_masks
+from llava_consensus.hosts.arguments import Cut, held_masks
+from llava_consensus.hosts.before_tower import (
+    ImageLeft,
+    numbered,
+    units_left,
+)
 from llava_consensus.hosts.cache import Book, book_of, cache_in
 from llava_consensus.hosts.entrance import _NUMBERS, Entrance
-from llava_consensus.hosts.environment import check_llava_version
-from llava_consensus.hosts.facts import TowerFacts
-from llava_consensus.hosts.inputs import Inputs, Prompt, needs_of, prompt_of
+from llava_consensus.hosts.inputs import Prompt, needs_of, prompt_of
 from llava_consensus.hosts.kernels import OLD, uncompiled
 from llava_consensus.hosts.layers import Layers
-from llava_consensus.hosts.next_grid import STOCK, check_layout, check_pictures, check_tiles, fixed_grid
+from llava_consensus.hosts.next_grid import STOCK, check_layout, check_pictures, check_tiles
+from llava_consensus.hosts.official_facts import (
+    Official,
+    changed,
+    fed_block,
+    laid_out,
+    most_tiles,
+    open_tower,
+    side_of,
+)
 from llava_consensus.hosts.official_prompt import (
-    IGNORE,
     Arguments,
     EncodedImage,
     Reader,
     Structure,
-    blank_images,
     encoded_in,
     read_structure,
     vision_of,
 )
-from llava_consensus.hosts.outcomes import Report, reduced, unchanged
+from llava_consensus.hosts.official_rows import After, Sequences, counted, for_beams, with_encoded
+from llava_consensus.hosts.open_tower import Run
+from llava_consensus.hosts.outcomes import Report, unchanged
 from llava_consensus.hosts.pinned import Held, PinnedLayers
-from llava_consensus.hosts.rows import Rows, drop_rows, reduced_rows, upload
+from llava_consensus.hosts.rows import upload
 from llava_consensus.hosts.tower import READ, Learnt, Tiles, Tower, argument_names
-from llava_consensus.hosts.units import Unit, units_of, visual_rows
+from llava_consensus.hosts.units import Unit, shares_of, units_of, visual_rows
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 
@@ -55,7 +65,7 @@ COUNTING = "_prepare_generated_length"  # function of transformers 5 that settle
 LIMIT = "tokenizer_model_max_length"  # entry of the configuration: rows that a sequence is cut to
 AFTER = "_reduction_after"  # attribute of a cache
 
-__all__ = ["PREPARE", "EncodedImage", "Official", "OfficialEntrance", "blank_images"]
+__all__ = ["PREPARE", "Official", "OfficialEntrance"]
 
 
 class Overlay:
@@ -66,50 +76,6 @@ class Overlay:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.own, name)
-
-
-class Official:
-    """A `LlavaLlamaForCausalLM` or `LlavaMistralForCausalLM` as its configuration describes it.
-
-    Args:
-        module: the model.
-        options: `layout` of the tiles of an image, see `hosts.LAYOUTS`.
-    """
-
-    def __init__(self, module: Any, options: Mapping[str, str] = MappingProxyType({})) -> None:
-        if type(module).__name__ == "LlavaMptForCausalLM":
-            raise OptionError(
-                "LLaVA's MPT class is broken upstream (it calls a five-argument form that is gone): "
-                "use a Llama or Mistral checkpoint"
-            )
-        check_llava_version()
-        self.module, self.options = module, options
-
-    @property
-    def config(self) -> Any:
-        """The configuration, or a copy of it with the entries that make the layout."""
-        return laid_out(self.module, self.options)
-
-    @property
-    def most_tiles(self) -> int:
-        """The most tiles an image can have."""
-        return most_tiles(self.module, self.config)
-
-    @property
-    def tower(self) -> TowerFacts:
-        """Sizes of the vision side."""
-        tower = self.module.get_vision_tower()
-        blocks = range(len(vision_of(tower).encoder.layers))  # type: ignore[union-attr, arg-type]
-        offers = frozenset({Need.ATTENTION, Need.FEATURES, Need.CLASS_FEATURE, Need.PROJECTOR})
-        block = fed_block(tower.select_layer, len(blocks))
-        return TowerFacts(tower.num_patches, side_of(tower), blocks, block, 1, 1, False, offers)
-
-
-class After(NamedTuple):
-    """By how much positions behind a prompt are ahead of the rows that its cache holds, each [R, 1]."""
-
-    offset: Tensor
-    last: Tensor  # if they are counted on from the last row that is left
 
 
 class Prepared(NamedTuple):
@@ -131,7 +97,8 @@ class OfficialEntrance(Entrance):
         self.check(model, methods)
         self.decodes = methods[-1].place is Place.DECODER
         self.layers = layers_of(model.get_model(), methods[-1]) if self.decodes else None
-        self.entering = next((method for method in methods if method.place is Place.TOKENS), None)
+        self.entering = [stage for stage in owner.stages if stage.method.place is not Place.DECODER]
+        self.before = open_tower(model, owner.stages[0]) if methods[0].acts_inside else None
         self.inner = argument_names(type(model.get_model()).forward)[1:]
         self.number, self.caches, self.open = next(_NUMBERS), 0, False
         self.handles = []
@@ -158,7 +125,7 @@ class OfficialEntrance(Entrance):
                 f"mm_vision_select_feature={tower.select_feature!r} must be 'patch': "
                 "a class token among the patches is no candidate"
             )
-        keeps = next((m.positions for m in methods if m.place is Place.TOKENS and m.positions != "renumber"), None)
+        keeps = next((m.positions for m in methods if m.place is not Place.DECODER and m.positions != "renumber"), None)
         if keeps and OLD:
             raise OptionError(
                 f"positions={keeps} needs transformers >= 5: "
@@ -185,6 +152,8 @@ class OfficialEntrance(Entrance):
             decoder.register_forward_pre_hook(self.begin, with_kwargs=True),
             decoder.register_forward_hook(self.end, with_kwargs=True),
         ]
+        if self.before is not None:
+            self.before.install()
         object.__setattr__(model, PREPARE, partial(_prepare, self.owner))
         if isinstance(self.layers, PinnedLayers):
             self.handles += self.layers.widen(decoder)
@@ -196,6 +165,8 @@ class OfficialEntrance(Entrance):
     def remove(self) -> None:
         """From now on new prompts are read whole. Hooks stay as long as a shortened cache does, which needs them."""
         self.open = False
+        if self.before is not None:
+            self.before.remove()
         model = self.model()
         for name in (PREPARE, COUNTING) if model is not None else ():
             vars(model).pop(name, None)
@@ -218,8 +189,7 @@ class OfficialEntrance(Entrance):
     def prepare(self, given: Arguments) -> tuple[Any, ...]:
         """Its six results, with the images reduced."""
         model, owner = self.running, self.owner
-        official = self.official(model)
-        tower = model.get_vision_tower()
+        official, tower = self.official(model), model.get_vision_tower()
         if given.input_ids.shape[1] == 1 or given.images is None or tower is None:
             if given.input_ids.shape[1] > 1:
                 owner.tell_plain()
@@ -227,17 +197,13 @@ class OfficialEntrance(Entrance):
         if self.options.get("layout", STOCK) != STOCK:
             check_tiles(given.tiles)
         config = laid_out(model, self.options, owner.settings)
-        uncut = config if self.entering is None else changed(config, {LIMIT: None})
-        structure = read_structure(official, model, given, uncut, tower.num_patches)
-        prompt = self._prompt(structure, model)
-        units: list[Unit] = []
-        if self.entering is not None:
-            stage = next(stage for stage in owner.stages if stage.method is self.entering)
-            units = units_of(prompt.images, owner.budgets(stage, prompt), stage.method, most_tiles(model, config))
         limit = getattr(config, LIMIT, None)
-        if not units and self.layers is not None and limit is not None:
-            structure = read_structure(official, model, given, config, tower.num_patches)
-            prompt = self._prompt(structure, model)
+        uncut = changed(config, {LIMIT: None}) if self.entering else config
+        prompt, pictures = self._prompt(read_structure(official, model, given, uncut, tower.num_patches), model)
+        reduces = any(self._units(stage, prompt, config) for stage in self.entering)
+        if not reduces and self.layers is not None and limit is not None:
+            uncut = config
+            prompt, pictures = self._prompt(read_structure(official, model, given, config, tower.num_patches), model)
         encoded: list[EncodedImage] = []
 
         def encode(pixels: Tensor) -> Tensor:
@@ -245,20 +211,18 @@ class OfficialEntrance(Entrance):
             parts = [one.projected for one in encoded]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-        overlay = Overlay(model, config=uncut if units else config, encode_images=encode)
-        results = official(overlay, *given)
-        own = [encoded[picture] for picture in structure.pictures]
-        pixels = [{} if one.pixels is None else {"pixel_values": one.pixels} for one in own]
-        prompt = prompt._replace(tiles=[one.tiles for one in own], encoded=pixels)
-        report, after = Report(unchanged(prompt.images)), None
-        if units:
-            results, prompt, report, after = self._reduced(model, given, results, prompt, units, config)
+        results = official(Overlay(model, config=uncut if reduces else config, encode_images=encode), *given)
+        prompt = with_encoded(prompt, [encoded[picture] for picture in pictures])
+        size, report, after = prompt.real.shape[1], Report(unchanged(prompt.images)), None
+        if reduces:
+            results, prompt, report, after = self._reduced(model, results, prompt, config)
         elif limit is not None and self.layers is None:
-            report = replace(report, outcomes=_counted(report, prompt, prompt.real.cumsum(1) <= limit))
+            outcomes = counted(report.outcomes, prompt, prompt.real & (prompt.real.cumsum(1) <= limit))
+            report = replace(report, outcomes=outcomes)
         depth = self.layers.count if self.layers is not None else 0
         entering = [one._replace(entering=(one.after,) * depth) for one in report.outcomes]
         owner.tell(replace(report, outcomes=entering))
-        self.local.more = min(len(structure.real[0]), limit or len(structure.real[0])) - results[4].shape[1]
+        self.local.more = min(size, limit or size) - results[4].shape[1]
         self.local.prepared = Prepared(weakref.ref(results[4]), prompt, report, after)
         return results
 
@@ -266,12 +230,28 @@ class OfficialEntrance(Entrance):
         """LLaVA's own function, of seven arguments."""
         return getattr(type(model), PREPARE)
 
-    def _prompt(self, structure: Structure, model: Any) -> Prompt:
-        """The prompts, before anything is known of the pixels."""
+    def _prompt(self, structure: Structure, model: Any) -> tuple[Prompt, list[int]]:
+        """The prompts, before anything is known of the pixels, and which of the images the user passed each one is."""
         asks = structure.real
         if not any(stage.method.answer_rows for stage in self.owner.stages):
-            asks = structure.asks | (visual_rows(structure.images, asks.shape) & asks)
-        return prompt_of(structure.ids, structure.real, asks, structure.images, [], [], model.config)
+            asks = asks & (structure.asks | visual_rows(structure.images, asks.shape))
+        prompt = prompt_of(structure.ids, structure.real, asks, structure.images, [], [], model.config)
+        return prompt, structure.pictures
+
+    def _units(self, stage: Any, prompt: Prompt, config: Any) -> list[Unit]:
+        """Tokens that are ranked together, of images with more than their budget."""
+        if stage.method.acts_inside:
+            return units_left(prompt.images, prompt.left or [self.left(image.tiles) for image in prompt.images])
+        most = most_tiles(self.running, config)
+        return units_of(prompt.images, self.owner.budgets(stage, prompt), stage.method, most)
+
+    def left(self, tiles: int, slot: Any = None) -> ImageLeft:
+        """What a method before the projector leaves of an image of so many tiles."""
+        stage, tower = self.owner.stages[0], self.running.get_vision_tower()
+        size = tower.num_patches
+        shares = shares_of([size] * tiles, stage.budget, stage.method)
+        kept = [min(share.tokens, size) for share in shares] if len(shares) == tiles else [size] * tiles
+        return ImageLeft(slot, side_of(tower), kept)
 
     def encode(self, pixels: Tensor, tiles: list[int]) -> list[EncodedImage]:
         """Tiles [T, 3, h, w] through tower and projector.
@@ -281,76 +261,56 @@ class OfficialEntrance(Entrance):
         """
         model = self.running
         tower, parts, scales = model.get_vision_tower(), dict[str, Tensor](), (1.0, 1.0)
-        if self.reader is None:
+        vision, left = vision_of(tower), [self.left(count) for count in tiles] if self.before is not None else []
+        run, shares = nullcontext(), [share for own in left for share in own.shares]
+        acting = any(share < tower.num_patches for share in shares)
+        if acting and self.reader is not None and len(set(shares)) > 1:
+            raise OptionError(
+                f"{type(self.reader.method).__name__} reads the tower, and "
+                f"{type(self.owner.stages[0].method).__name__} leaves tiles of several sizes "
+                f"({', '.join(map(str, sorted(set(shares))))}). Give it a number of tokens that the tiles share equally"
+            )
+        if acting:
+            side = side_of(tower)
+            run = self.before.running(acts := Run(shares, (side, side), False))  # type: ignore[union-attr, assignment]
+        if self.reader is not None:
+            scales = self.reader.scales(vision)
+        with run, self.reader.reading(vision) if self.reader is not None else nullcontext(parts) as parts:
             projected = model.encode_images(pixels)
-        else:
-            vision, scales = vision_of(tower), self.reader.scales(vision_of(tower))
-            with self.reader.reading(vision) as parts:
-                projected = model.encode_images(pixels)
         split = {name: value.split(tiles) for name, value in parts.items()}
         draws = any(Need.FINGERPRINT in stage.method.needs for stage in self.owner.stages)
-        return [
-            EncodedImage(
-                features,
-                Tiles(count, features.shape[1], side_of(tower), {name: value[number] for name, value in split.items()},
-                      None, 1, *scales),
-                own if draws else None,
-            )
-            for number, (count, features, own) in enumerate(
-                zip(tiles, projected.split(tiles), pixels.split(tiles), strict=True)
-            )
-        ]  # fmt: skip
+        slots = acts.slot.split(tiles) if acting else []  # type: ignore[union-attr]
+        found = []
+        for number, (count, features, own) in enumerate(
+            zip(tiles, projected.split(tiles), pixels.split(tiles), strict=True)
+        ):
+            read = {name: value[number] for name, value in split.items()}
+            image = Tiles(count, features.shape[1], side_of(tower), read, None, 1, *scales)
+            found.append(EncodedImage(features, image, own if draws else None, None))
+            if acting:
+                found[-1] = found[-1]._replace(left=left[number]._replace(slot=slots[number]))
+        return found
 
     def _reduced(
-        self, model: Any, given: Arguments, results: tuple[Any, ...], prompt: Prompt, units: list[Unit], config: Any
+        self, model: Any, results: tuple[Any, ...], prompt: Prompt, config: Any
     ) -> tuple[tuple[Any, ...], Prompt, Report, After | None]:
-        """The results for the rows that are left. Truncation judges the reduced length."""
-        method: Any = self.entering
-        _, positions, mask, past, embeds, labels = results
-        decoder, real = model.get_model(), prompt.real
-        project, limit = decoder.mm_projector, getattr(config, LIMIT, None)
+        """The results for the rows that are left."""
+        sequences, last = Sequences(model, prompt, results), self.owner.stages[-1]
         short = self.reader.short if self.reader is not None else ""
-        needs = needs_of(prompt, method, model, True, short)
-        clip = self.owner.clip_sides(prompt, self.base()) if Need.QUESTION in needs else None
-        inputs = Inputs(prompt, embeds, method, needs, project, clip)
-        counted, shown = upload([np.maximum(real.cumsum(1) - 1, 0), real], embeds.device)
-        inputs.read_probe(decoder, {
-            "inputs_embeds": embeds, "attention_mask": None if real.all() else shown, "position_ids": counted
-        })  # fmt: skip
-        groups = inputs.reduce(units)
-        drops = [method.newlines == "drop"] * len(prompt.images)
+        for number, stage in enumerate(self.entering):
+            units = self._units(stage, sequences.prompt, config)
+            if units:
+                needs = needs_of(sequences.prompt, stage.method, model, True, short)
+                asks = Need.QUESTION in needs
+                clip = self.owner.clip_sides(sequences.prompt, self.base()) if asks else None
+                sequences.reduce(stage.method, units, needs, clip, number > 0, stage is last)
+            if stage.method.acts_inside and len(self.owner.stages) > 1:
+                sequences.prompt = sequences.prompt._replace(
+                    images=numbered(sequences.prompt.images, prompt.left), tiles=list(prompt.later)
+                )
         left = getattr(config, "tokenizer_padding_side", "right") == "left"
-        with inputs.watch.time("splice"):
-            rows, pool = reduced_rows(embeds, real, prompt.images, groups, method, drops)
-            rows, order = aligned(rows, left, limit)
-            if order is not None:
-                pool = pool._replace(picked=pool.picked.gather(1, order))
-            new = pool.take(embeds, [group.reduction.tokens for group in groups])
-            if rows.padded:
-                new = new.masked_fill(~rows.shown[..., None], 0.0)
-            keeps = method.positions != "renumber"
-            if keeps:
-                every = pool.mean(counted) if method.positions == "mean" else drop_rows(counted, rows)
-                positions = every * rows.shown
-            elif positions is not None:
-                positions = _counted_rows(rows).to(positions.dtype)
-            # without a mask, gaps between positions would be taken for the ends of packed sequences
-            if mask is not None or keeps:
-                mask = rows.shown if mask is None else rows.shown.to(mask.dtype)
-            if labels is not None:
-                labels = drop_rows(labels, rows)
-                labels = labels.masked_fill(~rows.shown, IGNORE) if rows.padded else labels
-        outcomes = reduced(unchanged(prompt.images), groups, drops)
-        report = Report(outcomes, inputs.notes, inputs.watch)
-        after = None
-        if keeps:  # padding of the prompts is on the left here, if an answer follows
-            size = rows.real.shape[1]
-            (offset,) = upload([real.sum(1)[:, None] - size], embeds.device)
-            after = After(offset, positions[:, -1:] + 1 - size)
-        if limit is not None and rows.real.sum() < reduced_size(prompt, report):
-            report = replace(report, outcomes=_counted(report, prompt, rows.real, rows.index.cpu().numpy()))
-        prompt = compact(prompt, rows, model.config) if self.layers is not None else prompt
-        return (None, positions, mask, past, new, labels), prompt, report, after
+        sequences.align(left, getattr(config, LIMIT, None), self.layers is not None)
+        return sequences.results(), sequences.prompt, sequences.report, sequences.after
 
     # The entrance of the decoder
 
@@ -467,59 +427,6 @@ def _count(owner: Any, *args: Any, **kwargs: Any) -> Any:
     return function(model, **kwargs)
 
 
-def aligned(rows: Rows, left: bool, limit: int | None) -> tuple[Rows, Tensor | None]:
-    """Rows that are padded on this side, and are cut to a limit; and which of the given ones they are, None if all."""
-    lengths, width = rows.real.sum(1)[:, None], rows.real.shape[1]
-    most = width if limit is None else min(width, limit)
-    if most == width and (left or not rows.padded):
-        return rows, None
-    kept = np.minimum(lengths, most)
-    columns = np.arange(most)[None]
-    place = columns - (most - kept) if left else columns
-    real = (place >= 0) & (place < kept)
-    order, shown = upload([np.where(real, width - lengths + place, 0), real], rows.index.device)
-    at = None if rows.at is None else rows.at.gather(1, order)
-    return rows._replace(index=rows.index.gather(1, order), at=at, real=real, shown=shown.bool()), order
-
-
-def _counted_rows(rows: Rows) -> Tensor:
-    (positions,) = upload([np.maximum(rows.real.cumsum(1) - 1, 0) * rows.real], rows.index.device)
-    return positions
-
-
-def reduced_size(prompt: Prompt, report: Report) -> int:
-    """Rows of all prompts without truncation."""
-    lost = sum(one.before - one.after for one in report.outcomes)
-    structural = sum(int((image.token < 0).sum()) for image in prompt.images)
-    return int(prompt.real.sum()) - lost - structural + sum(one.structural for one in report.outcomes)
-
-
-def _counted(report: Report, prompt: Prompt, real: Any, index: Any = None) -> list[Any]:
-    """Outcomes of truncated prompts.
-
-    Args:
-        real: [R, W] rows that are left.
-        index: [R, W] rows of the prompt that they are; None if these are the same.
-    """
-    found = []
-    for outcome, image in zip(report.outcomes, prompt.images, strict=True):
-        own = np.zeros(prompt.real.shape[1], dtype=bool)
-        own[image.places[image.token >= 0]] = True
-        here = own if index is None else own[index[image.row]]
-        found.append(outcome._replace(after=int((here & real[image.row]).sum())))
-    return found
-
-
-def for_beams(prompt: Prompt, beams: int) -> Prompt:
-    """Prompts each of which is repeated."""
-    ids, real, asks = (np.repeat(value, beams, 0) for value in (prompt.ids, prompt.real, prompt.asks))
-    images = [one._replace(row=one.row * beams + beam) for beam in range(beams) for one in prompt.images]
-    return prompt._replace(
-        ids=ids, real=real, asks=asks, images=images, tiles=prompt.tiles * beams, encoded=prompt.encoded * beams,
-        text=prompt.text * beams, beams=beams,
-    )  # fmt: skip
-
-
 def cached_rows(cache: Any) -> int:
     """Rows that a cache holds, on any version."""
     if cache is None or not hasattr(cache, "get_seq_length"):
@@ -545,42 +452,3 @@ def _ahead(kwargs: dict[str, Any], cache: Any) -> dict[str, Any]:
         by_rows = (given == counted) | (given == counted + last)
         ahead = torch.where(by_rows, ahead, given)
     return {**kwargs, "position_ids": ahead}
-
-
-def fed_block(layer: Any, count: int) -> int:
-    """The block whose output is `hidden_states[layer]`, which has one entry more than blocks."""
-    if not isinstance(layer, int):
-        raise OptionError(f"vision layer {layer!r}: features of several layers are not adapted, give one number")
-    return layer + count if layer < 0 else layer - 1
-
-
-def side_of(tower: Any) -> int:
-    """Tokens in a row of a tile."""
-    return int(round(tower.num_patches**0.5))
-
-
-def laid_out(model: Any, options: Mapping[str, str], settings: Mapping[str, Any] = MappingProxyType({})) -> Any:
-    """The configuration, or a copy of it with the entries that make the layout, and with these settings."""
-    changes = dict(settings)
-    if options.get("layout", STOCK) != STOCK:
-        grid = fixed_grid(model.get_vision_tower().config.image_size)
-        changes |= {"image_grid_pinpoints": grid, "mm_patch_merge_type": "spatial"}
-    return changed(model.config, changes) if changes else model.config
-
-
-def changed(config: Any, changes: Mapping[str, Any]) -> Any:
-    """A copy of a configuration with changes; the original is never written to."""
-    altered = copy.copy(config)
-    for name, value in changes.items():
-        setattr(altered, name, value)
-    return altered
-
-
-def most_tiles(model: Any, config: Any) -> int:
-    """The most tiles an image can have: the base view and the largest grid; 1 without anyres."""
-    tower = model.get_vision_tower()
-    points = getattr(config, "image_grid_pinpoints", None)
-    if tower is None or getattr(config, "image_aspect_ratio", None) != "anyres" or not points:
-        return 1
-    points, size = ast.literal_eval(points) if isinstance(points, str) else points, tower.config.image_size
-    return 1 + max((width // size) * (height // size) for width, height in points)

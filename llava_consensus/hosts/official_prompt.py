@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from llava_consensus.hosts.before_tower import ImageLeft
 from llava_consensus.hosts.images import STRUCTURAL, Image, Integers
 from llava_consensus.hosts.tower import EARLIER, RECORD, Block, Tiles, Tower
 from llava_consensus.reduction.tokens import Need
@@ -60,6 +61,7 @@ class EncodedImage(NamedTuple):
     projected: Tensor  # [T, N, D]
     tiles: Tiles
     pixels: Tensor | None  # [T, 3, h, w], for methods that draw lots by them
+    left: ImageLeft | None  # if a method before the projector has left fewer tokens
 
     @property
     def side(self) -> int:
@@ -198,7 +200,7 @@ class Reader:
     """
 
     def __init__(self, tower: Tower, fed: Block) -> None:
-        self.name = fed[0]
+        self.name, self.method = fed[0], tower.method
         self.features = tower.features_block(fed)[1]
         self.attention = self.features + tower.method.blocks_ahead
         self.early: int | None = None
