@@ -287,9 +287,7 @@ def view_of(model: Any, options: Mapping[str, str] | None = None, old: bool = Fa
     if "Pipeline" in names:
         raise OptionError(f"model is a {names[0]}: pass pipe.model, the model in it")
     entry = adapting(names, None, tower_named(vars(getattr(model, "config", object))))
-    several = isinstance(getattr(getattr(model, "config", None), "vision_feature_layer", None), list | tuple)
-    if (entry is None or (several and entry.view.startswith(OURS))) and takes_features(model):
-        # our files read features of one layer; a file of another package is its author's choice
+    if entry is None and takes_features(model):
         entry = OTHER
     if entry is None:
         inner = next((path for path in INNER if hasattr(model, path)), None)

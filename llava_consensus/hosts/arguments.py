@@ -16,7 +16,7 @@ from llava_consensus.hosts.inputs import Prompt, prompt_of
 from llava_consensus.hosts.outcomes import ImageOutcome
 from llava_consensus.hosts.parts import is_static
 from llava_consensus.hosts.rows import Pool, Rows, drop_rows, joined_rows, upload
-from llava_consensus.hosts.tower import Encoded
+from llava_consensus.hosts.tower import Encoded, flat_features
 from llava_consensus.reduction.method import Method
 
 
@@ -238,6 +238,17 @@ def ids_of(base: Any, embeds: Tensor) -> Tensor:
             here = embeds == table(torch.tensor(placeholder, device=table.weight.device))
             ids = ids + here.all(-1).long() * placeholder
     return ids
+
+
+def waiting_records(outputs: dict[str, Any], waiting: dict[str, list[Encoded]]) -> dict[str, list[Encoded]]:
+    """What was recorded of outputs that `generate` encoded before, if something has copied them on their way here
+    (offloaded weights).
+    """
+    for modality, records in waiting.items():
+        rows, count = flat_features(outputs.get(modality, {})), sum(record.count or 0 for record in records)
+        if rows is None or not count or len(rows) % count:
+            raise OptionError("prefill_chunk_size: rows leave from whole prompts. Leave it out, or detach the method")
+    return waiting
 
 
 def read_prompt(base: nn.Module, kwargs: dict[str, Any], cache: Any) -> tuple[Integers, NDArray[np.bool_]]:
