@@ -220,7 +220,8 @@ def counted(family: Family, sizes: list[tuple[int, int]], budgets: tuple[int, ..
             placed: Any = "-"
             newlines = int((shown.rows.token < 0).sum())
             if kind in SERVED:
-                planned = plan(model, kind, method, tokens).left("image", shown.rows, Budget(tokens)) - newlines
+                own = plan(model, kind, method, tokens)
+                planned = own.left(own.image("image", shown.inputs, len(shown.rows.token)), Budget(tokens)) - newlines
             if server is not None:
                 placed = server.left(width, height, tokens) - newlines
             shape = SHAPES["llava-next-7b"]._replace(tiles=shown.tiles, patches=view.tower.tokens)
