@@ -60,7 +60,7 @@ def _derived(line: str, types: tuple[str, ...], *classes: str, lacks: tuple[str,
 
 HOSTS: dict[str, HostEntry] = {
     "llava": HostEntry(
-        f"{OURS}.official:Official",
+        f"{OURS}.official_facts:Official",
         "llava",
         ("LlavaLlamaForCausalLM", "LlavaMistralForCausalLM", "LlavaMptForCausalLM"),
         "official LLaVA 1.5 / 1.6 (the `llava` package), Llama and Mistral language models",
@@ -325,12 +325,16 @@ def attach_view(view: Any, method: Any, budget: Any, total: int | None = None) -
 
     from llava_consensus.hosts.attachment import Attachment
     from llava_consensus.hosts.facts import Facts
-    from llava_consensus.hosts.official import Official, OfficialEntrance
+    from llava_consensus.hosts.official import OfficialEntrance
+    from llava_consensus.hosts.official_facts import Official
     from llava_consensus.hosts.remote.entrances import RemoteEntrance, RemoteModel
+    from llava_consensus.hosts.remote.internvl_chat import InternVLChat, InternVLChatEntrance
 
     given = view.module, method, budget, total, view.options
     if isinstance(view, Facts):
         return Attachment(*given)
+    if isinstance(view, InternVLChat):
+        return Attachment(*given, InternVLChatEntrance)
     if isinstance(view, Official):
         return Attachment(*given, OfficialEntrance)
     if isinstance(view, RemoteModel):

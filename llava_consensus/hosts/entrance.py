@@ -105,7 +105,7 @@ class Entrance:
         self.family = family_of(model.config)
         self.layers = Layers(decoder, methods[-1]) if methods[-1].place is Place.DECODER else None
         self.entering = [stage for stage in owner.stages if stage.method.place is not Place.DECODER]
-        self.before: BeforeTower | None = None
+        self.before: Any = None
         if methods[0].acts_inside:
             self.before = BeforeTower(base, kind_of(base.config), methods[0], owner.stages[0].budget, options)
         self.names = argument_names(type(base).forward)[1:]

@@ -174,8 +174,9 @@ class Hooks:
         for index in numbers:
             layer = self.decoder.layers[index]
 
-            def enter(module: nn.Module, args: Any, kwargs: dict[str, Any], index: int = index) -> Any:
-                if not self._holds(module, index):
+            def enter(module: nn.Module, args: Any, kwargs: Any = None, index: int = index) -> Any:
+                # without arguments by name it is being registered by another thread
+                if kwargs is None or not self._holds(module, index):
                     return None
                 kwargs = {**dict(zip(self.layers.names[index], args, strict=False)), **kwargs}
                 hidden, kwargs = self.enter(index, kwargs.pop("hidden_states"), kwargs)

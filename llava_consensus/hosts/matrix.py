@@ -30,6 +30,7 @@ AXES = {
 }
 CLASSES = {"llava", "llava_next", "llava_next_video", "video_llava", "internvl"}
 HALF = Share(0.5)  # a budget every method that works at all can have
+OWN = ("llava", "internvl-chat", "remote")  # kinds of ours that are no models of transformers
 UNTRIED = "by published copies of the code that the checkpoint carries; `model check` tries it on the checkpoint"
 
 
@@ -52,7 +53,7 @@ def keeping() -> list[str]:
         name
         for name, entry in known
         if set(entry.types) & AXES
-        or (entry.kind not in ("hf", "remote") and getattr(stand_in(entry), "keeps_positions", False))
+        or (entry.kind not in ("hf", *OWN) and getattr(stand_in(entry), "keeps_positions", False))
     ]
 
 
@@ -79,7 +80,7 @@ def offers_of(entry: HostEntry) -> frozenset[Need]:
     """What the vision side of a host's usual checkpoint gives of what methods ask for, known without one."""
     if entry.kind != "hf":
         view = load_place(entry.view)
-        offer: frozenset[Need] = view.offers if entry.kind == "remote" else view.offer.needs
+        offer: frozenset[Need] = view.offers if entry.kind in OWN else view.offer.needs
         return offer | (ALWAYS - {Need.QUESTION}) | {Need.EARLIER}
     if TOWER in entry.lacks:
         return ALWAYS - {Need.QUESTION}
@@ -96,13 +97,13 @@ def refusals(host: str) -> dict[str, str]:
     where that is known of copies of the model's code alone.
     """
     entry = known_hosts()[host]
-    view: Any = None if entry.kind in ("hf", "remote") else stand_in(entry)
+    view: Any = None if entry.kind in ("hf", *OWN) else stand_in(entry)
     refused: dict[str, str] = {}
     for name in known_methods():
         method = None
         try:
             method = make(name)  # that of another package may be broken
-            if entry.kind == "remote":
+            if entry.remote and entry.kind in OWN:
                 load_place(entry.view).check(method, entry.classes[0])
             elif view is not None:
                 _Checked(view, method, HALF).detach()
@@ -141,7 +142,7 @@ def _check(entry: HostEntry, method: Method) -> None:
     """Raises OptionError for a method that a family of transformers cannot have."""
     model = entry.classes[0]
     if method.acts_inside:
-        kind = next(iter(entry.towers), entry.types[0])
+        kind = "llava" if entry.kind == "llava" else next(iter(entry.towers), entry.types[0])
         if why := refusal(kind, "clip_vision_model", method.place):
             raise OptionError(f"{type(method).__name__} {why}")
         return

@@ -33,12 +33,12 @@ from llava_consensus.hosts.kernels import OLD, uncompiled
 from llava_consensus.hosts.layers import Layers
 from llava_consensus.hosts.next_grid import STOCK, check_layout, check_pictures, check_tiles
 from llava_consensus.hosts.official_facts import (
-    Official,
     changed,
     fed_block,
     laid_out,
     most_tiles,
     open_tower,
+    patches_of,
     side_of,
 )
 from llava_consensus.hosts.official_prompt import (
@@ -64,8 +64,6 @@ PREPARE = "prepare_inputs_labels_for_multimodal"
 COUNTING = "_prepare_generated_length"  # function of transformers 5 that settles how long an answer may be
 LIMIT = "tokenizer_model_max_length"  # entry of the configuration: rows that a sequence is cut to
 AFTER = "_reduction_after"  # attribute of a cache
-
-__all__ = ["PREPARE", "Official", "OfficialEntrance"]
 
 
 class Overlay:
@@ -152,6 +150,8 @@ class OfficialEntrance(Entrance):
             decoder.register_forward_pre_hook(self.begin, with_kwargs=True),
             decoder.register_forward_hook(self.end, with_kwargs=True),
         ]
+        for block in self.unread(model):
+            object.__setattr__(block, "forward", partial(_hand_on, self.owner, block.forward))
         if self.before is not None:
             self.before.install()
         object.__setattr__(model, PREPARE, partial(_prepare, self.owner))
@@ -167,12 +167,24 @@ class OfficialEntrance(Entrance):
         self.open = False
         if self.before is not None:
             self.before.remove()
-        model = self.model()
+        model: Any = self.model()
+        for block in self.unread(model) if model is not None else ():
+            vars(block).pop("forward", None)
         for name in (PREPARE, COUNTING) if model is not None else ():
             vars(model).pop(name, None)
         if self.decodes and model is not None:
             vars(model.get_model()).pop("forward", None)
         self._leave()
+
+    def unread(self, model: Any) -> list[Any]:
+        """Blocks of a CLIP tower after the last one that the projector or a method reads."""
+        tower = model.get_vision_tower()
+        if tower is None or not hasattr(vision_of(tower), "post_layernorm"):
+            return []
+        blocks: Any = vision_of(tower).encoder.layers  # type: ignore[union-attr]
+        read = [fed_block(tower.select_layer, len(blocks))]
+        read += [] if self.reader is None else [self.reader.last]
+        return list(blocks)[max(read) + 1 :]
 
     def note_running(self, model: nn.Module, args: Any) -> None:
         """Notes the replica that runs (DataParallel)."""
@@ -185,6 +197,10 @@ class OfficialEntrance(Entrance):
         return self.model() if replica is None else replica
 
     # LLaVA's function
+
+    def called(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Takes the place of LLaVA's function: same arguments, same results."""
+        return self.prepare(Arguments(*args, **kwargs))
 
     def prepare(self, given: Arguments) -> tuple[Any, ...]:
         """Its six results, with the images reduced."""
@@ -199,11 +215,11 @@ class OfficialEntrance(Entrance):
         config = laid_out(model, self.options, owner.settings)
         limit = getattr(config, LIMIT, None)
         uncut = changed(config, {LIMIT: None}) if self.entering else config
-        prompt, pictures = self._prompt(read_structure(official, model, given, uncut, tower.num_patches), model)
+        prompt, pictures = self._known(read_structure(official, model, given, uncut, patches_of(tower)), model)
         reduces = any(self._units(stage, prompt, config) for stage in self.entering)
         if not reduces and self.layers is not None and limit is not None:
             uncut = config
-            prompt, pictures = self._prompt(read_structure(official, model, given, config, tower.num_patches), model)
+            prompt, pictures = self._known(read_structure(official, model, given, config, patches_of(tower)), model)
         encoded: list[EncodedImage] = []
 
         def encode(pixels: Tensor) -> Tensor:
@@ -230,7 +246,7 @@ class OfficialEntrance(Entrance):
         """LLaVA's own function, of seven arguments."""
         return getattr(type(model), PREPARE)
 
-    def _prompt(self, structure: Structure, model: Any) -> tuple[Prompt, list[int]]:
+    def _known(self, structure: Structure, model: Any) -> tuple[Prompt, list[int]]:
         """The prompts, before anything is known of the pixels, and which of the images the user passed each one is."""
         asks = structure.real
         if not any(stage.method.answer_rows for stage in self.owner.stages):
@@ -248,12 +264,14 @@ class OfficialEntrance(Entrance):
     def left(self, tiles: int, slot: Any = None) -> ImageLeft:
         """What a method before the projector leaves of an image of so many tiles."""
         stage, tower = self.owner.stages[0], self.running.get_vision_tower()
-        size = tower.num_patches
+        size = patches_of(tower)
         shares = shares_of([size] * tiles, stage.budget, stage.method)
         kept = [min(share.tokens, size) for share in shares] if len(shares) == tiles else [size] * tiles
         return ImageLeft(slot, side_of(tower), kept)
 
-    def encode(self, pixels: Tensor, tiles: list[int]) -> list[EncodedImage]:
+    def encode(  # type: ignore[override]
+        self, pixels: Tensor, tiles: list[int]
+    ) -> list[EncodedImage]:
         """Tiles [T, 3, h, w] through tower and projector.
 
         Args:
@@ -263,7 +281,7 @@ class OfficialEntrance(Entrance):
         tower, parts, scales = model.get_vision_tower(), dict[str, Tensor](), (1.0, 1.0)
         vision, left = vision_of(tower), [self.left(count) for count in tiles] if self.before is not None else []
         run, shares = nullcontext(), [share for own in left for share in own.shares]
-        acting = any(share < tower.num_patches for share in shares)
+        acting = any(share < patches_of(tower) for share in shares)
         if acting and self.reader is not None and len(set(shares)) > 1:
             raise OptionError(
                 f"{type(self.reader.method).__name__} reads the tower, and "
@@ -276,7 +294,11 @@ class OfficialEntrance(Entrance):
         if self.reader is not None:
             scales = self.reader.scales(vision)
         with run, self.reader.reading(vision) if self.reader is not None else nullcontext(parts) as parts:
-            projected = model.encode_images(pixels)
+            self.local.encoding = True
+            try:
+                projected = model.encode_images(pixels)
+            finally:
+                self.local.encoding = False
         split = {name: value.split(tiles) for name, value in parts.items()}
         draws = any(Need.FINGERPRINT in stage.method.needs for stage in self.owner.stages)
         slots = acts.slot.split(tiles) if acting else []  # type: ignore[union-attr]
@@ -394,6 +416,13 @@ def layers_of(decoder: Any, method: Method) -> Layers:
     return PinnedLayers(decoder, method) if OLD else Layers(decoder, method)
 
 
+def _hand_on(owner: Any, plain: Any, hidden: Any, *args: Any, **kwargs: Any) -> Any:
+    """Forward of a block that nothing reads."""
+    if not getattr(owner.entrance.local, "encoding", False):
+        return plain(hidden, *args, **kwargs)
+    return (hidden,) if OLD else hidden
+
+
 @uncompiled
 def _forward(owner: Any, *args: Any, **kwargs: Any) -> Any:
     """The decoder's own forward, kept out of compiled graphs, in which hooks are traced once and for all."""
@@ -403,8 +432,8 @@ def _forward(owner: Any, *args: Any, **kwargs: Any) -> Any:
 
 @uncompiled
 def _prepare(owner: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    """Takes the place of LLaVA's function: same arguments, same six results."""
-    results: tuple[Any, ...] = owner.entrance.prepare(Arguments(*args, **kwargs))
+    """Takes the place of LLaVA's function."""
+    results: tuple[Any, ...] = owner.entrance.called(*args, **kwargs)
     return results
 
 

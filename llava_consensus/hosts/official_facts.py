@@ -26,6 +26,8 @@ class Official:
         options: `layout` of the tiles of an image, see `hosts.LAYOUTS`.
     """
 
+    offers = frozenset({Need.ATTENTION, Need.FEATURES, Need.CLASS_FEATURE, Need.PROJECTOR, Need.QUESTION})
+
     def __init__(self, module: Any, options: Mapping[str, str] = MappingProxyType({})) -> None:
         if type(module).__name__ == "LlavaMptForCausalLM":
             raise OptionError(
@@ -50,9 +52,8 @@ class Official:
         """Sizes of the vision side."""
         tower = self.module.get_vision_tower()
         blocks = range(len(vision_of(tower).encoder.layers))  # type: ignore[union-attr, arg-type]
-        offers = frozenset({Need.ATTENTION, Need.FEATURES, Need.CLASS_FEATURE, Need.PROJECTOR})
         block = fed_block(tower.select_layer, len(blocks))
-        return TowerFacts(tower.num_patches, side_of(tower), blocks, block, 1, 1, False, offers)
+        return TowerFacts(patches_of(tower), side_of(tower), blocks, block, 1, 1, False, self.offers)
 
 
 def open_tower(model: Any, stage: Any) -> OpenTower:
@@ -70,7 +71,7 @@ def open_tower(model: Any, stage: Any) -> OpenTower:
         raise OptionError(
             f"attention {kernel!r} of the vision tower takes no additive mask: load it with sdpa, or proportional=false"
         )
-    blocks, size = len(vision_of(tower).encoder.layers), tower.num_patches  # type: ignore[union-attr, arg-type]
+    blocks, size = len(vision_of(tower).encoder.layers), patches_of(tower)  # type: ignore[union-attr, arg-type]
     block = fed_block(tower.select_layer, blocks)
     found = OpenTower(tower.vision_tower, model.get_model().mm_projector, method, tower.select_layer, block)
     for tiles in (1, most_tiles(model, model.config)) if method.place is Place.TOWER else ():
@@ -89,7 +90,14 @@ def fed_block(layer: Any, count: int) -> int:
 
 def side_of(tower: Any) -> int:
     """Tokens in a row of a tile."""
-    return round(tower.num_patches**0.5)
+    return round(patches_of(tower) ** 0.5)
+
+
+def patches_of(tower: Any) -> int:
+    """Tokens of a tile. The configuration of InternViT may say the first size that it was trained for."""
+    if hasattr(vision_of(tower), "post_layernorm"):
+        return int(tower.num_patches)
+    return int(tower.image_processor.crop_size["height"] // tower.config.patch_size) ** 2
 
 
 def laid_out(model: Any, options: Mapping[str, str], settings: Mapping[str, Any] = MappingProxyType({})) -> Any:

@@ -215,6 +215,11 @@ class Reader:
             )
             self.attention = self.features
 
+    @property
+    def last(self) -> int:
+        """The last block that is read."""
+        return max(self.features, self.attention, self.early or 0)
+
     @contextmanager
     def reading(self, vision: Any) -> Iterator[dict[str, Tensor]]:
         """Parts of the images that this thread encodes in the body."""

@@ -169,7 +169,7 @@ def with_encoded(prompt: Prompt, own: list[EncodedImage]) -> Prompt:
 
 def for_beams(prompt: Prompt, beams: int) -> Prompt:
     """Prompts each of which is repeated."""
-    ids, real, asks = (np.repeat(value, beams, 0) for value in (prompt.ids, prompt.real, prompt.asks))
+    ids, real, asks = prompt.ids.repeat(beams, 0), prompt.real.repeat(beams, 0), prompt.asks.repeat(beams, 0)
     images = [one._replace(row=one.row * beams + beam) for beam in range(beams) for one in prompt.images]
     return prompt._replace(
         ids=ids, real=real, asks=asks, images=images, tiles=prompt.tiles * beams, encoded=prompt.encoded * beams,

@@ -173,9 +173,9 @@ def test_autocast_changes_no_owner(tower_folder: Path, prompt: SimpleNamespace) 
     with attach(model, tokens=6) as attached, torch.autocast("cpu", torch.bfloat16):
         model(prompt.ids, images=prompt.images)
         mixed = attached.outcomes[0].reductions[0][1]
-        tower = attached.encode(prompt.images, [1])
+        tower = attached.entrance.encode(prompt.images, [1])
     assert mixed.fused is not None and mixed.fused.dtype == torch.float32
-    assert tower[0].parts["query"].dtype == torch.bfloat16, "the tower itself runs as the caller wants it"
+    assert tower[0].tiles.parts["query"].dtype == torch.bfloat16, "the tower itself runs as the caller wants it"
 
 
 @pytest.mark.parametrize(

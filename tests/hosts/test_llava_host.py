@@ -365,16 +365,18 @@ def test_hooked_saliency_equals_eager_attention_and_changes_no_output(llava_mode
     images = tiles(2)
     plain = llava_model.encode_images(images)
     with attach(llava_model, tokens=6) as attached:
-        (first, second), tower = attached.encode(images, [1, 1]), attached.model.tower
+        first, second = attached.entrance.encode(images, [1, 1])
     assert torch.equal(torch.cat((first.projected, second.projected)), plain)
-    query, key, features = (torch.cat((first.parts[n], second.parts[n])) for n in ("query", "key", "features"))
+    query, key, features = (
+        torch.cat((first.tiles.parts[n], second.tiles.parts[n])) for n in ("query", "key", "features")
+    )
     eager = (
         CLIPVisionModel.from_pretrained(tower_folder, attn_implementation="eager")
         if MAJOR >= 5
         else CLIPVisionModel.from_pretrained(tower_folder)
     )
     out = eager(images, output_attentions=True, output_hidden_states=True)
-    attention = VisionAttention(query, key, tower.scale(tower.feature_block), tower.classes)
+    attention = VisionAttention(query, key, first.tiles.scale, first.tiles.classes)
     assert torch.allclose(class_saliency(attention), out.attentions[-2][:, :, 0, 1:].mean(1), atol=1e-5)
     assert torch.allclose(features, out.hidden_states[-2][:, 1:], atol=1e-5)
 

@@ -46,8 +46,8 @@ def host(tower_folder: Path) -> Iterator[NumberHost]:
 def encoded(attachment: Attachment, count: int) -> list[Encoding]:
     """Pictures of noise after the tower."""
     pixels = torch.randn(count, 3, IMAGE, IMAGE, dtype=DTYPE, generator=torch.Generator().manual_seed(1))
-    with torch.inference_mode(), attachment.call():
-        tiles = attachment.encode(pixels, [1] * count)
+    with torch.inference_mode():
+        tiles = attachment.entrance.encode(pixels, [1] * count)
     return [Encoding(one, False, (IMAGE, IMAGE), attachment.method, attachment.budget) for one in tiles]
 
 
