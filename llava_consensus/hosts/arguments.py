@@ -16,7 +16,7 @@ from llava_consensus.hosts.inputs import Prompt, prompt_of
 from llava_consensus.hosts.outcomes import ImageOutcome
 from llava_consensus.hosts.parts import is_static
 from llava_consensus.hosts.rows import Pool, Rows, drop_rows, joined_rows, upload
-from llava_consensus.hosts.tower import Encoded
+from llava_consensus.hosts.tower import Encoded, flat_features
 from llava_consensus.reduction.method import Method
 
 
@@ -163,17 +163,10 @@ def mask_of(mask: Any, rows: Rows, held: Tensor, padded: bool, size: int, decode
     """The attention mask of the new rows, behind `held` [R, n] rows of the cache."""
     if isinstance(mask, dict):
         new = {name: mask_of(value, rows, held, padded, size, decoder) for name, value in mask.items()}
-        full, sliding = new.get("full_attention"), new.get("sliding_attention")
-        window = getattr(decoder.config, "sliding_window", None)
-        if isinstance(full, Tensor) and isinstance(sliding, Tensor) and window and full.ndim == 4:
-            # windows are as wide in rows that are left
-            at = torch.arange(full.shape[-1], device=full.device)
-            near = at[held.shape[1] : held.shape[1] + full.shape[2], None] - at < window
-            allowed = _seen(sliding) | (_seen(full) & near)
-            hides = torch.zeros_like(full)
-            new["sliding_attention"] = (
-                allowed if full.dtype == torch.bool else hides.masked_fill(~allowed, torch.finfo(full.dtype).min)
-            )
+        for name in new.keys() & {"full_attention", "sliding_attention"}:
+            if isinstance(new[name], Tensor) and new[name].ndim == 4:
+                window = getattr(decoder.config, "sliding_window", None) if name == "sliding_attention" else None
+                new[name] = _in_order(mask[name], new[name].shape[-1], rows, held, size, window)
         return new
     if not isinstance(mask, Tensor) or mask.ndim == 2:
         if not padded:
@@ -193,6 +186,32 @@ def mask_of(mask: Any, rows: Rows, held: Tensor, padded: bool, size: int, decode
     new = new.masked_fill(~real[:, None, None] & ~itself, none)
     room = mask.shape[-1] - held.shape[1] - size  # of a static cache
     return pad(new, (0, room + size - index.shape[1]), value=none) if room > 0 else new
+
+
+def _in_order(mask: Tensor, columns: int, rows: Rows, held: Tensor, size: int, window: int | None) -> Tensor:
+    """A mask [R, 1, W, columns] of the rows that are left by their own order, which merged tokens may have changed, and
+    with windows as wide in rows that are left.
+
+    Args:
+        mask: [R, 1, S, ...] of the prompt.
+        columns: of the new mask, a static cache has more than there are rows.
+        held: [R, n] real rows of the cache.
+    """
+    index, past = rows.index, held.shape[1]
+    first = mask.shape[-1] - size if mask.shape[-1] < past + size else past
+    ahead = _seen(mask)[:, :1, :, first : first + size].expand(len(index), -1, -1, -1).triu(1)  # images of Gemma 3
+    ahead = ahead | ahead.transpose(2, 3)
+    ahead = ahead | torch.diag_embed(ahead.any(3))  # a merged token and the one it stands for
+    ahead = ahead.gather(2, index[:, None, :, None].expand(-1, 1, -1, size))
+    ahead = ahead.gather(3, index[:, None, None].expand(-1, 1, index.shape[1], -1))
+    at = torch.arange(past + index.shape[1], device=index.device)
+    row = at[past:, None]
+    seen = pad(ahead, (past, 0)) | (at <= row)
+    seen = seen & (row - at < window) if window else seen
+    seen = seen & torch.cat((held, rows.shown), 1)[:, None, None] | (at == row)
+    seen = pad(seen, (0, columns - seen.shape[-1]))
+    none = torch.zeros(seen.shape, dtype=mask.dtype, device=mask.device)
+    return seen if mask.dtype == torch.bool else none.masked_fill(~seen, torch.finfo(mask.dtype).min)
 
 
 def _seen(mask: Tensor) -> Tensor:
@@ -237,6 +256,17 @@ def ids_of(base: Any, embeds: Tensor) -> Tensor:
             here = embeds == table(torch.tensor(placeholder, device=table.weight.device))
             ids = ids + here.all(-1).long() * placeholder
     return ids
+
+
+def waiting_records(outputs: dict[str, Any], waiting: dict[str, list[Encoded]]) -> dict[str, list[Encoded]]:
+    """What was recorded of outputs that `generate` encoded before, if something has copied them on their way here
+    (offloaded weights).
+    """
+    for modality, records in waiting.items():
+        rows, count = flat_features(outputs.get(modality, {})), sum(record.count or 0 for record in records)
+        if rows is None or not count or len(rows) % count:
+            raise OptionError("prefill_chunk_size: rows leave from whole prompts. Leave it out, or detach the method")
+    return waiting
 
 
 def read_prompt(base: nn.Module, kwargs: dict[str, Any], cache: Any) -> tuple[Integers, NDArray[np.bool_]]:

@@ -16,8 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.arguments import joined_outcomes
@@ -141,7 +140,7 @@ class Attachment:
         name = self.entrance.clip_name
         if not name:
             return None
-        from llava_consensus.hosts.towers import load_clip_text
+        from llava_consensus.hosts.clip import load_clip_text
 
         return load_clip_text(name, model.device)
 
@@ -337,19 +336,8 @@ class Attachment:
             )
         norm = next(module for name, module in base.named_modules() if name.endswith("post_layernorm"))
         method = next(stage.method for stage in self.stages if Need.QUESTION in stage.method.needs)
-        texts = [self._clip.embed(method.query(question)) for question in questions]
-        text = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
-        real = torch.nn.utils.rnn.pad_sequence([one.new_ones(len(one)) for one in texts], batch_first=True).bool()
-
-        def sides(images: list[int]) -> ClipSides:
-            features: Tensor = torch.cat([prompt.tiles[image].parts["features"] for image in images])
-            patches = self._clip.projection(norm(features).float())
-            each = [
-                prompt.images[image].row // prompt.beams for image in images for _ in range(prompt.tiles[image].count)
-            ]
-            row = torch.tensor(each, device=text.device)
-            return ClipSides(patches, text[row], real[row])
-
+        queries = [method.query(question) for question in questions]
+        sides: Callable[[list[int]], ClipSides] = self._clip.sides(prompt, queries, norm)
         return sides
 
     def __repr__(self) -> str:

@@ -31,6 +31,7 @@ from llava_consensus.hosts.arguments import (
     ids_of,
     joined_outcomes,
     read_prompt,
+    waiting_records,
 )
 from llava_consensus.hosts.before_tower import BeforeTower, numbered, tiles_left, units_left, whole_tiles
 from llava_consensus.hosts.cache import Book, book_of, cache_in, shorten
@@ -54,12 +55,10 @@ from llava_consensus.hosts.rows import reduced_rows, spread_rows, upload
 from llava_consensus.hosts.tower import (
     READ,
     RECORD,
-    Encoded,
     Learnt,
     Tiles,
     Tower,
     argument_names,
-    flat_features,
     records_of,
     with_class_tokens,
 )
@@ -236,25 +235,13 @@ class Entrance:
         given = {name: records_of(value) for name, value in outputs.items() if hasattr(value, RECORD)}
         waiting, self.local.waiting = getattr(self.local, "waiting", None) or {}, {}
         if len(given) < len(outputs) and self.open and any(stage.method.reduces for stage in self.owner.stages):
-            given |= self._waiting(outputs, waiting)
+            given |= waiting_records(outputs, waiting)
+            if not waiting:
+                self.owner.warn(UNRECORDED)
         shows = given or any("pixel_values" in name and value is not None for name, value in kwargs.items())
         if shows and self.open:
             self.local.forward = Forward(base, *read_prompt(base, kwargs, cache), given)
         return (), kwargs
-
-    def _waiting(self, outputs: dict[str, Any], waiting: dict[str, list[Encoded]]) -> dict[str, list[Encoded]]:
-        """What was recorded of outputs that `generate` encoded before, if something has copied them on their way here
-        (offloaded weights).
-        """
-        for modality, records in waiting.items():
-            rows, count = flat_features(outputs.get(modality, {})), sum(record.count or 0 for record in records)
-            if rows is None or not count or len(rows) % count:
-                raise OptionError(
-                    "prefill_chunk_size: rows leave from whole prompts. Leave it out, or detach the method"
-                )
-        if not waiting:
-            self.owner.warn(UNRECORDED)
-        return waiting
 
     def encode(self, name: str, modality: str, *args: Any, **inputs: Any) -> Any:
         """Takes the place of the model's encoder of a modality."""

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import MutableMapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -223,7 +224,8 @@ class Prefill(Hooks):
         if self.layers.kinds[index] == UNTURNED.get(self.layers.config.model_type):
             cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
         elif not isinstance(given, Tensor):  # channels that do not turn count too
-            width = getattr(self.decoder.layers[index].self_attn, "head_dim", cos.shape[-1])
+            attention = getattr(self.decoder.layers[index], "self_attn", None)
+            width = getattr(attention, "head_dim", cos.shape[-1])
             rest = (0, width - cos.shape[-1])
             cos, sin = nn.functional.pad(cos, rest, value=1.0), nn.functional.pad(sin, rest)
         far = far_logits(cos, sin).expand(len(sizes), -1, -1)
@@ -351,7 +353,7 @@ class Prefill(Hooks):
             return TextProbe(none, none, still, still, 1.0, asked, mask, shown)
         if self.method.attention == "values":
             value = call.value[batch][:, :, :width]
-            cos, sin = (part.expand(len(self.alive), -1, -1)[batch] for part in _angles(angles))
+            cos, sin = _of_batch(angles, len(self.alive), batch)
             query = _of_rows(call.value, batch, asked)
             return TextProbe(query, value, cos, sin, value.shape[-1] ** -0.5, asked, mask, shown)
         key = call.key[batch][:, :, :width]  # a static cache hands over columns that are still empty
@@ -362,7 +364,8 @@ class Prefill(Hooks):
             seen = seen.expand(len(self.alive), -1, -1, -1)
             shown = seen[batch[:, None], 0, asked][..., :width]  # [P, L, W]
         query = _of_rows(call.query, batch, asked)
-        return TextProbe(query, key, still, still - 1, call.scale, asked, mask, shown, cap=cap)
+        own = partial(_of_batch, angles, len(self.alive), batch)
+        return TextProbe(query, key, still, still - 1, call.scale, asked, mask, shown, cap=cap, angles=own)
 
     def finish(self, missing: int) -> Book | None:
         """The book of the cache that this forward filled; `missing` rows left before the first layer."""
@@ -390,6 +393,12 @@ def _angles(given: Any) -> tuple[Tensor, Tensor]:
     """Cosines and sines [R or 1, W, d] of position embeddings, mean over the axes of positions."""
     cos, sin = (given.real, given.imag) if isinstance(given, Tensor) else given
     return (cos.mean(0), sin.mean(0)) if cos.ndim > 3 else (cos, sin)
+
+
+def _of_batch(given: Any, count: int, batch: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [P, W, d] of rows `batch` of R."""
+    cos, sin = (part.expand(count, -1, -1)[batch] for part in _angles(given))
+    return cos, sin
 
 
 def _of_rows(values: Tensor, batch: Tensor, asked: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.hosts import attached, view_of
-from llava_consensus.hosts.old_attachment import Attachment
+from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.training.plan import TrainingPlan
 

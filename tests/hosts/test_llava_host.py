@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -15,11 +16,10 @@ from prompts import ANYRES, CASES, batch, row, tiles
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.decoders import LlamaDecoder
+from llava_consensus.hosts.images import Image
+from llava_consensus.hosts.inputs import NO_TEXT, Inputs, prompt_of
 from llava_consensus.hosts.official import PREPARE
-from llava_consensus.hosts.old_attachment import NO_TEXT
-from llava_consensus.hosts.sequence import Assembled, Layout, Picture, RowKinds
-from llava_consensus.hosts.source import probe_text
+from llava_consensus.methods import make
 from llava_consensus.reduction.saliency import class_saliency, text_attention
 from llava_consensus.reduction.tokens import VisionAttention
 
@@ -405,10 +405,13 @@ def test_scap_equals_the_eager_first_layer(family: str) -> None:
     eager = decoder(
         inputs_embeds=embeds, attention_mask=mask, position_ids=positions, output_attentions=True, use_cache=False
     )
-    none = torch.full((2, 30), -1)
-    pictures = [Picture(row, row, 10, 0, 21, torch.arange(22, 30)) for row in range(2)]
-    layout = Layout(RowKinds(mask.bool(), none, none, none), mask.bool(), pictures, [])
-    probe = probe_text(Assembled(embeds, mask.bool(), positions), layout, LlamaDecoder(decoder))
+    image = Image(0, np.arange(12, 22), np.zeros(10, dtype=np.int64), np.arange(10), 1, False, 0)
+    images, real = [image, image._replace(row=1)], mask.bool().numpy()
+    prompt = prompt_of(np.zeros(real.shape, dtype=np.int64), real, real, images, [], [], config)
+    method = make("consensusdrop")
+    inputs = Inputs(prompt, embeds, method, method.needs)
+    inputs.read_probe(decoder, {"inputs_embeds": embeds, "attention_mask": mask, "position_ids": positions})
+    probe: Any = inputs.probe
     assert torch.allclose(text_attention(probe), eager.attentions[0].mean(1)[:, 22:], atol=1e-5)
 
 
