@@ -95,6 +95,15 @@ def rows_read(model: Any, inputs: dict[str, Any]) -> int:
     return rows[-1]  # behind those of a probe
 
 
+def decoder_given(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments that the decoder of a model is given of prompts, behind the hooks of a method."""
+    seen: dict[str, Any] = {}
+    hook = model.get_decoder().register_forward_pre_hook(lambda _, args, given: seen.update(given), with_kwargs=True)
+    model(**inputs)
+    hook.remove()
+    return seen
+
+
 def _llava() -> Any:
     from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 

@@ -15,7 +15,7 @@ from llava_consensus.evaluation.media import Clip
 from llava_consensus.evaluation.models import Answer, Encoding, Runner
 from llava_consensus.evaluation.report import overlay
 from llava_consensus.evaluation.report.overlay import MARGIN, PANEL, SIDE, Fates, View, contact_sheet, fates, view
-from llava_consensus.hosts.base import PictureOutcome
+from llava_consensus.hosts.outcomes import ImageOutcome
 from llava_consensus.hosts.patches import Patches, patches
 
 STRIP = 3 * PANEL + 2 * MARGIN  # width of the frames of a video in pixels
@@ -55,7 +55,7 @@ def seen_by(runner: Runner, shown: Sequence[Image | Clip], encoded: Sequence[Enc
     return [_seen(runner, *one) for one in zip(shown, encoded, answer.outcomes, strict=True)]
 
 
-def _seen(runner: Runner, shown: Image | Clip, encoded: Encoding, outcome: PictureOutcome) -> Seen:
+def _seen(runner: Runner, shown: Image | Clip, encoded: Encoding, outcome: ImageOutcome) -> Seen:
     assert outcome.origin is not None
     side = round(runner.visual_tokens**0.5) if encoded.tiles.side is None else encoded.tiles.side
     if not side or encoded.tiles.class_is_token:

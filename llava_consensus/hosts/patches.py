@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.base import PictureOutcome
+from llava_consensus.hosts.outcomes import ImageOutcome
 from llava_consensus.reduction.tokens import Reduction
 
 
@@ -30,7 +30,7 @@ class _Unit(NamedTuple):
     place: Tensor
 
 
-def patches(outcome: PictureOutcome, side: int, columns: int, rows: int | None = None) -> Patches:
+def patches(outcome: ImageOutcome, side: int, columns: int, rows: int | None = None) -> Patches:
     """The patches of a reduced picture, or of one that stays as it is.
 
     Args:

@@ -169,8 +169,8 @@ def raters(visual: Tensor, text: Tensor, mask: Tensor) -> Tensor:
 
 def gravity(probe: TextProbe, columns: Tensor) -> Tensor:
     """Attention by rotary embedding alone: rotated all-ones queries times keys, scaled. [P, L, v]."""
-    ones = torch.ones_like(probe.cos[:, None], dtype=torch.float32)
-    rotated = rotate(ones, probe.cos.float(), probe.sin.float())[:, 0]  # [P, W, d]
+    cos, sin = (probe.cos, probe.sin) if probe.angles is None else probe.angles()
+    rotated = rotate(torch.ones_like(cos[:, None], dtype=torch.float32), cos.float(), sin.float())[:, 0]  # [P, W, d]
     return pick(rotated, probe.rows) @ pick(rotated, columns).transpose(1, 2) * probe.scale
 
 

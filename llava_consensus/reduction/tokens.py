@@ -66,6 +66,7 @@ class TextProbe(NamedTuple):
     key_mask: Tensor  # [I, S] true where the key is not padding; [I, L, S] true where a row sees it
     padded: bool = True  # whether there may be padding among the text rows
     cap: float = 0.0  # of logits, tanh(x / cap) * cap; 0 for none
+    angles: Callable[[], tuple[Tensor, Tensor]] | None = None  # cos, sin if queries and keys are rotated already
 
 
 class ClipSides(NamedTuple):

@@ -24,7 +24,7 @@ from vllm.multimodal.parse import EmbeddingItems
 from vllm.multimodal.processing import PromptReplacement, PromptUpdateDetails
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.hf.rows import PictureRows
+from llava_consensus.hosts.images import Image
 from llava_consensus.reduction.budget import AUTO, Auto, Budget, Share, of_prompts
 from llava_consensus.reduction.detail import auto_share
 from llava_consensus.serving.plan import Plan
@@ -174,32 +174,32 @@ class Reducing:
         if request is None or not mm_items.get_all_counts():
             return super()._apply_hf_processor_main(mm_items, arguments)
         made = self._made(mm_items, arguments, request.hashes)
-        for modality, items in self._items(made, arguments).items():
-            rows = [self._rows(modality, item) for item in items]
-            pictures = mm_items[modality].get_all()
-            fields = [fields_of(one) for one in self._budgets(request, modality, rows, pictures)]
+        items = self._items(made, arguments)
+        updates = {update.modality: update for update in super()._get_prompt_updates(mm_items, arguments, items)}
+        for modality, own_items in items.items():
+            texts = [updates[modality].resolve(number).content for number in range(len(own_items))]
+            images = [self._image(modality, *one) for one in zip(own_items, texts, strict=True)]
+            fields = [fields_of(one) for one in self._budgets(request, modality, images, mm_items[modality].get_all())]
             own = {COUNT: [count for count, _ in fields], SHARE: [share for _, share in fields]}
-            own[ROWS] = [torch.tensor(len(one.token)) for one in rows]
-            own[KEY] = [key_of(item) for item in items]
+            own[ROWS] = [torch.tensor(len(image.places)) for image in images]
+            own[KEY] = [key_of(item) for item in own_items]
             if self.plan.method.reads_prompt:
-                own |= {name: [torch.stack(own[one])] * len(items) for name, one in OF_ALL.items()}
+                own |= {name: [torch.stack(own[one])] * len(images) for name, one in OF_ALL.items()}
                 own |= self._prompt(request, modality, mm_items, arguments, made)
             made.update({f"{modality}_{name}": values for name, values in own.items()})
         return made
 
-    def _budgets(
-        self, request: Request, modality: str, rows: list[PictureRows], pictures: list[Any]
-    ) -> list[Budget | Share]:
-        """Budgets of the pictures of a request. OptionError where one is more than the server allows."""
+    def _budgets(self, request: Request, modality: str, images: list[Image], pixels: list[Any]) -> list[Budget | Share]:
+        """Budgets of the images of a request. OptionError if one is more than the server allows."""
         budget, left, setting = asked(request.tokens), self.plan.left, self.plan.setting
         if isinstance(budget, Auto) and modality != "image":
             raise OptionError(f"{TOKENS}={AUTO!r} is for pictures: give a number or a share of a video")
         found: list[Budget | Share] = []
-        for row, picture in zip(rows, pictures, strict=True):
-            found.append(auto_share(picture) if isinstance(budget, Auto) else budget)
+        for image, own in zip(images, pixels, strict=True):
+            found.append(auto_share(own) if isinstance(budget, Auto) else budget)
             if request.tokens == setting.tokens and setting.largest is None:
                 continue
-            tokens, most = left(modality, row, found[-1]), left(modality, row, asked(setting.most))
+            tokens, most = left(image, found[-1]), left(image, asked(setting.most))
             if tokens > most and isinstance(budget, Auto):
                 found[-1] = Budget(most)
             elif tokens > most:
@@ -209,7 +209,7 @@ class Reducing:
                 )
         if request.total is None:
             return found
-        return list(of_prompts(found, [len(one.token) for one in rows], [0] * len(rows), request.total))
+        return list(of_prompts(found, [len(one.places) for one in images], [0] * len(images), request.total))
 
     def _made(self: Any, mm_items: Any, arguments: Any, hashes: Any) -> Any:
         """The pictures as tensors; by their hashes, those that were shown before are not preprocessed again."""
@@ -235,9 +235,10 @@ class Reducing:
         """Pictures as vLLM hands them to the engine."""
         return MultiModalKwargsItems.from_hf_inputs(made, super()._get_mm_fields_config(made, arguments))
 
-    def _rows(self, modality: str, item: Any) -> PictureRows:
-        """The rows of a picture without reduction."""
-        return self.plan.rows(modality, {name: part.data[None] for name, part in item.items() if OWN not in name})[0]
+    def _image(self, modality: str, item: Any, content: PromptUpdateDetails) -> Image:
+        """The rows of an image without reduction, given the text that vLLM puts in its place."""
+        inputs = {name: part.data[None] for name, part in item.items() if OWN not in name}
+        return self.plan.image(modality, inputs, int(embeds_of(content).sum()))
 
     def _prompt(self: Any, request: Request, modality: str, mm_items: Any, arguments: Any, made: Any) -> dict[str, Any]:
         """The whole prompt for each picture: ids, which picture each of them is of, which of the pictures this one is,
@@ -285,9 +286,9 @@ class Reducing:
 
         def content(index: int) -> PromptUpdateDetails:
             item, modality = made[update.modality][index], update.modality
-            rows = self._rows(modality, item)
+            whole = update.resolve(index).content
             budget = budget_of(*(item[f"{modality}_{name}"].data for name in (COUNT, SHARE)))
-            return trimmed(update.resolve(index).content, len(rows.token), self.plan.left(modality, rows, budget))
+            return trimmed(whole, self.plan.left(self._image(modality, item, whole), budget))
 
         return PromptReplacement(modality=update.modality, target=update.target, replacement=content)
 
@@ -321,10 +322,18 @@ class ShortenedContent(PromptUpdateDetails):
     after: int = 0  # and those that are left
 
 
-def trimmed(whole: PromptUpdateDetails, before: int, left: int) -> ShortenedContent:
-    """The content of a replacement with its first `left` placeholders alone, and everything around them."""
-    embeds = torch.ones(len(whole.full), dtype=torch.bool) if whole.is_embed is None else whole.is_embed(whole.full)
-    stays = ~embeds | (embeds.cumsum(0) <= left)
+def embeds_of(content: PromptUpdateDetails) -> Tensor:
+    """Which words of a content are placeholders of tokens: [n] bool."""
+    if content.is_embed is None:
+        return torch.ones(len(content.full), dtype=torch.bool)
+    found: Tensor = content.is_embed(content.full)
+    return found
+
+
+def trimmed(whole: PromptUpdateDetails, left: int) -> ShortenedContent:
+    """The content of a replacement with only its first `left` placeholders, and everything around them."""
+    embeds = embeds_of(whole)
+    before, stays = int(embeds.sum()), ~embeds | (embeds.cumsum(0) <= left)
     full = [word for word, stay in zip(whole.full, stays.tolist(), strict=True) if stay]
     if whole.is_embed is None:
         return ShortenedContent(full, None, before, left)

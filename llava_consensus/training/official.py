@@ -33,10 +33,10 @@ from llava_consensus.evaluation.models.llava import (
     tower_of_hub,
     trains_tower,
 )
+from llava_consensus.hosts.clip import without_unused_report
 from llava_consensus.hosts.environment import OFFICIAL
 from llava_consensus.hosts.next_grid import check_pictures
 from llava_consensus.hosts.pretrained import load_pretrained
-from llava_consensus.hosts.towers import without_unused_report
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.training.plan import LORA, PROJECTOR, Conversations, TrainingPlan
 from llava_consensus.training.trainer import ReducingTrainer, inner, settings

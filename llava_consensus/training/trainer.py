@@ -22,7 +22,7 @@ from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.models import Loading
 from llava_consensus.evaluation.models.hf import HfRunner
 from llava_consensus.hosts import attached
-from llava_consensus.hosts.old_attachment import Attachment
+from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.training.plan import IMAGE, LORA, MODEL, PROJECTOR, Conversations, TrainingPlan
 

@@ -11,7 +11,7 @@ import torch
 from models import tiny_llava
 
 from llava_consensus.hosts import view_of
-from llava_consensus.hosts.old_attachment import Attachment
+from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.methods import make
 from llava_consensus.paper.study.methods import vision_saliency
 from llava_consensus.reduction.budget import Budget

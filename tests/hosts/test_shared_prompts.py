@@ -14,7 +14,7 @@ from models import IMAGE, tiny_llava
 
 from llava_consensus.evaluation.models.base import Answer, Encoding, Prompt
 from llava_consensus.evaluation.models.llava import LlavaRunner
-from llava_consensus.hosts.old_attachment import Attachment
+from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 
@@ -46,8 +46,8 @@ def host(tower_folder: Path) -> Iterator[NumberHost]:
 def encoded(attachment: Attachment, count: int) -> list[Encoding]:
     """Pictures of noise after the tower."""
     pixels = torch.randn(count, 3, IMAGE, IMAGE, dtype=DTYPE, generator=torch.Generator().manual_seed(1))
-    with torch.inference_mode(), attachment.call():
-        tiles = attachment.encode(pixels, [1] * count)
+    with torch.inference_mode():
+        tiles = attachment.entrance.encode(pixels, [1] * count)
     return [Encoding(one, False, (IMAGE, IMAGE), attachment.method, attachment.budget) for one in tiles]
 
 

@@ -25,8 +25,8 @@ def test_words_ask_about_the_pictures_before_them(aggregate: str, monkeypatch: p
     model, (first, second, third) = case.build(), map(case.picture, range(3))
     words = [1, first, 5, 6, second, 7, 9, third, 8], [3, 4, first, 5]
     inputs, made = hf_models.prompts(*words), []
-    probe = Inputs._probe
-    monkeypatch.setattr(Inputs, "_probe", lambda *given: made.append(probe(*given)) or made[0])
+    probe = Inputs.probe_of
+    monkeypatch.setattr(Inputs, "probe_of", lambda *given: made.append(probe(*given)) or made[0])
     with attach(model, "consensusdrop", tokens=case.tokens, alpha=0.0, aggregate=aggregate) as attached:
         model(**inputs)
         found = [one.reductions[0][1].cross[0] for one in attached.outcomes]

@@ -209,8 +209,9 @@ def test_entering_of_adaptive_methods_is_a_bound() -> None:
 def of_llava(model: Any, name: str, images: torch.Tensor) -> VisualTokens:
     """What a method is given of tiles by LLaVA's tower."""
     with attach(model, name, tokens=1) as attached:
-        (found,) = attached.encode(images, [len(images)])
-        return as_units(attached.model.tower, attached.method, found)
+        (found,) = attached.entrance.encode(images, [len(images)])
+        project = model.get_model().mm_projector
+        return as_units(found.projected, found.tiles.parts, found.tiles.scale, attached.method, project)
 
 
 @torch.no_grad()

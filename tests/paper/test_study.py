@@ -20,7 +20,7 @@ from llava_consensus import attach, cli, hosts
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
-from llava_consensus.hosts.old_attachment import Attachment
+from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.paper.study import results
 from llava_consensus.paper.study.methods import STRETCHES, LayerProbe, Selection, by_position, rank_correlation
 from llava_consensus.reduction.budget import Budget

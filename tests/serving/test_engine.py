@@ -12,8 +12,8 @@ import torch
 from asking import answers, assert_equal, reference, requests, served
 from PIL import Image
 
-from llava_consensus.hosts.base import Tiles
-from llava_consensus.hosts.hf.rows import PictureRows
+from llava_consensus.hosts.images import Image as Rows
+from llava_consensus.hosts.tower import Tiles
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -108,15 +108,16 @@ def test_bad_requests_are_errors_of_the_request_and_the_engine_goes_on(llava: An
 
 def test_what_is_kept_of_a_picture_is_what_is_counted() -> None:
     """Not views, which would keep all pictures of their batch in memory."""
-    from llava_consensus.serving.engine import EncodedPicture, Kept
+    from llava_consensus.serving.engine import EncodedImage, Kept
 
-    batch, none = torch.zeros(16, 1, 10, 64), torch.zeros(0)
-    kept: Kept[EncodedPicture] = Kept(1 << 20)
-    kept.put((1,), EncodedPicture(Tiles(batch[3], {"key": batch[3]}), batch[3, 0], PictureRows(none, none, 1), {}))
+    batch, none = torch.zeros(16, 1, 10, 64), np.zeros(0, np.int64)
+    kept: Kept[EncodedImage] = Kept(1 << 20)
+    rows, tiles = Rows(0, none, none, none, 1, False, 0), Tiles(1, 10, 0, {"key": batch[3]})
+    kept.put((1,), EncodedImage(tiles, batch[3, 0], rows, {"pixel_values": batch[3]}))
     found = kept.get((1,))
     assert found is not None
-    held = [one.untyped_storage().nbytes() for one in (found.tokens, found.tiles.projected, found.tiles.parts["key"])]
-    assert sum(held) == found.size == 3 * batch[3].nbytes
+    parts = found.tokens, found.tiles.parts["key"], found.inputs["pixel_values"]
+    assert sum(one.untyped_storage().nbytes() for one in parts) == found.size == 3 * batch[3].nbytes
 
 
 def test_a_prompt_encoded_in_several_steps_is_reduced_once(llava: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,9 +131,9 @@ def test_a_prompt_encoded_in_several_steps_is_reduced_once(llava: Any, monkeypat
     def watch(model: Any) -> None:
         reduced, asked = model.engine.reduced, model._asked
 
-        def counting(given: Any, modality: str) -> Any:
+        def counting(given: Any) -> Any:
             prompts.append(len(given))
-            return reduced(given, modality)
+            return reduced(given)
 
         def stepping(*given: Any) -> Any:
             steps.append(1)

@@ -18,9 +18,8 @@ from torch.nn.utils.rnn import pad_sequence
 from llava_consensus.errors import ConsensusError, DataError, QuestionError
 from llava_consensus.evaluation.files import HALF
 from llava_consensus.hosts import attach_view
-from llava_consensus.hosts.base import PictureOutcome
-from llava_consensus.hosts.call import CachedLayer, Call, current_call
-from llava_consensus.hosts.old_attachment import Attachment
+from llava_consensus.hosts.attachment import Attachment, Call
+from llava_consensus.hosts.outcomes import CachedLayer, ImageOutcome
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Auto, Budget, Share
 from llava_consensus.reduction.method import Method, Shape
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
     from llava_consensus.evaluation.media import Clip
-    from llava_consensus.hosts.base import Model
 
 COUNTS = ("before", "after", "structural")
 FULL = make("full"), Budget(1)
@@ -77,7 +75,7 @@ class Answer(NamedTuple):
     after: int
     structural: int
     notes: tuple[str, ...]
-    outcomes: tuple[PictureOutcome, ...]
+    outcomes: tuple[ImageOutcome, ...]
     prefill: Prefill | None = None
 
 
@@ -85,7 +83,7 @@ class Runner:
     """A model with its tokenizer, for any number of callers at once.
 
     Args:
-        view: of the model, see `hosts.base.Model`.
+        view: of the model, see `hosts.facts.Facts`.
         tokenizer: of the checkpoint; only questions need it.
     """
 
@@ -125,19 +123,9 @@ class Runner:
         """An image as the vision tower reads it: [3, H, W], or [T, 3, H, W] if it is cut into tiles."""
         raise NotImplementedError
 
-    @torch.inference_mode()
     def encode(self, pictures: "list[Any]") -> list[Encoding]:
         """Images, and of hosts that take them clips, through the vision tower, for the method that is attached."""
-        pixels = [self.pixels(image) for image in pictures]
-        tiles = [image if image.ndim == 4 else image[None] for image in pixels]
-        batch = torch.cat(tiles).to(self.model.device, self.model.dtype)
-        with self.attachment() as attachment, attachment.call():
-            encoded = attachment.encode(batch, [len(image) for image in tiles])
-        attached = attachment.asked, attachment.budget
-        return [
-            Encoding(part, made.ndim == 4, image.size, *attached)
-            for image, made, part in zip(pictures, pixels, encoded, strict=True)
-        ]
+        raise NotImplementedError
 
     def shape(self, text: int = 0) -> Shape:
         """Sizes of the model, with a prompt of one picture of the most tiles and `text` other rows."""
@@ -281,13 +269,14 @@ class Runner:
 
 
 @contextmanager
-def last_row_alone(head: nn.Module, call: Call) -> Iterator[None]:
-    """Hook for the body: the head of this call gets the last row of states [R, S, D] alone, as generation reads no
+def last_row_alone(head: nn.Module) -> Iterator[None]:
+    """Hook for the body: the head gets the last row of states [R, S, D] from this thread only, as generation reads no
     other logits.
     """
+    thread = threading.get_ident()
 
     def last(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        return (args[0][:, -1:],) if current_call(call.owner) is call and args[0].ndim == 3 else None
+        return (args[0][:, -1:],) if threading.get_ident() == thread and args[0].ndim == 3 else None
 
     handle = head.register_forward_pre_hook(last)
     try:
@@ -338,7 +327,7 @@ def answers_of(
 
 
 def prefills(
-    layers: Sequence[CachedLayer], text: Sequence[tuple[int, int]], outcomes: Sequence[Sequence[PictureOutcome]]
+    layers: Sequence[CachedLayer], text: Sequence[tuple[int, int]], outcomes: Sequence[Sequence[ImageOutcome]]
 ) -> list[Prefill]:
     """Prefill sizes of each row of a batch: rows that entered, and bytes cached.
 
@@ -375,7 +364,7 @@ def text_rows(ids: Tensor, placeholders: Sequence[int]) -> tuple[int, int]:
 
 
 def shape_of(
-    view: "Model",
+    view: Any,
     language: "PretrainedConfig",
     vision: "PretrainedConfig",
     projector: nn.Module | None,

@@ -59,14 +59,6 @@ class HfEncoded(Encoding):
     inputs: dict[str, Tensor]  # what the positions of its tokens follow from
 
 
-@dataclass(frozen=True, eq=False)
-class InsideEncoded(HfEncoded):
-    """One image or clip, encoded by a method that acts before the projector."""
-
-    rows: Any  # where its tokens come from
-    features: Any
-
-
 class Processed(NamedTuple):
     modality: str  # image | video
     text: str  # in place of its placeholder
@@ -115,21 +107,7 @@ class HfRunner(Runner):
     @torch.inference_mode()
     def encode(self, pictures: list[Image | Clip]) -> list[Encoding]:
         with self.attachment() as attachment, attachment.call():
-            encode = self._encoded_inside if attachment.method.acts_inside else self._encoded
-            return [encode(attachment, picture) for picture in pictures]
-
-    def _encoded_inside(self, attachment: Any, picture: Image | Clip) -> InsideEncoded:
-        """One image or clip, encoded by a method that acts before the projector."""
-        one, view = self.processed(picture), attachment.model
-        inputs = {name: value for name, value in one.inputs.items() if isinstance(value, Tensor)}
-        arguments = self._placed(view.encoder_inputs(inputs)[one.modality])
-        (rows,) = view.pictures(one.modality, arguments, one.ids)
-        features = view.encode(attachment, one.modality, arguments, [rows])
-        size = picture.frames[0].size if isinstance(picture, Clip) else picture.size
-        text = self._placeholder(one.modality) * len(rows.token) if view.lays_out else one.text
-        placed = {name: one.inputs[name] for name in view.placed_by if name in one.inputs}
-        own = attachment.asked, attachment.budget, one.modality, text, None, placed
-        return InsideEncoded(features.tiles[0], rows.tiles > 1, size, *own, rows, features)
+            return [self._encoded(attachment, picture) for picture in pictures]
 
     def _encoded(self, attachment: Any, picture: Image | Clip) -> HfEncoded:
         one, view = self.processed(picture), self.view
@@ -139,7 +117,8 @@ class HfRunner(Runner):
         if view.lays_out:
             arguments, ids = view.on_grid(arguments)
         (image,) = view.images(one.modality, arguments, ids)
-        output = getattr(view.inner, f"get_{one.modality}_features")(**arguments, return_dict=True)
+        with attachment.entrance.showing(ids):
+            output = getattr(view.inner, f"get_{one.modality}_features")(**arguments, return_dict=True)
         size = len(image.places)
         side = view.tower.side or sides_of(arguments, [size])[0]
         text = self._placeholder(one.modality) * size if view.lays_out else one.text
@@ -170,14 +149,8 @@ class HfRunner(Runner):
     ) -> list[Answer]:
         padded, mask = self.pad(ids)
         pictures: list[Any] = [picture for row_pictures in encoded for picture in row_pictures]
-        given: dict[str, Any] = {"questions": [prompt.text for prompt in prompts]}
-        if attachment.method.acts_inside:
-            view: Any = attachment.model
-            more = view.row_inputs(padded, mask.bool(), _together(pictures)) if pictures else {}
-            given["encoded"] = pictures or None
-        else:
-            more = self._inputs(padded, pictures) if pictures else {}
-        with attachment.call(**given) as call:
+        more = self._inputs(padded, pictures) if pictures else {}
+        with attachment.call(questions=[prompt.text for prompt in prompts]) as call:
             output = self.model.generate(input_ids=padded, attention_mask=mask, **more, **self.generation(prompts[0]))
         texts = self.decode(output[:, padded.shape[1] :])
         placeholders = [self.view.placeholder(modality) for modality in {picture.modality for picture in pictures}]

@@ -44,12 +44,12 @@ from llava_consensus.evaluation.models.loading import (
     refuse_not_finite,
 )
 from llava_consensus.evaluation.models.weights import MEND, reason, tensors_of, weight_files
+from llava_consensus.hosts.clip import without_unused_report
 from llava_consensus.hosts.environment import OFFICIAL, check_llava_version
-from llava_consensus.hosts.llava import LlavaModel
 from llava_consensus.hosts.next_grid import STOCK, check_layout, check_pictures
-from llava_consensus.hosts.old_attachment import Attachment
+from llava_consensus.hosts.official_facts import Official
+from llava_consensus.hosts.official_prompt import blank_images
 from llava_consensus.hosts.pretrained import load_pretrained
-from llava_consensus.hosts.towers import without_unused_report
 from llava_consensus.reduction.method import Shape
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class LlavaRunner(Runner):
         options: of the host, all of them.
     """
 
-    view_class = LlavaModel
+    view_class = Official
 
     def __init__(
         self,
@@ -130,13 +130,27 @@ class LlavaRunner(Runner):
             "image_sizes": [image.size],
         }
 
+    @torch.inference_mode()
+    def encode(self, pictures: list[Any]) -> list[Encoding]:
+        """Images through tower and projector, for the method that is attached."""
+        pixels = [self.pixels(image) for image in pictures]
+        tiles = [image if image.ndim == 4 else image[None] for image in pixels]
+        batch = torch.cat(tiles).to(self.model.device, self.model.dtype)
+        attachment: Any
+        with self.attachment() as attachment:
+            encoded = attachment.entrance.encode(batch, [len(image) for image in tiles])
+            own = attachment.asked, attachment.budget
+        return [
+            Encoding(one, made.ndim == 4, image.size, *own)
+            for image, made, one in zip(pictures, pixels, encoded, strict=True)
+        ]
+
     def answer_group(
-        self, attachment: Attachment, encoded: list[list[Encoding]], ids: list[Tensor], prompts: list[Prompt]
+        self, attachment: Any, encoded: list[list[Encoding]], ids: list[Tensor], prompts: list[Prompt]
     ) -> list[Answer]:
         pictures = [picture for row_pictures in encoded for picture in row_pictures]
-        tiles = [picture.tiles for picture in pictures] or None
-        under_way = attachment.call(encoded=tiles, questions=[prompt.text for prompt in prompts], settings=LEFT)
-        with under_way as call, last_row_alone(self.model.get_output_embeddings(), call):
+        under_way = attachment.call([prompt.text for prompt in prompts], settings=LEFT)
+        with under_way as call, last_row_alone(self.model.get_output_embeddings()):
             texts = self._ask(pictures, ids, prompts[0])
         limit = getattr(self.model.config, "max_position_embeddings", None)
         return answers_of(call, texts, [text_rows(row, [IMAGE_ID]) for row in ids], limit)
@@ -154,10 +168,9 @@ class LlavaRunner(Runner):
         return self.decode(output)
 
     def blank(self, encoded: list[Encoding]) -> list[Tensor] | Tensor:
-        """Pictures without pixels, of the shape the official function looks at."""
-        device, dtype = self.model.device, self.model.dtype
-        blank = [torch.empty(len(picture.tiles.projected), 3, 0, 0, device=device, dtype=dtype) for picture in encoded]
-        return blank if any(picture.tiled for picture in encoded) else torch.cat(blank)
+        """Stand-ins for images that are encoded, of the shape the official function looks at."""
+        tiled = any(picture.tiled for picture in encoded)
+        return blank_images([picture.tiles for picture in encoded], tiled, self.model.dtype)
 
 
 def to_text(prompt: Prompt, pictures: int, wrapped: bool = False) -> str:

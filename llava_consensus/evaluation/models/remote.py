@@ -5,6 +5,7 @@ batches.
 """
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,6 @@ from llava_consensus.evaluation.files import read_json
 from llava_consensus.evaluation.models.base import Answer, Encoding, Prompt, Runner, answers_of, shape_of
 from llava_consensus.evaluation.models.loading import Loading, from_auto
 from llava_consensus.evaluation.models.weights import reason
-from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.pretrained import load_pretrained
 from llava_consensus.hosts.remote.cogvlm import CogVLM
 from llava_consensus.hosts.remote.qwen_vl import QwenVLChat
@@ -55,26 +55,33 @@ class RemoteRunner(Runner):
         return self._text_rows(self.words(prompt, pictures))
 
     def _text_rows(self, words: dict[str, Tensor]) -> tuple[int, int]:
-        kinds = self.view.kinds({name: value[None] for name, value in words.items()})
-        if kinds is None:
-            return (len(words["input_ids"]),) * 2
-        visual = kinds.picture[0] >= 0
-        return int((~visual).sum()), len(visual) - 1 - int(visual.nonzero()[-1])
+        images, length = self.view.images({name: value[None] for name, value in words.items()}), len(words["input_ids"])
+        rows = sum(len(image.places) for image in images)
+        return length - rows, length - 1 - int(images[-1].places[-1]) if images else length
 
     def prompt_ids(self, prompt: Prompt, pictures: int = 1) -> Tensor:
         return self.words(prompt, pictures)["input_ids"]
 
+    @torch.inference_mode()
+    def encode(self, pictures: list[Any]) -> list[Encoding]:
+        """Images through tower and projector, for the method that is attached."""
+        pixels = torch.stack([self.pixels(image) for image in pictures]).to(self.model.device, self.model.dtype)
+        attachment: Any
+        with self.attachment() as attachment:
+            encoded, own = attachment.entrance.encode(pixels), (attachment.asked, attachment.budget)
+        return [Encoding(one, False, image.size, *own) for image, one in zip(pictures, encoded, strict=True)]
+
     def answer_group(
-        self, attachment: Attachment, encoded: list[list[Encoding]], ids: list[Tensor], prompts: list[Prompt]
+        self, attachment: Any, encoded: list[list[Encoding]], ids: list[Tensor], prompts: list[Prompt]
     ) -> list[Answer]:
         counts = [len(pictures) for pictures in encoded]
         words = [self.words(*pair) for pair in zip(prompts, counts, strict=True)]
         padded, mask = self.pad([row["input_ids"] for row in words])
         types = {name: _padded([row[name] for row in words]).to(mask) for name in words[0] if name != "input_ids"}
-        tiles = [picture.tiles for pictures in encoded for picture in pictures]
-        fields = {"encoded": tiles or None, "questions": [prompt.text for prompt in prompts]}
+        images = [picture.tiles for pictures in encoded for picture in pictures]
         arguments = {**types, **self.stand_ins(counts), **self.generation(prompts[0])}
-        with attachment.call(**fields) as call:
+        shown = attachment.entrance.shown(images) if images else nullcontext()
+        with attachment.call([prompt.text for prompt in prompts]) as call, shown:
             output = self.model.generate(padded, attention_mask=mask, **arguments)
         texts = self.decode(output[:, padded.shape[1] :])
         return answers_of(call, texts, [self._text_rows(row) for row in words], None)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # runs that ask a server by URL are measured without torch
     from llava_consensus.evaluation.models import Runner
     from llava_consensus.evaluation.models.base import Prefill
     from llava_consensus.evaluation.runs.configuration import RunPlan
-    from llava_consensus.hosts.base import PictureOutcome
+    from llava_consensus.hosts.outcomes import ImageOutcome
     from llava_consensus.reduction.method import Method, Shape
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class AnswerCosts:
         prefill: Prefill | None,
         pictures: int,
         tokens: Sequence[int] = (),
-        outcomes: Sequence[PictureOutcome] = (),
+        outcomes: Sequence[ImageOutcome] = (),
     ) -> Record:
         """The entry `account` of an answer's metadata; empty if the runner reports no prefill.
 
@@ -114,7 +114,7 @@ class AnswerCosts:
         return {"account": {**rows, **analytic, "measured": {**measured, "kv_bytes": list(prefill.kv_bytes)}}}
 
 
-def seen(shape: Shape, outcomes: Sequence[PictureOutcome]) -> Shape:
+def seen(shape: Shape, outcomes: Sequence[ImageOutcome]) -> Shape:
     """The shape with the mean tokens and tiles of the images, if both follow from their size."""
     if not shape.varies or not outcomes:
         return shape
