@@ -105,7 +105,7 @@ METHOD = arg(
     "--method",
     default="consensusdrop",
     names="methods",
-    type=lambda text: method_named(text),
+    type=lambda text: any_case(text, named("methods")),
     help="see `llava-consensus list methods` (%(default)s)",
 )
 OPTION = arg(
@@ -243,12 +243,6 @@ def number(text: str) -> int | float | str:
         return int(text) if text.lstrip("+-").isdigit() else float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, or a share such as 0.1") from None
-
-
-def method_named(text: str) -> str:
-    from llava_consensus.methods import GROUP, METHODS
-
-    return any_case(text, (*METHODS, *registered(GROUP)))
 
 
 def benchmark_named(text: str) -> str:

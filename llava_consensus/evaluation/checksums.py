@@ -31,7 +31,6 @@ def checksum_of(paths: Iterable[Path]) -> str:
 
 
 def cached_checksum(path: Path) -> str:
-    """The sha256 of a file, cached by its path, size and times."""
     real, status = path.resolve(), path.stat()
     cache = cache_folder("digests") / f"{hashlib.sha256(str(real).encode()).hexdigest()[:24]}.json"
     stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]

@@ -132,7 +132,6 @@ def read_lines(path: Path, keys: Sequence[str], remedy: str = FETCH) -> list[Rec
 
 
 def to_lines(records: Iterable[Mapping[str, Any]]) -> bytes:
-    """One line of JSON for each record."""
     return "".join(to_json(record) + "\n" for record in records).encode()
 
 
@@ -153,7 +152,6 @@ def _without_nan(value: Any) -> Any:
 
 
 def read_text(path: Path) -> str:
-    """A file as UTF-8 text, or a DataError that names it."""
     try:
         return read_bytes(path).decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
@@ -260,7 +258,6 @@ def _write_all(file: int, data: bytes) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Brings the names in a folder to the disk."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -49,8 +49,6 @@ _HEADERS = threading.Lock()  # the filter of warnings is one per process
 
 
 class Clip(NamedTuple):
-    """Frames of a video that are shown as one video."""
-
     frames: tuple[Image.Image, ...]
     places: tuple[int, ...]  # of the frames in the video, ascending
     length: int  # frames of the video
@@ -173,7 +171,6 @@ def reason(error: Exception) -> str:
 
 
 def decoder() -> ModuleType:
-    """PyAV, or a MissingDependency with the line to type."""
     try:
         import av
     except ImportError as error:

@@ -20,8 +20,6 @@ PREDICTION = ("index", "prediction")  # columns of MMBench's predictions
 
 
 class FileRow(NamedTuple):
-    """One object of a file, and where it is, in words."""
-
     where: str
     values: Record
 
@@ -130,5 +128,4 @@ def read_answers(path: Path) -> list[Record]:
 
 
 def is_table(path: Path) -> bool:
-    """True for CSV and TSV, in which every value is a text."""
     return read_user_text(path).lstrip()[:1] not in ("[", "{", "")

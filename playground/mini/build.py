@@ -26,7 +26,7 @@ from playground.mini.benchmarks import BUILDERS, WITH_SPLIT
 from playground.mini.paths import MINI
 
 VIDEOS = "GPT_Zero_Shot_QA"  # the folder of BUILDERS that holds videos
-SOURCES = ("catalogue.py", "glyphs.py", "glyphs.png", "scenes.py", "clips.py", "questions.py", "styles.py", "build.py")
+SOURCES = ("catalogue.py", "glyphs.py", "glyphs.webp", "scenes.py", "clips.py", "questions.py", "styles.py", "build.py")
 
 
 def fingerprint() -> str:
@@ -78,7 +78,6 @@ def build(out: Path = MINI, split: str = "test") -> bool:
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=MINI, help="folder that gets eval/ (default: playground/mini)")
     parser.add_argument("--split", choices=("test", *WITH_SPLIT), default="test", help="which scenes (default: test)")

@@ -115,7 +115,6 @@ SIGN_ALPHABET = "ACEFHJKLMNPRTUXY234679"
 
 
 def plural(name: str) -> str:
-    """The plural that a counting question uses."""
     return PLURAL.get(name, name + "s")
 
 

@@ -33,7 +33,6 @@ class Clip:
     only: tuple[int | None, ...] = ()  # the one frame in which an object, and last the sign, is seen; None is all
 
     def at(self, time: int) -> Scene:
-        """The scene of frame `time`."""
         items = [_moved(item, step, time) for item, step in zip(self.scene.items, self.steps, strict=True)]
         if not self.only:
             return dataclasses.replace(self.scene, items=tuple(items))
@@ -42,7 +41,6 @@ class Clip:
         return dataclasses.replace(self.scene, items=seen, sign=self.scene.sign if of_sign else None)
 
     def frames(self) -> list[Scene]:
-        """The scenes of all frames."""
         return [self.at(time) for time in range(FRAMES)]
 
 
@@ -51,7 +49,6 @@ def _moved(item: Item, step: tuple[int, int], time: int) -> Item:
 
 
 def _meet(one: Item, other: Item | Sign) -> bool:
-    """Whether two boxes overlap."""
     width, height = (other.width, other.height) if isinstance(other, Sign) else (other.size, other.size)
     return (
         one.x < other.x + width - TOUCH

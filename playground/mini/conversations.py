@@ -35,7 +35,6 @@ def about(index: int, number: int, reading: float) -> list[dict[str, str]]:
 
 
 def conversation(name: str, picture: str, asked: list[dict[str, str]]) -> dict[str, Any]:
-    """One entry of LLaVA's data format."""
     turns = []
     for place, one in enumerate(asked):
         turns += [
@@ -53,7 +52,6 @@ def entries(index: int, number: int, turns: int, reading: float) -> list[dict[st
 
 
 def draw(index: int, folder: Path) -> None:
-    """The picture of one scene, unless it is there."""
     path = folder / f"{index}.png"
     if not path.exists():
         part = folder / f".{index}.part"
@@ -85,7 +83,6 @@ def write(out: Path, scenes: int, number: int = 6, turns: int = 1, reading: floa
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("playground/mini-train"), help="folder (%(default)s)")
     parser.add_argument("--scenes", type=int, default=400, help="training scenes (%(default)s)")

@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from playground.mini.catalogue import OBJECTS, SIGN_ALPHABET, variant_keys
 
-SHEET = Path(__file__).with_name("glyphs.png")
+SHEET = Path(__file__).with_name("glyphs.webp")
 FONT = Path("/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf")
 CELL = 96
 COLUMNS = 12
@@ -67,10 +67,9 @@ def emoji(name: str, colour: str, size: int) -> Image.Image:
 
 @functools.cache
 def char(letter: str, width: int, height: int) -> Image.Image:
-    """The glyph of a sign character."""
     x, y = _cell(len(variant_keys()) + SIGN_ALPHABET.index(letter))
     return _sheet().crop((x, y, x + CHAR_W, y + CHAR_H)).resize((width, height), Image.Resampling.LANCZOS)
 
 
 if __name__ == "__main__":
-    draw_sheet().save(SHEET, optimize=True)
+    draw_sheet().save(SHEET, lossless=True, exact=True, quality=100, method=6)

@@ -33,17 +33,14 @@ class Item:
 
     @property
     def centre(self) -> tuple[float, float]:
-        """The centre of the box."""
         return self.x + self.size / 2, self.y + self.size / 2
 
     @property
     def large(self) -> bool:
-        """Whether a person would call it large."""
         return self.size >= BIG
 
     @property
     def category(self) -> str:
-        """The category of the object."""
         return CATEGORY[self.name]
 
 
@@ -59,7 +56,6 @@ class Sign:
 
     @property
     def width(self) -> int:
-        """The width of the board."""
         return self.char_width * len(self.text) + 6
 
     def char_box(self, index: int) -> tuple[int, int, int, int]:
@@ -143,7 +139,6 @@ def sample(
 
 
 def scene(split: str, index: int) -> Scene:
-    """Scene number `index` of a split."""
     if not 0 <= index < 10**9:
         raise ValueError(f"scene index {index} is outside its split's range of seeds")
     return sample(SPLITS[split] + index)

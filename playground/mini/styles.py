@@ -50,7 +50,6 @@ def reading(view: View, rng: random.Random) -> QA | None:
 
 
 def place(view: View, rng: random.Random) -> QA | None:
-    """Where is the dog?"""
     pool = [k for k in view.nameable() if view.cell(view.items[k], 3)]
     if not pool:
         return None

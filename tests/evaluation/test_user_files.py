@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fakes import FakeHost, make_place
 from PIL import Image
-from tiny_data import MADE, make_gqa, make_mmbench
+from tiny_data import MADE, make_gqa
 
 from llava_consensus import cli
 from llava_consensus.errors import DataError
@@ -135,13 +135,6 @@ def test_answers_are_scored_in_every_form(tmp_path: Path, name: str, form: str) 
     (tmp_path / "a").write_text(content, encoding="utf-16" if form == "UTF-16" else "utf-8")
     (tmp_path / "a.jsonl").write_text(lines)
     assert benchmark.score_file(tmp_path / "a", data) == benchmark.score_file(tmp_path / "a.jsonl", data)
-
-
-def test_mmbench_predictions_of_a_table(tmp_path: Path) -> None:
-    data, benchmark = make_mmbench(tmp_path / "data"), make("mmbench")
-    rows = [(one.question_id, "A") for one in benchmark.load(data)]
-    (tmp_path / "p.tsv").write_text("index\tprediction\n" + "".join(f"{key}\t{text}\n" for key, text in rows))
-    assert benchmark.score_file(tmp_path / "p.tsv", data)["counts"]["answered"] == len(rows)
 
 
 def test_a_heic_image_says_what_to_do(tmp_path: Path) -> None:

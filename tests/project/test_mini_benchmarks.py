@@ -33,7 +33,6 @@ from playground.mini.scenes import SPLITS, scene
 EVAL = MINI / "eval"
 TEXTS = (".json", ".jsonl", ".tsv", ".txt")
 GOLDEN = Path(__file__).parents[1] / "golden" / "mini_files.json"
-VIDEO_SETS = {"TGIF": "mp4", "MSVD": "videos", "MSRVTT": "videos/all"}  # as Video-LLaVA's scripts name them
 
 
 @pytest.fixture(scope="module", autouse=True)

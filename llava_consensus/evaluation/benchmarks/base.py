@@ -183,17 +183,14 @@ class Benchmark(ABC):
         return self.files[0].path
 
     def place(self, data: Path) -> Path:
-        """Its own folder of DATA."""
         return Path(data) / "eval" / self.folder
 
     @property
     def chosen(self) -> dict[str, str]:
-        """Options other than the default."""
         return {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
 
     @property
     def asking(self) -> dict[str, str]:
-        """The options that change the prompts."""
         asks = {one.name for one in fields(self) if one.metadata["asks"]}
         return {name: value for name, value in self.chosen.items() if name in asks}
 
@@ -207,14 +204,12 @@ class Joined(NamedTuple):
 
 
 def some(records: list[Record], path: Path) -> list[Record]:
-    """The answers of a file; DataError for none."""
     if not records:
         raise DataError(f"{path}: no answers in it")
     return records
 
 
 def require(folder: Path, files: Sequence[DataFile]) -> None:
-    """Raises DataError that names all files that are missing and their sources."""
     absent = [file for file in files if not (file.optional or (folder / file.path).is_file())]
     if absent:
         names = "".join(f"\n  {folder / file.path}\n    from {file.source}" for file in absent)

@@ -16,8 +16,6 @@ SCORING, EXPORT, ANSWERING = USES = ("scoring", "export", "answering")
 
 
 class DataFinding(NamedTuple):
-    """One line of a check."""
-
     state: str  # one or two words
     text: str
     blocks: tuple[str, ...] = ()  # the uses it has to be mended for

@@ -60,7 +60,6 @@ class Custom(Benchmark):
 
     @property
     def folder(self) -> str:  # type: ignore[override]
-        """The folder of the question file, in whatever folder of data."""
         return str(self.questions.expanduser().absolute().parent)
 
     @property
@@ -69,26 +68,21 @@ class Custom(Benchmark):
 
     @property
     def images(self) -> str:
-        """The folder of images, in whatever folder of data."""
         return str(self.pictures.expanduser().absolute())
 
     @property
     def frames(self) -> int:  # type: ignore[override]
-        """Frames of each video, if the questions show videos."""
         return VideoQA.frames if self.questions.is_file() and self._read()[1] else 0
 
     @property
     def asking(self) -> dict[str, str]:
-        """The part that is asked."""
         return {"chunk": f"{self.chunk}/{self.chunks}"} if self.chunks > 1 else {}
 
     @property
     def chosen(self) -> dict[str, str]:
-        """As `asking`: no other option changes a result."""
         return self.asking
 
     def load(self, data: Path) -> list[Question]:
-        """The questions of the part, in file order."""
         base.require(self.place(data), self.files)
         questions = list(self._read()[0])
         size = -(-len(questions) // self.chunks)
@@ -107,7 +101,6 @@ class Custom(Benchmark):
 
 
 def write_answers(run: Path, to: Path) -> None:
-    """Write the answers of a run in the order of the questions, a JSON line each as LLaVA does."""
     rows = sorted(read_answers(run / ANSWERS), key=lambda row: row["metadata"]["index"])
     write_out(to, to_lines(rows))
 
@@ -175,7 +168,6 @@ def _media(where: str, row: Record) -> tuple[tuple[str, ...], bool]:
 
 
 def _file_name(where: str, key: str, value: Any) -> str:
-    """A name of a file in the folder of images."""
     if not isinstance(value, str):
         raise DataError(f"{where}: {key} is {str(value)[:60]!r}. Give the name of a file")
     if value.startswith("data:"):

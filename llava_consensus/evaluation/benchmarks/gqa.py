@@ -28,8 +28,6 @@ Questions = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class GQA(Benchmark):
-    """Compositional questions on photographs, by exact match."""
-
     name = "gqa"
     title = "GQA"
     line = "GQA testdev-balanced: compositional questions, exact match"
@@ -64,7 +62,6 @@ class GQA(Benchmark):
         return result | {"complete": result["complete"] and not missing(gold, predictions)}
 
     def export(self, records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
-        """The predictions that the official script reads, as LLaVA's converter writes them."""
         questions = self.load(data)
         joined = base.join(records, questions)
         rows = [

@@ -92,7 +92,6 @@ def _manager(include: Path | None) -> Any:
 
 @cache
 def _task(name: str, include: Path | None) -> Any:
-    """A task with its documents."""
     from lmms_eval.tasks import get_task_dict
 
     try:
@@ -114,7 +113,6 @@ class LmmsTask(Benchmark):
 
     @property
     def files(self) -> tuple[DataFile, ...]:
-        """What `load` writes."""
         return (DataFile(QUESTIONS, f"the task {self.task} of lmms-eval"),)
 
     def load(self, data: Path) -> list[Question]:
@@ -189,7 +187,6 @@ class LmmsTask(Benchmark):
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """The texts in a value of a configuration."""
     if isinstance(value, str):
         yield value
     for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():

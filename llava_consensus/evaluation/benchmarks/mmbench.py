@@ -47,8 +47,6 @@ ROTATION = 1_000_000  # index of a rotated question: that of the question plus a
 
 @dataclass(frozen=True, kw_only=True)
 class MMBench(Benchmark):
-    """Questions with options in every rotation, in English, by circular accuracy."""
-
     name = "mmbench"
     title = "MMB"
     line = "MMBench dev, English: options in every rotation, circular accuracy without a judge"
@@ -91,7 +89,6 @@ class MMBench(Benchmark):
         return questions
 
     def together(self, question: Question) -> Hashable:
-        """A question in all its rotations."""
         return int(question.question_id) % ROTATION
 
     def read(self, path: Path, data: Path) -> list[Record]:
@@ -192,8 +189,6 @@ class MMBench(Benchmark):
 
 @dataclass(frozen=True, kw_only=True)
 class MMBenchCN(MMBench):
-    """MMBench dev in Chinese."""
-
     name = "mmbench_cn"
     title = "MMB-CN"
     line = "MMBench dev, Chinese: options in every rotation, circular accuracy without a judge"
@@ -266,7 +261,6 @@ class QuestionTable(NamedTuple):
 
 @lru_cache(maxsize=2)
 def _read_table(path: Path, *_stamp: int) -> QuestionTable:
-    """The table, which has an index in every row. The stamp is another once the file has changed."""
     import pandas
 
     read_text(path)  # says which byte is no UTF-8

@@ -52,8 +52,6 @@ class Pair(NamedTuple):
 
 
 class Gold(NamedTuple):
-    """The official line of a question."""
-
     file: str  # image's name with the ending .txt
     question: str
     label: str  # as spelled there
@@ -61,8 +59,6 @@ class Gold(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class MME(Benchmark):
-    """Yes or no, twice about each image, in points: accuracy + accuracy over both questions, by task."""
-
     name = "mme"
     title = "MME"
     line = "MME: yes or no, twice about each picture; acc + acc+ over ten tasks of perception"
@@ -95,7 +91,6 @@ class MME(Benchmark):
         return questions
 
     def together(self, question: Question) -> Hashable:
-        """The two about one image."""
         return question.index // 2
 
     def read(self, path: Path, data: Path) -> list[Record]:
@@ -153,7 +148,6 @@ class MME(Benchmark):
         return 75.0 * len(whole.intersection(PERCEPTION))
 
     def export(self, records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
-        """The official results folder: one file per task, lines in the order of the question file."""
         questions = self.load(data)
         gold = _gold(self.place(data), questions)
         answers, _, audit = base.join(records, questions, _key_of_question, _key_of_record)
@@ -249,7 +243,6 @@ def ground_truth(text: str) -> str:
 
 
 def score_task(pairs: Sequence[Pair]) -> dict[str, Any]:
-    """`acc` and `acc_plus` as fractions and the task's `score` (0 to 200)."""
     if not pairs:
         raise ValueError("no picture in it")
     right = [[expected == answer for expected, answer in zip(pair.right, pair.answers, strict=True)] for pair in pairs]

@@ -32,8 +32,6 @@ GOLD_FIELDS = {"question": str, "answer": str, "capability": list}
 
 @dataclass(frozen=True, kw_only=True)
 class MMVet(Benchmark):
-    """Open questions that need several capabilities at once, graded by a judge model."""
-
     name = "mmvet"
     title = "MM-Vet"
     line = "MM-Vet: open questions that need several capabilities, graded by a judge model"
@@ -78,7 +76,6 @@ class MMVet(Benchmark):
         return "a judge"
 
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
-        """The scores computed without a judge; `total` is None."""
         questions = self.load(data)
         gold = self.gold(data, questions)
         joined = base.join(records, questions)
@@ -86,7 +83,6 @@ class MMVet(Benchmark):
         return base.judged_report(self.name, joined, references, ["total"])
 
     def export(self, records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
-        """The official result file: `v1_<question_id>` -> answer text, as LLaVA's converter writes it."""
         questions = self.load(data)
         joined = base.join(records, questions)
         texts = {key_of(questions[index]): record["text"] for index, record in joined.answers.items()}
@@ -115,7 +111,6 @@ def _whole(path: Path) -> dict[str, Any] | None:
 
 
 def key_of(question: Question) -> str:
-    """The id MM-Vet uses for a question of LLaVA's file."""
     return f"v1_{question.question_id}"
 
 

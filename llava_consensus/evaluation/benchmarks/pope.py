@@ -42,8 +42,6 @@ RATIOS = ("accuracy", "precision", "recall", "f1", "yes_ratio")
 
 @dataclass(frozen=True, kw_only=True)
 class POPE(Benchmark):
-    """POPE: yes/no questions about the presence of objects, by F1."""
-
     name = "pope"
     title = "POPE"
     line = "POPE: is the object there? yes or no, mean F1 of three ways to choose absent objects"

@@ -29,8 +29,6 @@ Box = Sequence[float]  # left, top, right, bottom
 
 @dataclass(frozen=True, kw_only=True)
 class RefCOCO(Benchmark):
-    """Boxes of described regions, by intersection over union."""
-
     name = "refcoco"
     title = "RefCOCO"
     line = "RefCOCO: the box of what a sentence describes, right if it overlaps the true one by half"

@@ -35,8 +35,6 @@ KINDS = ("image", "video")
 
 @dataclass(frozen=True, kw_only=True)
 class SEED(Benchmark):
-    """Questions with four options on images and on middle frames of videos."""
-
     name = "seed"
     title = "SEED"
     line = "SEED-Bench: pictures and middle frames of videos, four options, 12 types"
@@ -81,7 +79,6 @@ class SEED(Benchmark):
         return base.report(self.name, joined, numbers, extracted, unreadable)
 
     def export(self, records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
-        """The official upload: a JSON line for each annotated question, in that order."""
         annotations, _ = _annotations(self.place(data) / FILES[1].path)
         audit = base.join(records, self.load(data), _of_question, _of_record).audit
         texts = {_of_record(record): record["text"] for record in records}

@@ -31,16 +31,12 @@ FILES = (
 
 
 class ChoiceAnswer(NamedTuple):
-    """One answer and whether its prompt showed an image."""
-
     text: str
     picture: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScienceQA(Benchmark):
-    """School questions with options, by accuracy over those with an image."""
-
     name = "sqa"
     title = "SQA"
     line = "ScienceQA test: school questions with options, accuracy over those with a picture"

@@ -35,16 +35,12 @@ _OCR_FIRST = re.compile("Question: (.*?) Short answer:", re.DOTALL)
 
 
 class Score(NamedTuple):
-    """One scored answer."""
-
     value: float  # 0..1
     extracted: str  # what was read out of the answer
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextVQA(Benchmark):
-    """Questions on writing in images, by agreement with ten people."""
-
     name = "textvqa"
     title = "TextVQA"
     line = "TextVQA validation: questions on writing in pictures, agreement with ten people"

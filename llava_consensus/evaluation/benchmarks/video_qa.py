@@ -39,8 +39,6 @@ PREDICTION = ("id", "question", "answer", "pred")
 
 
 class Reading(NamedTuple):
-    """Content of one parsed reply."""
-
     score: int | None  # cut towards zero; None: it adds nothing to the sum but counts in the average
     verdict: str | None  # `yes`, `no`, or None if it says neither
     sound: bool  # both fields could be read
@@ -103,7 +101,6 @@ class VideoQA(Benchmark):
         return base.judged_report(self.name, joined, references, ["accuracy", "average_score"])
 
     def export(self, records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
-        """Video-LLaVA's prediction file: JSON lines id, question, answer, pred of the answered questions."""
         joined, references = self.join(records, data)
         questions = self.all(data)
         rows = []
@@ -155,8 +152,6 @@ class VideoQA(Benchmark):
 
 @dataclass(frozen=True, kw_only=True)
 class TGIF(VideoQA):
-    """TGIF-QA (FrameQA): questions on animated images."""
-
     name = "tgif"
     title = "TGIF"
     line = "TGIF-QA (FrameQA): short questions on short videos, right or wrong by a judge model"
@@ -168,8 +163,6 @@ class TGIF(VideoQA):
 
 @dataclass(frozen=True, kw_only=True)
 class MSVD(VideoQA):
-    """MSVD-QA: questions on clips of a few seconds."""
-
     name = "msvd"
     title = "MSVD"
     line = "MSVD-QA: short questions on short videos, right or wrong by a judge model"
@@ -181,8 +174,6 @@ class MSVD(VideoQA):
 
 @dataclass(frozen=True, kw_only=True)
 class MSRVTT(VideoQA):
-    """MSRVTT-QA: questions on clips of 10 to 30 seconds."""
-
     name = "msrvtt"
     title = "MSRVTT"
     line = "MSRVTT-QA: short questions on short videos, right or wrong by a judge model"

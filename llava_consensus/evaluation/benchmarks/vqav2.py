@@ -61,8 +61,6 @@ SPLITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class VQAv2(Benchmark):
-    """Open questions on COCO images, by agreement with ten people; the answers of test-dev are not published."""
-
     name = "vqav2"
     title = "VQAv2"
     line = "VQA v2 test-dev: open questions; answers are scored by EvalAI, or here where annotations are"

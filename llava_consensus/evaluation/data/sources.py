@@ -17,8 +17,6 @@ MMBENCH = "https://download.openmmlab.com/mmclassification/datasets/mmbench/"
 
 
 class Source(NamedTuple):
-    """One file to fetch: a zip that is unpacked, or a file that stays as it is."""
-
     name: str  # of the file in DATA/downloads
     url: str
     to: str  # folder below DATA/eval; of a zip, where it is unpacked

@@ -93,7 +93,6 @@ class JudgeConfig:
 
     @property
     def place(self) -> str:
-        """The base URL."""
         return (self.url or os.environ.get("OPENAI_BASE_URL") or OPENAI).rstrip("/")
 
 
@@ -111,7 +110,6 @@ def check_url(url: str, option: str = "--judge-url") -> None:
 
 
 def key_of(request: Mapping[str, Any]) -> str:
-    """The hash of a whole request: url, body and draw."""
     return hashlib.sha256(canonical(request).encode()).hexdigest()
 
 

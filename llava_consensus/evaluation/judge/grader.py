@@ -38,7 +38,6 @@ class JudgePrompt:
 
     @property
     def sha256(self) -> str:
-        """Hash of all fixed text and the order of slots."""
         texts = [self.messages, self.reminder, self.chinese] if self.chinese else [self.messages, self.reminder]
         return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
@@ -79,8 +78,6 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidate:
-    """One answer to be judged."""
-
     index: int  # of its question
     key: str  # its id in official files
     fields: Mapping[str, str]  # by slot of the prompt
@@ -94,8 +91,6 @@ Outcomes = Mapping[str, Sequence[Outcome]]  # by key of the candidate, one for e
 
 @dataclass(frozen=True)
 class Grader(ABC):
-    """Judging of the answers to one benchmark."""
-
     attempts: ClassVar[tuple[Mapping[str, Any], ...]]  # options of each request, until a reply can be read
     fallback: ClassVar[Any] = None  # value if no reply can be read; None leaves the answer without a grade
     reply_tokens: ClassVar[int]  # of a reply, for the estimate of the cost
@@ -146,5 +141,4 @@ class Grader(ABC):
         """The content of the official grade file."""
 
     def summary(self, metrics: Mapping[str, Any]) -> Iterator[str]:
-        """Lines about the numbers beside the headline."""
         yield from ()

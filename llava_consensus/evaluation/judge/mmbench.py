@@ -48,8 +48,6 @@ _CHINESE = (_CHOOSE_CN + "题目：", "question", " 选项：", "options", "回�
 
 @dataclass(frozen=True)
 class MMBenchGrader(Grader):
-    """VLMEvalKit's option matching, in English and Chinese."""
-
     reply_tokens = 1
     attempts = ({"temperature": 0},) * 3
     fallback = ""  # no letter: never right
@@ -106,7 +104,6 @@ class MMBenchGrader(Grader):
 
 
 def _template(function: ast.FunctionDef) -> Pieces:
-    """The first text with three slots."""
     for node in ast.walk(function):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.count("{}") == len(MATCHING):
             head, *tail = node.value.split("{}")

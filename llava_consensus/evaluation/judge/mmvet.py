@@ -38,8 +38,6 @@ _ROW = ("question", " | ", "answer", " | ", "prediction", " | ")
 
 @dataclass(frozen=True)
 class MMVetGrader(Grader):
-    """MM-Vet's evaluator: a grade from 0 to 1 out of a table that the judge completes."""
-
     reply_tokens = 3
     # warmer each time; the official script does not read the last reply, and grades 0
     attempts = tuple({"max_tokens": 3, "temperature": warmth} for warmth in (0.0, 0.0, 0.5, 1.0, 1.5, 2.0))

@@ -33,8 +33,6 @@ BYTES_PER_TOKEN, TOKENS_PER_MESSAGE = 4, 4  # of English, for the estimate
 
 
 class Spending(NamedTuple):
-    """Requests and tokens."""
-
     requests: int
     prompt_tokens: int
     completion_tokens: int
@@ -70,7 +68,6 @@ class Grading:
 
     @property
     def request(self) -> dict[str, Any]:
-        """The next request: all that can change its reply, and which draw it is."""
         attempt = len(self.heard)
         options = {**self.grader.attempts[attempt], **self.config.options}
         body = {
@@ -81,7 +78,6 @@ class Grading:
         return {"url": self.config.place, "body": body, "draw": [self.run, self.candidate.copy, attempt]}
 
     def hear(self, reply: Reply) -> None:
-        """Takes the reply to `request`."""
         outcome = self.grader.read(reply.text, self.candidate, len(self.heard))
         self.heard.append(reply)
         if outcome is None and len(self.heard) == len(self.grader.attempts):
@@ -153,7 +149,6 @@ def run(config: JudgeConfig, dry: bool = False, progress: bool = True) -> Judged
 
 
 def _spent(replies: Sequence[Reply]) -> Spending:
-    """Tokens that the server counted for these replies."""
     prompt = sum(reply.prompt_tokens or 0 for reply in replies)
     return Spending(len(replies), prompt, sum(reply.completion_tokens or 0 for reply in replies))
 
@@ -235,7 +230,6 @@ def _outcomes(gradings: Sequence[Grading], runs: int) -> dict[str, list[Outcome]
 
 
 def _describe(config: JudgeConfig, prompt: JudgePrompt) -> dict[str, Any]:
-    """All that can change a grade, except the answers."""
     return {
         "asked": config.model,
         "server": config.place,

@@ -35,8 +35,6 @@ _USER = ("Question: ", "question", "\nCorrect answer: ", "answer", "\nAnswer of 
 
 @dataclass(frozen=True)
 class VideoQAGrader(Grader):
-    """Video-ChatGPT's protocol: a dictionary with yes or no and a score from 0 to 5."""
-
     reply_tokens = 20
     attempts: ClassVar[tuple[Mapping[str, Any], ...]] = ({},) * 5
     script = "videollava/eval/video/eval_video_qa.py of github.com/PKU-YuanGroup/Video-LLaVA"

@@ -106,7 +106,6 @@ class ReducedModel(lmms):
 
     @property
     def device(self) -> torch.device:
-        """Device of the model."""
         return self.runner.model.device
 
     def generate_until(self, requests: Sequence[Any]) -> Iterator[GenerationResult] | list[GenerationResult]:
@@ -171,7 +170,6 @@ class ReducedModel(lmms):
         raise OptionError(f"task {requests[0].task_name}: asks in several rounds; one turn of the user is asked")
 
     def clean(self) -> None:
-        """Releases the model when everything is answered, so that a local judge has its memory."""
         self.attachment.detach()
         del self.runner, self.attachment, self._encodings
         super().clean()

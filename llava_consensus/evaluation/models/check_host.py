@@ -58,7 +58,6 @@ class Trial:
         return steps
 
     def attached(self, budget: Budget) -> list[Tensor]:
-        """The same with the method attached."""
         with self.runner.attach(self.method, budget) as attached, attached.asking([PROMPT.text]):
             return self.generate()
 

@@ -68,8 +68,6 @@ class InsideEncoded(HfEncoded):
 
 
 class Processed(NamedTuple):
-    """Output of a processor for one picture or clip."""
-
     modality: str  # image | video
     text: str  # in place of its placeholder
     ids: Tensor  # [1, n] of that text alone
@@ -91,7 +89,6 @@ class HfRunner(Runner):
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """Placeholder texts of the chat template for pictures and videos."""
         words = (getattr(self.processor, f"{modality}_token", None) for modality in ("image", "video"))
         return tuple(word for word in words if word)
 
@@ -117,7 +114,6 @@ class HfRunner(Runner):
 
     @torch.inference_mode()
     def encode(self, pictures: list[Image | Clip]) -> list[Encoding]:
-        """Images and clips through the processor, and the model's own encoder."""
         with self.attachment() as attachment, attachment.call():
             encode = self._encoded_inside if attachment.method.acts_inside else self._encoded
             return [encode(attachment, picture) for picture in pictures]
@@ -136,7 +132,6 @@ class HfRunner(Runner):
         return InsideEncoded(features.tiles[0], rows.tiles > 1, size, *own, rows, features)
 
     def _encoded(self, attachment: Any, picture: Image | Clip) -> HfEncoded:
-        """One image or clip, encoded for the method that is attached."""
         one, view = self.processed(picture), self.view
         inputs = self._placed({name: value for name, value in one.inputs.items() if isinstance(value, Tensor)})
         arguments = view.encoder_inputs(inputs)[one.modality]
@@ -161,7 +156,6 @@ class HfRunner(Runner):
         )
 
     def own_inputs(self, prompt: Prompt, image: Image, folder: Path) -> dict[str, Any]:
-        """Kwargs of the model's own `generate` for one prompt about a picture, by its processor."""
         content = [{"type": "image"}, {"type": "text", "text": prompt.text}]
         text = self.processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
         return self._placed(self.processor(images=[image], text=text, return_tensors="pt"))
@@ -174,7 +168,6 @@ class HfRunner(Runner):
     def answer_group(
         self, attachment: Any, encoded: list[list[Encoding]], ids: list[Tensor], prompts: list[Prompt]
     ) -> list[Answer]:
-        """Answers of prompts that are asked together, in one left-padded batch."""
         padded, mask = self.pad(ids)
         pictures: list[Any] = [picture for row_pictures in encoded for picture in row_pictures]
         given: dict[str, Any] = {"questions": [prompt.text for prompt in prompts]}
@@ -214,7 +207,6 @@ class HfRunner(Runner):
         return self.ids_of(text, [(picture.modality, picture.text) for picture in pictures])
 
     def prompt_ids(self, prompt: Prompt, pictures: int = 1) -> Tensor:
-        """Ids [L] of a prompt by the model's own chat template, one placeholder for each picture."""
         placeholder = self._placeholder("image")
         return self.ids_of(self._text(prompt.text, ["image"] * pictures), [("image", placeholder)] * pictures)
 

@@ -27,13 +27,11 @@ class InternVLChatRunner(LlavaRunner):
     view_class = InternVLChat
 
     def own_inputs(self, prompt: Prompt, image: Image.Image, folder: Path) -> dict[str, Any]:
-        """Kwargs of the model's own `generate` for one prompt about a picture."""
         inputs = super().own_inputs(prompt, image, folder)
         del inputs["image_sizes"]
         return inputs
 
     def groups(self, attachment: Attachment, encoded: list[list[Encoding]], ids: list[Tensor]) -> list[list[int]]:
-        """Each prompt alone."""
         return [[row] for row in range(len(ids))]
 
     def _ask(self, pictures: list[Encoding], rows: list[Tensor], prompt: Prompt) -> list[str]:

@@ -86,7 +86,6 @@ class LlavaRunner(Runner):
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """Placeholder of LLaVA's templates for a picture."""
         from llava.constants import DEFAULT_IMAGE_TOKEN
 
         return (DEFAULT_IMAGE_TOKEN,)
@@ -109,7 +108,6 @@ class LlavaRunner(Runner):
         return text_rows(self.prompt_ids(prompt, pictures), [IMAGE_ID])
 
     def prompt_ids(self, prompt: Prompt, pictures: int = 1) -> Tensor:
-        """Token ids of a prompt with its image placeholders in front of its text: [L] on the CPU."""
         return to_ids(prompt, pictures, self.tokenizer, getattr(self.model.config, "mm_use_im_start_end", False))
 
     def pixels(self, image: Image.Image) -> Tensor:
@@ -119,7 +117,6 @@ class LlavaRunner(Runner):
         return found
 
     def own_inputs(self, prompt: Prompt, image: Image.Image, folder: Path) -> dict[str, Any]:
-        """Kwargs of the model's own `generate` for one prompt about a picture, as in official LLaVA's runners."""
         from llava.mm_utils import process_images
 
         ids = self.prompt_ids(prompt)[None].to(self.model.device)
@@ -136,7 +133,6 @@ class LlavaRunner(Runner):
     def answer_group(
         self, attachment: Attachment, encoded: list[list[Encoding]], ids: list[Tensor], prompts: list[Prompt]
     ) -> list[Answer]:
-        """Answers of prompts that are asked together, in one left-padded batch."""
         pictures = [picture for row_pictures in encoded for picture in row_pictures]
         tiles = [picture.tiles for picture in pictures] or None
         under_way = attachment.call(encoded=tiles, questions=[prompt.text for prompt in prompts], settings=LEFT)
@@ -255,7 +251,6 @@ def tower_of_hub(path: str) -> Checkpoint | None:
 
 
 def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> LlavaRunner:
-    """The runner of a checkpoint, see `load_official`."""
     return LlavaRunner(*load_official(path, loading), options=options)
 
 

@@ -139,7 +139,6 @@ class RandomModel:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights."""
         return sum(weight.numel() * weight.itemsize for weight in self.model.parameters())
 
     @property

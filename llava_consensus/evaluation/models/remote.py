@@ -62,13 +62,11 @@ class RemoteRunner(Runner):
         return int((~visual).sum()), len(visual) - 1 - int(visual.nonzero()[-1])
 
     def prompt_ids(self, prompt: Prompt, pictures: int = 1) -> Tensor:
-        """Token ids [L] of a prompt, with a row for each token of its pictures, on the CPU."""
         return self.words(prompt, pictures)["input_ids"]
 
     def answer_group(
         self, attachment: Attachment, encoded: list[list[Encoding]], ids: list[Tensor], prompts: list[Prompt]
     ) -> list[Answer]:
-        """Answers of prompts that are asked together, in one left-padded batch."""
         counts = [len(pictures) for pictures in encoded]
         words = [self.words(*pair) for pair in zip(prompts, counts, strict=True)]
         padded, mask = self.pad([row["input_ids"] for row in words])
@@ -83,7 +81,6 @@ class RemoteRunner(Runner):
 
 
 def _padded(rows: list[Tensor]) -> Tensor:
-    """Rows padded on the left with zeros: [R, L]."""
     width = max(len(row) for row in rows)
     return torch.stack([torch.nn.functional.pad(row, (width - len(row), 0)) for row in rows])
 
@@ -121,7 +118,6 @@ class QwenVLRunner(RemoteRunner):
         return {"input_ids": torch.cat([*[picture] * pictures, words])}
 
     def own_inputs(self, prompt: Prompt, image: Image.Image, folder: Path) -> dict[str, Any]:
-        """The picture as a file, with its path in the prompt."""
         ids, start = self.prompt_ids(prompt)[None], self.view.marks[0]
         path = folder / "picture.png"
         image.save(path)
@@ -159,7 +155,6 @@ class CogVLMRunner(RemoteRunner):
         return {"images": [[torch.empty(0)] * count for count in pictures]} if any(pictures) else {}
 
     def own_inputs(self, prompt: Prompt, image: Image.Image, folder: Path) -> dict[str, Any]:
-        """Kwargs of `generate` as the model's authors pass them."""
         built = self._conversation(prompt.text, prompt.conversation, image)
         device, dtype = self.model.device, self.model.dtype
         words = {name: built[name][None].to(device) for name in ("input_ids", "token_type_ids", "attention_mask")}
@@ -175,7 +170,6 @@ class CogVLMRunner(RemoteRunner):
 
 
 def runner_of(view: QwenVLChat | CogVLM, tokenizer: "PreTrainedTokenizerBase | None" = None) -> RemoteRunner:
-    """The runner of a view of Qwen-VL or CogVLM."""
     runner_class = next(
         runner for kind, runner in ((QwenVLChat, QwenVLRunner), (CogVLM, CogVLMRunner)) if isinstance(view, kind)
     )

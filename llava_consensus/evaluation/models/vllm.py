@@ -234,17 +234,14 @@ class VllmRunner(HfRunner):
         return shown
 
     def question_ids(self, prompt: Prompt, pictures: list[Any]) -> Tensor:
-        """Ids [L] with one placeholder for each picture, as vLLM takes a prompt."""
         return self.prompt_ids(prompt, len(pictures))
 
     def groups(self, attachment: Any, encoded: list[list[Any]], ids: list[Tensor]) -> list[list[int]]:
-        """A single group: vLLM batches by itself."""
         return [list(range(len(ids)))]
 
     def answer_group(
         self, attachment: Any, encoded: list[list[Any]], ids: list[Tensor], prompts: list[Prompt]
     ) -> list[Answer]:
-        """Answers of prompts, which vLLM batches as it likes."""
         from vllm import SamplingParams
 
         bounds = {"max_tokens": prompts[0].max_new_tokens, "min_tokens": prompts[0].min_new_tokens}

@@ -47,7 +47,6 @@ Row = Mapping[str, Any]
 
 
 def label(row: Row) -> str:
-    """Name of a row's method in tables."""
     return LABELS.get(row["method"]) or str(row["title"])
 
 
@@ -86,14 +85,12 @@ def bench_tables(content: Mapping[str, Any]) -> list[Table]:
 
 
 def text(value: Any, unit: float, path: str) -> str:
-    """A number, or the first and third quartile of a time."""
     if path == "speedup" and value is not None:
         return f"{value:.2f}"
     return f"{value[0]:.1f} to {value[1]:.1f}" if isinstance(value, list) else number(unit)(value)
 
 
 def csv_rows(content: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every row as a line of CSV: unrounded, the paper's numbers beside it."""
     lines = []
     for row, values in zip(content["rows"], flat(content), strict=True):
         printed = printed_row(content, row)
@@ -104,7 +101,6 @@ def csv_rows(content: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def protocol(content: Mapping[str, Any]) -> str:
-    """How it was measured, in one line."""
     protocol, machine, loads = content["protocol"], content["machine"], content["load_average"]
     left_out = "".join(
         f" Not run: {one['method']} at {one['tokens']} ({one['reason']})." for one in content["left_out"]
@@ -123,7 +119,6 @@ def printed_table(model: str) -> str:
 
 
 def printed_row(content: Mapping[str, Any], row: Row) -> Row:
-    """The paper's row about a method and a budget; empty where it has none."""
     rows = paper.printed_tables()[printed_table(content["model"])]
     name = {"full": FULL_TITLE, "consensusdrop": OURS}.get(row["method"], str(row["title"]))
     return next((one for one in rows if (one["method"], int(one["tokens"])) == (name, row["tokens"])), {})

@@ -55,8 +55,6 @@ BY_NAME = ColumnNames()
 
 
 class Origin(NamedTuple):
-    """What the caller says of a file; `tokens` is None for all of them."""
-
     benchmark: str
     model: str
     method: str

@@ -58,8 +58,6 @@ class View(NamedTuple):
 
 
 class Fates(NamedTuple):
-    """Outcome of the N patches of a picture."""
-
     is_kept: np.ndarray  # [N]
     owner: np.ndarray  # [N] output slots, -1 where dropped
     heads: dict[int, int]  # the patch that leads each slot of several: an anchor, or a kept patch merged into
@@ -200,7 +198,6 @@ def dot(draw: ImageDraw.ImageDraw, corner: tuple[int, int], cell: int, colour: C
 
 
 def _line(seen: View) -> int:
-    """Width of an outline."""
     return min(8, max(2, seen.cell // 12))
 
 
@@ -209,7 +206,6 @@ def _tints(known: Fates) -> dict[int, Colour]:
 
 
 def _mask(seen: View, places: Sequence[int]) -> np.ndarray:
-    """[rows * columns], true at these patches."""
     return np.isin(np.arange(seen.rows * seen.columns) + seen.first, np.asarray(places, dtype=np.int64))
 
 
@@ -280,7 +276,6 @@ def _font(size: int) -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
 
 
 def _text(lines: Sequence[str], width: int, size: int = TEXT) -> Image.Image:
-    """Lines wrapped to a width."""
     wrapped = [part for line in lines for part in _wrapped(line, width, size)]
     image = Image.new("RGB", (width, max(1, len(wrapped) * (size + LINE))), PAPER)
     for place, line in enumerate(wrapped):
@@ -289,7 +284,6 @@ def _text(lines: Sequence[str], width: int, size: int = TEXT) -> Image.Image:
 
 
 def _wrapped(text: str, width: int, size: int) -> list[str]:
-    """Lines no wider than `width` pixels, unless one word is."""
     lines = [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".strip()
@@ -317,7 +311,6 @@ def _stacked(images: Sequence[Image.Image], gap: int = 0) -> Image.Image:
 
 
 def _beside(images: Sequence[Image.Image], gap: int) -> Image.Image:
-    """Images in a row, aligned at the bottom."""
     width = sum(image.width for image in images) + gap * (len(images) - 1)
     sheet, left = Image.new("RGB", (width, max(image.height for image in images)), PAPER), 0
     for image in images:

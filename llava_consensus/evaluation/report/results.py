@@ -47,7 +47,6 @@ def in_sections(rows: Iterable[Row], against: str = FULL) -> list[Section]:
 
 
 def title(section: Section) -> str:
-    """Heading of a section: model, data and setting."""
     config, parts = section.rows[0].config, sorted({row.part for row in section.rows if row.limited})
     versions = {name: config["versions"].get(name) for name in ("torch", "transformers")}
     later = {name: config["versions"].get(name, 1) for name in ("reduction", "host", "serving")}
@@ -102,7 +101,6 @@ def _score(section: Section, name: str, line: Line) -> str:
 
 
 def _mean(average: Mean | None) -> str:
-    """Acc with half of its interval, marked where it differs from the reference."""
     return ABSENT if average is None else f"{average.value:.1f}{half(average.bounds)}{mark(average.p, 1.0)}"
 
 
@@ -144,7 +142,6 @@ def _difference(section: Section, test: Callable[[Line], Any]) -> Write:
 
 
 def read_bench(path: Path) -> list[dict[str, Any]]:
-    """The rows of a bench file; none where there is no file. DataError for another kind of file."""
     if not path.is_file():
         return []
     rows = read_json(path, AGAIN)
@@ -157,7 +154,6 @@ def read_bench(path: Path) -> list[dict[str, Any]]:
 
 
 def frame(section: Section, bench: Bench = ()) -> "pd.DataFrame":
-    """`Section.frame` with the measured times of each line."""
     times = [_times(section, line, bench) for line in section.lines]
     found = section.frame.copy()
     for key in COSTS:

@@ -49,8 +49,6 @@ ALL = "all tokens"  # its name in tables
 
 
 class Variant(NamedTuple):
-    """A method with options under the name it has in tables."""
-
     label: str
     method: str
     options: Mapping[str, Any] = {}
@@ -67,15 +65,12 @@ RANDOM = LINEUP[-1].label
 
 
 class Facts(NamedTuple):
-    """Facts of a benchmark that tables need."""
-
     title: str
     scale: float = 1.0  # its score divided by this is a percentage
     column: str | None = None  # of the paper's tables
 
 
 def policy(config: Mapping[str, Any]) -> str | None:
-    """Which position ids the kept tokens have: `renumber`, `keep` or `mean`; None for methods without the option."""
     found: str | None = config["options"].get("positions")
     return found
 
@@ -161,7 +156,6 @@ class Row:
 
     @property
     def part(self) -> str:
-        """The asked part of its benchmark as text; empty for all of it."""
         if self.config.get("sample"):
             return f"{self.config['sample']} questions drawn at random"
         return f"the first {self.config['limit']} questions" if self.config["limit"] else ""
@@ -174,12 +168,10 @@ class Row:
 
     @property
     def unanswered(self) -> int:
-        """Questions without an answer in a finished run: their images could not be read."""
         return 0 if self.metrics is None else self.metrics["questions"] - self.metrics["answered"]
 
     @property
     def label(self) -> str:
-        """The variant's name, and its position policy if that is not the method's own."""
         changed = self.config["changed"].get("positions")
         return self.variant + (f", positions={changed}" if changed else "")
 
@@ -355,7 +347,6 @@ class Line:
 
     @property
     def policy(self) -> str | None:
-        """Its position policy."""
         return next((policy(row.config) for row in self.runs.values()), None)
 
 
@@ -394,7 +385,6 @@ def reduced_lines(rows: Sequence[Row]) -> list[Line]:
 
 
 def over_seeds(rows: Sequence[Row]) -> Row:
-    """One row for runs of a benchmark that differ in `seed` alone: the mean of them."""
     by_seed = {row.config["changed"].get("seed"): row for row in rows}
     if len(by_seed) == 1:
         return rows[-1]

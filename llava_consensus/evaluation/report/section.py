@@ -49,7 +49,6 @@ class ScoreCell(NamedTuple):
 
     @property
     def mark(self) -> str:
-        """† for p < 0.05, ‡ also after the correction; empty without a test."""
         return "" if self.test is None else mark(self.test.p, self.corrected)
 
     @property
@@ -93,17 +92,14 @@ class Section:
 
     @cached_property
     def full(self) -> Line | None:
-        """The runs with all tokens."""
         return full_line(self.rows)
 
     @cached_property
     def reduced(self) -> list[Line]:
-        """Lines of the reduced runs, most tokens first."""
         return reduced_lines(self.rows)
 
     @cached_property
     def lines(self) -> list[Line]:
-        """All lines, all tokens on top."""
         return [*([self.full] if self.full else []), *self.reduced]
 
     @cached_property
@@ -121,7 +117,6 @@ class Section:
         return next(row.facts.column or "" for row in self.rows if row.benchmark == name)
 
     def title(self, name: str) -> str:
-        """A benchmark's name as papers write it."""
         return next((row.facts.title for row in self.rows if row.benchmark == name and row.metrics), name)
 
     def about(self, line: Line) -> str:
@@ -149,11 +144,9 @@ class Section:
         return cells | {key: cells[key]._replace(corrected=p) for key, p in found.items()}
 
     def cell(self, line: Line, name: str) -> ScoreCell | None:
-        """The cell of a line and a benchmark."""
         return self.cells.get((line.tokens, line.label, name))
 
     def _reference(self, line: Line, name: str) -> Row | None:
-        """The complete run that a line's run of a benchmark is compared with."""
         chosen = self.full
         if self.against != FULL:
             chosen = None if line is self.full else self._others.get((line.tokens, line.policy))
@@ -209,7 +202,6 @@ class Section:
         return Mean(value, interval(total), difference and difference.p)
 
     def relative(self, line: Line) -> float | None:
-        """Acc in percent of all tokens' (the paper's Rel); None without either."""
         own, full = self.accuracy(line), self.accuracy(self.full) if self.full else None
         return 100 * own.value / full.value if own and full and full.value else None
 
@@ -253,7 +245,6 @@ class Section:
 
 
 def can_move(row: Row) -> bool:
-    """True if a run with all tokens scores so far above guessing that reduced ones can lose something."""
     far = row.score is not None and (row.score - row.chance) / row.scale >= MOVES
     return far and above_chance(row.score, row.bounds, row.chance)
 
@@ -280,12 +271,10 @@ def with_interval(cell: ScoreCell | None) -> str:
 
 
 def half(bounds: Sequence[float] | None) -> str:
-    """Half the width of an interval, after its number."""
     return "" if bounds is None else f" ± {(bounds[1] - bounds[0]) / 2:.1f}"
 
 
 def signed(difference: float | None, bounds: Sequence[float] | None = None, places: int = 1) -> str:
-    """A difference with its interval, if it has one."""
     if difference is None:
         return ABSENT
     between = "" if bounds is None else f" ({bounds[0]:+.{places}f} to {bounds[1]:+.{places}f})"

@@ -60,7 +60,6 @@ class Sample(NamedTuple):
 
     @property
     def value(self) -> float:
-        """The score."""
         return float(self.score(self.sums.sum(axis=0)))
 
     @property
@@ -80,7 +79,6 @@ class Rows(NamedTuple):
 
     @property
     def number(self) -> np.ndarray:
-        """Rows of each unit and group, [U, G]."""
         return self.total(np.ones_like(self.correct))
 
     @property
@@ -265,22 +263,18 @@ class Comparison:
 
     @property
     def difference(self) -> float:
-        """Difference of the scores, in points."""
         return self.first.value - self.second.value
 
     @property
     def questions(self) -> int:
-        """Number of shared questions."""
         return len(self.first.questions)
 
     @property
     def pictures(self) -> int:
-        """About how many."""
         return len(self.first.sums)
 
     @property
     def enough(self) -> bool:
-        """True if there are enough pictures for an interval and a test."""
         return self.pictures >= LEAST
 
     @cached_property
@@ -306,7 +300,6 @@ class Comparison:
 
     @property
     def test(self) -> str:
-        """The name of the test that `p` comes from."""
         if not self.enough:
             return f"fewer than {LEAST} pictures, no test"
         if self.first.score not in SUMS:
@@ -413,7 +406,6 @@ def _measure(one: float, other: float, least: float) -> float:
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """p values corrected for their number (Holm 1979), in their order."""
     order = sorted(range(len(values)), key=lambda place: values[place])
     corrected, running = [1.0] * len(values), 0.0
     for rank, place in enumerate(order):

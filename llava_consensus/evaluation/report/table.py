@@ -32,8 +32,6 @@ Cells = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Group:
-    """Lines of one budget under a heading."""
-
     heading: str
     lines: tuple[Cells, ...]
 
@@ -49,7 +47,6 @@ class Table:
 
 
 def groups(lines: Iterable[tuple[str, Cells]]) -> tuple[Group, ...]:
-    """Lines by heading, in the order in which headings appear."""
     found: dict[str, list[Cells]] = {}
     for heading, cells in lines:
         found.setdefault(heading, []).append(cells)
@@ -75,7 +72,6 @@ def pivoted(
 
 
 def one_decimal(value: float | None) -> str:
-    """A number as papers print it."""
     return ABSENT if value is None else f"{value:.1f}"
 
 
@@ -92,7 +88,6 @@ def number(scale: float = 1.0) -> Callable[[float | None], str]:
 
 
 def p_value(p: float | None) -> str:
-    """A p in two digits."""
     return ABSENT if p is None else f"{p:.2g}" if p >= 1e-4 else f"{p:.0e}"
 
 
@@ -110,7 +105,6 @@ def markdown(table: Table) -> str:
 
 
 def escape(text: str) -> str:
-    """Plain text as LaTeX shows it."""
     return "".join(SPECIAL.get(sign, sign) for sign in text)
 
 
@@ -134,7 +128,6 @@ def latex(table: Table) -> str:
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as CSV; missing values are empty. Lines end as RFC 4180 says."""
     import pandas as pd
 
     return pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\r\n")

@@ -14,5 +14,4 @@ DRAWINGS = (
 
 
 def knows_drawings_alone(model: str) -> bool:
-    """True for the embedded model, original or converted."""
     return Path(model).is_dir() and Path(model).resolve().name in (EMBEDDED, f"{EMBEDDED}-hf")

@@ -337,7 +337,6 @@ def _png(path: Path, benchmark: Benchmark, data: Path) -> bytes:
 
 
 def summary(result: RunResult, name: str) -> Iterator[str]:
-    """What a run measured, for people."""
     measured = result.metrics
     score = "none" if measured["score"] is None else f"{measured['score']:.2f}"
     asked = plural(measured["questions"], "question")

@@ -95,7 +95,6 @@ class RunPlan(RunConfig):
 
     @property
     def clips(self) -> bool:
-        """True if a video is shown as one clip, with one budget, and not as images."""
         return bool(self.description.get("videos") == CLIPS)
 
     def pictures(self, question: Question) -> tuple[Path, ...]:
@@ -140,7 +139,6 @@ class RunPlan(RunConfig):
                 )
 
     def reduced_by(self, method: Method, budget: Budget | Share | None, match: str) -> "RunPlan":
-        """A copy of this plan with another method and budget; no file is read again."""
         budget, match = _meant(method, budget, match)
         self.loading.check_method(method)
         same = {key: value for key, value in self.description.items() if key != "match"}

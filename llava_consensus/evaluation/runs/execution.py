@@ -22,8 +22,6 @@ QUOTED = 300  # characters of an error that are recorded
 
 
 class TooManyErrors(ConsensusError):
-    """A run in which question after question fails."""
-
     exit_code = 6
 
 
@@ -68,7 +66,6 @@ class Execution:
     merge: tuple[Path, ...] = ()  # other folders of results, from whose same run answers are copied
 
     def check(self) -> None:
-        """Raises OptionError for a number below 1, or a shard that is none."""
         for name in ("batch", "workers"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name}={getattr(self, name)} must be at least 1")
@@ -104,7 +101,6 @@ def raise_if_device_failed(error: Exception, what: str) -> None:
 
 
 def describe(error: Exception) -> str:
-    """The class of an exception and the start of its message."""
     return f"{type(error).__name__}: {error}"[:QUOTED]
 
 

@@ -107,7 +107,6 @@ def evaluate(plan: RunPlan, out: Path, execution: Execution, runner_loader: Runn
 
 
 def _merge(plan: RunPlan, folder: Run, out: Path) -> None:
-    """Copies what the same run in another folder of results has and this one has not."""
     if not (out / folder.path.name / CONFIG).is_file():
         raise DataError(f"--merge {out}: no {folder.path.name} in it, the folder of the same run")
     if (out / folder.path.name).samefile(folder.path):
@@ -122,7 +121,6 @@ def _merge(plan: RunPlan, folder: Run, out: Path) -> None:
 
 
 def _warn_missing(plan: RunPlan, pending: Sequence[Question]) -> None:
-    """Warns about missing images before a model is loaded."""
     if plan.content is not None:  # they are inside a file
         return
     folder = plan.benchmark.place(plan.data) / plan.benchmark.images
@@ -158,7 +156,6 @@ def _questions_to_retry(plan: RunPlan, folder: Run, execution: Execution) -> set
 
 
 def _opens(plan: RunPlan, question: Question) -> bool:
-    """True if the images of a question can be read."""
     try:
         for path in plan.pictures(question):
             reader(plan)(path)
@@ -284,7 +281,6 @@ class Asker:
         return _joined([Result([], errors), *(self._one(question, own) for question, own in asked)])
 
     def _one(self, question: Question, own: list[Encoding]) -> Result:
-        """The answer to one question, or the record of why there is none."""
         try:
             return Result(self._answer([(question, own)]), [])
         except QuestionError as error:

@@ -207,7 +207,6 @@ def run_costs(answers: Sequence[Record], by: str) -> Record | None:
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """The mean of a value; None if a row does not have it."""
     values = [row[name] for row in rows]
     return None if None in values else sum(values) / len(values)
 

@@ -16,8 +16,6 @@ PACKAGES = (OWN, "torch", "transformers", "llava-torch", "tokenizers", "pillow")
 
 
 class Asked(Protocol):
-    """Configuration of a run, as far as it chooses questions."""
-
     @property
     def benchmark(self) -> Benchmark: ...
     @property
@@ -40,7 +38,6 @@ def place(name: str) -> str:
 
 
 def versions(*more: str) -> dict[str, str | None]:
-    """Versions of the packages that can change answers, and of `more`; None for one that is not installed."""
     return {name: _version(name) for name in (*PACKAGES, *more)}
 
 

@@ -98,18 +98,15 @@ class Run:
 
     @property
     def done(self) -> set[int]:
-        """Indexes of the questions that need not be asked again."""
         return self.answers.keys() | self.errors.keys()
 
     def add(self, answers: Sequence[Record] = (), errors: Sequence[Record] = ()) -> None:
-        """Appends a batch; when this returns it is on the disk."""
         append(self.path / ERRORS, errors)
         append(self.path / ANSWERS, answers)
         self.errors.update((record["index"], record) for record in errors)
         self.answers.update((record["metadata"]["index"], record) for record in answers)
 
     def forget(self, indexes: Collection[int]) -> None:
-        """Drops records of questions that are to be asked again."""
         (self.path / METRICS).unlink(missing_ok=True)
         for records in (self.errors, self.answers):
             for index in indexes:
@@ -117,7 +114,6 @@ class Run:
         self._rewrite()
 
     def metrics(self) -> Record | None:
-        """Metrics of a complete run; None while the run is not complete."""
         path = self.path / METRICS
         return read_json(path, AGAIN, dict) if path.exists() else None
 
@@ -185,7 +181,6 @@ class Run:
             (self.path / ASKING).unlink()
 
     def close(self) -> None:
-        """Lets the next process have the run."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -288,7 +283,6 @@ def _load(run: Run, indexes: Collection[int]) -> None:
 
 
 def _index(record: Record) -> int | None:
-    """The index of an answer's question."""
     metadata = record["metadata"]
     index = metadata.get("index") if isinstance(metadata, dict) else None
     return index if type(index) is int else None

@@ -21,8 +21,6 @@ from llava_consensus.reduction.method import Method
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a sweep with its result, or the error it ended with."""
-
     plan: RunPlan
     result: RunResult | None = None
     error: ConsensusError | None = None

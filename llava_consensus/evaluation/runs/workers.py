@@ -41,7 +41,6 @@ class WorkerError(ConsensusError):
 
 
 def is_picklable(function: Any) -> bool:
-    """True if a function can be pickled for another process."""
     try:
         pickle.dumps(function)
     except (pickle.PicklingError, AttributeError, TypeError):

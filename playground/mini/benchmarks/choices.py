@@ -47,7 +47,6 @@ Writer = Callable[[View, random.Random], Draft | None]
 
 
 def absent(view: View) -> list[str]:
-    """Names of what is not in the picture."""
     return [name for name in NAMES if name not in view.names]
 
 

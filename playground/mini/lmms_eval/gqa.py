@@ -19,16 +19,13 @@ def gold() -> dict[str, dict[str, Any]]:
 
 
 def pictures(document: dict[str, Any]) -> list[Any]:
-    """The picture of a question."""
     return [open_image(FOLDER / "images" / document["image"])]
 
 
 def answer(document: dict[str, Any]) -> str:
-    """What is right."""
     right: str = gold()[str(document["question_id"])]["answer"]
     return right
 
 
 def score(document: dict[str, Any], results: list[str]) -> dict[str, float]:
-    """Whether an answer is right."""
     return {"accuracy": float(gqa_prediction(results[0]) == answer(document))}

@@ -11,7 +11,7 @@ import pytest
 from tiny_data import MADE
 
 from llava_consensus.errors import DataError, OptionError
-from llava_consensus.evaluation.benchmarks import BENCHMARKS, base, make
+from llava_consensus.evaluation.benchmarks import BENCHMARKS, make
 
 Change = Callable[[list[dict[str, Any]]], None]
 
@@ -48,14 +48,6 @@ def test_registry_names_and_near_misses() -> None:
     assert all(one.max_new_tokens in (128, 1024) for one in BENCHMARKS.values())
     with pytest.raises(OptionError, match="Did you mean 'textvqa'"):
         make("text_vqa")
-
-
-def test_questions_come_in_file_order(case: tuple[str, Path]) -> None:
-    name, data = case
-    rows = [json.loads(line) for line in question_file(name, data).read_text().splitlines()]
-    for index, (question, row) in enumerate(zip(make(name).load(data), rows, strict=True)):
-        assert question.index == index and question.text == row["text"] and question.images == (row["image"],)
-        assert question.question_id == row["question_id"] and question.category == row["category"]
 
 
 def test_report_is_json_and_complete(case: tuple[str, Path]) -> None:
@@ -146,15 +138,6 @@ def test_a_stated_index_counts_only_if_its_id_agrees(data: Path) -> None:
     for record, index in zip(records, (True, -1, 99, "0", 1), strict=False):
         record["metadata"]["index"] = index
     assert make("gqa").score(records, data)["counts"]["missing"] == 0
-
-
-def test_answers_about_one_id_go_where_their_index_says() -> None:
-    questions = [base.Question(index, "same", ("a.jpg",), "What?") for index in range(2)]
-    for first, second in ((1, 0), (0, 0), (1, 1)):
-        records = [{"question_id": "same", "text": "x", "metadata": {"index": index}} for index in (first, second)]
-        joined = base.join(records, questions)
-        assert joined.answers == {first: records[0], second: records[1]}
-        assert joined.counts["duplicate"] == (first == second)
 
 
 # GQA

@@ -172,9 +172,3 @@ def test_another_content_than_is_known_is_refused(server: Server, target: Path, 
     with pytest.raises(DataError, match="its md5 is not"):
         fetch(server.url(), target, "0" * 32)
     assert not target.exists() and not part.exists()
-
-
-@pytest.mark.parametrize("url", ["nonsense", "http://", "file:///etc/passwd", "http://127.0.0.1:1/a"])
-def test_an_address_that_leads_nowhere_is_a_line(server: Server, target: Path, url: str) -> None:
-    with pytest.raises(TransferError, match="resumes from 0 bytes"):
-        fetch(url, target)

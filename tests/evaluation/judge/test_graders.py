@@ -139,21 +139,6 @@ def test_our_own_words_have_every_slot_once(grader: Grader, third: str) -> None:
     assert prompt.describe()["official"] is None and prompt.origin == "own wording"
 
 
-def test_our_own_words_are_not_the_official_ones() -> None:
-    texts = json.loads(sample("judge_prompts.json").read_text())
-    official = texts["mm_vet"]["few_shot_table"] + " ".join(one["content"] for one in texts["video_qa"]["messages"])
-    official += texts["mmbench_option_matching"]["english"]
-    for grader in (MM_VET, VIDEO_QA, MMBENCH):
-        ours = " ".join(one["content"] for one in grader.prompt().fill({**FIELDS, "answer": ""})).split()
-        runs = (" ".join(ours[at : at + 8]) for at in range(len(ours) - 7))
-        assert [run for run in runs if run in official] == []
-
-
-def test_half_characters_are_replaced() -> None:
-    filled = VIDEO_QA.prompt().fill({**FIELDS, "prediction": "a\ud83d"})
-    assert "Answer of the model: a?" in filled[1]["content"]
-
-
 # MMBench: who is asked about what
 
 COLUMNS = ("index", "question", "hint", "A", "B", "C", "D", "answer", "category", "image", "split")
@@ -246,10 +231,3 @@ def test_a_judge_without_a_letter_is_asked_three_times(data: Path) -> None:
     with Server(lambda text, number: Act(text="I cannot tell.")) as server:
         metrics = judge_mmbench(data, server, RIGHT | {5: "a feline"})
     assert server.total == 3 and metrics["replies"]["given_up"] == 1 and metrics["score"] == 50.0
-
-
-def test_the_chinese_set_is_judged_too(data: Path) -> None:
-    with Server(lambda text, number: Act(text="B")) as server:
-        metrics = judge_mmbench(data, server, RIGHT | {1000006: "一只喵"}, "mmbench_cn")
-    assert server.total == 1 and metrics["score"] == 100.0
-    assert server.bodies[0]["messages"][0]["content"].endswith("回答：一只喵\n字母：")

@@ -240,15 +240,6 @@ def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
         assert other.total == 0 and not other.keys
 
 
-def test_unreadable_grades_follow_the_official_rounds(tmp_path: Path) -> None:
-    with Server(lambda text, number: Act(text="I think it is good")) as server:
-        metrics = judge(judge_config(tmp_path, server.url))
-        warmth = sorted(one["temperature"] for one in server.bodies)
-        assert warmth == sorted([0.0, 0.0, 0.5, 1.0, 1.5, 2.0] * 5)
-    assert metrics["total"] == 0.0 and metrics["score"] is None and not metrics["complete"]
-    assert metrics["replies"] == {"used": 30, "refused": 0, "unreadable": 30, "given_up": 5, "failed_tries": 0}
-
-
 def test_refusals_are_counted(tmp_path: Path) -> None:
     filtered = error(400, "content_filter: not this one")
 
@@ -263,25 +254,6 @@ def test_refusals_are_counted(tmp_path: Path) -> None:
     assert metrics["replies"]["refused"] == 6 and metrics["replies"]["given_up"] == 1
     assert metrics["counts"]["ungraded"] == 1 and metrics["accuracy"] == 100.0
     assert judge(judge_config(tmp_path, server.url, "msvd")) == metrics  # given up is given up
-
-
-@pytest.mark.parametrize("status", [200, 400, 403])
-def test_a_refusal_counts_the_same_however_it_arrives(tmp_path: Path, status: int) -> None:
-    said = Act(text="I cannot", message={"refusal": "no"})
-    refusal = said if status == 200 else error(status, "rejected by our safety system")
-    with Server(lambda text, _: refusal if "act 1\n" in text else Act(text=YES)) as server:
-        metrics = judge(judge_config(tmp_path, server.url, "msvd"))
-    assert metrics["replies"] == {"used": 10, "refused": 5, "unreadable": 5, "given_up": 1, "failed_tries": 0}
-    assert metrics["counts"]["ungraded"] == 1 and metrics["accuracy"] == 100.0
-
-
-def test_an_answer_that_is_forbidden_is_one_ungraded_answer(tmp_path: Path) -> None:
-    with Server(lambda text, _: error(403, "not this one") if "answer 3" in text else Act()) as server:
-        metrics = judge(judge_config(tmp_path, server.url, concurrency=1))
-        assert server.total == 5
-    assert metrics["counts"]["ungraded"] == 1 and metrics["score"] == 50.0
-    with Server(lambda *_: error(403, "nobody")) as server, pytest.raises(JudgeError, match="answers nobody: 3"):
-        judge(judge_config(tmp_path / "other", server.url, concurrency=1))
 
 
 @pytest.mark.parametrize("grade", ["NaN", "nan", "inf", "-Infinity", "1e999"])
@@ -448,12 +420,3 @@ def test_the_command(tmp_path: Path, good: Server, capsys: pytest.CaptureFixture
     assert cli.main([*asked, "--judge-option", "max_tokens=null", "--judge-option", "max_completion_tokens=9"]) == 0
     assert "max_tokens" not in good.bodies[-1] and good.bodies[-1]["max_completion_tokens"] == 9
     assert cli.main(["judge", "mmvett", *asked[2:]]) == 2 and "Did you mean 'mmvet'" in capsys.readouterr().err
-
-
-def test_the_command_says_what_lacks_a_grade(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with Server(lambda text, number: error(400, "content_filter") if "act 1\n" in text else Act(text=YES)) as server:
-        judge_config(tmp_path, server.url, "msvd")
-        assert cli.main(command(tmp_path, server.url, "msvd")) == 5
-    output = capsys.readouterr()
-    assert "accuracy 100.00, 5 of 6 questions graded" in output.out and "average score 4.00 of 5" in output.out
-    assert "error: 1 answers have no grade" in output.err

@@ -57,16 +57,6 @@ def test_patches_look_like_what_happened_to_them(size: tuple[int, int]) -> None:
     assert np.ptp(middle(picture, row, 4, grid, size)) > np.ptp(merged)  # the anchor's dot
 
 
-def test_kept_and_merged_patches_may_be_shown_alone() -> None:
-    image, owner = Image.new("RGB", (64, 64), (200, 40, 40)), np.array([0, 1, 1, -1])
-    seen, known = view(image, (2, 2)), fates([0], [1], owner)
-    alone = {name: selection(seen, known, (name,)) for name in ("kept", "merged")}
-    assert np.allclose(middle(alone["kept"], 0, 0, 2, (64, 64)), (200, 40, 40), atol=2)
-    assert middle(alone["kept"], 1, 0, 2, (64, 64)).min() > 230
-    assert middle(alone["merged"], 0, 0, 2, (64, 64)).min() > 230
-    assert np.ptp(middle(alone["merged"], 1, 0, 2, (64, 64))) > 20
-
-
 def test_kept_merged_and_dropped_differ_in_lightness_alone() -> None:
     """So that nobody needs colours, whatever the tint of the merged token is."""
     for number in range(21):

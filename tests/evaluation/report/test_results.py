@@ -112,12 +112,6 @@ def test_no_average_has_a_benchmark_that_cannot_move(tmp_path: Path) -> None:
     assert len(reduced_only.averaged) == 3  # nobody knows without the full model
 
 
-def test_facts_of_a_run_that_does_not_say_them(tmp_path: Path) -> None:
-    store(tmp_path, None, benchmark="pope", method="fastv")
-    (row,) = read_rows(tmp_path)
-    assert row.chance == 50.0 and row.facts == ("POPE", 1.0, "pope_f1") and row.label == "FastV"
-
-
 def test_what_needs_a_judge_says_how_many_answers_hold_the_reference(tmp_path: Path) -> None:
     folder = store(tmp_path, [1, 1, 0, 1] * 4, benchmark="msvd")
     report = json.loads((folder / "metrics.json").read_text())["report"]
@@ -246,11 +240,6 @@ def test_a_judges_score_joins_the_run_whose_answers_it_graded(tmp_path: Path) ->
     (judged / "config.json").write_text("[]")
     with pytest.raises(DataError, match="judged run"):
         read_rows(tmp_path)
-
-
-def test_order_of_files_does_not_matter(out: Path) -> None:
-    rows = read_rows(out)
-    assert results.written(results.in_sections(rows[:2] + rows[:1:-1])) == text_of(out)
 
 
 def test_runs_of_several_seeds_are_one_line_with_their_spread(tmp_path: Path) -> None:
@@ -384,12 +373,6 @@ def test_costs_are_compared_over_the_same_benchmarks(tmp_path: Path) -> None:
     place = found.head.index("tokens per layer")
     average = {cells[0]: cells[place] for cells in lines_of(found)["64 tokens"]}
     assert average == {"ConsensusDrop": "40.5", "FastV": "40.5", "DART": "-"}
-
-
-def test_a_damaged_bench_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / results.BENCH).write_text('{"rows": 3}')
-    with pytest.raises(DataError, match=r"bench\.json"):
-        results.read_bench(tmp_path / results.BENCH)
 
 
 def test_the_papers_numbers_are_the_printed_ones() -> None:

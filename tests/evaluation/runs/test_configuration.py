@@ -3,10 +3,6 @@
 Run: `pytest tests/evaluation/runs/test_configuration.py`.
 """
 
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -53,38 +49,6 @@ def test_any_byte_of_a_large_file_counts_and_is_read_once(
     assert after != before and len(list(cache.iterdir())) == 1
     monkeypatch.setattr(checksums, "digest", lambda *_: pytest.fail("read again"))
     assert checksums.checksum_of([weights]) == after
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"stamp": 5}'])
-def test_a_damaged_or_absent_cache_is_made_again(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, content: str
-) -> None:
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(bytes(1000))
-    known = checksums.cached_checksum(weights)
-    (remembered,) = cache.iterdir()
-    remembered.write_text(content)
-    assert checksums.cached_checksum(weights) == known
-    monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
-    assert checksums.cached_checksum(weights) == known
-
-
-def test_a_comment_in_the_source_restarts_nothing(tmp_path: Path) -> None:
-    root = Path(configuration.__file__).parents[3]
-    shutil.copytree(root / "llava_consensus", tmp_path / "llava_consensus")
-    given = ["--limit", "2", "--tokens", "64", "--out", str(tmp_path / "out"), "--no-progress"]
-    command = [sys.executable, "-m", "llava_consensus.cli", "eval", "gqa", *given]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-
-    def go() -> str:
-        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True)
-        return done.stderr
-
-    assert "complete already" not in go()
-    for folder in ("hosts", "methods", "reduction", "evaluation/benchmarks", "evaluation/runs"):
-        for path in (tmp_path / "llava_consensus" / folder).glob("*.py"):
-            path.write_text(path.read_text() + "# a comment\n")
-    assert "complete already" in go()
 
 
 @pytest.mark.parametrize("raised", ["method", "benchmark", "host", "reduction"])

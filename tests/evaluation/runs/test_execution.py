@@ -305,18 +305,3 @@ def test_a_device_that_failed_for_good_does_not_block_the_run(data: Path, tmp_pa
         go(data, out, DeadlyLoader(sticky=True))
     result = go(data, out, DeadlyLoader(sticky=True))
     assert result.metrics["answered"] == 19 and result.metrics["errors"] == 1
-
-
-def test_with_two_workers_one_call_ends_with_the_question_as_an_error(data: Path, tmp_path: Path) -> None:
-    result = go(data, tmp_path / "out", DeadlyLoader(), workers=2)
-    (error,) = [json.loads(line) for line in (result.path / "errors.jsonl").read_text().splitlines()]
-    assert error["index"] == INDEX and error["cause"] == "death" and result.metrics["answered"] == 19
-
-
-def test_a_device_that_fails_at_a_picture_is_no_damaged_picture(data: Path, tmp_path: Path) -> None:
-    class Blind(FakeHost):
-        def encode(self, images: Any) -> Any:
-            raise RuntimeError("CUDA error: device-side assert triggered")
-
-    with pytest.raises(DeviceFailed, match=r"0\.png"):
-        go(data, tmp_path, lambda *_: Blind())

@@ -17,14 +17,12 @@ from fakes import FakeHost, config, make_place
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llava_consensus import cli
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.files import write_json
 from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.execution import Execution
 from llava_consensus.evaluation.runs.loop import RunResult
 from llava_consensus.evaluation.runs.store import ANSWER_KEYS, Run, open_run, run_name
-from llava_consensus.evaluation.user_files import read_answers
 
 CONFIG: dict[str, Any] = {"benchmark": "gqa", "method": "random", "tokens": 64, "options": {"seed": 0}}
 INDEXES = range(6)
@@ -118,14 +116,6 @@ def test_changed_config_is_never_mixed(tmp_path: Path) -> None:
         open_run(tmp_path, CONFIG, INDEXES)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]"])
-def test_damaged_config_stops(tmp_path: Path, content: str) -> None:
-    path = begun(tmp_path) / "config.json"
-    path.write_text(content)
-    with pytest.raises(DataError, match=r"config\.json"):
-        open_run(tmp_path, CONFIG, INDEXES)
-
-
 def test_answers_without_config_stop(tmp_path: Path) -> None:
     (begun(tmp_path) / "config.json").unlink()
     with pytest.raises(DataError, match=r"answers\.jsonl, errors\.jsonl but no config\.json"):
@@ -179,23 +169,6 @@ def test_metrics_are_dropped_when_answers_go_missing(tmp_path: Path) -> None:
         assert run.metrics() is None and run.done == set(range(5))
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="--out"):
-        open_run(tmp_path / "file", CONFIG, INDEXES)
-
-
-def test_foreign_answer_files_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "answers.jsonl"
-    path.write_text('{"question_id": "a", "prompt": "p", "text": "t"}\n{"question_id": "b", "text": "t"}')
-    assert [record["question_id"] for record in read_answers(path)] == ["a", "b"]
-    path.write_text('{"question_id": "a", "text": "t"}\n\n{"question_id": 1}\n')
-    with pytest.raises(DataError, match="line 3"):
-        read_answers(path)
-    with pytest.raises(DataError, match="no such answers file"):
-        read_answers(tmp_path / "nothing.jsonl")
-
-
 VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 CONFIGS = st.dictionaries(st.text(), VALUES | st.dictionaries(st.text(), VALUES, max_size=3), max_size=5)
 
@@ -220,19 +193,6 @@ def data(tmp_path: Path) -> Path:
 
 def go(data: Path, out: Path) -> RunResult:
     return loop.run(config(data, data / "model"), out, Execution(3, progress=False), lambda *_: FakeHost())
-
-
-@pytest.mark.parametrize("name", ["answers.jsonl", "errors.jsonl", "metrics.json", "config.json"])
-def test_a_pipe_in_place_of_a_file_is_a_line(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    path = go(data, tmp_path / "out").path / name
-    path.unlink()
-    os.mkfifo(path)
-    assert cli.main(["report", "--out", str(tmp_path / "out")]) in (0, 3)
-    assert "Traceback" not in capsys.readouterr().err
-    with pytest.raises(DataError):
-        go(data, tmp_path / "out")
 
 
 def test_no_nan_is_written(tmp_path: Path) -> None:
