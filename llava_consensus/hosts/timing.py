@@ -35,7 +35,8 @@ class Timed(NamedTuple):
             f"visual tokens {self.before} -> {self.after}\n"
             f"first token   {self.full_first_ms:.1f} -> {self.first_ms:.1f} ms ({first:.2f} times as fast)\n"
             f"whole call    {self.full_ms:.1f} -> {self.ms:.1f} ms ({whole:.2f} times as fast)\n"
-            f"medians of {self.rounds} rounds in turns, after one that does not count"
+            f"medians of {self.rounds} rounds in turns, after one that does not count\n"
+            f"for this call reduction {'pays' if self.ms < self.full_ms else 'does not pay'} on this machine"
         )
 
 
