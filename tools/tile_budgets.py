@@ -130,8 +130,8 @@ def picture(family: Family, view: Any, width: int, height: int) -> Shown:
     if not family.processor:
         sizes = torch.tensor([[height, width]])
         inputs = {"image_sizes": sizes, "pixel_values": torch.randn(1, 1, 3, side, side)}
-        ids, real = np.zeros(0, np.int64), np.zeros(0, np.bool_)
-        tile, token, count = anyres(Call(view.inner, inputs, ids, real, "image", sizes))[0]
+        none, false = np.zeros(0, np.int64), np.zeros(0, np.bool_)
+        tile, token, count = anyres(Call(view.inner, inputs, none, false, "image", sizes))[0]
         inputs["pixel_values"] = torch.randn(1, count, 3, side, side)
         ids = [IMAGE] * len(token)
     else:
