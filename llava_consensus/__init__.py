@@ -81,10 +81,10 @@ def attach(
         model: a loaded model of a class some host adapts (`HOSTS`).
         method: name in `METHODS`.
         tokens: T, visual tokens handed to the language model for one image; N or more is the unpatched model. A
-            fraction in (0, 1), such as 0.1, is that share of each picture's own tokens; `"auto"` a share that follows
-            from the small print of each picture, said around the call: `with attached.seeing([picture]): ...`.
+            fraction in (0, 1), such as 0.1, is that share of each image's own tokens; `"auto"` a share that follows
+            from the small print of each image, said around the call: `with attached.seeing([picture]): ...`.
         merged: M of them, merged; None is the paper's share.
-        total: the most visual tokens of one prompt: where its pictures have more, the older ones are made smaller.
+        total: the most visual tokens of one prompt: where its images have more, the older ones are made smaller.
         host_options: what the model's host leaves open (`HOSTS`), for example `{"class_tokens": "drop"}`.
         options: fields of the method, for example `alpha=1.0`.
     Raises:

@@ -31,7 +31,7 @@ FILES = (DataFile("questions.jsonl", "tests/fakes.py"),)
 
 
 def reduced(count: int, kept: list[int]) -> Reduction:
-    """A picture of `count` tokens of which these are kept."""
+    """An image of `count` tokens of which these are kept."""
     owner = torch.full((1, count), -1)
     owner[0, kept] = torch.arange(len(kept))
     index = torch.tensor([kept])
@@ -89,13 +89,13 @@ class FakeAttachment:
 
 
 class FakeEncoded(int):
-    """A picture of one colour, whose tokens form a square."""
+    """An image of one colour, whose tokens form a square."""
 
     tiles = Grid(24)
 
 
 class FakeHost:
-    """Answers with a function of picture, question and tokens; writes down what it was asked."""
+    """Answers with a function of image, question and tokens; writes down what it was asked."""
 
     visual_tokens = 576
     ask: Any = Runner.ask

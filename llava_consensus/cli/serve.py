@@ -60,7 +60,7 @@ def line(given: argparse.Namespace) -> list[str]:
     setting = Setting(given.method, given.tokens, given.largest, arguments.options(given.option))
     more = further(given.vllm)
     overrides = setting.overrides(config_of(given.model))
-    details = "--enable-prompt-tokens-details"  # an answer's `usage` says how many tokens of pictures it was given from
+    details = "--enable-prompt-tokens-details"  # an answer's `usage` says how many tokens of images it was given from
     told = ["--middleware", "llava_consensus.serving.identity.Identity"]
     return [*server(), given.model, "--hf-overrides", json.dumps(overrides), details, *told, *more]
 

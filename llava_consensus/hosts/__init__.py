@@ -25,7 +25,7 @@ class HostEntry(NamedTuple):
     line: str  # about it
     types: tuple[str, ...] = ()  # what configurations call the classes (`model_type`)
     options: Mapping[str, tuple[str, ...]] = MappingProxyType({})  # its options: the values of each, the default first
-    clips: bool = False  # whether a video can be shown to it as one clip, and not as pictures
+    clips: bool = False  # whether a video can be shown to it as one clip, and not as images
     towers: tuple[str, ...] = ()  # where its classes are another host's too: words, one of which its towers' names have
     remote: bool = False  # whether code is run that the user must trust
     lacks: tuple[str, ...] = ()  # of a derived family, what derivation finds that the usual checkpoint does not have
@@ -81,26 +81,26 @@ HOSTS: dict[str, HostEntry] = {
         options={"layout": LAYOUTS},
     ),
     "qwen2.5-vl": _hf(
-        "Qwen2.5-VL: pictures of any size, videos",
+        "Qwen2.5-VL: images of any size, videos",
         ("qwen2_5_vl",),
         "Qwen2_5_VLForConditionalGeneration",
         clips=True,
     ),
     "qwen2-vl": _hf(
-        "Qwen2-VL: pictures of any size, videos",
+        "Qwen2-VL: images of any size, videos",
         ("qwen2_vl",),
         "Qwen2VLForConditionalGeneration",
         clips=True,
     ),
     "qwen3-vl": _hf(
-        "Qwen3-VL, dense and of experts: pictures of any size, videos",
+        "Qwen3-VL, dense and of experts: images of any size, videos",
         ("qwen3_vl", "qwen3_vl_moe"),
         "Qwen3VLForConditionalGeneration",
         "Qwen3VLMoeForConditionalGeneration",
         clips=True,
     ),
     "glm-4v": _hf(
-        "GLM-4.1V, GLM-4.5V and GLM-4.6V: pictures of any size, videos",
+        "GLM-4.1V, GLM-4.5V and GLM-4.6V: images of any size, videos",
         ("glm4v", "glm4v_moe", "glm46v"),
         "Glm4vForConditionalGeneration",
         "Glm4vMoeForConditionalGeneration",
@@ -130,7 +130,7 @@ HOSTS: dict[str, HostEntry] = {
         "LlavaNextVideoForConditionalGeneration",
         clips=True,
     ),
-    "gemma-3": _hf("Gemma 3: crops, pictures that attend both ways", ("gemma3",), "Gemma3ForConditionalGeneration"),
+    "gemma-3": _hf("Gemma 3: crops, images that attend both ways", ("gemma3",), "Gemma3ForConditionalGeneration"),
     "aya-vision": _hf(
         "Aya Vision: tiles with tags between them",
         ("aya_vision",),
@@ -143,20 +143,20 @@ HOSTS: dict[str, HostEntry] = {
     ),
     "ovis-2": _hf("Ovis 2: tiles with one row between them", ("ovis2",), "Ovis2ForConditionalGeneration"),
     "mistral-3": _hf(
-        "Mistral Small 3.1 and later, Ministral 3: pictures of any size",
+        "Mistral Small 3.1 and later, Ministral 3: images of any size",
         ("mistral3",),
         "Mistral3ForConditionalGeneration",
         answer_version=4,
     ),
     "pixtral": _hf(
-        "Pixtral, LLaVA in transformers with a tower of that name: pictures of any size",
+        "Pixtral, LLaVA in transformers with a tower of that name: images of any size",
         ("llava",),
         "LlavaForConditionalGeneration",
         answer_version=4,
         towers=("pixtral",),
     ),
     "video-llava": _hf(
-        "Video-LLaVA: pictures, clips",
+        "Video-LLaVA: images, clips",
         ("video_llava",),
         "VideoLlavaForConditionalGeneration",
         options={"class_tokens": ("keep", "drop", "candidates")},
@@ -170,7 +170,7 @@ HOSTS: dict[str, HostEntry] = {
         "Qwen3_5MoeForConditionalGeneration",
         lacks=(ONE_AXIS,),
     ),
-    "gemma-4": _derived("Gemma 4: pictures of any shape", ("gemma4",), "Gemma4ForConditionalGeneration")._replace(
+    "gemma-4": _derived("Gemma 4: images of any shape", ("gemma4",), "Gemma4ForConditionalGeneration")._replace(
         answer_version=4
     ),
     "gemma-3n": _derived(
@@ -194,9 +194,9 @@ HOSTS: dict[str, HostEntry] = {
     ),
     "llama-4": _derived("Llama 4: tiles", ("llama4",), "Llama4ForConditionalGeneration"),
     "paligemma": _derived("PaliGemma 1 and 2", ("paligemma",), "PaliGemmaForConditionalGeneration"),
-    "kimi-k2.5": _derived("Kimi-K2.5: pictures of any size", ("kimi_k25",), "Kimi_K25ForConditionalGeneration"),
+    "kimi-k2.5": _derived("Kimi-K2.5: images of any size", ("kimi_k25",), "Kimi_K25ForConditionalGeneration"),
     "glm-ocr": _derived(
-        "GLM-OCR: pictures of any size", ("glm_ocr",), "GlmOcrForConditionalGeneration", lacks=(ONE_AXIS,)
+        "GLM-OCR: images of any size", ("glm_ocr",), "GlmOcrForConditionalGeneration", lacks=(ONE_AXIS,)
     ),
     "perception-lm": _derived(
         "PerceptionLM: a tower of timm, which no method reads",
@@ -211,12 +211,12 @@ HOSTS: dict[str, HostEntry] = {
         lacks=(TOWER,),
     ),
     "paddleocr-vl": _derived(
-        "PaddleOCR-VL: pictures of any size",
+        "PaddleOCR-VL: images of any size",
         ("paddleocr_vl",),
         "PaddleOCRVLForConditionalGeneration",
         lacks=(ONE_AXIS,),
     ),
-    "video-llama-3": _derived("Video-LLaMA 3: pictures", ("video_llama_3",), "VideoLlama3ForConditionalGeneration"),
+    "video-llama-3": _derived("Video-LLaMA 3: images", ("video_llama_3",), "VideoLlama3ForConditionalGeneration"),
     "qwen-vl": HostEntry(
         f"{OURS}.remote.qwen_vl:QwenVLChat",
         "remote",
@@ -322,7 +322,7 @@ def attach_view(view: Any, method: Any, budget: Any, total: int | None = None) -
 
 
 def takes_features(model: Any) -> bool:
-    """True if a transformers model encodes pictures in a separate step and accepts their features, as derived hosts
+    """True if a transformers model encodes images in a separate step and accepts their features, as derived hosts
     need.
     """
     base = getattr(model, "model", None)

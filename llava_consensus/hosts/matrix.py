@@ -2,7 +2,7 @@
 offers is what the host's view says of the usual checkpoint (`offer`); it is the code that attaches which refuses, and
 says why.
 
-    refusals("qwen2.5-vl")["visionzip"]   # why not; "" where it works on pictures
+    refusals("qwen2.5-vl")["visionzip"]   # why not; "" where it works on images
 """
 
 from functools import cache

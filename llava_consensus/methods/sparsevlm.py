@@ -1,6 +1,6 @@
 """SparseVLM: cut after decoder layers 2, 6 and 15 by the attention of the question's telling words; recycle the rest.
 
-Zhang et al., "SparseVLM", ICML 2025. Text raters are the rows after the picture whose share of a softmax of visual
+Zhang et al., "SparseVLM", ICML 2025. Text raters are the rows after the image whose share of a softmax of visual
 times text embeddings is above uniform. Saliency is their head-mean attention in the layer before the cut; of the
 dropped tokens the best 30 % are clustered by density peaks on that layer's output, and each cluster's mean goes after
 the picture. Version 1.5, the default, keeps published numbers of tokens; 1.0 keeps rank(attention) * scale + bias and
@@ -61,7 +61,7 @@ class SparseVLM(InDecoder):
 
     @property
     def adaptive(self) -> bool:
-        """Version 1.0 reads its counts from the data, picture by picture."""
+        """Version 1.0 reads its counts from the data, image by picture."""
         return self.version == "1.0"
 
     @property

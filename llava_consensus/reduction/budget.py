@@ -2,7 +2,7 @@
 by what is in it.
 
 `budget(64)` is `Budget(64)`, `budget(0.1)` is `Share(0.1)`, `wanted("auto")` is `Auto()`, which `detail.py` makes a
-share of; `of(N)` of each is the budget of a picture of N tokens.
+share of; `of(N)` of each is the budget of an image of N tokens.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ from typing import Any
 from llava_consensus.errors import OptionError, plural
 
 AUTO = "auto"
-MOST = 0.5  # share of its tokens that `Auto` gives a picture at most
-FEWEST = 8  # part of its budget that an old picture of a conversation keeps at least, as 1 / FEWEST
+MOST = 0.5  # share of its tokens that `Auto` gives an image at most
+FEWEST = 8  # part of its budget that an old image of a conversation keeps at least, as 1 / FEWEST
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Budget:
             )
 
     def of(self, available: int) -> "Budget":
-        """The budget of a picture of `available` tokens: a number of tokens is the same for all."""
+        """The budget of an image of `available` tokens: a number of tokens is the same for all."""
         return self
 
     def split(self, available: int) -> tuple[int, int]:
@@ -58,7 +58,7 @@ class Budget:
         return kept, min(merged, available - kept)
 
     def over(self, sizes: Sequence[int]) -> list["Budget"]:
-        """This budget shared over the tiles of one picture: equal parts, which add up to T. A tile of fewer tokens than
+        """This budget shared over the tiles of one image: equal parts, which add up to T. A tile of fewer tokens than
         its part keeps all of them, and the others share what it leaves.
 
         Args:
@@ -91,7 +91,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Share:
-    """A share of each picture's own visual tokens; of a video, of those of all its frames.
+    """A share of each image's own visual tokens; of a video, of those of all its frames.
 
     Args:
         share: in (0, 1). M follows from the tokens it comes to by the paper's split.
@@ -109,22 +109,22 @@ class Share:
             )
 
     def of(self, available: int) -> Budget:
-        """The budget of a picture of `available` tokens: its share, rounded half up, at least one token."""
+        """The budget of an image of `available` tokens: its share, rounded half up, at least one token."""
         exact = Fraction(str(self.share)) * available + Fraction(1, 2)
         return Budget(max(1, int(exact)))
 
 
 @dataclass(frozen=True)
 class Auto:
-    """A share of each picture's own tokens that follows from its small print (`detail.auto_share`)."""
+    """A share of each image's own tokens that follows from its small print (`detail.auto_share`)."""
 
     def of(self, available: int) -> Budget:
-        """The most that a picture of `available` tokens may be given."""
+        """The most that an image of `available` tokens may be given."""
         return Share(MOST).of(available)
 
 
 def wanted(tokens: int | float | str, merged: int | None = None) -> Budget | Share | Auto:
-    """A budget as a user gives it: a whole number of tokens, a fraction as a share of each picture's own, or `auto`.
+    """A budget as a user gives it: a whole number of tokens, a fraction as a share of each image's own, or `auto`.
 
     Raises:
         OptionError: for a value outside its bound, or `merged` beside a share or `auto`.
@@ -139,7 +139,7 @@ def wanted(tokens: int | float | str, merged: int | None = None) -> Budget | Sha
 
 
 def budget(tokens: int | float | str, merged: int | None = None) -> Budget | Share:
-    """A whole number of tokens, or a fraction as a share of each picture's own.
+    """A whole number of tokens, or a fraction as a share of each image's own.
 
     Raises:
         OptionError: for a value outside its bound, or `merged` beside a share.
@@ -168,11 +168,11 @@ def _number(value: Any) -> Any:
 
 
 def conversation(tokens: Sequence[int], total: int) -> list[int]:
-    """Budgets of the pictures of one prompt that add up to `total` at most. Where they do not as they are, pictures are
+    """Budgets of the images of one prompt that add up to `total` at most. Where they do not as they are, images are
     halved from the oldest on, the latest never; then from the oldest on once more, down to an eighth.
 
     Args:
-        tokens: of each picture without a bound, the oldest first.
+        tokens: of each image without a bound, the oldest first.
         total: of all.
     Raises:
         OptionError: where they do not fit so.
@@ -183,7 +183,7 @@ def conversation(tokens: Sequence[int], total: int) -> list[int]:
         if part > FEWEST:
             raise OptionError(
                 f"total={total} visual tokens are too few for {plural(len(found), 'picture')}: {tokens[-1]} of the "
-                f"latest and an eighth of the others are {sum(found)}. Give more, or fewer tokens for each picture"
+                f"latest and an eighth of the others are {sum(found)}. Give more, or fewer tokens for each image"
             )
         for place in range(len(found) - 1):
             if sum(found) <= total:
@@ -196,10 +196,10 @@ def conversation(tokens: Sequence[int], total: int) -> list[int]:
 def of_prompts(
     budgets: Sequence[Budget | Share], sizes: Sequence[int], prompts: Sequence[int], total: int
 ) -> tuple[Budget | Share, ...]:
-    """Budgets of pictures of several prompts, made smaller where those of one prompt have more than `total`.
+    """Budgets of images of several prompts, made smaller where those of one prompt have more than `total`.
 
     Args:
-        budgets: of each picture, those of a prompt with the oldest first.
+        budgets: of each image, those of a prompt with the oldest first.
         sizes: tokens of each picture.
         prompts: which prompt each is of.
         total: of one prompt.

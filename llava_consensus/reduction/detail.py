@@ -1,9 +1,9 @@
-"""The rule of `tokens="auto"`: more tokens for a picture with small print, fewer for a plain one, before it is encoded.
+"""The rule of `tokens="auto"`: more tokens for an image with small print, fewer for a plain one, before it is encoded.
 
-Print is made of strokes: grey rises and falls again, or falls and rises, by at least EDGE within WIDE pixels. A picture
+Print is made of strokes: grey rises and falls again, or falls and rises, by at least EDGE within WIDE pixels. An image
 is looked at with at most SIDE pixels a side, in GRID x GRID cells; a cell has small print where one pixel in RARE or
-more lies on a stroke across or down. With d the part of such cells, a picture is given min(1/2, (1 + 8 d) / 9) of its
-tokens: of 576, 64 for a plain wall, 128 where print covers an eighth of the picture, 288 for a page. Fur and
+more lies on a stroke across or down. With d the part of such cells, an image is given min(1/2, (1 + 8 d) / 9) of its
+tokens: of 576, 64 for a plain wall, 128 where print covers an eighth of the image, 288 for a page. Fur and
 leaves have strokes too.
 """
 
@@ -21,16 +21,16 @@ PLAIN, GAIN = 1 / 9, 8
 
 
 def auto_share(picture: Any) -> Share:
-    """Share of its tokens that a picture is given.
+    """Share of its tokens that an image is given.
 
     Args:
-        picture: of PIL, of any size and mode.
+        image: of PIL, of any size and mode.
     Raises:
         OptionError: for anything else.
     """
     if not hasattr(picture, "convert") or not hasattr(picture, "thumbnail"):
         raise OptionError(
-            f"tokens={AUTO!r} looks at pictures of PIL, and this is {type(picture).__name__}: give a number or a share"
+            f"tokens={AUTO!r} looks at images of PIL, and this is {type(picture).__name__}: give a number or a share"
         )
     small = picture.convert("L")
     small.thumbnail((SIDE, SIDE))

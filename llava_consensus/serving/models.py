@@ -1,4 +1,4 @@
-"""vLLM's models with fewer visual tokens: each class is vLLM's own with another way from pictures to embeddings."""
+"""vLLM's models with fewer visual tokens: each class is vLLM's own with another way from images to embeddings."""
 
 import math
 import re
@@ -218,12 +218,12 @@ class Reduced:
         """
         raise NotImplementedError
 
-    # kept positions: a token travels with how far it stands behind the first of its picture
+    # kept positions: a token travels with how far it stands behind the first of its image
 
     def embed_input_ids(
         self: Any, input_ids: Tensor, multimodal_embeddings: Any = None, *, is_multimodal: Tensor | None = None
     ) -> Tensor:
-        """Embeddings of what is read in this step; where its pictures stand is put aside for `forward`."""
+        """Embeddings of what is read in this step; where its images stand is put aside for `forward`."""
         if self.moves is not None:
             self.moves.zero_()
             if multimodal_embeddings is not None and len(multimodal_embeddings):
@@ -242,7 +242,7 @@ class Reduced:
         inputs_embeds: Any = None,
         **more: Any,
     ) -> Any:
-        """vLLM's own, with every token of a picture where it stood."""
+        """vLLM's own, with every token of an image where it stood."""
         if self.moves is not None:
             positions = positions[: self.axes] + self.moves[: positions.shape[-1]].T
             positions = positions[0] if self.axes == 1 else positions
@@ -414,7 +414,7 @@ class ConsensusDropInternVL(SquareTower, InternS1ForConditionalGeneration, Suppo
 
 
 class Qwen(Reduced):
-    """Pictures of any size, windows, and a merger of four patches."""
+    """Images of any size, windows, and a merger of four patches."""
 
     def make_engine(self: Any, plan: Plan) -> Engine:
         """Builds the engine from the blocks, the merger and the language model of this model."""
@@ -492,7 +492,7 @@ class Gemma4Processor(Reducing, Gemma4MultiModalProcessor):
 
 @MULTIMODAL_REGISTRY.register_processor(Gemma4Processor, info=Gemma4Info, dummy_inputs=Gemma4DummyInputsBuilder)
 class ConsensusDropGemma4(Reduced, Gemma4ForConditionalGeneration, SupportsMRoPE):
-    """Gemma 4, whose tower is that of transformers: pictures of any shape, padded, a square of patches pooled."""
+    """Gemma 4, whose tower is that of transformers: images of any shape, padded, a square of patches pooled."""
 
     def make_engine(self: Any, plan: Plan) -> Engine:
         """Builds the engine from the blocks and the language model of this model."""

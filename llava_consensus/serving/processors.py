@@ -1,7 +1,7 @@
-"""vLLM's processor of a model with the placeholders of each picture shortened to the tokens that are left of it.
+"""vLLM's processor of a model with the placeholders of each image shortened to the tokens that are left of it.
 
-What the engine must know of a picture travels beside its pixels: the budget, a key of the picture, and for methods that
-read the prompt the whole of it as it would have been without reduction. The hash by which vLLM keeps pictures, their
+What the engine must know of an image travels beside its pixels: the budget, a key of the image, and for methods that
+read the prompt the whole of it as it would have been without reduction. The hash by which vLLM keeps images, their
 embeddings and the cache of prompts says all of that, so that nothing is taken for another.
 """
 
@@ -37,15 +37,15 @@ OWN = "reduction_"  # what fields of ours begin with
 COUNT, SHARE = OWN + "count", OWN + "share"  # the budget: a number of tokens or a share, and 0 in the other field
 KEY = OWN + "key"
 PROMPT, PICTURES, INDEX, QUESTION = (OWN + name for name in ("prompt", "pictures", "index", "question"))
-KEYS, COUNTS, SHARES = OWN + "keys", OWN + "counts", OWN + "shares"  # of all pictures of a prompt
+KEYS, COUNTS, SHARES = OWN + "keys", OWN + "counts", OWN + "shares"  # of all images of a prompt
 OF_ALL = {KEYS: KEY, COUNTS: COUNT, SHARES: SHARE}  # and of which fields of each
-ALL = OWN + "all_"  # what the fields of all pictures of a prompt begin with
-KNOWN_GIB = 1.0  # of preprocessed pictures, for methods that read the prompt
-MOST = 1 << 31  # more tokens than a picture has
+ALL = OWN + "all_"  # what the fields of all images of a prompt begin with
+KNOWN_GIB = 1.0  # of preprocessed images, for methods that read the prompt
+MOST = 1 << 31  # more tokens than an image has
 ASPECT = 50  # longer over shorter side; CLIP's processor makes the shorter side 336 pixels, and memory grows with this
 
-BEFORE = Counter("visual_reduction_tokens_before", "Tokens of pictures as the model would have read them", ["modality"])
-AFTER = Counter("visual_reduction_tokens_after", "Tokens of pictures that were left", ["modality"])
+BEFORE = Counter("visual_reduction_tokens_before", "Tokens of images as the model would have read them", ["modality"])
+AFTER = Counter("visual_reduction_tokens_after", "Tokens of images that were left", ["modality"])
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Request:
     tokens: int | float | str  # as it was asked for
     prompt: list[int]  # before placeholders are put in
     question: str  # for methods that read it by CLIP's text tower
-    hashes: Any  # of its pictures, where what becomes of one depends on the others or on the prompt
+    hashes: Any  # of its images, where what becomes of one depends on the others or on the prompt
 
 
 class Reducing:
@@ -93,7 +93,7 @@ class Reducing:
             self._check(inputs.mm_data_items, question)
             question = question if self.plan.clip_name and not self._sizing else ""
             hashes = None
-            if self.plan.method.reads_prompt:  # what vLLM would cache is of one prompt alone: `_made` caches pictures
+            if self.plan.method.reads_prompt:  # what vLLM would cache is of one prompt alone: `_made` caches images
                 inputs = replace(inputs, hf_processor_mm_kwargs={}, mm_uuid_items=None, cache=None)
                 hashes = super()._get_mm_hashes(inputs)
             arguments[REQUEST] = Request(tokens, list(inputs.prompt), question, hashes)
@@ -103,7 +103,7 @@ class Reducing:
             raise
         except Exception as wrong:
             logging.getLogger("vllm").warning("llava-consensus: a request was refused", exc_info=True)
-            raise OptionError(f"the pictures of this request cannot be processed: {wrong!r:.500}") from wrong
+            raise OptionError(f"the images of this request cannot be processed: {wrong!r:.500}") from wrong
 
     def _maybe_apply_prompt_updates(self: Any, mm_items: Any, mm_res: Any) -> Any:
         """The prompt with its placeholders; counts its tokens for `/metrics`."""
@@ -116,9 +116,9 @@ class Reducing:
         return found
 
     def _check(self, items: Any, question: object) -> None:
-        """Raises OptionError for pictures that cannot be reduced, or a question that is none where one is read."""
+        """Raises OptionError for images that cannot be reduced, or a question that is none where one is read."""
         if any(isinstance(one, EmbeddingItems) for one in items.values()):
-            raise OptionError("embeddings in place of pictures cannot be reduced: send the pictures")
+            raise OptionError("embeddings in place of images cannot be reduced: send the images")
         if not self._sizing:
             check_shapes(items)
         if not self.plan.method.reads_prompt:
@@ -128,7 +128,7 @@ class Reducing:
                 "images and videos in one prompt are not adapted to a method that reads the prompt: send them in two"
             )
         if any(part is None for one in items.values() for part in one.get_all()):
-            raise OptionError("send the picture itself, not its id alone: all pictures of the prompt are looked at")
+            raise OptionError("send the image itself, not its id alone: all images of the prompt are looked at")
         if self.plan.clip_name and not self._sizing and not isinstance(question, str):
             raise OptionError(
                 f"{ASKED}={question!r}: {self.plan.setting.method} compares patches with the question by CLIP's text "
@@ -136,7 +136,7 @@ class Reducing:
             )
 
     def get_dummy_mm_inputs(self: Any, mm_counts: Mapping[str, int], **more: Any) -> Any:
-        """Dummy inputs by which vLLM sizes its caches; pictures and videos in prompts of their own, as a method may
+        """Dummy inputs by which vLLM sizes its caches; images and videos in prompts of their own, as a method may
         want them.
         """
         if len(mm_counts) < 2:
@@ -150,7 +150,7 @@ class Reducing:
         return {**made[0], "mm_placeholders": places}
 
     def _get_mm_hashes(self: Any, inputs: Any) -> Any:
-        """Cache key of each picture: a hash of all that its embeddings depend on."""
+        """Cache key of each image: a hash of all that its embeddings depend on."""
         request, arguments = _apart(inputs.hf_processor_mm_kwargs)
         if request is None:
             return super()._get_mm_hashes(inputs)
@@ -166,7 +166,7 @@ class Reducing:
         return {name: [own(one, i) for i, one in enumerate(group)] for name, group in hashes.items()}
 
     def _apply_hf_processor_main(self: Any, mm_items: Any, hf_kwargs: Any) -> Any:
-        """The pictures as tensors, with what the engine must know beside them."""
+        """The images as tensors, with what the engine must know beside them."""
         request, arguments = _apart(hf_kwargs)
         if request is None or not mm_items.get_all_counts():
             return super()._apply_hf_processor_main(mm_items, arguments)
@@ -190,7 +190,7 @@ class Reducing:
         """Budgets of the images of a request. OptionError if one is more than the server allows."""
         budget, left, setting = asked(request.tokens), self.plan.left, self.plan.setting
         if isinstance(budget, Auto) and modality != "image":
-            raise OptionError(f"{TOKENS}={AUTO!r} is for pictures: give a number or a share of a video")
+            raise OptionError(f"{TOKENS}={AUTO!r} is for images: give a number or a share of a video")
         found: list[Budget | Share] = []
         for image, own in zip(images, pixels, strict=True):
             found.append(auto_share(own) if isinstance(budget, Auto) else budget)
@@ -201,13 +201,13 @@ class Reducing:
                 found[-1] = Budget(most)
             elif tokens > most:
                 raise OptionError(
-                    f"{TOKENS}={request.tokens}: {tokens} tokens of a picture are more than this server allows, {most} "
+                    f"{TOKENS}={request.tokens}: {tokens} tokens of an image are more than this server allows, {most} "
                     f"(largest={setting.most})"
                 )
         return found
 
     def _made(self: Any, mm_items: Any, arguments: Any, hashes: Any) -> Any:
-        """The pictures as tensors; by their hashes, those that were shown before are not preprocessed again."""
+        """The images as tensors; by their hashes, those that were shown before are not preprocessed again."""
         if hashes is None:
             return super()._apply_hf_processor_main(mm_items, arguments)
         made: dict[str, Any] = {}
@@ -227,7 +227,7 @@ class Reducing:
         return BatchFeature(made)
 
     def _items(self: Any, made: Any, arguments: Any) -> Any:
-        """Pictures as vLLM hands them to the engine."""
+        """Images as vLLM hands them to the engine."""
         return MultiModalKwargsItems.from_hf_inputs(made, super()._get_mm_fields_config(made, arguments))
 
     def _image(self, modality: str, item: Any, content: PromptUpdateDetails) -> Image:
@@ -236,7 +236,7 @@ class Reducing:
         return self.plan.image(modality, inputs, int(embeds_of(content).sum()))
 
     def _prompt(self: Any, request: Request, modality: str, mm_items: Any, arguments: Any, made: Any) -> dict[str, Any]:
-        """The whole prompt for each picture: ids, which picture each of them is of, which of the pictures this one is,
+        """The whole prompt for each image: ids, which image each of them is of, which of the images this one is,
         and where there are several all of them.
         """
         items = self._items(made, arguments)
@@ -269,7 +269,7 @@ class Reducing:
         return fields
 
     def _get_prompt_updates(self: Any, mm_items: Any, hf_processor_mm_kwargs: Any, out_mm_kwargs: Any) -> Any:
-        """The placeholders of each picture, as many as tokens are left."""
+        """The placeholders of each image, as many as tokens are left."""
         request, arguments = _apart(hf_processor_mm_kwargs)
         updates = super()._get_prompt_updates(mm_items, arguments, out_mm_kwargs)
         if request is None:
@@ -313,7 +313,7 @@ def _apart(arguments: Mapping[str, Any]) -> tuple[Request | None, dict[str, Any]
 class ShortenedContent(PromptUpdateDetails):
     """The content of a replacement that was shortened."""
 
-    before: int = 0  # tokens of the picture
+    before: int = 0  # tokens of the image
     after: int = 0  # and those that are left
 
 
@@ -349,7 +349,7 @@ def budget_of(count: Tensor, share: Tensor) -> Budget | Share:
 
 
 def key_of(item: Any) -> Tensor:
-    """Key of a picture in the engine, from all its tensors: int64 [4]."""
+    """Key of an image in the engine, from all its tensors: int64 [4]."""
     digest = hashlib.sha256()
     for name in sorted(item):
         value = item[name].data

@@ -44,8 +44,8 @@ class Setting:
 
     Args:
         method: name in `METHODS`.
-        tokens: visual tokens of one picture, a number, a share or `auto`, where a request does not say.
-        largest: the most a picture is given, a number or a share; None: no more than `tokens`.
+        tokens: visual tokens of one image, a number, a share or `auto`, where a request does not say.
+        largest: the most an image is given, a number or a share; None: no more than `tokens`.
         options: of the method.
     Raises:
         OptionError: for an unknown name, a value outside its bound, or a method that an engine cannot have.
@@ -140,7 +140,7 @@ def check_method(name: str, method: Method) -> None:
         )
     if method.adaptive:
         raise OptionError(
-            f"{name}: the number of tokens depends on the picture, and vLLM makes room for them before it has seen it. "
+            f"{name}: the number of tokens depends on the image, and vLLM makes room for them before it has seen it. "
             "Leave the option out that makes it so, or take another method"
         )
 
@@ -155,7 +155,7 @@ def engine_arguments(
 
     Args:
         method: name in `METHODS`, one that acts after the vision tower.
-        tokens: of one picture, a number, a share in (0, 1) of its own, or `auto`.
+        tokens: of one image, a number, a share in (0, 1) of its own, or `auto`.
         largest: the most a request may ask for by `mm_processor_kwargs={"visual_tokens": ...}`; None: `tokens`.
         options: fields of the method, for example `alpha=1.0`.
     Raises:

@@ -287,7 +287,7 @@ class Examples(torch.utils.data.Dataset[dict[str, Tensor]]):
 
 
 def message(turn: dict[str, str]) -> dict[str, Any]:
-    """A turn of LLaVA's format as chat templates take it; the picture comes first, as LLaVA's own code has it."""
+    """A turn of LLaVA's format as chat templates take it; the image comes first, as LLaVA's own code has it."""
     text = turn["value"].replace(IMAGE, "").strip()
     content = [{"type": "image"}] if IMAGE in turn["value"] else []
     return {

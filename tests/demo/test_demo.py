@@ -52,7 +52,7 @@ def test_what_cannot_be_asked_is_said(tmp_path: Path) -> None:
     for given, message in (
         ((None, "random", "What?"), "no image yet"),
         ((str(path), "random", " "), "no question yet"),
-        ((str(path), "random", "What?"), "not a picture"),
+        ((str(path), "random", "What?"), "not an image"),
     ):
         with pytest.raises(ConsensusError, match=message):
             app.answered(SquareHost(), *given, 4)

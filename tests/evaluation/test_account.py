@@ -340,7 +340,7 @@ RUN = SEVEN._replace(text=0, question=None, number_bytes=4)  # as a host gives i
 
 
 def answers(method: Any, *kinds: tuple[int, int, int]) -> list[dict[str, Any]]:
-    """Records of answers with (text, question, pictures) rows, by a method with 64 tokens."""
+    """Records of answers with (text, question, images) rows, by a method with 64 tokens."""
     counted = AnswerCosts(method, Budget(64), RUN)
     rows = []
     for text, question, pictures in kinds:

@@ -45,7 +45,7 @@ def test_calls_in_six_threads_answer_like_single_calls(tower_folder: Path, name:
         kind = KINDS[number * 7 // 3 % len(KINDS)]
         if kind == "failure":
             with pytest.raises((RuntimeError, ValueError, IndexError)):
-                model(words, images=images[:, :2])  # no picture of this tower
+                model(words, images=images[:, :2])  # no image of this tower
             return "failed"
         if kind == "copy":
             return copy.deepcopy(model)(words, images=images).logits.tolist()
@@ -227,7 +227,7 @@ def test_a_loss_and_an_answer_select_the_same_tokens(tower_folder: Path, name: s
 def test_a_budget_of_all_tokens_of_a_tiled_picture_is_the_full_model(tower_folder: Path) -> None:
     model = tiny_llava(tower_folder, mm_patch_merge_type="spatial_unpad", **ANYRES)
     words, mask = batch(row(5, after=4))
-    images, sizes = [tiles(3)], [(28, 56)]  # a picture of 1 x 2 tiles and the base view: fewer than the most of 5
+    images, sizes = [tiles(3)], [(28, 56)]  # an image of 1 x 2 tiles and the base view: fewer than the most of 5
     dense = model(words, attention_mask=mask, images=images, image_sizes=sizes).logits
     with attach(model, tokens=1000) as attached:
         model(words, attention_mask=mask, images=images, image_sizes=sizes)

@@ -22,7 +22,7 @@ ROWS, COLUMNS = 4, 6  # of cells
 
 
 def picture(cells: Tensor) -> dict[str, Any]:
-    """A prompt about a picture of cells [rows, columns, V / 2], whose two frames are the same."""
+    """A prompt about an image of cells [rows, columns, V / 2], whose two frames are the same."""
     rows, columns, values = cells.shape
     pixels = cells.view(rows * columns * 4, 3, 1, values // 12).expand(-1, -1, 2, -1).reshape(rows * columns * 4, -1)
     given = {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 2 * rows, 2 * columns]])}

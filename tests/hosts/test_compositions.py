@@ -19,7 +19,7 @@ from llava_consensus.hosts.open_tower import positions, shrink  # noqa: E402
 from llava_consensus.reduction.budget import Budget  # noqa: E402
 from llava_consensus.reduction.costs import SHAPES, account, kv_bytes, llm_flops  # noqa: E402
 
-SMALL, LEFT, PATCH = 9, 4, 14  # tokens of the smaller picture, 3 x 3, and what stays of them
+SMALL, LEFT, PATCH = 9, 4, 14  # tokens of the smaller image, 3 x 3, and what stays of them
 IDS = [1, 7, 8, 9, 5, 11]
 
 

@@ -1,4 +1,4 @@
-"""The paper's layout of tiled pictures, a fixed grid of 2 x 2 tiles without unpadding and newlines, on both hosts."""
+"""The paper's layout of tiled images, a fixed grid of 2 x 2 tiles without unpadding and newlines, on both hosts."""
 
 import copy
 import json

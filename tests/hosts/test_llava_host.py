@@ -210,7 +210,7 @@ def test_tile_budgets(tower_folder: Path) -> None:
     model = tiny_llava(tower_folder, **ANYRES, mm_patch_merge_type="spatial")
     ids, mask = batch(row(5), row(6, 7))
     arguments = dict(images=[tiles(5), tiles(3, 1)], image_sizes=[(100, 100), (110, 50)], attention_mask=mask)
-    after = {"per_tile": 20, "global": 20, "most_tiles": 12}  # of three tiles, where a picture can have five
+    after = {"per_tile": 20, "global": 20, "most_tiles": 12}  # of three tiles, where an image can have five
     for tile_budget, left in after.items():
         with attach(model, tokens=20, tile_budget=tile_budget) as attached:
             model(ids, **arguments)

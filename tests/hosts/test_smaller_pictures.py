@@ -20,7 +20,7 @@ from llava_consensus.methods.resize import smaller
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 pytestmark = pytest.mark.skipif(VERSION < (5, 19), reason="methods on models of transformers need >= 5.19")
 T = 7
-CELLS = {2: [(2, 2), (1, 2)], 1: [(2, 3)]}  # of a video of two temporal patches of 4 x 4 tokens, of a picture of 4 x 6
+CELLS = {2: [(2, 2), (1, 2)], 1: [(2, 3)]}  # of a video of two temporal patches of 4 x 4 tokens, of an image of 4 x 6
 
 
 def resized(image: Tensor, height: int, width: int) -> Tensor:
@@ -28,7 +28,7 @@ def resized(image: Tensor, height: int, width: int) -> Tensor:
 
 
 def firsts(whole: tuple[int, int], small: tuple[int, int]) -> list[int]:
-    """The first token of the full picture, row by row, in each cell of the smaller one."""
+    """The first token of the full image, row by row, in each cell of the smaller one."""
     found: dict[tuple[int, int], int] = {}
     for row in range(whole[0]):
         for column in range(whole[1]):
@@ -46,7 +46,7 @@ def patches(image: Tensor, patch: int) -> Tensor:
 
 
 def prepared(frames: list[Tensor], patch: int) -> Tensor:
-    """A temporal patch of two pictures: what the processor makes of both, of each its own half."""
+    """A temporal patch of two images: what the processor makes of both, of each its own half."""
     both = [patches(frame, patch).unflatten(1, (3, 2, -1)) for frame in frames]
     return torch.stack((both[0][:, :, 0], both[1][:, :, 1]), 2).flatten(1)
 
@@ -155,7 +155,7 @@ def test_a_model_of_equal_tiles_reads_tiles_that_were_made_smaller(name: str) ->
 @pytest.mark.parametrize("name", FIXED)
 @torch.no_grad()
 def test_a_tile_that_keeps_its_size_is_read_as_by_the_model(name: str) -> None:
-    """As where one picture of a call is made smaller and another has room."""
+    """As where one image of a call is made smaller and another has room."""
     case = CASES[name]
     model = case.build()
     tiles = case.picture(1).pixels["pixel_values"].flatten(0, -4)
@@ -216,7 +216,7 @@ def test_video_llava_reads_smaller_frames_and_smaller_pictures_each_by_its_tower
     inputs = prompts([1, 5, clip, 6, picture, 7, 8])
     with attach(model, "resize", tokens=0.25, host_options={"class_tokens": class_tokens}) as attached:
         given = decoder_given(model, inputs)["inputs_embeds"][0]
-    assert [(one.before, one.after) for one in attached.outcomes] == [(16, 4), (4 * 16, 4 * 4)]  # pictures come first
+    assert [(one.before, one.after) for one in attached.outcomes] == [(16, 4), (4 * 16, 4 * 4)]  # images come first
     frames = torch.stack([resized(frame, 28, 28) for frame in inputs["pixel_values_videos"][0]])
     found = {"video": given[2:-7], "image": given[-6:-2]}
     whole = resized(picture.pixels["pixel_values"][0], 28, 28)[None]

@@ -16,7 +16,7 @@ from llava_consensus import attach
 
 sys.path.insert(0, str(Path(__file__).parent / "derived"))
 
-PLACES = ("at the first step", "before the pictures are encoded")
+PLACES = ("at the first step", "before the images are encoded")
 
 
 class Pause:

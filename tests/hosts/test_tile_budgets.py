@@ -1,4 +1,4 @@
-"""`tokens=T` is T for pictures of any size and any tiles. `tools/tile_budgets.py` shows the whole table."""
+"""`tokens=T` is T for images of any size and any tiles. `tools/tile_budgets.py` shows the whole table."""
 
 import importlib.util
 import sys
@@ -20,7 +20,7 @@ TILES = st.lists(st.integers(1, 40), min_size=1, max_size=13)  # tokens of each 
 
 
 def left(sizes: list[int], budget: Budget | Share, **options: str) -> int:
-    """Visual tokens of a picture of these tiles that are left."""
+    """Visual tokens of an image of these tiles that are left."""
     tile, token = np.repeat(np.arange(len(sizes)), sizes), np.concatenate([np.arange(size) for size in sizes])
     image = Image(0, np.arange(sum(sizes)), tile, token, len(sizes), False, 0)
     units = units_of([image], [budget], make("visionzip", **options), 13)

@@ -10,7 +10,7 @@ from llava_consensus import make
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.tower import Learnt, Tower
 
-QWEN = (7, 15, 23, 31)  # blocks of Qwen2.5-VL that attend to the whole picture
+QWEN = (7, 15, 23, 31)  # blocks of Qwen2.5-VL that attend to the whole image
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_relevance_is_the_negated_cosine_scaled_over_the_tiles_of_a_picture() ->
     real = torch.tensor([[True, False]]).expand(3, -1)  # the second segment is padding
     whole = WholePictures(torch.tensor([7, 7, 8]), torch.ones(3, 2, dtype=torch.bool))
     found = relevance(ClipSides(patches, text, real), whole)
-    expected = torch.tensor([[0.0, 0.5], [1.0, 0.2], [0.0, 1.0]])  # cosines 1 0 | -1 .6 of one picture, 1 0 of another
+    expected = torch.tensor([[0.0, 0.5], [1.0, 0.2], [0.0, 1.0]])  # cosines 1 0 | -1 .6 of one image, 1 0 of another
     assert torch.allclose(found, expected, atol=2e-6) and (found > 0).all()
     toward = relevance(ClipSides(patches, text, real), whole, negated=False)
     assert torch.allclose(toward, 1 - expected, atol=2e-6) and (toward > 0).all()

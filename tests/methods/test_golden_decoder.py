@@ -112,7 +112,7 @@ IVC = [key.removeprefix("kept_") for key in np.load(GOLDEN / "ivcprune.npz") if 
 
 @pytest.mark.parametrize("case", IVC)
 def test_ivcprune_chooses_as_the_official_code_for_qwen(case: str) -> None:
-    """From the values of a layer and the angles of three axes; text is all rows after the picture but the first two."""
+    """From the values of a layer and the angles of three axes; text is all rows after the image but the first two."""
     arrays = np.load(GOLDEN / "ivcprune.npz")
     stored = {key: torch.from_numpy(arrays[f"{key}_{case}"]) for key in ("values", "angle", "front", "kept")}
     (size, tokens), front = map(int, case.split("_")), int(stored["front"])

@@ -89,7 +89,7 @@ def tome_deviation(arrays: dict[str, torch.Tensor], case: str) -> float:
 
 
 def divprune_deviation(arrays: dict[str, torch.Tensor], size: int, count: int) -> float:
-    """The same tokens in the same order of picking; what is kept stands in the picture's order in both."""
+    """The same tokens in the same order of picking; what is kept stands in the image's order in both."""
     points = arrays[f"tokens_{size}"][None]
     theirs = arrays[f"picks_{size}_{count}"].long()
     assert torch.equal(spread_out(points, count)[0], theirs)
@@ -132,7 +132,7 @@ def test_divprune(size: int, count: int) -> None:
 
 @pytest.mark.parametrize(("size", "count"), FLAT)
 def test_cdpruner(size: int, count: int) -> None:
-    """In 2880 five tiles of one picture share one scale of relevance, as in the authors' batch. Past the rank of the
+    """In 2880 five tiles of one image share one scale of relevance, as in the authors' batch. Past the rank of the
     kernel ours must differ: tests/methods/test_cdpruner.py.
     """
     assert cdpruner_deviation(golden("cdpruner"), str(size), count) == 0.0

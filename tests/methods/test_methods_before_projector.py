@@ -1,4 +1,4 @@
-"""Methods at the picture, inside the tower and behind it on tiny hosts: every branch of the official function."""
+"""Methods at the image, inside the tower and behind it on tiny hosts: every branch of the official function."""
 
 import math
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_full_budget_and_detach_are_bit_identical(tower_folder: Path, prompt: Si
 @pytest.mark.parametrize("name", INSIDE)
 @torch.no_grad()
 def test_every_branch_holds_the_tokens_of_the_tower_in_raster_order(tower_folder: Path, name: str, case: str) -> None:
-    """Rebuilt the slow way from the official rows: for each picture and tile the first row of each token, in order."""
+    """Rebuilt the slow way from the official rows: for each image and tile the first row of each token, in order."""
     spec = CASES[case]
     model = tiny_llava(tower_folder, **spec.get("config", {}))
     left = spec.get("left", False)
@@ -50,7 +50,7 @@ def test_every_branch_holds_the_tokens_of_the_tower_in_raster_order(tower_folder
     anyres = "image_grid_pinpoints" in spec.get("config", {})
     tokens = 20 if anyres or max(len(one) for one in spec["ranges"]) > 1 else 6
     if case == "spatial_unpad, single tile":
-        tokens = 10  # attaching makes sure of pictures of five tiles too
+        tokens = 10  # attaching makes sure of images of five tiles too
     with attach(model, name, tokens=tokens) as attached:
         _, _, out_mask, _, embeds, _ = model.prepare_inputs_labels_for_multimodal(ids, **arguments)
         outcomes = list(attached.outcomes)
@@ -119,7 +119,7 @@ def test_batch_equals_singles(tower_folder: Path, name: str) -> None:
 @pytest.mark.parametrize("name", INSIDE)
 @torch.no_grad()
 def test_tiles_have_their_own_budgets(tower_folder: Path, name: str) -> None:
-    """22 tokens are 5, 5, 4, 4, 4 for five tiles and 8, 7, 7 for three; a picture of one tile keeps all its 16."""
+    """22 tokens are 5, 5, 4, 4, 4 for five tiles and 8, 7, 7 for three; an image of one tile keeps all its 16."""
     model = tiny_llava(tower_folder, **ANYRES, mm_patch_merge_type="spatial")
     ids, mask = batch(row(5), row(6, 7), row(8))
     images = [tiles(5), tiles(3, 1), tiles(1, 2)]

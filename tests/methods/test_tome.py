@@ -118,7 +118,7 @@ def test_budgets_the_tower_cannot_reach_are_refused_when_attaching(tower_folder:
 
 
 def slow_tome(tower: Any, images: torch.Tensor, counts: list[int], proportional: bool) -> tuple[list[Any], list[Any]]:
-    """Tokens and their patches by explicit loops over one picture, in double precision, with a written-out softmax; of
+    """Tokens and their patches by explicit loops over one image, in double precision, with a written-out softmax; of
     a tower without a class token all patches may leave, and those that stay stand by falling similarity.
     """
     inner = getattr(tower, "vision_model", tower)
@@ -132,7 +132,7 @@ def slow_tome(tower: Any, images: torch.Tensor, counts: list[int], proportional:
 
 
 def slow_pixtral(tower: Any, image: torch.Tensor, counts: list[int], proportional: bool) -> tuple[list[Any], list[Any]]:
-    """The same of a picture [1, 3, h, w] in Pixtral's tower, queries and keys turned pair of channels by pair, by the
+    """The same of an image [1, 3, h, w] in Pixtral's tower, queries and keys turned pair of channels by pair, by the
     mean row and column of a token's patches.
     """
     patches = tower.patch_conv(image)
@@ -238,7 +238,7 @@ def test_tome_on_frames_keeps_their_class_tokens() -> None:
 
 @pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="models of transformers need 5.19 or later")
 @pytest.mark.parametrize(
-    ("layer", "proportional", "tokens", "schedules"),  # of pictures of 4 x 4, 2 x 4 and 3 x 4 patches
+    ("layer", "proportional", "tokens", "schedules"),  # of images of 4 x 4, 2 x 4 and 3 x 4 patches
     [
         (-1, True, 8, ([2, 2, 2, 2], [0, 0, 0, 0], [1, 1, 1, 1])),  # the second has room for all of its own
         (-1, False, 8, ([2, 2, 2, 2], [0, 0, 0, 0], [1, 1, 1, 1])),
@@ -249,7 +249,7 @@ def test_tome_on_frames_keeps_their_class_tokens() -> None:
 def test_tome_on_pixtral_turns_a_merged_token_by_the_mean_place_of_its_patches(
     layer: int, proportional: bool, tokens: float, schedules: tuple[list[int], ...]
 ) -> None:
-    """Pictures of several sizes, two in each of two prompts."""
+    """Images of several sizes, two in each of two prompts."""
     from hf_models import CASES, IMAGE, decoder_given, prompts
 
     case = CASES["pixtral"]

@@ -245,7 +245,7 @@ def test_a_tower_that_ends_with_the_features_is_refused(tower_folder: Path) -> N
 def test_left_padded_batches_of_adaptive_counts_generate_as_singles(tower_folder: Path) -> None:
     model = tiny_llava(tower_folder, tokenizer_padding_side="left")
     rows = [row(5, 6), row(5, after=9), row(7, 8, 9, after=2), row(5, images=2)]
-    images = tiles(5, 1)  # pictures with different numbers of outliers on both stacks
+    images = tiles(5, 1)  # images with different numbers of outliers on both stacks
     ids, mask = batch(*rows, left=True)
     parts = [images[:1], images[1:2], images[2:3], images[3:]]
     with attach(model, "prumerge", tokens=6, budget="adaptive") as attached:

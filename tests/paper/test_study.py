@@ -176,7 +176,7 @@ def test_tables_of_the_study_mark_what_is_real(folders: list[Path]) -> None:
 
 
 def test_contrasts_are_means_over_benchmarks_paired_by_question(tmp_path: Path) -> None:
-    """At the least retention the sides disagree more, and recovery gains more; six of twelve pictures tell."""
+    """At the least retention the sides disagree more, and recovery gains more; six of twelve images tell."""
     runs = []
     for name in ("gqa", "pope"):
         runs.append(store(tmp_path, [1.0] * 24, method="full", tokens=None, options={}, benchmark=name))
@@ -199,7 +199,7 @@ def test_contrasts_are_means_over_benchmarks_paired_by_question(tmp_path: Path) 
 
 
 def test_a_probe_that_compared_nothing_is_said(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="no picture"):
+    with pytest.raises(OptionError, match="no image"):
         results.scap(run_of(tmp_path, "vision", [1.0], None))
 
 

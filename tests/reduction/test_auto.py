@@ -1,4 +1,4 @@
-"""Budgets that follow from a picture's small print (`auto`), and the total of a conversation."""
+"""Budgets that follow from an image's small print (`auto`), and the total of a conversation."""
 
 import re
 from typing import Any
@@ -16,7 +16,7 @@ from llava_consensus.reduction.detail import auto_share
 
 
 def page(part: float) -> Image.Image:
-    """A white picture of which the upper part is covered with print."""
+    """A white image of which the upper part is covered with print."""
     picture = Image.new("RGB", (480, 480), "white")
     for y in range(8, int(480 * part), 12):
         ImageDraw.Draw(picture).text((0, y), "the quick brown fox jumps over the lazy dog " * 4, fill="black")
@@ -33,7 +33,7 @@ def test_more_tokens_for_small_print_and_fewer_for_a_plain_picture() -> None:
     for mode in ("L", "RGBA", "P", "CMYK"):
         assert auto_share(page(1).convert(mode)).share == 0.5
     assert auto_share(Image.new("RGB", (1, 1))).share == auto_share(Image.new("RGB", (3000, 2))).share == shares[0]
-    with pytest.raises(OptionError, match="looks at pictures of PIL, and this is Tensor"):
+    with pytest.raises(OptionError, match="looks at images of PIL, and this is Tensor"):
         auto_share(torch.zeros(3, 4, 4))
 
 
@@ -43,7 +43,7 @@ def test_older_pictures_are_halved_until_a_conversation_fits() -> None:
     assert conversation([64] * 4, 150) == [16, 32, 32, 64]
     assert conversation([64] * 20, 300) == [8] * 9 + [16] * 10 + [64]
     assert conversation([3, 1, 64], 66) == [1, 1, 64]
-    with pytest.raises(OptionError, match=re.escape("total=100 visual tokens are too few for 20 pictures")):
+    with pytest.raises(OptionError, match=re.escape("total=100 visual tokens are too few for 20 images")):
         conversation([64] * 20, 100)
     found = of_prompts([Share(0.5), Budget(64), Budget(64)], [100, 40, 576], [0, 1, 1], 80)
     assert found == (Share(0.5), Budget(10), Budget(64))

@@ -1,4 +1,4 @@
-"""Requests of words and pictures, what vLLM answers to them, and what transformers with a method attached does."""
+"""Requests of words and images, what vLLM answers to them, and what transformers with a method attached does."""
 
 import gc
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ class Request(NamedTuple):
 
 
 def requests(family: str, count: int, seed: int = 0) -> list[Request]:
-    """Prompts of no, one, two and three pictures in turn, of OneVision with one that it resizes."""
+    """Prompts of no, one, two and three images in turn, of OneVision with one that it resizes."""
     sizes = SIZES[-3:] if family == "llava_onevision" else SIZES
     noise = torch.Generator().manual_seed(seed)
     found = []

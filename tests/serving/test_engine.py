@@ -107,7 +107,7 @@ def test_bad_requests_are_errors_of_the_request_and_the_engine_goes_on(llava: An
 
 
 def test_what_is_kept_of_a_picture_is_what_is_counted() -> None:
-    """Not views, which would keep all pictures of their batch in memory."""
+    """Not views, which would keep all images of their batch in memory."""
     from llava_consensus.serving.engine import EncodedImage, Kept
 
     batch, none = torch.zeros(16, 1, 10, 64), np.zeros(0, np.int64)
@@ -170,7 +170,7 @@ def test_budgets_that_follow_from_pictures_are_those_of_attach(llava: Any, metho
 
 
 def page() -> Any:
-    """A picture of small print."""
+    """An image of small print."""
     stripes = np.zeros((60, 70), np.uint8)
     stripes[:, ::3] = 255
     return Image.fromarray(stripes).convert("RGB")

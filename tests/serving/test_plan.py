@@ -1,4 +1,4 @@
-"""What a server knows of a picture before it is encoded, on models of transformers: no vLLM is needed."""
+"""What a server knows of an image before it is encoded, on models of transformers: no vLLM is needed."""
 
 import copy
 from typing import Any

@@ -74,7 +74,7 @@ def test_a_server_answers_from_the_tokens_it_was_told_and_refuses_bad_requests(s
     assert server.post(body, "messages")[0] == 200
     status, answer = server.post({**body, "mm_processor_kwargs": {"visual_tokens": 9}}, "messages")
     assert status == 400 and "/v1/messages does not take visual_tokens" in answer["error"]["message"], answer
-    status, answer = server.ask(b"no picture")
+    status, answer = server.ask(b"no image")
     assert status == 400 and "image" in answer["error"]["message"] and "\n" not in answer["error"]["message"]
 
     assert server.ask(png(1))[1]["choices"][0]["message"]["content"].strip() == expected[5]

@@ -17,7 +17,7 @@ from llava_consensus.serving.setting import Setting, asked, check_keys, config_o
 
 
 def test_methods_behind_the_tower_are_taken_and_the_others_refused_with_the_reason() -> None:
-    reasons = {Place.DECODER: "one length for all layers", Place.TOKENS: "tokens depends on the picture"}
+    reasons = {Place.DECODER: "one length for all layers", Place.TOKENS: "tokens depends on the image"}
     for name in METHODS:
         method = make(name)
         if method.place is Place.TOKENS and not method.adaptive:
@@ -29,7 +29,7 @@ def test_methods_behind_the_tower_are_taken_and_the_others_refused_with_the_reas
 
 
 def test_a_length_that_depends_on_the_picture_is_refused() -> None:
-    with pytest.raises(OptionError, match="number of tokens depends on the picture"):
+    with pytest.raises(OptionError, match="number of tokens depends on the image"):
         Setting("prumerge", 64, options={"budget": "adaptive"})
 
 

@@ -29,7 +29,7 @@ def onevision(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 @pytest.mark.parametrize("method", METHODS if EVERYTHING else SLICE)
 def test_a_budget_counts_the_tokens_of_a_video_as_attach_does(onevision: Any, method: str) -> None:
-    """Alone and in batches of unequal length; beside a picture where the method does not read the prompt."""
+    """Alone and in batches of unequal length; beside an image where the method does not read the prompt."""
     folder, model = onevision
     asked = clips(4)
     both = asking.Request("w7 <image> w50 <video> w9 w13", [small.picture(3)], [small.clip(3, 6)])

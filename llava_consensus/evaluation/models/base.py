@@ -1,4 +1,4 @@
-"""A model that can be asked: pictures in, answers out, with a method attached or not (`Runner`), and what goes in and
+"""A model that can be asked: images in, answers out, with a method attached or not (`Runner`), and what goes in and
 comes out. Each kind of model is a file beside this one; `loading.py` chooses among them.
 """
 
@@ -49,11 +49,11 @@ class Prompt:
 
 @dataclass(frozen=True, eq=False)
 class Encoding:
-    """One picture after the vision tower, ready for any number of questions."""
+    """One image after the vision tower, ready for any number of questions."""
 
     tiles: Any  # with `side`, tokens in a row of a tile, and `class_is_token`
-    tiled: bool  # several tiles of one picture, as against one square
-    size: tuple[int, int]  # width and height of the picture in pixels
+    tiled: bool  # several tiles of one image, as against one square
+    size: tuple[int, int]  # width and height of the image in pixels
     method: Method  # it was encoded for
     budget: Budget | Share | Auto
 
@@ -62,7 +62,7 @@ class Prefill(NamedTuple):
     """Rows of the prefill of one answer, and the KV cache it left."""
 
     text: int  # rows that are not visual tokens
-    question: int  # of these, rows after the last picture
+    question: int  # of these, rows after the last image
     entering: tuple[int, ...]  # visual tokens that entered each decoder layer
     kv_bytes: tuple[int, ...]  # keys and values each layer's cache holds, without padding
 
@@ -97,12 +97,12 @@ class Runner:
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """Placeholder texts for pictures in prompts of this model."""
+        """Placeholder texts for images in prompts of this model."""
         return ()
 
     @property
     def visual_tokens(self) -> int:
-        """Tokens of one picture, or of one tile of it; the most where that depends on the picture."""
+        """Tokens of one image, or of one tile of it; the most where that depends on the picture."""
         tokens: int = self.view.tower.tokens
         return tokens
 
@@ -116,7 +116,7 @@ class Runner:
         return self._attached
 
     def grid_columns(self, size: tuple[int, int]) -> int:
-        """Tiles in a row of the grid after the base view of a picture of this width and height; 0 without a grid."""
+        """Tiles in a row of the grid after the base view of an image of this width and height; 0 without a grid."""
         return 0
 
     def pixels(self, image: "Image") -> Tensor:
@@ -128,25 +128,25 @@ class Runner:
         raise NotImplementedError
 
     def shape(self, text: int = 0) -> Shape:
-        """Sizes of the model, with a prompt of one picture of the most tiles and `text` other rows."""
+        """Sizes of the model, with a prompt of one image of the most tiles and `text` other rows."""
         raise NotImplementedError
 
     def rows(self, prompt: Prompt, pictures: int = 1) -> tuple[int, int]:
-        """Rows of a prompt that are no pictures, and how many of them follow the last picture."""
+        """Rows of a prompt that are no images, and how many of them follow the last picture."""
         raise NotImplementedError
 
     def own_inputs(self, prompt: Prompt, image: "Image", folder: Path) -> dict[str, Any]:
-        """Kwargs of the model's own `generate` for one prompt about a picture. Models that read pictures from files
+        """Kwargs of the model's own `generate` for one prompt about a picture. Models that read images from files
         find it in the folder.
         """
         raise NotImplementedError
 
     def prompt_ids(self, prompt: Prompt, pictures: int = 1) -> Tensor:
-        """Token ids [L] of a prompt, with one placeholder for each picture, on the CPU."""
+        """Token ids [L] of a prompt, with one placeholder for each image, on the CPU."""
         raise NotImplementedError
 
     def question_ids(self, prompt: Prompt, pictures: list[Any]) -> Tensor:
-        """Token ids [L] of a prompt about these encoded pictures, on the CPU."""
+        """Token ids [L] of a prompt about these encoded images, on the CPU."""
         return self.prompt_ids(prompt, len(pictures))
 
     def answer_group(
@@ -156,7 +156,7 @@ class Runner:
         raise NotImplementedError
 
     def groups(self, attachment: Attachment, encoded: list[list[Encoding]], ids: list[Tensor]) -> list[list[int]]:
-        """Rows that are answered together: all with pictures, and all without."""
+        """Rows that are answered together: all with images, and all without."""
         seeing = [row for row, pictures in enumerate(encoded) if pictures]
         bare = [row for row, pictures in enumerate(encoded) if not pictures]
         return [rows for rows in (seeing, bare) if rows]
@@ -182,12 +182,12 @@ class Runner:
 
     @torch.inference_mode()
     def answer(self, encoded: list[list[Encoding]], prompts: list[Prompt]) -> list[Answer]:
-        """Greedy answers to one prompt about each list of encoded pictures (none for a question about text alone,
+        """Greedy answers to one prompt about each list of encoded images (none for a question about text alone,
         several for a video), in left-padded batches.
 
         Raises:
-            QuestionError: for a text that holds a word which stands for a picture, or half of a character.
-            ValueError: when the prompts differ in the length of answer they allow, or a picture was encoded for another
+            QuestionError: for a text that holds a word which stands for an image, or half of a character.
+            ValueError: when the prompts differ in the length of answer they allow, or an image was encoded for another
                 method than the one that is attached.
         """
         reserved = self.reserved
@@ -199,8 +199,8 @@ class Runner:
                 )
             if taken := [word for word in reserved if word in prompt.text]:
                 raise QuestionError(
-                    f"the question {prompt.text[:60]!r} holds {taken[0]}, which stands for a picture in the prompts of "
-                    "this model; pictures are put in front of the question by themselves. Leave it out"
+                    f"the question {prompt.text[:60]!r} holds {taken[0]}, which stands for an image in the prompts of "
+                    "this model; images are put in front of the question by themselves. Leave it out"
                 )
         with self.attachment() as attachment:
             _check_batch(attachment, encoded, prompts)
@@ -217,7 +217,7 @@ class Runner:
         return [answers[row] for row in range(len(prompts))]
 
     def ask(self, pictures: "list[Image | Clip]", prompt: Prompt) -> tuple[list[Encoding], Answer]:
-        """Encodes pictures and answers one prompt about them, for commands that ask once. Runs of a benchmark take the
+        """Encodes images and answers one prompt about them, for commands that ask once. Runs of a benchmark take the
         two steps themselves and keep whatever is raised beside its question.
 
         Raises:
@@ -230,7 +230,7 @@ class Runner:
             raise
         except Exception as error:
             raise DataError(
-                f"the model cannot answer: {type(error).__name__}: {error}. If that is so for every picture, fetch the "
+                f"the model cannot answer: {type(error).__name__}: {error}. If that is so for every image, fetch the "
                 "checkpoint's config.json, generation_config.json, processor and tokenizer again"
             ) from error
         return encoded, answer
@@ -286,7 +286,7 @@ def last_row_alone(head: nn.Module) -> Iterator[None]:
 
 
 def _check_batch(attachment: Attachment, encoded: list[list[Encoding]], prompts: list[Prompt]) -> None:
-    """Raises ValueError when the prompts differ in the length of answer they allow, or a picture was encoded for
+    """Raises ValueError when the prompts differ in the length of answer they allow, or an image was encoded for
     another method than the one that is attached: what this one reads was not collected.
     """
     if len({prompt.max_new_tokens for prompt in prompts}) != 1:
@@ -296,7 +296,7 @@ def _check_batch(attachment: Attachment, encoded: list[list[Encoding]], prompts:
     for picture in (picture for pictures in encoded for picture in pictures):
         if picture.method != method or (inside and picture.budget != budget):
             raise ValueError(
-                f"a picture was encoded for {picture.method} and {picture.budget}, but {method} with {budget} is "
+                f"an image was encoded for {picture.method} and {picture.budget}, but {method} with {budget} is "
                 "attached: encode it again"
             )
 
@@ -371,7 +371,7 @@ def shape_of(
     text: int,
     **more: Any,
 ) -> Shape:
-    """Sizes that decide what a prompt of one picture of the most tiles and `text` other rows costs. Every block of the
+    """Sizes that decide what a prompt of one image of the most tiles and `text` other rows costs. Every block of the
     tower counts, whichever feeds the projector: models run them all.
 
     Args:
@@ -385,7 +385,7 @@ def shape_of(
     width = getattr(vision, "embed_dim", vision.hidden_size)
     members = getattr(tower, "members", None)
     sides = (size, size) if isinstance(size, int) else size
-    assert tower is not None  # a host shows pictures
+    assert tower is not None  # a host shows images
     linear = [] if projector is None else [one for one in projector.modules() if isinstance(one, nn.Linear)]
     return Shape(
         layers=language.num_hidden_layers,

@@ -1,6 +1,6 @@
 """InternVL-Chat of 2023, checked, loaded and asked: by its authors' `llava` package, its templates and `generate`.
 
-The tower runs once for a picture, however many questions are asked about it; prompts are answered one by one.
+The tower runs once for an image, however many questions are asked about it; prompts are answered one by one.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Official LLaVA, checked, loaded and asked: by the package's own loader, templates and `generate`.
 
-The vision tower runs once for a picture, however many questions are asked about it, and prompts are answered in
+The vision tower runs once for an image, however many questions are asked about it, and prompts are answered in
 left-padded batches.
 
 Some checkpoints, such as LLaVA 1.6, have a vision tower that was trained along (`unfreeze_mm_vision_tower`). The
@@ -55,7 +55,7 @@ from llava_consensus.reduction.method import Shape
 if TYPE_CHECKING:
     from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
-IMAGE_ID = -200  # IMAGE_TOKEN_INDEX of official LLaVA, which stands for a picture in a prompt
+IMAGE_ID = -200  # IMAGE_TOKEN_INDEX of official LLaVA, which stands for an image in a prompt
 LEFT = {"tokenizer_padding_side": "left"}
 CONVERSATION = "vicuna_v1"  # default template: that of LLaVA-1.5
 VIDEO_CONVERSATION = "llava_v1"  # of the official scripts for questions about videos (Video-LLaVA)
@@ -156,7 +156,7 @@ class LlavaRunner(Runner):
         return answers_of(call, texts, [text_rows(row, [IMAGE_ID]) for row in ids], limit)
 
     def _ask(self, pictures: list[Encoding], rows: list[Tensor], prompt: Prompt) -> list[str]:
-        """Texts by the official `generate`; the call has the pictures' features."""
+        """Texts by the official `generate`; the call has the images' features."""
         ids, mask = self.pad(rows)
         output = self.model.generate(
             ids,
@@ -174,7 +174,7 @@ class LlavaRunner(Runner):
 
 
 def to_text(prompt: Prompt, pictures: int, wrapped: bool = False) -> str:
-    """A prompt in its conversation template, placeholders of its pictures in front, as LLaVA's own runners write it;
+    """A prompt in its conversation template, placeholders of its images in front, as LLaVA's own runners write it;
     `wrapped` in the start and end tokens some checkpoints want (`mm_use_im_start_end`).
     """
     from llava.constants import DEFAULT_IM_END_TOKEN, DEFAULT_IM_START_TOKEN, DEFAULT_IMAGE_TOKEN
@@ -215,7 +215,7 @@ def check(model: str, conversation: str | None, videos: bool, options: Mapping[s
     """Checks a checkpoint; questions about videos have a template of their own.
 
     Raises:
-        OptionError: for a conversation template or a layout of pictures that official LLaVA does not have, or a layout
+        OptionError: for a conversation template or a layout of images that official LLaVA does not have, or a layout
             of tiles where there are none.
         DataError: for a vision tower of the hub that cannot be had.
     """
@@ -279,7 +279,7 @@ def load_official(path: str, loading: Loading) -> tuple[Any, Any, Any]:
     Raises:
         DataError: for a folder that is not there or cannot be loaded, whose weights are not those of its config.json,
             or hold NaN or infinity.
-        OptionError: for a layout of pictures that LLaVA does not know.
+        OptionError: for a layout of images that LLaVA does not know.
     """
     check_llava_version()
     path = str(Path(path).expanduser())

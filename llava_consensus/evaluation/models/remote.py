@@ -1,6 +1,6 @@
 """Qwen-VL and CogVLM, checked, loaded and asked: by the model's own prompts and `generate`.
 
-The tower runs once for a picture, however many questions are asked about it; prompts are answered in left-padded
+The tower runs once for an image, however many questions are asked about it; prompts are answered in left-padded
 batches.
 """
 
@@ -44,11 +44,11 @@ class RemoteRunner(Runner):
         return super().padding if end is None else end
 
     def words(self, prompt: Prompt, pictures: int) -> dict[str, Tensor]:
-        """A prompt about that many pictures in the model's own words, as arguments of `generate` by row, each [L]."""
+        """A prompt about that many images in the model's own words, as arguments of `generate` by row, each [L]."""
         raise NotImplementedError
 
     def stand_ins(self, pictures: list[int]) -> dict[str, Any]:
-        """Arguments of `generate` in place of pictures that were encoded before, given their number in each row."""
+        """Arguments of `generate` in place of images that were encoded before, given their number in each row."""
         return {}
 
     def rows(self, prompt: Prompt, pictures: int = 1) -> tuple[int, int]:
@@ -93,7 +93,7 @@ def _padded(rows: list[Tensor]) -> Tensor:
 
 
 class QwenVLRunner(RemoteRunner):
-    """Qwen-VL, which reads pictures from files that its prompts name."""
+    """Qwen-VL, which reads images from files that its prompts name."""
 
     reserved = ("<img>", "</img>", "<imgpad>")
 
@@ -118,7 +118,7 @@ class QwenVLRunner(RemoteRunner):
         return pixels
 
     def words(self, prompt: Prompt, pictures: int) -> dict[str, Tensor]:
-        """`<img>`, as many fillers as a picture has rows, `</img>`, the question, and `Answer:`."""
+        """`<img>`, as many fillers as an image has rows, `</img>`, the question, and `Answer:`."""
         start, end, pad = self.view.marks
         words = self.tokenizer(prompt.text + ANSWER, return_tensors="pt").input_ids[0]
         picture = torch.tensor([start, *[pad] * self.visual_tokens, end])
@@ -130,14 +130,14 @@ class QwenVLRunner(RemoteRunner):
         image.save(path)
         name = list(str(path).encode())
         if len(name) >= self.visual_tokens:
-            raise OptionError(f"{path}: longer than the {self.visual_tokens} rows of a picture, which hold its path")
+            raise OptionError(f"{path}: longer than the {self.visual_tokens} rows of an image, which hold its path")
         place = int((ids[0] == start).nonzero()[0]) + 1
         ids[0, place : place + len(name)] = torch.tensor(name)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 class CogVLMRunner(RemoteRunner):
-    """CogVLM, which reads at most one picture in a prompt."""
+    """CogVLM, which reads at most one image in a prompt."""
 
     def shape(self, text: int = 0) -> Shape:
         config, vision = self.model.config, SimpleNamespace(**self.model.config.vision_config)
@@ -150,9 +150,9 @@ class CogVLMRunner(RemoteRunner):
         return pixels
 
     def words(self, prompt: Prompt, pictures: int) -> dict[str, Tensor]:
-        """The model's own conversation about one picture, or none."""
+        """The model's own conversation about one image, or none."""
         if pictures > 1:
-            raise OptionError(f"{pictures} pictures in a prompt: CogVLM reads one")
+            raise OptionError(f"{pictures} images in a prompt: CogVLM reads one")
         image = Image.new("RGB", (1, 1)) if pictures else None
         built = self._conversation(prompt.text, prompt.conversation, image)
         return {name: built[name] for name in ("input_ids", "token_type_ids")}

@@ -330,7 +330,7 @@ def _one(client: Client, plan: UrlPlan, question: Question) -> Result:
 
 
 def _png(path: Path, benchmark: Benchmark, data: Path) -> bytes:
-    """A picture as the models of this project see it, without loss."""
+    """An image as the models of this project see it, without loss."""
     picture, file = open_image(path, content=benchmark.picture and benchmark.picture(data, path.name)), io.BytesIO()
     picture.save(file, "PNG", compress_level=1)
     return file.getvalue()

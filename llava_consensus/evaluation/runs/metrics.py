@@ -57,7 +57,7 @@ def budget_of(plan: RunPlan, runner: Runner) -> Budget | Share:
         )
     from llava_consensus.reduction.costs import match
 
-    if plan.match == "flops":  # of the mean prompt of those of the first questions that have a picture
+    if plan.match == "flops":  # of the mean prompt of those of the first questions that have an image
         asked = ((plan.prompt(question), plan.shown(question)) for question in plan.questions)
         rows = [runner.rows(prompt, shown) for prompt, shown in islice(asked, TYPICAL) if shown] or [(0, 0)]
         text, question = (round(sum(column) / len(rows)) for column in zip(*rows, strict=True))
@@ -97,7 +97,7 @@ class AnswerCosts:
 
         Args:
             prefill: as measured.
-            pictures: number of images in the prompt.
+            images: number of images in the prompt.
             tokens: of each image, for a share; the formulas are given their mean.
             outcomes: of the images.
         """
@@ -139,7 +139,7 @@ def measure(plan: RunPlan, folder: Run) -> Record:
     answers = [folder.answers[index] for index in sorted(folder.answers)]
     if not answers:
         first = folder.errors[min(folder.errors)]
-        what = "question could be answered" if "cause" in first else "picture can be read, so nothing was asked"
+        what = "question could be answered" if "cause" in first else "image can be read, so nothing was asked"
         raise DataError(f"{folder.path}: not one {what}. The first error: {first['error']}")
     if folder.errors:
         log.warning(

@@ -7,7 +7,7 @@ both. Every choice is recorded with how far the two sides agree on the K best to
 correction factor (`reduction/selection.py`).
 
 `LayerProbe` puts SCAP beside the true attention of every decoder layer. SCAP is the attention of the words after the
-picture in the first layer, computed before the language model runs (`reduction/saliency.py`). The method drops nothing:
+image in the first layer, computed before the language model runs (`reduction/saliency.py`). The method drops nothing:
 it stops before every layer, computes that layer's attention of the same words from the layer's own queries and keys,
 and records how its ranking of the visual tokens compares with SCAP's.
 """
@@ -87,7 +87,7 @@ def other(side: str) -> str:
 
 
 def vision_saliency(tower: VisualTokens | None) -> Tensor:
-    """Attention of the class token over a picture's tokens, on one scale for all its tiles: [P, n].
+    """Attention of the class token over an image's tokens, on one scale for all its tiles: [P, n].
 
     Raises:
         OptionError: for a host that does not say what its vision tower saw.

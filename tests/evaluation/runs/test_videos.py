@@ -28,7 +28,7 @@ def write_gif(path: Path, count: int) -> Path:
 
 
 def values(frames: list[Image.Image]) -> list[int]:
-    """Which frame each picture is, by its gray."""
+    """Which frame each image is, by its gray."""
     assert all(frame.mode == "RGB" for frame in frames)
     return [round(float(np.asarray(frame).mean()) / 10) for frame in frames]
 
