@@ -14,7 +14,6 @@ from llava_consensus.entry_points import registered
 from llava_consensus.errors import OptionError, any_case
 from llava_consensus.evaluation.runs import DATA, MODEL, OUT
 from llava_consensus.evaluation.runs.execution import Execution
-from llava_consensus.reduction.budget import AUTO
 from llava_consensus.reduction.options import options
 
 if TYPE_CHECKING:
@@ -235,10 +234,8 @@ def one_word_method(text: str) -> "Method":
     return make(name, **options(filter(None, rest.split(","))))
 
 
-def number(text: str) -> int | float | str:
-    """A whole number, a fraction where the text has a point, or `auto` as it is. ArgumentTypeError for another text."""
-    if text == AUTO:
-        return text
+def number(text: str) -> int | float:
+    """A whole number, or a fraction if the text has a point. ArgumentTypeError for another text."""
     try:
         return int(text) if text.lstrip("+-").isdigit() else float(text)
     except ValueError:

@@ -28,9 +28,8 @@ from llava_consensus.hosts.inputs import NO_TEXT, Prompt
 from llava_consensus.hosts.outcomes import ImageOutcome, Report, cached_layers, joined_parts
 from llava_consensus.hosts.tower import READ
 from llava_consensus.hosts.units import over_parts
-from llava_consensus.reduction.budget import AUTO, Auto, Budget, Share, amount, of_prompts
+from llava_consensus.reduction.budget import Budget, Share, amount, of_prompts
 from llava_consensus.reduction.composition import Composition
-from llava_consensus.reduction.detail import auto_share
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import ClipSides, Need
 
@@ -47,7 +46,7 @@ class BudgetedMethod(NamedTuple):
     """A method with its budget."""
 
     method: Method
-    budget: Budget | Share | Auto
+    budget: Budget | Share
 
 
 @dataclass(eq=False)
@@ -55,7 +54,6 @@ class Call:
     """One call of the model, or several in a `with` block, with its inputs that are no arguments, and its report."""
 
     questions: list[str] | None = None  # text asked in each row of the batch, for methods that read it
-    pictures: list[Any] | None = None  # of PIL, those of the batch in order, for budgets that follow from them
     settings: Mapping[str, Any] = field(default_factory=dict)  # entries of the configuration that differ in this call
     report: Report = field(default_factory=Report)
 
@@ -66,7 +64,7 @@ class Attachment:
     Args:
         model: a model of transformers.
         method: what reduces.
-        budget: of one image, a number of tokens, a share of those it has, or `Auto`.
+        budget: of one image, a number of tokens, or a share of those it has.
         total: the most tokens of the images of one prompt; None is any number.
         options: of its family (`HostEntry.options`).
         entrance: how rows leave this model.
@@ -78,7 +76,7 @@ class Attachment:
         self,
         model: nn.Module,
         method: Method,
-        budget: Budget | Share | Auto,
+        budget: Budget | Share,
         total: int | None = None,
         options: Mapping[str, str] | None = None,
         entrance: Callable[..., Entrance] = Entrance,
@@ -105,9 +103,13 @@ class Attachment:
         """Raises OptionError for what cannot be attached, with the remedy."""
         if len(self.stages) > 1:
             check_stages(self.stages, model)
-        if (self.total is not None or isinstance(self.budget, Auto)) and self.method.place is not Place.TOKENS:
+        if self.total is not None and isinstance(self.budget, Budget) and self.total < self.budget.tokens:
             raise OptionError(
-                f"tokens={AUTO!r} and total are for methods that act after the vision tower, and "
+                f"total={self.total} is below tokens={self.budget.tokens} of one image: give at least that"
+            )
+        if self.total is not None and self.method.place is not Place.TOKENS:
+            raise OptionError(
+                f"total={self.total}: is for methods that act after the vision tower, and "
                 f"{type(self.method).__name__} acts elsewhere: give tokens as a number or a share"
             )
         if self.options.get("class_tokens") == "drop" and self.stages[-1].method.place is Place.DECODER:
@@ -199,11 +201,10 @@ class Attachment:
     def call(
         self,
         questions: list[str] | None = None,
-        pictures: list[Any] | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> Iterator[Call]:
         """The calls of the model in the body, with inputs that are no arguments of it."""
-        call = Call(questions, pictures, settings or {})
+        call = Call(questions, settings or {})
         token = self._scope.set(call)
         try:
             yield call
@@ -216,10 +217,6 @@ class Attachment:
         the text asked in each row of the batch.
         """
         return self.call(questions=questions)
-
-    def seeing(self, pictures: list[Any], questions: list[str] | None = None) -> Any:
-        """A call for `tokens="auto"`, with the images of PIL that the batch shows, in order."""
-        return self.call(questions, pictures)
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -296,23 +293,10 @@ class Attachment:
 
     # What a forward pass asks for
 
-    def budgets(self, stage: BudgetedMethod, prompt: Prompt) -> list[Budget | Share | Auto]:
-        """Budget of each image of a batch of prompts.
-
-        Raises:
-            OptionError: for `tokens="auto"` without the images in PIL.
-        """
+    def budgets(self, stage: BudgetedMethod, prompt: Prompt) -> list[Budget | Share]:
+        """Budget of each image of a batch of prompts."""
         images, whole = prompt.images, whole_images(prompt.images)
         found: list[Any] = [stage.budget] * len(whole)
-        if isinstance(stage.budget, Auto):
-            call, count = self._scope.get(), len(whole) // prompt.beams
-            pictures = None if call is None else call.pictures
-            if pictures is None or len(pictures) != count:
-                raise OptionError(
-                    f"tokens={AUTO!r} follows from the images: say them around the call, `with "
-                    f"attached.seeing([...]):`, {count} of PIL, one for each that the batch shows"
-                )
-            found = [auto_share(picture) for picture in pictures] * prompt.beams
         sizes = [[int((images[part].token >= 0).sum()) for part in parts] for parts in whole]
         if self.total is not None:
             rows = [images[parts[0]].row for parts in whole]

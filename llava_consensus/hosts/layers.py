@@ -24,7 +24,7 @@ from llava_consensus.hosts.cache import Book, cache_in, without_cache
 from llava_consensus.hosts.rows import Rows
 from llava_consensus.hosts.units import Unit
 from llava_consensus.reduction.calibration import seen_logits
-from llava_consensus.reduction.decoder import Cut
+from llava_consensus.reduction.decoder import Cut, only_cut
 
 RECURRENT = ("linear_attention", "conv", "mamba")  # layer types without an attention kernel; they take 2D masks
 
@@ -41,6 +41,8 @@ class Layers:
             )
         self.config: Any = decoder.config
         self.count = len(layers)
+        if getattr(method, "layer", None) is not None:
+            only_cut(method.layer, 0, self.count)
         kinds = getattr(self.config, "layer_types", None)
         plain = "sliding_attention" if getattr(self.config, "sliding_window", None) else "full_attention"
         self.kinds = list(kinds or [plain] * self.count)[: self.count]

@@ -1,8 +1,6 @@
-"""The budget: how many visual tokens the language model is handed for one image, as a number, as a share of its own, or
-by what is in it.
+"""The budget: how many visual tokens the language model reads for one image, as a number or as a share of its own.
 
-`budget(64)` is `Budget(64)`, `budget(0.1)` is `Share(0.1)`, `wanted("auto")` is `Auto()`, which `detail.py` makes a
-share of; `of(N)` of each is the budget of an image of N tokens.
+`budget(64)` is `Budget(64)`, `budget(0.1)` is `Share(0.1)`; `of(N)` of each is the budget of an image of N tokens.
 """
 
 import contextlib
@@ -14,8 +12,6 @@ from typing import Any
 
 from llava_consensus.errors import OptionError, plural
 
-AUTO = "auto"
-MOST = 0.5  # share of its tokens that `Auto` gives an image at most
 FEWEST = 8  # part of its budget that an old image of a conversation keeps at least, as 1 / FEWEST
 
 
@@ -114,38 +110,14 @@ class Share:
         return Budget(max(1, int(exact)))
 
 
-@dataclass(frozen=True)
-class Auto:
-    """A share of each image's own tokens that follows from its small print (`detail.auto_share`)."""
-
-    def of(self, available: int) -> Budget:
-        """The most that an image of `available` tokens may be given."""
-        return Share(MOST).of(available)
-
-
-def wanted(tokens: int | float | str, merged: int | None = None) -> Budget | Share | Auto:
-    """A budget as a user gives it: a whole number of tokens, a fraction as a share of each image's own, or `auto`.
-
-    Raises:
-        OptionError: for a value outside its bound, or `merged` beside a share or `auto`.
-    """
-    if isinstance(tokens, str) and tokens == AUTO:
-        if merged is not None:
-            raise OptionError(f"merged={merged} beside tokens={AUTO!r}, which is a share. Leave merged out")
-        return Auto()
-    if isinstance(tokens, str):
-        raise OptionError(f"tokens={tokens!r} must be a whole number of tokens, a share in (0, 1), or {AUTO!r}")
-    return budget(tokens, merged)
-
-
 def budget(tokens: int | float | str, merged: int | None = None) -> Budget | Share:
     """A whole number of tokens, or a fraction as a share of each image's own.
 
     Raises:
         OptionError: for a value outside its bound, or `merged` beside a share.
     """
-    if isinstance(tokens, str) and tokens == AUTO:
-        raise OptionError(f"tokens={AUTO!r} is for attach, serve and eval --url: give a number or a share here")
+    if isinstance(tokens, str):
+        raise OptionError(f"tokens={tokens!r} must be a whole number of tokens, or a share in (0, 1)")
     found, merged = _number(tokens), _number(merged)
     if not isinstance(found, float):
         return Budget(found, merged)
@@ -227,8 +199,6 @@ def most_first(budgets: "set[Budget | Share]") -> "list[Budget | Share]":
     return sorted(budgets, key=lambda one: (isinstance(one, Share), -amount(one)))
 
 
-def amount(budget: Budget | Share | Auto) -> Any:
-    """The number, the share or `auto`, as it was given."""
-    if isinstance(budget, Auto):
-        return AUTO
+def amount(budget: Budget | Share) -> Any:
+    """The number or the share, as it was given."""
     return budget.share if isinstance(budget, Share) else budget.tokens

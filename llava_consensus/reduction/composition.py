@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from llava_consensus.errors import OptionError
-from llava_consensus.reduction.budget import Auto, Budget, Share
+from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Place, Shape
 
 TOWER = (Place.PICTURE, Place.CELLS, Place.TOWER)  # which count as one place
@@ -63,7 +63,7 @@ class Composition(Method):
         """True if one of them reads the question."""
         return any(part.method.reads_prompt for part in self.parts)
 
-    def budgets(self, budget: Budget | Share | Auto) -> list[Budget]:
+    def budgets(self, budget: Budget | Share) -> list[Budget]:
         """Budget of each method.
 
         Raises:

@@ -18,7 +18,7 @@ from llava_consensus.hosts.inputs import needs_of, structural_rows
 from llava_consensus.hosts.parts import decoder_of
 from llava_consensus.hosts.tower import EARLIER, Learnt, Tiles, Tower
 from llava_consensus.hosts.units import units_of
-from llava_consensus.reduction.budget import Auto, Budget, Share
+from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need
 from llava_consensus.serving.setting import Setting, of_config
@@ -113,7 +113,7 @@ class Plan:
         (image,) = self.facts.images(modality, dict(inputs), ids)
         return image
 
-    def left(self, image: Image, budget: Budget | Share | Auto) -> int:
+    def left(self, image: Image, budget: Budget | Share) -> int:
         """Tokens that are left of an image, newlines among them."""
         return sum(left_of(image, budget, self.method, self.facts.most_tiles))
 
@@ -122,7 +122,7 @@ class Plan:
         return self.method.newlines == "drop" and not image.video
 
 
-def left_of(image: Image, budget: Budget | Share | Auto, method: Method, most_tiles: int) -> tuple[int, int]:
+def left_of(image: Image, budget: Budget | Share, method: Method, most_tiles: int) -> tuple[int, int]:
     """Tokens, and newlines, that are left of an image."""
     units = units_of([image], [budget], method, most_tiles)
     gone, structural = sum(len(unit.places) - unit.budget.tokens for unit in units), structural_rows(image)

@@ -25,8 +25,7 @@ from vllm.multimodal.processing import PromptReplacement, PromptUpdateDetails
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.images import Image
-from llava_consensus.reduction.budget import AUTO, Auto, Budget, Share
-from llava_consensus.reduction.detail import auto_share
+from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.serving.plan import Plan
 from llava_consensus.serving.server import admit_own_arguments, tell_bad_media
 from llava_consensus.serving.setting import asked, check_keys
@@ -52,7 +51,7 @@ AFTER = Counter("visual_reduction_tokens_after", "Tokens of images that were lef
 class Request:
     """One prompt on its way through a processor."""
 
-    tokens: int | float | str  # as it was asked for
+    tokens: int | float  # as it was asked for
     prompt: list[int]  # before placeholders are put in
     question: str  # for methods that read it by CLIP's text tower
     hashes: Any  # of its images, where what becomes of one depends on the others or on the prompt
@@ -176,7 +175,7 @@ class Reducing:
         for modality, own_items in items.items():
             texts = [updates[modality].resolve(number).content for number in range(len(own_items))]
             images = [self._image(modality, *one) for one in zip(own_items, texts, strict=True)]
-            fields = [fields_of(one) for one in self._budgets(request, modality, images, mm_items[modality].get_all())]
+            fields = [fields_of(one) for one in self._budgets(request, images)]
             own = {COUNT: [count for count, _ in fields], SHARE: [share for _, share in fields]}
             own[ROWS] = [torch.tensor(len(image.places)) for image in images]
             own[KEY] = [key_of(item) for item in own_items]
@@ -186,20 +185,16 @@ class Reducing:
             made.update({f"{modality}_{name}": values for name, values in own.items()})
         return made
 
-    def _budgets(self, request: Request, modality: str, images: list[Image], pixels: list[Any]) -> list[Budget | Share]:
+    def _budgets(self, request: Request, images: list[Image]) -> list[Budget | Share]:
         """Budgets of the images of a request. OptionError if one is more than the server allows."""
         budget, left, setting = asked(request.tokens), self.plan.left, self.plan.setting
-        if isinstance(budget, Auto) and modality != "image":
-            raise OptionError(f"{TOKENS}={AUTO!r} is for images: give a number or a share of a video")
         found: list[Budget | Share] = []
-        for image, own in zip(images, pixels, strict=True):
-            found.append(auto_share(own) if isinstance(budget, Auto) else budget)
+        for image in images:
+            found.append(budget)
             if request.tokens == setting.tokens and setting.largest is None:
                 continue
             tokens, most = left(image, found[-1]), left(image, asked(setting.most))
-            if tokens > most and isinstance(budget, Auto):
-                found[-1] = Budget(most)
-            elif tokens > most:
+            if tokens > most:
                 raise OptionError(
                     f"{TOKENS}={request.tokens}: {tokens} tokens of an image are more than this server allows, {most} "
                     f"(largest={setting.most})"

@@ -11,7 +11,7 @@ from typing import Any
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import HOSTS
 from llava_consensus.methods import make
-from llava_consensus.reduction.budget import AUTO, MOST, Auto, Budget, Share, wanted
+from llava_consensus.reduction.budget import Budget, Share, budget
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.serving.supported import ASKED, FAMILIES, TOKENS, check_version
 
@@ -52,7 +52,7 @@ class Setting:
     """
 
     method: str
-    tokens: int | float | str
+    tokens: int | float
     largest: int | float | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -60,16 +60,10 @@ class Setting:
         check_method(self.method, self.made)
         for name, value in (("tokens", self.tokens), ("largest", self.most)):
             try:
-                wanted(value)
+                budget(value)
             except (OptionError, TypeError) as wrong:
                 raise OptionError(f"{name}={value!r}: {wrong}") from wrong
-        if self.largest == AUTO:
-            raise OptionError(f"largest={AUTO!r} must be a number or a share")
-        if (
-            not isinstance(self.tokens, str)
-            and isinstance(self.tokens, int) == isinstance(self.most, int)
-            and self.most < self.tokens
-        ):
+        if isinstance(self.tokens, int) == isinstance(self.most, int) and self.most < self.tokens:
             raise OptionError(
                 f"largest={self.largest} is below tokens={self.tokens}, which a request gets that does not ask: "
                 f"give at least {self.tokens}, or leave largest out"
@@ -83,9 +77,7 @@ class Setting:
     @property
     def most(self) -> int | float:
         """The largest budget."""
-        if self.largest is not None:
-            return self.largest
-        return MOST if isinstance(self.tokens, str) else self.tokens
+        return self.tokens if self.largest is None else self.largest
 
     def overrides(self, config: Any) -> dict[str, Any]:
         """vLLM's `hf_overrides` for a model of this configuration.
@@ -147,7 +139,7 @@ def check_method(name: str, method: Method) -> None:
 
 def engine_arguments(
     method: str = "consensusdrop",
-    tokens: int | float | str = 64,
+    tokens: int | float = 64,
     largest: int | float | None = None,
     **options: Any,
 ) -> dict[str, Any]:
@@ -176,12 +168,12 @@ def check_keys(given: Mapping[str, object]) -> None:
         )
 
 
-def asked(value: Any) -> Budget | Share | Auto:
-    """The budget of a request's `visual_tokens`. OptionError for anything but a number, a share or `auto`."""
+def asked(value: Any) -> Budget | Share:
+    """The budget of a request's `visual_tokens`. OptionError for anything but a number or a share."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise OptionError(f"{TOKENS}={value!r} must be a whole number of tokens, a share in (0, 1), or {AUTO!r}")
+        raise OptionError(f"{TOKENS}={value!r} must be a whole number of tokens, or a share in (0, 1)")
     try:
-        return wanted(value)
+        return budget(value)
     except OptionError as wrong:
         raise OptionError(f"visual_{wrong}") from wrong
 

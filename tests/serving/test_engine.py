@@ -10,7 +10,6 @@ import pytest
 import small
 import torch
 from asking import answers, assert_equal, reference, requests, served
-from PIL import Image
 
 from llava_consensus.hosts.images import Image as Rows
 from llava_consensus.hosts.tower import Tiles
@@ -156,24 +155,6 @@ def test_long_prompts_are_reduced_a_few_at_a_time(monkeypatch: pytest.MonkeyPatc
     prompts = [engine.FullPrompt(torch.zeros(rows), torch.zeros(rows), [], []) for rows in (40, 50, 30, 300, 20)]
     found = [[len(prompt.ids) for prompt in batch] for batch in engine.batches(prompts)]
     assert found == [[40, 50], [30], [300], [20]]
-
-
-@pytest.mark.parametrize("method", ["visionzip", "consensusdrop"])
-def test_budgets_that_follow_from_pictures_are_those_of_attach(llava: Any, method: str) -> None:
-    """`auto` by the small print of each."""
-    folder, model = llava
-    asked = requests("llava", 8)
-    asked[1] = asked[1]._replace(pictures=[page()])
-    with served(folder, method, "auto", largest=9) as engine:
-        found = answers(engine, asked)
-    assert_equal(found, reference(model, asked, method, "auto"))
-
-
-def page() -> Any:
-    """An image of small print."""
-    stripes = np.zeros((60, 70), np.uint8)
-    stripes[:, ::3] = 255
-    return Image.fromarray(stripes).convert("RGB")
 
 
 def test_pictures_that_items_of_a_message_share_are_sent_once() -> None:

@@ -10,7 +10,7 @@ import pytest
 import llava_consensus
 from llava_consensus.errors import MissingDependency, OptionError
 from llava_consensus.methods import METHODS, make
-from llava_consensus.reduction.budget import MOST, Auto, Budget, Share
+from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Place
 from llava_consensus.serving import supported
 from llava_consensus.serving.setting import Setting, asked, check_keys, config_of, further, of_config
@@ -44,8 +44,7 @@ def test_a_length_that_depends_on_the_picture_is_refused() -> None:
         ({"method": "visionzip", "tokens": 64, "largest": 32}, "largest=32 is below tokens=64"),
         ({"method": "visionzip", "tokens": 0.5, "largest": 0.1}, "largest=0.1 is below tokens=0.5"),
         ({"method": "visionzip", "tokens": 64, "options": {"alpha": 1}}, "alpha"),
-        ({"method": "visionzip", "tokens": "much"}, "or 'auto'"),
-        ({"method": "visionzip", "tokens": 64, "largest": "auto"}, "largest='auto' must be a number"),
+        ({"method": "visionzip", "tokens": "much"}, "or a share"),
     ],
 )
 def test_bad_settings_name_the_argument_and_the_value(given: dict[str, Any], words: str) -> None:
@@ -59,8 +58,8 @@ def test_bad_budgets_of_requests_are_refused(value: object) -> None:
         asked(value)
 
 
-def test_budgets_of_requests_are_numbers_shares_or_auto() -> None:
-    assert [asked(value) for value in (64, 0.5, "auto")] == [Budget(64), Share(0.5), Auto()]
+def test_budgets_of_requests_are_numbers_or_shares() -> None:
+    assert [asked(value) for value in (64, 0.5)] == [Budget(64), Share(0.5)]
 
 
 def test_a_setting_goes_through_a_configuration_and_back() -> None:
@@ -71,9 +70,6 @@ def test_a_setting_goes_through_a_configuration_and_back() -> None:
 
 def test_the_largest_budget_is_bounded_below_by_the_own_one() -> None:
     assert [Setting("visionzip", 64, most).most for most in (None, 64, 65, 0.1)] == [64, 64, 65, 0.1]
-    assert Setting("visionzip", "auto").most == MOST and Setting("visionzip", "auto", 8).most == 8
-    with pytest.raises(OptionError, match="largest='auto' must be a number or a share"):
-        Setting("visionzip", 64, "auto")  # type: ignore[arg-type]
 
 
 def test_vllm_asks_for_positions_where_they_are_kept() -> None:

@@ -21,7 +21,7 @@ from llava_consensus.hosts import attach_view
 from llava_consensus.hosts.attachment import Attachment, Call
 from llava_consensus.hosts.outcomes import CachedLayer, ImageOutcome
 from llava_consensus.methods import make
-from llava_consensus.reduction.budget import Auto, Budget, Share
+from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Shape
 from llava_consensus.reduction.tokens import Need
 
@@ -55,7 +55,7 @@ class Encoding:
     tiled: bool  # several tiles of one image, as against one square
     size: tuple[int, int]  # width and height of the image in pixels
     method: Method  # it was encoded for
-    budget: Budget | Share | Auto
+    budget: Budget | Share
 
 
 class Prefill(NamedTuple):
