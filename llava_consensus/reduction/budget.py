@@ -154,7 +154,7 @@ def conversation(tokens: Sequence[int], total: int) -> list[int]:
     while sum(found) > total:
         if part > FEWEST:
             raise OptionError(
-                f"total={total} visual tokens are too few for {plural(len(found), 'picture')}: {tokens[-1]} of the "
+                f"total={total} visual tokens are too few for {plural(len(found), 'image')}: {tokens[-1]} of the "
                 f"latest and an eighth of the others are {sum(found)}. Give more, or fewer tokens for each image"
             )
         for place in range(len(found) - 1):

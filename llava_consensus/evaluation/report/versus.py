@@ -46,7 +46,7 @@ def lines(first: Row, second: Row) -> list[str]:
     comparison = compare(first, second, RESAMPLES)
     if comparison is None:
         raise DataError(f"{name}: the scorer's rows do not make up the scores. Remove metrics.json and run eval again")
-    output = [f"{name}, {plural(comparison.questions, 'question')} about {plural(comparison.pictures, 'picture')}"]
+    output = [f"{name}, {plural(comparison.questions, 'question')} about {plural(comparison.pictures, 'image')}"]
     for letter, row in (("A", first), ("B", second)):
         output.append(f"{letter}: {row.score:.2f}  {row.label}, {'all' if row.full else row.config['tokens']} tokens")
     keys = (*OF_SECTION, "weights", "dtype", "loading")
