@@ -127,6 +127,16 @@ class Inputs:
 
     def probe_of(self, call: Any) -> TextProbe:
         """The text rows of the prompts by queries and keys of all rows."""
+        which, where, mask, keys, padded = self.asking_rows()
+        query = call.query.transpose(1, 2)[which, where].transpose(1, 2)  # [R, H, L, d]
+        turned = call.key.new_empty(len(query), call.key.shape[2], 0)  # queries and keys are rotated already
+        cap = float(call.options.get("softcap") or 0.0)
+        return TextProbe(query, call.key, turned, turned, call.scale, where, mask, keys, padded, cap)
+
+    def asking_rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
+        """Rows [R, 1] and columns [R, L] of the text that asks about images, which of these are no padding, which rows
+        [R, S] of the prompts are none, and whether any of the former is.
+        """
         rows, texts = len(self.prompt.real), []
         for row in range(rows):
             own = [text for image, text in zip(self.prompt.images, self.prompt.text, strict=True) if image.row == row]
@@ -136,12 +146,7 @@ class Inputs:
         real = np.stack([np.arange(width) < len(text) for text in texts])
         number = np.arange(rows)[:, None]
         where, which, mask, keys = upload([columns, number, real, self.prompt.real], self.embeds.device)
-        query = call.query.transpose(1, 2)[which, where].transpose(1, 2)  # [R, H, L, d]
-        turned = call.key.new_empty(rows, call.key.shape[2], 0)  # queries and keys are rotated already
-        cap = float(call.options.get("softcap") or 0.0)
-        return TextProbe(
-            query, call.key, turned, turned, call.scale, where, mask.bool(), keys.bool(), not bool(real.all()), cap
-        )
+        return which, where, mask.bool(), keys.bool(), not bool(real.all())
 
     def batches(self, units: list[Unit]) -> list[UnitBatch]:
         """Units that go through the method together: equal in what they have. One at a time if their numbers of tokens

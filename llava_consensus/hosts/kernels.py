@@ -131,10 +131,6 @@ def first_attention(decoder: Any, arguments: dict[str, Any], rotated: bool = Tru
     Args:
         rotated: False for queries and keys without rotation, which are those of position 0.
     """
-    if OLD:
-        from llava_consensus.hosts import pinned
-
-        return pinned.first_attention(decoder, arguments, rotated)
     if decoder.config.model_type in DIFFERENCES:
         raise OptionError(UNLIKE)
     arguments = {**without_cache(arguments), "use_cache": False}

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -13,10 +14,12 @@ from llava_consensus.hosts.images import Integers
 from llava_consensus.hosts.inputs import Inputs, Prompt
 from llava_consensus.hosts.official_prompt import IGNORE, EncodedImage
 from llava_consensus.hosts.outcomes import ImageOutcome, Report, reduced, unchanged
+from llava_consensus.hosts.pinned import angles_of
 from llava_consensus.hosts.rows import Rows, drop_rows, gather, reduced_rows, upload
 from llava_consensus.hosts.units import Unit
 from llava_consensus.reduction.method import Method
-from llava_consensus.reduction.tokens import Need
+from llava_consensus.reduction.saliency import rotate
+from llava_consensus.reduction.tokens import Need, TextProbe
 
 
 class After(NamedTuple):
@@ -58,10 +61,9 @@ class Sequences:
         """
         prompt, decoder = self.prompt, self.model.get_model()
         inputs = Inputs(prompt, self.embeds, method, needs, decoder.mm_projector, clip)
-        (shown,) = self._upload(prompt.real)
-        seen = None if prompt.real.all() else shown
-        arguments = {"inputs_embeds": self.embeds, "attention_mask": seen, "position_ids": self.places}
-        inputs.read_probe(decoder, arguments)
+        if Need.PROBE in needs:
+            with inputs.watch.time("probe"), torch.autocast(self.embeds.device.type, enabled=False), torch.no_grad():
+                self._probe(inputs, decoder, getattr(method, "scap_rope", True))
         groups = inputs.reduce(units)
         drops = [method.newlines == "drop"] * len(prompt.images)
         with inputs.watch.time("splice"):
@@ -83,6 +85,22 @@ class Sequences:
         self.report = Report(outcomes, notes, inputs.watch)
         if not ends:
             self.prompt, self.rows = compact(prompt, rows, self.model.config), None
+
+    def _probe(self, inputs: Inputs, decoder: Any, rotated: bool) -> None:
+        """Reads queries of the text and keys of all rows of the first layer (SCAP), by its own projections."""
+        layer = decoder.layers[0]
+        attention, normed = layer.self_attn, layer.input_layernorm(self.embeds)
+        which, where, mask, keys, padded = inputs.asking_rows()
+
+        def heads(states: Tensor) -> Tensor:  # [R, n, H d] -> [R, H, n, d]
+            return states.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+
+        query, key = heads(attention.q_proj(normed[which, where])), heads(attention.k_proj(normed))
+        cos, sin = angles_of(decoder, normed, self.places if rotated else torch.zeros_like(self.places))
+        query, key = rotate(query, cos[which, where], sin[which, where]), rotate(key, cos, sin)
+        turned = key.new_empty(len(key), key.shape[2], 0)
+        scale = attention.head_dim**-0.5
+        inputs.probe = TextProbe(query, key, turned, turned, scale, where, mask, keys, padded)
 
     def align(self, left: bool, limit: int | None, cuts: bool) -> None:
         """Puts padding on this side, and cuts sequences to a limit. They are padded on the left so far.

@@ -18,12 +18,13 @@ from llava_consensus.hosts.units import Unit
 from llava_consensus.reduction.decoder import Cut
 
 
-def first_attention(decoder: Any, arguments: dict[str, Any], rotated: bool) -> KernelCall:
-    """Queries and keys of the first layer."""
-    embeds, positions = arguments["inputs_embeds"], arguments["position_ids"]
-    layer = decoder.layers[0]
-    with torch.no_grad():
-        return _call(layer.self_attn, layer.input_layernorm(embeds), positions if rotated else positions * 0, None)
+def angles_of(decoder: Any, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [R, S, d] of positions [R, S], on any version."""
+    if hasattr(decoder, "rotary_emb"):
+        cos, sin = decoder.rotary_emb(states, positions)
+        return cos, sin
+    cos, sin = _table(decoder.layers[0].self_attn, states)
+    return cos[positions], sin[positions]
 
 
 def _call(attention: Any, hidden: Tensor, positions: Tensor, mask: Any) -> KernelCall:

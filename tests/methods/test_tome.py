@@ -17,7 +17,6 @@ from torch import Tensor
 
 from llava_consensus import attach
 from llava_consensus.errors import NonFiniteError, OptionError
-from llava_consensus.hosts.open_tower import Run
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES
@@ -202,31 +201,25 @@ def slow_blocks(
 def test_tome_equals_a_slow_tower_in_double_precision(tower_folder: Path, proportional: bool) -> None:
     model = tiny_llava(tower_folder).double()
     tower, images = model.get_vision_tower(), tiles(2).double()
-
-    def merged(proportional: bool) -> Run:
-        run = Run([5, 5], (4, 4), False)
-        with attach(model, "tome", tokens=5, proportional=proportional) as attached:
-            opened: Any = attached.entrance.before
-            with opened.running(run):
-                model.encode_images(images)
-        return run
-
-    found: Any = merged(proportional)
+    with attach(model, "tome", tokens=5, proportional=proportional) as attached:
+        found = attached.entrance.encode(images, [1, 1])
     for index in range(2):
         values, groups = slow_tome(tower.vision_tower, images[index : index + 1], [4, 4, 3], proportional)
         for slot, own in enumerate(groups[1:]):  # the class token is alone in front
             places = sorted(patch - 1 for patch in own)
-            assert (found.slot[index] == slot).nonzero().flatten().tolist() == places
+            assert (found[index].left.slot[0] == slot).nonzero().flatten().tolist() == places
             expected = model.get_model().mm_projector(values[slot + 1])
-            assert torch.allclose(found.projected[index, places], expected, atol=1e-10)
-    other: Any = merged(not proportional)
-    assert not torch.allclose(found.projected, other.projected)
+            assert torch.allclose(found[index].projected[0, places], expected, atol=1e-10)
+    with attach(model, "tome", tokens=5, proportional=not proportional) as attached:
+        assert not torch.allclose(found[0].projected, attached.entrance.encode(images, [1, 1])[0].projected)
 
 
 @pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="models of transformers need 5.19 or later")
 @torch.no_grad()
 def test_tome_on_a_siglip_tower_equals_a_slow_one() -> None:
     from hf_models import CASES
+
+    from llava_consensus.hosts.open_tower import Run
 
     model, images = CASES["llava_onevision"].build().double(), tiles(2).double()
     run = Run([5, 5], (4, 4), False)
