@@ -227,12 +227,15 @@ class Servers:
         """The README's."""
         load, case, tokens = "32 at once", "consensusdrop", 64
         own, ratios = self.medians.loc[case, load, tokens], self.ratios.loc[case, load, tokens]
+        alone = self.ratios.loc[case, "1 at once", tokens]
         machine = self.bench["machine"]
         where = f"{self.bench['model']}, {self.bench['weights']}, {machine['processors']} cores"
         return (
             f"in vLLM with {load}, {tokens} tokens: {own['requests_per_second']:.2f} requests a second, "
             f"{ratios['requests_per_second']:.2f} of plain vLLM's, the first token after "
-            f"{ratios['first_token_p50']:.2f} of its time ({where}; [all rows](docs/serving.md))."
+            f"{ratios['first_token_p50']:.2f} of its time; one request at a time "
+            f"{alone['requests_per_second']:.2f} and {alone['first_token_p50']:.2f} ({where}, answers of "
+            f"{self.bench['length']} tokens; [all rows](docs/serving.md))."
         )
 
     @property

@@ -25,12 +25,12 @@ from vllm.multimodal.processing import PromptReplacement, PromptUpdateDetails
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.images import Image
-from llava_consensus.reduction.budget import AUTO, Auto, Budget, Share, of_prompts
+from llava_consensus.reduction.budget import AUTO, Auto, Budget, Share
 from llava_consensus.reduction.detail import auto_share
 from llava_consensus.serving.plan import Plan
 from llava_consensus.serving.server import admit_own_arguments, tell_bad_media
-from llava_consensus.serving.setting import asked, asked_total, check_keys
-from llava_consensus.serving.supported import ASKED, ROWS, TOKENS, TOTAL
+from llava_consensus.serving.setting import asked, check_keys
+from llava_consensus.serving.supported import ASKED, ROWS, TOKENS
 
 REQUEST = "llava_consensus_request"  # where ours stands among vLLM's arguments, on its way through a processor
 OWN = "reduction_"  # what fields of ours begin with
@@ -53,7 +53,6 @@ class Request:
     """One prompt on its way through a processor."""
 
     tokens: int | float | str  # as it was asked for
-    total: int | None
     prompt: list[int]  # before placeholders are put in
     question: str  # for methods that read it by CLIP's text tower
     hashes: Any  # of its pictures, where what becomes of one depends on the others or on the prompt
@@ -89,16 +88,15 @@ class Reducing:
         elif isinstance(tokens, float) and tokens >= 1 and tokens.is_integer():
             tokens = int(tokens)  # JSON clients that know one kind of number
         asked(tokens)
-        total = None if self._sizing else asked_total(given.get(TOTAL), setting.total)
         question, arguments = given.get(ASKED), {}
         if self.plan.method.reduces:
             self._check(inputs.mm_data_items, question)
             question = question if self.plan.clip_name and not self._sizing else ""
             hashes = None
-            if setting.looks_around:  # what vLLM would cache is of one prompt alone: `_made` caches pictures
+            if self.plan.method.reads_prompt:  # what vLLM would cache is of one prompt alone: `_made` caches pictures
                 inputs = replace(inputs, hf_processor_mm_kwargs={}, mm_uuid_items=None, cache=None)
                 hashes = super()._get_mm_hashes(inputs)
-            arguments[REQUEST] = Request(tokens, total, list(inputs.prompt), question, hashes)
+            arguments[REQUEST] = Request(tokens, list(inputs.prompt), question, hashes)
         try:
             return super().apply(replace(inputs, hf_processor_mm_kwargs=arguments), timing_ctx)
         except (ValueError, TypeError, OverflowError, NotImplementedError):  # vLLM tells the client by itself
@@ -123,11 +121,11 @@ class Reducing:
             raise OptionError("embeddings in place of pictures cannot be reduced: send the pictures")
         if not self._sizing:
             check_shapes(items)
-        if not self.plan.setting.looks_around:
+        if not self.plan.method.reads_prompt:
             return
         if sum(bool(len(one)) for one in items.values()) > 1:
             raise OptionError(
-                "pictures and videos in one prompt are not adapted to a method that reads the prompt, nor to a total"
+                "images and videos in one prompt are not adapted to a method that reads the prompt: send them in two"
             )
         if any(part is None for one in items.values() for part in one.get_all()):
             raise OptionError("send the picture itself, not its id alone: all pictures of the prompt are looked at")
@@ -158,9 +156,8 @@ class Reducing:
             return super()._get_mm_hashes(inputs)
         hashes = request.hashes or super()._get_mm_hashes(replace(inputs, hf_processor_mm_kwargs=arguments))
         own_setting = self.plan.setting
-        setting = repr((own_setting.method, sorted(own_setting.options.items()), request.tokens, request.total))
-        prompt = request.prompt if self.plan.method.reads_prompt else ()
-        asking = repr((prompt, request.question, hashes)) if request.hashes else ""
+        setting = repr((own_setting.method, sorted(own_setting.options.items()), request.tokens))
+        asking = repr((request.prompt, request.question, hashes)) if request.hashes else ""
 
         def own(name: str, place: int) -> str:
             words = (setting, asking, name, str(place if asking else ""))
@@ -207,9 +204,7 @@ class Reducing:
                     f"{TOKENS}={request.tokens}: {tokens} tokens of a picture are more than this server allows, {most} "
                     f"(largest={setting.most})"
                 )
-        if request.total is None:
-            return found
-        return list(of_prompts(found, [len(one.places) for one in images], [0] * len(images), request.total))
+        return found
 
     def _made(self: Any, mm_items: Any, arguments: Any, hashes: Any) -> Any:
         """The pictures as tensors; by their hashes, those that were shown before are not preprocessed again."""

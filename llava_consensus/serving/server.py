@@ -61,7 +61,7 @@ class Configured:
             raise ConsensusError(str(wrong)) from None
         patch()
         show()
-        if of_config(vllm_config.model_config.hf_config).looks_around:
+        if of_config(vllm_config.model_config.hf_config).made.reads_prompt:
             # it would hold every picture once for each prompt; the processor has a cache of its own
             vllm_config.model_config.multimodal_config.mm_processor_cache_gb = 0
         theirs = MODELS_CONFIG_MAP.get(THEIRS.get(vllm_config.model_config.hf_config.model_type))
