@@ -108,7 +108,7 @@ class OfficialEntrance(Entrance):
             if known.reads:
                 (name, count), *_ = known.lists.items()
                 self.reader = Reader(known, (name, fed_block(tower.select_layer, count)))
-                if self.reader.short and reading.instead is None:
+                if self.reader.short:
                     raise OptionError(self.reader.short)
 
     def check(self, model: Any, methods: list[Method]) -> None:
@@ -290,7 +290,7 @@ class OfficialEntrance(Entrance):
             )
         if acting:
             side = side_of(tower)
-            run = self.before.running(acts := Run(shares, (side, side), False))  # type: ignore[union-attr, assignment]
+            run = self.before.running(acts := Run(shares, (side, side), False))
         if self.reader is not None:
             scales = self.reader.scales(vision)
         with run, self.reader.reading(vision) if self.reader is not None else nullcontext(parts) as parts:

@@ -57,7 +57,7 @@ class InternVLChatEntrance(OfficialEntrance):
                 "not the 14B variant, whose language model reads queries beside the patches"
             )
 
-    def called(  # type: ignore[override]
+    def called(
         self, input_ids: Tensor, attention_mask: Any, past_key_values: Any, labels: Any, images: Any
     ) -> tuple[Any, ...]:
         """Takes the place of the function that assembles prompts: same five arguments, same five results.
