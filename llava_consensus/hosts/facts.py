@@ -14,7 +14,6 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from llava_consensus.errors import OptionError
 from llava_consensus.hosts.environment import check_version
 from llava_consensus.hosts.images import PIXELS, Image, Integers, images_of, kind_of
 from llava_consensus.hosts.next_grid import ACROSS, STOCK, fixed_grid
@@ -220,12 +219,6 @@ class Facts:
 def _first(size: int | list[int]) -> int:
     """Height in pixels of what a configuration may give height and width of."""
     return size if isinstance(size, int) else size[0]
-
-
-def check_images(facts: Facts) -> None:
-    """Raises OptionError for a model without an encoder of images."""
-    if facts.inner is None or decoder_of(facts.module) is None:
-        raise OptionError(f"{type(facts.module).__name__} encodes no images in a step of their own")
 
 
 def text_side(checkpoint: str) -> str:

@@ -97,7 +97,7 @@ class Layers:
         """
         read = {"own": 0, "none": None}.get(self.method.attention, 1)
         for index in range(cut, self.count):
-            if (read is None and all(self.readable)) or (
+            if (all(self.readable) and index >= (read or 0)) or (
                 self.readable[index - (read or 0)] and any(self.readable[:index])
             ):
                 return index

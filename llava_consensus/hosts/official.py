@@ -108,7 +108,7 @@ class OfficialEntrance(Entrance):
             if known.reads:
                 (name, count), *_ = known.lists.items()
                 self.reader = Reader(known, (name, fed_block(tower.select_layer, count)))
-                if self.reader.short and reading.instead is None:
+                if self.reader.short:
                     raise OptionError(self.reader.short)
 
     def check(self, model: Any, methods: list[Method]) -> None:

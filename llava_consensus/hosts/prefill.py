@@ -214,9 +214,11 @@ class Prefill(Hooks):
     def _calibrated(self, index: int, short: Tensor, arguments: dict[str, Any], rows: Rows) -> Tensor:
         """Additive mask of a layer with RESTORE's calibration."""
         ahead = arguments["attention_mask"]
-        if index == 0 or self.weight is None:  # in the first layer each visual token is an equal part of its image
+        if index == 0:  # in the first layer each visual token is an equal part of its image
             parts = torch.tensor([*(len(image.unit.places) / image.left for image in self.images), 1.0])
             sizes = parts.to(short.device)[self.owner.gather(1, rows.index)]
+        elif self.weight is None:
+            sizes = torch.ones(rows.index.shape, device=short.device)
         else:
             sizes = self.weight.gather(1, rows.index)
         given = self.layers.angles(self.decoder, index, short, arguments)

@@ -24,9 +24,9 @@ from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, last_row_saliency, only_cut
 from llava_consensus.reduction.method import Shape
 from llava_consensus.reduction.options import Ratio
-from llava_consensus.reduction.saliency import AGGREGATES, cross_saliency, text_attention
+from llava_consensus.reduction.saliency import AGGREGATES, cross_saliency, rotate, text_attention
 from llava_consensus.reduction.selection import agreement, rank
-from llava_consensus.reduction.tokens import Need, Stopwatch, VisualTokens
+from llava_consensus.reduction.tokens import Need, Stopwatch, TextProbe, VisualTokens
 
 Side = Literal["vision", "cross"]
 SIDES: tuple[Side, ...] = get_args(Side)
@@ -136,10 +136,20 @@ class LayerProbe(InDecoder):
 
 def saliencies(view: DecoderView, rope: bool) -> dict[str, Tensor]:
     """The attention of the text rows over the visual tokens, [P, v], for each way to aggregate the rows."""
-    attention = text_attention(view.probe, rope)
+    attention = text_attention(view.probe if rope else turned_back(view.probe), rope)
     return {
         aggregate: cross_saliency(attention, view.probe.row_mask, view.columns, aggregate) for aggregate in AGGREGATES
     }
+
+
+def turned_back(probe: TextProbe) -> TextProbe:
+    """A probe whose queries and keys are as they were before rotation."""
+    if probe.angles is None:
+        return probe
+    cos, sin = probe.angles()
+    at = probe.rows[..., None].expand(-1, -1, cos.shape[-1])
+    query = rotate(probe.query, cos.gather(1, at), -sin.gather(1, at))
+    return probe._replace(query=query, key=rotate(probe.key, cos, -sin))
 
 
 def rank_correlation(first: Tensor, second: Tensor) -> Tensor:
