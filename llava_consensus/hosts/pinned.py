@@ -3,6 +3,7 @@ no book. Queries and keys are computed by the attention module's own projections
 """
 
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -97,7 +98,11 @@ class PinnedLayers(Layers):
     def read(self, layer: Any, spy: Callable[..., Any]) -> Any:
         """Shows a layer's queries, keys and values to `spy` when it runs; `stop` ends it."""
 
-        def show(attention: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        thread = threading.get_ident()
+
+        def show(attention: Any, args: Any, kwargs: Any = None) -> None:
+            if kwargs is None or threading.get_ident() != thread or attention is not layer.self_attn:
+                return
             with torch.no_grad():
                 call = _call(attention, kwargs["hidden_states"], kwargs["position_ids"], kwargs["attention_mask"])
             spy(lambda *_, **more: None, attention, call.query, call.key, call.value, call.mask)
