@@ -96,12 +96,12 @@ class OpenTower:
     def install(self) -> None:
         """Shadows and hooks."""
         self._shadow(self.module, self._tower)
-        self.handles = [self.projector.register_forward_hook(self._spread)]
+        self.handles.append(self.projector.register_forward_hook(self._spread))
         if self.method.place is Place.PICTURE:
             self._shadow(self.embeddings, self._embed)
             return
         for index, block in enumerate(self.blocks):
-            self._shadow(block, partial(self._merge, index, block))
+            self._shadow(block, partial(self._merge, index))
             attention = getattr(block, self.names[1])
             self.handles.append(attention.k_proj.register_forward_hook(partial(self._keep_key, attention)))
 
@@ -116,8 +116,19 @@ class OpenTower:
                 target.forward = before
 
     def _shadow(self, target: Any, forward: Callable[..., Any]) -> None:
-        self.shadows.append((target, vars(target).get("forward")))
-        target.forward = partial(forward, target.forward)
+        before = vars(target).get("forward")
+        self.shadows.append((target, before))
+        # the shadow of a module is copied to its replicas on other devices: the hook says which of them is called
+        self.handles.append(target.register_forward_pre_hook(self._note))
+        target.forward = partial(self._shadowed, target, before, forward)
+
+    def _shadowed(self, target: nn.Module, before: Any, forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        called: Any = getattr(self.local, "called", None)
+        module = called if type(called) is type(target) else target
+        return forward(module, before or partial(type(module).forward, module), *args, **options)
+
+    def _note(self, module: nn.Module, args: Any) -> None:
+        self.local.called = module
 
     @contextmanager
     def running(self, run: Run) -> Iterator[None]:
@@ -128,7 +139,7 @@ class OpenTower:
         finally:
             self.local.run = self.local.state = None
 
-    def _tower(self, plain: Callable[..., Any], pixels: Tensor, *args: Any, **options: Any) -> Any:
+    def _tower(self, module: nn.Module, plain: Callable[..., Any], pixels: Tensor, *args: Any, **options: Any) -> Any:
         """Forward of the tower: tiles with equal budgets together, and the tokens of all in one row [1, n, D_v]."""
         run: Run | None = getattr(self.local, "run", None)
         if run is None:
@@ -188,7 +199,7 @@ class OpenTower:
         run.projected = output[0][index]
         return run.projected
 
-    def _embed(self, plain: Callable[..., Any], pixels: Tensor, *args: Any, **options: Any) -> Any:
+    def _embed(self, module: Any, plain: Callable[..., Any], pixels: Tensor, *args: Any, **options: Any) -> Any:
         """Forward of the tower's embeddings."""
         small = getattr(self.local, "state", None)
         if not isinstance(small, Shrinking):
@@ -196,7 +207,7 @@ class OpenTower:
         if self.own_sizes:
             patch = self.module.config.patch_size
             return plain(shrink(pixels, small.rows * patch, small.columns * patch), *args, **options)
-        return shrunk_embeddings(self.embeddings, pixels, small.rows, small.columns)
+        return shrunk_embeddings(module, pixels, small.rows, small.columns)
 
     def _merge(
         self, index: int, block: nn.Module, plain: Callable[..., Any], hidden: Tensor, *args: Any, **options: Any
