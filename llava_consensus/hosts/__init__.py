@@ -268,7 +268,7 @@ def view_of(model: Any, options: Mapping[str, str] | None = None) -> Any:
         raise OptionError(f"model is a {names[0]}: pass pipe.model, the model in it")
     entry = adapting(names, None, tower_named(vars(getattr(model, "config", object))))
     if entry is None and takes_features(model):
-        if model.get_output_embeddings() is None:
+        if not model.can_generate():
             raise OptionError(
                 f"model of class {names[0]} makes no tokens: attach to the whole model that it is part of"
             )

@@ -5,6 +5,7 @@ no book. Queries and keys are computed by the attention module's own projections
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from llava_consensus.hosts.layers import Layers
 from llava_consensus.hosts.units import Unit
 from llava_consensus.reduction.decoder import Cut
 
+PROJECTIONS = ("q_proj", "k_proj", "v_proj")  # in the order in which an attention module runs them
+
 
 def angles_of(decoder: Any, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines [R, S, d] of positions [R, S], on any version."""
@@ -28,16 +31,15 @@ def angles_of(decoder: Any, states: Tensor, positions: Tensor) -> tuple[Tensor, 
     return cos[positions], sin[positions]
 
 
-def _call(attention: Any, hidden: Tensor, positions: Tensor, mask: Any) -> KernelCall:
-    """Queries, keys and values of an attention module, for its states [R, S, D]."""
+def _call(attention: Any, projected: dict[str, Tensor], positions: Tensor, mask: Any) -> KernelCall:
+    """Queries, keys and values [R, H, S, d] of an attention module from the outputs [R, S, H d] of its projections."""
     query, key, value = (
-        getattr(attention, name)(hidden).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
-        for name in ("q_proj", "k_proj", "v_proj")
+        projected[name].detach().unflatten(-1, (-1, attention.head_dim)).transpose(1, 2) for name in PROJECTIONS
     )
     cos, sin = _table(attention, value)
     family = sys.modules[type(attention).__module__]
     query, key = family.apply_rotary_pos_emb(query, key, cos, sin, positions)
-    return KernelCall(attention, query.detach(), key.detach(), value.detach(), mask, {}, None)
+    return KernelCall(attention, query, key, value, mask, {}, None)
 
 
 def _table(attention: Any, states: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,32 +94,42 @@ class PinnedLayers(Layers):
     def angles(self, decoder: Any, index: int, hidden: Tensor, arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Cosines and sines [R, W, d] of a layer's arguments."""
         attention = decoder.layers[index].self_attn
-        cos, sin = _table(attention, attention.v_proj(hidden))
+        cos, sin = _table(attention, hidden)
         return cos[arguments["position_ids"]], sin[arguments["position_ids"]]
 
     def read(self, layer: Any, spy: Callable[..., Any]) -> Any:
         """Shows a layer's queries, keys and values to `spy` when it runs; `stop` ends it."""
+        attention, thread = layer.self_attn, threading.get_ident()
+        seen: dict[str, Any] = {}
 
-        thread = threading.get_ident()
+        def begin(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+            if threading.get_ident() == thread and module is attention:
+                seen.clear()
+                seen.update(kwargs)
 
-        def show(attention: Any, args: Any, kwargs: Any = None) -> None:
-            if kwargs is None or threading.get_ident() != thread or attention is not layer.self_attn:
+        def take(name: str, module: nn.Module, args: Any, output: Tensor) -> None:
+            if not seen or threading.get_ident() != thread or module is not getattr(attention, name):
                 return
-            with torch.no_grad():
-                call = _call(attention, kwargs["hidden_states"], kwargs["position_ids"], kwargs["attention_mask"])
-            spy(lambda *_, **more: None, attention, call.query, call.key, call.value, call.mask)
+            seen[name] = output
+            if name == PROJECTIONS[-1]:
+                with torch.no_grad():
+                    call = _call(attention, seen, seen["position_ids"], seen["attention_mask"])
+                spy(lambda *_, **more: None, attention, call.query, call.key, call.value, call.mask)
 
-        return layer.self_attn.register_forward_pre_hook(show, with_kwargs=True)
+        hooks = [getattr(attention, name).register_forward_hook(partial(take, name)) for name in PROJECTIONS]
+        return [attention.register_forward_pre_hook(begin, with_kwargs=True), *hooks]
 
     def stop(self, reading: Any) -> None:
         """Ends `read`."""
-        reading.remove()
+        for hook in reading:
+            hook.remove()
 
     def own_call(self, layer: Any, hidden: Tensor, arguments: dict[str, Any]) -> KernelCall:
         """Queries, keys and values that a layer would have for these states and arguments."""
         with torch.no_grad():
             normed = layer.input_layernorm(hidden)
-            return _call(layer.self_attn, normed, arguments["position_ids"], arguments["attention_mask"])
+            projected = {name: getattr(layer.self_attn, name)(normed) for name in PROJECTIONS}
+            return _call(layer.self_attn, projected, arguments["position_ids"], arguments["attention_mask"])
 
     def widen(self, decoder: Any) -> list[Any]:
         """Hooks on the tables of positions, which would be as long as a layer's own cache: too short for positions that

@@ -161,7 +161,7 @@ def test_check_data_says_what_is_missing_and_where_it_comes_from(
     assert list(found) == list(BENCHMARKS) and found["mmbench"]["uses"]["answering"] == "ready"
     assert cli.main(["data", "check", "mmbench", "--data", str(data)]) == 0
     out = capsys.readouterr().out
-    assert "5 questions, but the official set has 4,377" in out and "2 pictures, inside mmbench_dev" in out
+    assert "5 questions, but the official set has 4,377" in out and "2 images, inside mmbench_dev" in out
     (data / "eval/seed_bench/SEED-Bench.json").unlink()
     assert cli.main(["data", "check", "seed", "mmbench", "--data", str(data)]) == 3
     output = capsys.readouterr()

@@ -17,7 +17,7 @@ dataset_path: json
 dataset_kwargs: {data_files: {test: QUESTIONS}}
 test_split: test
 output_type: KIND
-doc_to_visual: !function seen.images
+doc_to_visual: !function seen.pictures
 doc_to_text: !function seen.text
 doc_to_target: right
 generation_kwargs: {max_new_tokens: 7, do_sample: SAMPLES, until: ["."]}
@@ -25,7 +25,7 @@ process_results: !function seen.score
 metric_list: [{metric: closeness, aggregation: mean, higher_is_better: true}]
 """
 FUNCTIONS = """from PIL import Image
-def images(document): return [Image.new("RGB", (4, 4), document["colour"])] * document["images"]
+def pictures(document): return [Image.new("RGB", (4, 4), document["colour"])] * document["pictures"]
 def text(document): return f"Which letter is {document['colour']}?"
 def score(document, results): return {"closeness": 1.0 if results[0] == document["right"] else 0.25}
 """
@@ -55,7 +55,7 @@ def test_a_task_is_asked_and_scored_by_its_own_functions(tmp_path: Path, monkeyp
     assert [len(one.images) for one in questions] == [1, 2, 0]
     pictures = tmp_path / "eval" / "lmms" / "letters" / "images"
     assert {name for one in questions for name in one.images} == {file.name for file in pictures.iterdir()}
-    assert len(list(pictures.iterdir())) == 2, "an image is stored once"
+    assert len(list(pictures.iterdir())) == 2, "a picture is stored once"
     said = [{"question_id": 2, "text": "a"}, {"question_id": 0, "text": "a. Or b"}]
     report = task.score(said, tmp_path)
     assert report["closeness"] == pytest.approx(62.5) and not report["complete"]

@@ -300,7 +300,7 @@ def test_compare_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         "A - B (95 % interval): +20.00 (" in text
         and "p = 0.039 (exact McNemar); 10 questions better in A, 2 in B" in text
     )
-    assert "gqa, 40 questions about 40 pictures" in text
+    assert "gqa, 40 questions about 40 images" in text
     assert [line.split()[:4] for line in text.splitlines()[-2:]] == [
         ["choose", "30", "30", "+33.33"],
         ["query", "10", "10", "-20.00"],
