@@ -68,7 +68,7 @@ def example_image() -> Any:
 def attach(
     model: Any,
     method: str = "consensusdrop",
-    tokens: int | float | str = 64,
+    tokens: int | float = 64,
     merged: int | None = None,
     total: int | None = None,
     host_options: dict[str, str] | None = None,
@@ -81,10 +81,9 @@ def attach(
         model: a loaded model of a class some host adapts (`HOSTS`).
         method: name in `METHODS`.
         tokens: T, visual tokens handed to the language model for one image; N or more is the unpatched model. A
-            fraction in (0, 1), such as 0.1, is that share of each picture's own tokens; `"auto"` a share that follows
-            from the small print of each picture, said around the call: `with attached.seeing([picture]): ...`.
+            fraction in (0, 1), such as 0.1, is that share of each image's own tokens.
         merged: M of them, merged; None is the paper's share.
-        total: the most visual tokens of one prompt: where its pictures have more, the older ones are made smaller.
+        total: the most visual tokens of one prompt: where its images have more, the older ones are made smaller.
         host_options: what the model's host leaves open (`HOSTS`), for example `{"class_tokens": "drop"}`.
         options: fields of the method, for example `alpha=1.0`.
     Raises:
@@ -93,7 +92,7 @@ def attach(
     from llava_consensus.errors import OptionError
     from llava_consensus.hosts import attached
     from llava_consensus.methods import make
-    from llava_consensus.reduction.budget import checked_total, wanted
+    from llava_consensus.reduction.budget import budget, checked_total
 
     if isinstance(method, int | float):
         raise OptionError(f"method={method!r}: must be a name. A number of tokens is given as tokens={method!r}")
@@ -101,4 +100,4 @@ def attach(
         raise OptionError(f"method={method!r}: must be the name of a method (llava-consensus list)")
     if host_options is not None and not isinstance(host_options, dict):
         raise OptionError(f"host_options={host_options!r}: must be a dictionary of names and values")
-    return attached(model, make(method, **options), wanted(tokens, merged), checked_total(total), host_options)
+    return attached(model, make(method, **options), budget(tokens, merged), checked_total(total), host_options)

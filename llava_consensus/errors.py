@@ -35,7 +35,7 @@ class DataError(ConsensusError):
 
 
 class ImageError(DataError):
-    """One picture that cannot be read."""
+    """One image that cannot be read."""
 
 
 class QuestionError(OptionError):

@@ -75,7 +75,7 @@ def llava_model(tower_folder: Path) -> Any:
 
 @pytest.fixture
 def prompt() -> SimpleNamespace:
-    """A prompt with one picture: five ids before it, seven after."""
+    """A prompt with one image: five ids before it, seven after."""
     torch.manual_seed(3)
     ids = torch.tensor([[1, 5, 6, 7, 8, -200, 9, 10, 11, 12, 13, 14, 15]])
     return SimpleNamespace(ids=ids, images=torch.randn(1, 3, IMAGE, IMAGE))

@@ -19,8 +19,9 @@ from PIL import Image
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile
 from llava_consensus.evaluation.models import Loading
 from llava_consensus.evaluation.models.base import Answer, Prefill, Runner
+from llava_consensus.evaluation.models.hf import Grid
 from llava_consensus.evaluation.runs.configuration import RunConfig
-from llava_consensus.hosts.base import PictureOutcome, Tiles
+from llava_consensus.hosts.outcomes import ImageOutcome
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import budget
 from llava_consensus.reduction.method import Shape
@@ -30,7 +31,7 @@ FILES = (DataFile("questions.jsonl", "tests/fakes.py"),)
 
 
 def reduced(count: int, kept: list[int]) -> Reduction:
-    """A picture of `count` tokens of which these are kept."""
+    """An image of `count` tokens of which these are kept."""
     owner = torch.full((1, count), -1)
     owner[0, kept] = torch.arange(len(kept))
     index = torch.tensor([kept])
@@ -88,13 +89,13 @@ class FakeAttachment:
 
 
 class FakeEncoded(int):
-    """A picture of one colour, whose tokens form a square."""
+    """An image of one colour, whose tokens form a square."""
 
-    tiles = Tiles(torch.zeros(1, 1, 1), {})
+    tiles = Grid(24)
 
 
 class FakeHost:
-    """Answers with a function of picture, question and tokens; writes down what it was asked."""
+    """Answers with a function of image, question and tokens; writes down what it was asked."""
 
     visual_tokens = 576
     ask: Any = Runner.ask
@@ -131,11 +132,11 @@ class FakeHost:
         answered = zip(texts, before, seen, read, strict=True)
         return [Answer(t, b, min(b, self.tokens), 0, (), o, r) for t, b, o, r in answered]
 
-    def outcomes(self, pictures: int) -> tuple[PictureOutcome, ...]:
+    def outcomes(self, pictures: int) -> tuple[ImageOutcome, ...]:
         count = self.visual_tokens
         origin, left = (torch.zeros(count, dtype=torch.long), torch.arange(count)), min(count, self.tokens)
         parts = ((0, reduced(count, list(range(left)))),) if left < count else ()
-        return (PictureOutcome(0, count, left, 0, parts, origin=origin),) * pictures
+        return (ImageOutcome(0, count, left, 0, parts, origin=origin),) * pictures
 
     def grid_columns(self, size: tuple[int, int]) -> int:
         return 0

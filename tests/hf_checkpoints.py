@@ -48,7 +48,7 @@ CLIP = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_addi
 
 
 def cropped(side: int) -> dict[str, Any]:
-    """Pictures are resized and cropped to squares of so many pixels."""
+    """Images are resized and cropped to squares of so many pixels."""
     return {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}
 
 
@@ -134,7 +134,7 @@ def _tiled(kind: str, video: str = "", **options: Any) -> Any:
 
 
 def video_llava(side: int = 56) -> Any:
-    """The processor of a Video-LLaVA for pictures of so many pixels."""
+    """The processor of a Video-LLaVA for images of so many pixels."""
     names = "VideoLlavaProcessor", "VideoLlavaImageProcessor"
     return _made(*names, cropped(side), "VideoLlavaVideoProcessor", **CLIP)
 

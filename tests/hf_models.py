@@ -27,7 +27,7 @@ IMAGE, VIDEO, START, END, TAG, BOX = 500, 501, 502, 503, 504, 505
 
 
 class Picture(NamedTuple):
-    """A picture or clip: its place in a prompt, and what the processor gives with it."""
+    """An image or clip: its place in a prompt, and what the processor gives with it."""
 
     ids: list[int]
     pixels: dict[str, Tensor]
@@ -40,9 +40,9 @@ class Case:
     build: Callable[[], Any]
     picture: Callable[[int], Picture]  # the n-th one; sizes differ where the model has several
     blocks: Callable[[Any], Any]  # attention modules of the block that is read, all towers
-    tokens: int = 5  # a budget below every picture
-    square: int = 4  # a budget for smaller pictures
-    clips: tuple[int, ...] = ()  # which pictures are videos
+    tokens: int = 5  # a budget below every image
+    square: int = 4  # a budget for smaller images
+    clips: tuple[int, ...] = ()  # which images are videos
     tile_budget: str = "global"
 
 
@@ -60,7 +60,7 @@ def ready(kind: Any, config: Any, seed: int = 0) -> Any:
 
 
 def prompts(*rows: list[Any]) -> dict[str, Any]:
-    """Left-padded prompts of ids and pictures, with everything a processor would give."""
+    """Left-padded prompts of ids and images, with everything a processor would give."""
     ids = [[word for part in row for word in (part.ids if isinstance(part, Picture) else [part])] for row in rows]
     width = max(map(len, ids))
     words = torch.tensor([[0] * (width - len(row)) + row for row in ids])
@@ -93,6 +93,15 @@ def rows_read(model: Any, inputs: dict[str, Any]) -> int:
     model(**inputs)
     hook.remove()
     return rows[-1]  # behind those of a probe
+
+
+def decoder_given(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments that the decoder of a model is given of prompts, behind the hooks of a method."""
+    seen: dict[str, Any] = {}
+    hook = model.get_decoder().register_forward_pre_hook(lambda _, args, given: seen.update(given), with_kwargs=True)
+    model(**inputs)
+    hook.remove()
+    return seen
 
 
 def _llava() -> Any:
@@ -146,7 +155,7 @@ def _next(kind: str) -> Any:
 
 
 def tiled(number: int) -> Picture:
-    """Pictures of five tiles whole, of five with columns unpadded, of three in a row, and whole again."""
+    """Images of five tiles whole, of five with columns unpadded, of three in a row, and whole again."""
     size = [(112, 112), (112, 60), (40, 100), (112, 112)][number]
     count, rows, columns = [(5, 8, 8), (5, 8, 4), (3, 4, 8), (5, 8, 8)][number]
     pixels = noise(1, count, 3, 56, 56, seed=number)
@@ -403,7 +412,7 @@ def _pixtral() -> Any:
 
 
 def broken(side: int) -> Callable[[int], Picture]:
-    """Pictures of several sizes, padded to the largest, with a break after each row of tokens of so many pixels."""
+    """Images of several sizes, padded to the largest, with a break after each row of tokens of so many pixels."""
 
     def picture(number: int) -> Picture:
         rows, columns = [(3, 4), (4, 3), (2, 4), (4, 4)][number]
@@ -427,7 +436,7 @@ def qwen_tower(model: Any) -> list[Any]:
     return [model.model.visual.blocks[-1].attn]
 
 
-TILES = 20  # a budget with a token for each of the 17 tiles that a picture can have, below every picture
+TILES = 20  # a budget with a token for each of the 17 tiles that an image can have, below every image
 
 
 CASES: dict[str, Case] = {

@@ -1,38 +1,66 @@
-"""A vision-language model that exists nowhere, and its host, to prove that nothing of LLaVA is left in what all hosts
-share: no class token, a merger that makes one token of 2 x 2 patches, positions of three axes, queries, keys and values
-in one projection, and placeholders that stand for whole pictures. Random weights; nothing is loaded.
+"""A vision-language model that exists nowhere, to prove that nothing of LLaVA is left in what all models share: no
+class token, a merger that makes one token of 2 x 2 patches, positions of three axes, queries, keys and values in one
+projection, and an image whose two halves are runs of placeholders of their own. Random weights; nothing is loaded.
 """
 
 import math
-from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers.generation import GenerationMixin
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_outputs import BaseModelOutputWithPast, BaseModelOutputWithPooling, CausalLMOutputWithPast
 
-from llava_consensus.hosts.base import Tap
-from llava_consensus.hosts.old_attachment import Attachment
-from llava_consensus.hosts.sequence import Assembled, RowKinds, pad_left
-from llava_consensus.methods import make
-from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.tokens import Need
+from llava_consensus.hosts import FACTS, HostEntry
+from llava_consensus.hosts.images import Call, Family, runs
 
-SIDE, TOKENS = 8, 16  # patches in a row of the picture; tokens of a picture, one for 2 x 2 patches
+SIDE, TOKENS = 8, 16  # patches in a row of the image; tokens of an image, one for 2 x 2 patches
 WIDTH, HEADS, KEY_HEADS, HEAD = 32, 4, 2, 8  # of the language model
 SIGHT = 24  # width of the tower, which has two heads
-IMAGE = -1  # id of a picture
-AXES = 3  # time, row, column
+IMAGE = 60  # id of a placeholder
+BETWEEN = 61  # id of the word between the halves of an image
 
 
-def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = states.chunk(2, -1)
-    return states * cos[:, None] + torch.cat((-second, first), -1) * sin[:, None]
+def halves(call: Call) -> list[Any]:
+    """The tiles of every image: two runs of placeholders with a word between them."""
+    found = [length for _, _, length in runs(call)]
+    return [found[place : place + 2] for place in range(0, len(found), 2)]
+
+
+FAMILY = Family(halves, mapped=True)
+ENTRY = HostEntry(
+    FACTS, "hf", ("MadeUpModel",), "a model that exists nowhere", types=("made_up",), family="made_up_host:FAMILY"
+)
+
+
+def words(ids: list[int | str]) -> list[int]:
+    """A prompt with the rows of every "image" in it."""
+    image = [IMAGE] * (TOKENS // 2)
+    return [word for one in ids for word in ([*image, BETWEEN, *image] if isinstance(one, str) else [one])]
+
+
+class MadeUpConfig(PreTrainedConfig):
+    model_type = "made_up"
+
+    def __init__(self, **given: Any) -> None:
+        self.image_token_id, self.vocab_size, self.hidden_size, self.num_hidden_layers = IMAGE, 64, WIDTH, 4
+        self.num_attention_heads, self.num_key_value_heads, self.head_dim = HEADS, KEY_HEADS, HEAD
+        super().__init__(**{"pad_token_id": 0, "eos_token_id": None, "tie_word_embeddings": False, **given})
+
+
+def attend(module: nn.Module, kernel: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """States [R, S, H d] of a kernel of transformers."""
+    interface = AttentionInterface().get_interface(kernel, None)
+    states: Tensor = interface(module, query, key, value, mask, scaling=query.shape[-1] ** -0.5)[0]
+    return states.flatten(2)
 
 
 class SightBlock(nn.Module):
     """A block of the tower: one projection makes queries, keys and values."""
+
+    is_causal = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,305 +71,180 @@ class SightBlock(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:  # [T, n, D_v]
         query, key, value = self.qkv(self.norm(states)).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
-        states = states + self.out(scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2))
+        states = states + self.out(attend(self, "sdpa", query, key, value, None))
         return states + self.mlp(states)
 
 
 class Sight(nn.Module):
-    """The tower, with its merger."""
+    """The tower with its merger, for one half of an image."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.patches, self.places = nn.Linear(12, SIGHT), nn.Parameter(torch.empty(SIDE * SIDE, SIGHT))
+        self.patches, self.places = nn.Linear(12, SIGHT), nn.Parameter(torch.empty(SIDE * SIDE // 2, SIGHT))
         self.blocks = nn.ModuleList(SightBlock() for _ in range(3))
         self.merger = nn.Linear(4 * SIGHT, WIDTH)
-        grid = torch.arange(SIDE * SIDE).view(SIDE // 2, 2, SIDE // 2, 2)
-        self.members = grid.permute(0, 2, 1, 3).reshape(TOKENS, 4)
+        grid = torch.arange(SIDE * SIDE // 2).view(SIDE // 4, 2, SIDE // 2, 2)
+        self.members = grid.permute(0, 2, 1, 3).reshape(TOKENS // 2, 4)
 
-    def forward(self, pixels: Tensor) -> Tensor:  # [T, 64, 12] -> [T, 16, D]
+    def forward(self, pixels: Tensor) -> Tensor:  # [T, 32, 12] -> [T, 8, D]
         states = self.patches(pixels) + self.places
         for block in self.blocks:
             states = block(states)
         return self.merger(states[:, self.members].flatten(2))
 
 
-class Cache:
-    """Keys and values, layer by layer, each with a length of its own."""
-
-    def __init__(self) -> None:
-        self.layers: list[Any] = []
-
-    def get_seq_length(self, layer: int = 0) -> int:
-        return self.layers[layer].keys.shape[2] if len(self.layers) > layer else 0
-
-    def update(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        if len(self.layers) == layer:
-            self.layers.append(CacheLayer(key, value))
-        else:
-            old = self.layers[layer]
-            self.layers[layer] = CacheLayer(torch.cat((old.keys, key), 2), torch.cat((old.values, value), 2))
-        return self.layers[layer]
-
-
-class CacheLayer(NamedTuple):
-    keys: Tensor
-    values: Tensor
-
-
 class Layer(nn.Module):
     """A layer of the language model: one projection makes queries, keys and values."""
 
+    is_causal = True
+
     def __init__(self, index: int) -> None:
         super().__init__()
-        self.index = index
+        self.index, self.num_key_value_groups = index, HEADS // KEY_HEADS
         self.norm = nn.RMSNorm(WIDTH)
         self.qkv, self.out = nn.Linear(WIDTH, (HEADS + 2 * KEY_HEADS) * HEAD), nn.Linear(HEADS * HEAD, WIDTH)
         self.mlp = nn.Sequential(nn.RMSNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.SiLU(), nn.Linear(2 * WIDTH, WIDTH))
 
-    def split(self, states: Tensor) -> tuple[Tensor, ...]:
-        """Projected rows [R, S, ...] as queries, keys and values [R, heads, S, d]."""
-        return states.unflatten(-1, (-1, HEAD)).transpose(1, 2).split((HEADS, KEY_HEADS, KEY_HEADS), 1)
-
     def forward(
-        self,
-        hidden: Tensor,
-        *,
-        places: Tensor,
-        turns: tuple[Tensor, Tensor],
-        mask: Tensor | None,
-        past_key_values: Cache,
+        self, hidden_states: Tensor, attention_mask: Any, position_embeddings: Any, past_key_values: Any, kernel: str
     ) -> Tensor:
-        query, key, value = self.split(self.qkv(self.norm(hidden)))
-        query, key = rotate(query, *turns), rotate(key, *turns)
-        key, value = past_key_values.update(self.index, key, value)
-        plain = mask is None and hidden.shape[1] > 1
-        out = scaled_dot_product_attention(query, key, value, mask, is_causal=plain, enable_gqa=True)
-        hidden = hidden + self.out(out.transpose(1, 2).flatten(2))
-        return hidden + self.mlp(hidden)
+        rows = self.qkv(self.norm(hidden_states)).unflatten(-1, (-1, HEAD)).transpose(1, 2)
+        query, key, value = rows.split((HEADS, KEY_HEADS, KEY_HEADS), 1)
+        query, key = rotate(query, *position_embeddings), rotate(key, *position_embeddings)
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.index)
+        hidden_states = hidden_states + self.out(attend(self, kernel, query, key, value, attention_mask))
+        return hidden_states + self.mlp(hidden_states)
 
 
-class Language(nn.Module):
+def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = states.chunk(2, -1)
+    return states * cos[:, None] + torch.cat((-second, first), -1) * sin[:, None]
+
+
+class Language(PreTrainedModel):
     """The inner language model."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    config_class, _supports_sdpa = MadeUpConfig, True
+
+    def __init__(self, config: MadeUpConfig) -> None:
+        super().__init__(config)
         self.words = nn.Embedding(64, WIDTH)
         self.layers = nn.ModuleList(Layer(index) for index in range(4))
         self.last_norm = nn.RMSNorm(WIDTH)
 
-    def turns(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [R, S, d]; each axis [R, S, 3] turns pairs of its own."""
-        axis = torch.tensor([0, 0, 1, 2])
-        angle = places[..., axis].float() * 10.0 ** -torch.tensor([0.0, 1.0, 0.0, 0.0])
-        angle = torch.cat((angle, angle), -1)
-        return angle.cos(), angle.sin()
-
-    def forward(self, embeds: Tensor, places: Tensor, attention_mask: Tensor, past_key_values: Cache) -> Tensor:
-        turns, mask = self.turns(places), causal(attention_mask, embeds.shape[1])
+    def forward(
+        self,
+        inputs_embeds: Tensor,
+        attention_mask: Any,
+        position_ids: Tensor,
+        past_key_values: Any = None,
+        use_cache: bool = True,
+    ) -> BaseModelOutputWithPast:
+        angle = position_ids[[0, 0, 1, 2]].permute(1, 2, 0).float() * 10.0 ** -torch.tensor([0.0, 1.0, 0.0, 0.0])
+        angle = torch.cat((angle, angle), -1)  # each axis turns pairs of its own
+        turns, states = (angle.cos(), angle.sin()), inputs_embeds
+        mask = create_causal_mask(self.config, states, attention_mask, past_key_values)
         for layer in self.layers:
-            embeds = layer(embeds, places=places, turns=turns, mask=mask, past_key_values=past_key_values)
-        return self.last_norm(embeds)
+            states = layer(states, mask, turns, past_key_values, self.config._attn_implementation)
+        return BaseModelOutputWithPast(last_hidden_state=self.last_norm(states), past_key_values=past_key_values)
 
 
-def causal(real: Tensor, new: int) -> Tensor:
-    """[R, columns] -> [R, 1, new, columns]: what the last `new` rows see; padding sees itself."""
-    place = torch.arange(real.shape[1])
-    row = place[real.shape[1] - new :, None]
-    return (((place <= row) & real[:, None].bool()) | (place == row))[:, None]
+class MadeUpBase(nn.Module):
+    """Sight and language."""
+
+    rope_deltas: Tensor | None = None  # from rows to positions
+
+    def __init__(self, config: MadeUpConfig) -> None:
+        super().__init__()
+        self.config, self.sight, self.language = config, Sight(), Language(config)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.language.words
+
+    def get_image_features(self, pixel_values: Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
+        """Images [P, 64, 12]."""
+        halves = self.sight(pixel_values.unflatten(1, (2, -1)).flatten(0, 1))
+        return BaseModelOutputWithPooling(pooler_output=list(halves.unflatten(0, (-1, 2)).flatten(1, 2)))
+
+    def forward(
+        self,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        past_key_values: Any = None,
+        inputs_embeds: Any = None,
+        pixel_values: Any = None,
+        mm_encoder_outputs: Any = None,
+    ) -> BaseModelOutputWithPast:
+        encoded = (mm_encoder_outputs or {}).get("image")
+        if pixel_values is not None:
+            encoded = self.get_image_features(pixel_values)
+        embeds = self.language.words(input_ids)
+        if encoded is not None:
+            here = (input_ids == IMAGE)[..., None].expand_as(embeds)
+            embeds = embeds.masked_scatter(here, torch.cat(list(encoded.pooler_output)))
+        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        if not past:
+            places = self.places(input_ids, attention_mask)
+            self.rope_deltas = places.amax((0, 2))[:, None] + 1 - input_ids.shape[1]
+        else:
+            rows = past + torch.arange(input_ids.shape[1])
+            places = (rows + self.rope_deltas).expand(3, len(input_ids), -1)
+        return self.language(embeds, attention_mask, places, past_key_values)
+
+    def places(self, ids: Tensor, mask: Tensor | None) -> Tensor:
+        """Time, row and column [3, R, S]; an image takes as many steps as it has rows of tokens."""
+        found = torch.zeros(3, *ids.shape, dtype=torch.long)
+        for row, own in enumerate(ids):
+            now, cell = 0, 0
+            for place, word in enumerate(own.tolist()):
+                if mask is not None and not mask[row, place]:
+                    continue
+                steps = torch.tensor([0, cell // 4, cell % 4]) if word == IMAGE else torch.zeros(3, dtype=torch.long)
+                found[:, row, place] = steps + now
+                cell = cell + 1 if word == IMAGE else cell
+                if word not in (IMAGE, BETWEEN):
+                    now, cell = now + 1 + 4 * bool(cell), 0
+        return found
 
 
-class MadeUpModel(nn.Module):
-    """Sight, language, and a head of words."""
+class MadeUpModel(PreTrainedModel, GenerationMixin):
+    """The model with a head of words."""
+
+    config_class, base_model_prefix, main_input_name, _supports_sdpa = MadeUpConfig, "model", "input_ids", True
+    input_modalities = ("image", "text")
 
     def __init__(self, seed: int = 0) -> None:
-        super().__init__()
-        self.sight, self.language, self.head = Sight(), Language(), nn.Linear(WIDTH, 64, bias=False)
+        super().__init__(MadeUpConfig(attn_implementation="sdpa"))
+        self.model, self.lm_head = MadeUpBase(self.config), nn.Linear(WIDTH, 64, bias=False)
         generator = torch.Generator().manual_seed(seed)
         for parameter in self.parameters():
             if parameter.ndim > 1:
                 nn.init.normal_(parameter, std=1.5 / math.sqrt(parameter.shape[-1]), generator=generator)
+        self.eval()
 
-    def assemble(self, ids: Tensor, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Embeddings, places and mask of prompts [R, L], left-padded with 0, each picture in place of its id."""
-        return self.place(ids, self.sight(pixels))
+    def get_decoder(self) -> Language:
+        return self.model.language
 
-    def place(self, ids: Tensor, pictures: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The same with pictures [P, 16, D] that went through the tower."""
-        seen, rows = iter(pictures), []
-        for row in ids:
-            parts, places, now = [], [], 0
-            for word in row[row != 0].tolist():
-                if word == IMAGE:
-                    parts.append(next(seen))
-                    cell = torch.arange(TOKENS)
-                    places.append(torch.stack((cell * 0, cell // 4, cell % 4), -1) + now)
-                    now += 4
-                else:
-                    parts.append(self.language.words(torch.tensor([word])))
-                    places.append(torch.full((1, AXES), now))
-                    now += 1
-            rows.append((torch.cat(parts), torch.cat(places)))
-        width = max(len(one) for one, _ in rows)
-        pad = nn.functional.pad
-        embeds = torch.stack([pad(one, (0, 0, width - len(one), 0)) for one, _ in rows])
-        places = torch.stack([pad(own, (0, 0, width - len(own), 0)) for _, own in rows])
-        mask = torch.stack([torch.arange(width) >= width - len(one) for one, _ in rows])
-        return embeds, places, mask
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.model.language.words
 
-    def forward(self, ids: Tensor, pixels: Tensor | None = None, past: Any = None) -> tuple[Tensor, Any]:
-        """Logits [R, S, words] and what the next step must be given."""
-        if past is None:
-            embeds, places, mask = self.assemble(ids, torch.empty(0, SIDE * SIDE, 12) if pixels is None else pixels)
-            cache, following = Cache(), places.amax((1, 2)) + 1
-        else:
-            cache, following, mask = past
-            embeds, places = self.language.words(ids), following[:, None, None].expand(-1, ids.shape[1], AXES)
-            mask, following = torch.cat((mask, torch.ones_like(ids, dtype=torch.bool)), 1), following + 1
-        states = self.language(embeds, places, attention_mask=mask, past_key_values=cache)
-        return self.head(states), (cache, following, mask)
+    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
+        inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        return {name: value for name, value in inputs.items() if name not in ("position_ids", "use_cache")}
 
-    @torch.no_grad()
-    def generate(self, ids: Tensor, pixels: Tensor, count: int = 5) -> Tensor:
-        """The next `count` words of every prompt, greedily: [R, count]."""
-        logits, past = self(ids, pixels)
-        said = [logits[:, -1:].argmax(-1)]
-        while len(said) < count:
-            logits, past = self(said[-1], past=past)
-            said.append(logits[:, -1:].argmax(-1))
-        return torch.cat(said, 1)
-
-
-class MadeUpTower:
-    tokens, side, classes, feature_block = TOKENS, SIDE // 2, 0, 2
-    offers = frozenset({Need.ATTENTION, Need.FEATURES})
-
-    def __init__(self, module: MadeUpModel) -> None:
-        self.module, self.blocks, self.members = module, list(module.sight.blocks), module.sight.members
-
-    def encode(self, pixels: Tensor) -> Tensor:
-        encoded: Tensor = self.module.sight(pixels)
-        return encoded
-
-    def project(self, features: Tensor) -> Tensor:
-        raise NotImplementedError("the merger takes four patches at a time")
-
-    def scale(self, block: int) -> float:
-        return float((SIGHT // 2) ** -0.5)
-
-    def taps(self, needs: frozenset[Need], features: int, attention: int) -> list[Tap]:
-        def fused(output: Tensor) -> dict[str, Tensor]:
-            query, key, _ = output.unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
-            return {"query": query, "key": key}
-
-        found = [Tap(self.blocks[attention].qkv, fused)] if Need.ATTENTION in needs else []
-        if Need.FEATURES in needs:
-            found.append(Tap(self.blocks[features], lambda output: {"features": output}))
-        return found
-
-
-class MadeUpDecoder:
-    kernel, reach, follows_length, embedding_scale = "sdpa", 4096, False, 1.0
-
-    def __init__(self, module: MadeUpModel) -> None:
-        self.module: Any = module.language
-        self.layers: Any = module.language.layers
-
-    def norm(self, hidden: Tensor) -> Tensor:
-        normed: Tensor = self.module.last_norm(hidden)
-        return normed
-
-    def normed(self, layer: int, hidden: Tensor) -> Tensor:
-        normed: Tensor = self.layers[layer].norm(hidden)
-        return normed
-
-    def query(self, layer: int, normed: Tensor) -> Tensor:
-        query: Tensor = self.layers[layer].split(self.layers[layer].qkv(normed))[0]
-        return query
-
-    def key(self, layer: int, normed: Tensor) -> Tensor:
-        key: Tensor = self.layers[layer].split(self.layers[layer].qkv(normed))[1]
-        return key
-
-    def scale(self, layer: int) -> float:
-        return float(HEAD**-0.5)
-
-    def rotary(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = self.module.turns(positions)
-        return cos, sin
-
-    def positions(self, given: dict[str, Any], rows: int, outer: Any) -> Tensor:
-        places: Tensor = given["places"]
-        return places
-
-    def taps(self, layer: int) -> list[Tap]:
-        own = self.layers[layer]
-        return [Tap(own.qkv, lambda output: dict(zip(("query", "key"), own.split(output)[:2], strict=True)))]
-
-    def arguments(self, hidden: Tensor, positions: Tensor, mask: Tensor | None) -> dict[str, Any]:
-        return {"places": positions, "turns": self.module.turns(positions), "mask": mask}
-
-    def tables(self) -> list[nn.Module]:
-        return []
-
-
-class MadeUp:
-    """The host: see `attachment.Model`."""
-
-    most_tiles = 1
-
-    def __init__(self, module: MadeUpModel) -> None:
-        self.module: Any = module
-
-    @property
-    def tower(self) -> MadeUpTower:
-        return MadeUpTower(self.module)
-
-    @property
-    def decoder(self) -> MadeUpDecoder:
-        return MadeUpDecoder(self.module)
-
-    def clip_text(self) -> None:
-        return None
-
-    def of(self, module: Any) -> "MadeUp":
-        return MadeUp(module)
-
-    def check(self, method: Any) -> None:
-        """Any method will do."""
-
-    def entrances(self, attachment: Attachment) -> dict[str, Callable[..., Any]]:
-        return {"assemble": partial(assemble, attachment)}
-
-
-def assemble(attachment: Attachment, ids: Tensor, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Takes the place of the model's own `assemble`: same arguments, same results."""
-    module, call = attachment.here.module, attachment.current()
-    tiles = attachment.encode(pixels, [1] * len(pixels)) if len(pixels) else []
-    projected = [one.projected for one in tiles]
-    embeds, places, mask = module.place(ids, torch.cat(projected) if projected else torch.empty(0, TOKENS, WIDTH))
-    layout = attachment.layout(kinds(ids, mask))
-    if attachment.cuts is not None or not layout.reduced():
-        attachment.arm(call, layout, embeds, tiles)
-        return embeds, places, mask
-    out = attachment.reduce(call, Assembled(embeds, mask, places), layout, tiles, ids.abs().sum(1))
-    out = pad_left(out)
-    return out.embeds, out.positions, out.real
-
-
-def kinds(ids: Tensor, mask: Tensor) -> RowKinds:
-    """What every row is: left-padded prompts in which each picture takes 16 rows."""
-    picture = torch.full(mask.shape, -1)
-    token, number = picture.clone(), 0
-    for row, words in enumerate(ids):
-        at = int(mask.shape[1] - mask[row].sum())
-        for word in words[words != 0].tolist():
-            if word == IMAGE:
-                picture[row, at : at + TOKENS], token[row, at : at + TOKENS] = number, torch.arange(TOKENS)
-                number += 1
-            at += TOKENS if word == IMAGE else 1
-    return RowKinds(mask, picture, torch.where(picture >= 0, 0, -1), token)
-
-
-def attach(module: MadeUpModel, name: str, tokens: int, merged: int | None = None, **options: Any) -> Attachment:
-    """A method on the model; positions are kept, since renumbering three axes has no meaning."""
-    return Attachment(MadeUp(module), make(name, **options), Budget(tokens, merged))
+    def forward(
+        self,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        past_key_values: Any = None,
+        inputs_embeds: Any = None,
+        pixel_values: Any = None,
+        mm_encoder_outputs: Any = None,
+        logits_to_keep: int = 0,
+        return_dict: bool = True,
+    ) -> CausalLMOutputWithPast:
+        past = DynamicCache(config=self.config) if past_key_values is None else past_key_values
+        inner = self.model(input_ids, attention_mask, past, inputs_embeds, pixel_values, mm_encoder_outputs)
+        states = inner.last_hidden_state[:, -logits_to_keep:] if logits_to_keep else inner.last_hidden_state
+        return CausalLMOutputWithPast(logits=self.lm_head(states), past_key_values=inner.past_key_values)

@@ -3,18 +3,24 @@ model that a method can be attached to.
 """
 
 import json
+import threading
+import weakref
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 
-from llava_consensus.hosts.decoders import LlamaDecoder
-from llava_consensus.hosts.old_attachment import Attachment
-from llava_consensus.hosts.sequence import RowKinds
-from llava_consensus.hosts.towers import ClipBlocks, blocks_read, hidden_state_block
+from llava_consensus.hosts.images import Image
+from llava_consensus.hosts.inputs import prompt_of
+from llava_consensus.hosts.official import OfficialEntrance, Prepared, layers_of
+from llava_consensus.hosts.official_prompt import Reader
+from llava_consensus.hosts.outcomes import Report, unchanged
+from llava_consensus.hosts.pinned import PinnedLayers
+from llava_consensus.hosts.tower import Learnt, Tiles, Tower, argument_names
 from llava_consensus.methods import METHODS, make
-from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.tokens import Need, VisionAttention, VisualTokens
 
@@ -101,77 +107,68 @@ def write_clip(folder: Path, vision: dict[str, Any]) -> Any:
     return model
 
 
-class BareTower(ClipBlocks):
-    """A CLIP tower of `side` x `side` patches without a projector."""
-
-    def __init__(self, clip: Any, side: int) -> None:
-        super().__init__(clip, hidden_state_block(-2, clip.config.num_hidden_layers))
-        self.tokens, self.side = side * side, side
-
-    def encode(self, pixels: torch.Tensor) -> torch.Tensor:
-        states = self.module(pixels, output_hidden_states=True).hidden_states
-        return states[self.feature_block + 1][:, 1:]
-
-    def project(self, features: torch.Tensor) -> torch.Tensor:
-        return features
-
-
-class BareModel:
-    """A CLIP tower, or a language model with a head, as an attachment sees it."""
-
-    most_tiles = 1
-
-    def __init__(self, module: Any, side: int = 0) -> None:
-        self.module = module
-        self.tower = BareTower(module, side) if side else None
-
-    @property
-    def decoder(self) -> LlamaDecoder:
-        return LlamaDecoder(self.module.model)
-
-    def of(self, module: Any) -> "BareModel":
-        return self
-
-    def clip_text(self) -> Any:
-        raise NotImplementedError
-
-    def check(self, method: Any) -> None:
-        """Any method will do."""
-
-    def entrances(self, attachment: Attachment) -> dict[str, Any]:
-        return {}
-
-
 def collected(tower: Any, method: Any, pixels: torch.Tensor) -> VisualTokens:
-    """What a method is given of tiles [U, 3, h, w], each a unit of its own, by a tower's own hooks."""
-    model = BareModel(tower, side=pixels.shape[-1] // tower.config.patch_size)
-    with Attachment(model, method, Budget(1)) as attached:
-        (found,) = attached.encode(pixels, [len(pixels)])
-    return as_units(model.tower, method, found)
-
-
-def as_units(tower: Any, method: Any, found: Any) -> VisualTokens:
-    """Encoded tiles, each as a unit of its own."""
-    count, size = found.projected.shape[:2]
-    parts = dict(found.parts)
-    query, key = parts.pop("query", None), parts.pop("key", None)
-    block = blocks_read(tower, method)[1]
-    return VisualTokens(
-        projected=found.projected,
-        tile=torch.arange(count)[:, None].expand(-1, size),
-        patch=torch.arange(size).expand(count, -1),
-        attention=None if query is None else VisionAttention(query, key, tower.scale(block), tower.classes),
-        project=tower.project if Need.PROJECTOR in method.needs else None,
-        **parts,
+    """What a method is given of tiles [U, 3, h, w], each a unit of its own, by a bare CLIP tower."""
+    vision = getattr(tower, "vision_model", tower)
+    known = Tower(vision, None, method, Learnt({}, {}, {}))  # type: ignore[arg-type]
+    count = tower.config.num_hidden_layers
+    reader = Reader(known, (next(iter(known.lists), "encoder.layers"), count - 2)) if known.reads else None
+    with nullcontext({}) if reader is None else reader.reading(vision) as parts:
+        projected = tower(pixels, output_hidden_states=True).hidden_states[-2][:, 1:]
+    return as_units(
+        projected, parts, 1.0 if reader is None else reader.scales(vision)[0], method, lambda states: states
     )
 
 
-def one_picture(before: int, visual: int, after: int) -> RowKinds:
-    """A sequence of text, one picture of so many tokens, and text."""
-    rows = torch.full((1, before + visual + after), -1)
-    picture, token = rows.clone(), rows.clone()
-    picture[0, before : before + visual], token[0, before : before + visual] = 0, torch.arange(visual)
-    return RowKinds(rows < 0, picture, picture.clone(), token)
+def as_units(projected: torch.Tensor, parts: dict[str, Any], scale: float, method: Any, project: Any) -> VisualTokens:
+    """Encoded tiles [U, N, D], each as a unit of its own."""
+    count, size = projected.shape[:2]
+    needs = {"features": Need.FEATURES, "class_feature": Need.CLASS_FEATURE}
+    return VisualTokens(
+        projected=projected,
+        tile=torch.arange(count)[:, None].expand(-1, size),
+        patch=torch.arange(size).expand(count, -1),
+        attention=VisionAttention(parts["query"], parts["key"], scale, 1) if "query" in parts else None,
+        project=project if Need.PROJECTOR in method.needs else None,
+        **{name: parts[name] for name, need in needs.items() if need in method.needs},
+    )
+
+
+class BareLanguage(OfficialEntrance):
+    """Cuts between the layers of a bare language model."""
+
+    def __init__(self, owner: Any, model: Any, options: Any) -> None:
+        self.owner, self.local, self.options = owner, threading.local(), options
+        self.model, self.decodes, self.reader, self.before = weakref.ref(model), True, None, None
+        self.layers = layers_of(model.model, owner.method)
+        self.inner = argument_names(type(model.model).forward)[1:]
+        self.entering, self.handles, self.number, self.caches, self.open = [], [], 1, 0, False
+
+    def install(self) -> None:
+        model: Any = self.model()
+        self.open, decoder = True, model.model
+        decoder.mm_projector = None
+        self.handles = [
+            model.register_forward_pre_hook(self.note_running),
+            decoder.register_forward_pre_hook(self.begin, with_kwargs=True),
+            decoder.register_forward_hook(self.end, with_kwargs=True),
+        ]
+        if isinstance(self.layers, PinnedLayers):
+            self.handles += self.layers.widen(decoder)
+
+    def remove(self) -> None:
+        self.open = False
+        self._leave()
+
+    def show(self, embeds: torch.Tensor, before: int, visual: int) -> None:
+        """The next forward is of embeddings [1, S, D] in which an image of so many tokens is behind so many rows."""
+        real = np.ones((1, embeds.shape[1]), dtype=bool)
+        tokens = np.arange(visual)
+        image = Image(0, before + tokens, np.zeros_like(tokens), tokens, 1, False, 0)
+        ids, tiles = np.zeros(real.shape, dtype=np.int64), Tiles(1, visual, 0, {})
+        config = self.model().config  # type: ignore[union-attr]
+        prompt = prompt_of(ids, real, real, [image], [tiles], [{}], config)
+        self.local.prepared = Prepared(weakref.ref(embeds), prompt, Report(unchanged([image])), None)
 
 
 def runnable() -> list[str]:

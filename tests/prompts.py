@@ -1,4 +1,4 @@
-"""What tiny models are shown in the tests: noise for pictures, rows of ids, a layout for every official branch."""
+"""What tiny models are shown in the tests: noise for images, rows of ids, a layout for every official branch."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def tiles(count: int, seed: int = 0) -> torch.Tensor:
 
 
 def row(*text: int, images: int = 1, after: int = 4) -> list[int]:
-    """BOS, some text, then every picture followed by some text."""
+    """BOS, some text, then every image followed by some text."""
     ids = [1, *text]
     for number in range(images):
         ids += [-200, *range(20 + 10 * number, 20 + 10 * number + after)]
@@ -36,13 +36,13 @@ def batch(*rows: list[int], left: bool = False) -> tuple[torch.Tensor, torch.Ten
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "one picture": dict(rows=[row(5, 6)], images=tiles(1), ranges=[range(1)]),
+    "one image": dict(rows=[row(5, 6)], images=tiles(1), ranges=[range(1)]),
     "no mask": dict(rows=[row(5, 6)], images=tiles(1), ranges=[range(1)], mask=False),
     "right padding": dict(rows=[row(5, 6), row(5, after=9)], images=tiles(2), ranges=[range(1), range(1, 2)]),
     "left padding": dict(rows=[row(5, 6), row(5, after=9)], images=tiles(2), ranges=[range(1), range(1, 2)], left=True),
-    "two pictures in a prompt": dict(rows=[row(5, images=2)], images=tiles(2), ranges=[range(1), range(1, 2)]),
-    "list of pictures": dict(rows=[row(5, images=2)], images=list(tiles(2)), ranges=[range(1), range(1, 2)]),
-    "a row without picture": dict(rows=[row(5), [1, 5, 6, 7], row(6)], images=tiles(3), ranges=[range(1), range(2, 3)]),
+    "two images in a prompt": dict(rows=[row(5, images=2)], images=tiles(2), ranges=[range(1), range(1, 2)]),
+    "list of images": dict(rows=[row(5, images=2)], images=list(tiles(2)), ranges=[range(1), range(1, 2)]),
+    "a row without image": dict(rows=[row(5), [1, 5, 6, 7], row(6)], images=tiles(3), ranges=[range(1), range(2, 3)]),
     "adjacent pictures": dict(rows=[[1, 5, -200, -200, 9, 8]], images=tiles(2), ranges=[range(1), range(1, 2)]),
     "five dimensions, flat": dict(
         rows=[row(5), row(6, 7)], images=tiles(6).view(2, 3, 3, IMAGE, IMAGE), ranges=[range(3), range(3, 6)]

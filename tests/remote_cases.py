@@ -41,10 +41,10 @@ class Double:
     name: str
     model: Any
     folder: Path
-    tokens: int = 64  # of a picture
+    tokens: int = 64  # of an image
 
     def inputs(self, rows: list[list[Any]], first: int = 0) -> dict[str, Any]:
-        """Left-padded prompts, each about a picture of its own, counted from `first`."""
+        """Left-padded prompts, each about an image of its own, counted from `first`."""
         return getattr(self, f"_{self.name}")(rows, first)
 
     @property
@@ -78,7 +78,7 @@ class Double:
 
 
 def double(name: str, folder: Path, seed: int = 0, tokens: int = 64, **sizes: Any) -> Double:
-    """A double whose pictures are kept in a folder with a short path; the authors' own code where it is there."""
+    """A double whose images are kept in a folder with a short path; the authors' own code where it is there."""
     source = remote_code if remote_code.held(name) else remote_doubles
     return Double(name, getattr(source, name)(seed, **sizes), folder, tokens)
 

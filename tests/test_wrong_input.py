@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import hf_models
 import pytest
+import transformers
 
 from llava_consensus import attach, cli, make
 from llava_consensus.errors import ConsensusError, OptionError
@@ -163,3 +165,15 @@ def test_what_is_no_model_is_refused(model: Any) -> None:
     with pytest.raises(ConsensusError, match="model"):
         attach(model)
     assert make("fastv").layer is None
+
+
+@pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="transformers 5.19 or later")
+def test_what_only_the_model_can_say_is_refused_when_a_method_is_attached() -> None:
+    model = hf_models.CASES["llava"].build()
+    with pytest.raises(OptionError, match="attach to the whole model"):
+        attach(model.model)
+    for layer in (99, -1):
+        with pytest.raises(OptionError, match=rf"layer={layer} must be in 1\.\."):
+            attach(model, "fastv", layer=layer)
+    with pytest.raises(OptionError, match="total=3 is below tokens=64"):
+        attach(model, "divprune", tokens=64, total=3)

@@ -57,7 +57,7 @@ def make_pope(data: Path) -> Path:
 
 
 def make_textvqa(data: Path) -> Path:
-    """Six questions on three pictures; question_id is the image id and repeats."""
+    """Six questions on three images; question_id is the image id and repeats."""
     asked: list[dict[str, Any]] = []
     gold: list[dict[str, Any]] = []
     for picture in ("im1", "im2", "im3"):
@@ -74,7 +74,7 @@ def make_textvqa(data: Path) -> Path:
 
 
 def make_mme(data: Path) -> Path:
-    """Two pictures in each of two tasks, the second laid out with images/; two questions each: yes, then no."""
+    """Two images in each of two tasks, the second laid out with images/; two questions each: yes, then no."""
     asked, folder = [], data / "eval/MME"
     for task, inner, texts in (("color", "", ""), ("scene", "images/", "questions_answers_YN/")):
         for number in (1, 2):
@@ -112,7 +112,7 @@ def make_vqav2(data: Path, annotated: bool = True) -> Path:
 
 
 def make_seed(data: Path) -> Path:
-    """Two questions about pictures, one id twice with the same words, and one about a video's middle frame."""
+    """Two questions about images, one id twice with the same words, and one about a video's middle frame."""
     asked, gold = [], []
     for number, (key, kind, answer) in enumerate(
         [(101, "image", "A"), (102, "image", "B"), (102, "image", "B"), ("v0", "video", "C")]
@@ -170,7 +170,7 @@ def make_mmbench(data: Path, chinese: bool = False) -> Path:
 
 
 def make_sqa(data: Path) -> Path:
-    """Four questions in the official order of the split, two of them about a picture; right: A, B, C, A."""
+    """Four questions in the official order of the split, two of them about an image; right: A, B, C, A."""
     asked: list[dict[str, Any]] = []
     problems = {}
     for key, picture, answer in (("4", False, 0), ("5", True, 1), ("11", True, 2), ("15", False, 0)):

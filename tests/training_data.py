@@ -22,7 +22,7 @@ def scenes(folder: Path) -> Path:
 
 
 def plan(data: Path, out: Path, method: str = "consensusdrop", **changes: Any) -> TrainingPlan:
-    """Four steps of two pictures, projector alone, budgets of 64 and 32."""
+    """Four steps of two images, projector alone, budgets of 64 and 32."""
     known: dict[str, Any] = {
         "model": str(MINI),
         "conversations": data / NAME,

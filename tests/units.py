@@ -99,7 +99,7 @@ def of_batch(tokens: VisualTokens, index: int) -> VisualTokens:
 
 
 def without_question(tokens: VisualTokens) -> VisualTokens:
-    """The same units for prompts that end in their picture: a probe of zero rows."""
+    """The same units for prompts that end in their image: a probe of zero rows."""
     probe = tokens.probe
     assert probe is not None
     return tokens._replace(
@@ -151,7 +151,7 @@ def headed(saliency: list[float], values: list[float]) -> VisualTokens:
 
 
 def view_of(attention: list[float], kept: int, before: int = 2, after: int = 3, **changes: Any) -> DecoderView:
-    """One picture in a sequence of one head whose last row attends to the visual tokens as given."""
+    """One image in a sequence of one head whose last row attends to the visual tokens as given."""
     size = before + len(attention) + after
     rest = (1 - sum(attention)) / (before + after)
     row = torch.full((size,), rest)
@@ -218,7 +218,7 @@ def blank_unit(shape: Shape) -> VisualTokens:
 
 
 def blank_view(shape: Shape, tokens: int, cut: Cut, visual: int, rows: int) -> DecoderView:
-    """One picture with `visual` tokens left at a cut of a model of this shape, `rows` text rows being asked."""
+    """One image with `visual` tokens left at a cut of a model of this shape, `rows` text rows being asked."""
     inputs = blank(1, shape.patches, shape.width), blank(1, rows, shape.width)
     hidden, probe = blank(1, visual, shape.width), blank_probe(shape, rows, visual)
     return DecoderView(
@@ -227,7 +227,7 @@ def blank_view(shape: Shape, tokens: int, cut: Cut, visual: int, rows: int) -> D
 
 
 def work(method: Any, shape: Shape, tokens: int) -> None:
-    """All a method does for one picture by itself, wherever it acts, on tensors without numbers."""
+    """All a method does for one image by itself, wherever it acts, on tensors without numbers."""
     if method.place is Place.DECODER:
         visual = shape.patches
         for cut in method.cuts(Budget(tokens), shape.patches, shape.layers):

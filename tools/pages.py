@@ -266,7 +266,7 @@ class Servers:
             )
             parts.append(f"{label} {requests} of plain's requests a second, first token {first}")
         return (
-            f"`vllm bench serve` beside it, {tokens} tokens, {self.bench['requests']} pictures of noise, {self.rounds} "
+            f"`vllm bench serve` beside it, {tokens} tokens, {self.bench['requests']} images of noise, {self.rounds} "
             f"([samples](efficiency/{WITNESS})), {' and '.join(self.loads)}: {'; '.join(parts)}."
         )
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import transformers
 
@@ -26,6 +27,7 @@ from hf_models import END, IMAGE, START, TAG, TEXT
 
 from llava_consensus import attach
 from llava_consensus.hosts import view_of
+from llava_consensus.hosts.images import Call, anyres
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES
@@ -127,10 +129,11 @@ def picture(family: Family, view: Any, width: int, height: int) -> Shown:
     side = side if isinstance(side, int) else side[0]
     if not family.processor:
         sizes = torch.tensor([[height, width]])
-        (count,) = view.counts({"image_sizes": sizes})
-        inputs = {"image_sizes": sizes, "pixel_values": torch.randn(1, count, 3, side, side)}
-        (rows,) = view.pictures("image", inputs, None)
-        ids = [IMAGE] * len(rows.token)
+        inputs = {"image_sizes": sizes, "pixel_values": torch.randn(1, 1, 3, side, side)}
+        none, false = np.zeros(0, np.int64), np.zeros(0, np.bool_)
+        tile, token, count = anyres(Call(view.inner, inputs, none, false, "image", sizes))[0]
+        inputs["pixel_values"] = torch.randn(1, count, 3, side, side)
+        ids = [IMAGE] * len(token)
     else:
         found = getattr(transformers, family.processor)(**family.words).get_number_of_image_patches(height, width, {})
         count = found if isinstance(found, int) else found[0]
@@ -142,12 +145,12 @@ def picture(family: Family, view: Any, width: int, height: int) -> Shown:
         ids = [START, *(word for part in parts for word in (*part, *between)), *last, *between, END]
         pixels = torch.randn(count, 3, side, side)
         inputs = {"pixel_values": pixels[None] if family.case in ("smolvlm", "idefics3") else pixels}
-        (rows,) = view.pictures("image", inputs, torch.tensor([ids]))
+    (rows,) = view.images("image", inputs, np.array([ids]))
     shown = {"input_ids": torch.tensor([[1, 5, *ids, 7, 8, 9]]), **inputs}
     return Shown(shown | {"attention_mask": torch.ones_like(shown["input_ids"])}, count, rows)
 
 
-def plan(model: Any, kind: str, method: str, tokens: int) -> Plan:
+def plan(model: Any, method: str, tokens: int) -> Plan:
     """vLLM's plan of a server with this method."""
     made = object.__new__(Plan)
     made.setting, made.method = Setting(method, tokens), make(method)
@@ -207,7 +210,7 @@ def counted(family: Family, sizes: list[tuple[int, int]], budgets: tuple[int, ..
     """Lines of the table: family, size, tiles, tokens; T, and what `attach`, the plan, vLLM and the account leave."""
     torch.manual_seed(0)
     model, lines = build(family), []
-    view, kind = view_of(model, old=True), model.config.model_type
+    view, kind = view_of(model), model.config.model_type
     server = Server(family, model, method) if kind in SERVED and installed() else None
     for width, height in sizes:
         shown = picture(family, view, width, height)
@@ -220,7 +223,8 @@ def counted(family: Family, sizes: list[tuple[int, int]], budgets: tuple[int, ..
             placed: Any = "-"
             newlines = int((shown.rows.token < 0).sum())
             if kind in SERVED:
-                planned = plan(model, kind, method, tokens).left("image", shown.rows, Budget(tokens)) - newlines
+                own = plan(model, method, tokens)
+                planned = own.left(own.image("image", shown.inputs, len(shown.rows.token)), Budget(tokens)) - newlines
             if server is not None:
                 placed = server.left(width, height, tokens) - newlines
             shape = SHAPES["llava-next-7b"]._replace(tiles=shown.tiles, patches=view.tower.tokens)

@@ -14,7 +14,7 @@ from llava_consensus.hosts.matrix import cells as matrix_cells
 from llava_consensus.methods import METHODS, about
 
 API = {  # sections of the page, and what is shown in each
-    "Attach": ("attach", "hosts.attachment.Attachment", "hosts.base.PictureOutcome", "hosts.timing", "errors"),
+    "Attach": ("attach", "hosts.attachment.Attachment", "hosts.outcomes.ImageOutcome", "hosts.timing", "errors"),
     "Load and ask": (
         "evaluation.models.load",
         "evaluation.models.loading.Loading",
@@ -26,7 +26,7 @@ API = {  # sections of the page, and what is shown in each
     "Methods": ("methods.make", "reduction.method", "reduction.decoder.InDecoder"),
     "What a method reads and returns": ("reduction.tokens",),
     "Parts of ConsensusDrop": ("reduction.saliency", "reduction.selection", "reduction.merging"),
-    "Models, for new hosts": ("hosts.base.Model", "hosts.base.Tower", "hosts.base.Decoder"),
+    "Models, for new hosts": ("hosts.HostEntry", "hosts.images.Family", "hosts.remote.entrances.RemoteModel"),
     "Benchmarks and runs": (
         "evaluation.benchmarks.make",
         "evaluation.benchmarks.base.Benchmark",

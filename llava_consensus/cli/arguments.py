@@ -14,7 +14,6 @@ from llava_consensus.entry_points import registered
 from llava_consensus.errors import OptionError, any_case
 from llava_consensus.evaluation.runs import DATA, MODEL, OUT
 from llava_consensus.evaluation.runs.execution import Execution
-from llava_consensus.reduction.budget import AUTO
 from llava_consensus.reduction.options import options
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ def command(name: str, *given: Argument, examples: tuple[str, ...]) -> Callable[
 
 DATA_DIR = arg("--data", default=DATA, type=Path, metavar="DIR", help="folder with the benchmarks' files (%(default)s)")
 OUT_DIR = arg("--out", default=OUT, type=Path, metavar="DIR", help="folder of results (%(default)s)")
-LIMIT = arg("--limit", type=int, help="only the first questions (smoke test; biased: neighbours share pictures)")
+LIMIT = arg("--limit", type=int, help="only the first questions (smoke test; biased: neighbours share images)")
 SAMPLE = arg("--sample", type=int, help="random sample of this many questions, the same one for every run")
 NO_PROGRESS = arg("--no-progress", action="store_true", help="no progress bar")
 FORMAT = arg(
@@ -158,7 +157,7 @@ REDUCED = (
     arg(
         "--tokens",
         type=lambda text: number(text),
-        help="visual tokens of one picture that are kept: a number, or a share such as 0.1; not for full (64). With "
+        help="visual tokens of one image that are kept: a number, or a share such as 0.1; not for full (64). With "
         "--url it is asked of the server, and may be auto",
     ),
     arg("--merged", type=int, help="merged tokens among --tokens (the paper's ratio, 10 of 64)"),
@@ -178,7 +177,7 @@ RUN = (
     arg("--workers", default=Execution.workers, type=int, help="processes, each with its own model (%(default)s)"),
     NO_PROGRESS,
     arg("--retry-errors", action="store_true", help="ask questions that failed before again"),
-    arg("--allow-outside", action="store_true", help="allow pictures outside their folder: absolute, .., symlinks"),
+    arg("--allow-outside", action="store_true", help="allow images outside their folder: absolute, .., symlinks"),
 )
 SHARDED = (
     arg("--shard", metavar="N/COUNT", help="ask one of COUNT equal parts, for several machines; then --merge"),
@@ -235,10 +234,8 @@ def one_word_method(text: str) -> "Method":
     return make(name, **options(filter(None, rest.split(","))))
 
 
-def number(text: str) -> int | float | str:
-    """A whole number, a fraction where the text has a point, or `auto` as it is. ArgumentTypeError for another text."""
-    if text == AUTO:
-        return text
+def number(text: str) -> int | float:
+    """A whole number, or a fraction if the text has a point. ArgumentTypeError for another text."""
     try:
         return int(text) if text.lstrip("+-").isdigit() else float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The commands `ask`, one question about one picture or video, and `demo`, a page to play with in the browser.
+"""The commands `ask`, one question about one image or video, and `demo`, a page to play with in the browser.
 
 `llava-consensus ask photo.jpg "What is on the table?" --overlay kept.png` prints the answer, how many visual tokens the
 language model saw and how long the first token took, and draws what was kept and merged. Times are medians of
@@ -50,7 +50,7 @@ PORTS = 65535
     examples=('ask photo.jpg "What is on the table?" --tokens 64 --overlay kept.png',),
 )
 def ask(given: argparse.Namespace) -> Iterator[str]:
-    """Ask one question about one picture or video."""
+    """Ask one question about one image or video."""
     _check(given)
     method, budget = arguments.method(given), arguments.budget(given)
 
@@ -133,7 +133,7 @@ def _check(given: argparse.Namespace) -> None:
         if value is not None and value < 1:
             raise OptionError(f"{name}={value} must be at least 1")
     if URL.match(given.picture):
-        raise OptionError(f"PICTURE {given.picture}: addresses are not fetched. Save the picture and give its file")
+        raise OptionError(f"PICTURE {given.picture}: addresses are not fetched. Save the image and give its file")
     file = given.overlay
     if file and file.suffix.lower() not in PICTURES:
         raise OptionError(f"--overlay {file}: must end with .png, .jpg or .webp")
@@ -153,7 +153,7 @@ def _check(given: argparse.Namespace) -> None:
         default=LOCAL,
         help="who may open the page: 127.0.0.1 is this machine alone, 0.0.0.0 everybody who reaches it (%(default)s)",
     ),
-    arg("--max-upload", default=20.0, type=float, metavar="MB", help="largest picture that is taken (%(default)s)"),
+    arg("--max-upload", default=20.0, type=float, metavar="MB", help="largest image that is taken (%(default)s)"),
     examples=("demo", "demo --model llava-hf/llava-1.5-7b-hf --port 8000"),
 )
 def demo(given: argparse.Namespace) -> Iterator[str]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 METHODS = "consensusdrop visionzip vispruner sparsevlm"  # of the paper's efficiency tables, and their budgets
 TOKENS = "432 288 144 57 28"
 QUESTION = "Is there a dog in the image?\nAnswer the question using a single word or phrase."
-SIDE = 672  # pixels of the picture of noise: four tiles of LLaVA-NeXT, 576 tokens of Qwen2.5-VL
+SIDE = 672  # pixels of the image of noise: four tiles of LLaVA-NeXT, 576 tokens of Qwen2.5-VL
 PROCESSORS = Path("/proc/cpuinfo")
 
 
@@ -43,7 +43,7 @@ PROCESSORS = Path("/proc/cpuinfo")
     arg("--methods", default=METHODS, metavar="NAMES", help="methods, or all (%(default)s)"),
     arg("--tokens", default=TOKENS, metavar="NUMBERS", help="budgets (%(default)s)"),
     arguments.MATCH,
-    arg("--images", type=Path, metavar="DIR", help=f"pictures (those of GQA in {DATA}, else noise)"),
+    arg("--images", type=Path, metavar="DIR", help=f"images (those of GQA in {DATA}, else noise)"),
     arg("--pictures", type=int, default=1, help="how many of them (%(default)s)"),
     arg("--repeats", type=int, default=5, help="measured rounds (%(default)s)"),
     arg("--warmup", type=int, default=1, help="rounds before, which do not count (%(default)s)"),
@@ -123,7 +123,7 @@ def _check(given: argparse.Namespace) -> None:
 
 
 def _pictures(given: argparse.Namespace) -> "list[Image]":
-    """The requested pictures; seeded noise where there are none."""
+    """The requested images; seeded noise where there are none."""
     from PIL import Image
 
     from llava_consensus.evaluation.media import open_image

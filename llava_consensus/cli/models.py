@@ -95,7 +95,7 @@ def _about(name: str, as_json: bool) -> Iterator[str]:
     if described.options:
         first = described.options[0]
         yield terminal.wrapped(f"give them as: --method {name} --option {first.name}={first.default}")
-    yield "\n" + terminal.wrapped("cost of one picture, FLOPs, two for each multiply-add (docs/accounting.md):")
+    yield "\n" + terminal.wrapped("cost of one image, FLOPs, two for each multiply-add (docs/accounting.md):")
     yield from (
         terminal.wrapped(f"  {function}: {counted}", most=WIDTH) for function, counted in described.counted.items()
     )

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from llava_consensus.reduction.budget import Share
     from llava_consensus.reduction.method import Shape
 
-PATCHES, FRAMES = 256, 8  # of a clip of Video-LLaVA, frames as tiles of one picture
+PATCHES, FRAMES = 256, 8  # of a clip of Video-LLaVA, frames as tiles of one image
 SUSTAINED = 1e14  # FLOP/s: a third of what an A100 can in float16
 ALL = "all"
 TABLES = "tables"  # folder in that of results
@@ -222,7 +222,7 @@ def plan(given: argparse.Namespace) -> Iterator[Any]:
     head = ("benchmark", "questions", "runs", "expected ± at all, 1,000, 300", "still needs")
     yield terminal.drawn(Table(f"{preset.title}, at {budgets} tokens", head, (Group("", tuple(lines)),)))
     hours = f"{flops / SUSTAINED / 3600:.1f} hours at {1e-12 * SUSTAINED:.0f} TFLOP/s sustained"
-    ours = f"{1e-15 * flops:,.0f} PFLOP of prefills, {hours}; decoding comes on top, shared pictures are encoded once"
+    ours = f"{1e-15 * flops:,.0f} PFLOP of prefills, {hours}; decoding comes on top, shared images are encoded once"
     yield f"cost: {ours if flops else 'unknown, no account of this model is here'}"
     yield f"weights: {model}" + (f", of {preset.weights}" if preset.weights else "")
     if unready:
@@ -376,7 +376,7 @@ def figures(given: argparse.Namespace) -> Iterator[str]:
 def _folder(folder: Path) -> Path:
     """A folder, made if it is missing. DataError if a file has its name."""
     if folder.exists() and not folder.is_dir():
-        raise DataError(f"{folder}: is a file, and pictures are written to a folder. Give another name")
+        raise DataError(f"{folder}: is a file, and images are written to a folder. Give another name")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -404,7 +404,7 @@ def _examples(given: argparse.Namespace) -> Iterator[str]:
 
         setting = prepare(arguments.config(given, benchmarks.make(given.examples), make("full")))
         if setting.benchmark.frames:
-            raise OptionError(f"--examples {given.examples}: asks about videos, and examples are drawn of pictures")
+            raise OptionError(f"--examples {given.examples}: asks about videos, and examples are drawn of images")
         questions = examples.of_plan(setting)
         runner = models.load(setting.model, setting.loading, setting.host_options)
     found = examples.search(runner, questions, budgets[0], given.count)

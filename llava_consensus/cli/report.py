@@ -126,7 +126,7 @@ def compare(given: argparse.Namespace) -> Iterator[str]:
     arg("--method", required=True, metavar="NAME", help="name of the method in tables; full for all tokens"),
     arg("--tokens", type=int, metavar="T", help="visual tokens it kept (all)"),
     arg("--model", required=True, metavar="NAME", help="name of the model"),
-    arg("--columns", action="append", default=[], metavar="WHAT=NAME", help="column of id, right or picture"),
+    arg("--columns", action="append", default=[], metavar="WHAT=NAME", help="column of id, right or image"),
     arg("--where", action="append", default=[], metavar="NAME=VALUE", help="only rows with this value in a column"),
     arg("--out", default=argparse.SUPPRESS, type=Path, metavar="DIR", help="folder of results (results)"),
     examples=(

@@ -24,19 +24,13 @@ from llava_consensus.serving.parent import PARENT
         "--tokens",
         default=64,
         type=arguments.number,
-        help="visual tokens of one picture: a number, a share such as 0.1, or auto (%(default)s)",
+        help="visual tokens of one image: a number, a share such as 0.1, or auto (%(default)s)",
     ),
     arg(
         "--largest",
         type=arguments.number,
         metavar="TOKENS",
-        help="the most a picture is given, asked for by mm_processor_kwargs or by auto (as --tokens)",
-    ),
-    arg(
-        "--total",
-        type=int,
-        metavar="TOKENS",
-        help="the most visual tokens of one prompt: where it has more, its older pictures get fewer",
+        help="the most an image is given, asked for by mm_processor_kwargs or by auto (as --tokens)",
     ),
     arg("--print", action="store_true", help="print the command of vLLM in place of running it"),
     arg("--vllm", default="", metavar="'--ARGUMENT ...'", help="further arguments of `vllm serve`, in one text"),
@@ -63,10 +57,10 @@ def line(given: argparse.Namespace) -> list[str]:
     from llava_consensus.serving.supported import check_version
 
     check_version()
-    setting = Setting(given.method, given.tokens, given.largest, arguments.options(given.option), given.total)
+    setting = Setting(given.method, given.tokens, given.largest, arguments.options(given.option))
     more = further(given.vllm)
     overrides = setting.overrides(config_of(given.model))
-    details = "--enable-prompt-tokens-details"  # an answer's `usage` says how many tokens of pictures it was given from
+    details = "--enable-prompt-tokens-details"  # an answer's `usage` says how many tokens of images it was given from
     told = ["--middleware", "llava_consensus.serving.identity.Identity"]
     return [*server(), given.model, "--hf-overrides", json.dumps(overrides), details, *told, *more]
 

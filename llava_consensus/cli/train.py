@@ -21,7 +21,7 @@ from llava_consensus.evaluation.runs import MODEL
     "train",
     arg("--model", default=MODEL, help="checkpoint that is adapted (%(default)s)"),
     arg("--data-path", type=Path, required=True, metavar="FILE", help="conversations, LLaVA's format"),
-    arg("--images", type=Path, required=True, metavar="DIR", help="folder of their pictures"),
+    arg("--images", type=Path, required=True, metavar="DIR", help="folder of their images"),
     arg(
         "--out",
         type=Path,
@@ -52,8 +52,8 @@ from llava_consensus.evaluation.runs import MODEL
         help="`scorer` trains a scorer alone, into a file; what comes after -- goes to LLaVA's own parser",
     ),
     examples=(
-        "train --data-path train.json --images pictures --tokens '64 32' --out checkpoints/adapted",
-        "train scorer --model checkpoints/llava-hf --data-path train.json --images pictures --out scorer.safetensors",
+        "train --data-path train.json --images images --tokens '64 32' --out checkpoints/adapted",
+        "train scorer --model checkpoints/llava-hf --data-path train.json --images images --out scorer.safetensors",
     ),
 )
 def train(given: argparse.Namespace) -> Iterator[str]:

@@ -1,1 +1,1 @@
-"""Views of the patches behind an answer: the pictures of `ask --overlay`, and a web page (`demo`)."""
+"""Views of the patches behind an answer: the images of `ask --overlay`, and a web page (`demo`)."""

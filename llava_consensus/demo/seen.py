@@ -1,7 +1,7 @@
-"""Fate of every patch of one picture of an answer, with the grids to draw it on, and the drawing of an answer:
+"""Fate of every patch of one image of an answer, with the grids to draw it on, and the drawing of an answer:
 original, kept and merged patches side by side, under question, answer and counts.
 
-Knows how a host lays its patches out: one grid over a picture that was padded, cropped or stretched to it, a base view
+Knows how a host lays its patches out: one grid over an image that was padded, cropped or stretched to it, a base view
 and a grid of tiles (LLaVA-NeXT), or one grid for each frame of a clip.
 """
 
@@ -15,13 +15,13 @@ from llava_consensus.evaluation.media import Clip
 from llava_consensus.evaluation.models import Answer, Encoding, Runner
 from llava_consensus.evaluation.report import overlay
 from llava_consensus.evaluation.report.overlay import MARGIN, PANEL, SIDE, Fates, View, contact_sheet, fates, view
-from llava_consensus.hosts.base import PictureOutcome
+from llava_consensus.hosts.outcomes import ImageOutcome
 from llava_consensus.hosts.patches import Patches, patches
 
 STRIP = 3 * PANEL + 2 * MARGIN  # width of the frames of a video in pixels
 SMALL = 120  # of a frame at least
 NOT_DRAWN = (
-    "drawing: of pictures in tiles, those of LLaVA-NeXT are drawn, a base view and a grid of tiles. Take another "
+    "drawing: of images in tiles, those of LLaVA-NeXT are drawn, a base view and a grid of tiles. Take another "
     "model, or leave the drawing out"
 )
 
@@ -47,7 +47,7 @@ class Seen:
 
 
 def seen_by(runner: Runner, shown: Sequence[Image | Clip], encoded: Sequence[Encoding], answer: Answer) -> list[Seen]:
-    """Each picture of an answer.
+    """Each image of an answer.
 
     Raises:
         OptionError: for tokens that lie on no grid that is known.
@@ -55,11 +55,11 @@ def seen_by(runner: Runner, shown: Sequence[Image | Clip], encoded: Sequence[Enc
     return [_seen(runner, *one) for one in zip(shown, encoded, answer.outcomes, strict=True)]
 
 
-def _seen(runner: Runner, shown: Image | Clip, encoded: Encoding, outcome: PictureOutcome) -> Seen:
+def _seen(runner: Runner, shown: Image | Clip, encoded: Encoding, outcome: ImageOutcome) -> Seen:
     assert outcome.origin is not None
     side = round(runner.visual_tokens**0.5) if encoded.tiles.side is None else encoded.tiles.side
     if not side or encoded.tiles.class_is_token:
-        raise OptionError("drawing: the visual tokens of this model form no grid over the picture")
+        raise OptionError("drawing: the visual tokens of this model form no grid over the image")
     counts = outcome.before, outcome.after, outcome.structural
     tiles, rows = 1 + int(outcome.origin[0].max()), -(-(1 + int(outcome.origin[1].max())) // side)
     if isinstance(shown, Clip):
@@ -81,7 +81,7 @@ def _seen(runner: Runner, shown: Image | Clip, encoded: Encoding, outcome: Pictu
 
 
 def _view(runner: Runner, image: Image, grid: tuple[int, int], first: int, side: tuple[int, int]) -> View:
-    """The grid over a picture as the model's processor fits the picture to it."""
+    """The grid over an image as the model's processor fits the image to it."""
     fit = _fit(runner)
     if fit == "crop":
         edge = min(image.size)
@@ -97,7 +97,7 @@ def _stretched(image: Image, grid: tuple[int, int]) -> Image:
 
 
 def _fit(runner: Runner) -> str:
-    """Mode by which the model's processor fits a picture to its tower: `pad`, `crop` or `stretch`."""
+    """Mode by which the model's processor fits an image to its tower: `pad`, `crop` or `stretch`."""
     if getattr(getattr(runner.model, "config", None), "image_aspect_ratio", None) == "pad":
         return "pad"
     own = getattr(runner, "image_processor", None)
@@ -111,7 +111,7 @@ def card(shown: Sequence[Seen], question: str, lines: Sequence[str]) -> Image:
     """One sheet about one answer.
 
     Args:
-        shown: its pictures: one, or the frames of a video.
+        shown: its images: one, or the frames of a video.
         question: what was asked.
         lines: below the question: answer, truth, counts.
     """

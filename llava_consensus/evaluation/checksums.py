@@ -57,7 +57,7 @@ def changed_pictures(since: int, pictures: Mapping[int, Sequence[Path]], answers
 
     Args:
         since: when answers were written last, in nanoseconds.
-        pictures: files of each question's images, by its index.
+        images: files of each question's images, by its index.
         answers: records by the same indexes.
     """
     every = {path for paths in pictures.values() for path in paths}

@@ -102,7 +102,7 @@ def open_header(path: Path, content: bytes | None = None) -> Image.Image:
         head = (path.read_bytes() if content is None else content)[4:12]
         if head[:4] == b"ftyp" and head[4:] in HEIC:
             raise ImageError(f"{path}: a HEIC image, which is not read. Convert it to JPEG or PNG") from error
-        raise ImageError(f"{path}: not a picture in a known format, or its head is damaged") from error
+        raise ImageError(f"{path}: not an image in a known format, or its head is damaged") from error
     except Image.DecompressionBombError as error:
         raise ImageError(_too_large(path, f"over {2 * MAX_PIXELS:,} pixels")) from error
     except Exception as error:  # decoders fail in many ways
@@ -115,7 +115,7 @@ def check_size(path: Path, size: tuple[int, int]) -> None:
     if width * height > MAX_PIXELS:
         raise ImageError(_too_large(path, f"{width:,} x {height:,} pixels"))
     if min(size) < 1:
-        raise ImageError(f"{path}: a picture without pixels ({width} x {height})")
+        raise ImageError(f"{path}: an image without pixels ({width} x {height})")
 
 
 def _too_large(path: Path, what: str) -> str:

@@ -19,16 +19,17 @@ INNER = ("get_base_model", "module")  # where PEFT, and what spreads a model ove
 class HostEntry(NamedTuple):
     """A host: one family of models."""
 
-    view: str  # the class of its views of a model (`base.Model`), as `module:class`
+    view: str  # the class of its views of a model, as `module:class`: `FACTS`, or one for code of its own
     kind: str  # how the evaluation loads it (`KINDS` there), or a module of another package with `check` and `load`
     classes: tuple[str, ...]  # model classes it adapts
     line: str  # about it
     types: tuple[str, ...] = ()  # what configurations call the classes (`model_type`)
     options: Mapping[str, tuple[str, ...]] = MappingProxyType({})  # its options: the values of each, the default first
-    clips: bool = False  # whether a video can be shown to it as one clip, and not as pictures
+    clips: bool = False  # whether a video can be shown to it as one clip, and not as images
     towers: tuple[str, ...] = ()  # where its classes are another host's too: words, one of which its towers' names have
     remote: bool = False  # whether code is run that the user must trust
     lacks: tuple[str, ...] = ()  # of a derived family, what derivation finds that the usual checkpoint does not have
+    family: str = ""  # how its processor writes images (`images.Family`), as `module:name`, if we have no entry for it
     answer_version: int = 1  # raised by hand where the same model and method come to answer otherwise
 
     @property
@@ -40,26 +41,26 @@ class HostEntry(NamedTuple):
 OURS = "llava_consensus.hosts"
 GROUP = "llava_consensus.hosts"  # entry points of other packages, each a `HostEntry`
 
-FACTS = f"{OURS}.facts:Facts"  # of families that no file describes
+FACTS = f"{OURS}.facts:Facts"  # of all models of transformers
 
 
 # What a family may lack: a tower that can be read, positions of one axis.
 TOWER, ONE_AXIS = "tower", "one axis"
 
 
-def _hf(view: str, line: str, types: tuple[str, ...], *classes: str, answer_version: int = 3, **more: Any) -> HostEntry:
-    """A family of transformers with a file in `hf/`."""
-    return HostEntry(f"{OURS}.hf.{view}", "hf", classes, line, types, answer_version=answer_version, **more)
+def _hf(line: str, types: tuple[str, ...], *classes: str, answer_version: int = 3, **more: Any) -> HostEntry:
+    """A family of transformers."""
+    return HostEntry(FACTS, "hf", classes, line, types, answer_version=answer_version, **more)
 
 
 def _derived(line: str, types: tuple[str, ...], *classes: str, lacks: tuple[str, ...] = ()) -> HostEntry:
-    """A family of transformers that is tested and has no file."""
+    """A family of transformers whose tiles are found by backward passes."""
     return HostEntry(FACTS, "hf", classes, f"{line} (derived)", types, lacks=lacks, answer_version=3)
 
 
 HOSTS: dict[str, HostEntry] = {
     "llava": HostEntry(
-        f"{OURS}.llava:LlavaModel",
+        f"{OURS}.official_facts:Official",
         "llava",
         ("LlavaLlamaForCausalLM", "LlavaMistralForCausalLM", "LlavaMptForCausalLM"),
         "official LLaVA 1.5 / 1.6 (the `llava` package), Llama and Mistral language models",
@@ -68,44 +69,38 @@ HOSTS: dict[str, HostEntry] = {
         answer_version=2,
     ),
     "llava-hf": _hf(
-        "llava:Llava",
         "LLaVA 1.5 in transformers, CLIP and SigLIP towers",
         ("llava",),
         "LlavaForConditionalGeneration",
         answer_version=2,
     ),
     "llava-next": _hf(
-        "tiled:LlavaNext",
         "LLaVA-NeXT (1.6) in transformers: tiles",
         ("llava_next",),
         "LlavaNextForConditionalGeneration",
         options={"layout": LAYOUTS},
     ),
     "qwen2.5-vl": _hf(
-        "qwen_vl:QwenVL",
-        "Qwen2.5-VL: pictures of any size, videos",
+        "Qwen2.5-VL: images of any size, videos",
         ("qwen2_5_vl",),
         "Qwen2_5_VLForConditionalGeneration",
         clips=True,
     ),
     "qwen2-vl": _hf(
-        "qwen_vl:QwenVL",
-        "Qwen2-VL: pictures of any size, videos",
+        "Qwen2-VL: images of any size, videos",
         ("qwen2_vl",),
         "Qwen2VLForConditionalGeneration",
         clips=True,
     ),
     "qwen3-vl": _hf(
-        "qwen_vl:Qwen3VL",
-        "Qwen3-VL, dense and of experts: pictures of any size, videos",
+        "Qwen3-VL, dense and of experts: images of any size, videos",
         ("qwen3_vl", "qwen3_vl_moe"),
         "Qwen3VLForConditionalGeneration",
         "Qwen3VLMoeForConditionalGeneration",
         clips=True,
     ),
     "glm-4v": _hf(
-        "glm4v:Glm4v",
-        "GLM-4.1V, GLM-4.5V and GLM-4.6V: pictures of any size, videos",
+        "GLM-4.1V, GLM-4.5V and GLM-4.6V: images of any size, videos",
         ("glm4v", "glm4v_moe", "glm46v"),
         "Glm4vForConditionalGeneration",
         "Glm4vMoeForConditionalGeneration",
@@ -113,68 +108,55 @@ HOSTS: dict[str, HostEntry] = {
         clips=True,
     ),
     "internvl": _hf(
-        "internvl:InternVL",
         "InternVL 2.5 / 3 in transformers: tiles",
         ("internvl",),
         "InternVLForConditionalGeneration",
     ),
     "smolvlm": _hf(
-        "smolvlm:SmolVLM",
         "SmolVLM and Idefics3: tiles with text between them",
         ("smolvlm", "idefics3"),
         "SmolVLMForConditionalGeneration",
         "Idefics3ForConditionalGeneration",
     ),
     "llava-onevision": _hf(
-        "tiled:LlavaOnevision",
         "LLaVA-OneVision: tiles, videos",
         ("llava_onevision",),
         "LlavaOnevisionForConditionalGeneration",
         clips=True,
     ),
     "llava-next-video": _hf(
-        "tiled:LlavaNextVideo",
         "LLaVA-NeXT-Video: tiles, videos",
         ("llava_next_video",),
         "LlavaNextVideoForConditionalGeneration",
         clips=True,
     ),
-    "gemma-3": _hf(
-        "gemma3:Gemma3", "Gemma 3: crops, pictures that attend both ways", ("gemma3",), "Gemma3ForConditionalGeneration"
-    ),
+    "gemma-3": _hf("Gemma 3: crops, images that attend both ways", ("gemma3",), "Gemma3ForConditionalGeneration"),
     "aya-vision": _hf(
-        "aya_vision:AyaVision",
         "Aya Vision: tiles with tags between them",
         ("aya_vision",),
         "AyaVisionForConditionalGeneration",
     ),
     "cohere2-vision": _hf(
-        "aya_vision:Cohere2Vision",
         "Command A Vision: tiles",
         ("cohere2_vision",),
         "Cohere2VisionForConditionalGeneration",
     ),
-    "ovis-2": _hf(
-        "ovis2:Ovis2", "Ovis 2: tiles with one row between them", ("ovis2",), "Ovis2ForConditionalGeneration"
-    ),
+    "ovis-2": _hf("Ovis 2: tiles with one row between them", ("ovis2",), "Ovis2ForConditionalGeneration"),
     "mistral-3": _hf(
-        "mistral3:Mistral3",
-        "Mistral Small 3.1 and later, Ministral 3: pictures of any size",
+        "Mistral Small 3.1 and later, Ministral 3: images of any size",
         ("mistral3",),
         "Mistral3ForConditionalGeneration",
         answer_version=4,
     ),
     "pixtral": _hf(
-        "mistral3:Pixtral",
-        "Pixtral, LLaVA in transformers with a tower of that name: pictures of any size",
+        "Pixtral, LLaVA in transformers with a tower of that name: images of any size",
         ("llava",),
         "LlavaForConditionalGeneration",
         answer_version=4,
         towers=("pixtral",),
     ),
     "video-llava": _hf(
-        "video_llava:VideoLlava",
-        "Video-LLaVA: pictures, clips",
+        "Video-LLaVA: images, clips",
         ("video_llava",),
         "VideoLlavaForConditionalGeneration",
         options={"class_tokens": ("keep", "drop", "candidates")},
@@ -188,7 +170,7 @@ HOSTS: dict[str, HostEntry] = {
         "Qwen3_5MoeForConditionalGeneration",
         lacks=(ONE_AXIS,),
     ),
-    "gemma-4": _derived("Gemma 4: pictures of any shape", ("gemma4",), "Gemma4ForConditionalGeneration")._replace(
+    "gemma-4": _derived("Gemma 4: images of any shape", ("gemma4",), "Gemma4ForConditionalGeneration")._replace(
         answer_version=4
     ),
     "gemma-3n": _derived(
@@ -212,9 +194,9 @@ HOSTS: dict[str, HostEntry] = {
     ),
     "llama-4": _derived("Llama 4: tiles", ("llama4",), "Llama4ForConditionalGeneration"),
     "paligemma": _derived("PaliGemma 1 and 2", ("paligemma",), "PaliGemmaForConditionalGeneration"),
-    "kimi-k2.5": _derived("Kimi-K2.5: pictures of any size", ("kimi_k25",), "Kimi_K25ForConditionalGeneration"),
+    "kimi-k2.5": _derived("Kimi-K2.5: images of any size", ("kimi_k25",), "Kimi_K25ForConditionalGeneration"),
     "glm-ocr": _derived(
-        "GLM-OCR: pictures of any size", ("glm_ocr",), "GlmOcrForConditionalGeneration", lacks=(ONE_AXIS,)
+        "GLM-OCR: images of any size", ("glm_ocr",), "GlmOcrForConditionalGeneration", lacks=(ONE_AXIS,)
     ),
     "perception-lm": _derived(
         "PerceptionLM: a tower of timm, which no method reads",
@@ -229,12 +211,12 @@ HOSTS: dict[str, HostEntry] = {
         lacks=(TOWER,),
     ),
     "paddleocr-vl": _derived(
-        "PaddleOCR-VL: pictures of any size",
+        "PaddleOCR-VL: images of any size",
         ("paddleocr_vl",),
         "PaddleOCRVLForConditionalGeneration",
         lacks=(ONE_AXIS,),
     ),
-    "video-llama-3": _derived("Video-LLaMA 3: pictures", ("video_llama_3",), "VideoLlama3ForConditionalGeneration"),
+    "video-llama-3": _derived("Video-LLaMA 3: images", ("video_llama_3",), "VideoLlama3ForConditionalGeneration"),
     "qwen-vl": HostEntry(
         f"{OURS}.remote.qwen_vl:QwenVLChat",
         "remote",
@@ -266,13 +248,12 @@ HOSTS: dict[str, HostEntry] = {
 OTHER = _derived("any other vision-language model of transformers that takes `mm_encoder_outputs`", ())
 
 
-def view_of(model: Any, options: Mapping[str, str] | None = None, old: bool = False) -> Any:
+def view_of(model: Any, options: Mapping[str, str] | None = None) -> Any:
     """A host's view of a model that is loaded, compiled or not: what a method is attached to.
 
     Args:
         model: of a class some host adapts.
         options: see `HostEntry`; the default for each that is left out.
-        old: whether models of transformers are viewed by their own files.
     Raises:
         OptionError: for a model class no host adapts, or an option that its host does not have.
     """
@@ -286,9 +267,11 @@ def view_of(model: Any, options: Mapping[str, str] | None = None, old: bool = Fa
     if "Pipeline" in names:
         raise OptionError(f"model is a {names[0]}: pass pipe.model, the model in it")
     entry = adapting(names, None, tower_named(vars(getattr(model, "config", object))))
-    several = isinstance(getattr(getattr(model, "config", None), "vision_feature_layer", None), list | tuple)
-    if (entry is None or (several and entry.view.startswith(OURS))) and takes_features(model):
-        # our files read features of one layer; a file of another package is its author's choice
+    if entry is None and takes_features(model):
+        if not model.can_generate():
+            raise OptionError(
+                f"model of class {names[0]} makes no tokens: attach to the whole model that it is part of"
+            )
         entry = OTHER
     if entry is None:
         inner = next((path for path in INNER if hasattr(model, path)), None)
@@ -299,8 +282,11 @@ def view_of(model: Any, options: Mapping[str, str] | None = None, old: bool = Fa
             )
         known = ", ".join(name for entry in HOSTS.values() for name in entry.classes)
         raise OptionError(f"model of class {type(model).__name__} has no host. Adapted classes: {known}")
-    place = FACTS if entry.kind == "hf" and entry.view.startswith(OURS) and not old else entry.view
-    view = load_place(place)(model, chosen(entry, type(model).__name__, options))
+    if entry.family:
+        from llava_consensus.hosts.images import TABLE
+
+        TABLE.update((kind, load_place(entry.family)) for kind in entry.types)
+    view = load_place(entry.view)(model, chosen(entry, type(model).__name__, options))
     keep_freed_memory()
     return view
 
@@ -318,26 +304,29 @@ def attached(
 
 def attach_view(view: Any, method: Any, budget: Any, total: int | None = None) -> Any:
     """Attaches a method to the model of a view."""
+    from functools import partial
+
+    from llava_consensus.hosts.attachment import Attachment
     from llava_consensus.hosts.facts import Facts
+    from llava_consensus.hosts.official import OfficialEntrance
+    from llava_consensus.hosts.official_facts import Official
+    from llava_consensus.hosts.remote.entrances import RemoteEntrance, RemoteModel
+    from llava_consensus.hosts.remote.internvl_chat import InternVLChat, InternVLChatEntrance
 
-    parts = [part.method for part in getattr(method, "parts", ())] or [method]
-    if isinstance(view, Facts) and not any(part.acts_inside for part in parts):
-        from llava_consensus.hosts.attachment import Attachment
-
-        return Attachment(view.module, method, budget, total, view.options)
-    from llava_consensus.hosts.old_attachment import Attachment as Old
-
-    if isinstance(view, Facts) and not view.has_file:
-        raise OptionError(
-            f"{type(parts[0]).__name__} acts before the projector, and it is not known how the tower of "
-            f"{type(view.module).__name__} takes fewer patches. Take a method that acts after the tower"
-        )
-    view = view_of(view.module, view.options, old=True) if isinstance(view, Facts) else view
-    return Old(view, method, budget, total)
+    given = view.module, method, budget, total, view.options
+    if isinstance(view, Facts):
+        return Attachment(*given)
+    if isinstance(view, InternVLChat):
+        return Attachment(*given, InternVLChatEntrance)
+    if isinstance(view, Official):
+        return Attachment(*given, OfficialEntrance)
+    if isinstance(view, RemoteModel):
+        return Attachment(*given, partial(RemoteEntrance, type(view)))
+    raise OptionError(f"view of class {type(view).__name__}: must be Facts or a RemoteModel (docs/adding.md)")
 
 
 def takes_features(model: Any) -> bool:
-    """True if a transformers model encodes pictures in a separate step and accepts their features, as derived hosts
+    """True if a transformers model encodes images in a separate step and accepts their features, as derived hosts
     need.
     """
     base = getattr(model, "model", None)

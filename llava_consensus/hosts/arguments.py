@@ -9,12 +9,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from llava_consensus.hosts.cache import Book
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.cache import CACHE_NAMES, Book
 from llava_consensus.hosts.images import Integers
 from llava_consensus.hosts.inputs import Prompt, prompt_of
 from llava_consensus.hosts.outcomes import ImageOutcome
-from llava_consensus.hosts.rows import Pool, Rows, drop_rows, upload
-from llava_consensus.hosts.tower import Encoded
+from llava_consensus.hosts.parts import is_static
+from llava_consensus.hosts.rows import Pool, Rows, drop_rows, joined_rows, upload
+from llava_consensus.hosts.tower import Encoded, flat_features
 from llava_consensus.reduction.method import Method
 
 
@@ -39,6 +41,60 @@ class Cut:
     book: Book | None  # of the rows that left at the entrance
     prefill: Any  # between layers
     reported: list[int] = field(default_factory=list)  # images of the first beam of each prompt
+
+
+def decoder_arguments(
+    decoder: Any, kwargs: dict[str, Any], rows: Rows, pool: Pool, prompt: Prompt, cut: Cut,
+    book: Book | None, method: Method,
+) -> dict[str, Any]:  # fmt: skip
+    """The decoder's arguments for these rows. `cut` has the rows and the book of the cache.
+
+    Raises:
+        OptionError: for the second method of a composition in a later turn.
+    """
+    embeds, cache = kwargs["inputs_embeds"], cut.cache
+    visual = sum(len(image.places) for image in prompt.images)
+    new = {}
+    for name, value in kwargs.items():
+        if name not in (*CACHE_NAMES, "attention_mask", "position_ids", "inputs_embeds"):
+            new[name] = argument_of(value, rows, pool, prompt, visual)
+    new["inputs_embeds"] = pool.take(embeds, [group.reduction.tokens for group in pool.groups])
+    new |= {name: kwargs[name] for name in CACHE_NAMES if name in kwargs}
+    past, cached = (0, 0) if cache is None else (int(cache.get_seq_length()), int(cache.get_query_offset()))
+    held, index, padded = rows.shown[:, :0], rows.index, rows.padded
+    if cached and prompt.real.shape[1] < cut.size:
+        raise OptionError("images in a later turn on a cache are not supported: pass the whole conversation")
+    if cached:  # the cache holds rows of prompts, and behind them what was generated
+        held = rows.shown.new_ones(len(rows.real), cached)
+        before = torch.arange(past - cached, past, device=embeds.device).expand(len(held), -1)
+        if book is not None:
+            prompts = book.real.shape[1]
+            held = torch.cat((book.real, held[:, prompts:]), 1)
+            before = torch.cat((book.index, before[:, prompts:]), 1)
+            padded |= book.padded
+        index = torch.cat((before, index + past), 1)
+    renumbers = method.positions == "renumber"
+    positions = kwargs.get("position_ids")
+    # without a cache and a mask, transformers takes gaps in positions for the ends of packed sequences
+    caches = kwargs.get("use_cache")
+    packs = cache is None and not (getattr(decoder.config, "use_cache", True) if caches is None else caches)
+    shown = padded or packs
+    new["attention_mask"] = mask_of(kwargs.get("attention_mask"), rows, held, shown, prompt.real.shape[1], decoder)
+    new["position_ids"], shifts = positions_of(positions, rows, pool, prompt.real, past, book, method)
+    shift = rows.removed if shifts else torch.zeros_like(rows.removed)
+    if book is not None:
+        shift = shift + book.shift
+    real = torch.cat((held, rows.shown), 1) if cached else rows.shown
+    size, shifted = past + cut.size, renumbers and shifts and rows.shrinks
+    if cut.rows is not None:  # behind another method
+        rows = joined_rows(cut.rows, rows)
+        index, shift = rows.index, rows.removed if shifted else shift
+    cut.rows = rows
+    cut.book = Book(
+        size, size - real.shape[1], real, index, shift, padded,
+        shifted or (book is not None and book.shifted), False, {}, {},
+    )  # fmt: skip
+    return new
 
 
 def held_masks(kwargs: dict[str, Any], cache: Any, book: Book) -> dict[str, Any]:
@@ -107,17 +163,10 @@ def mask_of(mask: Any, rows: Rows, held: Tensor, padded: bool, size: int, decode
     """The attention mask of the new rows, behind `held` [R, n] rows of the cache."""
     if isinstance(mask, dict):
         new = {name: mask_of(value, rows, held, padded, size, decoder) for name, value in mask.items()}
-        full, sliding = new.get("full_attention"), new.get("sliding_attention")
-        window = getattr(decoder.config, "sliding_window", None)
-        if isinstance(full, Tensor) and isinstance(sliding, Tensor) and window and full.ndim == 4:
-            # windows are as wide in rows that are left
-            at = torch.arange(full.shape[-1], device=full.device)
-            near = at[held.shape[1] : held.shape[1] + full.shape[2], None] - at < window
-            allowed = _seen(sliding) | (_seen(full) & near)
-            hides = torch.zeros_like(full)
-            new["sliding_attention"] = (
-                allowed if full.dtype == torch.bool else hides.masked_fill(~allowed, torch.finfo(full.dtype).min)
-            )
+        for name in new.keys() & {"full_attention", "sliding_attention"}:
+            if isinstance(new[name], Tensor) and new[name].ndim == 4:
+                window = getattr(decoder.config, "sliding_window", None) if name == "sliding_attention" else None
+                new[name] = _in_order(mask[name], new[name].shape[-1], rows, held, size, window)
         return new
     if not isinstance(mask, Tensor) or mask.ndim == 2:
         if not padded:
@@ -137,6 +186,32 @@ def mask_of(mask: Any, rows: Rows, held: Tensor, padded: bool, size: int, decode
     new = new.masked_fill(~real[:, None, None] & ~itself, none)
     room = mask.shape[-1] - held.shape[1] - size  # of a static cache
     return pad(new, (0, room + size - index.shape[1]), value=none) if room > 0 else new
+
+
+def _in_order(mask: Tensor, columns: int, rows: Rows, held: Tensor, size: int, window: int | None) -> Tensor:
+    """A mask [R, 1, W, columns] of the rows that are left by their own order, which merged tokens may have changed, and
+    with windows as wide in rows that are left.
+
+    Args:
+        mask: [R, 1, S, ...] of the prompt.
+        columns: of the new mask, a static cache has more than there are rows.
+        held: [R, n] real rows of the cache.
+    """
+    index, past = rows.index, held.shape[1]
+    first = mask.shape[-1] - size if mask.shape[-1] < past + size else past
+    ahead = _seen(mask)[:, :1, :, first : first + size].expand(len(index), -1, -1, -1).triu(1)  # images of Gemma 3
+    ahead = ahead | ahead.transpose(2, 3)
+    ahead = ahead | torch.diag_embed(ahead.any(3))  # a merged token and the one it stands for
+    ahead = ahead.gather(2, index[:, None, :, None].expand(-1, 1, -1, size))
+    ahead = ahead.gather(3, index[:, None, None].expand(-1, 1, index.shape[1], -1))
+    at = torch.arange(past + index.shape[1], device=index.device)
+    row = at[past:, None]
+    seen = pad(ahead, (past, 0)) | (at <= row)
+    seen = seen & (row - at < window) if window else seen
+    seen = seen & torch.cat((held, rows.shown), 1)[:, None, None] | (at == row)
+    seen = pad(seen, (0, columns - seen.shape[-1]))
+    none = torch.zeros(seen.shape, dtype=mask.dtype, device=mask.device)
+    return seen if mask.dtype == torch.bool else none.masked_fill(~seen, torch.finfo(mask.dtype).min)
 
 
 def _seen(mask: Tensor) -> Tensor:
@@ -181,6 +256,40 @@ def ids_of(base: Any, embeds: Tensor) -> Tensor:
             here = embeds == table(torch.tensor(placeholder, device=table.weight.device))
             ids = ids + here.all(-1).long() * placeholder
     return ids
+
+
+def waiting_records(outputs: dict[str, Any], waiting: dict[str, list[Encoded]]) -> dict[str, list[Encoded]]:
+    """What was recorded of outputs that `generate` encoded before, if something has copied them on their way here
+    (offloaded weights).
+    """
+    for modality, records in waiting.items():
+        rows, count = flat_features(outputs.get(modality, {})), sum(record.count or 0 for record in records)
+        if rows is None or not count or len(rows) % count:
+            raise OptionError("prefill_chunk_size: rows leave from whole prompts. Leave it out, or detach the method")
+    return waiting
+
+
+def read_prompt(base: nn.Module, kwargs: dict[str, Any], cache: Any) -> tuple[Integers, NDArray[np.bool_]]:
+    """Ids and real rows of a prompt [R, S]. Masks that `generate` made for a static cache are replaced in `kwargs`."""
+    ids, mask = kwargs.get("input_ids"), kwargs.get("attention_mask")
+    past = 0 if cache is None else int(cache.get_seq_length())
+    if kwargs.get("cu_seq_lens_q") is not None or is_packed(kwargs, past):
+        raise OptionError("packed sequences: give each prompt a row of its own, or detach the method")
+    if ids is None:
+        ids = ids_of(base, kwargs["inputs_embeds"])
+    if isinstance(mask, dict) or (isinstance(mask, Tensor) and mask.ndim == 4 and is_static(cache)):
+        # masks that generate makes for a static cache; the decoder makes them anew. A real row sees itself.
+        mask = next((value for value in mask.values() if value is not None), None) if isinstance(mask, dict) else mask
+        if mask is not None:
+            seen = mask[:, 0, :, past:].diagonal(dim1=1, dim2=2)
+            seen = seen if seen.dtype == torch.bool else seen == 0
+            mask = seen.expand(ids.shape)
+        kwargs["attention_mask"] = None if mask is None else mask.long()
+    if not isinstance(mask, Tensor) or mask.ndim != 2:
+        ids = ids.cpu().numpy()
+        return ids, np.ones(ids.shape, dtype=bool)
+    both = torch.stack((ids, mask[:, -ids.shape[1] :].to(ids.device).long())).cpu().numpy()
+    return both[0], both[1].astype(bool)
 
 
 def is_packed(kwargs: dict[str, Any], past: int) -> bool:

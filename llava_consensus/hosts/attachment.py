@@ -16,21 +16,20 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.arguments import joined_outcomes
+from llava_consensus.hosts.before_tower import READABLE
 from llava_consensus.hosts.cache import cache_in
 from llava_consensus.hosts.entrance import Entrance
-from llava_consensus.hosts.images import UNKNOWN, family_of, whole_images
+from llava_consensus.hosts.images import UNKNOWN, family_of, kind_of, whole_images
 from llava_consensus.hosts.inputs import NO_TEXT, Prompt
 from llava_consensus.hosts.outcomes import ImageOutcome, Report, cached_layers, joined_parts
 from llava_consensus.hosts.tower import READ
 from llava_consensus.hosts.units import over_parts
-from llava_consensus.reduction.budget import AUTO, Auto, Budget, Share, amount, of_prompts
+from llava_consensus.reduction.budget import Budget, Share, amount, of_prompts
 from llava_consensus.reduction.composition import Composition
-from llava_consensus.reduction.detail import auto_share
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import ClipSides, Need
 
@@ -47,7 +46,7 @@ class BudgetedMethod(NamedTuple):
     """A method with its budget."""
 
     method: Method
-    budget: Budget | Share | Auto
+    budget: Budget | Share
 
 
 @dataclass(eq=False)
@@ -55,7 +54,7 @@ class Call:
     """One call of the model, or several in a `with` block, with its inputs that are no arguments, and its report."""
 
     questions: list[str] | None = None  # text asked in each row of the batch, for methods that read it
-    pictures: list[Any] | None = None  # of PIL, those of the batch in order, for budgets that follow from them
+    settings: Mapping[str, Any] = field(default_factory=dict)  # entries of the configuration that differ in this call
     report: Report = field(default_factory=Report)
 
 
@@ -65,9 +64,10 @@ class Attachment:
     Args:
         model: a model of transformers.
         method: what reduces.
-        budget: of one image, a number of tokens, a share of those it has, or `Auto`.
+        budget: of one image, a number of tokens, or a share of those it has.
         total: the most tokens of the images of one prompt; None is any number.
         options: of its family (`HostEntry.options`).
+        entrance: how rows leave this model.
     Raises:
         OptionError: for a method this model has no parts for, or a model that has a method already.
     """
@@ -76,9 +76,10 @@ class Attachment:
         self,
         model: nn.Module,
         method: Method,
-        budget: Budget | Share | Auto,
+        budget: Budget | Share,
         total: int | None = None,
         options: Mapping[str, str] | None = None,
+        entrance: Callable[..., Entrance] = Entrance,
     ) -> None:
         self.options = options or {}
         self.asked, self.budget, self.total = method, budget, total
@@ -93,7 +94,7 @@ class Attachment:
         self._scope: ContextVar[Call | None] = ContextVar("llava_consensus_call", default=None)
         self._local, self._latest = threading.local(), Report()
         self._check(model)
-        self.entrance = Entrance(self, model, self.options)
+        self.entrance = entrance(self, model, self.options)
         self._clip = self._clip_text(model)
         self._handles: list[Any] = []
         self.attach()
@@ -101,10 +102,14 @@ class Attachment:
     def _check(self, model: Any) -> None:
         """Raises OptionError for what cannot be attached, with the remedy."""
         if len(self.stages) > 1:
-            check_stages(self.stages, keeps_positions(model))
-        if (self.total is not None or isinstance(self.budget, Auto)) and self.method.place is not Place.TOKENS:
+            check_stages(self.stages, model)
+        if self.total is not None and isinstance(self.budget, Budget) and self.total < self.budget.tokens:
             raise OptionError(
-                f"tokens={AUTO!r} and total are for methods that act after the vision tower, and "
+                f"total={self.total} is below tokens={self.budget.tokens} of one image: give at least that"
+            )
+        if self.total is not None and self.method.place is not Place.TOKENS:
+            raise OptionError(
+                f"total={self.total}: is for methods that act after the vision tower, and "
                 f"{type(self.method).__name__} acts elsewhere: give tokens as a number or a share"
             )
         if self.options.get("class_tokens") == "drop" and self.stages[-1].method.place is Place.DECODER:
@@ -134,11 +139,10 @@ class Attachment:
         """CLIP's text side, if a method reads the question and the vision configuration names its CLIP model."""
         if not any(Need.QUESTION in stage.method.needs for stage in self.stages):
             return None
-        vision = getattr(model.config, "vision_config", None)
-        name = getattr(vision, "_name_or_path", "") if getattr(vision, "model_type", "") == "clip_vision_model" else ""
+        name = self.entrance.clip_name
         if not name:
             return None
-        from llava_consensus.hosts.towers import load_clip_text
+        from llava_consensus.hosts.clip import load_clip_text
 
         return load_clip_text(name, model.device)
 
@@ -194,9 +198,13 @@ class Attachment:
     # Calls
 
     @contextmanager
-    def call(self, questions: list[str] | None = None, pictures: list[Any] | None = None) -> Iterator[Call]:
+    def call(
+        self,
+        questions: list[str] | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> Iterator[Call]:
         """The calls of the model in the body, with inputs that are no arguments of it."""
-        call = Call(questions, pictures)
+        call = Call(questions, settings or {})
         token = self._scope.set(call)
         try:
             yield call
@@ -210,9 +218,11 @@ class Attachment:
         """
         return self.call(questions=questions)
 
-    def seeing(self, pictures: list[Any], questions: list[str] | None = None) -> Any:
-        """A call for `tokens="auto"`, with the images of PIL that the batch shows, in order."""
-        return self.call(questions, pictures)
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Entries of the model's configuration that differ in the call of this context."""
+        call = self._scope.get()
+        return {} if call is None else call.settings
 
     def tell(self, report: Report) -> None:
         """Stores the result of a forward pass."""
@@ -253,7 +263,7 @@ class Attachment:
         call = self._scope.get()
         if call is not None and not call.report.cache:
             cache = cache_in(output) if hasattr(output, "get") else None
-            call.report = replace(call.report, cache=cached_layers(cache))
+            call.report = replace(call.report, cache=cached_layers(cache, self.entrance.cache_axis))
 
     @property
     def _report(self) -> Report:
@@ -283,23 +293,10 @@ class Attachment:
 
     # What a forward pass asks for
 
-    def budgets(self, stage: BudgetedMethod, prompt: Prompt) -> list[Budget | Share | Auto]:
-        """Budget of each image of a batch of prompts.
-
-        Raises:
-            OptionError: for `tokens="auto"` without the images in PIL.
-        """
+    def budgets(self, stage: BudgetedMethod, prompt: Prompt) -> list[Budget | Share]:
+        """Budget of each image of a batch of prompts."""
         images, whole = prompt.images, whole_images(prompt.images)
         found: list[Any] = [stage.budget] * len(whole)
-        if isinstance(stage.budget, Auto):
-            call, count = self._scope.get(), len(whole) // prompt.beams
-            pictures = None if call is None else call.pictures
-            if pictures is None or len(pictures) != count:
-                raise OptionError(
-                    f"tokens={AUTO!r} follows from the images: say them around the call, `with "
-                    f"attached.seeing([...]):`, {count} of PIL, one for each that the batch shows"
-                )
-            found = [auto_share(picture) for picture in pictures] * prompt.beams
         sizes = [[int((images[part].token >= 0).sum()) for part in parts] for parts in whole]
         if self.total is not None:
             rows = [images[parts[0]].row for parts in whole]
@@ -323,19 +320,8 @@ class Attachment:
             )
         norm = next(module for name, module in base.named_modules() if name.endswith("post_layernorm"))
         method = next(stage.method for stage in self.stages if Need.QUESTION in stage.method.needs)
-        texts = [self._clip.embed(method.query(question)) for question in questions]
-        text = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
-        real = torch.nn.utils.rnn.pad_sequence([one.new_ones(len(one)) for one in texts], batch_first=True).bool()
-
-        def sides(images: list[int]) -> ClipSides:
-            features: Tensor = torch.cat([prompt.tiles[image].parts["features"] for image in images])
-            patches = self._clip.projection(norm(features).float())
-            each = [
-                prompt.images[image].row // prompt.beams for image in images for _ in range(prompt.tiles[image].count)
-            ]
-            row = torch.tensor(each, device=text.device)
-            return ClipSides(patches, text[row], real[row])
-
+        queries = [method.query(question) for question in questions]
+        sides: Callable[[list[int]], ClipSides] = self._clip.sides(prompt, queries, norm)
         return sides
 
     def __repr__(self) -> str:
@@ -357,11 +343,26 @@ def per_tile(model: Any) -> bool:
     return family_of(model.config) is UNKNOWN
 
 
-def check_stages(stages: list[BudgetedMethod], keeps: bool) -> None:
+def check_stages(stages: list[BudgetedMethod], model: Any) -> None:
     """Raises OptionError for methods that do not act one after the other on this model."""
     names = [type(stage.method).__name__ for stage in stages]
     if sum(bool(stage.method.needs & (READ | {Need.PROJECTOR})) for stage in stages) > 1:
         raise OptionError(f"{' and '.join(names)} both read the vision tower, once each. Take one that reads none")
+    readable = kind_of(model.config) in READABLE
+    for name, stage in zip(names[1:], stages[1:], strict=True):
+        if stages[0].method.acts_inside and stage.method.needs and not readable:
+            raise OptionError(
+                f"{name} behind {names[0]}: what it reads of a smaller image is known on LLaVA and Qwen-VL, not on "
+                f"{type(model).__name__}. Take one that reads tokens only (divprune, uniform_grid)"
+            )
+        if stages[0].method.place is Place.TOWER and (
+            Need.EARLIER in stage.method.needs
+            or (Need.ATTENTION in stage.method.needs and not stage.method.blocks_ahead)
+        ):
+            raise OptionError(
+                f"{name} behind {names[0]}: the block whose attention {name} reads merges patches after it, so that it "
+                "is of more tokens than are left. Take one that reads tokens only (divprune, uniform_grid)"
+            )
     closes = stages[-1].method.place is Place.DECODER and stages[-1].method.positions == "renumber"
-    if closes and stages[-2].method.positions != "renumber" and not keeps:
+    if closes and stages[-2].method.positions != "renumber" and not keeps_positions(model):
         raise OptionError(f"positions=renumber of {names[-1]} behind {names[-2]}, which keeps them. Give both the same")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from llava_consensus.hosts.rows import Rows
 
-CACHE_NAMES = ("cache", "past_key_values")  # of the argument, since transformers 5.24 and before
+CACHE_NAMES = ("cache", "past_key_values", "past_key_value")  # since transformers 5.24, before, and in layers of 4.37
 
 
 def cache_in(values: Any) -> Any:

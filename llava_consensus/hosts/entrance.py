@@ -13,29 +13,29 @@ import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from llava_consensus.errors import NonFiniteError, OptionError
 from llava_consensus.hosts.arguments import (
     Cut,
     Forward,
-    argument_of,
     compact,
+    decoder_arguments,
     held_masks,
     ids_of,
-    is_packed,
-    mask_of,
-    positions_of,
+    joined_outcomes,
+    read_prompt,
+    waiting_records,
 )
-from llava_consensus.hosts.cache import CACHE_NAMES, Book, book_of, cache_in, shorten
-from llava_consensus.hosts.images import Image, Integers, family_of, images_of, parts_of, with_class
+from llava_consensus.hosts.before_tower import BeforeTower, numbered, tiles_left, units_left, whole_tiles
+from llava_consensus.hosts.cache import Book, book_of, cache_in, shorten
+from llava_consensus.hosts.images import Image, Integers, family_of, images_of, kind_of, parts_of, with_class
 from llava_consensus.hosts.inputs import KEPT, Inputs, Prompt, needs_of, projector_of, prompt_of
 from llava_consensus.hosts.kernels import skip_in_probe
 from llava_consensus.hosts.layers import Layers, Step, idle
@@ -45,23 +45,20 @@ from llava_consensus.hosts.parts import (
     MODALITIES,
     base_of,
     decoder_of,
-    is_static,
     most_tiles,
     on_grid,
     packed_whole,
     runs_again,
 )
 from llava_consensus.hosts.prefill import Prefill
-from llava_consensus.hosts.rows import Pool, Rows, reduced_rows, spread_rows, upload
+from llava_consensus.hosts.rows import reduced_rows, spread_rows, upload
 from llava_consensus.hosts.tower import (
     READ,
     RECORD,
-    Encoded,
     Learnt,
     Tiles,
     Tower,
     argument_names,
-    flat_features,
     records_of,
     with_class_tokens,
 )
@@ -74,6 +71,7 @@ UNRECORDED = (
     "encode them with the method attached"
 )
 IGNORE = -100  # label of rows without a target
+ENCODING = "_maybe_prepare_encoder_kwargs_for_generation"  # the step of `generate` that encodes images
 _NUMBERS = itertools.count(1)
 # what was learnt of towers, by the module with `get_image_features`
 _LEARNT: "weakref.WeakKeyDictionary[nn.Module, Learnt]" = weakref.WeakKeyDictionary()
@@ -87,6 +85,8 @@ class Entrance:
         model: a model of transformers.
         options: of its family (`HostEntry.options`).
     """
+
+    cache_axis = 2  # of rows in the keys of its cache
 
     def __init__(self, owner: Any, model: Any, options: Mapping[str, str]) -> None:
         base = base_of(model)
@@ -104,7 +104,10 @@ class Entrance:
         self.tower = Tower(base, decoder, reader, _LEARNT.setdefault(base, Learnt({}, {}, {})))
         self.family = family_of(model.config)
         self.layers = Layers(decoder, methods[-1]) if methods[-1].place is Place.DECODER else None
-        self.entering = next((method for method in methods if method.place is Place.TOKENS), None)
+        self.entering = [stage for stage in owner.stages if stage.method.place is not Place.DECODER]
+        self.before: Any = None
+        if methods[0].acts_inside:
+            self.before = BeforeTower(base, kind_of(base.config), methods[0], owner.stages[0].budget, options)
         self.names = argument_names(type(base).forward)[1:]
         self.outer = argument_names(type(model).forward)[1:]
         self.inner = argument_names(type(decoder).forward)[1:]
@@ -116,6 +119,13 @@ class Entrance:
     def base(self) -> Any:
         """The module that encodes images."""
         return base_of(self.model())
+
+    @property
+    def clip_name(self) -> str:
+        """The CLIP model that the vision configuration names as its own; empty if it names none."""
+        vision = getattr(self.model().config, "vision_config", None)  # type: ignore[union-attr]
+        is_clip = getattr(vision, "model_type", "") == "clip_vision_model"
+        return str(getattr(vision, "_name_or_path", "")) if is_clip else ""
 
     def install(self) -> None:
         """Registers the hooks."""
@@ -131,6 +141,9 @@ class Entrance:
         ]
         if self.fixed:
             base.pack_image_features = functools.partial(packed_whole, type(base).pack_image_features, base)
+        if self.before is not None:
+            self.before.install()
+            setattr(model, ENCODING, functools.partial(self.note_prompt, model))
         if any(Need.PROBE in stage.method.needs for stage in self.owner.stages):
             self.handles += skip_in_probe(decoder)
         for modality in MODALITIES:
@@ -147,6 +160,10 @@ class Entrance:
             vars(base).pop(f"get_{modality}_features", None)
         if base is not None and self.fixed:
             vars(base).pop("pack_image_features", None)
+        if self.before is not None:
+            self.before.remove()
+            model = self.model()
+            vars(model).pop(ENCODING, None) if model is not None else None
         self._leave()
 
     def _leave(self) -> None:
@@ -174,7 +191,7 @@ class Entrance:
         for name, value in vars(self).items():
             if name == "model":
                 twin.__dict__[name] = weakref.ref(memo.get(id(value()), value()))
-            elif name in ("owner", "handles"):
+            elif name in ("owner", "handles", "before"):
                 twin.__dict__[name] = deepcopy(value, memo)
             else:
                 twin.__dict__[name] = value
@@ -191,6 +208,20 @@ class Entrance:
         keep = given.get("logits_to_keep")
         self.local.labels, self.local.guesses = given.get("labels"), keep - 1 if isinstance(keep, int) and keep else 0
 
+    def note_prompt(self, model: Any, prompt: Tensor, *args: Any, **options: Any) -> Any:
+        """Takes the place of the step in which `generate` encodes images: notes the ids of their prompt."""
+        with self.showing((prompt if prompt.ndim == 2 else ids_of(self.base(), prompt)).cpu().numpy()):
+            return getattr(type(model), ENCODING)(model, prompt, *args, **options)
+
+    @contextmanager
+    def showing(self, ids: Integers) -> Iterator[None]:
+        """Images that are encoded in the body are those of these prompts [R, S]."""
+        self.local.ids = ids
+        try:
+            yield
+        finally:
+            self.local.ids = None
+
     def enter(self, base: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Notes ids and mask of a prompt with images."""
         kwargs = {**dict(zip(self.names, args, strict=False)), **kwargs}
@@ -204,51 +235,13 @@ class Entrance:
         given = {name: records_of(value) for name, value in outputs.items() if hasattr(value, RECORD)}
         waiting, self.local.waiting = getattr(self.local, "waiting", None) or {}, {}
         if len(given) < len(outputs) and self.open and any(stage.method.reduces for stage in self.owner.stages):
-            given |= self._waiting(outputs, waiting)
+            given |= waiting_records(outputs, waiting)
+            if not waiting:
+                self.owner.warn(UNRECORDED)
         shows = given or any("pixel_values" in name and value is not None for name, value in kwargs.items())
         if shows and self.open:
-            self.local.forward = Forward(base, *self._read(base, kwargs, cache, book), given)
+            self.local.forward = Forward(base, *read_prompt(base, kwargs, cache), given)
         return (), kwargs
-
-    def _waiting(self, outputs: dict[str, Any], waiting: dict[str, list[Encoded]]) -> dict[str, list[Encoded]]:
-        """What was recorded of outputs that `generate` encoded before, if something has copied them on their way here
-        (offloaded weights).
-        """
-        for modality, records in waiting.items():
-            rows, count = flat_features(outputs.get(modality, {})), sum(record.count or 0 for record in records)
-            if rows is None or not count or len(rows) % count:
-                raise OptionError(
-                    "prefill_chunk_size: rows leave from whole prompts. Leave it out, or detach the method"
-                )
-        if not waiting:
-            self.owner.warn(UNRECORDED)
-        return waiting
-
-    def _read(
-        self, base: nn.Module, kwargs: dict[str, Any], cache: Any, book: Book | None
-    ) -> tuple[Integers, NDArray[np.bool_]]:
-        """Ids and real rows of a prompt [R, S]."""
-        ids, mask = kwargs.get("input_ids"), kwargs.get("attention_mask")
-        past = 0 if cache is None else int(cache.get_seq_length())
-        if kwargs.get("cu_seq_lens_q") is not None or is_packed(kwargs, past):
-            raise OptionError("packed sequences: give each prompt a row of its own, or detach the method")
-        if ids is None:
-            ids = ids_of(base, kwargs["inputs_embeds"])
-        if isinstance(mask, dict) or (isinstance(mask, Tensor) and mask.ndim == 4 and is_static(cache)):
-            # masks that generate makes for a static cache; the decoder makes them anew. A real row sees itself.
-            mask = (
-                next((value for value in mask.values() if value is not None), None) if isinstance(mask, dict) else mask
-            )
-            if mask is not None:
-                seen = mask[:, 0, :, past:].diagonal(dim1=1, dim2=2)
-                seen = seen if seen.dtype == torch.bool else seen == 0
-                mask = seen.expand(ids.shape)
-            kwargs["attention_mask"] = None if mask is None else mask.long()
-        if not isinstance(mask, Tensor) or mask.ndim != 2:
-            ids = ids.cpu().numpy()
-            return ids, np.ones(ids.shape, dtype=bool)
-        both = torch.stack((ids, mask[:, -ids.shape[1] :].to(ids.device).long())).cpu().numpy()
-        return both[0], both[1].astype(bool)
 
     def encode(self, name: str, modality: str, *args: Any, **inputs: Any) -> Any:
         """Takes the place of the model's encoder of a modality."""
@@ -259,7 +252,12 @@ class Entrance:
             names = argument_names(getattr(type(base), name))[1:]
             args, inputs = (), on_grid(base.config, {**dict(zip(names, args, strict=False)), **inputs})
         plain = getattr(type(base), name).__get__(base)
-        output = self.tower.encode(plain, base, self.family.mapped, not straight, *args, **inputs)
+        ids = getattr(self.local, "ids", None) if forward is None else forward.ids
+        if self.before is None or ids is None or getattr(self.tower.busy, "on", False):
+            output = self.tower.encode(plain, base, self.family.mapped, not straight, *args, **inputs)
+        else:
+            inputs |= dict(zip(argument_names(plain.__func__)[1:], args, strict=False))
+            output = self.before.encode(self.tower, plain, base, modality, ids, not straight, inputs)
         if not hasattr(output, RECORD):  # an encoder of videos calls the one of images
             return output
         if forward is not None:
@@ -297,10 +295,13 @@ class Entrance:
         images: list[Image] = []
         tiles: list[Tiles] = []
         encoded: list[dict[str, Any]] = []
+        left: list[Any] = []
+        later: list[Tiles] = []
         short, most = "", 1
         for modality, record, own, beams in images_of(forward.base, model.config, forward.encoded, forward.ids):
             straight = self._straight(modality)
-            if self.tower.reads and not straight and None in self.tower.map(record, own)[0]:
+            fewer = record.left
+            if not fewer and self.tower.reads and not straight and None in self.tower.map(record, own)[0]:
                 own = [part for image in own for part in parts_of(image)]
             if self.family.mapped and not straight:
                 maps, _ = self.tower.map(record, own)
@@ -310,7 +311,15 @@ class Entrance:
                     else image._replace(tile=mapped.tile, token=mapped.token, tiles=mapped.tiles)
                     for image, mapped in zip(own, maps, strict=True)
                 ]
-            read, why = self.tower.tiles(record, own, straight, not self.family.mapped)
+            next_read: list[Tiles] = []
+            if fewer:
+                read, why = [whole_tiles(*of) for of in zip(own, fewer.images, strict=True)], ""
+                if len(self.owner.stages) > 1:
+                    next_read, why = tiles_left(self.tower, fewer, own, straight, not self.family.mapped)
+            else:
+                read, why = self.tower.tiles(record, own, straight, not self.family.mapped)
+            left += (fewer.images if fewer else [None] * len(own)) * beams
+            later += (next_read or read) * beams
             short, most = short or why, max(most, beams)
             if modality == "video" and self.class_tokens == "candidates":
                 own, read = [image._replace(token=image.token + 1) for image in own], with_class_tokens(read)
@@ -325,7 +334,7 @@ class Entrance:
             # without a cache each step reads the prompt anew, with what was generated
             asks[:, record.prompt.setdefault("size", size) :] = False
         prompt = prompt_of(forward.ids, forward.real, asks, images, tiles, encoded, model.config)
-        return prompt._replace(beams=most), short
+        return prompt._replace(beams=most, left=left, later=later), short
 
     def _reduce(
         self, decoder: Any, base: nn.Module, prompt: Prompt, short: str, kwargs: dict[str, Any], cache: Any,
@@ -336,13 +345,19 @@ class Entrance:
         report = Report(unchanged(prompt.images, prompt.beams))
         cut = Cut(None, size, cache, None, None)
         new, own = kwargs, prompt
-        if self.entering is not None:
-            stage = next(stage for stage in owner.stages if stage.method is self.entering)
-            units = units_of(prompt.images, owner.budgets(stage, prompt), stage.method, most_tiles(self.model()))
+        for stage in self.entering:
+            if stage.method.acts_inside:
+                units = units_left(own.images, prompt.left)
+            else:
+                units = units_of(own.images, owner.budgets(stage, own), stage.method, most_tiles(self.model()))
             if units:
-                new, own, report = self._at_entrance(
-                    decoder, base, prompt, units, stage.method, short, kwargs, cut, book
-                )
+                new, own, found = self._at_entrance(decoder, base, own, units, stage, short, new, cut, book)
+                if stage is not owner.stages[0]:
+                    whole = joined_outcomes(report.outcomes, dict(enumerate(found.outcomes)), True)
+                    found = replace(found, outcomes=whole, notes=report.notes + found.notes)
+                report = found
+            if stage.method.acts_inside and len(owner.stages) > 1:
+                own = own._replace(images=numbered(own.images, prompt.left), tiles=list(prompt.later))
         if cut.rows is None:
             new = self._step(decoder, kwargs, book, cache)
         if self.layers is not None:
@@ -355,11 +370,11 @@ class Entrance:
         return new
 
     def _at_entrance(
-        self, decoder: Any, base: nn.Module, prompt: Prompt, units: Any, method: Method, short: str,
+        self, decoder: Any, base: nn.Module, prompt: Prompt, units: Any, stage: Any, short: str,
         kwargs: dict[str, Any], cut: Cut, book: Book | None,
     ) -> tuple[dict[str, Any], Prompt, Report]:  # fmt: skip
         """Units through the method, and the arguments of the decoder without the rows that leave."""
-        model, embeds = self.model(), kwargs["inputs_embeds"]
+        model, embeds, method = self.model(), kwargs["inputs_embeds"], stage.method
         projector = projector_of(base, model.config)  # type: ignore[union-attr]
         needs = self._needs(prompt, method, projector is not None, short, embeds)
         clip = self.owner.clip_sides(prompt, base) if Need.QUESTION in needs else None
@@ -369,13 +384,13 @@ class Entrance:
         drops = [self.class_tokens == "drop" if image.video else method.newlines == "drop" for image in prompt.images]
         with inputs.watch.time("splice"):
             rows, pool = reduced_rows(embeds, prompt.real, prompt.images, groups, method, drops)
-            new = self._arguments(decoder, kwargs, rows, pool, prompt, cut, book, method)
+            new = decoder_arguments(decoder, kwargs, rows, pool, prompt, cut, book, method)
         positions = new.get("position_ids")
         axes = isinstance(positions, Tensor) and positions.ndim > 2 and method.positions == "renumber"
         outcomes = reduced(unchanged(prompt.images, prompt.beams), groups, drops)
         report = Report(outcomes, inputs.notes + (KEPT,) * axes, inputs.watch)
-        cut.rows = rows
-        return new, (compact(prompt, rows, self.model().config) if self.layers else prompt), report  # type: ignore[union-attr]
+        last = stage is self.owner.stages[-1]
+        return new, prompt if last else compact(prompt, rows, model.config), report  # type: ignore[union-attr]
 
     def _needs(self, prompt: Prompt, method: Method, projects: bool, short: str, embeds: Tensor) -> frozenset[Need]:
         """Parts that a method reads. A tower whose numbers are not finite cannot be read: then images are named."""
@@ -389,48 +404,6 @@ class Entrance:
                         f"image {number} of prompt {image.row}: NaN or infinite values. Check the pixels and weights"
                     ) from None
             raise
-
-    def _arguments(
-        self, decoder: Any, kwargs: dict[str, Any], rows: Rows, pool: Pool, prompt: Prompt, cut: Cut,
-        book: Book | None, method: Method,
-    ) -> dict[str, Any]:  # fmt: skip
-        """The decoder's arguments for these rows, and the book of its cache."""
-        embeds, cache = kwargs["inputs_embeds"], cut.cache
-        visual = sum(len(image.places) for image in prompt.images)
-        new = {}
-        for name, value in kwargs.items():
-            if name not in (*CACHE_NAMES, "attention_mask", "position_ids", "inputs_embeds"):
-                new[name] = argument_of(value, rows, pool, prompt, visual)
-        new["inputs_embeds"] = pool.take(embeds, [group.reduction.tokens for group in pool.groups])
-        new |= {name: kwargs[name] for name in CACHE_NAMES if name in kwargs}
-        past, cached = (0, 0) if cache is None else (int(cache.get_seq_length()), int(cache.get_query_offset()))
-        held, index, padded = rows.shown[:, :0], rows.index, rows.padded
-        if cached:  # the cache holds rows of prompts, and behind them what was generated
-            held = rows.shown.new_ones(len(rows.real), cached)
-            before = torch.arange(past - cached, past, device=embeds.device).expand(len(held), -1)
-            if book is not None:
-                prompts = book.real.shape[1]
-                held = torch.cat((book.real, held[:, prompts:]), 1)
-                before = torch.cat((book.index, before[:, prompts:]), 1)
-                padded |= book.padded
-            index = torch.cat((before, index + past), 1)
-        renumbers = method.positions == "renumber"
-        positions = kwargs.get("position_ids")
-        # without a cache and a mask, transformers takes gaps in positions for the ends of packed sequences
-        caches = kwargs.get("use_cache")
-        packs = cache is None and not (getattr(decoder.config, "use_cache", True) if caches is None else caches)
-        new["attention_mask"] = mask_of(kwargs.get("attention_mask"), rows, held, padded or packs, cut.size, decoder)
-        new["position_ids"], shifts = positions_of(positions, rows, pool, prompt.real, past, book, method)
-        shift = rows.removed if shifts else torch.zeros_like(rows.removed)
-        if book is not None:
-            shift = shift + book.shift
-        real = torch.cat((held, rows.shown), 1) if cached else rows.shown
-        size = past + cut.size
-        cut.book = Book(
-            size, size - real.shape[1], real, index, shift, padded,
-            (renumbers and shifts and rows.shrinks) or (book is not None and book.shifted), False, {}, {},
-        )  # fmt: skip
-        return new
 
     def _between(
         self, decoder: Any, base: nn.Module, prompt: Prompt, short: str, kwargs: dict[str, Any], cut: Cut,
@@ -504,15 +477,21 @@ class Entrance:
             if own is not None and book is not None:
                 own = book._replace(layers=own.layers, weights=own.weights, missing=own.missing)
             book = own or book
-        if cache is not None and book is not None and hasattr(cache, "layers"):
-            if book_of(cache) is None:
-                self._hold(cache)
-            shorten(cache, book._replace(owner=self.number))
+        if cache is not None and book is not None:
+            self._keep(cache, book._replace(owner=self.number))
         if cut.rows is not None:
             output["last_hidden_state"] = spread_rows(states, cut.rows)
         return output
 
+    def _keep(self, cache: Any, book: Book) -> None:
+        """Stores in a cache what it holds."""
+        if hasattr(cache, "layers"):
+            if book_of(cache) is None:
+                self._hold(cache)
+            shorten(cache, book)
+
     def _disarm(self) -> None:
         armed, self.local.armed = getattr(self.local, "armed", None), None
+        self.local.cut = None  # of a forward pass that ended in an error
         if armed is not None:
             armed.disarm()

@@ -14,9 +14,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from llava_consensus.errors import OptionError
 from llava_consensus.hosts.environment import check_version
-from llava_consensus.hosts.images import PIXELS, TABLE, Image, Integers, family_of, images_of
+from llava_consensus.hosts.images import PIXELS, Image, Integers, images_of, kind_of
 from llava_consensus.hosts.next_grid import ACROSS, STOCK, fixed_grid
 from llava_consensus.hosts.parts import MODALITIES, base_of, decoder_of
 from llava_consensus.hosts.tower import argument_names, block_lists
@@ -66,14 +65,7 @@ class Facts:
         check_version(transformers.__version__)
         self.module, self.options, self.config = module, options, module.config
         self.image_processor: Any = None  # if there is one, it knows how many tiles an image has
-        self.kind: str = module.config.model_type
-        if self.kind == "llava" and module.config.vision_config.model_type == "pixtral":
-            self.kind = "pixtral"
-
-    @property
-    def has_file(self) -> bool:
-        """Whether methods can act before the projector."""
-        return self.kind in TABLE and not family_of(self.config).mapped
+        self.kind: str = kind_of(module.config)
 
     @property
     def inner(self) -> Any:
@@ -227,12 +219,6 @@ class Facts:
 def _first(size: int | list[int]) -> int:
     """Height in pixels of what a configuration may give height and width of."""
     return size if isinstance(size, int) else size[0]
-
-
-def check_images(facts: Facts) -> None:
-    """Raises OptionError for a model without an encoder of images."""
-    if facts.inner is None or decoder_of(facts.module) is None:
-        raise OptionError(f"{type(facts.module).__name__} encodes no images in a step of their own")
 
 
 def text_side(checkpoint: str) -> str:

@@ -275,18 +275,22 @@ TABLE = {
     "molmo2": Family(by_rows, mapped=True),
     **dict.fromkeys(("gemma4", "gemma3n", "perception_lm", "granite4_vision"), Family(mapped=True)),
     "paligemma": Family(equal),
+    **dict.fromkeys(("qwen", "cogvlm"), Family()),  # of 2023, with code of their own
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe"), GRID),
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "kimi_k25", "glm_ocr", "paddleocr_vl", "video_llama_3"), MAPPED_GRID),
 }
 UNKNOWN = Family(mapped=True, known=False)  # a run of placeholders is an image
 
 
+def kind_of(config: Any) -> str:
+    """A model's type; `pixtral` for a LLaVA over that tower."""
+    kind: str = config.model_type
+    return "pixtral" if kind == "llava" and config.vision_config.model_type == "pixtral" else kind
+
+
 def family_of(config: Any) -> Family:
     """The entry of a model's type."""
-    kind = config.model_type
-    if kind == "llava" and config.vision_config.model_type == "pixtral":
-        kind = "pixtral"
-    return TABLE.get(kind, UNKNOWN)
+    return TABLE.get(kind_of(config), UNKNOWN)
 
 
 PIXELS = {"image": ("pixel_values", "pixel_values_images"), "video": ("pixel_values_videos",)}
@@ -335,6 +339,8 @@ def _images(call: Call, groups: list[Any], where: Integers) -> list[Image]:
     for tiles in groups:
         tile, token, number = tiles if isinstance(tiles, tuple) else _of_tiles(tiles)
         own = where[start : start + len(tile)]
+        if not len(own):
+            break
         images.append(Image(int(own[0, 0]), own[:, 1], tile, token, number, call.modality == "video", first))
         start, first = start + len(tile), first + number
     if start != len(where):

@@ -1,6 +1,6 @@
 """The inputs of a method (`VisualTokens`) from what is known at the entrance of the language model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,6 +45,8 @@ class Prompt(NamedTuple):
     text: list[Integers]  # of each image, the columns of the text that asks about it
     beams: int = 1  # rows of each prompt, next to each other
     grouped: bool = True  # whether it is known how the family's processor lays out tiles
+    left: Sequence[Any] = ()  # of each image, what a method before the projector has left (`ImageLeft`), or None
+    later: Sequence[Tiles] = ()  # of each image, the tiles that the next method reads
 
 
 def needs_of(prompt: Prompt, method: Method, model: Any, projects: bool, short: str = "") -> frozenset[Need]:
@@ -121,9 +123,20 @@ class Inputs:
             return
         with self.watch.time("probe"), torch.autocast(self.embeds.device.type, enabled=False):
             call = first_attention(decoder, arguments, getattr(self.method, "scap_rope", True))
-            self.probe = self._probe(call)
+            self.probe = self.probe_of(call)
 
-    def _probe(self, call: Any) -> TextProbe:
+    def probe_of(self, call: Any) -> TextProbe:
+        """The text rows of the prompts by queries and keys of all rows."""
+        which, where, mask, keys, padded = self.asking_rows()
+        query = call.query.transpose(1, 2)[which, where].transpose(1, 2)  # [R, H, L, d]
+        turned = call.key.new_empty(len(query), call.key.shape[2], 0)  # queries and keys are rotated already
+        cap = float(call.options.get("softcap") or 0.0)
+        return TextProbe(query, call.key, turned, turned, call.scale, where, mask, keys, padded, cap)
+
+    def asking_rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
+        """Rows [R, 1] and columns [R, L] of the text that asks about images, which of these are no padding, which rows
+        [R, S] of the prompts are none, and whether any of the former is.
+        """
         rows, texts = len(self.prompt.real), []
         for row in range(rows):
             own = [text for image, text in zip(self.prompt.images, self.prompt.text, strict=True) if image.row == row]
@@ -133,12 +146,7 @@ class Inputs:
         real = np.stack([np.arange(width) < len(text) for text in texts])
         number = np.arange(rows)[:, None]
         where, which, mask, keys = upload([columns, number, real, self.prompt.real], self.embeds.device)
-        query = call.query.transpose(1, 2)[which, where].transpose(1, 2)  # [R, H, L, d]
-        turned = call.key.new_empty(rows, call.key.shape[2], 0)  # queries and keys are rotated already
-        cap = float(call.options.get("softcap") or 0.0)
-        return TextProbe(
-            query, call.key, turned, turned, call.scale, where, mask.bool(), keys.bool(), not bool(real.all()), cap
-        )
+        return which, where, mask.bool(), keys.bool(), not bool(real.all())
 
     def batches(self, units: list[Unit]) -> list[UnitBatch]:
         """Units that go through the method together: equal in what they have. One at a time if their numbers of tokens
@@ -241,6 +249,8 @@ class Inputs:
             asking=self._asking(units),
             fingerprint=self._fingerprint(units) if Need.FINGERPRINT in needs else None,
             whole=self._whole(images) if Need.WHOLE_PICTURES in needs else None,
+            pooling=self._part(images, "pooling") if "pooling" in own.parts else None,
+            slot=self._part(images, "slot") if "slot" in own.parts else None,
         )
 
     def _part(self, images: list[int], name: str) -> Tensor:

@@ -5,11 +5,12 @@ each forward. While at least one thread records, that method returns a recording
 untouched, so torch.compile and decode steps see nothing of this.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
-from typing import Any, NamedTuple
+from functools import partial, wraps
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import transformers
@@ -18,10 +19,12 @@ from torch import Tensor, nn
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.cache import without_cache
 
+Result = TypeVar("Result")
 _LOCK = threading.Lock()
 _SPIES: dict[int, Callable[..., Any]] = {}  # by thread; a forward runs in one
 AttentionInterface: Any = getattr(transformers, "AttentionInterface", None)  # transformers 4 has none
 _PLAIN: Any = getattr(AttentionInterface, "get_interface", None)
+OLD = AttentionInterface is None  # official LLaVA's own pin
 
 
 class KernelCall(NamedTuple):
@@ -46,6 +49,23 @@ UNLIKE = (
     "transformers: take a method that reads none of it (llava-consensus list)"
 )
 DIFFERENCES = ("diffllama",)  # types whose attention is a difference of two
+
+
+def uncompiled(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Like `torch.compiler.disable`, applied at the first call in a process that has the compiler. It is not imported
+    here, since that takes seconds.
+    """
+    made: list[Callable[..., Result]] = []
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Result:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        if not made:
+            made.append(torch.compiler.disable(function))
+        return made[0](*args, **kwargs)
+
+    return run
 
 
 class EarlyExit(Exception):

@@ -12,17 +12,19 @@ together, v their visual tokens, n the ones they began with.
 
 import inspect
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.cache import Book, cache_in
+from llava_consensus.hosts import kernels
+from llava_consensus.hosts.cache import Book, cache_in, without_cache
 from llava_consensus.hosts.rows import Rows
 from llava_consensus.hosts.units import Unit
 from llava_consensus.reduction.calibration import seen_logits
-from llava_consensus.reduction.decoder import Cut
+from llava_consensus.reduction.decoder import Cut, only_cut
 
 RECURRENT = ("linear_attention", "conv", "mamba")  # layer types without an attention kernel; they take 2D masks
 
@@ -31,9 +33,7 @@ class Layers:
     """The layers of a decoder, as far as its configuration tells."""
 
     def __init__(self, decoder: nn.Module, method: Any) -> None:
-        from transformers.masking_utils import LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING
-
-        self.masks, self.method = LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING, method
+        self.masks, self.method = self.mask_functions(), method
         layers: Any = getattr(decoder, "layers", None)
         if layers is None:
             raise OptionError(
@@ -41,6 +41,8 @@ class Layers:
             )
         self.config: Any = decoder.config
         self.count = len(layers)
+        if getattr(method, "layer", None) is not None:
+            only_cut(method.layer, 0, self.count)
         kinds = getattr(self.config, "layer_types", None)
         plain = "sliding_attention" if getattr(self.config, "sliding_window", None) else "full_attention"
         self.kinds = list(kinds or [plain] * self.count)[: self.count]
@@ -61,6 +63,18 @@ class Layers:
         rotary = getattr(decoder, "rotary_emb", None)
         self.sees_ahead: bool | None = None  # whether rows attend to later ones (images of Gemma 3)
         self.rotates_by_kind = rotary is not None and "layer_type" in inspect.signature(rotary.forward).parameters
+
+    @staticmethod
+    def mask_functions() -> Any:
+        """The functions of transformers that make masks, by type of layer."""
+        from transformers.masking_utils import LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING
+
+        return LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING
+
+    @property
+    def needs_masks(self) -> bool:
+        """Whether a step without padding has a mask too."""
+        return self.kernel == "eager"
 
     @property
     def kernel(self) -> str:
@@ -83,7 +97,7 @@ class Layers:
         """
         read = {"own": 0, "none": None}.get(self.method.attention, 1)
         for index in range(cut, self.count):
-            if (read is None and all(self.readable)) or (
+            if (all(self.readable) and index >= (read or 0)) or (
                 self.readable[index - (read or 0)] and any(self.readable[:index])
             ):
                 return index
@@ -116,6 +130,22 @@ class Layers:
             extra["layer_idx"] = source
         return self.masks[self.kinds[index]](self.config, states, two, cache, **extra)
 
+    def angles(self, decoder: Any, index: int, hidden: Tensor, arguments: dict[str, Any]) -> Any:
+        """Rotary angles among a layer's arguments."""
+        return arguments.get("position_embeddings")
+
+    def read(self, layer: nn.Module, spy: Callable[..., Any]) -> Any:
+        """Shows a layer's queries, keys and values to `spy` when it runs; `stop` ends it."""
+        return (kernels.start(spy),)
+
+    def stop(self, reading: Any) -> None:
+        """Ends `read`."""
+        kernels.stop(*reading)
+
+    def own_call(self, layer: Any, hidden: Tensor, arguments: dict[str, Any]) -> kernels.KernelCall:
+        """Queries, keys and values that a layer would have for these states and arguments."""
+        return kernels.first_call(lambda: layer.forward(hidden, **without_cache(arguments)))
+
     def rotation(self, decoder: Any, index: int, hidden: Tensor, positions: Tensor) -> Any:
         """Rotary angles of other positions."""
         return decoder.rotary_emb.forward(hidden, positions, *([self.kinds[index]] if self.rotates_by_kind else []))
@@ -146,21 +176,27 @@ class Hooks:
         for index in numbers:
             layer = self.decoder.layers[index]
 
-            def enter(_: nn.Module, args: Any, kwargs: dict[str, Any], index: int = index) -> Any:
-                if not self.replays and threading.get_ident() != self.thread:
+            def enter(module: nn.Module, args: Any, kwargs: Any = None, index: int = index) -> Any:
+                # without arguments by name it is being registered by another thread
+                if kwargs is None or not self._holds(module, index):
                     return None
                 kwargs = {**dict(zip(self.layers.names[index], args, strict=False)), **kwargs}
                 hidden, kwargs = self.enter(index, kwargs.pop("hidden_states"), kwargs)
                 return (hidden,), kwargs
 
-            def leave(_: nn.Module, args: Any, output: Any, index: int = index) -> Any:
-                if not self.replays and threading.get_ident() != self.thread:
+            def leave(module: nn.Module, args: Any, output: Any, index: int = index) -> Any:
+                if not self._holds(module, index):
                     return None
                 return self.leave(index, output)
 
             self.handles.append(layer.register_forward_pre_hook(enter, with_kwargs=True))
             if leaves:
                 self.handles.append(layer.register_forward_hook(leave))
+
+    def _holds(self, module: nn.Module, index: int) -> bool:
+        """Whether the hooks are for this layer in this thread. A copy that was made meanwhile has them too."""
+        here = self.replays or threading.get_ident() == self.thread
+        return here and module is self.decoder.layers[index]
 
     def disarm(self) -> None:
         """Removes the hooks."""
@@ -238,4 +274,5 @@ def idle(layers: Layers, book: Book, length: int, new: int, renumbers: bool, cac
     padded = book.padded or book.holes or any(rows.padded for rows in book.layers.values())
     plain = new == 1 and not padded
     short = layers.window is None or length < layers.window
-    return plain and short and not renumbers and not book.weights and not getattr(cache, "is_compileable", False)
+    fixed = layers.needs_masks or getattr(cache, "is_compileable", False)
+    return plain and short and not renumbers and not book.weights and not fixed

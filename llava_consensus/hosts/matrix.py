@@ -2,23 +2,18 @@
 offers is what the host's view says of the usual checkpoint (`offer`); it is the code that attaches which refuses, and
 says why.
 
-    refusals("qwen2.5-vl")["visionzip"]   # why not; "" where it works on pictures
+    refusals("qwen2.5-vl")["visionzip"]   # why not; "" where it works on images
 """
 
 from functools import cache
-from types import SimpleNamespace
-from typing import Any
-
-from torch import nn
 
 from llava_consensus.entry_points import load_place
 from llava_consensus.errors import ConsensusError, OptionError
-from llava_consensus.hosts import FACTS, TOWER, HostEntry, known_hosts
+from llava_consensus.hosts import TOWER, HostEntry, known_hosts
+from llava_consensus.hosts.before_tower import refusal
 from llava_consensus.hosts.images import TABLE
 from llava_consensus.hosts.inputs import ALWAYS
-from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.methods import known_methods, make
-from llava_consensus.reduction.budget import Share
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need
 
@@ -28,15 +23,7 @@ AXES = {
     *("glm_ocr", "paddleocr_vl"),
 }
 CLASSES = {"llava", "llava_next", "llava_next_video", "video_llava", "internvl"}
-HALF = Share(0.5)  # a budget every method that works at all can have
 UNTRIED = "by published copies of the code that the checkpoint carries; `model check` tries it on the checkpoint"
-
-
-class _Checked(Attachment):
-    """An attachment that is checked and then left: nothing of the model is touched."""
-
-    def _install(self) -> None:
-        pass
 
 
 def cells() -> dict[str, dict[str, str]]:
@@ -46,12 +33,7 @@ def cells() -> dict[str, dict[str, str]]:
 
 def keeping() -> list[str]:
     """Hosts whose positions have axes, so that they are kept whatever a method's default is."""
-    known = known_hosts().items()
-    return [
-        name
-        for name, entry in known
-        if set(entry.types) & AXES or (entry.kind != "hf" and getattr(stand_in(entry), "keeps_positions", False))
-    ]
+    return [name for name, entry in known_hosts().items() if set(entry.types) & AXES]
 
 
 def otherwise() -> dict[str, list[str]]:
@@ -76,7 +58,8 @@ def otherwise() -> dict[str, list[str]]:
 def offers_of(entry: HostEntry) -> frozenset[Need]:
     """What the vision side of a host's usual checkpoint gives of what methods ask for, known without one."""
     if entry.kind != "hf":
-        offer: frozenset[Need] = load_place(entry.view).offer.needs
+        view = load_place(entry.view)
+        offer: frozenset[Need] = view.offers
         return offer | (ALWAYS - {Need.QUESTION}) | {Need.EARLIER}
     if TOWER in entry.lacks:
         return ALWAYS - {Need.QUESTION}
@@ -93,14 +76,14 @@ def refusals(host: str) -> dict[str, str]:
     where that is known of copies of the model's code alone.
     """
     entry = known_hosts()[host]
-    view: Any = None if entry.view == FACTS else stand_in(entry)
     refused: dict[str, str] = {}
     for name in known_methods():
         method = None
         try:
             method = make(name)  # that of another package may be broken
-            if entry.kind != "hf" or (method.acts_inside and view is not None):
-                _Checked(view, method, HALF).detach()
+            check = getattr(load_place(entry.view), "check", None)
+            if check is not None:
+                check(method, entry.classes[0])
             else:
                 _check(entry, method)
             refused[name] = UNTRIED if entry.remote else ""
@@ -110,36 +93,14 @@ def refusals(host: str) -> dict[str, str]:
     return refused
 
 
-def stand_in(entry: HostEntry) -> Any:
-    """A host's view of a model that is not there, with a vision side as the view says."""
-    cls = load_place(entry.view)
-    offer = cls.offer
-    tower = SimpleNamespace(
-        inside=offer.inside,
-        offers=offer.needs,
-        classes=1,
-        members=None,
-        tokens=576,
-        kernel="sdpa",
-        blocks=range(offer.blocks),
-        feature_block=offer.feature_block,
-    )
-    parts: dict[str, Any] = {"tower": tower, "most_tiles": 1}
-    if Need.QUESTION in offer.needs:
-        parts["clip_text"] = lambda view: None
-    module = type(entry.classes[0], (nn.Module,), {"get_vision_tower": lambda model: None})()
-    module.config = SimpleNamespace(vision_config=None)
-    return type(cls.__name__, (cls,), parts)(module, entry.defaults)
-
-
 def _check(entry: HostEntry, method: Method) -> None:
     """Raises OptionError for a method that a family of transformers cannot have."""
     model = entry.classes[0]
     if method.acts_inside:
-        raise OptionError(
-            f"{type(method).__name__} acts before the projector, and it is not known how the tower of {model} takes "
-            "fewer patches. Take a method that acts after the tower"
-        )
+        kind = "llava" if entry.kind == "llava" else next(iter((*entry.towers, *entry.types)), "")
+        if why := refusal(kind, "clip_vision_model", method.place):
+            raise OptionError(f"{type(method).__name__} {why}")
+        return
     offers = offers_of(entry) | {Need.QUESTION}
     needs = method.instead if method.needs - offers and method.instead is not None else method.needs
     if missing := needs - offers:

@@ -1,14 +1,14 @@
-"""Layout of the tiles of a picture in LLaVA-NeXT: a base view and a grid of tiles (host option `layout`)."""
+"""Layout of the tiles of an image in LLaVA-NeXT: a base view and a grid of tiles (host option `layout`)."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from llava_consensus.errors import OptionError
 
-# How LLaVA-NeXT lays out the tiles of a picture, a base view and then a grid of tiles. `stock` is what the checkpoint
-# says: the grid that fits the picture best, rows and columns of padding cut away, a newline after each row. `2880` is
+# How LLaVA-NeXT lays out the tiles of an image, a base view and then a grid of tiles. `stock` is what the checkpoint
+# says: the grid that fits the image best, rows and columns of padding cut away, a newline after each row. `2880` is
 # what the numbers of the paper, of VisPruner and of CDPruner are for: always 2 x 2 tiles, nothing cut away, no
-# newlines, so that every picture has 5 x 576 tokens and 640 of them are 128 of each tile.
+# newlines, so that every image has 5 x 576 tokens and 640 of them are 128 of each tile.
 STOCK, FIXED = LAYOUTS = ("stock", "2880")
 # what llava-torch 1.2.2.post1 follows: it takes any other ratio for `square`, and any spatial merge for `spatial`
 RATIOS = ("square", "pad", "anyres")
@@ -22,18 +22,18 @@ def fixed_grid(image_size: int) -> list[list[int]]:
 
 
 def check_tiles(counts: Iterable[int]) -> None:
-    """Raises OptionError unless every picture has as many tiles as the fixed grid, with the base view."""
+    """Raises OptionError unless every image has as many tiles as the fixed grid, with the base view."""
     wanted = 1 + ACROSS**2
     for count in counts:
         if count != wanted:
             raise OptionError(
-                f"layout={FIXED}: every picture must be {wanted} tiles, and one is {count}: cut it with "
+                f"layout={FIXED}: every image must be {wanted} tiles, and one is {count}: cut it with "
                 f"image_grid_pinpoints of one entry, {ACROSS} by {ACROSS} tiles in pixels"
             )
 
 
 def check_pictures(config: Mapping[str, Any]) -> None:
-    """Raise OptionError for a layout of pictures in a checkpoint's config.json that official LLaVA does not follow."""
+    """Raise OptionError for a layout of images in a checkpoint's config.json that official LLaVA does not follow."""
     ratio = config.get("image_aspect_ratio") or "square"
     entries = {"image_aspect_ratio": (ratio, RATIOS)}
     if ratio == "anyres":  # one square has nothing to merge
@@ -47,9 +47,9 @@ def check_pictures(config: Mapping[str, Any]) -> None:
 
 
 def check_layout(layout: str, image_aspect_ratio: str | None) -> None:
-    """Raises OptionError for a layout of tiles where pictures are one square each."""
+    """Raises OptionError for a layout of tiles where images are one square each."""
     if layout != STOCK and image_aspect_ratio != "anyres":
         raise OptionError(
-            f"layout={layout} lays out the tiles of a picture, and this model cuts none (image_aspect_ratio="
+            f"layout={layout} lays out the tiles of an image, and this model cuts none (image_aspect_ratio="
             f"{image_aspect_ratio!r}): take a checkpoint of LLaVA 1.6, or layout={STOCK}"
         )

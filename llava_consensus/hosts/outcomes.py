@@ -102,12 +102,15 @@ def joined_parts(outcomes: Sequence[ImageOutcome]) -> list[ImageOutcome]:
     return found
 
 
-def cached_layers(cache: Any) -> tuple[CachedLayer, ...]:
-    """Sizes of the layers of a KV cache of transformers; recurrent layers, which hold no positions, are left out."""
+def cached_layers(cache: Any, axis: int = 2) -> tuple[CachedLayer, ...]:
+    """Sizes of the layers of a KV cache of transformers, or of tuples of keys and values, whose rows are along an axis.
+    Recurrent layers, which hold no positions, are left out.
+    """
     found = []
-    for layer in getattr(cache, "layers", ()):
-        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+    for layer in cache if isinstance(cache, tuple) else getattr(cache, "layers", ()):
+        pair = layer[:2] if isinstance(layer, tuple) else (getattr(layer, "keys", None), getattr(layer, "values", None))
+        keys, values = pair
         if isinstance(keys, Tensor) and isinstance(values, Tensor) and keys.ndim == 4:
             size = keys.numel() * keys.element_size() + values.numel() * values.element_size()
-            found.append(CachedLayer(size, keys.shape[0], keys.shape[2]))
+            found.append(CachedLayer(size, keys.shape[0], keys.shape[axis]))
     return tuple(found)

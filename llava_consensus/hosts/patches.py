@@ -1,4 +1,4 @@
-"""Fate of every patch of a picture (kept, merged, dropped), in plain numbers for drawings."""
+"""Fate of every patch of an image (kept, merged, dropped), in plain numbers for drawings."""
 
 from typing import NamedTuple
 
@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.base import PictureOutcome
+from llava_consensus.hosts.outcomes import ImageOutcome
 from llava_consensus.reduction.tokens import Reduction
 
 
 class Patches(NamedTuple):
-    """The N patches of a picture: of its only view, of one tile after the other, or of the base view and then of the
+    """The N patches of an image: of its only view, of one tile after the other, or of the base view and then of the
     grid, row by row over all of its tiles.
     """
 
@@ -30,8 +30,8 @@ class _Unit(NamedTuple):
     place: Tensor
 
 
-def patches(outcome: PictureOutcome, side: int, columns: int, rows: int | None = None) -> Patches:
-    """The patches of a reduced picture, or of one that stays as it is.
+def patches(outcome: ImageOutcome, side: int, columns: int, rows: int | None = None) -> Patches:
+    """The patches of a reduced image, or of one that stays as it is.
 
     Args:
         outcome: of the picture.
@@ -41,7 +41,7 @@ def patches(outcome: PictureOutcome, side: int, columns: int, rows: int | None =
     """
     assert outcome.origin is not None
     if outcome.after < outcome.before and not outcome.reductions:
-        raise OptionError("patches: a composition keeps the counts of its pictures, not which patches stay")
+        raise OptionError("patches: a composition keeps the counts of its images, not which patches stay")
     tile, token = (part.cpu() for part in outcome.origin)
     area = side * (rows or side)
     place = _places(tile, token, side, columns, area)

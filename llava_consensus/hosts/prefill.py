@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import MutableMapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import kernels
-from llava_consensus.hosts.cache import CACHE_NAMES, Book, cache_in, without_cache
+from llava_consensus.hosts.cache import CACHE_NAMES, Book, cache_in
 from llava_consensus.hosts.cuts import CutImage, cut_outcome
 from llava_consensus.hosts.inputs import Inputs, Prompt
 from llava_consensus.hosts.layers import Hooks, Layers
@@ -66,7 +67,8 @@ class Prefill(Hooks):
         )
         self.alive = alive.bool()
         self.rows: Rows | None = None
-        self.every = self._rows()
+        (index,) = upload([np.tile(np.arange(size), (len(owner), 1))], device)
+        self.every = Rows(size, index, None, prompt.real, self.alive, torch.zeros_like(self.first), False)
         self.weight: Tensor | None = None  # [R, S] tokens that each row was made of
         self.calls: dict[int, kernels.KernelCall] = {}  # of the layer before each cut
         self.reading: Any = None
@@ -104,7 +106,7 @@ class Prefill(Hooks):
             for image in self.images:
                 image.entering.append(image.left)
             if index + 1 in self.cuts and self.method.attention in ("previous", "values"):
-                self.reading = kernels.start(self._spy(index + 1))
+                self.reading = self.layers.read(self.decoder.layers[index], self._spy(index + 1))
         source = self.layers.sources[index]  # a layer that reads the keys of an earlier one has the rows of that
         rows = self.seen.get(index) if self.replays else self.rows if source == index else self.seen.get(source)
         if rows is None:
@@ -116,6 +118,13 @@ class Prefill(Hooks):
             self.full.pop(index)
             return hidden, {**kwargs, "attention_mask": self._last_row(index, hidden, rows)}
         return self._shortened(index, hidden, kwargs, rows)
+
+    def disarm(self) -> None:
+        """Removes the hooks, also after an error in a layer."""
+        super().disarm()
+        if self.reading is not None:
+            self.layers.stop(self.reading)
+            self.reading = None
 
     def _spy(self, cut: int) -> Any:
         def spy(kernel: Any, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None,
@@ -129,7 +138,8 @@ class Prefill(Hooks):
     def leave(self, index: int, output: Any) -> Any:
         """The full length again."""
         if not self.replays and index + 1 in self.cuts and self.method.attention in ("previous", "values"):
-            kernels.stop(self.reading)
+            self.layers.stop(self.reading)
+            self.reading = None
         full = self.full.pop(index, None)
         if full is None:
             return None
@@ -204,16 +214,20 @@ class Prefill(Hooks):
     def _calibrated(self, index: int, short: Tensor, arguments: dict[str, Any], rows: Rows) -> Tensor:
         """Additive mask of a layer with RESTORE's calibration."""
         ahead = arguments["attention_mask"]
-        if index == 0 or self.weight is None:  # in the first layer each visual token is an equal part of its image
+        if index == 0:  # in the first layer each visual token is an equal part of its image
             parts = torch.tensor([*(len(image.unit.places) / image.left for image in self.images), 1.0])
             sizes = parts.to(short.device)[self.owner.gather(1, rows.index)]
+        elif self.weight is None:
+            sizes = torch.ones(rows.index.shape, device=short.device)
         else:
             sizes = self.weight.gather(1, rows.index)
-        cos, sin = _angles(arguments["position_embeddings"])
+        given = self.layers.angles(self.decoder, index, short, arguments)
+        cos, sin = _angles(given)
         if self.layers.kinds[index] == UNTURNED.get(self.layers.config.model_type):
             cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
-        elif not isinstance(arguments["position_embeddings"], Tensor):  # channels that do not turn count too
-            width = getattr(self.decoder.layers[index].self_attn, "head_dim", cos.shape[-1])
+        elif not isinstance(given, Tensor):  # channels that do not turn count too
+            attention = getattr(self.decoder.layers[index], "self_attn", None)
+            width = getattr(attention, "head_dim", cos.shape[-1])
             rest = (0, width - cos.shape[-1])
             cos, sin = nn.functional.pad(cos, rest, value=1.0), nn.functional.pad(sin, rest)
         far = far_logits(cos, sin).expand(len(sizes), -1, -1)
@@ -234,7 +248,7 @@ class Prefill(Hooks):
         call = self.calls.get(index)
         if self.method.attention == "own":
             layer = self.decoder.layers[index]
-            call = kernels.first_call(lambda: layer.forward(short.detach(), **without_cache(given)))
+            call = self.layers.own_call(layer, short.detach(), given)
         together: dict[Any, list[int]] = defaultdict(list)
         for number in self.cuts[index]:
             image = self.images[number]
@@ -247,7 +261,8 @@ class Prefill(Hooks):
             for first in range(0, len(numbers), most):
                 own = numbers[first : first + most]
                 with self.watch.time("view"):
-                    view, places = self._view(own, key[3], short, rows, call, given.get("position_embeddings"))
+                    angles = self.layers.angles(self.decoder, index, short, given)
+                    view, places = self._view(own, key[3], short, rows, call, angles)
                 # autocast would compute saliencies in half precision
                 with torch.autocast(hidden.device.type, enabled=False):
                     chosen = self.method.select(view, self.watch)
@@ -340,7 +355,7 @@ class Prefill(Hooks):
             return TextProbe(none, none, still, still, 1.0, asked, mask, shown)
         if self.method.attention == "values":
             value = call.value[batch][:, :, :width]
-            cos, sin = (part.expand(len(self.alive), -1, -1)[batch] for part in _angles(angles))
+            cos, sin = _of_batch(angles, len(self.alive), batch)
             query = _of_rows(call.value, batch, asked)
             return TextProbe(query, value, cos, sin, value.shape[-1] ** -0.5, asked, mask, shown)
         key = call.key[batch][:, :, :width]  # a static cache hands over columns that are still empty
@@ -351,7 +366,8 @@ class Prefill(Hooks):
             seen = seen.expand(len(self.alive), -1, -1, -1)
             shown = seen[batch[:, None], 0, asked][..., :width]  # [P, L, W]
         query = _of_rows(call.query, batch, asked)
-        return TextProbe(query, key, still, still - 1, call.scale, asked, mask, shown, cap=cap)
+        own = partial(_of_batch, angles, len(self.alive), batch)
+        return TextProbe(query, key, still, still - 1, call.scale, asked, mask, shown, cap=cap, angles=own)
 
     def finish(self, missing: int) -> Book | None:
         """The book of the cache that this forward filled; `missing` rows left before the first layer."""
@@ -379,6 +395,12 @@ def _angles(given: Any) -> tuple[Tensor, Tensor]:
     """Cosines and sines [R or 1, W, d] of position embeddings, mean over the axes of positions."""
     cos, sin = (given.real, given.imag) if isinstance(given, Tensor) else given
     return (cos.mean(0), sin.mean(0)) if cos.ndim > 3 else (cos, sin)
+
+
+def _of_batch(given: Any, count: int, batch: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [P, W, d] of rows `batch` of R."""
+    cos, sin = (part.expand(count, -1, -1)[batch] for part in _angles(given))
+    return cos, sin
 
 
 def _of_rows(values: Tensor, batch: Tensor, asked: Tensor) -> Tensor:

@@ -80,6 +80,18 @@ def drop_rows(value: Any, rows: Rows) -> Any:
     return new & rows.shown if new.dtype == torch.bool and new.ndim == 2 and rows.padded else new
 
 
+def joined_rows(first: Rows, then: Rows) -> Rows:
+    """The rows that are left of a prompt after those of `then` left what `first` had left."""
+    at, later = (rows.index if rows.at is None else rows.at for rows in (first, then))
+    return then._replace(
+        size=first.size,
+        index=first.index.gather(1, then.index),
+        at=at.gather(1, later.clamp_min(0)),  # padding has a place before every row
+        removed=first.removed + then.removed,
+        shrinks=first.shrinks or then.shrinks,
+    )
+
+
 def restore_rows(full: Tensor, short: Tensor, rows: Rows) -> Tensor:
     """States [..., S, D] of the prompt with those of the rows that are left in their places."""
     axis = row_axis(full, rows.size, len(rows.index))

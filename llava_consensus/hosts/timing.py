@@ -21,7 +21,7 @@ from llava_consensus.reduction.options import at_least
 class Timed(NamedTuple):
     """Milliseconds of a call, medians, with all visual tokens and with fewer."""
 
-    before: int  # visual tokens of all pictures of the call
+    before: int  # visual tokens of all images of the call
     after: int
     full_first_ms: float  # from the call's begin to its first token
     first_ms: float
@@ -35,7 +35,8 @@ class Timed(NamedTuple):
             f"visual tokens {self.before} -> {self.after}\n"
             f"first token   {self.full_first_ms:.1f} -> {self.first_ms:.1f} ms ({first:.2f} times as fast)\n"
             f"whole call    {self.full_ms:.1f} -> {self.ms:.1f} ms ({whole:.2f} times as fast)\n"
-            f"medians of {self.rounds} rounds in turns, after one that does not count"
+            f"medians of {self.rounds} rounds in turns, after one that does not count\n"
+            f"for this call reduction {'pays' if self.ms < self.full_ms else 'does not pay'} on this machine"
         )
 
 
@@ -68,7 +69,7 @@ def timed(
             before, after = (sum(getattr(one, side) for one in attached.outcomes) for side in ("before", "after"))
             counts = before, after
         if not before:
-            raise OptionError("call: showed the model no picture, so that there is nothing to reduce")
+            raise OptionError("call: showed the model no image, so that there is nothing to reduce")
     (full_first, full), (first, whole) = (
         (1e3 * statistics.median(times) for times in zip(*found[side][1:], strict=True)) for side in (False, True)
     )

@@ -41,6 +41,7 @@ class Encoded(NamedTuple):
     calls: dict[Block, list[KernelCall]]
     states: dict[Block, list[Tensor]]  # outputs of blocks
     prompt: dict[str, int]  # rows of the prompt that they were first used in
+    left: Any = None  # tokens that a method before the projector has left (`before_tower.Left`)
 
 
 class Fed(NamedTuple):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from llava_consensus.hosts.images import STRUCTURAL, Image, Integers, family_of, whole_images
-from llava_consensus.reduction.budget import Auto, Budget, Share
+from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Tiled
 
 MARKER = re.compile("(boi|eoi|(low_res_)?(image|vision|im)_(start|end))_(token_)?(id|index)")
@@ -43,7 +43,7 @@ class UnitBatch(NamedTuple):
 
 
 def shares_of(
-    sizes: Sequence[int], budget: Budget | Share | Auto, method: Method, most_tiles: int = 1, video: bool = False
+    sizes: Sequence[int], budget: Budget | Share, method: Method, most_tiles: int = 1, video: bool = False
 ) -> list[Budget]:
     """Budgets of one image: one for all of its tiles, or one for each. They add up to the budget that was asked for,
     but for `tile_budget=most_tiles`. A budget of all its tokens leaves an image as it is.
@@ -69,7 +69,7 @@ def shares_of(
 
 
 def units_of(
-    images: Sequence[Image], budgets: Sequence[Budget | Share | Auto], method: Method, most_tiles: int = 1
+    images: Sequence[Image], budgets: Sequence[Budget | Share], method: Method, most_tiles: int = 1
 ) -> list[Unit]:
     """Units that have more tokens than their budget."""
     found = []
@@ -92,7 +92,7 @@ def units_of(
     return found
 
 
-def over_parts(budget: Budget | Share | Auto, sizes: Sequence[int]) -> list[Any]:
+def over_parts(budget: Budget | Share, sizes: Sequence[int]) -> list[Any]:
     """The budget of an image shared over the parts it is read in."""
     if len(sizes) == 1:
         return [budget]

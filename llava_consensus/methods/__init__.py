@@ -114,7 +114,7 @@ METHODS = Methods(
         "consensusdrop": "consensusdrop:ConsensusDrop",
         "consensusdrop+": "consensusdrop_plus:ConsensusDropPlus",
         "full": "full:Full",
-        # at the picture, or inside the vision tower
+        # at the image, or inside the vision tower
         "resize": "resize:Resize",
         "pixelprune": "pixelprune:PixelPrune",
         "tome": "tome:ToMe",

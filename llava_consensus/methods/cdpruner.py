@@ -3,12 +3,12 @@ determinantal point process over the projected tokens, its kernel their cosines 
 the question in CLIP's embedding space, and greedy MAP inference with an incremental Cholesky factor. As in the
 authors' code, relevance is the NEGATED cosine (CLIP patches point away from what they show; where a tower's do not,
 take `relevance=cosine`) and the sentence that asks for a single word is no part of the question. What differs:
-relevance is scaled within a picture (over all its tiles, never over other frames), not within a batch; past the rank of
+relevance is scaled within an image (over all its tiles, never over other frames), not within a batch; past the rank of
 the kernel, where theirs repeats one token, selection continues by the largest remainder; exactly T, none twice.
 
 Where the vision tower is of no CLIP model there is no text side. The authors reduce Qwen2.5-VL after its merger, with
 code they do not publish. Our reading there: relevance is the cosine, not negated, of a token as the language model
-receives it and the model's own embeddings of the words that stand after the picture, the template's among them, mean
+receives it and the model's own embeddings of the words that stand after the image, the template's among them, mean
 over words; prompts without such words choose by diversity alone. The call's notes say so.
 """
 
@@ -50,7 +50,7 @@ class CDPruner(Selector, ReadsTower):
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """The text tower once, the patches' embeddings, the kernel, and T(T-1)/2 rows of the factor. Without a text
-        tower: the products with the words after the picture in place of the first two.
+        tower: the products with the words after the image in place of the first two.
         """
         total = 0.0
         for count, size in self.losing(shape, budget):
@@ -84,12 +84,12 @@ def relevance_products(shape: Shape) -> float:
 
 
 def relevance(sides: ClipSides, whole: WholePictures, negated: bool = True) -> Tensor:
-    """Relevance of every token of every tile, scaled to (0, 1] over all tiles of its picture: [U, N_tile].
+    """Relevance of every token of every tile, scaled to (0, 1] over all tiles of its image: [U, N_tile].
 
     Args:
         sides: patches [U, N_tile, P], and the text [U, M, P] of each tile with `real` [U, M]. Without text all tokens
             are equally relevant.
-        whole: which tiles make a picture, and which of their tokens the picture has; the others (padding that anyres
+        whole: which tiles make an image, and which of their tokens the image has; the others (padding that anyres
             cuts away) do not count for the scale, and their own values mean nothing.
         negated: whether patches point away from what they show in CLIP's space.
     """

@@ -2,7 +2,7 @@
 
 The vision tower says how salient each patch is to itself, a probe of the language model's first layer (SCAP) how much
 the question's words look at it (`saliency.py`). A fuser makes one saliency of both (`selection.py`); the best K tokens
-stay as they are, and the others are folded into M (EGTM, `merging.py`). A prompt without text after its picture asks
+stay as they are, and the others are folded into M (EGTM, `merging.py`). A prompt without text after its image asks
 nothing, so the vision side decides alone.
 """
 
@@ -27,7 +27,7 @@ class Saliencies(NamedTuple):
     """The saliencies of the units, [B, N] each."""
 
     vision: Tensor
-    cross: Tensor | None  # None for prompts without text after the picture
+    cross: Tensor | None  # None for prompts without text after the image
     fused: Tensor | None  # sums to 1; None in the recovery fuser, which ranks by each side in turn
 
 
@@ -87,7 +87,7 @@ class ConsensusDrop(ReadsTower):
         if budget.tokens >= shape.available:
             return 0.0
         head, rows = shape.heads * shape.head_width, shape.known("question")
-        sequence = shape.pictures * shape.available + shape.text  # keys of the whole prompt, once for all its pictures
+        sequence = shape.pictures * shape.available + shape.text  # keys of the whole prompt, once for all its images
         keys = sequence * shape.width * shape.kv_heads * shape.head_width / shape.pictures
         probe = keys + rows * head * (shape.width + sequence)
         queries = 1 if self.vision_score == "class" and shape.classes else shape.patches

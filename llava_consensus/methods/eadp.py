@@ -8,10 +8,10 @@ weighs a facility location: each step keeps the token that adds most to the weig
 the kept one it is most like. As in the authors' code likeness to words enters NEGATED, on this model too, where it
 points toward what a patch shows.
 
-What differs: the words are the rows that stand after the picture in the prompt, the template's among them; on LLaVA the
+What differs: the words are the rows that stand after the image in the prompt, the template's among them; on LLaVA the
 authors compare in CLIP's space with all 77 rows of its text tower, of which a text tower's output keeps one, so there
 too the language model's embeddings are read here. They measure Qwen with plain positions and without DeepStack, which
-their own code around `generate` loses; here both stay. Prompts without words after their picture weigh all tokens
+their own code around `generate` loses; here both stay. Prompts without words after their image weigh all tokens
 alike; without a whole grid nothing is smoothed; cosines are in float32; ties go to the lower index.
 """
 

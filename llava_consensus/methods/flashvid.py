@@ -11,7 +11,7 @@ T is what the language model is handed, 1.25 times the authors' share; their cut
 `flashvid:tokens=N+fastv:layer=20`. As in theirs, numbers of clusters are rounded up frame by frame, so that a few more
 than T may come, and a sum is divided by one more than its own children, which makes no mean of a deep tree. What
 differs: no noise on the density (theirs, 1e-6, decides where a frame has few clusters); in a segment of one frame
-theirs clusters kept tokens once more, so that a place may come twice; ties go to the lower index. A picture is a video
+theirs clusters kept tokens once more, so that a place may come twice; ties go to the lower index. An image is a video
 of one frame.
 """
 

@@ -1,4 +1,4 @@
-"""HoloV: share the budget out over the crops of a picture before tokens are ranked (Zou et al., NeurIPS 2025, arXiv
+"""HoloV: share the budget out over the crops of an image before tokens are ranked (Zou et al., NeurIPS 2025, arXiv
 2510.02912; official code 1d2e65e).
 
 A crop is N / 16 tokens in a row, as in the authors' code; their figure draws squares. Its score is the mean of its
@@ -6,7 +6,7 @@ class attention and of how much the cosines of a token with the others of its cr
 scale of the attention. Crops get seats in proportion to their scores, rounded down, and the best of them one more each
 until T are given out; in a crop the most attended tokens are kept. A tower without a class token is read as in the
 authors' code for Qwen2.5-VL: int(16 / 9 N / T) crops, at least one, and attention is received from all rows (their code
-then writes ones over it, ours does not). A picture of several tiles is ranked whole, as theirs is. What differs: seats
+then writes ones over it, ours does not). An image of several tiles is ranked whole, as theirs is. What differs: seats
 that a small crop cannot fill go to the most attended tokens elsewhere, where the authors hand zeros to the language
 model, and ties go to the lower index. The weights (alpha, 16 crops of 36 tokens) were set for CLIP ViT-L at 24 x 24
 patches; nothing depends on the depth of a model.
@@ -31,7 +31,7 @@ SCALE, EPSILON = 1e3, 1e-6  # of the attention, and of what is divided by
 
 @dataclass(frozen=True, kw_only=True)
 class HoloV(ReadsTower):
-    """Every crop of the picture keeps as many of its most attended tokens as its attention and variety earn.
+    """Every crop of the image keeps as many of its most attended tokens as its attention and variety earn.
 
     Args:
         crops: how many there are; None is 16, or without a class token 16/9 of N / T.

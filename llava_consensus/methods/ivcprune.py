@@ -9,8 +9,8 @@ and those whose sines are: coordinates that stand for the implicit origin. The r
 kept.
 
 What differs: T is any number, where the authors keep half of n; their tenths of n for cosines and sines and hundredth
-for seeds are the same shares of T here. Text is all rows after the picture, theirs without the first of them; each
-picture of a prompt is cut, theirs the first. They cut the caches of the layers before K too, afterwards, so that decode
+for seeds are the same shares of T here. Text is all rows after the image, theirs without the first of them; each
+image of a prompt is cut, theirs the first. They cut the caches of the layers before K too, afterwards, so that decode
 steps do not see dropped tokens there; here those caches stay as those layers have read them. Their forward for LLaVA, a
 union of variable size, is not here. K is 16 in a decoder of 28 layers or more, and in proportion to 32 in a smaller
 one; theirs is 22 of the 36 of Qwen2.5-VL-3B (`layer=22`). Ties go to the lower index.
@@ -39,7 +39,7 @@ class IVCPrune(InDecoder):
     Args:
         layer: K, how many layers see everything; None is 16, less in decoders of fewer than 28 layers.
         coordinates: share of T that is kept for its cosines, and again for its sines, in [0, 1].
-        seeds: share of T that looks at the picture as the text does, in [0, 1]; at least one token.
+        seeds: share of T that looks at the image as the text does, in [0, 1]; at least one token.
     """
 
     positions: Literal["renumber", "keep"] = "keep"

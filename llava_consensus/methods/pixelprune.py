@@ -1,4 +1,4 @@
-"""PixelPrune: leave out the cells of a picture whose pixels are predicted by their neighbours, before the vision tower
+"""PixelPrune: leave out the cells of an image whose pixels are predicted by their neighbours, before the vision tower
 (arXiv 2604.00886; official code a870e31, its `pred_2d`).
 
 A cell is the square of patches that makes one token. In raster order each is predicted from cells left, above and
@@ -8,7 +8,7 @@ threshold 0 nothing is lost but the mass that copies have in the tower's attenti
 what stands for the cells, so that errors do not add up.
 
 The tower runs on the cells that stay, with their own positions, and a token that stays keeps its coordinates; what
-leaves follows from the picture alone, and T only says whether to reduce at all. What differs: a picture is predicted
+leaves follows from the image alone, and T only says whether to reduce at all. What differs: an image is predicted
 diagonal by diagonal, which gives the same cells. Qwen3-VL, as in the authors' code; on Qwen2.5-VL windows of the tower
 would have to be made anew, and no array says how. A video of several frames is refused, where theirs fails.
 """
@@ -26,7 +26,7 @@ from llava_consensus.reduction.options import NotNegative
 
 @dataclass(frozen=True, kw_only=True)
 class PixelPrune(AtCells):
-    """Leave out cells of a picture that repeat their neighbours, so that neither tower nor language model sees them.
+    """Leave out cells of an image that repeat their neighbours, so that neither tower nor language model sees them.
 
     Args:
         threshold: the most that a cell may differ from its prediction, of pixels in 0..1; 0 is equality.

@@ -17,7 +17,7 @@ from llava_consensus.reduction.tokens import Reduction, VisualTokens
 
 @dataclass(frozen=True, kw_only=True)
 class Pool(AfterTower):
-    """Average the tokens of each of T equal cells of the picture, without looking at it."""
+    """Average the tokens of each of T equal cells of the image, without looking at it."""
 
     order: Order = "raster"
 

@@ -3,9 +3,9 @@ nearest neighbours hold (Shang et al., LLaVA-PruMerge, arXiv 2403.15388, ICCV 20
 
 Outliers of the class attention are kept, each grows by its 32 nearest patches in key space weighted with their
 attention, and one extra token sums up everything that was pruned; all of it before the projector. What differs: the
-published method lets the picture decide how many tokens stay (`budget=adaptive`); a table needs T, so by default the
+published method lets the image decide how many tokens stay (`budget=adaptive`); a table needs T, so by default the
 T - 1 most attended patches stay, which is the official code's own non-adaptive path, and the extra token is the T-th.
-One batched product replaces the loops over pictures and tokens. Where nothing was pruned there is no extra token (the
+One batched product replaces the loops over images and tokens. Where nothing was pruned there is no extra token (the
 official code projects a row of zeros).
 
 The authors' code is for LLaVA. A model whose projector takes several patches at a time, or whose tower has no class
@@ -55,7 +55,7 @@ class PruMerge(ReadsTower):
 
     @property
     def adaptive(self) -> bool:
-        """True if the picture decides how many tokens stay."""
+        """True if the image decides how many tokens stay."""
         return self.budget == "adaptive"
 
     def most(self, available: int) -> int:
@@ -63,7 +63,7 @@ class PruMerge(ReadsTower):
         return available // 4 + 1
 
     def entering(self, budget: Budget, available: int, layers: int) -> list[int]:
-        """T, or where the picture decides the most it can be; a run's records have the true number."""
+        """T, or where the image decides the most it can be; a run's records have the true number."""
         reduced = self.most(available) if self.adaptive else budget.tokens
         return [available if budget.tokens >= available else min(reduced, available)] * layers
 

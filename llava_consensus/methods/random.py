@@ -12,7 +12,7 @@ from llava_consensus.reduction.tokens import Need, VisualTokens
 
 @dataclass(frozen=True, kw_only=True)
 class Random(Ranker, Tiled):
-    """T of N tokens drawn at random, none merged; the same for picture, prompt and `seed` in every batch.
+    """T of N tokens drawn at random, none merged; the same for image, prompt and `seed` in every batch.
 
     Args:
         seed: whole number that makes another draw.

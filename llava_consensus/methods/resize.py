@@ -1,15 +1,15 @@
-"""Resize: the model's own lever, a smaller picture, and nothing else. VTC-Bench (arXiv 2510.07143) found that it beats
-many compression methods. How many tokens a picture has follows from its size on most models, which a processor's
+"""Resize: the model's own lever, a smaller image, and nothing else. VTC-Bench (arXiv 2510.07143) found that it beats
+many compression methods. How many tokens an image has follows from its size on most models, which a processor's
 `max_pixels` or `max_soft_tokens` bounds; here the pixels, already prepared for the tower, are resized, antialiased, and
-the model's own encoder reads the smaller picture as if the processor had made it. T counts tokens, and a tile is made
-smaller in whole ones, however many patches make a token. The grid has the picture's own form: both sides times one
+the model's own encoder reads the smaller image as if the processor had made it. T counts tokens, and a tile is made
+smaller in whole ones, however many patches make a token. The grid has the image's own form: both sides times one
 factor and rounded down, with one row or column more where that fits, of the side that rounding cost more. A token
-stands in the place of the first token of the full picture that lies in its cell.
+stands in the place of the first token of the full image that lies in its cell.
 
-A tower of fixed size, such as LLaVA's, takes no small picture: there it runs on rows x columns patches with its
+A tower of fixed size, such as LLaVA's, takes no small image: there it runs on rows x columns patches with its
 position embeddings interpolated bicubically. Tokens are floor(sqrt T) rows of as many columns, or one column more where
 that fits: 192, 128, 64 and 32 give 182, 121, 64 and 30, never more than T, and it is these that are counted. So it is
-with the tiles of a tiled picture, each of which is made smaller.
+with the tiles of a tiled image, each of which is made smaller.
 """
 
 import math
@@ -22,7 +22,7 @@ from llava_consensus.reduction.method import AtPicture, Shape
 
 @dataclass(frozen=True, kw_only=True)
 class Resize(AtPicture):
-    """Shrink the picture until it has at most T patches, and run the vision tower on that."""
+    """Shrink the image until it has at most T patches, and run the vision tower on that."""
 
     multiplies_nothing: ClassVar[bool] = True
 
@@ -36,11 +36,11 @@ class Resize(AtPicture):
         return available if budget.tokens >= available else rows * columns
 
     def entering(self, budget: Budget, available: int, layers: int) -> list[int]:
-        """The patches of the small picture, in every layer."""
+        """The patches of the small image, in every layer."""
         return [self.left(budget, available)] * layers
 
     def vision_tokens(self, budget: Budget, shape: Shape) -> list[int]:
-        """The small picture in every block."""
+        """The small image in every block."""
         share, size = self.units(shape, budget)[0]
         return [self.left(share, size)] * shape.blocks
 

@@ -4,7 +4,7 @@
 A selector keeps T / 2 tokens. Of the others, those are anchors that are representative and distinctive: the sum of a
 token's cosines with the rest, times 1 less its largest cosine with a token of a smaller sum (as the code runs; its
 names speak of a larger one). Every other token joins the anchor it is most like, and a merged token is the plain mean.
-Kept tokens stand where they stood, a merged one at the lower median of its members; a picture of several tiles is one
+Kept tokens stand where they stood, a merged one at the lower median of its members; an image of several tiles is one
 unit. Both methods of this file choose and merge so. `restore` is the merging alone; `restore_calibrated` adds the
 authors' calibration of the language model's attention (`reduction/calibration.py`), for which it drops tokens before
 the first decoder layer instead of before the language model. What differs: ties go to the lower index. Nothing depends

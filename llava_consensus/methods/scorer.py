@@ -8,7 +8,7 @@ scorer` trains them for a model and writes such a file, which any model of the s
 
 `balance=1` keeps the best scores (VisionSelector); `balance=0.5` weighs them against the likeness to tokens that are
 kept (IDPruner, as in `idpruner`, whose saliency is attention). What differs: the authors rank the tokens of all
-pictures of a prompt together, here each picture is ranked alone, over all its tiles; they take a file whose names do
+images of a prompt together, here each image is ranked alone, over all its tiles; they take a file whose names do
 not match in silence and rank by random weights, here it is refused. Ties go to the lower index.
 """
 

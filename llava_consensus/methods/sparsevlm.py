@@ -1,6 +1,6 @@
 """SparseVLM: cut after decoder layers 2, 6 and 15 by the attention of the question's telling words; recycle the rest.
 
-Zhang et al., "SparseVLM", ICML 2025. Text raters are the rows after the picture whose share of a softmax of visual
+Zhang et al., "SparseVLM", ICML 2025. Text raters are the rows after the image whose share of a softmax of visual
 times text embeddings is above uniform. Saliency is their head-mean attention in the layer before the cut; of the
 dropped tokens the best 30 % are clustered by density peaks on that layer's output, and each cluster's mean goes after
 the picture. Version 1.5, the default, keeps published numbers of tokens; 1.0 keeps rank(attention) * scale + bias and
@@ -61,7 +61,7 @@ class SparseVLM(InDecoder):
 
     @property
     def adaptive(self) -> bool:
-        """Version 1.0 reads its counts from the data, picture by picture."""
+        """Version 1.0 reads its counts from the data, image by picture."""
         return self.version == "1.0"
 
     @property
@@ -169,8 +169,8 @@ def raters(visual: Tensor, text: Tensor, mask: Tensor) -> Tensor:
 
 def gravity(probe: TextProbe, columns: Tensor) -> Tensor:
     """Attention by rotary embedding alone: rotated all-ones queries times keys, scaled. [P, L, v]."""
-    ones = torch.ones_like(probe.cos[:, None], dtype=torch.float32)
-    rotated = rotate(ones, probe.cos.float(), probe.sin.float())[:, 0]  # [P, W, d]
+    cos, sin = (probe.cos, probe.sin) if probe.angles is None else probe.angles()
+    rotated = rotate(torch.ones_like(cos[:, None], dtype=torch.float32), cos.float(), sin.float())[:, 0]  # [P, W, d]
     return pick(rotated, probe.rows) @ pick(rotated, columns).transpose(1, 2) * probe.scale
 
 

@@ -4,7 +4,7 @@ al., "Video Compression Commander", EMNLP 2025; official code 944a17d).
 Of the projected tokens the half of the channels that vary least is read. A token's likeness to its video and to its
 frame is the sum over five widths of a Gaussian of its distance to their mean. A frame's share is base x (1 + p - mean
 p), base being T / N and p a softmax, at temperature 0.01, of how unlike the video its tokens are on average. In a frame
-the tokens stay whose sum of likenesses is smallest. The tiles of a video are its frames; a picture of several tiles is
+the tokens stay whose sum of likenesses is smallest. The tiles of a video are its frames; an image of several tiles is
 read in the same way, one of a single tile as a video of one frame. What differs: shares come to exactly T (largest
 remainders, where theirs are rounded), and ties go to the lower index. Nothing depends on the depth of a model.
 """

@@ -7,13 +7,13 @@ token is the target plus the mean of those that joined, before the projector. M 
 splits (54 + 10 at 64). The class token is handed to the language model, as the official code does, and counts as one
 of the T; at T >= N this host leaves the model as it is, so there is then no class token and nothing is merged. What
 differs: M = 0 works (it divided by zero), only the class token and the contextual tokens are projected anew, and a
-picture ranked over all its tiles (`tile_budget=global`) has the class token of its first.
+image ranked over all its tiles (`tile_budget=global`) has the class token of its first.
 
 A model whose projector takes several patches at a time, or whose tower has no class token, is reduced as the authors do
 it on Qwen2.5-VL (their 68993a3): of T = D + M tokens D are those that receive most attention in the tower, a token's
 being the mean of its patches' (they sum over rows, which ranks the same), keys are averaged over its patches too, and
 contextual tokens are made after the projector and stand at their targets' places. Their M is 5 % of all tokens, here
-5/32 of T unless `merged` says another. Their code is for one picture in a prompt and for no video; here each picture,
+5/32 of T unless `merged` says another. Their code is for one image in a prompt and for no video; here each image,
 and each frame, is ranked by itself. On all models but Qwen2.5-VL this is our reading; where a tower has a class token
 beside such a projector (InternVL), the attention of that token ranks.
 """
@@ -42,7 +42,7 @@ class VisionZip(ReadsTower):
         contextual: `sum` (the official code: target + mean of the tokens that joined it) | `mean` (the paper's words:
             the mean of target and joined tokens).
         order: `official` (class token, dominant, contextual; of several tiles mixed in one raster, class tokens and
-            then contextual tokens after the picture; after the projector, `raster`) | `top_then_merged` | `raster`,
+            then contextual tokens after the image; after the projector, `raster`) | `top_then_merged` | `raster`,
             both with the class token ahead.
     """
 

@@ -1,4 +1,4 @@
-"""VScan's scans: half of the tokens from windows all over the picture by an early block of the vision tower, half by
+"""VScan's scans: half of the tokens from windows all over the image by an early block of the vision tower, half by
 the last one, and every other token merged into the kept one that it is most like (Zhang et al., TMLR 2026, arXiv
 2505.22654; official code a82450e).
 

@@ -111,7 +111,7 @@ def _patches(runner: Runner, answer: Answer) -> Patches:
     found = patches(outcome, round(runner.visual_tokens**0.5), 0)
     if len(outcome.reductions) != 1 or found.vision is None or found.cross is None:
         raise OptionError(
-            "examples: need one square picture with a vision and a cross saliency. Take fewer tokens than the picture "
+            "examples: need one square image with a vision and a cross saliency. Take fewer tokens than the image "
             "has, and a model without tiles"
         )
     return found

@@ -2,8 +2,8 @@
 
 `official_prompts.json` is written by LLaVA's own evaluation scripts (tools/official_prompts.py): for ten questions of
 each benchmark the first sixteen digits of the SHA-256 of the prompt's text, of its ids (int64, little endian, -200 for
-the picture) and of the pixels (float16) for CLIP's published preprocessing at 336 pixels and the embedded model's 192.
-The set `eval.zip` is of the real question files, with Vicuna's tokenizer; it has no pixels, because the real pictures
+the image) and of the pixels (float16) for CLIP's published preprocessing at 336 pixels and the embedded model's 192.
+The set `eval.zip` is of the real question files, with Vicuna's tokenizer; it has no pixels, because the real images
 cannot be had here. The set `mini` is of the bundled benchmarks.
 """
 

@@ -9,7 +9,7 @@ from llava_consensus.evaluation.report.rows import Row
 from llava_consensus.evaluation.report.section import half
 from llava_consensus.evaluation.report.table import ABSENT, Group, Table
 
-HEAD = ("benchmark", "questions (pictures)", "ours", "published", "± at all questions", "verdict")
+HEAD = ("benchmark", "questions (images)", "ours", "published", "± at all questions", "verdict")
 if TYPE_CHECKING:
     from llava_consensus.evaluation.benchmarks import Benchmark
 
@@ -18,7 +18,7 @@ ROUNDED = 0.05  # a published score has one decimal
 
 def expected(benchmark: "Benchmark") -> str:
     """Half of the 95 % interval of the published score at all questions, 1,000 and 300 of them, in its unit: that of
-    independent answers, which questions about shared pictures widen.
+    independent answers, which questions about shared images widen.
     """
     assert benchmark.paper is not None and benchmark.count
     share, unit = benchmark.paper / benchmark.scale / 100, 100 * benchmark.scale
@@ -49,11 +49,11 @@ def verify_table(runs: Sequence[Row], published: Mapping[str, float], counts: Ma
             if count := counts.get(name):
                 at_all = f"{(high - low) / 2 * sqrt(asked / max(count, asked)):.1f}"
         elif wanted is not None:
-            verdict = "no interval: too few pictures, or not scored here"
+            verdict = "no interval: too few images, or not scored here"
         ours = ABSENT if score is None else f"{score:.1f}{half(run.bounds)}"
         asked = f"{(run.metrics or {}).get('questions')} ({run.pictures})"
         lines.append((run.facts.title, asked, ours, ABSENT if wanted is None else f"{wanted:.1f}", at_all, verdict))
-    note = "Ours ± half of the 95 % interval from resampled pictures; as published: within it."
+    note = "Ours ± half of the 95 % interval from resampled images; as published: within it."
     table = Table("All tokens against published scores", HEAD, (Group("", tuple(lines)),), note)
     if wrong:
         raise DataError(

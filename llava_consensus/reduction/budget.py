@@ -1,8 +1,6 @@
-"""The budget: how many visual tokens the language model is handed for one image, as a number, as a share of its own, or
-by what is in it.
+"""The budget: how many visual tokens the language model reads for one image, as a number or as a share of its own.
 
-`budget(64)` is `Budget(64)`, `budget(0.1)` is `Share(0.1)`, `wanted("auto")` is `Auto()`, which `detail.py` makes a
-share of; `of(N)` of each is the budget of a picture of N tokens.
+`budget(64)` is `Budget(64)`, `budget(0.1)` is `Share(0.1)`; `of(N)` of each is the budget of an image of N tokens.
 """
 
 import contextlib
@@ -14,9 +12,7 @@ from typing import Any
 
 from llava_consensus.errors import OptionError, plural
 
-AUTO = "auto"
-MOST = 0.5  # share of its tokens that `Auto` gives a picture at most
-FEWEST = 8  # part of its budget that an old picture of a conversation keeps at least, as 1 / FEWEST
+FEWEST = 8  # part of its budget that an old image of a conversation keeps at least, as 1 / FEWEST
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,7 @@ class Budget:
             )
 
     def of(self, available: int) -> "Budget":
-        """The budget of a picture of `available` tokens: a number of tokens is the same for all."""
+        """The budget of an image of `available` tokens: a number of tokens is the same for all."""
         return self
 
     def split(self, available: int) -> tuple[int, int]:
@@ -58,7 +54,7 @@ class Budget:
         return kept, min(merged, available - kept)
 
     def over(self, sizes: Sequence[int]) -> list["Budget"]:
-        """This budget shared over the tiles of one picture: equal parts, which add up to T. A tile of fewer tokens than
+        """This budget shared over the tiles of one image: equal parts, which add up to T. A tile of fewer tokens than
         its part keeps all of them, and the others share what it leaves.
 
         Args:
@@ -91,7 +87,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Share:
-    """A share of each picture's own visual tokens; of a video, of those of all its frames.
+    """A share of each image's own visual tokens; of a video, of those of all its frames.
 
     Args:
         share: in (0, 1). M follows from the tokens it comes to by the paper's split.
@@ -109,43 +105,19 @@ class Share:
             )
 
     def of(self, available: int) -> Budget:
-        """The budget of a picture of `available` tokens: its share, rounded half up, at least one token."""
+        """The budget of an image of `available` tokens: its share, rounded half up, at least one token."""
         exact = Fraction(str(self.share)) * available + Fraction(1, 2)
         return Budget(max(1, int(exact)))
 
 
-@dataclass(frozen=True)
-class Auto:
-    """A share of each picture's own tokens that follows from its small print (`detail.auto_share`)."""
-
-    def of(self, available: int) -> Budget:
-        """The most that a picture of `available` tokens may be given."""
-        return Share(MOST).of(available)
-
-
-def wanted(tokens: int | float | str, merged: int | None = None) -> Budget | Share | Auto:
-    """A budget as a user gives it: a whole number of tokens, a fraction as a share of each picture's own, or `auto`.
-
-    Raises:
-        OptionError: for a value outside its bound, or `merged` beside a share or `auto`.
-    """
-    if isinstance(tokens, str) and tokens == AUTO:
-        if merged is not None:
-            raise OptionError(f"merged={merged} beside tokens={AUTO!r}, which is a share. Leave merged out")
-        return Auto()
-    if isinstance(tokens, str):
-        raise OptionError(f"tokens={tokens!r} must be a whole number of tokens, a share in (0, 1), or {AUTO!r}")
-    return budget(tokens, merged)
-
-
 def budget(tokens: int | float | str, merged: int | None = None) -> Budget | Share:
-    """A whole number of tokens, or a fraction as a share of each picture's own.
+    """A whole number of tokens, or a fraction as a share of each image's own.
 
     Raises:
         OptionError: for a value outside its bound, or `merged` beside a share.
     """
-    if isinstance(tokens, str) and tokens == AUTO:
-        raise OptionError(f"tokens={AUTO!r} is for attach, serve and eval --url: give a number or a share here")
+    if isinstance(tokens, str):
+        raise OptionError(f"tokens={tokens!r} must be a whole number of tokens, or a share in (0, 1)")
     found, merged = _number(tokens), _number(merged)
     if not isinstance(found, float):
         return Budget(found, merged)
@@ -168,11 +140,11 @@ def _number(value: Any) -> Any:
 
 
 def conversation(tokens: Sequence[int], total: int) -> list[int]:
-    """Budgets of the pictures of one prompt that add up to `total` at most. Where they do not as they are, pictures are
+    """Budgets of the images of one prompt that add up to `total` at most. Where they do not as they are, images are
     halved from the oldest on, the latest never; then from the oldest on once more, down to an eighth.
 
     Args:
-        tokens: of each picture without a bound, the oldest first.
+        tokens: of each image without a bound, the oldest first.
         total: of all.
     Raises:
         OptionError: where they do not fit so.
@@ -182,8 +154,8 @@ def conversation(tokens: Sequence[int], total: int) -> list[int]:
     while sum(found) > total:
         if part > FEWEST:
             raise OptionError(
-                f"total={total} visual tokens are too few for {plural(len(found), 'picture')}: {tokens[-1]} of the "
-                f"latest and an eighth of the others are {sum(found)}. Give more, or fewer tokens for each picture"
+                f"total={total} visual tokens are too few for {plural(len(found), 'image')}: {tokens[-1]} of the "
+                f"latest and an eighth of the others are {sum(found)}. Give more, or fewer tokens for each image"
             )
         for place in range(len(found) - 1):
             if sum(found) <= total:
@@ -196,10 +168,10 @@ def conversation(tokens: Sequence[int], total: int) -> list[int]:
 def of_prompts(
     budgets: Sequence[Budget | Share], sizes: Sequence[int], prompts: Sequence[int], total: int
 ) -> tuple[Budget | Share, ...]:
-    """Budgets of pictures of several prompts, made smaller where those of one prompt have more than `total`.
+    """Budgets of images of several prompts, made smaller where those of one prompt have more than `total`.
 
     Args:
-        budgets: of each picture, those of a prompt with the oldest first.
+        budgets: of each image, those of a prompt with the oldest first.
         sizes: tokens of each picture.
         prompts: which prompt each is of.
         total: of one prompt.
@@ -227,8 +199,6 @@ def most_first(budgets: "set[Budget | Share]") -> "list[Budget | Share]":
     return sorted(budgets, key=lambda one: (isinstance(one, Share), -amount(one)))
 
 
-def amount(budget: Budget | Share | Auto) -> Any:
-    """The number, the share or `auto`, as it was given."""
-    if isinstance(budget, Auto):
-        return AUTO
+def amount(budget: Budget | Share) -> Any:
+    """The number or the share, as it was given."""
     return budget.share if isinstance(budget, Share) else budget.tokens

@@ -1,7 +1,7 @@
-"""RESTORE's calibration of attention (Cho et al., arXiv 2606.01711), which gives a picture back what kept positions and
+"""RESTORE's calibration of attention (Cho et al., arXiv 2606.01711), which gives an image back what kept positions and
 fewer tokens take from it.
 
-Rotated queries and keys that are far from each other have smaller products, and a picture of which fewer tokens are
+Rotated queries and keys that are far from each other have smaller products, and an image of which fewer tokens are
 left has less of the softmax than it had. So the logit of query m and key n gets log s_n + log(2 - D(m - n)) more: s_n
 is how many tokens a key stands for, and D(x) the mean of cos(x t) over the frequencies t of the rotation, which is 1 at
 distance 0 and falls with it. The authors add the second term while a prompt is read, the first also in decoding. Maths

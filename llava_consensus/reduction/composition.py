@@ -1,5 +1,5 @@
 """Compositions: methods that act in different places, one after the other. Each acts on what the one before it left:
-`resize:tokens=256+consensusdrop` shrinks a picture to 256 tokens in the tower, of which the language model is handed T;
+`resize:tokens=256+consensusdrop` shrinks an image to 256 tokens in the tower, of which the language model is handed T;
 `consensusdrop:tokens=128+fastv` hands it 128, of which T are left behind FastV's layer. Torch only.
 """
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from llava_consensus.errors import OptionError
-from llava_consensus.reduction.budget import Auto, Budget, Share
+from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Place, Shape
 
 TOWER = (Place.PICTURE, Place.CELLS, Place.TOWER)  # which count as one place
@@ -18,7 +18,7 @@ class Member(NamedTuple):
     """A method of a composition."""
 
     method: Method
-    tokens: int | None = None  # that it leaves of a picture; None: T, or as many as the picture says
+    tokens: int | None = None  # that it leaves of an image; None: T, or as many as the image says
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Composition(Method):
         """True if one of them reads the question."""
         return any(part.method.reads_prompt for part in self.parts)
 
-    def budgets(self, budget: Budget | Share | Auto) -> list[Budget]:
+    def budgets(self, budget: Budget | Share) -> list[Budget]:
         """Budget of each method.
 
         Raises:

@@ -28,7 +28,7 @@ MATCHES = ("kept", "entering", "average", "flops")
 
 # Llama-2 / Vicuna and CLIP ViT-L/14-336: config.json of liuhaotian/llava-v1.5-7b, llava-v1.5-13b, llava-v1.6-vicuna-7b
 # and openai/clip-vit-large-patch14-336. 66 rows of text: what the paper's KV column means (docs/accounting.md), 35 of
-# them before the picture with `vicuna_v1`. LLaVA-NeXT: the paper's fixed layout of 2 x 2 tiles and the base view,
+# them before the image with `vicuna_v1`. LLaVA-NeXT: the paper's fixed layout of 2 x 2 tiles and the base view,
 # without newlines.
 _CLIP: dict[str, Any] = dict(
     blocks=24,
@@ -109,7 +109,7 @@ def llm_flops(shape: Shape, entering: Sequence[int]) -> float:
 
 
 def vision_flops(shape: Shape, per_block: Sequence[int]) -> float:
-    """FLOPs of tower and projector for all pictures when the patches of `per_block[b]` tokens of each tile enter block
+    """FLOPs of tower and projector for all images when the patches of `per_block[b]` tokens of each tile enter block
     b. Every block attends to its whole tile and has an MLP of two layers: windows cost less, gated MLPs more.
 
     A method that merges patches inside a block does so between its attention and its MLP, as ToMe does.
@@ -139,7 +139,7 @@ def account(method: Method, budget: Budget, shape: Shape) -> Account:
     Args:
         method: what it does not know about its own cost stands in `note`.
         budget: of one picture.
-        shape: of the model and the prompt; a picture has `shape.available` tokens.
+        shape: of the model and the prompt; an image has `shape.available` tokens.
     """
     reduced = method.reduces and budget.tokens < shape.available and shape.pictures > 0
     per_picture = (

@@ -1,7 +1,7 @@
 """Base of the methods that cut inside the language model: when they cut, what they see there, what they return.
 
 A host runs the decoder's layers and stops before each layer a `Cut` names; the method chooses among the visual
-tokens still there, from the attention of a few query rows. Letters as in `tokens.py`: P pictures at one cut, v their
+tokens still there, from the attention of a few query rows. Letters as in `tokens.py`: P images at one cut, v their
 visual tokens still there, n the ones they began with, L query rows, W length of the current sequence. Torch only.
 """
 
@@ -28,7 +28,7 @@ class Cut(NamedTuple):
 
     layer: int  # the first decoder layer, from 0, that sees the shortened sequence
     kept: int  # visual tokens that stay
-    merged: int = 0  # tokens made of dropped ones, put after the picture
+    merged: int = 0  # tokens made of dropped ones, put after the image
 
     @property
     def left(self) -> int:
@@ -37,7 +37,7 @@ class Cut(NamedTuple):
 
 
 class DecoderView(NamedTuple):
-    """P pictures at one cut, all of them with v visual tokens left of n."""
+    """P images at one cut, all of them with v visual tokens left of n."""
 
     tokens: int  # T of the budget
     cut: Cut
@@ -45,11 +45,11 @@ class DecoderView(NamedTuple):
     asked: Tensor  # [P, L, D] the asked rows as they enter the layer
     columns: Tensor  # [P, v] their places in the current sequence
     probe: TextProbe  # queries of the asked rows [P, H, L, d], keys of the current sequence [P, H_kv, W, d]
-    visual_inputs: Tensor  # [P, n, D] the picture's tokens as they entered layer 0
+    visual_inputs: Tensor  # [P, n, D] the image's tokens as they entered layer 0
     text_inputs: Tensor  # [P, L, D] the asked rows as they entered layer 0
     norm: Callable[[Tensor], Tensor]  # the decoder's final norm
-    tower: VisualTokens | None = None  # what the method's `needs` name of the vision tower, of the picture's n tokens
-    memory: dict[str, Tensor] | None = None  # of these pictures; found again at their next cut
+    tower: VisualTokens | None = None  # what the method's `needs` name of the vision tower, of the image's n tokens
+    memory: dict[str, Tensor] | None = None  # of these images; found again at their next cut
 
 
 class Chosen(NamedTuple):
@@ -60,7 +60,7 @@ class Chosen(NamedTuple):
     centres: Tensor | None = None  # [P, M] the dropped token each of them stands for
     measures: Mapping[str, Tensor] = MappingProxyType({})  # [P, ...] numbers about this choice, for the record
     joined: Tensor | None = None  # [P, v] which of the M each token went into, -1 for none
-    in_place: bool = False  # whether new tokens stand where their centres stood; else after the picture
+    in_place: bool = False  # whether new tokens stand where their centres stood; else after the image
 
     def sizes(self) -> Tensor:
         """Number of tokens each new one was made of, float32 [P, M]; 1 where `joined` does not say."""
@@ -73,9 +73,9 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class InDecoder(Method, ABC):
-    """Base of the methods that act between decoder layers. `tokens` is T of one picture, whatever its tiles.
+    """Base of the methods that act between decoder layers. `tokens` is T of one image, whatever its tiles.
 
-    A method says in `plan` where it cuts and how much, and in `select` which tokens stay. Newlines of tiled pictures
+    A method says in `plan` where it cuts and how much, and in `select` which tokens stay. Newlines of tiled images
     are no candidates.
 
     Args:
@@ -88,14 +88,14 @@ class InDecoder(Method, ABC):
     answer_rows: bool = False
 
     place: ClassVar[Place] = Place.DECODER
-    asks: ClassVar[str] = "last"  # whose queries `probe` has: last (row of the prompt) | text (rows after the picture)
+    asks: ClassVar[str] = "last"  # whose queries `probe` has: last (row of the prompt) | text (rows after the image)
     # which layer's `probe` has: previous | own (that is cut before) | none; values: of the previous one its values in
     # place of queries [P, H_kv, L, d] and keys, and the angles of the layer that is cut before, mean over axes
     attention: ClassVar[str] = "previous"
 
     @property
     def tile_budget(self) -> str:
-        """The tiles of a picture are ranked together."""
+        """The tiles of an image are ranked together."""
         return "global"
 
     @property
@@ -119,14 +119,14 @@ class InDecoder(Method, ABC):
 
     @abstractmethod
     def plan(self, tokens: int, available: int, layers: int) -> list[Cut]:
-        """Cuts of a picture of `available` tokens, more than T, by ascending layer."""
+        """Cuts of an image of `available` tokens, more than T, by ascending layer."""
 
     @abstractmethod
     def select(self, view: DecoderView, watch: Stopwatch) -> Chosen:
         """Choose the tokens of the v that stay."""
 
     def entering(self, budget: Budget, available: int, layers: int) -> list[int]:
-        """Visual tokens of one picture of `available` that enter each of the `layers` decoder layers."""
+        """Visual tokens of one image of `available` that enter each of the `layers` decoder layers."""
         counts = [available] * layers
         for cut in self.cuts(budget, available, layers):
             counts[cut.layer :] = [cut.left] * (layers - cut.layer)

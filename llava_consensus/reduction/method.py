@@ -1,7 +1,7 @@
 """Bases of the reduction methods. A method is a frozen dataclass of its options that derives from one of the bases
 below, one for each place where a method can act.
 
-    AtPicture    on the picture: the vision tower sees fewer patches
+    AtPicture    on the image: the vision tower sees fewer patches
     AtCells      on its cells: the vision tower sees some of the patches
     InTower      inside the vision tower: patches are merged between its blocks
     AfterTower   after the tower: the language model gets fewer tokens
@@ -48,16 +48,16 @@ class Shape(NamedTuple):
     patches: int  # visual tokens of one tile, each one patch of the tower unless `merged` says more
     patch_values: int  # numbers in the pixels of one patch
     text: int  # rows that are not visual tokens
-    question: int | None = None  # of these, rows after the last picture; None where it is not known
-    tiles: int = 1  # of one picture: the most it can have
+    question: int | None = None  # of these, rows after the last image; None where it is not known
+    tiles: int = 1  # of one image: the most it can have
     pictures: int = 1  # of the prompt
     classes: int = 1  # class tokens of the vision tower
     projector: int = 0  # weights of the projector, multiply-adds for one patch
     number_bytes: int = 2  # of one number in the cache
     feature_blocks: int = 0  # vision blocks up to the one that feeds the projector; 0: all but the last, as in LLaVA
-    joint: int = 768  # width of the space that CLIP's pictures and texts share; of ViT-L, as the next
+    joint: int = 768  # width of the space that CLIP's images and texts share; of ViT-L, as the next
     merged: int = 1  # patches of the tower that make one visual token
-    varies: bool = False  # whether a picture has as many tokens as its size asks for; `patches` are then the most
+    varies: bool = False  # whether an image has as many tokens as its size asks for; `patches` are then the most
     text_tower: float = 2.0 * 77 * 12 * 12 * 768**2  # FLOPs of CLIP's text tower for a segment; 0 where there is none
     single: bool = True  # whether the projector takes the patches one by one
 
@@ -77,8 +77,8 @@ class Shape(NamedTuple):
 class Place(Enum):
     """Stage of the model at which a method acts."""
 
-    PICTURE = "the picture"
-    CELLS = "the cells of the picture"
+    PICTURE = "the image"
+    CELLS = "the cells of the image"
     TOWER = "inside the vision tower"
     TOKENS = "after the vision tower"
     DECODER = "between decoder layers"
@@ -120,12 +120,12 @@ class Method:
 
     @property
     def newlines(self) -> str:
-        """`keep` or `drop` the newlines of a tiled picture that is reduced."""
+        """`keep` or `drop` the newlines of a tiled image that is reduced."""
         return "keep"
 
     @property
     def tile_budget(self) -> str:
-        """`per_tile`, `most_tiles` or `global` (one ranking over all tiles of a picture), see `Tiled`."""
+        """`per_tile`, `most_tiles` or `global` (one ranking over all tiles of an image), see `Tiled`."""
         return "per_tile"
 
     @property
@@ -145,7 +145,7 @@ class Method:
 
     @property
     def adaptive(self) -> bool:
-        """True if the number of tokens depends on the picture: such units are reduced one by one."""
+        """True if the number of tokens depends on the image: such units are reduced one by one."""
         return False
 
     @property
@@ -165,7 +165,7 @@ class Method:
 
     @property
     def acts_inside(self) -> bool:
-        """True if it acts before the projector, on the picture or inside the tower."""
+        """True if it acts before the projector, on the image or inside the tower."""
         return self.place in (Place.PICTURE, Place.CELLS, Place.TOWER)
 
     def query(self, question: str) -> str:
@@ -173,7 +173,7 @@ class Method:
         return question
 
     def entering(self, budget: Budget, available: int, layers: int) -> list[int]:
-        """Visual tokens of one picture of `available` that enter each of the `layers` decoder layers."""
+        """Visual tokens of one image of `available` that enter each of the `layers` decoder layers."""
         return [min(budget.tokens, available)] * layers
 
     def vision_tokens(self, budget: Budget, shape: Shape) -> list[int]:
@@ -181,11 +181,11 @@ class Method:
         return [shape.patches] * shape.blocks
 
     def flops(self, shape: Shape, budget: Budget) -> float | None:
-        """FLOPs of the method's own work for one picture, two for each multiply-add; None where they are unknown."""
+        """FLOPs of the method's own work for one image, two for each multiply-add; None where they are unknown."""
         return 0.0 if self.multiplies_nothing else None
 
     def units(self, shape: Shape, budget: Budget) -> list[tuple[Budget, int]]:
-        """Budget and size of each unit of one picture: its tiles, or all of it as one."""
+        """Budget and size of each unit of one image: its tiles, or all of it as one."""
         if (
             shape.tiles == 1
             or self.tile_budget == "global"
@@ -195,7 +195,7 @@ class Method:
         return [(share, shape.patches) for share in budget.share(shape.tiles)]
 
     def losing(self, shape: Shape, budget: Budget) -> list[tuple[int, int]]:
-        """Tokens that stay, and size, of each unit of one picture that loses some."""
+        """Tokens that stay, and size, of each unit of one image that loses some."""
         return [(share.tokens, size) for share, size in self.units(shape, budget) if share.tokens < size]
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
@@ -212,7 +212,7 @@ class Placed(Method):
             methods `official` (as their authors order the tokens).
         positions: `renumber` (0..S'-1) | `keep` (original positions; a merged token takes its anchor's) | `mean` (like
             `keep`, but a merged token takes the mean of its members' positions, rounded).
-        newlines: of a tiled picture that is reduced: `keep` (outside the budget) | `drop`. Those of a picture that
+        newlines: of a tiled image that is reduced: `keep` (outside the budget) | `drop`. Those of an image that
             stays as it is, and of videos, always stay.
     """
 
@@ -274,9 +274,9 @@ class Tiled(AfterTower):
     """Base of the methods after the tower that rank tokens, within a tile or over all tiles of a picture.
 
     Args:
-        tile_budget: `per_tile` (the budget shared over the picture's own tiles) | `global` (one ranking over all of
-            them) | `most_tiles` (a tile gets 1/n of the budget, n the most tiles a picture of this model can have: the
-            rule of LLaVA-NeXT's tables, by which pictures of fewer tiles keep fewer tokens).
+        tile_budget: `per_tile` (the budget shared over the image's own tiles) | `global` (one ranking over all of
+            them) | `most_tiles` (a tile gets 1/n of the budget, n the most tiles an image of this model can have: the
+            rule of LLaVA-NeXT's tables, by which images of fewer tiles keep fewer tokens).
     """
 
     tile_budget: Literal["per_tile", "global", "most_tiles"] = "per_tile"
@@ -354,7 +354,7 @@ class InTower(_Spread, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class AtPicture(_Spread, ABC):
-    """Base of the methods that make the picture smaller before the vision tower sees it."""
+    """Base of the methods that make the image smaller before the vision tower sees it."""
 
     place: ClassVar[Place] = Place.PICTURE
 
@@ -365,15 +365,15 @@ class AtPicture(_Spread, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class AtCells(_Spread, ABC):
-    """Base of the methods by which the vision tower sees some cells of a picture, the squares of patches that make a
-    token. How many is known of the picture alone, so pictures are reduced one by one, each waiting once for the device.
+    """Base of the methods by which the vision tower sees some cells of an image, the squares of patches that make a
+    token. How many is known of the image alone, so images are reduced one by one, each waiting once for the device.
     """
 
     place: ClassVar[Place] = Place.CELLS
 
     @property
     def adaptive(self) -> bool:
-        """True: the picture decides how many tokens stay."""
+        """True: the image decides how many tokens stay."""
         return True
 
     @abstractmethod

@@ -68,8 +68,8 @@ def pair_flops(shape: Shape, losing: Sequence[tuple[int, int]], width: int) -> f
 
 
 def pool_tiles(saliency: Tensor, tile: Tensor, tiles: int) -> Tensor:
-    """One scale for a picture of several tiles (`tile_budget=global`): each tile's saliency sums to its share of the
-    picture's tokens.
+    """One scale for an image of several tiles (`tile_budget=global`): each tile's saliency sums to its share of the
+    image's tokens.
 
     Args:
         saliency: [B, N].

@@ -1,6 +1,6 @@
 """The nouns of the reduction, with their shapes: what a host hands to a method and what it gets back.
 
-Letters used everywhere: B units reduced together (a unit is one picture, or one tile of it), N visual tokens of a unit,
+Letters used everywhere: B units reduced together (a unit is one image, or one tile of it), N visual tokens of a unit,
 U distinct tiles seen by the vision tower, n rows a tile has in a vision block (its patches; a merger may make one token
 of several), I prompts that were probed, L text rows, S length of the full input sequence, H heads, D width. Torch only.
 """
@@ -66,6 +66,7 @@ class TextProbe(NamedTuple):
     key_mask: Tensor  # [I, S] true where the key is not padding; [I, L, S] true where a row sees it
     padded: bool = True  # whether there may be padding among the text rows
     cap: float = 0.0  # of logits, tanh(x / cap) * cap; 0 for none
+    angles: Callable[[], tuple[Tensor, Tensor]] | None = None  # cos, sin if queries and keys are rotated already
 
 
 class ClipSides(NamedTuple):
@@ -78,17 +79,17 @@ class ClipSides(NamedTuple):
 
 
 class Words(NamedTuple):
-    """The text after the picture of each unit, as the language model embeds it."""
+    """The text after the image of each unit, as the language model embeds it."""
 
     text: Tensor  # [B, M, D]
     real: Tensor  # [B, M] true where there is a word
 
 
 class WholePictures(NamedTuple):
-    """The U tiles are all tiles of the pictures that the units belong to, also those of other units."""
+    """The U tiles are all tiles of the images that the units belong to, also those of other units."""
 
-    picture: Tensor  # [U] which picture a tile belongs to, as in `VisualTokens.picture`
-    present: Tensor  # [U, N_tile] true where a patch is a token of its picture; unpadding cuts others away
+    picture: Tensor  # [U] which image a tile belongs to, as in `VisualTokens.picture`
+    present: Tensor  # [U, N_tile] true where a patch is a token of its image; unpadding cuts others away
 
 
 class VisualTokens(NamedTuple):
@@ -102,7 +103,7 @@ class VisualTokens(NamedTuple):
     members: Tensor | None = None  # [N_tile, m] the block rows each token was made of; None: one row each, in order
     pooling: Tensor | None = None  # [U, N_tile, n] share of each block row in each token, where a resampler made them
     slot: Tensor | None = None  # [U, N_tile] which merged token of its tile a patch is in, where a tower merged
-    picture: Tensor | None = None  # [B] which picture of the call a unit belongs to
+    picture: Tensor | None = None  # [B] which image of the call a unit belongs to
     prompt: Tensor | None = None  # [B] which of the I probed prompts asks about a unit
     asking: Tensor | None = None  # [B, L] true for the text rows of it that ask about a unit; None where all do
     columns: Tensor | None = None  # [B, N] place of each token in the full sequence
@@ -114,7 +115,7 @@ class VisualTokens(NamedTuple):
     clip: ClipSides | None = None
     words: Words | None = None
     probe: TextProbe | None = None
-    fingerprint: Tensor | None = None  # [B] int64 of picture and prompt, the same in every batch
+    fingerprint: Tensor | None = None  # [B] int64 of image and prompt, the same in every batch
     whole: WholePictures | None = None
 
     def needed(self, need: Need) -> Any:
@@ -195,7 +196,7 @@ class Reduction(NamedTuple):
     measures: Mapping[str, Tensor] = MappingProxyType({})  # [B, cuts, ...] numbers about the choice, for the record
 
 
-AHEAD, PLACE, AFTER, BEHIND = range(4)  # before its unit, at its source, right after its unit, after its whole picture
+AHEAD, PLACE, AFTER, BEHIND = range(4)  # before its unit, at its source, right after its unit, after its whole image
 
 
 def ensure_finite(stage: str, values: Tensor) -> Tensor:

@@ -3,9 +3,9 @@
     LLM(model, **llava_consensus.vllm(method="visionzip", tokens=64))        llava-consensus serve MODEL --tokens 64
 
 vLLM gets one argument, its `hf_overrides`: a class of ours in place of the model's own, with method, budget and options
-(`setting.py`). That class (`models.py`) is vLLM's with another way from pictures to embeddings (`engine.py`); its
-processor (`processors.py`) puts one placeholder for each token that is kept (`plan.py`). The reduction itself is
-`hosts.reduce`, as everywhere.
+(`setting.py`). That class (`models.py`) is vLLM's with another way from images to embeddings (`engine.py`); its
+processor (`processors.py`) puts one placeholder for each token that is kept (`plan.py`). Methods get their inputs from
+`hosts.inputs`, and tokens are put in place by `hosts.rows`, as in `attach`.
 
 Nothing heavy is imported here: vLLM calls `register` in each of its processes, also for models that are not reduced.
 """

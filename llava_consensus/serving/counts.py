@@ -29,7 +29,7 @@ class EngineMetrics(Collector):
                 numbers[SECONDS],
             )
             yield GaugeMetricFamily(
-                "visual_reduction_kept_pictures", "Encoded pictures kept for their next question", numbers[KEPT]
+                "visual_reduction_kept_pictures", "Encoded images kept for their next question", numbers[KEPT]
             )
 
 

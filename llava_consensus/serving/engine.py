@@ -1,18 +1,19 @@
-"""From pictures to the embeddings that are left of them, inside vLLM's worker: what vLLM's modules give is gathered as
-hosts gather it, and `hosts.reduce` does the rest.
+"""From images to the embeddings that are left of them, inside vLLM's worker. What vLLM's modules give is read as
+`hosts.tower` reads it, and `hosts.inputs` and `hosts.rows` do the rest.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from time import perf_counter
-from types import SimpleNamespace
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import numpy as np
 import torch
-from torch import Tensor
-from torch.nn.functional import linear, pad
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.nn.utils.rnn import pad_sequence
 from vllm.distributed import (
     get_tensor_model_parallel_rank,
     get_tensor_model_parallel_world_size,
@@ -22,72 +23,74 @@ from vllm.model_executor.layers.attention import MMEncoderAttention
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.base import Heads, Tiles
-from llava_consensus.hosts.derived.tap import KernelCall, attention_modules, install
-from llava_consensus.hosts.hf.generate import once
-from llava_consensus.hosts.hf.rows import PictureRows
-from llava_consensus.hosts.reduce import reduce
-from llava_consensus.hosts.sequence import Assembled, Channel, Rule, fingerprints
-from llava_consensus.hosts.towers import attention_blocks, blocks_read, load_clip_text, needs_of, split_heads, states_of
+from llava_consensus.hosts.arguments import positions_of
+from llava_consensus.hosts.clip import load_clip_text
+from llava_consensus.hosts.images import Image
+from llava_consensus.hosts.inputs import Inputs, Prompt, prompt_of
+from llava_consensus.hosts.kernels import spying
+from llava_consensus.hosts.parts import decoder_of
+from llava_consensus.hosts.rows import Reduced, Rows, reduced_rows, upload
+from llava_consensus.hosts.tower import EARLIER, Tiles
+from llava_consensus.hosts.units import units_of, visual_rows
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.tokens import Need
 from llava_consensus.serving.counts import KEPT, SECONDS, counts
-from llava_consensus.serving.plan import Plan, row_kinds
+from llava_consensus.serving.plan import Plan
 
-KEPT_BYTES = 256 << 20  # of what towers gave for pictures, for methods that read the prompt
-BEGUN_BYTES = 64 << 20  # of reduced pictures of prompts that vLLM encodes in several steps
+KEPT_BYTES = 256 << 20  # of what towers gave for images, for methods that read the prompt
+BEGUN_BYTES = 64 << 20  # of reduced images of prompts that vLLM encodes in several steps
 BATCH_ROWS = 1 << 15  # of prompts that are reduced together, padding included; a longer prompt is reduced alone
 BASE = 128  # positions travel in two columns each, as digits that every number format holds exactly
+PLACED = "image_grid_thw"  # what positions of several axes follow from
 
 
-class EncodedPicture(NamedTuple):
-    """Output of the tower for one picture."""
+class EncodedImage(NamedTuple):
+    """Output of the tower for one image."""
 
     tiles: Tiles
     tokens: Tensor  # [n, D'] the rows of the prompt, with what vLLM has beside the features
-    rows: PictureRows
-    inputs: dict[str, Any]  # of the processor that positions follow from, of this picture alone
+    rows: Image
+    inputs: dict[str, Any]  # of the processor, what positions and random draws follow from
 
     @property
     def size(self) -> int:
         """Bytes of it."""
-        tensors = (self.tokens, self.tiles.projected, *self.tiles.parts.values())
+        tensors = (self.tokens, *self.tiles.parts.values(), *self.inputs.values())
         return sum(one.numel() * one.element_size() for one in tensors)
 
-    def copied(self) -> "EncodedPicture":
-        """A copy in memory of its own: views would keep all pictures of their batch alive."""
-        tiles = self.tiles
-        parts = {name: one.clone() for name, one in tiles.parts.items()}
-        tiles = tiles._replace(projected=tiles.projected.clone(), parts=parts)
-        return self._replace(tiles=tiles, tokens=self.tokens.clone())
+    def copied(self) -> "EncodedImage":
+        """A copy in memory of its own: views would keep all images of their batch alive."""
+        parts = {name: one.clone() for name, one in self.tiles.parts.items()}
+        inputs = {name: one.clone() for name, one in self.inputs.items()}
+        return self._replace(tiles=self.tiles._replace(parts=parts), tokens=self.tokens.clone(), inputs=inputs)
 
 
 class FullPrompt(NamedTuple):
-    """A prompt as it would be without reduction, or a picture alone."""
+    """A prompt as it would be without reduction, or an image alone."""
 
     ids: Tensor  # [S]
-    picture: Tensor  # [S] which of its pictures a row is of, or -1
-    pictures: Sequence[EncodedPicture]
-    budgets: Sequence[Budget | Share]  # of its pictures
+    image: Tensor  # [S] which of its images a row is of, or -1
+    images: Sequence[EncodedImage]
+    budgets: Sequence[Budget | Share]  # of its images
     question: str = ""  # of methods that read it by CLIP's text tower
 
 
 class ReducedPrompt(NamedTuple):
-    """What is left of the pictures of one prompt."""
+    """What is left of the images of one prompt."""
 
-    pictures: list[Tensor]  # [K, D'] each
+    images: list[Tensor]  # [K, D'] each
 
     @property
     def size(self) -> int:
         """Bytes of it."""
-        return sum(one.numel() * one.element_size() for one in self.pictures)
+        return sum(one.numel() * one.element_size() for one in self.images)
 
     def copied(self) -> "ReducedPrompt":
         """A copy in memory of its own."""
-        return ReducedPrompt([one.clone() for one in self.pictures])
+        return ReducedPrompt([one.clone() for one in self.images])
 
 
-Made = TypeVar("Made", EncodedPicture, ReducedPrompt)
+Made = TypeVar("Made", EncodedImage, ReducedPrompt)
 
 
 class Kept(Generic[Made]):
@@ -117,66 +120,58 @@ class Kept(Generic[Made]):
             self._bytes -= self._known.popitem(last=False)[1].size
 
 
-class Layer0:
-    """The first layer with attention of vLLM's language model as `hosts.reduce` reads a decoder; rotation is that of
-    transformers.
+class Part(nn.Module):
+    """One of the three projections that vLLM has in one, as transformers calls it.
 
     Args:
+        attention: vLLM's attention module.
+        which: 0 for queries, 1 for keys, 2 for values, which are never read.
+    """
+
+    def __init__(self, attention: Any, which: int) -> None:
+        super().__init__()
+        gated = getattr(attention, "attn_output_gate", False)  # then each head's query has a gate behind it
+        self.sizes = [attention.q_size * (1 + gated), attention.kv_size, attention.kv_size]
+        self.packed, self.which = [attention.qkv_proj], which  # in a list, as it is no part of this module
+        attention.qkv_proj._cpu_skip_gemm_dispatch = True  # on a CPU vLLM would only keep a packed copy
+
+    def forward(self, normed: Tensor) -> Tensor:
+        """[R, S, D] -> [R, S, heads of this rank times d]."""
+        (packed,), which = self.packed, self.which
+        if which == 2:
+            return normed.new_zeros(1).expand(*normed.shape[:2], self.sizes[which])
+        if isinstance(packed.quant_method, UnquantizedLinearMethod):
+            bias = None if packed.bias is None else packed.bias.split(self.sizes)[which]
+            return linear(normed, packed.weight.split(self.sizes)[which], bias)
+        projected: Tensor = packed(normed.flatten(0, 1))[0].split(self.sizes, -1)[which]
+        return projected.unflatten(0, normed.shape[:2])
+
+
+def first_layer(decoder: Any, language: Any) -> Any:
+    """The decoder of transformers whose only layer is vLLM's first one with attention: it computes what SCAP reads.
+
+    Args:
+        decoder: of a model without weights.
         language: vLLM's language model.
-        view: of the host.
-        config: of the language model.
     Raises:
         OptionError: for layers that are not like Llama's.
     """
-
-    def __init__(self, language: Any, view: Any, config: Any) -> None:
-        self.layer: Any = next((layer for layer in language.layers if hasattr(layer, "self_attn")), None)
-        if self.layer is None:
-            raise OptionError(
-                f"language model {type(language).__name__}: its attention cannot be read in vLLM. Take a method that "
-                "asks no question of it (llava-consensus list)"
-            )
-        self._host = view.decoder
-        self.embedding_scale = self._host.embedding_scale
-        self.layer.self_attn.qkv_proj._cpu_skip_gemm_dispatch = True  # on a CPU vLLM would keep a packed copy alone
-        rotary = type(self._host.module.rotary_emb)(config=config)
-        self._host.module = SimpleNamespace(rotary_emb=rotary.to(next(self.layer.parameters()).device))
-
-    def read(
-        self, layer: int, hidden: Tensor, positions: Tensor, row: Tensor, columns: Tensor, rope: bool = True
-    ) -> Heads:
-        """Queries of the rows `columns` [P, L] of the sequences `row` [P] and all keys, of states [R, S, D] that enter
-        the layer.
-        """
-        normed = self.layer.input_layernorm(hidden.flatten(0, 1)).view_as(hidden)
-        query, key = self._heads(normed[row[:, None], columns], 0), self._heads(normed, 1)
-        cos, sin = self._host.rotary(hidden, positions)
-        turned, size = cos.shape[-1], key.shape[-1]
-        if turned < size:
-            cos, sin = (pad(one, (0, size - turned), value=still) for one, still in ((cos, 1.0), (sin, 0.0)))
-            query, key, cos, sin = (paired(one, turned) for one in (query, key, cos, sin))
-        return Heads(query, key, cos, sin, self.layer.self_attn.scaling)
-
-    def _heads(self, normed: Tensor, which: int) -> Tensor:
-        attention = self.layer.self_attn
-        gated = getattr(attention, "attn_output_gate", False)  # then each head's query has a gate behind it
-        projection, sizes = attention.qkv_proj, [attention.q_size * (1 + gated), attention.kv_size, attention.kv_size]
-        if isinstance(projection.quant_method, UnquantizedLinearMethod):  # vLLM has one for all three: their part of it
-            bias = None if projection.bias is None else projection.bias.split(sizes)[which]
-            projected = linear(normed, projection.weight.split(sizes)[which], bias)
-        else:
-            projected = projection(normed.flatten(0, 1))[0].split(sizes, -1)[which].unflatten(0, normed.shape[:2])
-        size = attention.head_dim
-        heads = projected.unflatten(-1, (-1, 2 * size if gated and which == 0 else size))[..., :size]
-        norm = getattr(attention, ("q_norm", "k_norm")[which], None)
-        heads = heads if norm is None else norm(heads.flatten(0, 1).contiguous()).view(heads.shape)
-        return all_heads(heads.transpose(1, 2))
-
-
-def paired(states: Tensor, turned: int) -> Tensor:
-    """Channels [..., d] of which the first ones rotate, in an order in which pairs stand half a head apart."""
-    parts = [part.chunk(2, -1) for part in states.split([turned, states.shape[-1] - turned], -1)]
-    return torch.cat([part[half] for half in range(2) for part in parts], -1)
+    theirs: Any = next((layer for layer in language.layers if hasattr(layer, "self_attn")), None)
+    layer = decoder.layers[0]
+    if theirs is None or not hasattr(theirs.self_attn, "qkv_proj") or not hasattr(layer.self_attn, "q_proj"):
+        raise OptionError(
+            f"language model {type(language).__name__}: its attention cannot be read in vLLM. Take a method that "
+            "asks no question of it (llava-consensus list)"
+        )
+    for which, name in enumerate(("q_proj", "k_proj", "v_proj")):
+        setattr(layer.self_attn, name, Part(theirs.self_attn, which))
+    for name in ("input_layernorm", "self_attn.q_norm", "self_attn.k_norm"):
+        own, _, last = name.rpartition(".")
+        if hasattr(layer.get_submodule(own), last):
+            layer.get_submodule(name).weight = theirs.get_submodule(name).weight
+    rotary = type(decoder.rotary_emb)(config=decoder.config)
+    decoder.rotary_emb = rotary.to(next(language.parameters()).device)
+    return decoder
 
 
 def all_heads(states: Tensor) -> Tensor:
@@ -191,11 +186,11 @@ class Engine:
 
     Args:
         plan: what is to be done.
-        model: vLLM's.
+        model: vLLM's language model.
         blocks: of its vision tower.
-        embed: ids [n] and which of them are pictures [n] -> embeddings [n, D].
-        project: its projector, None where the tower offers none.
-        readers: modules that read the output of each block, where the block itself cannot be watched.
+        embed: ids [n] and which of them are images [n] -> embeddings [n, D].
+        project: its projector, None if it takes several patches at a time.
+        readers: modules that read the output of each block, if the block itself cannot be watched.
     """
 
     def __init__(
@@ -207,137 +202,196 @@ class Engine:
         project: Callable[[Tensor], Tensor] | None = None,
         readers: Sequence[Any] | None = None,
     ) -> None:
-        self.plan, self.method, self.view, self.embed = plan, plan.method, plan.view, embed
-        self.width = self.view.module.config.text_config.hidden_size
-        tower = self.tower = self.view.tower
-        if project is not None:
-            tower.project = project
-        needs = needs_of(self.tower, self.method)
-        decoder = Layer0(model, self.view, self.view.module.config.text_config) if Need.PROBE in needs else None
-        self.model: Any = SimpleNamespace(tower=tower, decoder=decoder)
+        self.plan, self.method, self.facts, self.embed, self.project = plan, plan.method, plan.facts, embed, project
+        self.needs = plan.needs
+        self.width = self.facts.config.text_config.hidden_size
+        self.axes = 3 if self.facts.keeps_positions else 1
+        self.decoder = first_layer(decoder_of(self.facts.module), model) if Need.PROBE in self.needs else None
         device = next(model.parameters()).device
         self.clip = load_clip_text(plan.clip_name, device) if plan.clip_name else None
-        if self.clip is not None:
-            tower.last_norm = self.clip.last_norm  # vLLM builds none
-        self.kept: Kept[EncodedPicture] = Kept(KEPT_BYTES)
+        self.kept: Kept[EncodedImage] = Kept(KEPT_BYTES)
         self.begun: Kept[ReducedPrompt] = Kept(BEGUN_BYTES)
         self.counts = counts() if get_tensor_model_parallel_rank() == 0 else None
+        self.scales: dict[str, float] = {}
         self._parts: dict[str, list[Tensor]] | None = None
-        self._install(blocks, readers, needs)
+        self._spied: dict[Any, str] = {}  # attention modules of towers that are transformers' own
+        self._install(blocks, readers)
 
     @property
     def keeps(self) -> bool:
         """True if tokens have other position ids than their places in the shortened prompt."""
-        return bool(self.view.keeps_positions or self.method.positions != "renumber")
+        return self.facts.keeps_positions or self.method.positions != "renumber"
 
-    def _install(self, blocks: Sequence[Any], readers: Sequence[Any] | None, needs: frozenset[Need]) -> None:
+    def _install(self, blocks: Sequence[Any], readers: Sequence[Any] | None) -> None:
         """Hooks that take what the method reads of the tower."""
-        features, _ = blocks_read(self.tower, self.method)
-        if needs & {Need.FEATURES, Need.CLASS_FEATURE}:
+        features, attention = self.plan.blocks()
+        if self.needs & {Need.FEATURES, Need.CLASS_FEATURE}:
             if readers is None:
                 blocks[features].register_forward_hook(lambda _, args, output: self._take("states", states_of(output)))
             else:  # a copy, which the norms of the next block do not write over
                 readers[features].register_forward_pre_hook(lambda _, args: self._take("states", args[0].clone()))
-        for front, block in attention_blocks(self.tower, self.method).items():
-            self._watch(blocks[block], front)
-
-    def _watch(self, block: Any, front: str) -> None:
-        """Takes queries and keys of the attention of a block, under names that begin so."""
-        for kernel in block.modules():
-            if isinstance(kernel, MMEncoderAttention):
+        for front, block in attention.items():
+            kernels = [part for part in blocks[block].modules() if isinstance(part, MMEncoderAttention)]
+            for kernel in kernels:
                 kernel.register_forward_pre_hook(partial(self._take_attention, front), with_kwargs=True)
-        install(attention_modules(block), partial(self._take_call, front))  # of towers that are transformers' own
+            if not kernels:
+                self._spied |= dict.fromkeys(blocks[block].modules(), front)
 
     def _take(self, name: str, values: Tensor) -> None:
         if self._parts is not None:
             self._parts.setdefault(name, []).append(values)
 
     def _take_attention(self, front: str, module: Any, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        self.scales[front] = module.scale
         for place, name in enumerate(("query", "key")):
-            states = named[name].transpose(1, 2) if name in named else split_heads(args[place], module.num_heads)
+            if name in named:
+                states = named[name].transpose(1, 2)
+            else:
+                states = args[place].unflatten(-1, (module.num_heads, -1)).transpose(1, 2)
             self._take(front + name, all_heads(states))
 
-    def _take_call(self, front: str, call: KernelCall) -> None:
-        self._take(front + "query", call.query)
-        self._take(front + "key", call.key)
+    def _spy(self, kernel: Any, module: Any, query: Tensor, key: Tensor, *args: Any, **options: Any) -> Any:
+        """Takes queries and keys that a module of transformers hands to its attention kernel."""
+        front = self._spied.get(module)
+        if front is not None:
+            self.scales[front] = options.get("scaling") or query.shape[-1] ** -0.5
+            self._take(front + "query", query)
+            self._take(front + "key", key.repeat_interleave(query.shape[1] // key.shape[1], 1))
+        return kernel(module, query, key, *args, **options)
 
     @contextmanager
     def collecting(self) -> Iterator[dict[str, list[Tensor]]]:
-        """The parts that hooks take while the body runs."""
+        """The parts that hooks take in the body."""
         parts: dict[str, list[Tensor]] = {}
         self._parts = parts
         try:
-            yield parts
+            with spying(self._spy) if self._spied else nullcontext():
+                yield parts
         finally:
             self._parts = None
 
-    def positions(self, inputs: dict[str, Any], ids: Tensor, real: Tensor) -> Tensor:
-        """Positions of full prompts [R, S] with what the processor says of their pictures: [R, S], or [R, S, A]."""
-        return self.view.positions(inputs, ids.cpu(), real.cpu()).to(ids.device)
+    def tiles(self, count: int, size: int, side: int, parts: dict[str, Tensor], members: Tensor | None = None) -> Tiles:
+        """What was read of an image: parts [T, ...], of which `states` [T, C + n, D_v] have class tokens in front."""
+        classes = self.facts.tower.classes
+        if "states" in parts:
+            states = parts.pop("states")
+            parts |= {"features": states[:, classes:]} | ({"class_feature": states[:, 0]} if classes else {})
+        scale, early = (self.scales.get(front, 1.0) for front in ("", EARLIER))
+        return Tiles(count, size, side, parts, members, classes, scale, early)
 
-    def reduced(self, prompts: Sequence[FullPrompt], modality: str) -> list[list[Tensor]]:
-        """Reduced tokens of each picture of each prompt: [K, D'], and with kept positions [K, D' + 2 axes]."""
+    def positions(self, inputs: dict[str, Any], ids: Tensor, real: Tensor) -> Tensor:
+        """Positions [R, S], or [3, R, S] of three axes, of full prompts on the CPU, given the grids of their images."""
+        if not self.facts.keeps_positions:
+            return (real.cumsum(1) - 1).clamp_min(0)
+        types = self.facts.row_inputs(ids)["mm_token_type_ids"]
+        positions: Tensor = self.facts.inner.get_rope_index(
+            ids, mm_token_type_ids=types, attention_mask=real.long(), **inputs
+        )[0]
+        return positions
+
+    def reduced(self, prompts: Sequence[FullPrompt]) -> list[list[Tensor]]:
+        """Reduced tokens of each image of each prompt: [K, D'], and with kept positions [K, D' + 2 axes]."""
         start = perf_counter()
-        found = [left for batch in batches(prompts) for left in self._reduce(batch, modality)]
+        found = [left for batch in batches(prompts) for left in self._reduce(batch)]
         if self.counts is not None:
             self.counts[SECONDS] += perf_counter() - start
             self.counts[KEPT] = len(self.kept)
         return found
 
-    def _reduce(self, prompts: Sequence[FullPrompt], modality: str) -> list[list[Tensor]]:
+    def _reduce(self, prompts: Sequence[FullPrompt]) -> list[list[Tensor]]:
         """Reduces prompts together."""
-        pictures = [picture for prompt in prompts for picture in prompt.pictures]
-        firsts = [sum(len(prompt.pictures) for prompt in prompts[:i]) for i in range(len(prompts))]
-        numbered = [
-            prompt.picture.where(prompt.picture < 0, prompt.picture + first)
-            for prompt, first in zip(prompts, firsts, strict=True)
-        ]
-        kinds = row_kinds(numbered, [picture.rows for picture in pictures], modality, self.view.around)
-        layout = self.plan.layout(kinds, [budget for prompt in prompts for budget in prompt.budgets])
-        if not layout.reduced() and not self.keeps:
-            return [[picture.tokens for picture in prompt.pictures] for prompt in prompts]
-        full = self._assembled(prompts, pictures, kinds)
-        ids = full.channels["ids"].values
-        marks = fingerprints(*once(ids, full.real, kinds.picture.to(ids.device)))
-        out = full
-        if layout.reduced():
-            tiles = [picture.tiles for picture in pictures]
-            questions = [self.method.query(prompt.question) for prompt in prompts]
-            clip = None if self.clip is None else self.clip.sides(self.tower, tiles, questions)
-            out, _ = reduce(full, layout, tiles, self.method, self.model, clip=clip, prompts=marks)
-        owner = out.channels["picture"].values
-        rows = torch.cat(
-            [out.embeds, *(channel.values for name, channel in out.channels.items() if name == "beside")], -1
-        )
+        encoded = [image for prompt in prompts for image in prompt.images]
+        prompt, method = self._prompt(prompts), self.method
+        budgets = [budget for one in prompts for budget in one.budgets]
+        units = units_of(prompt.images, budgets, method, self.facts.most_tiles)
+        if not units and not self.keeps:
+            return [[image.tokens for image in one.images] for one in prompts]
+        embeds, beside = self._embeds(prompt, encoded)
+        device, positions = embeds.device, self._positions(prompt, encoded)
+        clip = None
+        if self.clip is not None:
+            questions = [method.query(one.question) for one in prompts]
+            clip = self.clip.sides(prompt, questions, self.clip.last_norm)  # vLLM builds none in the tower
+        inputs = Inputs(prompt, embeds, method, self.needs, self.project, clip)
+        if self.decoder is not None and units:
+            no_mask = embeds.new_zeros(1, 1, 1, 1)  # only queries and keys are read
+            given = {"inputs_embeds": embeds, "position_ids": positions.to(device), "attention_mask": no_mask}
+            inputs.read_probe(self.decoder, given)
+            probe = inputs.probe
+            if probe is not None:
+                inputs.probe = probe._replace(query=all_heads(probe.query), key=all_heads(probe.key))
+        groups = inputs.reduce(units)
+        drops = [self.plan.drops(image) for image in prompt.images]
+        rows, pool = reduced_rows(embeds, prompt.real, prompt.images, groups, method, drops)
+        values = [pool.take(embeds, [group.reduction.tokens for group in groups])]
+        values += [pool.mean(beside)] if beside.shape[-1] else []
+        tokens = torch.cat(values, -1)  # [R, W, D']
+        moved, _ = positions_of(positions.to(device), rows, pool, prompt.real, 0, None, method)
+        assert moved is not None
         found = []
-        for number in range(len(pictures)):
-            place = kinds.picture.eq(number).any(1).nonzero()[0, 0]
-            here = owner[place] == number
-            own = rows[place][here]
+        for image, own in zip(prompt.images, places_left(prompt, groups, drops, rows), strict=True):
+            left = tokens[image.row, own]
             if self.keeps:
-                first = kinds.picture[place].eq(number).nonzero()[0, 0]
-                offset = out.positions[place][here] - full.positions[place][first]
-                own = torch.cat((own, columns(offset, own.dtype)), -1)
-            found.append(own)
-        return [found[first : first + len(prompt.pictures)] for prompt, first in zip(prompts, firsts, strict=True)]
+                first = positions[..., image.row, image.places[0], None].to(device)
+                offset = torch.atleast_2d(moved[..., image.row, own] - first).T  # [K, A]
+                left = torch.cat((left, columns(offset, left.dtype)), -1)
+            found.append(left)
+        return [[found.pop(0) for _ in one.images] for one in prompts]
 
-    def _assembled(self, prompts: Sequence[FullPrompt], pictures: Sequence[EncodedPicture], kinds: Any) -> Assembled:
-        """The prompts as the language model would have read them."""
-        device = pictures[0].tokens.device
-        real, picture = kinds.real.to(device), kinds.picture.to(device)
-        ids = torch.nn.utils.rnn.pad_sequence([prompt.ids for prompt in prompts], batch_first=True).to(device)
-        at_picture = picture >= 0
-        tokens = torch.cat([one.tokens for one in pictures])
+    def _prompt(self, prompts: Sequence[FullPrompt]) -> Prompt:
+        """The prompts as hosts have them, padded on the right."""
+        ids = pad_sequence([prompt.ids for prompt in prompts], batch_first=True).cpu().numpy()
+        real = np.zeros(ids.shape, dtype=bool)
+        images, tiles, inputs = [], [], []
+        for row, prompt in enumerate(prompts):
+            real[row, : len(prompt.ids)] = True
+            for number, image in enumerate(prompt.images):
+                places = np.flatnonzero(prompt.image.numpy() == number)
+                images.append(image.rows._replace(row=row, places=places))
+                tiles.append(image.tiles)
+                inputs.append(dict(image.inputs))
+        return prompt_of(ids, real, real.copy(), images, tiles, inputs, self.facts.config)
+
+    def _embeds(self, prompt: Prompt, encoded: Sequence[EncodedImage]) -> tuple[Tensor, Tensor]:
+        """The prompts as the language model would read them [R, S, D], and what vLLM has beside the features."""
+        tokens = torch.cat([image.tokens for image in encoded])
+        ids, visual = upload([prompt.ids, visual_rows(prompt.images, prompt.ids.shape)], tokens.device)
         embeds = tokens.new_zeros(*ids.shape, tokens.shape[-1])
         if self.method.reads_prompt:
-            text = self.embed(ids.flatten(), at_picture.flatten()).view(*ids.shape, -1)
-            embeds[..., : self.width] = text
-        embeds = embeds.masked_scatter(at_picture[..., None], tokens)
-        channels = {"ids": Channel(ids, 0), "picture": Channel(picture, -1)}
-        if embeds.shape[-1] > self.width:
-            channels["beside"] = Channel(embeds[..., self.width :], 0, Rule.MEAN)
-        inputs = {name: torch.cat([one.inputs[name] for one in pictures]) for name in pictures[0].inputs}
-        return Assembled(embeds[..., : self.width], real, self.positions(inputs, ids, real), channels)
+            text = self.embed(ids.flatten(), visual.flatten().bool())
+            embeds[..., : self.width] = text.view(*ids.shape, -1)
+        embeds = embeds.masked_scatter(visual[..., None].bool(), tokens)
+        return embeds[..., : self.width], embeds[..., self.width :]
+
+    def _positions(self, prompt: Prompt, encoded: Sequence[EncodedImage]) -> Tensor:
+        """Positions of the full prompts, on the CPU."""
+        grids = [image.inputs[PLACED] for image in encoded if PLACED in image.inputs]
+        placed = {PLACED: torch.cat(grids)} if grids else {}
+        return self.positions(placed, torch.from_numpy(prompt.ids), torch.from_numpy(prompt.real))
+
+
+def states_of(output: Any) -> Tensor:
+    """States in the output of a block."""
+    return output[0] if isinstance(output, tuple) else output
+
+
+def places_left(prompt: Prompt, groups: Sequence[Reduced], drops: Sequence[bool], rows: Rows) -> list[slice]:
+    """The columns of each image among the rows that are left, which are padded on the left."""
+    left = [len(image.places) for image in prompt.images]
+    for units, reduction in groups:
+        for unit in units.units:
+            left[unit.image] += reduction.tokens.shape[1] - len(unit.places)
+    whole = {unit.image for units, _ in groups for unit in units.units}
+    for number in whole:
+        left[number] -= drops[number] and int((prompt.images[number].token < 0).sum())
+    found, row, column, behind = [], -1, 0, 0
+    for image, count in zip(prompt.images, left, strict=True):
+        if image.row != row:
+            row, column, behind = image.row, int(rows.real[image.row].argmax()), 0
+        column += int(image.places[0]) - behind  # text in front of it
+        found.append(slice(column, column + count))
+        column, behind = column + count, int(image.places[-1]) + 1
+    return found
 
 
 def batches(prompts: Sequence[FullPrompt]) -> Iterator[list[FullPrompt]]:
@@ -352,8 +406,7 @@ def batches(prompts: Sequence[FullPrompt]) -> Iterator[list[FullPrompt]]:
 
 
 def columns(offset: Tensor, dtype: torch.dtype) -> Tensor:
-    """Offsets [K] or [K, A] as columns [K, 2 A]: high digits, then low ones."""
-    offset = offset[:, None] if offset.ndim == 1 else offset
+    """Offsets [K, A] as columns [K, 2 A]: high digits, then low ones."""
     return torch.cat((offset // BASE, offset % BASE), -1).to(dtype)
 
 

@@ -1,13 +1,27 @@
 """A server says which reduction it runs: in each model of `/v1/models`, and in a header of every answer.
 
-`llava-consensus serve` passes `Identity` to vLLM by its public option `--middleware`.
+`llava-consensus serve` passes `Identity` to vLLM by its public option `--middleware`. It also refuses budgets that vLLM
+would silently ignore.
 """
 
 import json
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
 
-from llava_consensus.serving.supported import HEADER, IDENTITY
+from llava_consensus.serving.supported import HEADER, IDENTITY, TOKENS
+
+MESSAGES = "/v1/messages"  # vLLM's copy of Anthropic's API takes no arguments of processors
+REFUSAL = json.dumps(
+    {
+        "type": "error",
+        "error": {
+            "type": "invalid_request_error",
+            "message": f"mm_processor_kwargs: {MESSAGES} does not take {TOKENS}. Leave it out, or use "
+            "/v1/chat/completions",
+        },
+    }
+).encode()
 
 
 def identity_of(setting: Any) -> dict[str, Any]:
@@ -17,7 +31,6 @@ def identity_of(setting: Any) -> dict[str, Any]:
         "options": dict(setting.options),
         "tokens": setting.tokens,
         "largest": setting.largest,
-        "total": setting.total,
         "positions": setting.made.positions,
         "plugin": version("llava_consensus"),
     }
@@ -43,6 +56,11 @@ class Identity:
 
             self.told = identity_of(of_config(scope["app"].state.vllm_config.model_config.hf_config))
         header = HEADER.encode(), json.dumps(self.told).encode()
+        receive = await checked(scope, receive)
+        if receive is None:
+            headers = [(b"content-type", b"application/json"), header]
+            await send({"type": "http.response.start", "status": 400, "headers": headers})
+            return await send({"type": "http.response.body", "body": REFUSAL})
         if scope["path"].rstrip("/") != "/v1/models":
 
             async def send_with_header(message: Any) -> None:
@@ -70,6 +88,26 @@ class Identity:
             await send({"type": "http.response.body", "body": content})
 
         await self.app(scope, receive, collect)
+
+
+async def checked(scope: Any, receive: Any) -> Any:
+    """`receive` of a request; None if it has a budget that vLLM would ignore."""
+    if not scope["path"].startswith(MESSAGES) or scope["method"] != "POST":
+        return receive
+    body, more = bytearray(), True
+    while more:
+        message = await receive()
+        body.extend(message.get("body", b""))
+        more = message.get("more_body", False)
+    with suppress(ValueError, TypeError):  # vLLM says what is wrong with it
+        if "mm_processor_kwargs" in json.loads(body):
+            return None
+    waiting = [{"type": "http.request", "body": bytes(body)}]
+
+    async def next_message() -> Any:
+        return waiting.pop() if waiting else await receive()
+
+    return next_message
 
 
 def with_identity(body: bytes, told: Any) -> bytes:

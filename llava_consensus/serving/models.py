@@ -1,11 +1,13 @@
-"""vLLM's models with fewer visual tokens: each class is vLLM's own with another way from pictures to embeddings."""
+"""vLLM's models with fewer visual tokens: each class is vLLM's own with another way from images to embeddings."""
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.vision_utils import get_vision_window_index
 from vllm.model_executor.layers.attention import MMEncoderAttention
 from vllm.model_executor.models.gemma4_mm import (
     Gemma4DummyInputsBuilder,
@@ -52,14 +54,10 @@ from vllm.model_executor.models.qwen3_vl import (
 )
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
-from llava_consensus.errors import OptionError
-from llava_consensus.hosts.base import Tiles
-from llava_consensus.hosts.hf.model import picture_tiles, tiles_of
-from llava_consensus.hosts.hf.rows import PictureRows
-from llava_consensus.hosts.hf.towers import cells
-from llava_consensus.hosts.towers import blocks_read, fingerprint, lacking
+from llava_consensus.hosts.images import Image
+from llava_consensus.hosts.tower import Tiles
 from llava_consensus.reduction.tokens import Need
-from llava_consensus.serving.engine import EncodedPicture, Engine, FullPrompt, ReducedPrompt, offsets
+from llava_consensus.serving.engine import PLACED, EncodedImage, Engine, FullPrompt, ReducedPrompt, offsets
 from llava_consensus.serving.plan import PIXELS, Plan
 from llava_consensus.serving.processors import (
     ALL,
@@ -87,23 +85,19 @@ class Reduced:
 
     def __init__(self: Any, *, vllm_config: Any, prefix: str = "") -> None:
         plan = Plan(vllm_config.model_config.hf_config, vllm_config.model_config.model)
-        if missing := lacking(plan.view.tower, plan.method):
-            raise OptionError(
-                f"{plan.setting.method} needs {missing}, which the vision side of this model does not have: "
-                "take another method (llava-consensus list methods)"
-            )
+        plan.blocks()  # checked before weights load
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.reduces, self.moves = plan.method.reduces, None
         if self.reduces:
             self.engine = self.make_engine(plan)
             if self.engine.keeps:
-                self.axes = getattr(self.engine.view.decoder, "axes", 1)
                 most = vllm_config.scheduler_config.max_num_batched_tokens
                 device = next(self.parameters()).device
+                self.axes = self.engine.axes
                 self.moves = torch.zeros(most, self.axes, dtype=torch.long, device=device)
 
     def embed_multimodal(self: Any, **kwargs: Any) -> Any:
-        """Reduced embeddings of each picture."""
+        """Reduced embeddings of each image."""
         own = {name: kwargs.pop(name) for name in list(kwargs) if OWN in name}
         if not self.reduces or not kwargs:
             return super().embed_multimodal(**kwargs)
@@ -113,33 +107,30 @@ class Reduced:
             return (self._asked if self.engine.method.reads_prompt else self._alone)(modality, kwargs, own)
 
     def _alone(self: Any, modality: str, kwargs: dict[str, Any], own: dict[str, Any]) -> list[Tensor]:
-        """Pictures that nothing is asked about; one that comes under several budgets is encoded once."""
+        """Images that nothing is asked about; one that comes under several budgets is encoded once."""
         keys = [tuple(key.tolist()) for key in own[KEY]]
         places = [keys.index(key) for key in dict.fromkeys(keys)]
         encoded = self.encode(modality, kwargs if len(places) == len(keys) else self.some(kwargs, places))
         known = {keys[place]: one for place, one in zip(places, encoded, strict=True)}
+        placeholder = self.engine.facts.placeholder(modality)
         prompts = [
             FullPrompt(
-                torch.full((len(known[key].rows.token),), self.placeholder(modality)),
-                torch.zeros_like(known[key].rows.token),
+                torch.full((len(known[key].tokens),), placeholder),
+                torch.zeros(len(known[key].tokens), dtype=torch.long),
                 [known[key]],
                 [budget_of(*budget)],
             )
             for key, *budget in zip(keys, own[COUNT], own[SHARE], strict=True)
         ]
-        return [left for (left,) in self.engine.reduced(prompts, modality)]
+        return [left for (left,) in self.engine.reduced(prompts)]
 
-    def words(self: Any, ids: Tensor, at_picture: Tensor) -> Tensor:
+    def words(self: Any, ids: Tensor, visual: Tensor) -> Tensor:
         """Embeddings of the words of prompts, by vLLM's own."""
-        return super().embed_input_ids(ids, None, is_multimodal=at_picture)
-
-    def placeholder(self: Any, modality: str) -> int:
-        """Id of the tokens that stand for a modality."""
-        return int(self.engine.view.placeholder(modality))
+        return super().embed_input_ids(ids, None, is_multimodal=visual)
 
     def _asked(self: Any, modality: str, kwargs: dict[str, Any], own: dict[str, Any]) -> list[Tensor]:
-        """Pictures of prompts that say what is asked about them. A prompt is reduced once for all of its pictures, also
-        where vLLM asks for them in several steps.
+        """Images of prompts that say what is asked about them. A prompt is reduced once for all of its images, also if
+        vLLM asks for them in several steps.
         """
         keys = [tuple(tuple(key.tolist()) for key in group) for group in own[KEYS]]
         questions = [question.numpy().tobytes().decode() for question in own[QUESTION]]
@@ -147,10 +138,10 @@ class Reduced:
         ids = [one.numpy().tobytes() for one in own[PROMPT]]
         names = list(zip(keys, budgets, ids, questions, strict=True))
         begun = self.engine.begun
-        reduced = {name: found.pictures for name in names if (found := begun.get(name)) is not None}
+        reduced = {name: found.images for name in names if (found := begun.get(name)) is not None}
         new = {name: place for place, name in enumerate(names) if name not in reduced}
         if new:
-            known: dict[tuple[int, ...], EncodedPicture] = {}
+            known: dict[tuple[int, ...], EncodedImage] = {}
             self._encode_missing(modality, kwargs, [tuple(key.tolist()) for key in own[KEY]], known)
             others = {name.removeprefix(ALL): value for name, value in own.items() if name.startswith(ALL)}
             if others:  # vLLM batches items alone whose others are the same
@@ -159,10 +150,10 @@ class Reduced:
                 FullPrompt(own[PROMPT][place], own[PICTURES][place], [known[key] for key in group], share, question)
                 for (group, share, _, question), place in new.items()
             ]
-            for name, pictures in zip(new, self.engine.reduced(prompts, modality), strict=True):
-                reduced[name] = pictures
-                if names.count(name) < len(pictures):
-                    begun.put(name, ReducedPrompt(pictures))
+            for name, images in zip(new, self.engine.reduced(prompts), strict=True):
+                reduced[name] = images
+                if names.count(name) < len(images):
+                    begun.put(name, ReducedPrompt(images))
         return [reduced[name][int(index)] for name, index in zip(names, own[INDEX], strict=True)]
 
     def _encode_missing(
@@ -170,27 +161,27 @@ class Reduced:
         modality: str,
         kwargs: dict[str, Any],
         keys: Sequence[tuple[int, ...]],
-        known: dict[Any, EncodedPicture],
+        known: dict[Any, EncodedImage],
     ) -> None:
-        """Puts these pictures into `known`: those that were encoded before, and the others through the tower."""
+        """Puts these images into `known`: those that were encoded before, and the others through the tower."""
         kept = self.engine.kept
         known |= {key: found for key in keys if (found := kept.get(key)) is not None}
         missing = [place for place, key in enumerate(keys) if key not in known and key not in keys[:place]]
         if missing:
-            for place, picture in zip(missing, self.encode(modality, self.some(kwargs, missing)), strict=True):
-                known[keys[place]] = picture
-                kept.put(keys[place], picture)
+            for place, image in zip(missing, self.encode(modality, self.some(kwargs, missing)), strict=True):
+                known[keys[place]] = image
+                kept.put(keys[place], image)
 
     def lengths(self: Any, kwargs: dict[str, Any]) -> list[int]:
-        """Rows of pixels of each picture, where those of all follow each other; none where each has its own."""
+        """Rows of pixels of each image, if those of all follow each other; none if each has its own entry."""
         return []
 
     def some(self: Any, kwargs: dict[str, Any], places: list[int]) -> dict[str, Any]:
-        """The processor's output for some of the pictures."""
+        """The processor's output for some of the images."""
         lengths = self.lengths(kwargs)
         found: dict[str, Any] = {}
         for name, values in kwargs.items():
-            if isinstance(values, Tensor) and not values.ndim:  # of all pictures
+            if isinstance(values, Tensor) and not values.ndim:  # of all images
                 found[name] = values
             elif lengths and name in PIXELS.values():
                 parts = values.split(lengths)
@@ -199,26 +190,40 @@ class Reduced:
                 found[name] = values[places] if isinstance(values, Tensor) else [values[i] for i in places]
         return found
 
-    def encode(self: Any, modality: str, inputs: dict[str, Any]) -> list[EncodedPicture]:
-        """Pictures through vLLM's tower and projector, with what the method reads."""
-        view = self.engine.view
-        with self.engine.collecting() as parts:
+    def encode(self: Any, modality: str, inputs: dict[str, Any]) -> list[EncodedImage]:
+        """Images through vLLM's tower and projector, with what the method reads."""
+        engine = self.engine
+        with engine.collecting() as parts:
             tokens = list(super().embed_multimodal(**inputs))
-        rows = self.engine.plan.rows(modality, inputs)
-        taken = {name: torch.cat(values) for name, values in parts.items()}
-        tiles = self.tiles(modality, inputs, [one[:, : self.engine.width] for one in tokens], taken, rows)
-        placed = {name: torch.as_tensor(inputs[name]).cpu() for name in view.placed_by if name in inputs}
-        return [
-            EncodedPicture(tiles[i], tokens[i], rows[i], {name: value[i : i + 1] for name, value in placed.items()})
-            for i in range(len(tokens))
-        ]
+        taken, found, start = {name: torch.cat(values) for name, values in parts.items()}, [], 0
+        for number, own in enumerate(tokens):
+            alone = self.some(inputs, [number])
+            alone = {name: value[0][None] if isinstance(value, list) else value for name, value in alone.items()}
+            image = engine.plan.image(modality, alone, len(own))
+            tiles, start = self.tiles(image, alone, taken, start)
+            kept = [PLACED] if PLACED in alone else []
+            kept += [name for name in alone if Need.FINGERPRINT in engine.needs and name in PIXELS.values()]
+            found.append(EncodedImage(tiles, own, image, {name: alone[name] for name in kept}))
+        return found
 
-    # kept positions: a token travels with how far it stands behind the first of its picture
+    def tiles(
+        self: Any, image: Image, inputs: dict[str, Any], taken: dict[str, Tensor], start: int
+    ) -> tuple[Tiles, int]:
+        """What was read of one image of a batch, and where the next one starts.
+
+        Args:
+            inputs: what the processor made of it.
+            taken: parts of all images.
+            start: first row of this image in the parts.
+        """
+        raise NotImplementedError
+
+    # kept positions: a token travels with how far it stands behind the first of its image
 
     def embed_input_ids(
         self: Any, input_ids: Tensor, multimodal_embeddings: Any = None, *, is_multimodal: Tensor | None = None
     ) -> Tensor:
-        """Embeddings of what is read in this step; where its pictures stand is put aside for `forward`."""
+        """Embeddings of what is read in this step; where its images stand is put aside for `forward`."""
         if self.moves is not None:
             self.moves.zero_()
             if multimodal_embeddings is not None and len(multimodal_embeddings):
@@ -237,33 +242,31 @@ class Reduced:
         inputs_embeds: Any = None,
         **more: Any,
     ) -> Any:
-        """vLLM's own, with every token of a picture where it stood."""
+        """vLLM's own, with every token of an image where it stood."""
         if self.moves is not None:
             positions = positions[: self.axes] + self.moves[: positions.shape[-1]].T
             positions = positions[0] if self.axes == 1 else positions
         return super().forward(input_ids, positions, intermediate_tensors, inputs_embeds, **more)
 
     def get_mrope_input_positions(self: Any, input_tokens: list[int], mm_features: list[Any]) -> tuple[Tensor, int]:
-        """Positions of a prompt as in the full one; those of a picture are all its first."""
+        """Positions of a prompt as in the full one; those of an image are all its first."""
         if self.moves is None:
             return super().get_mrope_input_positions(input_tokens, mm_features)
         features = sorted(mm_features, key=lambda one: one.mm_position.offset)
-        embeds = []  # places of each picture in the shortened prompt
+        embeds = []  # places of each image in the shortened prompt
         for one in features:
             place = torch.arange(one.mm_position.length) + one.mm_position.offset
             embeds.append(place if one.mm_position.is_embed is None else place[one.mm_position.is_embed])
-        inputs: dict[str, list[Any]] = {}
         counts = torch.ones(len(input_tokens), dtype=torch.long)
         for one, place in zip(features, embeds, strict=True):
-            # of a picture that the prefix cache has, vLLM hands on no pixels
+            # of an image that the prefix cache has, vLLM hands on no pixels
             rows = int(one.data[f"{one.modality}_{ROWS}"].data)
             counts[place[-1]] += rows - len(place)  # the last placeholder stands for those that left
-            for name in set(one.data) & set(self.engine.view.placed_by):
-                inputs.setdefault(name, []).append(torch.as_tensor(one.data[name].data)[None])
-        ids = torch.tensor(input_tokens).repeat_interleave(counts)
-        real = torch.ones_like(ids, dtype=torch.bool)[None]
-        full = self.engine.positions({name: torch.cat(values) for name, values in inputs.items()}, ids[None], real)[0]
-        full = full[:, None].expand(-1, 3) if full.ndim == 1 else full
+        grids = [torch.as_tensor(one.data[PLACED].data)[None] for one in features if PLACED in one.data]
+        ids = torch.tensor(input_tokens).repeat_interleave(counts)[None]
+        placed = {PLACED: torch.cat(grids)} if grids else {}
+        full = self.engine.positions(placed, ids, torch.ones_like(ids, dtype=torch.bool))
+        full = full[:, 0].T if full.ndim == 3 else full[0, :, None].expand(-1, 3)  # [S, 3]
         positions = full[counts.cumsum(0) - 1]
         for place in embeds:
             positions[place] = full[counts[: place[0]].sum()]
@@ -274,7 +277,7 @@ class Pictures:
     """Mixed into vLLM's processing info of a family whose videos are not served."""
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        """Pictures alone."""
+        """Only images."""
         return {"image": None, "video": 0}
 
 
@@ -298,42 +301,47 @@ def tower_named(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Te
         yield re.sub(r"^(model\.)?vision_tower\.(?!vision_model\.)", "vision_tower.vision_model.", name), weight
 
 
+def part_of(taken: dict[str, Tensor], start: int, count: int) -> dict[str, Tensor]:
+    """Some tiles of the parts [T, ...] of all."""
+    return {name: values[start : start + count] for name, values in taken.items()}
+
+
+def pooled(side: int) -> Tensor:
+    """The four patches that bilinear resizing of a frame to half looks at for each token: [N, 4]."""
+    width = (side + 1) // 2
+    first = ((torch.arange(width) + 0.5) * side / width - 0.5).clamp_min(0).long()
+    pair = torch.stack((first, (first + 1).clamp_max(side - 1)), -1)  # [width, 2]
+    return (pair[:, None, :, None] * side + pair[None, :, None, :]).reshape(width**2, 4)
+
+
+def squares(height: int, width: int, stride: int) -> Tensor:
+    """The patches of each square of a grid of patches: [N, stride * stride]."""
+    place = torch.arange(height * width).view(height // stride, stride, width // stride, stride)
+    return place.transpose(1, 2).reshape(-1, stride**2)
+
+
 class SquareTower(Reduced):
     """CLIP or SigLIP under a LLaVA-type model, and a projector of one patch at a time."""
 
     def make_engine(self: Any, plan: Plan) -> Engine:
         """Builds the engine from the blocks and the language model of this model."""
         blocks = self.vision_tower.vision_model.encoder.layers
-        _, attention = blocks_read(plan.view.tower, plan.method)
+        attention = plan.blocks()[1].get("", 0)
         if attention == len(blocks):
-            blocks.append(
-                ahead(
-                    type(blocks[0]), self.config.vision_config, f"vision_tower.vision_model.encoder.layers.{attention}"
-                )
-            )
+            name = f"vision_tower.vision_model.encoder.layers.{attention}"
+            blocks.append(ahead(type(blocks[0]), self.config.vision_config, name))
         return Engine(plan, self.language_model.model, blocks, self.words, self.multi_modal_projector)
 
     def tiles(
-        self: Any,
-        modality: str,
-        inputs: dict[str, Any],
-        tokens: list[Tensor],
-        taken: dict[str, Tensor],
-        rows: list[PictureRows],
-    ) -> list[Tiles]:
-        """The tiles of every picture, without those that fill a batch up."""
-        pixels = inputs[PIXELS[modality]]
-        counts = [len(one) if one.ndim == 4 else 1 for one in pixels]
-        real = [torch.arange(count) < picture.tiles for count, picture in zip(counts, rows, strict=True)]
-        parts = {name: values[torch.cat(real).to(values.device)] for name, values in taken.items()}
-        if "states" in parts:
-            states, classes = parts.pop("states"), self.engine.tower.classes
-            parts |= {"features": states[:, classes:]} | ({"class_feature": states[:, 0]} if classes else {})
-        if Need.FINGERPRINT in self.engine.method.needs:
-            parts["fingerprint"] = fingerprint(
-                torch.cat([one.reshape(-1, *one.shape[-3:]) for one in pixels])[torch.cat(real)]
-            )
-        return tiles_of(torch.cat(tokens), parts, rows)
+        self: Any, image: Image, inputs: dict[str, Any], taken: dict[str, Tensor], start: int
+    ) -> tuple[Tiles, int]:
+        """The tiles of an image, without those that fill a batch up; of a video, its frames, which are pooled."""
+        tower, members = self.engine.facts.tower, pooled(self.engine.facts.tower.side) if image.video else None
+        size = tower.tokens if members is None else len(members)
+        pixels = inputs[PIXELS["video" if image.video else "image"]]
+        parts = part_of(taken, start, image.tiles)
+        tiles = self.engine.tiles(image.tiles, size, math.isqrt(size), parts, members)
+        return tiles, start + (len(pixels[0]) if pixels.ndim == 5 else 1)
 
     def load_weights(self: Any, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Loads weights as vLLM does, of checkpoints of transformers 5.19 too."""
@@ -371,11 +379,6 @@ class LlavaOnevisionProcessor(Reducing, LlavaOnevisionMultiModalProcessor):
 class ConsensusDropLlavaOnevision(SquareTower, LlavaOnevisionForConditionalGeneration, SupportsMRoPE):
     """LLaVA-OneVision."""
 
-    def tiles(self: Any, modality: str, *given: Any) -> list[Tiles]:
-        """The tiles of every picture: of a video, its frames, which are pooled."""
-        tiles: list[Tiles] = super().tiles(modality, *given)
-        return self.engine.view.frames(tiles) if modality == "video" else tiles
-
     def _process_video_pixels(self: Any, inputs: Any) -> list[Tensor]:
         """Flattens the pixels of vLLM, which gives videos of unequal length one axis more than it then takes."""
         return [video.flatten(0, -2) for video in super()._process_video_pixels(inputs)]
@@ -398,17 +401,20 @@ class ConsensusDropInternVL(SquareTower, InternS1ForConditionalGeneration, Suppo
         return Engine(plan, self.language_model.model, self.vision_tower.encoder.layer, self.words)
 
     def lengths(self: Any, kwargs: dict[str, Any]) -> list[int]:
-        """Tiles of each picture."""
+        """Tiles of each image."""
         return kwargs["image_num_patches"].tolist()
 
-    def tiles(self: Any, modality: str, inputs: dict[str, Any], *given: Any) -> list[Tiles]:
-        """The tiles of every picture."""
-        pixels = inputs[PIXELS[modality]].split(self.lengths(inputs))
-        return super().tiles(modality, {PIXELS[modality]: pixels}, *given)
+    def tiles(
+        self: Any, image: Image, inputs: dict[str, Any], taken: dict[str, Tensor], start: int
+    ) -> tuple[Tiles, int]:
+        """The tiles of an image."""
+        stride, side = round(1 / self.config.downsample_ratio), self.engine.facts.tower.side
+        parts, members = part_of(taken, start, image.tiles), squares(side * stride, side * stride, stride)
+        return self.engine.tiles(image.tiles, side**2, side, parts, members), start + image.tiles
 
 
 class Qwen(Reduced):
-    """Pictures of any size, windows, and a merger of four patches."""
+    """Images of any size, windows, and a merger of four patches."""
 
     def make_engine(self: Any, plan: Plan) -> Engine:
         """Builds the engine from the blocks, the merger and the language model of this model."""
@@ -417,26 +423,26 @@ class Qwen(Reduced):
         return Engine(plan, self.language_model.model, blocks, self.words, readers=readers)
 
     def tiles(
-        self: Any,
-        modality: str,
-        inputs: dict[str, Any],
-        tokens: list[Tensor],
-        taken: dict[str, Tensor],
-        rows: list[PictureRows],
-    ) -> list[Tiles]:
-        """The tiles of every picture: of a video, its temporal patches."""
-        parts = {name: values[0].transpose(0, 1) for name, values in taken.items() if name != "states"}
+        self: Any, image: Image, inputs: dict[str, Any], taken: dict[str, Tensor], start: int
+    ) -> tuple[Tiles, int]:
+        """An image as one tile; its patches stay in the order of the tower, which may be that of windows."""
+        visual, grid = self.engine.facts.inner.visual, torch.as_tensor(inputs[PLACED]).cpu()
+        _, height, width = grid[0].tolist()
+        side, count = visual.spatial_merge_size, height * width
+        place = torch.arange(count // side**2)
+        if hasattr(visual, "window_size"):
+            sizes = {"window_size": visual.window_size, "patch_size": visual.patch_size}
+            place = get_vision_window_index(grid, spatial_merge_size=side, **sizes)[0].cpu().argsort()
+        members = place[:, None] * side**2 + torch.arange(side**2)
+        # queries and keys [1, H, all patches, d], states [all patches, 1, D_v]
+        parts = {name: values[:, :, start : start + count] for name, values in taken.items() if name != "states"}
         if "states" in taken:
-            parts["features"] = taken["states"].flatten(0, 1)
-        grids = torch.as_tensor(inputs[f"{modality}_grid_thw"])
-        parts = self.engine.view.ordered(parts, grids.cpu())
-        if Need.FINGERPRINT in self.engine.method.needs:
-            parts["pixels"] = inputs[PIXELS[modality]]
-        return picture_tiles(torch.cat(tokens), parts, grids.tolist())
+            parts["states"] = taken["states"].flatten(0, -2)[None, start : start + count]
+        return self.engine.tiles(1, len(members), width // side, parts, members), start + count
 
     def lengths(self: Any, kwargs: dict[str, Any]) -> list[int]:
-        """Patches of each picture."""
-        return kwargs["image_grid_thw"].prod(-1).tolist()
+        """Patches of each image."""
+        return kwargs[PLACED].prod(-1).tolist()
 
 
 class Qwen25Info(Pictures, Qwen2_5_VLProcessingInfo):
@@ -486,33 +492,22 @@ class Gemma4Processor(Reducing, Gemma4MultiModalProcessor):
 
 @MULTIMODAL_REGISTRY.register_processor(Gemma4Processor, info=Gemma4Info, dummy_inputs=Gemma4DummyInputsBuilder)
 class ConsensusDropGemma4(Reduced, Gemma4ForConditionalGeneration, SupportsMRoPE):
-    """Gemma 4, whose tower is that of transformers: pictures of any shape, padded, a square of patches pooled."""
+    """Gemma 4, whose tower is that of transformers: images of any shape, padded, a square of patches pooled."""
 
     def make_engine(self: Any, plan: Plan) -> Engine:
         """Builds the engine from the blocks and the language model of this model."""
         return Engine(plan, self.language_model.model, self.vision_tower.encoder.layers, self.words)
 
-    def words(self: Any, ids: Tensor, at_picture: Tensor) -> Tensor:
+    def words(self: Any, ids: Tensor, visual: Tensor) -> Tensor:
         """Embeddings of the words of prompts, past the buffer of a step's per-layer embeddings."""
         return self.language_model.embed_input_ids(ids)
 
     def tiles(
-        self: Any,
-        modality: str,
-        inputs: dict[str, Any],
-        tokens: list[Tensor],
-        taken: dict[str, Tensor],
-        rows: list[PictureRows],
-    ) -> list[Tiles]:
-        """Every picture as one tile, without the patches that fill it up."""
-        stride, tiles = self.config.vision_config.pooling_kernel_size, []
-        for number, (own, places) in enumerate(zip(tokens, inputs["pixel_position_ids"], strict=True)):
-            width, height = (places.amax(0) + 1).tolist()
-            parts = {name: values[number : number + 1, ..., : width * height, :] for name, values in taken.items()}
-            if "states" in parts:
-                parts["features"] = parts.pop("states")
-            if Need.FINGERPRINT in self.engine.method.needs:
-                pixels = inputs[PIXELS[modality]][number]
-                parts["fingerprint"] = fingerprint(pixels.reshape(1, -1))
-            tiles.append(Tiles(own[None], parts, width // stride, cells(height, width, stride)))
-        return tiles
+        self: Any, image: Image, inputs: dict[str, Any], taken: dict[str, Tensor], start: int
+    ) -> tuple[Tiles, int]:
+        """An image as one tile, without the patches that fill it up."""
+        stride = self.config.vision_config.pooling_kernel_size
+        width, height = (inputs["pixel_position_ids"][0].amax(0) + 1).tolist()
+        parts = {name: values[..., : width * height, :] for name, values in part_of(taken, start, 1).items()}
+        members = squares(height, width, stride)
+        return self.engine.tiles(1, len(members), width // stride, parts, members), start + 1

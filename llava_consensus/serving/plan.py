@@ -1,31 +1,33 @@
-"""Number of tokens kept of a picture, known before it is encoded. The bookkeeping is that of the model's host: its view
-of a model of this configuration that has no weights.
+"""What a server knows of an image before it is encoded: the number of tokens that stay, and what is read of the tower.
+All of it follows from the model's configuration, by `hosts.facts` of a model without weights.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
-from torch import Tensor
 
-from llava_consensus.hosts import view_of
-from llava_consensus.hosts.facts import text_side
-from llava_consensus.hosts.hf.rows import PictureRows, kinds_of, whole_tiles
-from llava_consensus.hosts.sequence import Layout, RowKinds, Sharing, read_layout
-from llava_consensus.reduction.budget import Auto, Budget, Share
+from llava_consensus.hosts.facts import Facts, text_side
+from llava_consensus.hosts.images import Image
+from llava_consensus.hosts.inputs import needs_of, structural_rows
+from llava_consensus.hosts.parts import decoder_of
+from llava_consensus.hosts.tower import EARLIER, Learnt, Tiles, Tower
+from llava_consensus.hosts.units import units_of
+from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need
 from llava_consensus.serving.setting import Setting, of_config
-from llava_consensus.serving.views import VIEWS
 
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 
 
 class Plan:
-    """The host's view of a model, and what its server is asked to do.
+    """A model and what its server is asked to do.
 
     Args:
         config: of the model, with a setting in it.
@@ -40,49 +42,89 @@ class Plan:
         self.config, self.folder = config, folder
 
     @cached_property
-    def view(self) -> Any:
-        """View of a model without weights, whose language model is one layer: nothing of it is run."""
+    def facts(self) -> Facts:
+        """Facts of a model without weights. Its language model has one layer, the first with attention, see
+        `engine.first_layer`.
+        """
         config = copy.deepcopy(self.config)
-        config.text_config.num_hidden_layers = 1
-        if getattr(config.text_config, "layer_types", None):
-            config.text_config.layer_types = config.text_config.layer_types[:1]
-        if getattr(config.text_config, "num_kv_shared_layers", 0):
-            config.text_config.num_kv_shared_layers = 0
+        text = config.text_config
+        kinds = getattr(text, "layer_types", None)
+        changes: dict[str, Any] = {"num_hidden_layers": 1, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}
+        if kinds:
+            attention = (kind for kind in kinds if "attention" in kind and "linear" not in kind)
+            changes["layer_types"] = [next(attention, kinds[0])]
+        for name, value in changes.items():
+            if hasattr(text, name):
+                setattr(text, name, value)
         with torch.device("meta"):
-            model = transformers.AutoModelForImageTextToText.from_config(config)
-        own = VIEWS.get(config.model_type)
-        return view_of(model, old=True) if own is None else own(model, {})
+            return Facts(transformers.AutoModelForImageTextToText.from_config(config), {})
 
     @cached_property
     def clip_name(self) -> str:
-        """The CLIP model by whose text tower the method reads the question; empty where it reads none so."""
+        """The CLIP model by whose text tower the method reads the question; empty if it reads none so."""
         if Need.QUESTION not in self.method.needs:
             return ""
-        return text_side(self.folder) or str(self.view.clip_name)
+        return text_side(self.folder) or self.facts.clip_name
 
-    def rows(self, modality: str, inputs: dict[str, Any]) -> list[PictureRows]:
-        """The rows of every picture, given what the processor makes of them."""
-        tiles = inputs.get(f"{modality}_num_patches")
-        if tiles is not None:  # of one run of tiles
-            return [whole_tiles(count, self.view.tower.tokens) for count in tiles.tolist()]
-        return self.view.pictures(modality, inputs, None)
+    @cached_property
+    def tower(self) -> Tower:
+        """The vision side in transformers, which names the blocks that the method reads."""
+        facts = self.facts
+        return Tower(facts.inner, decoder_of(facts.module), self.method, Learnt({}, {}, {}))
 
-    def layout(self, kinds: RowKinds, budgets: Sequence[Budget | Share | Auto]) -> Layout:
-        """Layout of pictures with these budgets: their rows, and the units to reduce."""
-        sizes = self.view.tower.tokens, self.view.most_tiles
-        return read_layout(kinds, Sharing(self.method, budgets[0], *sizes, budgets=tuple(budgets)))
+    @cached_property
+    def needs(self) -> frozenset[Need]:
+        """Parts that the method reads. OptionError for one that this tower does not have."""
+        tower, ahead = self.facts.tower, self.method.blocks_ahead
+        count, short = len(tower.blocks), ""
+        if ahead and (self._features + ahead >= count or not tower.classes):
+            short = (
+                f"this method reads the attention of the block after the features' own, which is the last of {count}: "
+                f"give vision_layer={count - 1 - ahead}, or use a model with mm_vision_select_layer=-2"
+            )
+        parts: Any = {"key": None} if Need.ATTENTION in tower.offers else {}
+        read = SimpleNamespace(tiles=[Tiles(1, 1, 0, parts, classes=tower.classes)])
+        return needs_of(read, self.method, self.facts.module, Need.PROJECTOR in tower.offers, short)  # type: ignore[arg-type]
 
-    def left(self, modality: str, rows: PictureRows, budget: Budget | Share | Auto) -> int:
-        """Rows that are left of a picture."""
-        layout = self.layout(row_kinds([torch.zeros(len(rows.token), dtype=torch.long)], [rows], modality), [budget])
-        gone = sum(len(unit.places) - unit.budget.tokens for unit in layout.reduced())
-        return len(rows.token) - gone - sum(len(picture.leaving) for picture in layout.pictures)
+    @property
+    def _features(self) -> int:
+        """The block whose output is read."""
+        fed = self.facts.tower.feature_block
+        return self.tower.features_block((self._blocks, fed))[1] if self.tower.lists else fed
+
+    @property
+    def _blocks(self) -> str:
+        """Name of the list of blocks of the tower in transformers."""
+        lists = self.tower.lists
+        return max(lists, key=lambda name: lists[name])
+
+    def blocks(self) -> tuple[int, dict[str, int]]:
+        """The block whose output is read, and by the prefix of their parts those whose attention is read."""
+        blocks = {}
+        if Need.ATTENTION in self.needs:
+            blocks[""] = self._features + (self.method.blocks_ahead if self.needs == self.method.needs else 0)
+        if Need.EARLIER in self.needs:
+            blocks[EARLIER] = self.tower.early_block(self._blocks)[1]
+        return self._features, blocks
+
+    def image(self, modality: str, inputs: Mapping[str, Any], count: int) -> Image:
+        """The rows of one image, given what the processor makes of it and the number of its tokens."""
+        ids = np.full((1, count), self.facts.placeholder(modality))
+        (image,) = self.facts.images(modality, dict(inputs), ids)
+        return image
+
+    def left(self, image: Image, budget: Budget | Share) -> int:
+        """Tokens that are left of an image, newlines among them."""
+        return sum(left_of(image, budget, self.method, self.facts.most_tiles))
+
+    def drops(self, image: Image) -> bool:
+        """Whether newlines of the image leave if it is reduced."""
+        return self.method.newlines == "drop" and not image.video
 
 
-def row_kinds(
-    prompts: Sequence[Tensor], pictures: Sequence[PictureRows], modality: str, around: tuple[int, int] = (0, 0)
-) -> RowKinds:
-    """Kind of every row of these prompts, on the CPU: each prompt [S] holds the picture index of a row, or -1."""
-    picture = torch.nn.utils.rnn.pad_sequence(list(prompts), batch_first=True, padding_value=-2)
-    videos = range(len(pictures)) if modality == "video" else ()
-    return kinds_of(picture > -2, picture.clamp_min(-1), pictures, videos, (around,) * len(pictures))
+def left_of(image: Image, budget: Budget | Share, method: Method, most_tiles: int) -> tuple[int, int]:
+    """Tokens, and newlines, that are left of an image."""
+    units = units_of([image], [budget], method, most_tiles)
+    gone, structural = sum(len(unit.places) - unit.budget.tokens for unit in units), structural_rows(image)
+    drops = units and method.newlines == "drop" and not image.video
+    return len(image.places) - structural - gone, 0 if drops else structural

@@ -1,7 +1,7 @@
-"""vLLM's processor of a model with the placeholders of each picture shortened to the tokens that are left of it.
+"""vLLM's processor of a model with the placeholders of each image shortened to the tokens that are left of it.
 
-What the engine must know of a picture travels beside its pixels: the budget, a key of the picture, and for methods that
-read the prompt the whole of it as it would have been without reduction. The hash by which vLLM keeps pictures, their
+What the engine must know of an image travels beside its pixels: the budget, a key of the image, and for methods that
+read the prompt the whole of it as it would have been without reduction. The hash by which vLLM keeps images, their
 embeddings and the cache of prompts says all of that, so that nothing is taken for another.
 """
 
@@ -24,39 +24,37 @@ from vllm.multimodal.parse import EmbeddingItems
 from vllm.multimodal.processing import PromptReplacement, PromptUpdateDetails
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.hf.rows import PictureRows
-from llava_consensus.reduction.budget import AUTO, Auto, Budget, Share, of_prompts
-from llava_consensus.reduction.detail import auto_share
+from llava_consensus.hosts.images import Image
+from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.serving.plan import Plan
 from llava_consensus.serving.server import admit_own_arguments, tell_bad_media
-from llava_consensus.serving.setting import asked, asked_total, check_keys
-from llava_consensus.serving.supported import ASKED, ROWS, TOKENS, TOTAL
+from llava_consensus.serving.setting import asked, check_keys
+from llava_consensus.serving.supported import ASKED, ROWS, TOKENS
 
 REQUEST = "llava_consensus_request"  # where ours stands among vLLM's arguments, on its way through a processor
 OWN = "reduction_"  # what fields of ours begin with
 COUNT, SHARE = OWN + "count", OWN + "share"  # the budget: a number of tokens or a share, and 0 in the other field
 KEY = OWN + "key"
 PROMPT, PICTURES, INDEX, QUESTION = (OWN + name for name in ("prompt", "pictures", "index", "question"))
-KEYS, COUNTS, SHARES = OWN + "keys", OWN + "counts", OWN + "shares"  # of all pictures of a prompt
+KEYS, COUNTS, SHARES = OWN + "keys", OWN + "counts", OWN + "shares"  # of all images of a prompt
 OF_ALL = {KEYS: KEY, COUNTS: COUNT, SHARES: SHARE}  # and of which fields of each
-ALL = OWN + "all_"  # what the fields of all pictures of a prompt begin with
-KNOWN_GIB = 1.0  # of preprocessed pictures, for methods that read the prompt
-MOST = 1 << 31  # more tokens than a picture has
+ALL = OWN + "all_"  # what the fields of all images of a prompt begin with
+KNOWN_GIB = 1.0  # of preprocessed images, for methods that read the prompt
+MOST = 1 << 31  # more tokens than an image has
 ASPECT = 50  # longer over shorter side; CLIP's processor makes the shorter side 336 pixels, and memory grows with this
 
-BEFORE = Counter("visual_reduction_tokens_before", "Tokens of pictures as the model would have read them", ["modality"])
-AFTER = Counter("visual_reduction_tokens_after", "Tokens of pictures that were left", ["modality"])
+BEFORE = Counter("visual_reduction_tokens_before", "Tokens of images as the model would have read them", ["modality"])
+AFTER = Counter("visual_reduction_tokens_after", "Tokens of images that were left", ["modality"])
 
 
 @dataclass(frozen=True)
 class Request:
     """One prompt on its way through a processor."""
 
-    tokens: int | float | str  # as it was asked for
-    total: int | None
+    tokens: int | float  # as it was asked for
     prompt: list[int]  # before placeholders are put in
     question: str  # for methods that read it by CLIP's text tower
-    hashes: Any  # of its pictures, where what becomes of one depends on the others or on the prompt
+    hashes: Any  # of its images, where what becomes of one depends on the others or on the prompt
 
 
 class Reducing:
@@ -89,23 +87,22 @@ class Reducing:
         elif isinstance(tokens, float) and tokens >= 1 and tokens.is_integer():
             tokens = int(tokens)  # JSON clients that know one kind of number
         asked(tokens)
-        total = None if self._sizing else asked_total(given.get(TOTAL), setting.total)
         question, arguments = given.get(ASKED), {}
         if self.plan.method.reduces:
             self._check(inputs.mm_data_items, question)
             question = question if self.plan.clip_name and not self._sizing else ""
             hashes = None
-            if setting.looks_around:  # what vLLM would cache is of one prompt alone: `_made` caches pictures
+            if self.plan.method.reads_prompt:  # what vLLM would cache is of one prompt alone: `_made` caches images
                 inputs = replace(inputs, hf_processor_mm_kwargs={}, mm_uuid_items=None, cache=None)
                 hashes = super()._get_mm_hashes(inputs)
-            arguments[REQUEST] = Request(tokens, total, list(inputs.prompt), question, hashes)
+            arguments[REQUEST] = Request(tokens, list(inputs.prompt), question, hashes)
         try:
             return super().apply(replace(inputs, hf_processor_mm_kwargs=arguments), timing_ctx)
         except (ValueError, TypeError, OverflowError, NotImplementedError):  # vLLM tells the client by itself
             raise
         except Exception as wrong:
             logging.getLogger("vllm").warning("llava-consensus: a request was refused", exc_info=True)
-            raise OptionError(f"the pictures of this request cannot be processed: {wrong!r:.500}") from wrong
+            raise OptionError(f"the images of this request cannot be processed: {wrong!r:.500}") from wrong
 
     def _maybe_apply_prompt_updates(self: Any, mm_items: Any, mm_res: Any) -> Any:
         """The prompt with its placeholders; counts its tokens for `/metrics`."""
@@ -118,19 +115,19 @@ class Reducing:
         return found
 
     def _check(self, items: Any, question: object) -> None:
-        """Raises OptionError for pictures that cannot be reduced, or a question that is none where one is read."""
+        """Raises OptionError for images that cannot be reduced, or a question that is none where one is read."""
         if any(isinstance(one, EmbeddingItems) for one in items.values()):
-            raise OptionError("embeddings in place of pictures cannot be reduced: send the pictures")
+            raise OptionError("embeddings in place of images cannot be reduced: send the images")
         if not self._sizing:
             check_shapes(items)
-        if not self.plan.setting.looks_around:
+        if not self.plan.method.reads_prompt:
             return
         if sum(bool(len(one)) for one in items.values()) > 1:
             raise OptionError(
-                "pictures and videos in one prompt are not adapted to a method that reads the prompt, nor to a total"
+                "images and videos in one prompt are not adapted to a method that reads the prompt: send them in two"
             )
         if any(part is None for one in items.values() for part in one.get_all()):
-            raise OptionError("send the picture itself, not its id alone: all pictures of the prompt are looked at")
+            raise OptionError("send the image itself, not its id alone: all images of the prompt are looked at")
         if self.plan.clip_name and not self._sizing and not isinstance(question, str):
             raise OptionError(
                 f"{ASKED}={question!r}: {self.plan.setting.method} compares patches with the question by CLIP's text "
@@ -138,7 +135,7 @@ class Reducing:
             )
 
     def get_dummy_mm_inputs(self: Any, mm_counts: Mapping[str, int], **more: Any) -> Any:
-        """Dummy inputs by which vLLM sizes its caches; pictures and videos in prompts of their own, as a method may
+        """Dummy inputs by which vLLM sizes its caches; images and videos in prompts of their own, as a method may
         want them.
         """
         if len(mm_counts) < 2:
@@ -152,15 +149,14 @@ class Reducing:
         return {**made[0], "mm_placeholders": places}
 
     def _get_mm_hashes(self: Any, inputs: Any) -> Any:
-        """Cache key of each picture: a hash of all that its embeddings depend on."""
+        """Cache key of each image: a hash of all that its embeddings depend on."""
         request, arguments = _apart(inputs.hf_processor_mm_kwargs)
         if request is None:
             return super()._get_mm_hashes(inputs)
         hashes = request.hashes or super()._get_mm_hashes(replace(inputs, hf_processor_mm_kwargs=arguments))
         own_setting = self.plan.setting
-        setting = repr((own_setting.method, sorted(own_setting.options.items()), request.tokens, request.total))
-        prompt = request.prompt if self.plan.method.reads_prompt else ()
-        asking = repr((prompt, request.question, hashes)) if request.hashes else ""
+        setting = repr((own_setting.method, sorted(own_setting.options.items()), request.tokens))
+        asking = repr((request.prompt, request.question, hashes)) if request.hashes else ""
 
         def own(name: str, place: int) -> str:
             words = (setting, asking, name, str(place if asking else ""))
@@ -169,50 +165,44 @@ class Reducing:
         return {name: [own(one, i) for i, one in enumerate(group)] for name, group in hashes.items()}
 
     def _apply_hf_processor_main(self: Any, mm_items: Any, hf_kwargs: Any) -> Any:
-        """The pictures as tensors, with what the engine must know beside them."""
+        """The images as tensors, with what the engine must know beside them."""
         request, arguments = _apart(hf_kwargs)
         if request is None or not mm_items.get_all_counts():
             return super()._apply_hf_processor_main(mm_items, arguments)
         made = self._made(mm_items, arguments, request.hashes)
-        for modality, items in self._items(made, arguments).items():
-            rows = [self._rows(modality, item) for item in items]
-            pictures = mm_items[modality].get_all()
-            fields = [fields_of(one) for one in self._budgets(request, modality, rows, pictures)]
+        items = self._items(made, arguments)
+        updates = {update.modality: update for update in super()._get_prompt_updates(mm_items, arguments, items)}
+        for modality, own_items in items.items():
+            texts = [updates[modality].resolve(number).content for number in range(len(own_items))]
+            images = [self._image(modality, *one) for one in zip(own_items, texts, strict=True)]
+            fields = [fields_of(one) for one in self._budgets(request, images)]
             own = {COUNT: [count for count, _ in fields], SHARE: [share for _, share in fields]}
-            own[ROWS] = [torch.tensor(len(one.token)) for one in rows]
-            own[KEY] = [key_of(item) for item in items]
+            own[ROWS] = [torch.tensor(len(image.places)) for image in images]
+            own[KEY] = [key_of(item) for item in own_items]
             if self.plan.method.reads_prompt:
-                own |= {name: [torch.stack(own[one])] * len(items) for name, one in OF_ALL.items()}
+                own |= {name: [torch.stack(own[one])] * len(images) for name, one in OF_ALL.items()}
                 own |= self._prompt(request, modality, mm_items, arguments, made)
             made.update({f"{modality}_{name}": values for name, values in own.items()})
         return made
 
-    def _budgets(
-        self, request: Request, modality: str, rows: list[PictureRows], pictures: list[Any]
-    ) -> list[Budget | Share]:
-        """Budgets of the pictures of a request. OptionError where one is more than the server allows."""
+    def _budgets(self, request: Request, images: list[Image]) -> list[Budget | Share]:
+        """Budgets of the images of a request. OptionError if one is more than the server allows."""
         budget, left, setting = asked(request.tokens), self.plan.left, self.plan.setting
-        if isinstance(budget, Auto) and modality != "image":
-            raise OptionError(f"{TOKENS}={AUTO!r} is for pictures: give a number or a share of a video")
         found: list[Budget | Share] = []
-        for row, picture in zip(rows, pictures, strict=True):
-            found.append(auto_share(picture) if isinstance(budget, Auto) else budget)
+        for image in images:
+            found.append(budget)
             if request.tokens == setting.tokens and setting.largest is None:
                 continue
-            tokens, most = left(modality, row, found[-1]), left(modality, row, asked(setting.most))
-            if tokens > most and isinstance(budget, Auto):
-                found[-1] = Budget(most)
-            elif tokens > most:
+            tokens, most = left(image, found[-1]), left(image, asked(setting.most))
+            if tokens > most:
                 raise OptionError(
-                    f"{TOKENS}={request.tokens}: {tokens} tokens of a picture are more than this server allows, {most} "
+                    f"{TOKENS}={request.tokens}: {tokens} tokens of an image are more than this server allows, {most} "
                     f"(largest={setting.most})"
                 )
-        if request.total is None:
-            return found
-        return list(of_prompts(found, [len(one.token) for one in rows], [0] * len(rows), request.total))
+        return found
 
     def _made(self: Any, mm_items: Any, arguments: Any, hashes: Any) -> Any:
-        """The pictures as tensors; by their hashes, those that were shown before are not preprocessed again."""
+        """The images as tensors; by their hashes, those that were shown before are not preprocessed again."""
         if hashes is None:
             return super()._apply_hf_processor_main(mm_items, arguments)
         made: dict[str, Any] = {}
@@ -232,15 +222,16 @@ class Reducing:
         return BatchFeature(made)
 
     def _items(self: Any, made: Any, arguments: Any) -> Any:
-        """Pictures as vLLM hands them to the engine."""
+        """Images as vLLM hands them to the engine."""
         return MultiModalKwargsItems.from_hf_inputs(made, super()._get_mm_fields_config(made, arguments))
 
-    def _rows(self, modality: str, item: Any) -> PictureRows:
-        """The rows of a picture without reduction."""
-        return self.plan.rows(modality, {name: part.data[None] for name, part in item.items() if OWN not in name})[0]
+    def _image(self, modality: str, item: Any, content: PromptUpdateDetails) -> Image:
+        """The rows of an image without reduction, given the text that vLLM puts in its place."""
+        inputs = {name: part.data[None] for name, part in item.items() if OWN not in name}
+        return self.plan.image(modality, inputs, int(embeds_of(content).sum()))
 
     def _prompt(self: Any, request: Request, modality: str, mm_items: Any, arguments: Any, made: Any) -> dict[str, Any]:
-        """The whole prompt for each picture: ids, which picture each of them is of, which of the pictures this one is,
+        """The whole prompt for each image: ids, which image each of them is of, which of the images this one is,
         and where there are several all of them.
         """
         items = self._items(made, arguments)
@@ -273,7 +264,7 @@ class Reducing:
         return fields
 
     def _get_prompt_updates(self: Any, mm_items: Any, hf_processor_mm_kwargs: Any, out_mm_kwargs: Any) -> Any:
-        """The placeholders of each picture, as many as tokens are left."""
+        """The placeholders of each image, as many as tokens are left."""
         request, arguments = _apart(hf_processor_mm_kwargs)
         updates = super()._get_prompt_updates(mm_items, arguments, out_mm_kwargs)
         if request is None:
@@ -285,9 +276,9 @@ class Reducing:
 
         def content(index: int) -> PromptUpdateDetails:
             item, modality = made[update.modality][index], update.modality
-            rows = self._rows(modality, item)
+            whole = update.resolve(index).content
             budget = budget_of(*(item[f"{modality}_{name}"].data for name in (COUNT, SHARE)))
-            return trimmed(update.resolve(index).content, len(rows.token), self.plan.left(modality, rows, budget))
+            return trimmed(whole, self.plan.left(self._image(modality, item, whole), budget))
 
         return PromptReplacement(modality=update.modality, target=update.target, replacement=content)
 
@@ -317,14 +308,22 @@ def _apart(arguments: Mapping[str, Any]) -> tuple[Request | None, dict[str, Any]
 class ShortenedContent(PromptUpdateDetails):
     """The content of a replacement that was shortened."""
 
-    before: int = 0  # tokens of the picture
+    before: int = 0  # tokens of the image
     after: int = 0  # and those that are left
 
 
-def trimmed(whole: PromptUpdateDetails, before: int, left: int) -> ShortenedContent:
-    """The content of a replacement with its first `left` placeholders alone, and everything around them."""
-    embeds = torch.ones(len(whole.full), dtype=torch.bool) if whole.is_embed is None else whole.is_embed(whole.full)
-    stays = ~embeds | (embeds.cumsum(0) <= left)
+def embeds_of(content: PromptUpdateDetails) -> Tensor:
+    """Which words of a content are placeholders of tokens: [n] bool."""
+    if content.is_embed is None:
+        return torch.ones(len(content.full), dtype=torch.bool)
+    found: Tensor = content.is_embed(content.full)
+    return found
+
+
+def trimmed(whole: PromptUpdateDetails, left: int) -> ShortenedContent:
+    """The content of a replacement with only its first `left` placeholders, and everything around them."""
+    embeds = embeds_of(whole)
+    before, stays = int(embeds.sum()), ~embeds | (embeds.cumsum(0) <= left)
     full = [word for word, stay in zip(whole.full, stays.tolist(), strict=True) if stay]
     if whole.is_embed is None:
         return ShortenedContent(full, None, before, left)
@@ -345,7 +344,7 @@ def budget_of(count: Tensor, share: Tensor) -> Budget | Share:
 
 
 def key_of(item: Any) -> Tensor:
-    """Key of a picture in the engine, from all its tensors: int64 [4]."""
+    """Key of an image in the engine, from all its tensors: int64 [4]."""
     digest = hashlib.sha256()
     for name in sorted(item):
         value = item[name].data

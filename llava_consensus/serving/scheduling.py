@@ -1,5 +1,5 @@
-"""vLLM's bound on the pictures that are encoded in a step, in tokens as the tower gives them: those that are left of a
-picture say little of its work, and a step that encodes 32 pictures keeps 32 clients waiting for their first token.
+"""vLLM's bound on the images that are encoded in a step, in tokens as the tower gives them: those that are left of a
+image say little of its work, and a step that encodes 32 images keeps 32 clients waiting for their first token.
 """
 
 from functools import wraps
@@ -9,7 +9,7 @@ from llava_consensus.serving.supported import ROWS
 
 
 def count_tower_work() -> None:
-    """Makes schedulers of this process count so. Pictures that are not reduced count as before."""
+    """Makes schedulers of this process count so. Images that are not reduced count as before."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
     theirs = Scheduler._try_schedule_encoder_inputs
@@ -25,7 +25,7 @@ def count_tower_work() -> None:
             nonlocal gone
             tokens = request.get_num_encoder_embeds(place)
             more = tokens_before(request.mm_features[place], tokens) - tokens
-            begun = left - gone < self.max_num_encoder_input_tokens  # a picture alone may be larger than the bound
+            begun = left - gone < self.max_num_encoder_input_tokens  # an image alone may be larger than the bound
             if (begun and tokens + more + gone > left) or not allocates(request, place, left, waiting):
                 return False
             gone += more
@@ -42,6 +42,6 @@ def count_tower_work() -> None:
 
 
 def tokens_before(feature: Any, tokens: int) -> int:
-    """Tokens of a picture without reduction, given those that are left."""
+    """Tokens of an image without reduction, given those that are left."""
     rows = (feature.data or {}).get(f"{feature.modality}_{ROWS}")
     return tokens if rows is None else max(tokens, int(rows.data))

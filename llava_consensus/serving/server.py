@@ -61,8 +61,8 @@ class Configured:
             raise ConsensusError(str(wrong)) from None
         patch()
         show()
-        if of_config(vllm_config.model_config.hf_config).looks_around:
-            # it would hold every picture once for each prompt; the processor has a cache of its own
+        if of_config(vllm_config.model_config.hf_config).made.reads_prompt:
+            # it would hold every image once for each prompt; the processor has a cache of its own
             vllm_config.model_config.multimodal_config.mm_processor_cache_gb = 0
         theirs = MODELS_CONFIG_MAP.get(THEIRS.get(vllm_config.model_config.hf_config.model_type))
         if theirs is not None:
@@ -90,7 +90,7 @@ def admit_own_arguments() -> None:
 
 
 def tell_bad_media() -> None:
-    """Makes servers of this process answer 400 to pictures and videos that cannot be loaded, where vLLM answers 500."""
+    """Makes servers of this process answer 400 to images and videos that cannot be loaded, where vLLM answers 500."""
     from vllm.exceptions import VLLMError
     from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 
@@ -104,6 +104,6 @@ def tell_bad_media() -> None:
             except (VLLMError, ValueError):
                 raise
             except Exception as wrong:
-                raise OptionError(f"a picture or video cannot be loaded: {str(wrong) or repr(wrong)}") from wrong
+                raise OptionError(f"an image or video cannot be loaded: {str(wrong) or repr(wrong)}") from wrong
 
     MEDIA_CONNECTOR_REGISTRY.register("http")(Connector)  # the name of vLLM's default

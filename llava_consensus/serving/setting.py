@@ -11,9 +11,9 @@ from typing import Any
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import HOSTS
 from llava_consensus.methods import make
-from llava_consensus.reduction.budget import AUTO, MOST, Auto, Budget, Share, checked_total, wanted
+from llava_consensus.reduction.budget import Budget, Share, budget
 from llava_consensus.reduction.method import Method, Place
-from llava_consensus.serving.supported import ASKED, FAMILIES, TOKENS, TOTAL, check_version
+from llava_consensus.serving.supported import ASKED, FAMILIES, TOKENS, check_version
 
 ENTRY = "visual_reduction"  # of a configuration
 TAKEN: dict[str, tuple[str, Any]] = {  # entries of configurations that vLLM 0.32 takes as this value, whatever they say
@@ -21,7 +21,7 @@ TAKEN: dict[str, tuple[str, Any]] = {  # entries of configurations that vLLM 0.3
     "internvl": ("vision_feature_layer", -1),
     "gemma4": ("text_config.use_bidirectional_attention", None),  # on a CPU
 }
-TOWERS = ("clip_vision_model", "siglip_vision_model", "pixtral")  # that vLLM 0.32 reads in models of LLaVA's kind
+TOWERS = ("clip_vision_model", "siglip_vision_model")  # of models of LLaVA's kind that vLLM has
 REFUSED: dict[str, tuple[str, ...]] = {  # arguments of vLLM, and the values that they may have
     "--pipeline-parallel-size": ("1",),
     "-pp": ("1",),
@@ -44,35 +44,26 @@ class Setting:
 
     Args:
         method: name in `METHODS`.
-        tokens: visual tokens of one picture, a number, a share or `auto`, where a request does not say.
-        largest: the most a picture is given, a number or a share; None: no more than `tokens`.
+        tokens: visual tokens of one image, a number, a share or `auto`, where a request does not say.
+        largest: the most an image is given, a number or a share; None: no more than `tokens`.
         options: of the method.
-        total: the most visual tokens of a prompt, whose older pictures are made smaller for it; None: any number.
     Raises:
         OptionError: for an unknown name, a value outside its bound, or a method that an engine cannot have.
     """
 
     method: str
-    tokens: int | float | str
+    tokens: int | float
     largest: int | float | None = None
     options: dict[str, Any] = field(default_factory=dict)
-    total: int | None = None
 
     def __post_init__(self) -> None:
         check_method(self.method, self.made)
         for name, value in (("tokens", self.tokens), ("largest", self.most)):
             try:
-                wanted(value)
+                budget(value)
             except (OptionError, TypeError) as wrong:
                 raise OptionError(f"{name}={value!r}: {wrong}") from wrong
-        if self.largest == AUTO:
-            raise OptionError(f"largest={AUTO!r} must be a number or a share")
-        checked_total(self.total)
-        if (
-            not isinstance(self.tokens, str)
-            and isinstance(self.tokens, int) == isinstance(self.most, int)
-            and self.most < self.tokens
-        ):
+        if isinstance(self.tokens, int) == isinstance(self.most, int) and self.most < self.tokens:
             raise OptionError(
                 f"largest={self.largest} is below tokens={self.tokens}, which a request gets that does not ask: "
                 f"give at least {self.tokens}, or leave largest out"
@@ -84,16 +75,9 @@ class Setting:
         return make(self.method, **self.options)
 
     @property
-    def looks_around(self) -> bool:
-        """True if what becomes of a picture depends on the rest of its prompt, so that vLLM cannot cache it alone."""
-        return self.made.reads_prompt or self.total is not None
-
-    @property
     def most(self) -> int | float:
         """The largest budget."""
-        if self.largest is not None:
-            return self.largest
-        return MOST if isinstance(self.tokens, str) else self.tokens
+        return self.tokens if self.largest is None else self.largest
 
     def overrides(self, config: Any) -> dict[str, Any]:
         """vLLM's `hf_overrides` for a model of this configuration.
@@ -111,9 +95,8 @@ class Setting:
             raise OptionError(f"{entry}={value!r}: in vLLM such models are adapted with {adapted!r} alone")
         tower = getattr(getattr(config, "vision_config", None), "model_type", TOWERS[0])
         if config.model_type.startswith("llava") and tower not in TOWERS:
-            raise OptionError(f"vision_config.model_type={tower!r}: of LLaVA's towers vLLM has {', '.join(TOWERS)}")
-        own: dict[str, Any] = {"method": self.method, "tokens": self.tokens, "largest": self.largest}
-        own |= {"options": self.options, "total": self.total}
+            raise OptionError(f"vision_config.model_type={tower!r}: adapted to vLLM are {', '.join(TOWERS)}")
+        own = {"method": self.method, "tokens": self.tokens, "largest": self.largest, "options": self.options}
         found = {"architectures": [FAMILIES[config.model_type]], ENTRY: own}
         if self.made.positions != "renumber" and "qwen" not in config.model_type:
             found["rope_parameters"] = {"mrope_section": [1, 1, 1]}  # vLLM asks the model for positions where this is
@@ -149,68 +132,50 @@ def check_method(name: str, method: Method) -> None:
         )
     if method.adaptive:
         raise OptionError(
-            f"{name}: the number of tokens depends on the picture, and vLLM makes room for them before it has seen it. "
+            f"{name}: the number of tokens depends on the image, and vLLM makes room for them before it has seen it. "
             "Leave the option out that makes it so, or take another method"
         )
 
 
 def engine_arguments(
     method: str = "consensusdrop",
-    tokens: int | float | str = 64,
+    tokens: int | float = 64,
     largest: int | float | None = None,
-    total: int | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Arguments of vLLM's `LLM(...)` that make it answer from `tokens` visual tokens for each picture.
 
     Args:
         method: name in `METHODS`, one that acts after the vision tower.
-        tokens: of one picture, a number, a share in (0, 1) of its own, or `auto`.
+        tokens: of one image, a number, a share in (0, 1) of its own, or `auto`.
         largest: the most a request may ask for by `mm_processor_kwargs={"visual_tokens": ...}`; None: `tokens`.
-        total: of all pictures of a prompt; where they have more, the older ones are made smaller.
         options: fields of the method, for example `alpha=1.0`.
     Raises:
         OptionError: for a value outside its bound, a method that an engine cannot have, or another vLLM.
         MissingDependency: without vLLM.
     """
     check_version()
-    return {"hf_overrides": Setting(method, tokens, largest, options, total)}
+    return {"hf_overrides": Setting(method, tokens, largest, options)}
 
 
 def check_keys(given: Mapping[str, object]) -> None:
     """Raises OptionError for `mm_processor_kwargs` of a request other than ours, which could end the engine."""
-    others = sorted(set(given) - {TOKENS, TOTAL, ASKED})
+    others = sorted(set(given) - {TOKENS, ASKED})
     if others:
         raise OptionError(
-            f"mm_processor_kwargs: {', '.join(map(repr, others))[:200]}: a request may say {TOKENS}, {TOTAL} "
-            f"and {ASKED} alone. "
-            "How pictures are preprocessed is the server's (--vllm '--mm-processor-kwargs ...')"
+            f"mm_processor_kwargs: {', '.join(map(repr, others))[:200]}: a request may only say {TOKENS} and "
+            f"{ASKED}. How images are preprocessed is the server's (--vllm '--mm-processor-kwargs ...')"
         )
 
 
-def asked(value: Any) -> Budget | Share | Auto:
-    """The budget of a request's `visual_tokens`. OptionError for anything but a number, a share or `auto`."""
+def asked(value: Any) -> Budget | Share:
+    """The budget of a request's `visual_tokens`. OptionError for anything but a number or a share."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise OptionError(f"{TOKENS}={value!r} must be a whole number of tokens, a share in (0, 1), or {AUTO!r}")
+        raise OptionError(f"{TOKENS}={value!r} must be a whole number of tokens, or a share in (0, 1)")
     try:
-        return wanted(value)
+        return budget(value)
     except OptionError as wrong:
         raise OptionError(f"visual_{wrong}") from wrong
-
-
-def asked_total(value: Any, most: int | None) -> int | None:
-    """The bound of a request's `visual_tokens_total`, at most the server's. OptionError for anything else."""
-    try:
-        found = checked_total(value)
-    except OptionError as wrong:
-        raise OptionError(f"visual_tokens_{wrong}") from wrong
-    if found is None:
-        return most
-    if most is None:
-        raise OptionError(f"{TOTAL}={found}: this server has no total (--total), which a request could make smaller")
-    if found > most:
-        raise OptionError(f"{TOTAL}={found} is more than this server allows, {most}")
-    return found
 
 
 def further(text: str) -> list[str]:

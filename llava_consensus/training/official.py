@@ -3,7 +3,7 @@
 It is called as its scripts call it, with its own arguments. Five names of its module are replaced while it runs,
 because it takes no arguments for them: the Trainer, by one that attaches the method; the model's class, by one that
 finds the vision tower in any folder; what asks DeepSpeed for parameters, by what asks only where it has cut them; what
-saves the model at the end, by what leaves that to `run.py`; and what opens pictures, by what refuses a damaged one in
+saves the model at the end, by what leaves that to `run.py`; and what opens images, by what refuses a damaged one in
 a line.
 """
 
@@ -33,10 +33,10 @@ from llava_consensus.evaluation.models.llava import (
     tower_of_hub,
     trains_tower,
 )
+from llava_consensus.hosts.clip import without_unused_report
 from llava_consensus.hosts.environment import OFFICIAL
 from llava_consensus.hosts.next_grid import check_pictures
 from llava_consensus.hosts.pretrained import load_pretrained
-from llava_consensus.hosts.towers import without_unused_report
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.training.plan import LORA, PROJECTOR, Conversations, TrainingPlan
 from llava_consensus.training.trainer import ReducingTrainer, inner, settings
@@ -60,7 +60,7 @@ def check(plan: TrainingPlan, folder: Path) -> None:
     check_pictures(config)
     kind, reason = str(config.get("model_type", "")), ""
     if config.get("image_aspect_ratio") == "anyres":
-        reason = " cuts pictures into tiles, which the training code of llava-torch does not"
+        reason = " cuts images into tiles, which the training code of llava-torch does not"
     elif trains_tower(str(folder)):
         reason = (
             f" has a vision tower that was trained along ({FLAG}), in whose place LLaVA's training puts the stock one"
@@ -81,7 +81,7 @@ def check(plan: TrainingPlan, folder: Path) -> None:
     for budget in plan.budgets:
         if isinstance(budget, Budget) and budget.tokens > available:
             raise OptionError(
-                f"tokens={budget.tokens}: a picture of {plan.model} has {available} visual tokens. Give at most that"
+                f"tokens={budget.tokens}: an image of {plan.model} has {available} visual tokens. Give at most that"
             )
 
 

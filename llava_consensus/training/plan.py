@@ -29,7 +29,7 @@ GIVEN = (  # arguments of LLaVA's parser that the options of a plan give
     "gradient_accumulation_steps learning_rate seed data_seed save_steps bf16 fp16 tune_mm_mlp_adapter lora_enable "
     "version deepspeed gradient_checkpointing resume_from_checkpoint"
 )
-IMAGE = "<image>"  # placeholder of a picture in a conversation
+IMAGE = "<image>"  # placeholder of an image in a conversation
 HUMAN, MODEL = "human", "gpt"
 MEND = "Mend the file or take it out of the list; nothing was trained"
 
@@ -45,7 +45,7 @@ class TrainingPlan:
 
     model: str  # folder of the checkpoint that is adapted, or a name of the hub
     conversations: Path  # JSON file in LLaVA's data format
-    images: Path  # folder of its pictures
+    images: Path  # folder of its images
     out: Path  # folder that becomes the adapted checkpoint. Its name must be one that LLaVA's loader understands
     method: Method | None  # the reduction that is attached; None for the full model
     # visual tokens of a picture. One of them is drawn for each step, so that one model serves all
@@ -181,7 +181,7 @@ class TrainingPlan:
         if runs_layers and data is not None and data.without_picture and self.zero_stage == 3:
             raise OptionError(
                 f"method {name!r} under ZeRO stage 3: it runs a layer of the language model once more for every batch "
-                f"with a picture, and {data.without_picture} of {len(data.entries)} conversations have none. Processes "
+                f"with an image, and {data.without_picture} of {len(data.entries)} conversations have none. Processes "
                 "whose batches differ in that would wait for each other for ever. Take stage 2, or conversations with "
                 "pictures"
             )
@@ -190,7 +190,7 @@ class TrainingPlan:
 def _check_method(method: Method, name: str) -> None:
     take = "Take a method that acts after the tower or between decoder layers (llava-consensus list)"
     if method.acts_inside:
-        where = "inside the vision tower" if method.place is Place.TOWER else "on the picture"
+        where = "inside the vision tower" if method.place is Place.TOWER else "on the image"
         raise OptionError(
             f"method {name!r} acts {where}, which training leaves as it is and runs without gradients. {take}"
         )
@@ -209,12 +209,12 @@ def _number(budget: Budget | Share) -> Any:
 
 
 class Conversations(NamedTuple):
-    """Content of a file in LLaVA's data format: a JSON list of conversations about pictures in a folder."""
+    """Content of a file in LLaVA's data format: a JSON list of conversations about images in a folder."""
 
     path: Path
     entries: list[Record]
     pictures: list[str]  # names in the folder, each once, sorted
-    fingerprint: str  # of the file, and of names and sizes of its pictures
+    fingerprint: str  # of the file, and of names and sizes of its images
 
     @property
     def without_picture(self) -> int:
@@ -230,8 +230,8 @@ def read(path: Path, images: Path) -> Conversations:
     """The conversations of a file, checked.
 
     Args:
-        path: JSON list of entries with `conversations` and, about a picture, `image`.
-        images: folder that the names of pictures are relative to.
+        path: JSON list of entries with `conversations` and, about an image, `image`.
+        images: folder that the names of images are relative to.
     Raises:
         DataError: for a file or an entry that cannot be trained on.
         ImageError: for an image that is missing, damaged or too large.
@@ -274,9 +274,9 @@ def _problems(entry: Any) -> Iterator[str]:
         yield "a text holds half of a character (a lone surrogate), which no tokenizer reads"
     name, placeholders = entry.get("image"), sum(turn["value"].count(IMAGE) for turn in turns)
     if "image" in entry and not isinstance(name, str):
-        yield f"`image` must be the name of one picture, found {type(name).__name__}"
+        yield f"`image` must be the name of one image, found {type(name).__name__}"
         return
     if placeholders != ("image" in entry):
-        yield f"{placeholders} placeholders {IMAGE} for {int('image' in entry)} picture"
+        yield f"{placeholders} placeholders {IMAGE} for {int('image' in entry)} image"
     if "image" in entry and (Path(name).is_absolute() or ".." in Path(name).parts):
-        yield f"the picture {name!r} leads out of the folder of pictures"
+        yield f"the image {name!r} leads out of the folder of images"

@@ -1,10 +1,10 @@
 """Train a scorer (`methods/scorer.py`) for a model of transformers, in VisionSelector's way (arXiv 2510.16598): only
-the scorer learns. The tokens of a picture are multiplied by a soft mask, sigmoid(score + t), t such that it sums to the
+the scorer learns. The tokens of an image are multiplied by a soft mask, sigmoid(score + t), t such that it sums to the
 budget; the loss is that of the answers, and, with a weight that grows from 0.1 to 2, the distance of the soft mask from
 the hard one.
 
 What differs: weights start with a standard deviation of 0.01, theirs of 0.0001, which minutes of training do not leave;
-and a picture's scores are weighed against the mean of its own tokens alone.
+and an image's scores are weighed against the mean of its own tokens alone.
 """
 
 import logging
@@ -65,7 +65,7 @@ class ScorerWeights(nn.Module):
             one.bias.data.zero_()
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Scores of the tokens of one picture: [N, D] -> [N]."""
+        """Scores of the tokens of one image: [N, D] -> [N]."""
         against = linear(tokens.mean(0), self.k_proj.weight, self.k_proj.bias)
         return self.q_proj(tokens) @ against / against.numel() ** 0.5
 
@@ -81,7 +81,7 @@ def train_scorer(plan: TrainingPlan) -> list[tuple[float, float]]:
     data = read(plan.conversations, plan.images)
     data = data._replace(entries=[entry for entry in data.entries if "image" in entry])
     if not data.entries:
-        raise DataError(f"{plan.conversations}: no conversation about a picture, which is what a scorer learns of")
+        raise DataError(f"{plan.conversations}: no conversation about an image, which is what a scorer learns of")
     runner = models.load(plan.model, Loading(plan.device, plan.precision, attention=plan.attention))
     if not isinstance(runner, HfRunner):
         raise OptionError(

@@ -22,7 +22,7 @@ from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.models import Loading
 from llava_consensus.evaluation.models.hf import HfRunner
 from llava_consensus.hosts import attached
-from llava_consensus.hosts.old_attachment import Attachment
+from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.training.plan import IMAGE, LORA, MODEL, PROJECTOR, Conversations, TrainingPlan
 
@@ -287,7 +287,7 @@ class Examples(torch.utils.data.Dataset[dict[str, Tensor]]):
 
 
 def message(turn: dict[str, str]) -> dict[str, Any]:
-    """A turn of LLaVA's format as chat templates take it; the picture comes first, as LLaVA's own code has it."""
+    """A turn of LLaVA's format as chat templates take it; the image comes first, as LLaVA's own code has it."""
     text = turn["value"].replace(IMAGE, "").strip()
     content = [{"type": "image"}] if IMAGE in turn["value"] else []
     return {

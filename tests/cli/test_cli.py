@@ -62,7 +62,7 @@ def test_missing_pictures_are_said_before_the_model_is_loaded(
 
     monkeypatch.setattr(models, "load", load)
     assert cli.main(asked) == 6
-    assert "1 of 4 pictures or videos are not there, 2.png first" in said[0]
+    assert "1 of 4 images or videos are not there, 2.png first" in said[0]
 
 
 def test_unreadable_pictures_are_counted(asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

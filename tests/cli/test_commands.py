@@ -161,7 +161,7 @@ def test_check_data_says_what_is_missing_and_where_it_comes_from(
     assert list(found) == list(BENCHMARKS) and found["mmbench"]["uses"]["answering"] == "ready"
     assert cli.main(["data", "check", "mmbench", "--data", str(data)]) == 0
     out = capsys.readouterr().out
-    assert "5 questions, but the official set has 4,377" in out and "2 pictures, inside mmbench_dev" in out
+    assert "5 questions, but the official set has 4,377" in out and "2 images, inside mmbench_dev" in out
     (data / "eval/seed_bench/SEED-Bench.json").unlink()
     assert cli.main(["data", "check", "seed", "mmbench", "--data", str(data)]) == 3
     output = capsys.readouterr()
@@ -172,7 +172,7 @@ def test_check_data_says_what_is_missing_and_where_it_comes_from(
 def test_check_data_finds_missing_pictures_and_foreign_labels(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["data", "check", "pope", "--data", str(data)]) == 3
     out = capsys.readouterr().out
-    assert "2 of 2 pictures in" in out and "its content is not that of the known version" in out
+    assert "2 of 2 images in" in out and "its content is not that of the known version" in out
     for number in (0, 1):
         path = data / "eval/pope/val2014" / f"COCO_val2014_{number:012}.jpg"
         path.parent.mkdir(exist_ok=True)
@@ -189,7 +189,7 @@ def test_check_data_tells_the_uses_apart(data: Path, capsys: pytest.CaptureFixtu
         cli.main(["data", "check", name, "--data", str(data)])
         return next(line for line in capsys.readouterr().out.splitlines() if "; answering: " in line).strip()
 
-    assert last("pope") == "scoring: ready; answering: not ready", "its pictures are not there"
+    assert last("pope") == "scoring: ready; answering: not ready", "its images are not there"
     assert last("mmbench") == "scoring: ready; export: ready; answering: ready"
     make_mmvet(data)
     assert last("mmvet") == "scoring: by a judge; export: ready; answering: not ready"

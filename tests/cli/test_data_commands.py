@@ -33,7 +33,7 @@ def test_every_benchmark_has_sources_in_its_own_folder() -> None:
 def test_licences_come_first_and_nobody_is_taken_to_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["data", "download", "pope", "--data", str(tmp_path)]) == 2
     shown = capsys.readouterr()
-    assert "MIT; COCO pictures" in shown.out and "6 GB" in shown.out and "--yes" in shown.err
+    assert "MIT; COCO images" in shown.out and "6 GB" in shown.out and "--yes" in shown.err
     assert not any(tmp_path.iterdir())
     assert cli.main(["data", "download", "pop"]) == 2 and "Did you mean 'pope'" in capsys.readouterr().err
 
@@ -46,7 +46,7 @@ def test_data_are_fetched_unpacked_and_checked(
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         archive.writestr("mm-vet/mm-vet.json", "{}")
-        archive.writestr("mm-vet/images/1.png", "no picture")
+        archive.writestr("mm-vet/images/1.png", "no image")
     served, asked = {"eval.zip": content.getvalue(), "mm-vet.zip": content.getvalue()}, []
 
     def fetch(url: str, target: Path, md5: str = "") -> None:

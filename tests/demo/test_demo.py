@@ -18,7 +18,8 @@ from llava_consensus.errors import ConsensusError, MissingDependency, OptionErro
 from llava_consensus.evaluation.media import Clip
 from llava_consensus.evaluation.models import Loading, load
 from llava_consensus.evaluation.models.base import Encoding
-from llava_consensus.hosts.base import PictureOutcome, Tiles
+from llava_consensus.evaluation.models.hf import Grid
+from llava_consensus.hosts.outcomes import ImageOutcome
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 
@@ -51,7 +52,7 @@ def test_what_cannot_be_asked_is_said(tmp_path: Path) -> None:
     for given, message in (
         ((None, "random", "What?"), "no image yet"),
         ((str(path), "random", " "), "no question yet"),
-        ((str(path), "random", "What?"), "not a picture"),
+        ((str(path), "random", "What?"), "not an image"),
     ):
         with pytest.raises(ConsensusError, match=message):
             app.answered(SquareHost(), *given, 4)
@@ -84,12 +85,12 @@ def test_the_page_is_built_and_served() -> None:
         blocks.close()
 
 
-def outcome(count: int, kept: list[int], tile: torch.Tensor, token: torch.Tensor) -> PictureOutcome:
-    return PictureOutcome(0, count, len(kept), 0, ((0, reduced(count, kept)),), origin=(tile, token))
+def outcome(count: int, kept: list[int], tile: torch.Tensor, token: torch.Tensor) -> ImageOutcome:
+    return ImageOutcome(0, count, len(kept), 0, ((0, reduced(count, kept)),), origin=(tile, token))
 
 
 def encoded(side: int | None, size: tuple[int, int]) -> Encoding:
-    return Encoding(Tiles(torch.zeros(1, 1, 1), {}, side), False, size, make("random"), Budget(2))
+    return Encoding(Grid(side), False, size, make("random"), Budget(2))
 
 
 def test_a_picture_of_any_shape_is_one_grid() -> None:

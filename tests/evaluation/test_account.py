@@ -26,7 +26,7 @@ from llava_consensus.evaluation.models.base import Prefill, prefills, shape_of
 from llava_consensus.evaluation.models.llava import LlavaRunner
 from llava_consensus.evaluation.runs.configuration import prepare
 from llava_consensus.evaluation.runs.metrics import AnswerCosts, budget_of, run_costs
-from llava_consensus.hosts.call import CachedLayer
+from llava_consensus.hosts.outcomes import CachedLayer
 from llava_consensus.methods.consensusdrop import ConsensusDrop
 from llava_consensus.reduction import costs as account
 from llava_consensus.reduction.budget import Budget
@@ -340,7 +340,7 @@ RUN = SEVEN._replace(text=0, question=None, number_bytes=4)  # as a host gives i
 
 
 def answers(method: Any, *kinds: tuple[int, int, int]) -> list[dict[str, Any]]:
-    """Records of answers with (text, question, pictures) rows, by a method with 64 tokens."""
+    """Records of answers with (text, question, images) rows, by a method with 64 tokens."""
     counted = AnswerCosts(method, Budget(64), RUN)
     rows = []
     for text, question, pictures in kinds:

@@ -1,4 +1,4 @@
-"""Every nasty picture we can think of, made here, through `open_image`."""
+"""Every nasty image we can think of, made here, through `open_image`."""
 
 import struct
 import warnings
@@ -109,9 +109,9 @@ def test_truncated(tmp_path: Path, suffix: str) -> None:
 def test_absent_empty_foreign_folder(tmp_path: Path) -> None:
     for name, content, words in (
         ("empty.jpg", b"", "0 bytes"),
-        ("text.jpg", b"hello, I am no picture\n" * 9, "not a picture"),
+        ("text.jpg", b"hello, I am no image\n" * 9, "not an image"),
         ("head.png", b"\x89PNG\r\n\x1a\n", "head.png"),
-        ("script.eps", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n", "not a picture"),
+        ("script.eps", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n", "not an image"),
     ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ImageError, match=words):

@@ -28,7 +28,7 @@ SIDES: tuple[tuple[str, int, dict[str, Any]], ...] = (
 
 
 def questions(count: int = 12) -> list[tuple[Path, str]]:
-    """Pictures and texts: the first questions of each benchmark."""
+    """Images and texts: the first questions of each benchmark."""
     found = []
     for benchmark in (benchmarks.make(name) for name in ("gqa", "pope", "textvqa")):
         folder = DATA / "eval" / benchmark.folder / benchmark.images

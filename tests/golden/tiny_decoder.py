@@ -21,7 +21,7 @@ CONFIG = dict(
     eos_token_id=2,
     tie_word_embeddings=False,
 )
-BEFORE, AFTER = 35, 20  # text rows around the picture
+BEFORE, AFTER = 35, 20  # text rows around the image
 STEPS = 3  # rows decoded after the prompt
 
 

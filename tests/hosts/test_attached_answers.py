@@ -506,3 +506,19 @@ if __name__ == "__main__":
     torch.set_grad_enabled(False)
     torch.set_num_threads(1)
     record()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["gemma3", "gemma4"])
+@torch.no_grad()
+def test_windows_are_as_wide_in_rows_that_are_left(name: str, form: str) -> None:
+    """A window that holds all rows that are left changes nothing, though the prompt is longer."""
+    one, logits = tiny(name), []
+    window = one.prompts[form]["input_ids"].shape[1] - 1
+    for size in (window, 512):
+        one.model.config.text_config.sliding_window = size
+        narrow = families.filled(type(one.model)(one.model.config).double().eval())
+        with attach(narrow, "consensusdrop", tokens=3):
+            logits.append(generate(narrow, one.prompts[form]).logits)
+    for narrow, wide in zip(*logits, strict=True):
+        torch.testing.assert_close(narrow, wide, rtol=0, atol=1e-9)

@@ -1,5 +1,5 @@
-"""What is true of any host: every method on a model that has nothing of LLaVA, calls in several threads, copies,
-replicas, compiled models, mixed precision, and what is reported of the last call.
+"""What is true of any host: calls in several threads, copies, replicas, compiled models, mixed precision, and what is
+reported of the last call.
 """
 
 import copy
@@ -9,48 +9,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import made_up_host
 import pytest
 import torch
 import transformers
-from made_up_host import IMAGE, SIDE, TOKENS, MadeUpModel
 from models import PATCHES, tiny_llava
 from prompts import ANYRES, batch, row, tiles
 
 from llava_consensus import attach
-from llava_consensus.errors import OptionError
-from llava_consensus.hosts.base import PictureOutcome
-from llava_consensus.hosts.llava import PREPARE
+from llava_consensus.hosts.official import PREPARE
+from llava_consensus.hosts.outcomes import ImageOutcome
 from llava_consensus.methods import METHODS
 from llava_consensus.reduction.method import Place
 
 MAJOR = int(transformers.__version__.split(".")[0])
-MISSING = ("tome", "resize", "pixelprune", "ivcprune")  # no CLIP tower, nor Qwen3-VL's, and no taps of values
-PROMPTS = torch.tensor([[0, 5, 6, IMAGE, 7, 8, 9], [5, 11, 12, IMAGE, 13, IMAGE, 14], [0, 0, 0, 21, IMAGE, 22, 23]])
-
-
-@torch.no_grad()
-def test_every_method_runs_on_another_host_or_says_which_part_is_missing() -> None:
-    model = MadeUpModel().eval()
-    pixels = torch.randn(4, SIDE * SIDE, 12, generator=torch.Generator().manual_seed(0))
-    dense, _ = model(PROMPTS, pixels)
-    for name in METHODS:
-        if MAJOR < 5 and getattr(METHODS[name], "attention", "") == "none":
-            continue  # cuts before the first layer are refused there
-        if name in MISSING:
-            with pytest.raises(OptionError, match=r"adapted to CLIP towers|towers of Qwen3-VL|no value_taps"):
-                made_up_host.attach(model, name, 6)
-            continue
-        with made_up_host.attach(model, name, 6) as attached:
-            said, outcomes = model.generate(PROMPTS, pixels), list(attached.outcomes)
-            rows = zip(PROMPTS, (pixels[:1], pixels[1:3], pixels[3:]), strict=True)
-            singles = [model.generate(row[row != 0][None], own) for row, own in rows]
-        assert [(one.row, one.before) for one in outcomes] == [(0, 16), (1, 16), (1, 16), (2, 16)], name
-        assert {one.after for one in outcomes} == {16 if name == "full" else 6}, name
-        assert torch.equal(said, torch.cat(singles)), f"{name}: a batch answers like single prompts"
-        with made_up_host.attach(model, name, TOKENS):
-            assert torch.equal(model(PROMPTS, pixels)[0], dense), name
-        assert "assemble" not in vars(model) and torch.equal(model(PROMPTS, pixels)[0], dense), name
 
 
 # ---- calls do not meet
@@ -74,7 +45,7 @@ def test_calls_in_six_threads_answer_like_single_calls(tower_folder: Path, name:
         kind = KINDS[number * 7 // 3 % len(KINDS)]
         if kind == "failure":
             with pytest.raises((RuntimeError, ValueError, IndexError)):
-                model(words, images=images[:, :2])  # no picture of this tower
+                model(words, images=images[:, :2])  # no image of this tower
             return "failed"
         if kind == "copy":
             return copy.deepcopy(model)(words, images=images).logits.tolist()
@@ -202,9 +173,9 @@ def test_autocast_changes_no_owner(tower_folder: Path, prompt: SimpleNamespace) 
     with attach(model, tokens=6) as attached, torch.autocast("cpu", torch.bfloat16):
         model(prompt.ids, images=prompt.images)
         mixed = attached.outcomes[0].reductions[0][1]
-        tower = attached.encode(prompt.images, [1])
+        tower = attached.entrance.encode(prompt.images, [1])
     assert mixed.fused is not None and mixed.fused.dtype == torch.float32
-    assert tower[0].parts["query"].dtype == torch.bfloat16, "the tower itself runs as the caller wants it"
+    assert tower[0].tiles.parts["query"].dtype == torch.bfloat16, "the tower itself runs as the caller wants it"
 
 
 @pytest.mark.parametrize(
@@ -256,7 +227,7 @@ def test_a_loss_and_an_answer_select_the_same_tokens(tower_folder: Path, name: s
 def test_a_budget_of_all_tokens_of_a_tiled_picture_is_the_full_model(tower_folder: Path) -> None:
     model = tiny_llava(tower_folder, mm_patch_merge_type="spatial_unpad", **ANYRES)
     words, mask = batch(row(5, after=4))
-    images, sizes = [tiles(3)], [(28, 56)]  # a picture of 1 x 2 tiles and the base view: fewer than the most of 5
+    images, sizes = [tiles(3)], [(28, 56)]  # an image of 1 x 2 tiles and the base view: fewer than the most of 5
     dense = model(words, attention_mask=mask, images=images, image_sizes=sizes).logits
     with attach(model, tokens=1000) as attached:
         model(words, attention_mask=mask, images=images, image_sizes=sizes)
@@ -325,7 +296,7 @@ def test_an_attachment_and_its_outcomes_print_in_a_line(llava_model: Any, prompt
         assert repr(attached) == "<Random on LlavaLlamaForCausalLM, 6 tokens, no call yet>"
         llava_model.generate(prompt.ids, images=prompt.images, max_new_tokens=1, do_sample=False)
         assert repr(attached).endswith("6 tokens, last call 16 -> 6 (37.5% kept)>")
-        assert repr(attached.outcomes) == "[<picture of row 0: 16 -> 6 tokens>]"
+        assert repr(attached.outcomes) == "[<image of row 0: 16 -> 6 tokens>]"
     assert repr(attached).endswith("detached>")
-    two = PictureOutcome(1, 10, 4, 2, ((0, None), (1, None)), (), (torch.zeros(10), torch.zeros(10)))  # type: ignore[arg-type]
-    assert repr(two) == "<picture of row 1: 10 -> 4 tokens and 2 structural ones, reduced in 2 parts>"
+    two = ImageOutcome(1, 10, 4, 2, ((0, None), (1, None)), (), (torch.zeros(10), torch.zeros(10)))  # type: ignore[arg-type]
+    assert repr(two) == "<image of row 1: 10 -> 4 tokens and 2 structural ones, reduced in 2 parts>"

@@ -10,8 +10,7 @@ import pytest
 import torch
 from models import tiny_llava
 
-from llava_consensus.hosts import view_of
-from llava_consensus.hosts.old_attachment import Attachment
+from llava_consensus.hosts import attach_view, view_of
 from llava_consensus.methods import make
 from llava_consensus.paper.study.methods import vision_saliency
 from llava_consensus.reduction.budget import Budget
@@ -89,10 +88,8 @@ def test_every_layer_and_step_adds_what_the_formula_says(model: Any, prompt: Sim
     layers = model.model.layers
     read: list[torch.Tensor] = []
     full = model.prepare_inputs_labels_for_multimodal(prompt.ids, None, None, None, None, prompt.images)[4][0]
-    with Attachment(view_of(model), WAYS[way], Budget(TOKENS)) as attached:
-        tap = layers[0].register_forward_pre_hook(
-            lambda _, args, kwargs: read.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
-        )
+    with attach_view(view_of(model), WAYS[way], Budget(TOKENS)) as attached:
+        tap = layers[0].input_layernorm.register_forward_pre_hook(lambda _, args: read.append(args[0]))
         given = model.generate(
             prompt.ids, images=prompt.images, attention_mask=torch.ones_like(prompt.ids), max_new_tokens=5,
             do_sample=False, return_dict_in_generate=True, output_logits=True,

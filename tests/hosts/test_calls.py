@@ -40,7 +40,7 @@ def test_another_layer_of_the_tower_is_read_if_a_call_names_it(name: str) -> Non
 
 @pytest.mark.parametrize("name", ["pixtral", "mistral_3", "qwen2_5_vl", "smolvlm", "internvl"])
 def test_the_question_is_words(name: str) -> None:
-    """Breaks, tags and markers of a later picture are no part of the question about an earlier one."""
+    """Breaks, tags and markers of a later image are no part of the question about an earlier one."""
     inputs, case = one(name, 0, 2), CASES[name]
     model = case.build()
     with attach(model, "consensusdrop", case.tokens) as attached, torch.no_grad():
@@ -50,7 +50,7 @@ def test_the_question_is_words(name: str) -> None:
         model(**inputs)
     asked, later = (inputs["input_ids"][0][text].tolist() for text in read[-1].text)
     assert [word for word in asked if word < 10] == [6, 7, 8, 9] and TAG not in asked
-    assert len(asked) <= 1 + len(later) + 1 and asked.count(END) <= 1  # that of the first picture itself
+    assert len(asked) <= 1 + len(later) + 1 and asked.count(END) <= 1  # that of the first image itself
 
 
 @torch.no_grad()

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from hf_models import CASES, END, IMAGE, START, Picture, noise, prompts
+from hf_models import CASES, END, IMAGE, START, Picture, decoder_given, noise, prompts
 from torch import Tensor
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.hf import reduce
 from llava_consensus.methods.divprune import spread_out
 
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
@@ -23,7 +22,7 @@ ROWS, COLUMNS = 4, 6  # of cells
 
 
 def picture(cells: Tensor) -> dict[str, Any]:
-    """A prompt about a picture of cells [rows, columns, V / 2], whose two frames are the same."""
+    """A prompt about an image of cells [rows, columns, V / 2], whose two frames are the same."""
     rows, columns, values = cells.shape
     pixels = cells.view(rows * columns * 4, 3, 1, values // 12).expand(-1, -1, 2, -1).reshape(rows * columns * 4, -1)
     given = {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 2 * rows, 2 * columns]])}
@@ -43,10 +42,10 @@ def test_a_picture_of_different_cells_is_read_bit_for_bit(model: Any) -> None:
         model(**inputs).logits,
     )
     with attach(model, "pixelprune", tokens=1) as attached:
-        features = reduce(model, **inputs)["mm_encoder_outputs"]["image"]
-        assert torch.equal(torch.cat(list(features.pooler_output)), torch.cat(list(plain.pooler_output)))
-        for one, other in zip(features.deepstack_features, plain.deepstack_features, strict=True):
-            assert torch.equal(torch.cat(list(one)), torch.cat(list(other)))
+        given = decoder_given(model, inputs)
+        assert torch.equal(given["inputs_embeds"][0, 3:-3], torch.cat(list(plain.pooler_output)))
+        for one, other in zip(given["deepstack_visual_embeds"], plain.deepstack_features, strict=True):
+            assert torch.equal(one, torch.cat(list(other)))
         assert torch.equal(model(**inputs).logits, logits) and attached.outcomes[0].after == ROWS * COLUMNS
 
 
@@ -72,29 +71,20 @@ def test_cells_that_stay_go_through_the_tower_alone(model: Any) -> None:
     ends = torch.tensor([0, len(hidden)], dtype=torch.int32)
     for block in visual.blocks:
         hidden = block(hidden, cu_seqlens=ends, position_embeddings=turned)
-    full = reduce_positions(model, inputs)
+    full = decoder_given(model, inputs)["position_ids"][-3:]
     with attach(model, "pixelprune", tokens=1) as attached:
-        reduced = reduce(model, **inputs)
+        given = decoder_given(model, inputs)
         assert model.generate(**inputs, max_new_tokens=3, do_sample=False).shape[1] == inputs["input_ids"].shape[1] + 3
-    found = torch.cat(list(reduced["mm_encoder_outputs"]["image"].pooler_output))
+    found = given["inputs_embeds"][0, 3:-3]
     assert torch.allclose(found, visual.merger(hidden), atol=1e-5)
     rows = torch.ones(inputs["input_ids"].shape[1], dtype=torch.bool)
     rows[inputs["input_ids"][0] == IMAGE] = stays
-    assert torch.equal(reduced["position_ids"][-3:], full[..., rows])
+    assert torch.equal(given["position_ids"][-3:], full[..., rows])
     assert attached.outcomes[0].after == int(stays.sum()) == math.prod(found.shape[:1])
 
 
-def reduce_positions(model: Any, inputs: dict[str, Any]) -> Tensor:
-    """Positions of the plain model, of three axes."""
-    seen: dict[str, Any] = {}
-    hook = model.get_decoder().register_forward_pre_hook(lambda module, _, given: seen.update(given), with_kwargs=True)
-    model(**inputs)
-    hook.remove()
-    return seen["position_ids"][-3:]
-
-
 def test_a_video_and_another_model_are_refused(model: Any) -> None:
-    with pytest.raises(OptionError, match="towers of Qwen3-VL"):
+    with pytest.raises(OptionError, match="tower of Qwen3-VL"):
         attach(CASES["qwen2_5_vl"].build(), "pixelprune", tokens=1)
 
 
@@ -114,8 +104,9 @@ def test_the_next_method_of_a_composition_is_given_the_cells_that_stay(model: An
     kept = spread_out(caught[0][:, first:last], 5)[0].sort().values
     assert last - first == 2 * COLUMNS, "two rows of cells repeat the first"
     assert torch.equal(caught[1][0, first:-3], caught[0][0, first:last][kept])
+    hook.remove()
+    logits = []
     for name in ("consensusdrop", "pixelprune+consensusdrop:positions=keep"):
         with attach(model, name, tokens=5):
-            caught.append(model(**plain).logits[:, -1])
-    hook.remove()
-    assert torch.equal(caught[-3], caught[-1])
+            logits.append(model(**plain).logits[:, -1])
+    assert torch.equal(*logits)

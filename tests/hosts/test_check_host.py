@@ -16,7 +16,7 @@ from llava_consensus.evaluation.models.check_host import CHECKS, Finding, findin
 from llava_consensus.evaluation.models.convert import convert
 from llava_consensus.evaluation.models.loading import Loading
 from llava_consensus.evaluation.models.remote import CogVLMRunner
-from llava_consensus.hosts.old_attachment import Attachment
+from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 
@@ -123,13 +123,13 @@ def cog(tmp_path: Path) -> Iterator[Any]:
 
 
 def broken_detach(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Attachment._install
+    original = Attachment.attach
 
-    def install(self: Any) -> None:
+    def attach(self: Any) -> None:
         original(self)
-        self.model.module.register_forward_hook(lambda *args: None)
+        self.entrance.model().register_forward_hook(lambda *args: None)
 
-    monkeypatch.setattr(Attachment, "_install", install)
+    monkeypatch.setattr(Attachment, "attach", attach)
 
 
 def broken_budget(monkeypatch: pytest.MonkeyPatch) -> None:

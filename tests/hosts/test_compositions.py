@@ -15,11 +15,11 @@ from hf_models import CASES, prompts  # noqa: E402
 
 from llava_consensus import attach, make  # noqa: E402
 from llava_consensus.errors import OptionError  # noqa: E402
-from llava_consensus.hosts.tower_hooks import positions, shrink  # noqa: E402
+from llava_consensus.hosts.open_tower import positions, shrink  # noqa: E402
 from llava_consensus.reduction.budget import Budget  # noqa: E402
 from llava_consensus.reduction.costs import SHAPES, account, kv_bytes, llm_flops  # noqa: E402
 
-SMALL, LEFT, PATCH = 9, 4, 14  # tokens of the smaller picture, 3 x 3, and what stays of them
+SMALL, LEFT, PATCH = 9, 4, 14  # tokens of the smaller image, 3 x 3, and what stays of them
 IDS = [1, 7, 8, 9, 5, 11]
 
 
@@ -174,3 +174,22 @@ def test_what_does_not_compose_is_one_line(name: str, tokens: float, line: str) 
     with pytest.raises(OptionError, match=line) as found:
         attach(CASES["llava"].build(), name, tokens=tokens)
     assert "\n" not in str(found.value)
+
+
+def test_attention_of_a_block_that_merges_is_of_more_tokens_than_are_left() -> None:
+    model = CASES["llava"].build()
+    with pytest.raises(OptionError, match="ConsensusDrop behind ToMe: the block whose attention"):
+        attach(model, "tome:tokens=12+consensusdrop", tokens=LEFT)
+    with pytest.raises(OptionError, match="known on LLaVA and Qwen-VL, not on Mistral3"):
+        attach(CASES["mistral_3"].build(), "resize:tokens=8+consensusdrop", tokens=LEFT)
+
+
+@torch.no_grad()
+def test_a_first_method_with_nothing_to_do_leaves_the_second_as_it_is() -> None:
+    case = CASES["pixtral"]  # of 12 tokens each
+    model, inputs = case.build(), prompts([1, 5, case.picture(0), 7, 8], [1, 5, 6, 6, case.picture(1), 9, 8, 7])
+    logits = []
+    for name in ("fastv", "resize:tokens=12+fastv"):
+        with attach(model, name, tokens=LEFT):
+            logits.append(model(**inputs).logits[:, -1])
+    assert torch.equal(*logits)

@@ -17,7 +17,7 @@ FAMILIES = ("llava", "llava_next", "qwen2_5_vl", "gemma3")  # one for each mecha
 
 
 def told(model: Any, inputs: dict[str, Any], method: str, tokens: int) -> tuple[torch.Tensor, list[Any]]:
-    """The ids of an answer, and of every picture how many tokens it had and which sources the rest have."""
+    """The ids of an answer, and of every image how many tokens it had and which sources the rest have."""
     with attach(model, method, tokens) as attached:
         ids = model.generate(**inputs, max_new_tokens=2, do_sample=False).cpu()
         kept = [

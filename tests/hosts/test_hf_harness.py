@@ -122,7 +122,7 @@ def test_a_question_without_a_picture_is_asked_beside_others(loaded: tuple[str, 
 
 @torch.no_grad()
 def test_costs_are_those_of_the_pictures_that_were_shown(family: tuple[str, Any]) -> None:
-    """The tower against a count of the matrix products of the model's own encoder, where a picture's size decides."""
+    """The tower against a count of the matrix products of the model's own encoder, where an image's size decides."""
     name, host = family
     costs = AnswerCosts(make("full"), Budget(10**9), host.shape())
     for image in pictures()[:2]:
@@ -139,7 +139,7 @@ def test_costs_are_those_of_the_pictures_that_were_shown(family: tuple[str, Any]
 def test_a_word_that_stands_for_a_picture_is_refused_in_a_question(loaded: tuple[str, Any]) -> None:
     _, host = loaded
     encoded = host.encode(pictures()[:1])
-    with pytest.raises(QuestionError, match="stands for a picture"):
+    with pytest.raises(QuestionError, match="stands for an image"):
         host.answer([encoded], [Prompt(f"What is {host.processor.image_token}?", max_new_tokens=NEW)])
     assert host.reserved and host.answer([encoded], [Prompt("What is <picture>?", max_new_tokens=NEW)])
 

@@ -1,12 +1,14 @@
-"""The paper's layout of tiled pictures, a fixed grid of 2 x 2 tiles without unpadding and newlines, on both hosts."""
+"""The paper's layout of tiled images, a fixed grid of 2 x 2 tiles without unpadding and newlines, on both hosts."""
 
 import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hf_models
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -19,9 +21,10 @@ from llava_consensus import attach
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.models.convert import convert
-from llava_consensus.hosts.llava import PREPARE
-from llava_consensus.hosts.reduce import _means, _zones
-from llava_consensus.hosts.sequence import ROW, RowKinds, Sharing, read_layout
+from llava_consensus.hosts.images import Image
+from llava_consensus.hosts.official import PREPARE
+from llava_consensus.hosts.rows import ROW, _tails, member_means
+from llava_consensus.hosts.units import units_of
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.tokens import AFTER, AHEAD, BEHIND, Reduction
@@ -143,46 +146,37 @@ def test_pictures_that_official_llava_lays_out_otherwise_are_refused_before_weig
     assert models.check(str(folder))
 
 
-def test_what_stands_alone_has_a_place_of_its_own_and_what_is_mixed_has_none() -> None:
+def zones(image: Image, **options: Any) -> list[list[int]]:
+    """Sort keys of the first slot of each unit, in every zone."""
+    method = make("divprune", **options)
+    units = units_of([image], [Budget(6)], method)
+    slots = torch.zeros(len(units), 1, dtype=torch.long)
+    reduction = Reduction(slots[..., None], slots, slots, slots, slots, zone=slots)
+    group: Any = SimpleNamespace(units=SimpleNamespace(units=units), reduction=reduction)
+    return _tails(group, [image], method)[..., 0].tolist()
+
+
+def test_what_is_in_one_piece_has_a_place_of_its_own_and_what_is_mixed_has_none() -> None:
     """A base tile in one piece, then two tiles side by side: rows of two tokens each, with a newline after each row."""
-    tile = torch.tensor([[-1, 0, 0, 0, 0, 1, 1, 2, 2, -1, 1, 1, 2, 2, -1, -1]])
-    token = torch.tensor([[-1, 0, 1, 2, 3, 0, 1, 0, 1, -1, 2, 3, 2, 3, -1, -1]])
-    picture = torch.tensor([[-1, *[0] * 14, -1]])
-    kinds = RowKinds(torch.ones(1, 16, dtype=torch.bool), picture, tile, token)
-    layout = read_layout(kinds, Sharing(make("divprune"), Budget(6), 4, 3))
-    base, left, right = (_zones(layout, unit) for unit in layout.units)
-    end = layout.pictures[0].end
-    assert end == 14 and [len(unit.places) for unit in layout.units] == [4, 4, 4]
+    tile = np.array([0, 0, 0, 0, 1, 1, 2, 2, 0, 1, 1, 2, 2, 0])
+    token = np.array([0, 1, 2, 3, 0, 1, 0, 1, -1, 2, 3, 2, 3, -1])
+    image, end = Image(0, np.arange(1, 15), tile, token, 3, False, 0), 14
+    base, left, right = zones(image)
     assert 0 < base[AHEAD] < 1 * ROW and 4 * ROW < base[AFTER] < 5 * ROW and base[BEHIND] > end * ROW
     for mixed in (left, right):
         assert all(end * ROW < mixed[zone] < (end + 1) * ROW for zone in (AHEAD, AFTER, BEHIND))
         assert mixed[AHEAD] < mixed[AFTER] == mixed[BEHIND]
     assert left[AHEAD] < right[AHEAD] and left[BEHIND] < right[BEHIND]
-    whole = read_layout(kinds, Sharing(make("divprune", tile_budget="global"), Budget(6), 4, 3))
-    (ranked,) = (_zones(whole, unit) for unit in whole.units)
+    (ranked,) = zones(image, tile_budget="global")
     assert ranked[AHEAD] < 1 * ROW and ranked[AFTER] > 13 * ROW
 
 
 def test_means_of_merged_tokens() -> None:
-    """Whole numbers are rounded; a token that stands alone is itself, and a slot of no patch is zero."""
+    """Whole numbers are rounded; a kept token is itself, and a slot of no patch is zero."""
     none, owner = torch.empty(0), torch.tensor([[1, 1, 0, -1, 1, 3, 3]])
     reduction = Reduction(none, none, none, torch.tensor([[2, 0, -1, 5]]), owner)
     places = torch.tensor([[0, 4, 7, 8, 4, 10, 11]])
-    assert _means(places, reduction).tolist() == [[7, 3, 0, 10]]  # of 7, of 0, 4 and 4, of none, of 10 and 11
+    assert member_means(places, reduction).tolist() == [[7, 3, 0, 10]]  # of 7, of 0, 4 and 4, of none, of 10 and 11
     both = torch.stack((places, places + 1), -1)
-    assert _means(both, reduction)[..., 1].tolist() == [[8, 4, 0, 12]]
-    assert torch.allclose(_means(places.float(), reduction), torch.tensor([[7, 8 / 3, 0, 10.5]]))
-
-
-def test_words_after_a_prompt_are_of_no_picture_and_ask_nothing() -> None:
-    kinds = RowKinds(torch.ones(1, 4, dtype=torch.bool), *(torch.tensor([[-1, 0, 0, -1]]) for _ in range(3)))
-    layout = read_layout(kinds, Sharing(make("divprune"), Budget(1), 2, 1))
-    longer = layout.longer(2)
-    assert longer.real.tolist() == [[True] * 6] and longer.asked.tolist() == [[*layout.asked[0].tolist(), False, False]]
-    assert all(one.tolist() == [[-1, 0, 0, -1, -1, -1]] for one in longer.kinds[1:4])
-    assert longer.units is layout.units and layout.longer(0) is layout
-
-
-def test_a_budget_of_all_tokens_reads_no_prompt() -> None:
-    sharing = Sharing(make("random"), Budget(11), 4, 3)
-    assert sharing.reads_prompts and not Sharing(make("random"), Budget(12), 4, 3).reads_prompts
+    assert member_means(both, reduction)[..., 1].tolist() == [[8, 4, 0, 12]]
+    assert torch.allclose(member_means(places.float(), reduction), torch.tensor([[7, 8 / 3, 0, 10.5]]))

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -15,15 +16,15 @@ from prompts import ANYRES, CASES, batch, row, tiles
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.decoders import LlamaDecoder
-from llava_consensus.hosts.llava import PREPARE
-from llava_consensus.hosts.old_attachment import NO_TEXT
-from llava_consensus.hosts.sequence import Assembled, Layout, Picture, RowKinds
-from llava_consensus.hosts.source import probe_text
+from llava_consensus.hosts.images import Image
+from llava_consensus.hosts.inputs import NO_TEXT, Inputs, prompt_of
+from llava_consensus.hosts.official import PREPARE
+from llava_consensus.methods import make
 from llava_consensus.reduction.saliency import class_saliency, text_attention
 from llava_consensus.reduction.tokens import VisionAttention
 
 MAJOR = int(transformers.__version__.split(".")[0])
+needs_kernels = pytest.mark.skipif(MAJOR < 5, reason="transformers 4 asks for no kernel; its probe is tested below")
 needs_5 = pytest.mark.skipif(MAJOR < 5, reason="generate() of transformers 4 does not advance given positions")
 
 
@@ -210,7 +211,7 @@ def test_tile_budgets(tower_folder: Path) -> None:
     model = tiny_llava(tower_folder, **ANYRES, mm_patch_merge_type="spatial")
     ids, mask = batch(row(5), row(6, 7))
     arguments = dict(images=[tiles(5), tiles(3, 1)], image_sizes=[(100, 100), (110, 50)], attention_mask=mask)
-    after = {"per_tile": 20, "global": 20, "most_tiles": 12}  # of three tiles, where a picture can have five
+    after = {"per_tile": 20, "global": 20, "most_tiles": 12}  # of three tiles, where an image can have five
     for tile_budget, left in after.items():
         with attach(model, tokens=20, tile_budget=tile_budget) as attached:
             model(ids, **arguments)
@@ -365,20 +366,23 @@ def test_hooked_saliency_equals_eager_attention_and_changes_no_output(llava_mode
     images = tiles(2)
     plain = llava_model.encode_images(images)
     with attach(llava_model, tokens=6) as attached:
-        (first, second), tower = attached.encode(images, [1, 1]), attached.model.tower
+        first, second = attached.entrance.encode(images, [1, 1])
     assert torch.equal(torch.cat((first.projected, second.projected)), plain)
-    query, key, features = (torch.cat((first.parts[n], second.parts[n])) for n in ("query", "key", "features"))
+    query, key, features = (
+        torch.cat((first.tiles.parts[n], second.tiles.parts[n])) for n in ("query", "key", "features")
+    )
     eager = (
         CLIPVisionModel.from_pretrained(tower_folder, attn_implementation="eager")
         if MAJOR >= 5
         else CLIPVisionModel.from_pretrained(tower_folder)
     )
     out = eager(images, output_attentions=True, output_hidden_states=True)
-    attention = VisionAttention(query, key, tower.scale(tower.feature_block), tower.classes)
+    attention = VisionAttention(query, key, first.tiles.scale, first.tiles.classes)
     assert torch.allclose(class_saliency(attention), out.attentions[-2][:, :, 0, 1:].mean(1), atol=1e-5)
     assert torch.allclose(features, out.hidden_states[-2][:, 1:], atol=1e-5)
 
 
+@needs_kernels
 @pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2"])
 @torch.no_grad()
 def test_scap_equals_the_eager_first_layer(family: str) -> None:
@@ -403,10 +407,13 @@ def test_scap_equals_the_eager_first_layer(family: str) -> None:
     eager = decoder(
         inputs_embeds=embeds, attention_mask=mask, position_ids=positions, output_attentions=True, use_cache=False
     )
-    none = torch.full((2, 30), -1)
-    pictures = [Picture(row, row, 10, 0, 21, torch.arange(22, 30)) for row in range(2)]
-    layout = Layout(RowKinds(mask.bool(), none, none, none), mask.bool(), pictures, [])
-    probe = probe_text(Assembled(embeds, mask.bool(), positions), layout, LlamaDecoder(decoder))
+    image = Image(0, np.arange(12, 22), np.zeros(10, dtype=np.int64), np.arange(10), 1, False, 0)
+    images, real = [image, image._replace(row=1)], mask.bool().numpy()
+    prompt = prompt_of(np.zeros(real.shape, dtype=np.int64), real, real, images, [], [], config)
+    method = make("consensusdrop")
+    inputs = Inputs(prompt, embeds, method, method.needs)
+    inputs.read_probe(decoder, {"inputs_embeds": embeds, "attention_mask": mask, "position_ids": positions})
+    probe: Any = inputs.probe
     assert torch.allclose(text_attention(probe), eager.attentions[0].mean(1)[:, 22:], atol=1e-5)
 
 

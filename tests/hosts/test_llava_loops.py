@@ -13,7 +13,6 @@ from prompts import batch, row, tiles
 from torch import Tensor
 
 from llava_consensus import attach
-from llava_consensus.errors import OptionError
 
 CURRENT = int(transformers.__version__.split(".")[0]) >= 5
 NEW, TOKENS = 5, 6
@@ -84,15 +83,3 @@ def test_lengths_count_the_full_prompt_wherever_they_are_set(model: Any, method:
         for options in ({"max_length": size + 4}, {"generation_config": config}):
             assert model.generate(**given, do_sample=False, **options).shape[1] == 4
         assert model.generate(**given, do_sample=False, max_new_tokens=3).shape[1] == 3
-
-
-@pytest.mark.parametrize("method", ["full", "fastv"])
-def test_a_second_model_that_guesses_is_refused(model: Any, method: str) -> None:
-    """Without a method it ends in an error of official LLaVA."""
-    given = inputs("one")
-    with attach(model, method, TOKENS):
-        with pytest.raises(OptionError, match="assistant_model: official LLaVA"):
-            generate(model, given, assistant_model=model)
-        assert generate(model, given).sequences.shape[1] >= NEW
-    with pytest.raises(NotImplementedError):
-        generate(model, given, assistant_model=model)

@@ -164,7 +164,7 @@ def test_a_static_cache_of_the_users_own_answers_as_any(llava: Tiny) -> None:
 
 def test_guidance_reads_prompts_of_its_own(llava: Tiny) -> None:
     inputs = llava.inputs("one")
-    longer = torch.arange(5, 99)[None]  # than the picture's prompt
+    longer = torch.arange(5, 99)[None]  # than the image's prompt
     for method in ("consensusdrop+", "fastv"):
         with llava.attach(method) as attached:
             generate(llava.model, inputs)

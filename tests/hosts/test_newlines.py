@@ -1,4 +1,4 @@
-"""The newlines of tiled pictures: kept outside the budget, or dropped with the reduction, on both hosts."""
+"""The newlines of tiled images: kept outside the budget, or dropped with the reduction, on both hosts."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ METHODS = ["consensusdrop", "visionzip", "tome"]
 
 
 def arguments(left: bool) -> dict[str, Any]:
-    """A tiled picture, two of them with another grid, and none, in one padded batch with labels."""
+    """A tiled image, two of them with another grid, and none, in one padded batch with labels."""
     ids, mask = batch(row(5, 6), row(5, images=2, after=6), [1, 5, 6, 7], left=left)
     labels = torch.where(ids % 10 > 2, ids, -100)
     images = [tiles(5), tiles(3, 1), tiles(3, 2), tiles(5, 3)]

@@ -67,7 +67,7 @@ def counts(answer: dict[str, Any]) -> tuple[int, int, int]:
 
 
 def check_records(folder: Path, tmp_path: Path) -> None:
-    """The paper's layout has 2880 tokens of every picture, and leaves exactly the budget."""
+    """The paper's layout has 2880 tokens of every image, and leaves exactly the budget."""
     for tokens in (640, 320, 160):
         config, answers = records(folder, tmp_path / str(tokens), tokens, "--host-option", "layout=2880")
         assert config["host_options"] == {"layout": "2880"}
@@ -85,7 +85,7 @@ def test_the_converted_checkpoint_runs_in_the_layout_of_the_paper(converted: Pat
 
 
 def test_dropped_newlines_are_named_in_the_record(official: Path, tmp_path: Path) -> None:
-    for name, structural in (("keep", 38), ("drop", 0)):  # 24 + 24 rows, of which a picture of 384 x 304 fills 38
+    for name, structural in (("keep", 38), ("drop", 0)):  # 24 + 24 rows, of which an image of 384 x 304 fills 38
         config, (answer, _) = records(official, tmp_path / name, 320, "--option", f"newlines={name}")
         assert config["options"]["newlines"] == name and "host_options" not in config
         assert counts(answer) == (2400, 320, structural)
@@ -94,7 +94,7 @@ def test_dropped_newlines_are_named_in_the_record(official: Path, tmp_path: Path
 @NEEDS_HF
 @pytest.mark.parametrize("layout", ["stock", "2880"])
 def test_both_hosts_see_and_say_the_same(official: Path, converted: Path, layout: str) -> None:
-    """Pixels bit for bit; answers, counts and caches of pictures of several grids, of two in a prompt and of none."""
+    """Pixels bit for bit; answers, counts and caches of images of several grids, of two in a prompt and of none."""
     from llava.mm_utils import process_images
 
     pair: list[Any] = [

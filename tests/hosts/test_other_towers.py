@@ -68,5 +68,5 @@ def test_any_tower_serves_methods_that_read_nothing_in_it() -> None:
         with attach(model, method, 5) as attached, torch.no_grad():
             model(**inputs())
             assert attached.outcomes[0].after == 5
-    with pytest.raises(OptionError, match="CLIP and SigLIP towers alone"):
+    with pytest.raises(OptionError, match="CLIP and SigLIP towers only"):
         attach(llava_over("dinov2"), "tome", 5)

@@ -1,20 +1,20 @@
-"""A host of another package is found by its entry point, and one that is none is named."""
+"""A model of another package is found by its entry point, and what is no entry is named."""
 
 from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 import transformers
-from hf_models import CASES
 
 from llava_consensus import attach, entry_points, hosts
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts import HOSTS, HostEntry, known_hosts
+from llava_consensus.hosts import HOSTS, HostEntry, known_hosts, matrix
+from llava_consensus.hosts.remote.entrances import RemoteModel
+from llava_consensus.methods import METHODS
 
-pytestmark = pytest.mark.skipif(
-    int(transformers.__version__.split(".")[0]) < 5, reason="models of transformers need version 5.19 or later"
-)
-ENTRY = HostEntry("outside_host:Outside", "hf", ("OutsideModel",), "a host of another package")
+CURRENT = int(transformers.__version__.split(".")[0]) >= 5
+REFUSED = ("tome", "resize", "pixelprune")  # it is not known how the tower takes fewer patches
 
 
 def register(monkeypatch: pytest.MonkeyPatch, place: str, **names: Any) -> None:
@@ -29,18 +29,64 @@ def register(monkeypatch: pytest.MonkeyPatch, place: str, **names: Any) -> None:
     monkeypatch.setattr(entry_points, "registered", hosts.registered)
 
 
-def test_a_host_of_another_package_adapts_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    from llava_consensus.hosts.hf.llava import Llava
+@pytest.mark.skipif(not CURRENT, reason="models of transformers need version 5.19 or later")
+@torch.no_grad()
+def test_every_method_runs_on_a_model_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry says how its processor writes images. Without it each half of an image has a budget of its own."""
+    from made_up_host import ENTRY, TOKENS, MadeUpModel, words
 
-    case = CASES["llava"]
-    model = case.build()
-    model.__class__ = type("OutsideModel", type(model).__bases__, dict(vars(type(model))))
-    with attach(model, "random", tokens=2) as attached:
-        assert not hasattr(attached, "model")
-    register(monkeypatch, "outside_host:ENTRY", ENTRY=ENTRY, Outside=Llava)
+    model = MadeUpModel()
+    rows = [words([5, 6, "image", 7, 8, 9]), words([5, 11, "image", 13, "image", 14]), words([21, "image", 22, 23])]
+    width = max(map(len, rows))
+    ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
+    pixels = torch.randn(4, 64, 12, generator=torch.Generator().manual_seed(0))
+    inputs = {"input_ids": ids, "attention_mask": (ids != 0).long(), "pixel_values": pixels}
+    singles = [
+        {"input_ids": torch.tensor([row]), "pixel_values": own}
+        for row, own in zip(rows, (pixels[:1], pixels[1:3], pixels[3:]), strict=True)
+    ]
+    dense = model(**inputs).logits
+
+    def answer(given: dict[str, Any]) -> torch.Tensor:
+        return model.generate(**given, max_new_tokens=4, do_sample=False)[:, -4:]
+
+    with attach(model, "random", 6) as attached:
+        model(**inputs)
+        assert [one.before for one in attached.outcomes] == [TOKENS // 2] * 8
+    register(monkeypatch, "outside_host:ENTRY", ENTRY=ENTRY)
     assert list(known_hosts()) == [*HOSTS, "outside"]
-    with attach(model, "random", tokens=2) as attached:
-        assert type(attached.model) is Llava
+    for name in METHODS:
+        if name in REFUSED:
+            with pytest.raises(OptionError, match="not known how the tower"):
+                attach(model, name, 6)
+            continue
+        with attach(model, name, 6) as attached:
+            said, outcomes = answer(inputs), attached.outcomes
+            assert torch.equal(said, torch.cat([answer(one) for one in singles])), f"{name}: a batch answers like these"
+        assert [(one.row, one.before) for one in outcomes] == [(0, 16), (1, 16), (1, 16), (2, 16)], name
+        assert {one.after for one in outcomes} == {16 if name == "full" else 6}, name
+        with attach(model, name, TOKENS):
+            assert torch.equal(model(**inputs).logits, dense), name
+        assert "get_image_features" not in vars(model.model) and torch.equal(model(**inputs).logits, dense), name
+
+
+def test_a_model_with_code_of_its_own_has_a_view_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    from remote_doubles import cogvlm
+
+    from llava_consensus.hosts.remote.cogvlm import CogVLM
+
+    class Outside(CogVLM):
+        """The same under another name."""
+
+    model = cogvlm()
+    model.__class__ = type("OutsideModel", type(model).__bases__, dict(vars(type(model))))
+    with pytest.raises(OptionError, match="has no host"):
+        attach(model, "random", 16)
+    entry = HostEntry("outside_host:Outside", "remote", ("OutsideModel",), "a host of another package")
+    register(monkeypatch, "outside_host:ENTRY", ENTRY=entry, Outside=Outside)
+    assert issubclass(Outside, RemoteModel) and matrix.refusals("outside")["random"] == ""
+    with attach(model, "random", 16) as attached:
+        assert attached.entrance.view is Outside
 
 
 @pytest.mark.parametrize(

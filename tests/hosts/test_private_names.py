@@ -14,6 +14,7 @@ from transformers.cache_utils import Cache, DynamicCache, StaticCache
 from transformers.masking_utils import LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING
 
 from llava_consensus.hosts.cache import CACHE_NAMES
+from llava_consensus.hosts.entrance import ENCODING
 
 
 def parameters(function: object) -> list[str]:
@@ -51,6 +52,7 @@ def test_models_encode_images_in_a_step_of_its_own(name: str) -> None:
     base = model.model
     assert {"input_ids", "attention_mask", "inputs_embeds", "mm_encoder_outputs"} <= set(parameters(base.forward))
     assert "pixel_values" in parameters(base.get_image_features)
+    assert parameters(getattr(model, ENCODING))[:2] == ["inputs_tensor", "model_kwargs"]
     decoder = model.get_decoder()
     assert hasattr(decoder, "layers")
     assert {"attention_mask", "position_ids", "inputs_embeds"} <= set(parameters(decoder.forward))

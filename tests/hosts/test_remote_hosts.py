@@ -128,7 +128,7 @@ def test_a_loss_counts_the_answer_alone(case: Double) -> None:
 def test_beams(case: Double, options: dict[str, int]) -> None:
     inputs = case.inputs([case.rows[0]])
     if case.name == "cogvlm":
-        pytest.skip("its own code wants a picture for each beam")
+        pytest.skip("its own code wants an image for each beam")
     with attach(case.model, "consensusdrop", 16):
         said = generate(case.model, inputs, **options)
     assert said.shape == (options.get("num_return_sequences", 1), inputs["input_ids"].shape[1] + NEW)
@@ -282,9 +282,9 @@ def test_the_harness_answers_batches_and_counts(case: Double, host: Any) -> None
 def test_a_word_that_stands_for_a_picture_is_refused_in_a_question(case: Double, host: Any) -> None:
     encoded = host.encode([remote_cases.picture(0)])
     for word in host.reserved:
-        with pytest.raises(QuestionError, match="stands for a picture"):
+        with pytest.raises(QuestionError, match="stands for an image"):
             host.answer([encoded], [Prompt(f"What is {word}?")])
-    assert host.reserved or case.name == "cogvlm", "its prompts have no word for pictures"
+    assert host.reserved or case.name == "cogvlm", "its prompts have no word for images"
 
 
 def test_templates(tmp_path: Path) -> None:

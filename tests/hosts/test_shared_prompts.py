@@ -14,7 +14,7 @@ from models import IMAGE, tiny_llava
 
 from llava_consensus.evaluation.models.base import Answer, Encoding, Prompt
 from llava_consensus.evaluation.models.llava import LlavaRunner
-from llava_consensus.hosts.old_attachment import Attachment
+from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 
@@ -44,10 +44,10 @@ def host(tower_folder: Path) -> Iterator[NumberHost]:
 
 
 def encoded(attachment: Attachment, count: int) -> list[Encoding]:
-    """Pictures of noise after the tower."""
+    """Images of noise after the tower."""
     pixels = torch.randn(count, 3, IMAGE, IMAGE, dtype=DTYPE, generator=torch.Generator().manual_seed(1))
-    with torch.inference_mode(), attachment.call():
-        tiles = attachment.encode(pixels, [1] * count)
+    with torch.inference_mode():
+        tiles = attachment.entrance.encode(pixels, [1] * count)
     return [Encoding(one, False, (IMAGE, IMAGE), attachment.method, attachment.budget) for one in tiles]
 
 
@@ -75,7 +75,7 @@ def test_a_picture_that_was_encoded_for_something_else_is_refused(
 
 
 def ask(host: NumberHost, name: str, shown: list[list[int]]) -> tuple[list[Answer], list[Answer]]:
-    """Answers to the questions about pictures, asked together and each alone."""
+    """Answers to the questions about images, asked together and each alone."""
     prompts = [Prompt(" ".join(map(str, ids)), max_new_tokens=6) for ids in QUESTIONS[: len(shown)]]
     with host.attach(make(name), BUDGET) as attachment:
         pictures = encoded(attachment, 1 + max((number for numbers in shown for number in numbers), default=0))

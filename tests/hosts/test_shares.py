@@ -1,4 +1,4 @@
-"""A budget that is a share of each picture's own tokens: what it comes to, in a batch as alone, and in the records."""
+"""A budget that is a share of each image's own tokens: what it comes to, in a batch as alone, and in the records."""
 
 import json
 from pathlib import Path
@@ -125,7 +125,7 @@ def test_each_picture_of_a_batch_gets_its_own_share(family: str, name: str) -> N
         together = model.generate(**prompts(*rows), **told)[:, -3:]
         outcomes = attached.outcomes
         singles = [model.generate(**prompts(row), **told)[:, -3:] for row in rows]
-    assert len({outcome.before for outcome in outcomes}) > 1, "pictures of one size show nothing"
+    assert len({outcome.before for outcome in outcomes}) > 1, "images of one size show nothing"
     if make(name).place.name != "DECODER":  # those have schedules of their own
         assert [outcome.after for outcome in outcomes] == [Share(0.3).of(one.before).tokens for one in outcomes]
     assert torch.equal(together, torch.cat(singles))

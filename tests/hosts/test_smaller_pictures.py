@@ -1,5 +1,5 @@
 """`resize` on models of transformers: the tokens that are left are those that the plain model makes of pixels that
-were made smaller beforehand, and each stands where the first token of its cell stood.
+were made smaller beforehand, and each is at the place of the first token of its cell.
 """
 
 import copy
@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from hf_models import CASES, END, IMAGE, START, VIDEO, Picture, noise, prompts, square
+from hf_models import CASES, END, IMAGE, START, VIDEO, Picture, decoder_given, noise, prompts, square
 from torch import Tensor
 from torch.nn.functional import interpolate
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.hf import reduce
+from llava_consensus.hosts.smaller_images import Squares
 from llava_consensus.methods.resize import smaller
 
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 pytestmark = pytest.mark.skipif(VERSION < (5, 19), reason="methods on models of transformers need >= 5.19")
 T = 7
-CELLS = {2: [(2, 2), (1, 2)], 1: [(2, 3)]}  # of a video of two temporal patches of 4 x 4 tokens, of a picture of 4 x 6
+CELLS = {2: [(2, 2), (1, 2)], 1: [(2, 3)]}  # of a video of two temporal patches of 4 x 4 tokens, of an image of 4 x 6
 
 
 def resized(image: Tensor, height: int, width: int) -> Tensor:
@@ -28,7 +28,7 @@ def resized(image: Tensor, height: int, width: int) -> Tensor:
 
 
 def firsts(whole: tuple[int, int], small: tuple[int, int]) -> list[int]:
-    """The first token of the full picture, row by row, in each cell of the smaller one."""
+    """The first token of the full image, row by row, in each cell of the smaller one."""
     found: dict[tuple[int, int], int] = {}
     for row in range(whole[0]):
         for column in range(whole[1]):
@@ -46,7 +46,7 @@ def patches(image: Tensor, patch: int) -> Tensor:
 
 
 def prepared(frames: list[Tensor], patch: int) -> Tensor:
-    """A temporal patch of two pictures: what the processor makes of both, of each its own half."""
+    """A temporal patch of two images: what the processor makes of both, of each its own half."""
     both = [patches(frame, patch).unflatten(1, (3, 2, -1)) for frame in frames]
     return torch.stack((both[0][:, :, 0], both[1][:, :, 1]), 2).flatten(1)
 
@@ -69,8 +69,7 @@ def test_qwen_reads_a_picture_that_was_prepared_smaller(name: str) -> None:
     ids = one * tiles if apart or not video else [placeholder] * tiles * rows * columns
     inputs = prompts([1, 5, Picture(ids, whole), 7, 8])
     with attach(model, "resize", tokens=T) as attached:
-        reduced = reduce(model, **inputs)
-    (features,) = reduced["mm_encoder_outputs"].values()
+        reduced = decoder_given(model, inputs)
     assert CELLS[tiles] == [smaller(share, rows, columns) for share in ([4, 3] if video else [T])]
     expected, planes, stays = [], [], [word != placeholder for word in inputs["input_ids"][0].tolist()]
     at_picture = [place for place, word in enumerate(stays) if not word]
@@ -82,19 +81,20 @@ def test_qwen_reads_a_picture_that_was_prepared_smaller(name: str) -> None:
         planes.append(getattr(output, "deepstack_features", None) or [])
         for first in firsts((rows, columns), cells):
             stays[at_picture[tile * rows * columns + first]] = True
-    (found,) = features.pooler_output
+    found = visual_rows(reduced, inputs, stays, placeholder)
     assert torch.allclose(found, torch.cat(expected), atol=1e-5)
     assert attached.outcomes[0].after == len(found) == sum(a * b for a, b in CELLS[tiles])
-    for index, plane in enumerate(getattr(features, "deepstack_features", None) or []):
-        assert torch.allclose(
-            torch.cat(list(plane)), torch.cat([one for own in planes for one in own[index]]), atol=1e-5
-        )
-    assert reduced["input_ids"][0].tolist() == inputs["input_ids"][0][stays].tolist()
-    seen: dict[str, Any] = {}
-    hook = twin.get_decoder().register_forward_pre_hook(lambda module, _, given: seen.update(given), with_kwargs=True)
-    twin(**inputs)
-    hook.remove()
-    assert torch.equal(reduced["position_ids"][-3:], seen["position_ids"][-3:][..., stays])
+    for index, plane in enumerate(reduced.get("deepstack_visual_embeds") or []):
+        assert torch.allclose(plane, torch.cat([one for own in planes for one in own[index]]), atol=1e-5)
+    plain = decoder_given(twin, inputs)["position_ids"]
+    assert torch.equal(reduced["position_ids"][-3:], plain[-3:][..., stays])
+
+
+def visual_rows(given: dict[str, Any], inputs: dict[str, Any], stays: list[bool], placeholder: int = IMAGE) -> Tensor:
+    """The rows of images that the decoder is given of one prompt, of which these rows stay."""
+    words = inputs["input_ids"][0][stays]
+    assert given["inputs_embeds"].shape[:2] == (1, len(words))
+    return given["inputs_embeds"][0][words == placeholder]
 
 
 def own_features(name: str, twin: Any, pixels: Tensor) -> Tensor:
@@ -139,30 +139,27 @@ def test_a_model_of_equal_tiles_reads_tiles_that_were_made_smaller(name: str) ->
     tiles = inputs["pixel_values"].flatten(0, -4)
     cells = {"internvl": (2, 3)}.get(name, (2, 2))
     with attach(model, "resize", tokens=cells[0] * cells[1] / 16, positions="keep") as attached:
-        reduced = reduce(model, **inputs)
-    (features,) = reduced["mm_encoder_outputs"].values()
+        reduced = decoder_given(model, inputs)
     small = torch.stack([resized(tile, 28 * cells[0], 28 * cells[1]) for tile in tiles])
-    found = torch.cat(list(features.pooler_output))
-    assert torch.allclose(found, own_features(name, twin, small), atol=1e-5)
-    assert attached.outcomes[0].after == len(tiles) * cells[0] * cells[1] == len(found)
     stays = [word != IMAGE for word in inputs["input_ids"][0].tolist()]
     at_picture = [place for place, word in enumerate(stays) if not word]
     for tile in range(len(tiles)):
         for first in firsts((4, 4), cells):
             stays[at_picture[16 * tile + first]] = True
-    assert reduced["input_ids"][0].tolist() == inputs["input_ids"][0][stays].tolist()
+    found = visual_rows(reduced, inputs, stays)
+    assert torch.allclose(found, own_features(name, twin, small), atol=1e-5)
+    assert attached.outcomes[0].after == len(tiles) * cells[0] * cells[1] == len(found)
     assert reduced["position_ids"][0].tolist() == [place for place, one in enumerate(stays) if one]
 
 
 @pytest.mark.parametrize("name", FIXED)
 @torch.no_grad()
 def test_a_tile_that_keeps_its_size_is_read_as_by_the_model(name: str) -> None:
-    """As where one picture of a call is made smaller and another has room."""
+    """As where one image of a call is made smaller and another has room."""
     case = CASES[name]
     model = case.build()
     tiles = case.picture(1).pixels["pixel_values"].flatten(0, -4)
-    with attach(model, "resize", tokens=0.5) as attached:
-        found = attached.model.read(tiles).flatten(0, 1)
+    found = Squares(model.model, 4).read(tiles).flatten(0, 1)
     assert torch.allclose(found, own_features(name, model, tiles), atol=1e-5)
 
 
@@ -175,21 +172,19 @@ def test_pixtral_reads_a_picture_that_was_prepared_smaller(name: str) -> None:
     twin = copy.deepcopy(model)
     inputs = prompts([1, 5, case.picture(0), 6, case.picture(2), 7, 8])  # of 3 x 4 and 2 x 4 tokens
     with attach(model, "resize", tokens=8, positions="keep") as attached:
-        reduced = reduce(model, **inputs)
+        reduced = decoder_given(model, inputs)
     pixels, sizes = inputs["pixel_values"].clone(), inputs["image_sizes"].clone()
     small = resized(pixels[0, :, : 3 * size, : 4 * size], 2 * size, 4 * size)
     sizes[0] = torch.tensor([2 * size, 4 * size])
     pixels[0] = 9.0  # nobody reads what is beyond the size
     pixels[0, :, : 2 * size, : 4 * size] = small
     expected = twin.model.get_image_features(pixels, image_sizes=sizes, return_dict=True).pooler_output
-    (features,) = reduced["mm_encoder_outputs"].values()
     assert [(one.before, one.after) for one in attached.outcomes] == [(12, 8), (8, 8)]
-    assert torch.allclose(torch.cat(list(features.pooler_output)), torch.cat(list(expected)), atol=1e-5)
     at_picture = (inputs["input_ids"][0] == IMAGE).nonzero()[:12, 0].tolist()
     gone = set(at_picture) - {at_picture[first] for first in firsts((3, 4), (2, 4))}
-    stays = [place for place in range(inputs["input_ids"].shape[1]) if place not in gone]
-    assert reduced["position_ids"][0].tolist() == stays
-    assert reduced["input_ids"][0].tolist() == inputs["input_ids"][0][stays].tolist()
+    stays = [place not in gone for place in range(inputs["input_ids"].shape[1])]
+    assert reduced["position_ids"][0].tolist() == [place for place, one in enumerate(stays) if one]
+    assert torch.allclose(visual_rows(reduced, inputs, stays), torch.cat(list(expected)), atol=1e-5)
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -201,11 +196,11 @@ def test_onevision_packs_the_tokens_that_are_left_and_no_mixture_of_them(number:
     twin = copy.deepcopy(model).model
     inputs = prompts([1, 5, case.picture(number), 7, 8])
     with attach(model, "resize", tokens=4 * len(inputs["pixel_values"][0])) as attached:  # 4 of each tile
-        reduced = reduce(model, **inputs)
+        reduced = decoder_given(model, inputs)
     small = torch.stack([resized(tile, 28, 28) for tile in inputs["pixel_values"][0]])
     states = twin.vision_tower(small, interpolate_pos_encoding=True, output_hidden_states=True).hidden_states[-1]
     tokens = twin.multi_modal_projector(states).flatten(0, 1)
-    found = torch.cat(list(reduced["mm_encoder_outputs"]["image"].pooler_output))
+    found = reduced["inputs_embeds"][0, 2:-2]
     newline = (found == twin.image_newline).all(-1)
     same = (found[~newline, None] - tokens).abs().amax(-1) < 1e-5
     assert same.any(1).all() and int(newline.sum()) == attached.outcomes[0].structural
@@ -220,18 +215,17 @@ def test_video_llava_reads_smaller_frames_and_smaller_pictures_each_by_its_tower
     twin = copy.deepcopy(model).model
     inputs = prompts([1, 5, clip, 6, picture, 7, 8])
     with attach(model, "resize", tokens=0.25, host_options={"class_tokens": class_tokens}) as attached:
-        reduced = reduce(model, **inputs)
-    assert [(one.before, one.after) for one in attached.outcomes] == [(16, 4), (4 * 16, 4 * 4)]  # pictures come first
+        given = decoder_given(model, inputs)["inputs_embeds"][0]
+    assert [(one.before, one.after) for one in attached.outcomes] == [(16, 4), (4 * 16, 4 * 4)]  # images come first
     frames = torch.stack([resized(frame, 28, 28) for frame in inputs["pixel_values_videos"][0]])
-    found = reduced["mm_encoder_outputs"]
+    found = {"video": given[2:-7], "image": given[-6:-2]}
     whole = resized(picture.pixels["pixel_values"][0], 28, 28)[None]
     towers = {"video": (twin.video_tower, frames), "image": (twin.image_tower, whole)}
     for modality, (tower, small) in towers.items():
         states = tower(small, interpolate_pos_encoding=True, output_hidden_states=True).hidden_states[-2]
         first = 0 if modality == "video" and class_tokens == "keep" else 1
         expected = twin.multi_modal_projector(states[:, first:]).flatten(0, 1)
-        tokens = torch.cat([one.reshape(-1, 64) for one in found[modality].pooler_output])
-        assert torch.allclose(tokens, expected, atol=1e-4)
+        assert torch.allclose(found[modality], expected, atol=1e-4)
 
 
 @torch.no_grad()

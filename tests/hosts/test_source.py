@@ -1,4 +1,4 @@
-"""Inputs of a method for prompts that share an encoded picture, and for prompts of several pictures."""
+"""Inputs of a method for prompts that share an encoded image, and for prompts of several pictures."""
 
 import pytest
 import torch
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.parametrize("aggregate", ["all", "last", "max"])
 @torch.no_grad()
 def test_words_ask_about_the_pictures_before_them(aggregate: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Queries and keys are taken once for each prompt, so that many pictures cost what one of their length does; each
-    picture is asked about by the eager first layer's rows behind it.
+    """Queries and keys are taken once for each prompt, so that many images cost what one of their length does; each
+    image is asked about by the eager first layer's rows behind it.
     """
     import hf_models
 
@@ -25,12 +25,12 @@ def test_words_ask_about_the_pictures_before_them(aggregate: str, monkeypatch: p
     model, (first, second, third) = case.build(), map(case.picture, range(3))
     words = [1, first, 5, 6, second, 7, 9, third, 8], [3, 4, first, 5]
     inputs, made = hf_models.prompts(*words), []
-    probe = Inputs._probe
-    monkeypatch.setattr(Inputs, "_probe", lambda *given: made.append(probe(*given)) or made[0])
+    probe = Inputs.probe_of
+    monkeypatch.setattr(Inputs, "probe_of", lambda *given: made.append(probe(*given)) or made[0])
     with attach(model, "consensusdrop", tokens=case.tokens, alpha=0.0, aggregate=aggregate) as attached:
         model(**inputs)
         found = [one.reductions[0][1].cross[0] for one in attached.outcomes]
-    assert (*made[0].query.shape[:3:2], len(made[0].key)) == (2, 5, 2)  # sequences, words behind pictures, sequences
+    assert (*made[0].query.shape[:3:2], len(made[0].key)) == (2, 5, 2)  # sequences, words behind images, sequences
     model.set_attn_implementation("eager")
     attention = model(**inputs, output_attentions=True).attentions[0].mean(1)  # [R, S, S]
     picture = inputs["input_ids"] == hf_models.IMAGE

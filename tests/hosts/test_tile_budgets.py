@@ -1,17 +1,18 @@
-"""`tokens=T` is T for pictures of any size and any tiles. `tools/tile_budgets.py` shows the whole table."""
+"""`tokens=T` is T for images of any size and any tiles. `tools/tile_budgets.py` shows the whole table."""
 
 import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llava_consensus.hosts.sequence import RowKinds, Sharing, read_layout
+from llava_consensus.hosts.images import Image
+from llava_consensus.hosts.units import units_of
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget, Share
 
@@ -19,12 +20,11 @@ TILES = st.lists(st.integers(1, 40), min_size=1, max_size=13)  # tokens of each 
 
 
 def left(sizes: list[int], budget: Budget | Share, **options: str) -> int:
-    """Visual tokens of a picture of these tiles that a layout leaves."""
-    tile = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))[None]
-    token = torch.cat([torch.arange(size) for size in sizes])[None]
-    kinds = RowKinds(torch.ones_like(tile, dtype=torch.bool), torch.zeros_like(tile), tile, token)
-    layout = read_layout(kinds, Sharing(make("visionzip", **options), budget, 40, 13))
-    return sum(sizes) - sum(len(unit.places) - unit.budget.tokens for unit in layout.reduced())
+    """Visual tokens of an image of these tiles that are left."""
+    tile, token = np.repeat(np.arange(len(sizes)), sizes), np.concatenate([np.arange(size) for size in sizes])
+    image = Image(0, np.arange(sum(sizes)), tile, token, len(sizes), False, 0)
+    units = units_of([image], [budget], make("visionzip", **options), 13)
+    return sum(sizes) - sum(len(unit.places) - unit.budget.tokens for unit in units)
 
 
 @settings(deadline=None, max_examples=300)

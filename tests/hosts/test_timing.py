@@ -47,7 +47,7 @@ def test_rows_of_every_forward_are_what_is_timed(model: Any, monkeypatch: pytest
     ("call", "options", "says"),
     [
         (lambda model: None, {}, "did not run the model"),
-        (lambda model: model.generate(torch.tensor([[1, 5, 6]]), max_new_tokens=1), {}, "no picture"),
+        (lambda model: model.generate(torch.tensor([[1, 5, 6]]), max_new_tokens=1), {}, "no image"),
         (lambda model: pytest.fail("called"), {"rounds": 0}, "rounds=0 must be a whole number of at least 1"),
         (lambda model: pytest.fail("called"), {"method": "randon"}, "Did you mean 'random'"),
     ],

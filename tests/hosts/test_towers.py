@@ -1,4 +1,4 @@
-"""Which blocks of a vision tower a method reads, and the order in which modules are looked through."""
+"""Which blocks of a vision tower a method reads."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,36 +8,32 @@ from torch import nn
 
 from llava_consensus import make
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.derived.tap import modules_of
-from llava_consensus.hosts.towers import earlier_block
+from llava_consensus.hosts.tower import Learnt, Tower
 
-QWEN = {"full": (7, 15, 23, 31)}  # blocks of Qwen2.5-VL that attend to the whole picture
+QWEN = (7, 15, 23, 31)  # blocks of Qwen2.5-VL that attend to the whole image
 
 
 @pytest.mark.parametrize(
-    ("method", "blocks", "more", "block"),
+    ("method", "blocks", "whole", "block"),
     [
-        ("hiprune", 24, {}, 8),  # the ninth, as in the authors' code
-        ("vscan", 24, {}, 5),  # the sixth
+        ("hiprune", 24, None, 8),  # the ninth, as in the authors' code
+        ("vscan", 24, None, 5),  # the sixth
         ("hiprune", 32, QWEN, 15),  # the sixteenth
         ("vscan", 32, QWEN, 7),  # the first that is not windowed
-        ("hiprune", 4, {}, 1),
-        ("vscan", 4, {}, 0),
+        ("hiprune", 4, None, 1),
+        ("vscan", 4, None, 0),
     ],
 )
-def test_the_earlier_block_is_the_authors(method: str, blocks: int, more: dict[str, Any], block: int) -> None:
-    tower: Any = SimpleNamespace(blocks=range(blocks), **more)
-    assert earlier_block(tower, make(method)) == block
-    assert earlier_block(tower, make(method, early_layer=-1)) == blocks - 1
-    assert earlier_block(tower, make(method, early_layer=2)) == 2
+def test_the_earlier_block_is_the_authors(method: str, blocks: int, whole: Any, block: int) -> None:
+    base = nn.ModuleDict({"blocks": nn.ModuleList(nn.Identity() for _ in range(blocks))})
+    base.config = SimpleNamespace(vision_config=SimpleNamespace(fullatt_block_indexes=whole))  # type: ignore[assignment]
+
+    def early(**options: int) -> int:
+        return Tower(base, None, make(method, **options), Learnt({}, None, {})).early_block("blocks")[1]  # type: ignore[arg-type]
+
+    assert early() == block
+    assert early(early_layer=-1) == blocks - 1
+    assert early(early_layer=2) == 2
     for wrong in (blocks, -blocks - 1):
         with pytest.raises(OptionError, match=f"early_layer={wrong} must be in {-blocks}..{blocks - 1}"):
-            earlier_block(tower, make(method, early_layer=wrong))
-
-
-def test_modules_come_in_torchs_order_and_once() -> None:
-    twice = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
-    named = nn.ModuleDict({"first": twice, "second": nn.ReLU()})
-    tree = nn.ModuleList([nn.Sequential(nn.ReLU(), twice), twice, named])
-    tree.register_module("none", None)
-    assert list(modules_of(tree)) == list(tree.modules())
+            early(early_layer=wrong)

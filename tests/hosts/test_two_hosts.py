@@ -33,7 +33,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
 
 
 def answers(host: Any, name: str, budget: int = 64) -> list[Any]:
-    """Six questions about six pictures, one about two of them, and one about none."""
+    """Six questions about six images, one about two of them, and one about none."""
     benchmark = make_benchmark("gqa")
     questions = benchmark.load(DATA)[:60:10]
     with host.attach(make(name), Budget(budget)):

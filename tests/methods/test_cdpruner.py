@@ -16,7 +16,7 @@ from units import unit
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.models import Loading, Prompt, load
-from llava_consensus.hosts.reduce import BY_WORDS, NO_WORDS
+from llava_consensus.hosts.inputs import BY_WORDS, NO_WORDS
 from llava_consensus.methods import make
 from llava_consensus.methods.cdpruner import SHORT_ANSWER, greedy_map, relevance
 from llava_consensus.reduction.budget import Budget
@@ -45,7 +45,7 @@ def test_relevance_is_the_negated_cosine_scaled_over_the_tiles_of_a_picture() ->
     real = torch.tensor([[True, False]]).expand(3, -1)  # the second segment is padding
     whole = WholePictures(torch.tensor([7, 7, 8]), torch.ones(3, 2, dtype=torch.bool))
     found = relevance(ClipSides(patches, text, real), whole)
-    expected = torch.tensor([[0.0, 0.5], [1.0, 0.2], [0.0, 1.0]])  # cosines 1 0 | -1 .6 of one picture, 1 0 of another
+    expected = torch.tensor([[0.0, 0.5], [1.0, 0.2], [0.0, 1.0]])  # cosines 1 0 | -1 .6 of one image, 1 0 of another
     assert torch.allclose(found, expected, atol=2e-6) and (found > 0).all()
     toward = relevance(ClipSides(patches, text, real), whole, negated=False)
     assert torch.allclose(toward, 1 - expected, atol=2e-6) and (toward > 0).all()
@@ -194,7 +194,7 @@ def test_pictures_of_a_prompt_are_scaled_by_what_unpadding_leaves_of_each(clip_f
 
 
 def test_what_it_needs_is_said_when_it_is_missing(tower_folder: Path, clip_folder: SimpleNamespace) -> None:
-    with pytest.raises(OptionError, match=r"is a vision model alone.*Use a checkpoint"):
+    with pytest.raises(OptionError, match=r"is only a vision model.*Use a checkpoint"):
         attach(tiny_llava(tower_folder), "cdpruner", tokens=6)
     model, (ids, _) = tiny_llava(clip_folder.folder), batch(row(5))
     with attach(model, "cdpruner", tokens=6) as attached:

@@ -1,6 +1,6 @@
 """PruMerge(+), VisionZip and VisPruner against arrays their authors' own code gave (tests/golden/README.md).
 
-The pictures go through the same tiny tower by our hooks, on whichever stack runs the test; kept tokens must be equal in
+The images go through the same tiny tower by our hooks, on whichever stack runs the test; kept tokens must be equal in
 their order and output tokens to 1e-5. `pytest tests/methods/test_golden_attention.py -s` prints the largest deviation
 of each.
 """
@@ -49,7 +49,7 @@ def tower_of(side: int) -> Any:
 
 @torch.no_grad()
 def seen(pictures: np.ndarray, method: Any) -> VisualTokens:
-    """What a host collects of pictures [U, side, side, 3] in which a patch is one pixel."""
+    """What a host collects of images [U, side, side, 3] in which a patch is one pixel."""
     pixels = torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 127.5 - 1
     pixels = pixels.repeat_interleave(14, 2).repeat_interleave(14, 3)
     return collected(tower_of(pictures.shape[1]), method, pixels)
@@ -64,7 +64,7 @@ def same(name: str, case: str, result: Reduction) -> None:
 
 
 def pictures_of(case: str, arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, int]:
-    """Pictures of a case, and T of one of them."""
+    """Images of a case, and T of one of them."""
     kind, number = case.split("-")
     if kind == "odd":
         return arrays["odd"], int(number)

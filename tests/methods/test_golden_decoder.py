@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from models import BareModel, one_picture
+from models import BareLanguage
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from llava_consensus.hosts.old_attachment import Attachment
+from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.methods import make, sparsevlm
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.decoder import Cut, DecoderView
@@ -20,7 +20,7 @@ from llava_consensus.reduction.tokens import Stopwatch, TextProbe
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 sys.path.insert(0, str(GOLDEN))
-from tiny_decoder import AFTER, BEFORE, CONFIG, STEPS, fill, inputs  # noqa: E402
+from tiny_decoder import BEFORE, CONFIG, STEPS, fill, inputs  # noqa: E402
 
 TOLERANCE = 1e-5  # of their float32; ours is float64 but for rotary angles, which differ by CPU
 
@@ -44,10 +44,10 @@ def run(model: Any, method: Any, visual: int, tokens: int, seed: int, steps: int
         return cuts[-1]
 
     prompt, answer = (rows.double() for rows in inputs(visual, seed))
-    attached = Attachment(BareModel(model), method, Budget(tokens))
+    attached: Any = Attachment(model, method, Budget(tokens), entrance=BareLanguage)
     type(method).select = recording
     try:
-        attached.arm(attached.current(), attached.layout(one_picture(BEFORE, visual, AFTER)), prompt)
+        attached.entrance.show(prompt, BEFORE, visual)
         out = model(inputs_embeds=prompt, use_cache=steps > 0)
         logits = [out.logits[0, -1]]
         for step in range(steps):
@@ -112,7 +112,7 @@ IVC = [key.removeprefix("kept_") for key in np.load(GOLDEN / "ivcprune.npz") if 
 
 @pytest.mark.parametrize("case", IVC)
 def test_ivcprune_chooses_as_the_official_code_for_qwen(case: str) -> None:
-    """From the values of a layer and the angles of three axes; text is all rows after the picture but the first two."""
+    """From the values of a layer and the angles of three axes; text is all rows after the image but the first two."""
     arrays = np.load(GOLDEN / "ivcprune.npz")
     stored = {key: torch.from_numpy(arrays[f"{key}_{case}"]) for key in ("values", "angle", "front", "kept")}
     (size, tokens), front = map(int, case.split("_")), int(stored["front"])

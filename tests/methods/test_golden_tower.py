@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from models import BareModel
 
-from llava_consensus.hosts.old_attachment import Attachment
+from llava_consensus.hosts.open_tower import OpenTower, Run
 from llava_consensus.methods import make
 from llava_consensus.methods.divprune import spread_out
 from llava_consensus.reduction.budget import Budget
@@ -71,11 +70,13 @@ def tome_deviation(arrays: dict[str, torch.Tensor], case: str) -> float:
     images = arrays[f"images_{side}"] if total == 2880 else arrays[f"images_{side}"][:1]
     method = make("tome", proportional="plain" not in case)
     budget = Budget(tokens // len(images))
-    with Attachment(BareModel(clip_tower(arrays, side), side), method, budget) as attached:
-        tiles = attached.encode(images, [1] * len(images))
-    spread, slot = (
-        torch.cat(values) for values in zip(*((one.projected, one.parts["slot"]) for one in tiles), strict=True)
-    )
+    tower, project = clip_tower(arrays, side), torch.nn.Identity()
+    opened = OpenTower(tower, project, method, -2, tower.config.num_hidden_layers - 2)
+    run = Run([budget.tokens] * len(images), (side, side), False)
+    opened.install()
+    with opened.running(run):
+        spread = project(tower(images).hidden_states[-2][:, 1:])
+    slot: Any = run.slot
     assert torch.equal(slot, arrays[f"owner_{case}"].long())
     theirs = arrays[f"tokens_{case}"].gather(1, slot[..., None].expand_as(spread))
     unit = VisualTokens(
@@ -88,7 +89,7 @@ def tome_deviation(arrays: dict[str, torch.Tensor], case: str) -> float:
 
 
 def divprune_deviation(arrays: dict[str, torch.Tensor], size: int, count: int) -> float:
-    """The same tokens in the same order of picking; what is kept stands in the picture's order in both."""
+    """The same tokens in the same order of picking; what is kept stands in the image's order in both."""
     points = arrays[f"tokens_{size}"][None]
     theirs = arrays[f"picks_{size}_{count}"].long()
     assert torch.equal(spread_out(points, count)[0], theirs)
@@ -131,7 +132,7 @@ def test_divprune(size: int, count: int) -> None:
 
 @pytest.mark.parametrize(("size", "count"), FLAT)
 def test_cdpruner(size: int, count: int) -> None:
-    """In 2880 five tiles of one picture share one scale of relevance, as in the authors' batch. Past the rank of the
+    """In 2880 five tiles of one image share one scale of relevance, as in the authors' batch. Past the rank of the
     kernel ours must differ: tests/methods/test_cdpruner.py.
     """
     assert cdpruner_deviation(golden("cdpruner"), str(size), count) == 0.0

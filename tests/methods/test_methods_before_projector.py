@@ -1,4 +1,4 @@
-"""Methods at the picture, inside the tower and behind it on tiny hosts: every branch of the official function."""
+"""Methods at the image, inside the tower and behind it on tiny hosts: every branch of the official function."""
 
 import math
 from pathlib import Path
@@ -11,7 +11,7 @@ from models import PATCHES, tiny_llava
 from prompts import ANYRES, CASES, batch, row, tiles
 
 from llava_consensus import attach
-from llava_consensus.hosts.llava import OfficialTower
+from llava_consensus.hosts.official_prompt import vision_of
 from llava_consensus.methods.resize import smaller
 from llava_consensus.reduction.budget import Budget
 
@@ -38,7 +38,7 @@ def test_full_budget_and_detach_are_bit_identical(tower_folder: Path, prompt: Si
 @pytest.mark.parametrize("name", INSIDE)
 @torch.no_grad()
 def test_every_branch_holds_the_tokens_of_the_tower_in_raster_order(tower_folder: Path, name: str, case: str) -> None:
-    """Rebuilt the slow way from the official rows: for each picture and tile the first row of each token, in order."""
+    """Rebuilt the slow way from the official rows: for each image and tile the first row of each token, in order."""
     spec = CASES[case]
     model = tiny_llava(tower_folder, **spec.get("config", {}))
     left = spec.get("left", False)
@@ -50,7 +50,7 @@ def test_every_branch_holds_the_tokens_of_the_tower_in_raster_order(tower_folder
     anyres = "image_grid_pinpoints" in spec.get("config", {})
     tokens = 20 if anyres or max(len(one) for one in spec["ranges"]) > 1 else 6
     if case == "spatial_unpad, single tile":
-        tokens = 10  # attaching makes sure of pictures of five tiles too
+        tokens = 10  # attaching makes sure of images of five tiles too
     with attach(model, name, tokens=tokens) as attached:
         _, _, out_mask, _, embeds, _ = model.prepare_inputs_labels_for_multimodal(ids, **arguments)
         outcomes = list(attached.outcomes)
@@ -80,7 +80,7 @@ def test_every_branch_holds_the_tokens_of_the_tower_in_raster_order(tower_folder
 @torch.no_grad()
 def test_projector_and_blocks_see_only_the_merged_tokens(llava_model: Any, prompt: SimpleNamespace, name: str) -> None:
     seen: dict[str, list[int]] = {"projector": [], "blocks": []}
-    blocks = OfficialTower(llava_model).blocks
+    blocks = vision_of(llava_model.get_vision_tower()).encoder.layers
     handles = [
         llava_model.get_model().mm_projector.register_forward_hook(
             lambda module, inputs, output: seen["projector"].append(inputs[0].shape[1])
@@ -119,7 +119,7 @@ def test_batch_equals_singles(tower_folder: Path, name: str) -> None:
 @pytest.mark.parametrize("name", INSIDE)
 @torch.no_grad()
 def test_tiles_have_their_own_budgets(tower_folder: Path, name: str) -> None:
-    """22 tokens are 5, 5, 4, 4, 4 for five tiles and 8, 7, 7 for three; a picture of one tile keeps all its 16."""
+    """22 tokens are 5, 5, 4, 4, 4 for five tiles and 8, 7, 7 for three; an image of one tile keeps all its 16."""
     model = tiny_llava(tower_folder, **ANYRES, mm_patch_merge_type="spatial")
     ids, mask = batch(row(5), row(6, 7), row(8))
     images = [tiles(5), tiles(3, 1), tiles(1, 2)]
@@ -140,7 +140,7 @@ def test_an_exception_inside_the_tower_leaves_nothing_behind(tower_folder: Path,
         return {key: (set(vars(module)), len(module._forward_hooks)) for key, module in model.named_modules()}
 
     before = state()
-    blocks = OfficialTower(model).blocks
+    blocks = vision_of(model.get_vision_tower()).encoder.layers
     handle = blocks[1].mlp.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(RuntimeError("boom")))
     for name in INSIDE:
         with pytest.raises(RuntimeError, match="boom"), attach(model, name, tokens=5):
@@ -153,7 +153,7 @@ def test_an_exception_inside_the_tower_leaves_nothing_behind(tower_folder: Path,
 def test_a_forward_that_was_replaced_before_comes_back(tower_folder: Path, prompt: SimpleNamespace) -> None:
     """As accelerate replaces `forward` of modules it spreads over devices."""
     model = tiny_llava(tower_folder)
-    block = OfficialTower(model).blocks[0]
+    block = vision_of(model.get_vision_tower()).encoder.layers[0]
     block.forward = theirs = lambda *args, **kwargs: type(block).forward(block, *args, **kwargs)
     with attach(model, "tome", tokens=5):
         model(prompt.ids, images=prompt.images)

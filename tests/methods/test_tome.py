@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import tiny_llava
 from prompts import tiles
+from torch import Tensor
 
 from llava_consensus import attach
 from llava_consensus.errors import NonFiniteError, OptionError
@@ -117,7 +118,7 @@ def test_budgets_the_tower_cannot_reach_are_refused_when_attaching(tower_folder:
 
 
 def slow_tome(tower: Any, images: torch.Tensor, counts: list[int], proportional: bool) -> tuple[list[Any], list[Any]]:
-    """Tokens and their patches by explicit loops over one picture, in double precision, with a written-out softmax; of
+    """Tokens and their patches by explicit loops over one image, in double precision, with a written-out softmax; of
     a tower without a class token all patches may leave, and those that stay stand by falling similarity.
     """
     inner = getattr(tower, "vision_model", tower)
@@ -131,7 +132,7 @@ def slow_tome(tower: Any, images: torch.Tensor, counts: list[int], proportional:
 
 
 def slow_pixtral(tower: Any, image: torch.Tensor, counts: list[int], proportional: bool) -> tuple[list[Any], list[Any]]:
-    """The same of a picture [1, 3, h, w] in Pixtral's tower, queries and keys turned pair of channels by pair, by the
+    """The same of an image [1, 3, h, w] in Pixtral's tower, queries and keys turned pair of channels by pair, by the
     mean row and column of a token's patches.
     """
     patches = tower.patch_conv(image)
@@ -200,31 +201,32 @@ def slow_blocks(
 def test_tome_on_a_siglip_tower_equals_a_slow_one() -> None:
     from hf_models import CASES
 
+    from llava_consensus.hosts.open_tower import Run
+
     model, images = CASES["llava_onevision"].build().double(), tiles(2).double()
-    with attach(model, "tome", tokens=0.3) as attached:
-        found = attached.encode(images, [1, 1])
+    run = Run([5, 5], (4, 4), False)
+    with attach(model, "tome", tokens=10) as attached, attached.entrance.before.towers["image"].running(run):
+        model.model.multi_modal_projector(model.model.vision_tower(images).hidden_states[-1])
     for index in range(2):
         values, groups = slow_tome(model.model.vision_tower, images[index : index + 1], [3, 3, 3, 2], True)
         assert len(groups) == 5
         for slot, own in enumerate(groups):
-            assert (found[index].parts["slot"][0] == slot).nonzero().flatten().tolist() == sorted(own)
+            assert (run.slot[index] == slot).nonzero().flatten().tolist() == sorted(own)
             expected = model.model.multi_modal_projector(values[slot])
-            assert torch.allclose(found[index].projected[0, sorted(own)], expected, atol=1e-6)  # log sizes are float32
+            assert torch.allclose(run.projected[index, sorted(own)], expected, atol=1e-6)  # log sizes are float32
 
 
 @pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="models of transformers need 5.19 or later")
 @torch.no_grad()
 def test_tome_on_frames_keeps_their_class_tokens() -> None:
     """Which the prompt of Video-LLaVA holds, each in front of its frame."""
-    from hf_models import CASES, prompts
-
-    from llava_consensus.hosts.hf import reduce
+    from hf_models import CASES, decoder_given, prompts
 
     model, clip = CASES["video_llava"].build().double(), CASES["video_llava video"].picture(0)
     inputs = prompts([1, 5, clip, 7])
     inputs["pixel_values_videos"] = inputs["pixel_values_videos"].double()
     with attach(model, "tome", tokens=20) as attached:
-        tokens = torch.cat(list(reduce(model, **inputs)["mm_encoder_outputs"]["video"].pooler_output))
+        tokens = decoder_given(model, inputs)["inputs_embeds"][0, 2:-1]
     assert (attached.outcomes[0].after, attached.outcomes[0].structural) == (20, 4) and len(tokens) == 24
     for index, frame in enumerate(tokens.split(6)):
         image = inputs["pixel_values_videos"][0, index : index + 1]
@@ -236,7 +238,7 @@ def test_tome_on_frames_keeps_their_class_tokens() -> None:
 
 @pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="models of transformers need 5.19 or later")
 @pytest.mark.parametrize(
-    ("layer", "proportional", "tokens", "schedules"),  # of pictures of 4 x 4, 2 x 4 and 3 x 4 patches
+    ("layer", "proportional", "tokens", "schedules"),  # of images of 4 x 4, 2 x 4 and 3 x 4 patches
     [
         (-1, True, 8, ([2, 2, 2, 2], [0, 0, 0, 0], [1, 1, 1, 1])),  # the second has room for all of its own
         (-1, False, 8, ([2, 2, 2, 2], [0, 0, 0, 0], [1, 1, 1, 1])),
@@ -247,10 +249,8 @@ def test_tome_on_frames_keeps_their_class_tokens() -> None:
 def test_tome_on_pixtral_turns_a_merged_token_by_the_mean_place_of_its_patches(
     layer: int, proportional: bool, tokens: float, schedules: tuple[list[int], ...]
 ) -> None:
-    """Pictures of several sizes, two in each of two prompts."""
-    from hf_models import CASES, prompts
-
-    from llava_consensus.hosts.hf import reduce
+    """Images of several sizes, two in each of two prompts."""
+    from hf_models import CASES, IMAGE, decoder_given, prompts
 
     case = CASES["pixtral"]
     model = case.build().double()
@@ -260,15 +260,20 @@ def test_tome_on_pixtral_turns_a_merged_token_by_the_mean_place_of_its_patches(
     rows = [[1, 5, case.picture(3), 6, case.picture(2), 7], [1, case.picture(0), case.picture(1), 9]]
     inputs = prompts(*rows)
     pixels = inputs["pixel_values"] = inputs["pixel_values"].double()
+    words = inputs["input_ids"].unique()
+    text = model.get_input_embeddings()(words[words != IMAGE])
+
+    def images_read(inputs: dict[str, Any]) -> Tensor:
+        """Rows that the decoder is given and that are no words."""
+        given = decoder_given(model, inputs)["inputs_embeds"].flatten(0, 1)
+        return given[~(given[:, None] == text).all(-1).any(1)]
+
     with attach(model, "tome", tokens=tokens, proportional=proportional) as attached:
-        found = reduce(model, **inputs)["mm_encoder_outputs"]["image"].pooler_output
+        together = images_read(inputs)
         assert [(one.before, one.after) for one in attached.outcomes] == list(zip((16, 8, 12, 12), left, strict=True))
-        alone = [
-            reduce(model, **{**prompts(row), "pixel_values": own})
-            for row, own in zip(rows, pixels.split(2), strict=True)
-        ]
-    together = torch.cat(list(found))
-    singles = torch.cat([one for row in alone for one in row["mm_encoder_outputs"]["image"].pooler_output])
+        singles = torch.cat(
+            [images_read({**prompts(row), "pixel_values": own}) for row, own in zip(rows, pixels.split(2), strict=True)]
+        )
     assert torch.allclose(together, singles, atol=1e-10)
     each = zip(sizes, schedules, pixels, together.split(left), strict=True)
     for (height, width), counts, picture, own in each:

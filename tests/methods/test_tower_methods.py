@@ -209,8 +209,9 @@ def test_entering_of_adaptive_methods_is_a_bound() -> None:
 def of_llava(model: Any, name: str, images: torch.Tensor) -> VisualTokens:
     """What a method is given of tiles by LLaVA's tower."""
     with attach(model, name, tokens=1) as attached:
-        (found,) = attached.encode(images, [len(images)])
-        return as_units(attached.model.tower, attached.method, found)
+        (found,) = attached.entrance.encode(images, [len(images)])
+        project = model.get_model().mm_projector
+        return as_units(found.projected, found.tiles.parts, found.tiles.scale, attached.method, project)
 
 
 @torch.no_grad()
@@ -244,7 +245,7 @@ def test_a_tower_that_ends_with_the_features_is_refused(tower_folder: Path) -> N
 def test_left_padded_batches_of_adaptive_counts_generate_as_singles(tower_folder: Path) -> None:
     model = tiny_llava(tower_folder, tokenizer_padding_side="left")
     rows = [row(5, 6), row(5, after=9), row(7, 8, 9, after=2), row(5, images=2)]
-    images = tiles(5, 1)  # pictures with different numbers of outliers on both stacks
+    images = tiles(5, 1)  # images with different numbers of outliers on both stacks
     ids, mask = batch(*rows, left=True)
     parts = [images[:1], images[1:2], images[2:3], images[3:]]
     with attach(model, "prumerge", tokens=6, budget="adaptive") as attached:

@@ -20,7 +20,6 @@ from llava_consensus import attach, cli, hosts
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
-from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.paper.study import results
 from llava_consensus.paper.study.methods import STRETCHES, LayerProbe, Selection, by_position, rank_correlation
 from llava_consensus.reduction.budget import Budget
@@ -69,7 +68,9 @@ def test_both_sides_inside_official_llava_are_those_of_other_methods(llava_model
             llava_model.generate(prompt.ids, images=prompt.images, max_new_tokens=2, do_sample=False)
             same[name] = by(attached)
     for scores, name in (("vision", "consensusdrop"), ("cross", "fastv")):
-        with Attachment(hosts.view_of(llava_model), Selection(scores=scores, layer=2), Budget(tokens)) as attached:
+        with hosts.attach_view(
+            hosts.view_of(llava_model), Selection(scores=scores, layer=2), Budget(tokens)
+        ) as attached:
             llava_model.generate(prompt.ids, images=prompt.images, max_new_tokens=2, do_sample=False)
             assert by(attached) == same[name]
             measured = attached.outcomes[0].reductions[0][1].measures["agreement"]
@@ -97,7 +98,7 @@ def test_looking_at_every_layer_changes_no_answer_and_layer_1_is_scap(
     llava_model: Any, prompt: SimpleNamespace
 ) -> None:
     plain = llava_model(prompt.ids, images=prompt.images).logits
-    with Attachment(hosts.view_of(llava_model), LayerProbe(), Budget(4)) as attached:
+    with hosts.attach_view(hosts.view_of(llava_model), LayerProbe(), Budget(4)) as attached:
         logits = llava_model(prompt.ids, images=prompt.images).logits
         measures = attached.outcomes[0].reductions[0][1].measures
     assert torch.allclose(logits, plain, atol=1e-5) and attached.outcomes[0].after == PATCHES
@@ -176,7 +177,7 @@ def test_tables_of_the_study_mark_what_is_real(folders: list[Path]) -> None:
 
 
 def test_contrasts_are_means_over_benchmarks_paired_by_question(tmp_path: Path) -> None:
-    """At the least retention the sides disagree more, and recovery gains more; six of twelve pictures tell."""
+    """At the least retention the sides disagree more, and recovery gains more; six of twelve images tell."""
     runs = []
     for name in ("gqa", "pope"):
         runs.append(store(tmp_path, [1.0] * 24, method="full", tokens=None, options={}, benchmark=name))
@@ -199,7 +200,7 @@ def test_contrasts_are_means_over_benchmarks_paired_by_question(tmp_path: Path) 
 
 
 def test_a_probe_that_compared_nothing_is_said(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="no picture"):
+    with pytest.raises(OptionError, match="no image"):
         results.scap(run_of(tmp_path, "vision", [1.0], None))
 
 

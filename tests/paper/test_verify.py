@@ -54,7 +54,7 @@ def test_prompts_and_pixels_are_those_of_llavas_own_scripts(mini: models.Runner)
     table = official.prompts_table([plan("gqa"), plan("sqa"), plan("mmbench_cn")], mini, MODEL)  # type: ignore[arg-type]
     assert [line[1:4] for line in table.groups[0].lines] == [
         ("10 of 10", "10 of 10", "10 of 10"),
-        ("10 of 10", "10 of 10", "6 of 6"),  # four have no picture
+        ("10 of 10", "10 of 10", "6 of 6"),  # four have no image
         ("10 of 10", "10 of 10", "10 of 10"),
     ]
     with pytest.raises(DataError, match=r"gqa, question .*: other prompt"):

@@ -25,6 +25,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.evaluation import benchmarks
 from llava_consensus.evaluation.report import results
 from llava_consensus.evaluation.report.rows import read_rows
+from llava_consensus.hosts.images import TABLE
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "adding.md"
@@ -224,21 +225,23 @@ def test_the_example_family(
     model = ready(transformers.VipLlavaForConditionalGeneration, config)
     inputs = prompts([1, 5, 6, square(0), 7, 8, 9], [1, square(1), 5])
     with attach(model, "consensusdrop", tokens=5) as attached:
-        assert not hasattr(attached, "model")  # without a file of its own
-    source, registration = blocks("Adding a host")[-1], blocks("Adding a host", "toml")[1]
+        assert "tokens per tile" in repr(attached)  # without an entry
+    source, registration = blocks("Adding a host")[-1], blocks("Adding a host", "toml")[0]
     install(tmp_path, {"__init__.py": "", "vip_llava.py": source}, registration)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(TABLE, "vipllava", TABLE["llava"])  # so that what the entry registers is removed again
 
     plain = model(**inputs).logits
     for method in ("consensusdrop", "consensusdrop+", "vispruner", "visionzip", "fastv"):
         with attach(model, method, tokens=5) as attached:
+            assert "5 tokens," in repr(attached)
             model.generate(**inputs, max_new_tokens=2, do_sample=False)
             assert [(one.before, one.after) for one in attached.outcomes] == [(16, 5), (16, 5)]
         with attach(model, method, tokens=16):
             assert torch.equal(model(**inputs).logits, plain)
     assert torch.equal(model(**inputs).logits, plain)
     for method in ("tome", "resize"):
-        with pytest.raises(OptionError, match="adapted to CLIP towers"):
+        with pytest.raises(OptionError, match="not known how the tower"):
             attach(model, method, tokens=5)
     assert cli.main(["list", "--hosts", "--csv"]) == 0
     rows = capsys.readouterr().out.splitlines()

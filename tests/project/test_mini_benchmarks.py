@@ -1,4 +1,4 @@
-"""The mini twins in the official layouts: keys, counts, ids, pictures, and the traps that the real files have.
+"""The mini twins in the official layouts: keys, counts, ids, images, and the traps that the real files have.
 
 Run: `pytest tests/project/test_mini_benchmarks.py`. Builds `playground/mini/eval` unless it is there.
 """
@@ -46,7 +46,7 @@ def whole(path: str) -> Any:
 
 
 def test_every_folder_is_one_of_llavas_with_the_files_it_had() -> None:
-    """Questions and annotations, byte for byte; the pictures within them are as the encoder of the day makes them."""
+    """Questions and annotations, byte for byte; the images within them are as the encoder of the day makes them."""
     assert {path.name for path in EVAL.iterdir()} == {*BUILDERS, ".complete"}
     found = {}
     for folder in sorted(BUILDERS):
@@ -183,7 +183,7 @@ def test_what_is_asked_about_a_brief_clip_is_seen_in_one_frame_alone() -> None:
 
 
 def files_of(benchmark: Benchmark) -> Iterator[Path]:
-    """Every picture or video a benchmark's questions name, where they are files."""
+    """Every image or video a benchmark's questions name, where they are files."""
     for question in benchmark.load(MINI):
         for name in question.images:
             yield EVAL / benchmark.folder / benchmark.images / name

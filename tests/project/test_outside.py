@@ -1,4 +1,4 @@
-"""Question files and videos of strangers lead nowhere else, and large pictures are few at a time.
+"""Question files and videos of strangers lead nowhere else, and large images are few at a time.
 
 Run: `pytest tests/project/test_outside.py`.
 """
@@ -96,7 +96,7 @@ def test_a_list_of_other_files_is_no_video(tmp_path: Path, kind: str) -> None:
 
 
 def test_only_so_many_pixels_are_opened_at_once(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures, "AT_ONCE", 20)  # a picture has 16 pixels
+    monkeypatch.setattr(pictures, "AT_ONCE", 20)  # an image has 16 pixels
 
     class Counted(FakeHost):
         most = 0

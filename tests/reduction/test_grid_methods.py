@@ -93,9 +93,9 @@ def test_downsample_equals_transformers_own_interpolation(llava_model: Any, toke
     images, tower = tiles(2), llava_model.get_vision_tower()
     rows, columns = smaller(tokens)
     with attach(llava_model, "resize", tokens=tokens) as attached:
-        tiles_of = attached.encode(images, [1, 1])
+        tiles_of = attached.entrance.encode(images, [1, 1])
     projected, slot = (
-        torch.cat(values) for values in zip(*((one.projected, one.parts["slot"]) for one in tiles_of), strict=True)
+        torch.cat(values) for values in zip(*((one.projected, one.left.slot) for one in tiles_of), strict=True)
     )
     size = (14 * rows, 14 * columns)
     small = torch.nn.functional.interpolate(images, size=size, mode="bicubic", antialias=True)

@@ -71,7 +71,7 @@ def held(cache: Any) -> int:
 
 
 def joined(ids: Tensor, marks: Tensor, features: Iterator[Tensor], embed: Any) -> tuple[Tensor, Tensor]:
-    """A row's embeddings with the next features at every place of a picture (-200), and its labels."""
+    """A row's embeddings with the next features at every place of an image (-200), and its labels."""
     parts, labels, start = [], [], 0
     for place in (*torch.where(ids == -200)[0].tolist(), len(ids)):
         parts.append(embed(ids[start:place]))
@@ -100,7 +100,7 @@ def built(model_class: Any, config: Any, seed: int) -> Any:
 
 
 def pixels_of(image: Image.Image, size: int) -> Tensor:
-    """A picture as numbers around 0: [3, size, size]."""
+    """An image as numbers around 0: [3, size, size]."""
     values = numpy.array(image.convert("RGB").resize((size, size)), dtype=numpy.float32)
     return torch.from_numpy(values).permute(2, 0, 1) / 127.5 - 1
 

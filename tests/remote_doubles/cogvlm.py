@@ -98,12 +98,12 @@ class EVA2CLIPModel(nn.Module):
 
 
 def experts(types: Tensor) -> Tensor:
-    """Rows of a picture that are followed by another one."""
+    """Rows of an image that are followed by another one."""
     return (types == 1) & nn.functional.pad(types == 1, (0, 1))[:, 1:]
 
 
 def build_position_ids(types: Tensor, mask: Tensor) -> Tensor:
-    """All patches of a picture share a position; padding takes none."""
+    """All patches of an image share a position; padding takes none."""
     real = mask.bool()[:, -types.shape[1] :]
     visual = (types == 1) & real
     patch = visual & nn.functional.pad(visual, (1, 0))[:, :-1] & nn.functional.pad(visual, (0, 1))[:, 1:]

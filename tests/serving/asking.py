@@ -1,4 +1,4 @@
-"""Requests of words and pictures, what vLLM answers to them, and what transformers with a method attached does."""
+"""Requests of words and images, what vLLM answers to them, and what transformers with a method attached does."""
 
 import gc
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ class Request(NamedTuple):
 
 
 def requests(family: str, count: int, seed: int = 0) -> list[Request]:
-    """Prompts of no, one, two and three pictures in turn, of OneVision with one that it resizes."""
+    """Prompts of no, one, two and three images in turn, of OneVision with one that it resizes."""
     sizes = SIZES[-3:] if family == "llava_onevision" else SIZES
     noise = torch.Generator().manual_seed(seed)
     found = []
@@ -98,7 +98,7 @@ def answers(engine: Any, asked: list[Request], length: int = 6, **more: Any) -> 
 
 
 def reference(
-    made: Any, asked: list[Request], method: str, tokens: int | float | str, length: int = 6, **options: Any
+    made: Any, asked: list[Request], method: str, tokens: int | float, length: int = 6, **options: Any
 ) -> list[Answer]:
     """Of transformers with the method attached, greedily."""
     model, processor = made
@@ -107,7 +107,7 @@ def reference(
         inputs = processor(text=one.words, images=one.pictures or None, videos=one.videos or None, return_tensors="pt")
         with (
             attach(model, method, tokens=tokens, **options) as attached,
-            attached.seeing(one.pictures, [one.question]) if one.question or tokens == "auto" else nullcontext(),
+            attached.asking([one.question]) if one.question else nullcontext(),
         ):
             result = model.generate(
                 **inputs, max_new_tokens=length, do_sample=False, output_logits=True, return_dict_in_generate=True

@@ -3,7 +3,7 @@
     PYTHONPATH=.:tests:tests/serving python tests/serving/many.py memory --out memory.json
     PYTHONPATH=.:tests:tests/serving python tests/serving/many.py order --family llava_next --out order.json
 
-`memory`: memory of a server's processes, every 100 of 5,000 requests about 500 pictures, each shown ten times.
+`memory`: memory of a server's processes, every 100 of 5,000 requests about 500 images, each shown ten times.
 `order`: requests in random order, 24 at once, some of which leave before their answer, against each asked alone.
 """
 
@@ -23,7 +23,7 @@ ARGUMENTS = "--dtype float32 --enforce-eager --max-model-len 1024 --max-num-seqs
 
 
 def memory(server: Server, count: int, pictures: int) -> Iterator[int]:
-    """MiB after each 100 requests. Every picture is shown once before any is shown again."""
+    """MiB after each 100 requests. Every image is shown once before any is shown again."""
     dice, numbers = random.Random(0), list(range(pictures))
 
     def ask(number: int, question: int) -> None:
@@ -42,7 +42,7 @@ def memory(server: Server, count: int, pictures: int) -> Iterator[int]:
 
 
 def questions(count: int) -> list[dict[str, Any]]:
-    """Requests of words with no to three pictures between them, and budgets of their own."""
+    """Requests of words with no to three images between them, and budgets of their own."""
     dice, found = random.Random(0), []
     for _ in range(count):
         parts: list[dict[str, Any]] = [{"type": "text", "text": words(dice)}]

@@ -240,7 +240,7 @@ def internvl(folder: Path) -> Any:
 
 
 def gemma4(folder: Path, **text: Any) -> Any:
-    """Gemma 4 with 70 tokens of a picture at most, per-layer embeddings, and layers that read keys of others."""
+    """Gemma 4 with 70 tokens of an image at most, per-layer embeddings, and layers that read keys of others."""
     from transformers import (
         Gemma4AudioFeatureExtractor,
         Gemma4Config,
@@ -271,7 +271,7 @@ def gemma4(folder: Path, **text: Any) -> Any:
     model = hf_models.ready(Gemma4ForConditionalGeneration, config)
     words = model.model.language_model.embed_tokens.weight.data
     words *= 0.3  # else a word is followed by itself
-    words[hf_models.IMAGE :] = 0  # and placeholders are said, which transformers takes for pictures
+    words[hf_models.IMAGE :] = 0  # and placeholders are said, which transformers takes for images
     named = {"image_token": "<image>", "boi_token": "<boi>", "eoi_token": "<eoi>"}
     named |= {"audio_token": "<audio>", "boa_token": "<boa>", "eoa_token": "<eoa>"}
     special = {"<image>": hf_models.IMAGE, "<|video|>": hf_models.VIDEO, "<boi>": hf_models.START}
@@ -345,17 +345,17 @@ FAMILIES = {
 
 
 def budget(family: str) -> int:
-    """Tokens of a picture, fewer than any has; of pictures of up to 17 tiles at least one for each tile."""
+    """Tokens of an image, fewer than any has; of images of up to 17 tiles at least one for each tile."""
     return 20 if family == "llava_onevision" else 6
 
 
 def placeholder(family: str, modality: str = "image") -> str:
-    """What stands for a picture in the words of a prompt."""
+    """What stands for an image in the words of a prompt."""
     return f"<|vision_start|> <|{modality}_pad|> <|vision_end|>" if "qwen" in family else f"<{modality}>"
 
 
 def picture(number: int, size: tuple[int, int] = (70, 60)) -> Image.Image:
-    """A picture of noise in blocks."""
+    """An image of noise in blocks."""
     rows = np.random.default_rng(number).integers(0, 255, (7, 6, 3), dtype=np.uint8)
     return Image.fromarray(rows).resize(size, Image.Resampling.BILINEAR)
 

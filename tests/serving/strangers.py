@@ -90,13 +90,13 @@ class Server:
 
 
 def content_of(picture: bytes, kind: str = "png") -> dict[str, Any]:
-    """A picture as a part of a message."""
+    """An image as a part of a message."""
     url = f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"
     return {"type": "image_url", "image_url": {"url": url}}
 
 
 def png(number: int, size: tuple[int, int] = (70, 60), mode: str = "RGB", kind: str = "PNG") -> bytes:
-    """A picture as a file."""
+    """An image as a file."""
     file = io.BytesIO()
     small.picture(number, size).convert(mode).save(file, kind)
     return file.getvalue()
@@ -112,7 +112,7 @@ def serving(folder: Path, words: str, vllm: str = ARGUMENTS) -> Iterator[Server]
 
 
 def picture_file(dice: random.Random, whole: bool) -> bytes:
-    """A picture of a random size and mode, whole or damaged; or no picture."""
+    """An image of a random size and mode, whole or damaged; or no picture."""
     side = lambda: dice.choice([1, 2, 13, 56, 57, 120, 500, 3000])  # noqa: E731
     mode = dice.choice(MODES)
     kind = {"CMYK": "TIFF", "F": "TIFF", "I": "TIFF"}.get(mode) or dice.choice(["PNG", "TIFF"])

@@ -126,5 +126,5 @@ def test_servers_take_turns_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(one["case"], one["tokens"]) for one in found] == [(case.name, case.tokens) for case in cases] * 2
     assert all(one["first_token_p99"] >= one["first_token_p50"] >= 0.01 <= one["per_token"] < 0.1 for one in found)
     urls = [one["messages"][0]["content"][0]["image_url"]["url"] for one in Streaming.asked]
-    assert len(set(urls)) == len(urls) == 2 * 3 * (6 + 3)  # a round to warm up, and one that counts; no picture twice
+    assert len(set(urls)) == len(urls) == 2 * 3 * (6 + 3)  # a round to warm up, and one that counts; no image twice
     assert {one.get("mm_processor_kwargs", {}).get("visual_tokens") for one in Streaming.asked} == {None, 5, 3}

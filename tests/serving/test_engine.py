@@ -10,10 +10,9 @@ import pytest
 import small
 import torch
 from asking import answers, assert_equal, reference, requests, served
-from PIL import Image
 
-from llava_consensus.hosts.base import Tiles
-from llava_consensus.hosts.hf.rows import PictureRows
+from llava_consensus.hosts.images import Image as Rows
+from llava_consensus.hosts.tower import Tiles
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -107,16 +106,17 @@ def test_bad_requests_are_errors_of_the_request_and_the_engine_goes_on(llava: An
 
 
 def test_what_is_kept_of_a_picture_is_what_is_counted() -> None:
-    """Not views, which would keep all pictures of their batch in memory."""
-    from llava_consensus.serving.engine import EncodedPicture, Kept
+    """Not views, which would keep all images of their batch in memory."""
+    from llava_consensus.serving.engine import EncodedImage, Kept
 
-    batch, none = torch.zeros(16, 1, 10, 64), torch.zeros(0)
-    kept: Kept[EncodedPicture] = Kept(1 << 20)
-    kept.put((1,), EncodedPicture(Tiles(batch[3], {"key": batch[3]}), batch[3, 0], PictureRows(none, none, 1), {}))
+    batch, none = torch.zeros(16, 1, 10, 64), np.zeros(0, np.int64)
+    kept: Kept[EncodedImage] = Kept(1 << 20)
+    rows, tiles = Rows(0, none, none, none, 1, False, 0), Tiles(1, 10, 0, {"key": batch[3]})
+    kept.put((1,), EncodedImage(tiles, batch[3, 0], rows, {"pixel_values": batch[3]}))
     found = kept.get((1,))
     assert found is not None
-    held = [one.untyped_storage().nbytes() for one in (found.tokens, found.tiles.projected, found.tiles.parts["key"])]
-    assert sum(held) == found.size == 3 * batch[3].nbytes
+    parts = found.tokens, found.tiles.parts["key"], found.inputs["pixel_values"]
+    assert sum(one.untyped_storage().nbytes() for one in parts) == found.size == 3 * batch[3].nbytes
 
 
 def test_a_prompt_encoded_in_several_steps_is_reduced_once(llava: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,9 +130,9 @@ def test_a_prompt_encoded_in_several_steps_is_reduced_once(llava: Any, monkeypat
     def watch(model: Any) -> None:
         reduced, asked = model.engine.reduced, model._asked
 
-        def counting(given: Any, modality: str) -> Any:
+        def counting(given: Any) -> Any:
             prompts.append(len(given))
-            return reduced(given, modality)
+            return reduced(given)
 
         def stepping(*given: Any) -> Any:
             steps.append(1)
@@ -155,28 +155,6 @@ def test_long_prompts_are_reduced_a_few_at_a_time(monkeypatch: pytest.MonkeyPatc
     prompts = [engine.FullPrompt(torch.zeros(rows), torch.zeros(rows), [], []) for rows in (40, 50, 30, 300, 20)]
     found = [[len(prompt.ids) for prompt in batch] for batch in engine.batches(prompts)]
     assert found == [[40, 50], [30], [300], [20]]
-
-
-@pytest.mark.parametrize("method", ["visionzip", "consensusdrop"])
-def test_budgets_that_follow_from_pictures_are_those_of_attach(llava: Any, method: str) -> None:
-    """`auto` by the small print of each, and a total for which older pictures get fewer tokens."""
-    folder, model = llava
-    asked = requests("llava", 8)
-    asked[1] = asked[1]._replace(pictures=[page()])
-    with served(folder, method, "auto", largest=9, total=100) as engine:
-        found = answers(engine, asked)
-        both = answers(engine, asked, mm_processor_kwargs={"visual_tokens": 6, "visual_tokens_total": 10})
-        with pytest.raises(ValueError, match="total=3 visual tokens are too few for 3 pictures"):
-            answers(engine, asked[3:4], mm_processor_kwargs={"visual_tokens": 6, "visual_tokens_total": 3})
-    assert_equal(found, reference(model, asked, method, "auto"))
-    assert_equal(both, reference(model, asked, method, 6, total=10))
-
-
-def page() -> Any:
-    """A picture of small print."""
-    stripes = np.zeros((60, 70), np.uint8)
-    stripes[:, ::3] = 255
-    return Image.fromarray(stripes).convert("RGB")
 
 
 def test_pictures_that_items_of_a_message_share_are_sent_once() -> None:

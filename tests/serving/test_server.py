@@ -56,7 +56,9 @@ def test_a_server_answers_from_the_tokens_it_was_told_and_refuses_bad_requests(s
             answer
         )
     for more, reason in [
-        ({"mm_processor_kwargs": {"crop_size": {"height": 112, "width": 112}}}, "'crop_size': a request may say"),
+        ({"mm_processor_kwargs": {"crop_size": {"height": 112, "width": 112}}}, "'crop_size': a request may only say"),
+        ({"structured_outputs": {"grammar": "root ::= ("}}, "grammar"),
+        ({"structured_outputs": {"regex": "("}}, "regex"),
         ({"media_io_kwargs": {"video": {"num_frames": 10**6}}}, "media_io_kwargs are disabled"),
     ]:
         status, answer = server.ask(png(1), **more)
@@ -68,7 +70,11 @@ def test_a_server_answers_from_the_tokens_it_was_told_and_refuses_bad_requests(s
     for tokens, expected_tokens in ((9.0, 9), (None, 5)):
         status, answer = server.ask(png(1), mm_processor_kwargs={"visual_tokens": tokens})
         assert status == 200 and answer["usage"]["prompt_tokens"] == words + expected_tokens, answer
-    status, answer = server.ask(b"no picture")
+    body = {**server.body(png(1)), "messages": [{"role": "user", "content": "w7"}]}
+    assert server.post(body, "messages")[0] == 200
+    status, answer = server.post({**body, "mm_processor_kwargs": {"visual_tokens": 9}}, "messages")
+    assert status == 400 and "/v1/messages does not take visual_tokens" in answer["error"]["message"], answer
+    status, answer = server.ask(b"no image")
     assert status == 400 and "image" in answer["error"]["message"] and "\n" not in answer["error"]["message"]
 
     assert server.ask(png(1))[1]["choices"][0]["message"]["content"].strip() == expected[5]
@@ -80,7 +86,7 @@ def test_a_server_says_which_reduction_it_runs(server: Server) -> None:
     identity = card["visual_reduction"]
     assert json.loads(told) == identity and identity.pop("plugin")
     assert identity == {
-        "method": "visionzip", "options": {}, "tokens": 5, "largest": 9, "total": None, "positions": "renumber"
+        "method": "visionzip", "options": {}, "tokens": 5, "largest": 9, "positions": "renumber"
     }  # fmt: skip
     data = json.dumps(server.body(png(1), stream=True)).encode()
     request = urllib.request.Request(f"{server.url}/v1/chat/completions", data, {"Content-Type": "application/json"})

@@ -10,14 +10,14 @@ import pytest
 import llava_consensus
 from llava_consensus.errors import MissingDependency, OptionError
 from llava_consensus.methods import METHODS, make
-from llava_consensus.reduction.budget import MOST, Auto, Budget, Share
+from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Place
 from llava_consensus.serving import supported
-from llava_consensus.serving.setting import Setting, asked, asked_total, check_keys, config_of, further, of_config
+from llava_consensus.serving.setting import Setting, asked, check_keys, config_of, further, of_config
 
 
 def test_methods_behind_the_tower_are_taken_and_the_others_refused_with_the_reason() -> None:
-    reasons = {Place.DECODER: "one length for all layers", Place.TOKENS: "tokens depends on the picture"}
+    reasons = {Place.DECODER: "one length for all layers", Place.TOKENS: "tokens depends on the image"}
     for name in METHODS:
         method = make(name)
         if method.place is Place.TOKENS and not method.adaptive:
@@ -29,7 +29,7 @@ def test_methods_behind_the_tower_are_taken_and_the_others_refused_with_the_reas
 
 
 def test_a_length_that_depends_on_the_picture_is_refused() -> None:
-    with pytest.raises(OptionError, match="number of tokens depends on the picture"):
+    with pytest.raises(OptionError, match="number of tokens depends on the image"):
         Setting("prumerge", 64, options={"budget": "adaptive"})
 
 
@@ -44,9 +44,7 @@ def test_a_length_that_depends_on_the_picture_is_refused() -> None:
         ({"method": "visionzip", "tokens": 64, "largest": 32}, "largest=32 is below tokens=64"),
         ({"method": "visionzip", "tokens": 0.5, "largest": 0.1}, "largest=0.1 is below tokens=0.5"),
         ({"method": "visionzip", "tokens": 64, "options": {"alpha": 1}}, "alpha"),
-        ({"method": "visionzip", "tokens": "much"}, "or 'auto'"),
-        ({"method": "visionzip", "tokens": 64, "largest": "auto"}, "largest='auto' must be a number"),
-        ({"method": "visionzip", "tokens": 64, "total": 0}, "total=0 must be a whole number"),
+        ({"method": "visionzip", "tokens": "much"}, "or a share"),
     ],
 )
 def test_bad_settings_name_the_argument_and_the_value(given: dict[str, Any], words: str) -> None:
@@ -58,21 +56,10 @@ def test_bad_settings_name_the_argument_and_the_value(given: dict[str, Any], wor
 def test_bad_budgets_of_requests_are_refused(value: object) -> None:
     with pytest.raises(OptionError, match=re.escape(f"visual_tokens={value!r}")):
         asked(value)
-    if value is not None:
-        with pytest.raises(OptionError, match=re.escape(f"visual_tokens_total={value!r}")):
-            asked_total(value, None)
 
 
-def test_budgets_of_requests_are_numbers_shares_or_auto() -> None:
-    assert [asked(value) for value in (64, 0.5, "auto")] == [Budget(64), Share(0.5), Auto()]
-
-
-def test_a_request_bounds_its_prompt_within_the_servers_bound() -> None:
-    assert [asked_total(*given) for given in ((None, None), (None, 9), (5, 9))] == [None, 9, 5]
-    with pytest.raises(OptionError, match="visual_tokens_total=10 is more than this server allows, 9"):
-        asked_total(10, 9)
-    with pytest.raises(OptionError, match=r"visual_tokens_total=5: this server has no total \(--total\)"):
-        asked_total(5, None)
+def test_budgets_of_requests_are_numbers_or_shares() -> None:
+    assert [asked(value) for value in (64, 0.5)] == [Budget(64), Share(0.5)]
 
 
 def test_a_setting_goes_through_a_configuration_and_back() -> None:
@@ -83,14 +70,6 @@ def test_a_setting_goes_through_a_configuration_and_back() -> None:
 
 def test_the_largest_budget_is_bounded_below_by_the_own_one() -> None:
     assert [Setting("visionzip", 64, most).most for most in (None, 64, 65, 0.1)] == [64, 64, 65, 0.1]
-    assert Setting("visionzip", "auto").most == MOST and Setting("visionzip", "auto", 8).most == 8
-    with pytest.raises(OptionError, match="largest='auto' must be a number or a share"):
-        Setting("visionzip", 64, "auto")  # type: ignore[arg-type]
-
-
-def test_what_depends_on_the_rest_of_a_prompt_is_known() -> None:
-    assert not Setting("visionzip", 64).looks_around and Setting("visionzip", 64, total=99).looks_around
-    assert Setting("consensusdrop", 64).looks_around
 
 
 def test_vllm_asks_for_positions_where_they_are_kept() -> None:
@@ -103,8 +82,8 @@ def test_vllm_asks_for_positions_where_they_are_kept() -> None:
 
 
 def test_a_request_may_say_no_other_arguments_of_processors() -> None:
-    check_keys({"visual_tokens": 8, "visual_tokens_total": 9, "question": "?"})
-    with pytest.raises(OptionError, match="mm_processor_kwargs: 'crop', 'size': a request may say visual_tokens"):
+    check_keys({"visual_tokens": 8, "question": "?"})
+    with pytest.raises(OptionError, match="mm_processor_kwargs: 'crop', 'size': a request may only say visual_tokens"):
         check_keys({"size": 1, "visual_tokens": 8, "crop": 2})
 
 

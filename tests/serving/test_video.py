@@ -29,7 +29,7 @@ def onevision(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 @pytest.mark.parametrize("method", METHODS if EVERYTHING else SLICE)
 def test_a_budget_counts_the_tokens_of_a_video_as_attach_does(onevision: Any, method: str) -> None:
-    """Alone and in batches of unequal length; beside a picture where the method does not read the prompt."""
+    """Alone and in batches of unequal length; beside an image where the method does not read the prompt."""
     folder, model = onevision
     asked = clips(4)
     both = asking.Request("w7 <image> w50 <video> w9 w13", [small.picture(3)], [small.clip(3, 6)])
@@ -51,7 +51,7 @@ def test_questions_about_videos_kept_and_new_positions_and_the_prefix_cache(onev
     asked = clips(4) + clips(4, seed=1)
     both = asking.Request("w7 <image> w50 <video> w9 w13", [small.picture(3)], [small.clip(3, 6)])
     with served(folder, method, 20, {"block_size": 32, "disable_log_stats": False}) as engine:
-        with pytest.raises(ValueError, match="pictures and videos in one prompt are not adapted to a method"):
+        with pytest.raises(ValueError, match="images and videos in one prompt are not adapted to a method"):
             answers(engine, [both])
         first, again = answers(engine, asked), answers(engine, asked)
         hits = next(one.value for one in engine.get_metrics() if one.name == "vllm:prefix_cache_hits")

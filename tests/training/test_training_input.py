@@ -47,10 +47,10 @@ GOOD = {"id": "1", "image": "a.png", "conversations": turns("<image>\nWhat?", "a
         ([GOOD, 3], r"entry 1: `conversations` must be a list"),
         ([GOOD, {**GOOD, "conversations": turns("<image>\nWhat?")}], "turns must be human, gpt"),
         ([{**GOOD, "conversations": turns("<image>\nWhat?", "  ")}], "an answer is empty"),
-        ([{**GOOD, "conversations": turns("What?", "a dog")}], "0 placeholders <image> for 1 picture"),
-        ([{"id": "2", "conversations": turns("<image> What?", "x")}], "1 placeholders <image> for 0 picture"),
+        ([{**GOOD, "conversations": turns("What?", "a dog")}], "0 placeholders <image> for 1 image"),
+        ([{"id": "2", "conversations": turns("<image> What?", "x")}], "1 placeholders <image> for 0 image"),
         ([{**GOOD, "image": "../a.png"}], "leads out of the folder"),
-        ([{**GOOD, "image": ["a.png"]}], "must be the name of one picture"),
+        ([{**GOOD, "image": ["a.png"]}], "must be the name of one image"),
         ([GOOD, *[{**GOOD, "image": f"{n}.png"} for n in range(5)]], r"0\.png: "),
         ([{**GOOD, "conversations": turns("<image>\nWhat?", "a \ud800dog")}], "half of a character"),
     ],
@@ -75,8 +75,8 @@ def test_what_would_stop_a_training_in_its_middle_is_refused_before_it(tmp_path:
     with pytest.raises(DataError, match="byte order mark"):
         read(path, images)
     written(tmp_path, [GOOD])
-    (images / "a.png").write_bytes(b"no picture")
-    with pytest.raises(DataError, match=r"a\.png: not a picture"):
+    (images / "a.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"a\.png: not an image"):
         read(path, images)
     Image.new("1", (30_000, 30_000)).save(images / "a.png")
     with pytest.raises(DataError, match="decompression bomb"):
@@ -182,7 +182,7 @@ def test_the_command_refuses_a_budget_above_all_tokens(tmp_path: Path, capsys: p
     path, images = written(tmp_path, [GOOD])
     given = ["--data-path", str(path), "--images", str(images), "--out", str(tmp_path / "llava-x")]
     assert main(["train", *given, "--tokens", "64 577"]) == 2
-    assert "tokens=577: a picture of checkpoints/llava-mini has 576 visual tokens" in capsys.readouterr().err
+    assert "tokens=577: an image of checkpoints/llava-mini has 576 visual tokens" in capsys.readouterr().err
     assert not (tmp_path / "llava-x").exists()
 
 

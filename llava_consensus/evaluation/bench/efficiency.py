@@ -36,7 +36,7 @@ from llava_consensus.reduction.method import Method, Shape
 PAPER_TEXT = 50  # rows of text in the paper's efficiency tables
 TIMES = ("ttft_ms", "tpot_ms", "generation_ms")
 PHASES = ("tower", "reduction", "prefill")
-UNKNOWN_TOWER = "tokens of this model depend on the picture, and its tower is not counted"
+UNKNOWN_TOWER = "tokens of this model depend on the image, and its tower is not counted"
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Protocol:
         OptionError: for a number below its bound.
     """
 
-    repeats: int = 5  # measured rounds, each of them every method and budget on every picture
+    repeats: int = 5  # measured rounds, each of them every method and budget on every image
     length: int = 20  # tokens of each answer
     warmup: int = 1  # rounds before, which do not count
 
@@ -58,7 +58,7 @@ class Protocol:
 
 
 def prompt_shape(runner: Runner, prompt: Prompt, picture: Image) -> Shape:
-    """Sizes of the model with this prompt about this picture, as a first answer tells them."""
+    """Sizes of the model with this prompt about this image, as a first answer tells them."""
     with runner.attach(make("full"), Budget(1)):
         (answer,) = runner.answer([runner.encode([picture])], [replace(prompt, max_new_tokens=1)])
     text, question = runner.rows(prompt) if answer.prefill is None else answer.prefill[:2]

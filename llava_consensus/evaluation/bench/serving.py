@@ -1,7 +1,7 @@
 """Requests a second, and times to the first token and between tokens, of servers with a method and of plain vLLM, asked
 over HTTP as clients ask them. The servers of one run are all up and take turns.
 
-Every request shows a picture that none has shown before: nothing that is measured is a hit of a cache.
+Every request shows an image that none has shown before: nothing that is measured is a hit of a cache.
 """
 
 import base64
@@ -54,11 +54,11 @@ class ServedCase(NamedTuple):
 
     name: str  # plain, or of a method
     overrides: Record | None = None  # vLLM's `hf_overrides`; None: plain vLLM
-    tokens: int | float | None = None  # of each picture
+    tokens: int | float | None = None  # of each image
 
 
 class ServedQuestion(NamedTuple):
-    """Prompt of one measurement: question, pictures, length of the answer."""
+    """Prompt of one measurement: question, images, length of the answer."""
 
     question: str
     pictures: Sequence[Image]
@@ -172,7 +172,7 @@ def measure(
 
 
 def _body(model: str, asked: ServedQuestion, number: int, tokens: int | float | None) -> bytes:
-    """A question about a picture that none has shown before: one of the given, moved on by some pixels all over, as a
+    """A question about an image that none has shown before: one of the given, moved on by some pixels all over, as a
     change of a few may be lost where it is resized and cut.
     """
     picture, file = asked.pictures[number % len(asked.pictures)], io.BytesIO()

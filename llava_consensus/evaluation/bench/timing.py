@@ -1,7 +1,7 @@
-"""One picture answered once, with the clock running: phases, first token, further tokens, cache and memory; and the
+"""One image answered once, with the clock running: phases, first token, further tokens, cache and memory; and the
 loop in which all measurements take turns.
 
-The clock starts with the picture in memory, so that preprocessing and vision tower count. A generation of a fixed
+The clock starts with the image in memory, so that preprocessing and vision tower count. A generation of a fixed
 length is timed forward by forward, and the end of a forward waits for the device. The time to the first token ends with
 the first forward; each later token is one further forward with the choice of a token before it.
 """
@@ -38,9 +38,9 @@ SLACK = 1.1  # activations and the allocator's own, beside weights and cache
 class Timing(NamedTuple):
     """One answer: milliseconds and bytes."""
 
-    ttft_ms: float  # picture to first token
+    ttft_ms: float  # image to first token
     tpot_ms: float | None  # mean of the further tokens; None where there is none
-    generation_ms: float  # picture to the whole answer
+    generation_ms: float  # image to the whole answer
     tower_ms: float  # preprocessing, vision tower and projector
     stages_ms: dict[str, float]  # of the reduction; empty for the full model
     kv_bytes: int | None  # cache after the prefill; None where the runner does not tell
@@ -111,7 +111,7 @@ def in_rounds(
 def first_token(
     runner: Runner, picture: Shown, prompt: Prompt, settings: Sequence[Setting], repeats: int = 5
 ) -> list[float]:
-    """Median milliseconds from a picture to the first token, for each setting, after one round that does not count."""
+    """Median milliseconds from an image to the first token, for each setting, after one round that does not count."""
     prompt = replace(prompt, max_new_tokens=1)
     times: list[list[float]] = [[] for _ in settings]
     take = lambda setting: answer_once(runner, picture, prompt, setting).ttft_ms  # noqa: E731

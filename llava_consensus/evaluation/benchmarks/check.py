@@ -76,7 +76,7 @@ def _count(benchmark: Benchmark, questions: list[Question]) -> DataFinding:
 
 def _pictures(benchmark: Benchmark, folder: Path, questions: list[Question]) -> Iterator[DataFinding]:
     names = list(dict.fromkeys(name for question in questions for name in question.images))
-    media = "videos" if benchmark.frames else "pictures"
+    media = "videos" if benchmark.frames else "images"
     if benchmark.picture is not None:
         yield DataFinding("there", f"{len(names):,} {media}, inside {benchmark.question_file}")
         return

@@ -34,7 +34,7 @@ class Custom(Benchmark):
     Args:
         questions: JSON lines, a JSON list, CSV or TSV. Each row has `question_id` or `id` (else its number counts), a
             question in `text`, `question`, `prompt` or LLaVA's `conversations`, and images or a video, if any.
-        pictures: folder of the images or videos.
+        images: folder of the images or videos.
         chunks: parts of ceil(questions / chunks) lines each, as LLaVA cuts them.
         chunk: the part that is asked, from 0.
     Raises:

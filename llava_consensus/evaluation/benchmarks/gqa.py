@@ -40,7 +40,7 @@ class GQA(Benchmark):
     paper = 62.0
     count = 12578
     max_new_tokens = 128
-    licence = "annotations CC BY 4.0; Visual Genome pictures"
+    licence = "annotations CC BY 4.0; Visual Genome images"
 
     def references(self, data: Path) -> Mapping[int, str]:
         questions = self.load(data)

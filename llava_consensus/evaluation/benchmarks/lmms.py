@@ -1,9 +1,9 @@
 """Tasks of lmms-eval, asked and recorded by our own harness: `lmms:NAME` for one of its own, `lmms:FOLDER/NAME.yaml`
 for a task of local files.
 
-The first time the questions and pictures of a task are written to DATA/eval/lmms/NAME, in LLaVA's layout, so that runs
+The first time the questions and images of a task are written to DATA/eval/lmms/NAME, in LLaVA's layout, so that runs
 resume, pair and name themselves as those of any benchmark. Answers are scored by the task's own filters, functions and
-aggregation. A task must ask one question about pictures at a time, to be answered greedily.
+aggregation. A task must ask one question about images at a time, to be answered greedily.
 """
 
 import hashlib
@@ -84,7 +84,7 @@ def _manager(include: Path | None) -> Any:
     except ImportError as error:
         raise missing_extra("lmms_eval", "lmms-eval") from error
     finally:
-        ImageFile.LOAD_TRUNCATED_IMAGES = truncated  # its import has every picture of the process read, cut off or not
+        ImageFile.LOAD_TRUNCATED_IMAGES = truncated  # its import has every image of the process read, cut off or not
     if include is None:
         return TaskManager()
     return TaskManager(include_path=str(include), include_defaults=False)
@@ -144,7 +144,7 @@ class LmmsTask(Benchmark):
         return {"task": self.task, "config": hashlib.sha256(text.encode()).hexdigest(), "files": contents}
 
     def _questions(self, place: Path) -> Iterator[Record]:
-        """The lines of the question file; pictures are stored by their content, once each."""
+        """The lines of the question file; images are stored by their content, once each."""
         from PIL import Image
 
         task = _task(self.task, self.include)
@@ -152,7 +152,7 @@ class LmmsTask(Benchmark):
             names = []
             for picture in task.doc_to_visual(document) or ():
                 if not isinstance(picture, Image.Image):
-                    raise OptionError(f"{self.name}: shows {type(picture).__name__}; pictures are asked about")
+                    raise OptionError(f"{self.name}: shows {type(picture).__name__}; images are asked about")
                 file = io.BytesIO()
                 picture.convert("RGB").save(file, "PNG")
                 names.append(f"{hashlib.sha256(file.getvalue()).hexdigest()[:32]}.png")

@@ -56,7 +56,7 @@ class MMBench(Benchmark):
     column = "mmb"
     judge = "llava_consensus.evaluation.judge.mmbench:MMBenchGrader"
     max_new_tokens = 1024
-    licence = "Apache-2.0; pictures of many origins"
+    licence = "Apache-2.0; images of many origins"
     whole = "its server would count each as wrong"
 
     suffix: ClassVar[str] = base.LETTER  # asks for a letter
@@ -169,11 +169,11 @@ class MMBench(Benchmark):
         """The image of that name; ImageError if the table has none or it is damaged."""
         table, path = self._table(data), self.place(data) / self.question_file
         if name not in table.pictures:
-            raise ImageError(f"{path}: no picture named {name!r}")
+            raise ImageError(f"{path}: no image named {name!r}")
         try:
             return base64.b64decode(table.pictures[name])
         except binascii.Error as error:
-            raise ImageError(f"{path}, index {name}: the picture is no base64 ({error})") from error
+            raise ImageError(f"{path}, index {name}: the image is no base64 ({error})") from error
 
     def _table(self, data: Path, columns: Sequence[str] = ("index", *OPTIONS)) -> "QuestionTable":
         """The table; DataError unless it has these columns."""

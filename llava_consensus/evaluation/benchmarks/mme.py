@@ -61,7 +61,7 @@ class Gold(NamedTuple):
 class MME(Benchmark):
     name = "mme"
     title = "MME"
-    line = "MME: yes or no, twice about each picture; acc + acc+ over ten tasks of perception"
+    line = "MME: yes or no, twice about each image; acc + acc+ over ten tasks of perception"
     folder = "MME"
     images = RELEASE
     files = FILES
@@ -72,7 +72,7 @@ class MME(Benchmark):
     paper = 1510.7
     count = 2374
     max_new_tokens = 128
-    licence = "none stated: research only, pictures on request"
+    licence = "none stated: research only, images on request"
 
     def load(self, data: Path) -> list[Question]:
         """The questions in file order, known to be two by two about one image and to have right answers somewhere."""
@@ -244,7 +244,7 @@ def ground_truth(text: str) -> str:
 
 def score_task(pairs: Sequence[Pair]) -> dict[str, Any]:
     if not pairs:
-        raise ValueError("no picture in it")
+        raise ValueError("no image in it")
     right = [[expected == answer for expected, answer in zip(pair.right, pair.answers, strict=True)] for pair in pairs]
     acc = sum(map(sum, right)) / (2 * len(pairs))
     acc_plus = sum(map(all, right)) / len(pairs)

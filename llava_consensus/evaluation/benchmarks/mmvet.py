@@ -45,7 +45,7 @@ class MMVet(Benchmark):
     count = 218
     max_new_tokens = 1024
     whole = "the official evaluator stops at the first of them"
-    licence = "CC BY-NC 4.0; pictures from the web"
+    licence = "CC BY-NC 4.0; images from the web"
 
     def read(self, path: Path, data: Path) -> list[Record]:
         """LLaVA's answers, or an official result file: `v1_<question_id>` -> answer text."""

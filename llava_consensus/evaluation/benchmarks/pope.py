@@ -54,7 +54,7 @@ class POPE(Benchmark):
     paper = 85.9
     count = 8910
     max_new_tokens = 128
-    licence = "MIT; COCO pictures"
+    licence = "MIT; COCO images"
 
     def references(self, data: Path) -> Mapping[int, str]:
         return _labels(self.place(data), self.load(data))

@@ -38,12 +38,12 @@ class RefCOCO(Benchmark):
     metric = "accuracy"
     count = 10834
     max_new_tokens = 128
-    licence = "Apache-2.0; COCO pictures"
+    licence = "Apache-2.0; COCO images"
 
     boxes: str = base.option(
         "auto", *UNITS,
-        line="unit of the numbers in an answer: auto (that of the line, else padded), shares of the picture padded to "
-        "a square (LLaVA), of the picture, its tenths, its thousandths (Qwen-VL, InternVL), pixels",
+        line="unit of the numbers in an answer: auto (that of the line, else padded), shares of the image padded to "
+        "a square (LLaVA), of the image, its tenths, its thousandths (Qwen-VL, InternVL), pixels",
     )  # fmt: skip
 
     def load(self, data: Path) -> list[Question]:

@@ -37,7 +37,7 @@ KINDS = ("image", "video")
 class SEED(Benchmark):
     name = "seed"
     title = "SEED"
-    line = "SEED-Bench: pictures and middle frames of videos, four options, 12 types"
+    line = "SEED-Bench: images and middle frames of videos, four options, 12 types"
     folder = "seed_bench"
     images = "."
     files = FILES

@@ -39,7 +39,7 @@ class ChoiceAnswer(NamedTuple):
 class ScienceQA(Benchmark):
     name = "sqa"
     title = "SQA"
-    line = "ScienceQA test: school questions with options, accuracy over those with a picture"
+    line = "ScienceQA test: school questions with options, accuracy over those with an image"
     folder = "scienceqa"
     images = "images/test"
     files = FILES
@@ -50,7 +50,7 @@ class ScienceQA(Benchmark):
     max_new_tokens = 1024
     licence = "CC BY-NC-SA 4.0: research only"
 
-    questions: str = option("all", "image", line="all, or only the 2,017 about a picture", asks=True)
+    questions: str = option("all", "image", line="all, or only the 2,017 about an image", asks=True)
 
     def load(self, data: Path) -> list[Question]:
         base.require(self.place(data), FILES)

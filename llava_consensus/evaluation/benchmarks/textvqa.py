@@ -43,7 +43,7 @@ class Score(NamedTuple):
 class TextVQA(Benchmark):
     name = "textvqa"
     title = "TextVQA"
-    line = "TextVQA validation: questions on writing in pictures, agreement with ten people"
+    line = "TextVQA validation: questions on writing in images, agreement with ten people"
     folder = "textvqa"
     images = "train_images"
     files = FILES
@@ -51,7 +51,7 @@ class TextVQA(Benchmark):
     column = "textvqa"
     count = 5000
     max_new_tokens = 128
-    licence = "CC BY 4.0; Open Images pictures"
+    licence = "CC BY 4.0; Open Images images"
 
     ocr: str = option("with", "without", line="reference OCR tokens in the prompt (LLaVA-1.5: with)", asks=True)
 

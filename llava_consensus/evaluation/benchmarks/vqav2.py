@@ -69,7 +69,7 @@ class VQAv2(Benchmark):
     result_keys = ("question_id", "answer")
     column = "vqav2"
     max_new_tokens = 128
-    licence = "CC BY 4.0 (annotations); COCO pictures"
+    licence = "CC BY 4.0 (annotations); COCO images"
     whole = "EvalAI would count each as wrong"
 
     split: str = option(*SPLITS, line="which questions; only those of val have published answers", asks=True)

@@ -91,7 +91,7 @@ SOURCES: dict[str, tuple[Source, ...]] = {
     ),
 }
 BY_HAND = {  # what has no public address
-    "mme": "pictures and right answers: on request from the authors of MME, as their repository says "
+    "mme": "images and right answers: on request from the authors of MME, as their repository says "
     "(github.com/BradyFU/Awesome-Multimodal-Large-Language-Models, branch Evaluation)",
     "seed": "SEED-Bench.json in its first revision, and the videos' middle frames, made from videos under licences of "
     "their own: DATASET.md of github.com/AILab-CVC/SEED-Bench, extract_video_frames.py of eval.zip",

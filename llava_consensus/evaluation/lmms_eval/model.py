@@ -39,7 +39,7 @@ from llava_consensus.reduction.budget import budget
 RUN_ID = "LMMS_CACHE_RUN_ID"
 LOADING = [field.name for field in fields(Loading)]
 OF_HOST = "host_"  # in front of the name of an option of the host
-CAPACITY = 64  # pictures that are kept encoded
+CAPACITY = 64  # images that are kept encoded
 MAX_NEW_TOKENS = 1024  # where a task sets no bound, as in lmms-eval's own models
 
 
@@ -146,7 +146,7 @@ class ReducedModel(lmms):
         return results
 
     def encoded(self, pictures: Sequence[Sequence[Image.Image]]) -> list[list[Encoding]]:
-        """Encodings of the pictures of each question, those that are new in one batch. lmms-eval hands over pictures,
+        """Encodings of the images of each question, those that are new in one batch. lmms-eval hands over images,
         not files, so that they are known by their content.
         """
         keys = [[sha256(f"{one.size}".encode() + one.tobytes()).hexdigest() for one in own] for own in pictures]
@@ -237,15 +237,15 @@ def check_generation(request: Any) -> None:
 def read(
     request: Any, documents: Mapping[str, Any], conversation: str | None
 ) -> tuple[Prompt, list[Image.Image], tuple[str, ...]]:
-    """Prompt and pictures of a request, and the texts before which its answer ends.
+    """Prompt and images of a request, and the texts before which its answer ends.
 
     Args:
         request: of a chat task.
         documents: by task, split and number.
         conversation: template of the prompt; None is the model's own.
     Raises:
-        OptionError: for messages other than one turn of the user: pictures, then text.
-        ImageError: for a picture that cannot be read.
+        OptionError: for messages other than one turn of the user: images, then text.
+        ImageError: for an image that cannot be read.
     """
     _, to_messages, generation, number, task, split = request.args
     messages = to_messages(documents[task][split][number])
@@ -255,7 +255,7 @@ def read(
     *shown, text = content = messages[0]["content"]
     kinds = [part["type"] for part in content]
     if kinds != ["image"] * len(shown) + ["text"]:
-        raise OptionError(f"task {task}: asks with {', '.join(kinds)}; pictures, then one text are asked")
+        raise OptionError(f"task {task}: asks with {', '.join(kinds)}; images, then one text are asked")
     pictures = [
         one["url"].convert("RGB") if isinstance(one["url"], Image.Image) else open_image(one["url"]) for one in shown
     ]

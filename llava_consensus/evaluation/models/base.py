@@ -1,4 +1,4 @@
-"""A model that can be asked: pictures in, answers out, with a method attached or not (`Runner`), and what goes in and
+"""A model that can be asked: images in, answers out, with a method attached or not (`Runner`), and what goes in and
 comes out. Each kind of model is a file beside this one; `loading.py` chooses among them.
 """
 
@@ -18,11 +18,10 @@ from torch.nn.utils.rnn import pad_sequence
 from llava_consensus.errors import ConsensusError, DataError, QuestionError
 from llava_consensus.evaluation.files import HALF
 from llava_consensus.hosts import attach_view
-from llava_consensus.hosts.base import PictureOutcome
-from llava_consensus.hosts.call import CachedLayer, Call, current_call
-from llava_consensus.hosts.old_attachment import Attachment
+from llava_consensus.hosts.attachment import Attachment, Call
+from llava_consensus.hosts.outcomes import CachedLayer, ImageOutcome
 from llava_consensus.methods import make
-from llava_consensus.reduction.budget import Auto, Budget, Share
+from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Shape
 from llava_consensus.reduction.tokens import Need
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
     from llava_consensus.evaluation.media import Clip
-    from llava_consensus.hosts.base import Model
 
 COUNTS = ("before", "after", "structural")
 FULL = make("full"), Budget(1)
@@ -51,20 +49,20 @@ class Prompt:
 
 @dataclass(frozen=True, eq=False)
 class Encoding:
-    """One picture after the vision tower, ready for any number of questions."""
+    """One image after the vision tower, ready for any number of questions."""
 
     tiles: Any  # with `side`, tokens in a row of a tile, and `class_is_token`
-    tiled: bool  # several tiles of one picture, as against one square
-    size: tuple[int, int]  # width and height of the picture in pixels
+    tiled: bool  # several tiles of one image, as against one square
+    size: tuple[int, int]  # width and height of the image in pixels
     method: Method  # it was encoded for
-    budget: Budget | Share | Auto
+    budget: Budget | Share
 
 
 class Prefill(NamedTuple):
     """Rows of the prefill of one answer, and the KV cache it left."""
 
     text: int  # rows that are not visual tokens
-    question: int  # of these, rows after the last picture
+    question: int  # of these, rows after the last image
     entering: tuple[int, ...]  # visual tokens that entered each decoder layer
     kv_bytes: tuple[int, ...]  # keys and values each layer's cache holds, without padding
 
@@ -77,7 +75,7 @@ class Answer(NamedTuple):
     after: int
     structural: int
     notes: tuple[str, ...]
-    outcomes: tuple[PictureOutcome, ...]
+    outcomes: tuple[ImageOutcome, ...]
     prefill: Prefill | None = None
 
 
@@ -85,7 +83,7 @@ class Runner:
     """A model with its tokenizer, for any number of callers at once.
 
     Args:
-        view: of the model, see `hosts.base.Model`.
+        view: of the model, see `hosts.facts.Facts`.
         tokenizer: of the checkpoint; only questions need it.
     """
 
@@ -99,12 +97,12 @@ class Runner:
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """Placeholder texts for pictures in prompts of this model."""
+        """Placeholder texts for images in prompts of this model."""
         return ()
 
     @property
     def visual_tokens(self) -> int:
-        """Tokens of one picture, or of one tile of it; the most where that depends on the picture."""
+        """Tokens of one image, or of one tile of it; the most where that depends on the picture."""
         tokens: int = self.view.tower.tokens
         return tokens
 
@@ -118,47 +116,37 @@ class Runner:
         return self._attached
 
     def grid_columns(self, size: tuple[int, int]) -> int:
-        """Tiles in a row of the grid after the base view of a picture of this width and height; 0 without a grid."""
+        """Tiles in a row of the grid after the base view of an image of this width and height; 0 without a grid."""
         return 0
 
     def pixels(self, image: "Image") -> Tensor:
         """An image as the vision tower reads it: [3, H, W], or [T, 3, H, W] if it is cut into tiles."""
         raise NotImplementedError
 
-    @torch.inference_mode()
     def encode(self, pictures: "list[Any]") -> list[Encoding]:
         """Images, and of hosts that take them clips, through the vision tower, for the method that is attached."""
-        pixels = [self.pixels(image) for image in pictures]
-        tiles = [image if image.ndim == 4 else image[None] for image in pixels]
-        batch = torch.cat(tiles).to(self.model.device, self.model.dtype)
-        with self.attachment() as attachment, attachment.call():
-            encoded = attachment.encode(batch, [len(image) for image in tiles])
-        attached = attachment.asked, attachment.budget
-        return [
-            Encoding(part, made.ndim == 4, image.size, *attached)
-            for image, made, part in zip(pictures, pixels, encoded, strict=True)
-        ]
+        raise NotImplementedError
 
     def shape(self, text: int = 0) -> Shape:
-        """Sizes of the model, with a prompt of one picture of the most tiles and `text` other rows."""
+        """Sizes of the model, with a prompt of one image of the most tiles and `text` other rows."""
         raise NotImplementedError
 
     def rows(self, prompt: Prompt, pictures: int = 1) -> tuple[int, int]:
-        """Rows of a prompt that are no pictures, and how many of them follow the last picture."""
+        """Rows of a prompt that are no images, and how many of them follow the last picture."""
         raise NotImplementedError
 
     def own_inputs(self, prompt: Prompt, image: "Image", folder: Path) -> dict[str, Any]:
-        """Kwargs of the model's own `generate` for one prompt about a picture. Models that read pictures from files
+        """Kwargs of the model's own `generate` for one prompt about a picture. Models that read images from files
         find it in the folder.
         """
         raise NotImplementedError
 
     def prompt_ids(self, prompt: Prompt, pictures: int = 1) -> Tensor:
-        """Token ids [L] of a prompt, with one placeholder for each picture, on the CPU."""
+        """Token ids [L] of a prompt, with one placeholder for each image, on the CPU."""
         raise NotImplementedError
 
     def question_ids(self, prompt: Prompt, pictures: list[Any]) -> Tensor:
-        """Token ids [L] of a prompt about these encoded pictures, on the CPU."""
+        """Token ids [L] of a prompt about these encoded images, on the CPU."""
         return self.prompt_ids(prompt, len(pictures))
 
     def answer_group(
@@ -168,7 +156,7 @@ class Runner:
         raise NotImplementedError
 
     def groups(self, attachment: Attachment, encoded: list[list[Encoding]], ids: list[Tensor]) -> list[list[int]]:
-        """Rows that are answered together: all with pictures, and all without."""
+        """Rows that are answered together: all with images, and all without."""
         seeing = [row for row, pictures in enumerate(encoded) if pictures]
         bare = [row for row, pictures in enumerate(encoded) if not pictures]
         return [rows for rows in (seeing, bare) if rows]
@@ -194,12 +182,12 @@ class Runner:
 
     @torch.inference_mode()
     def answer(self, encoded: list[list[Encoding]], prompts: list[Prompt]) -> list[Answer]:
-        """Greedy answers to one prompt about each list of encoded pictures (none for a question about text alone,
+        """Greedy answers to one prompt about each list of encoded images (none for a question about text alone,
         several for a video), in left-padded batches.
 
         Raises:
-            QuestionError: for a text that holds a word which stands for a picture, or half of a character.
-            ValueError: when the prompts differ in the length of answer they allow, or a picture was encoded for another
+            QuestionError: for a text that holds a word which stands for an image, or half of a character.
+            ValueError: when the prompts differ in the length of answer they allow, or an image was encoded for another
                 method than the one that is attached.
         """
         reserved = self.reserved
@@ -211,8 +199,8 @@ class Runner:
                 )
             if taken := [word for word in reserved if word in prompt.text]:
                 raise QuestionError(
-                    f"the question {prompt.text[:60]!r} holds {taken[0]}, which stands for a picture in the prompts of "
-                    "this model; pictures are put in front of the question by themselves. Leave it out"
+                    f"the question {prompt.text[:60]!r} holds {taken[0]}, which stands for an image in the prompts of "
+                    "this model; images are put in front of the question by themselves. Leave it out"
                 )
         with self.attachment() as attachment:
             _check_batch(attachment, encoded, prompts)
@@ -229,7 +217,7 @@ class Runner:
         return [answers[row] for row in range(len(prompts))]
 
     def ask(self, pictures: "list[Image | Clip]", prompt: Prompt) -> tuple[list[Encoding], Answer]:
-        """Encodes pictures and answers one prompt about them, for commands that ask once. Runs of a benchmark take the
+        """Encodes images and answers one prompt about them, for commands that ask once. Runs of a benchmark take the
         two steps themselves and keep whatever is raised beside its question.
 
         Raises:
@@ -242,7 +230,7 @@ class Runner:
             raise
         except Exception as error:
             raise DataError(
-                f"the model cannot answer: {type(error).__name__}: {error}. If that is so for every picture, fetch the "
+                f"the model cannot answer: {type(error).__name__}: {error}. If that is so for every image, fetch the "
                 "checkpoint's config.json, generation_config.json, processor and tokenizer again"
             ) from error
         return encoded, answer
@@ -281,13 +269,14 @@ class Runner:
 
 
 @contextmanager
-def last_row_alone(head: nn.Module, call: Call) -> Iterator[None]:
-    """Hook for the body: the head of this call gets the last row of states [R, S, D] alone, as generation reads no
+def last_row_alone(head: nn.Module) -> Iterator[None]:
+    """Hook for the body: the head gets the last row of states [R, S, D] from this thread only, as generation reads no
     other logits.
     """
+    thread = threading.get_ident()
 
     def last(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        return (args[0][:, -1:],) if current_call(call.owner) is call and args[0].ndim == 3 else None
+        return (args[0][:, -1:],) if threading.get_ident() == thread and args[0].ndim == 3 else None
 
     handle = head.register_forward_pre_hook(last)
     try:
@@ -297,7 +286,7 @@ def last_row_alone(head: nn.Module, call: Call) -> Iterator[None]:
 
 
 def _check_batch(attachment: Attachment, encoded: list[list[Encoding]], prompts: list[Prompt]) -> None:
-    """Raises ValueError when the prompts differ in the length of answer they allow, or a picture was encoded for
+    """Raises ValueError when the prompts differ in the length of answer they allow, or an image was encoded for
     another method than the one that is attached: what this one reads was not collected.
     """
     if len({prompt.max_new_tokens for prompt in prompts}) != 1:
@@ -307,7 +296,7 @@ def _check_batch(attachment: Attachment, encoded: list[list[Encoding]], prompts:
     for picture in (picture for pictures in encoded for picture in pictures):
         if picture.method != method or (inside and picture.budget != budget):
             raise ValueError(
-                f"a picture was encoded for {picture.method} and {picture.budget}, but {method} with {budget} is "
+                f"an image was encoded for {picture.method} and {picture.budget}, but {method} with {budget} is "
                 "attached: encode it again"
             )
 
@@ -338,7 +327,7 @@ def answers_of(
 
 
 def prefills(
-    layers: Sequence[CachedLayer], text: Sequence[tuple[int, int]], outcomes: Sequence[Sequence[PictureOutcome]]
+    layers: Sequence[CachedLayer], text: Sequence[tuple[int, int]], outcomes: Sequence[Sequence[ImageOutcome]]
 ) -> list[Prefill]:
     """Prefill sizes of each row of a batch: rows that entered, and bytes cached.
 
@@ -375,14 +364,14 @@ def text_rows(ids: Tensor, placeholders: Sequence[int]) -> tuple[int, int]:
 
 
 def shape_of(
-    view: "Model",
+    view: Any,
     language: "PretrainedConfig",
     vision: "PretrainedConfig",
     projector: nn.Module | None,
     text: int,
     **more: Any,
 ) -> Shape:
-    """Sizes that decide what a prompt of one picture of the most tiles and `text` other rows costs. Every block of the
+    """Sizes that decide what a prompt of one image of the most tiles and `text` other rows costs. Every block of the
     tower counts, whichever feeds the projector: models run them all.
 
     Args:
@@ -396,7 +385,7 @@ def shape_of(
     width = getattr(vision, "embed_dim", vision.hidden_size)
     members = getattr(tower, "members", None)
     sides = (size, size) if isinstance(size, int) else size
-    assert tower is not None  # a host shows pictures
+    assert tower is not None  # a host shows images
     linear = [] if projector is None else [one for one in projector.modules() if isinstance(one, nn.Linear)]
     return Shape(
         layers=language.num_hidden_layers,

@@ -17,7 +17,7 @@ from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method
 
 BOUNDS = {torch.float16: 1e-2, torch.bfloat16: 5e-2}  # of relative differences of logits; 1e-4 in float32
-PROMPT = Prompt("What is in this picture?", max_new_tokens=3, min_new_tokens=3)
+PROMPT = Prompt("What is in this image?", max_new_tokens=3, min_new_tokens=3)
 
 
 class Finding(NamedTuple):

@@ -59,7 +59,7 @@ def convert(source: Path, out: Path) -> str:
         out: folder that is not there yet.
     Raises:
         DataError: for a folder that is neither or is damaged, or an `out` that exists or cannot be written.
-        OptionError: for pictures that are cut in a way which official LLaVA does not follow.
+        OptionError: for images that are cut in a way which official LLaVA does not follow.
     """
     file = source / "config.json"
     if not file.is_file():
@@ -243,7 +243,7 @@ SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions. "
 )
-# Prompts of LLaVA-1.5 (`vicuna_v1` of the official package): pictures of a user come first, then a new line. vLLM gives
+# Prompts of LLaVA-1.5 (`vicuna_v1` of the official package): images of a user come first, then a new line. vLLM gives
 # a template the parts of a message only where it sees a loop over them.
 TEMPLATE = """
 {{ "SYSTEM" }}
@@ -251,7 +251,7 @@ TEMPLATE = """
 {%- set texts = message['content'] | selectattr('type', 'equalto', 'text') | map(attribute='text') | join -%}
 {%- if message['role'] == 'user' -%}
 {{ "USER" + ': ' }}
-{%- for picture in message['content'] | selectattr('type', 'equalto', 'image') -%}
+{%- for image in message['content'] | selectattr('type', 'equalto', 'image') -%}
 {{ "<image>" + ('\\n' if loop.last else '') }}
 {%- endfor -%}
 {{ texts + " " }}

@@ -1,9 +1,9 @@
-"""A model of transformers, checked, loaded and asked: by its own processor, chat template and `generate`. A picture or
+"""A model of transformers, checked, loaded and asked: by its own processor, chat template and `generate`. An image or
 clip goes through the tower once, however many questions it has.
 
-A processor puts a text of its own where the placeholder of a picture stands: more placeholders, in some models with
+A processor puts a text of its own where the placeholder of an image stands: more placeholders, in some models with
 tags of tiles, line breaks or times of frames between them. It makes that text once, together with the pixels, and every
-prompt about the picture then holds it.
+prompt about the image then holds it.
 """
 
 from collections.abc import Mapping
@@ -59,14 +59,6 @@ class HfEncoded(Encoding):
     inputs: dict[str, Tensor]  # what the positions of its tokens follow from
 
 
-@dataclass(frozen=True, eq=False)
-class InsideEncoded(HfEncoded):
-    """One image or clip, encoded by a method that acts before the projector."""
-
-    rows: Any  # where its tokens come from
-    features: Any
-
-
 class Processed(NamedTuple):
     modality: str  # image | video
     text: str  # in place of its placeholder
@@ -105,8 +97,8 @@ class HfRunner(Runner):
         return columns
 
     def rows(self, prompt: Prompt, pictures: int = 1) -> tuple[int, int]:
-        """Rows of a prompt that are no pictures, and how many of them follow the last picture; tags between the tiles
-        of a picture are not counted.
+        """Rows of a prompt that are no images, and how many of them follow the last image; tags between the tiles
+        of an image are not counted.
         """
         return text_rows(
             self.prompt_ids(prompt, pictures), [self.tokenizer.convert_tokens_to_ids(self._placeholder("image"))]
@@ -115,21 +107,7 @@ class HfRunner(Runner):
     @torch.inference_mode()
     def encode(self, pictures: list[Image | Clip]) -> list[Encoding]:
         with self.attachment() as attachment, attachment.call():
-            encode = self._encoded_inside if attachment.method.acts_inside else self._encoded
-            return [encode(attachment, picture) for picture in pictures]
-
-    def _encoded_inside(self, attachment: Any, picture: Image | Clip) -> InsideEncoded:
-        """One image or clip, encoded by a method that acts before the projector."""
-        one, view = self.processed(picture), attachment.model
-        inputs = {name: value for name, value in one.inputs.items() if isinstance(value, Tensor)}
-        arguments = self._placed(view.encoder_inputs(inputs)[one.modality])
-        (rows,) = view.pictures(one.modality, arguments, one.ids)
-        features = view.encode(attachment, one.modality, arguments, [rows])
-        size = picture.frames[0].size if isinstance(picture, Clip) else picture.size
-        text = self._placeholder(one.modality) * len(rows.token) if view.lays_out else one.text
-        placed = {name: one.inputs[name] for name in view.placed_by if name in one.inputs}
-        own = attachment.asked, attachment.budget, one.modality, text, None, placed
-        return InsideEncoded(features.tiles[0], rows.tiles > 1, size, *own, rows, features)
+            return [self._encoded(attachment, picture) for picture in pictures]
 
     def _encoded(self, attachment: Any, picture: Image | Clip) -> HfEncoded:
         one, view = self.processed(picture), self.view
@@ -139,7 +117,8 @@ class HfRunner(Runner):
         if view.lays_out:
             arguments, ids = view.on_grid(arguments)
         (image,) = view.images(one.modality, arguments, ids)
-        output = getattr(view.inner, f"get_{one.modality}_features")(**arguments, return_dict=True)
+        with attachment.entrance.showing(ids):
+            output = getattr(view.inner, f"get_{one.modality}_features")(**arguments, return_dict=True)
         size = len(image.places)
         side = view.tower.side or sides_of(arguments, [size])[0]
         text = self._placeholder(one.modality) * size if view.lays_out else one.text
@@ -170,14 +149,8 @@ class HfRunner(Runner):
     ) -> list[Answer]:
         padded, mask = self.pad(ids)
         pictures: list[Any] = [picture for row_pictures in encoded for picture in row_pictures]
-        given: dict[str, Any] = {"questions": [prompt.text for prompt in prompts]}
-        if attachment.method.acts_inside:
-            view: Any = attachment.model
-            more = view.row_inputs(padded, mask.bool(), _together(pictures)) if pictures else {}
-            given["encoded"] = pictures or None
-        else:
-            more = self._inputs(padded, pictures) if pictures else {}
-        with attachment.call(**given) as call:
+        more = self._inputs(padded, pictures) if pictures else {}
+        with attachment.call(questions=[prompt.text for prompt in prompts]) as call:
             output = self.model.generate(input_ids=padded, attention_mask=mask, **more, **self.generation(prompts[0]))
         texts = self.decode(output[:, padded.shape[1] :])
         placeholders = [self.view.placeholder(modality) for modality in {picture.modality for picture in pictures}]
@@ -193,15 +166,15 @@ class HfRunner(Runner):
         return {**self.view.row_inputs(ids, "video" in outputs), **_together(pictures), "mm_encoder_outputs": encoded}
 
     def question_ids(self, prompt: Prompt, pictures: list[Any]) -> Tensor:
-        """Ids [L] of a prompt about these pictures, with a row for every token of theirs.
+        """Ids [L] of a prompt about these images, with a row for every token of theirs.
 
         Raises:
-            OptionError: for several pictures where the model would have encoded each of them in another way alone.
+            OptionError: for several images where the model would have encoded each of them in another way alone.
         """
         if self.view.tiled_alone and sum(picture.modality == "image" for picture in pictures) > 1:
             raise OptionError(
-                f"{len(pictures)} pictures in one prompt: {type(self.model).__name__} cuts a picture into tiles only "
-                "where it is alone, and the harness encodes each by itself. Ask about one picture"
+                f"{len(pictures)} images in one prompt: {type(self.model).__name__} cuts an image into tiles only "
+                "where it is alone, and the harness encodes each by itself. Ask about one image"
             )
         text = self._text(prompt.text, [picture.modality for picture in pictures])
         return self.ids_of(text, [(picture.modality, picture.text) for picture in pictures])
@@ -211,11 +184,11 @@ class HfRunner(Runner):
         return self.ids_of(self._text(prompt.text, ["image"] * pictures), [("image", placeholder)] * pictures)
 
     def check_prompts(self) -> None:
-        """Tries a picture of one colour.
+        """Tries an image of one colour.
 
         Raises:
             OptionError: where the processor makes another prompt of it than this runner does.
-            DataError: for a tokenizer without padding, or a picture that becomes NaN or infinity.
+            DataError: for a tokenizer without padding, or an image that becomes NaN or infinity.
         """
         image, text = new_image("RGB", (64, 48)), self._text("What?", ["image"])
         expected = self.processor(images=[image], text=[text], return_tensors="pt", **self._special(text))
@@ -234,12 +207,12 @@ class HfRunner(Runner):
                 )
 
     def _placeholder(self, modality: str) -> str:
-        """Placeholder text of the chat template for a picture or clip."""
+        """Placeholder text of the chat template for an image or clip."""
         token: str = getattr(self.processor, f"{modality}_token")
         return token
 
     def processed(self, picture: Image | Clip, image_options: dict[str, Any] | None = None) -> Processed:
-        """One picture or clip alone; `image_options` are for the image processor, None those of the view."""
+        """One image or clip alone; `image_options` are for the image processor, None those of the view."""
         if isinstance(picture, Clip):
             modality, arguments = "video", _of_clip(picture)
         else:
@@ -253,7 +226,7 @@ class HfRunner(Runner):
         return Processed(modality, replaced["replacement"], inputs.pop("input_ids"), inputs)
 
     def _text(self, question: str, modalities: list[str]) -> str:
-        """The prompt of a question about pictures and clips, with one placeholder for each.
+        """The prompt of a question about images and clips, with one placeholder for each.
 
         Raises:
             OptionError: for a model without a chat template.
@@ -275,7 +248,7 @@ class HfRunner(Runner):
 
         Args:
             text: of the chat template.
-            pictures: modality and text of each, in order.
+            images: modality and text of each, in order.
         """
         parts = {
             f"{modality}s_replacements": [part for kind, part in pictures if kind == modality]
@@ -354,7 +327,7 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
         raise
     except Exception as error:
         raise DataError(
-            f"model={path!r}: its processor cannot read a picture ({reason(error)}). Fetch its "
+            f"model={path!r}: its processor cannot read an image ({reason(error)}). Fetch its "
             "preprocessor_config.json, processor_config.json and tokenizer again"
         ) from error
     return runner

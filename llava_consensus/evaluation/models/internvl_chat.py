@@ -1,6 +1,6 @@
 """InternVL-Chat of 2023, checked, loaded and asked: by its authors' `llava` package, its templates and `generate`.
 
-The tower runs once for a picture, however many questions are asked about it; prompts are answered one by one.
+The tower runs once for an image, however many questions are asked about it; prompts are answered one by one.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,6 @@ from llava_consensus.errors import MissingDependency, OptionError
 from llava_consensus.evaluation.models.base import Encoding, Prompt
 from llava_consensus.evaluation.models.llava import CONVERSATION, LlavaRunner, chosen_conversation, quietly_loaded
 from llava_consensus.evaluation.models.loading import Loading, incomplete_refused, refuse_not_finite
-from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.remote.internvl_chat import InternVLChat
 
 
@@ -31,7 +30,7 @@ class InternVLChatRunner(LlavaRunner):
         del inputs["image_sizes"]
         return inputs
 
-    def groups(self, attachment: Attachment, encoded: list[list[Encoding]], ids: list[Tensor]) -> list[list[int]]:
+    def groups(self, attachment: Any, encoded: list[list[Encoding]], ids: list[Tensor]) -> list[list[int]]:
         return [[row] for row in range(len(ids))]
 
     def _ask(self, pictures: list[Encoding], rows: list[Tensor], prompt: Prompt) -> list[str]:

@@ -1,6 +1,6 @@
 """Official LLaVA, checked, loaded and asked: by the package's own loader, templates and `generate`.
 
-The vision tower runs once for a picture, however many questions are asked about it, and prompts are answered in
+The vision tower runs once for an image, however many questions are asked about it, and prompts are answered in
 left-padded batches.
 
 Some checkpoints, such as LLaVA 1.6, have a vision tower that was trained along (`unfreeze_mm_vision_tower`). The
@@ -44,18 +44,18 @@ from llava_consensus.evaluation.models.loading import (
     refuse_not_finite,
 )
 from llava_consensus.evaluation.models.weights import MEND, reason, tensors_of, weight_files
+from llava_consensus.hosts.clip import without_unused_report
 from llava_consensus.hosts.environment import OFFICIAL, check_llava_version
-from llava_consensus.hosts.llava import LlavaModel
 from llava_consensus.hosts.next_grid import STOCK, check_layout, check_pictures
-from llava_consensus.hosts.old_attachment import Attachment
+from llava_consensus.hosts.official_facts import Official
+from llava_consensus.hosts.official_prompt import blank_images
 from llava_consensus.hosts.pretrained import load_pretrained
-from llava_consensus.hosts.towers import without_unused_report
 from llava_consensus.reduction.method import Shape
 
 if TYPE_CHECKING:
     from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
-IMAGE_ID = -200  # IMAGE_TOKEN_INDEX of official LLaVA, which stands for a picture in a prompt
+IMAGE_ID = -200  # IMAGE_TOKEN_INDEX of official LLaVA, which stands for an image in a prompt
 LEFT = {"tokenizer_padding_side": "left"}
 CONVERSATION = "vicuna_v1"  # default template: that of LLaVA-1.5
 VIDEO_CONVERSATION = "llava_v1"  # of the official scripts for questions about videos (Video-LLaVA)
@@ -72,7 +72,7 @@ class LlavaRunner(Runner):
         options: of the host, all of them.
     """
 
-    view_class = LlavaModel
+    view_class = Official
 
     def __init__(
         self,
@@ -130,19 +130,33 @@ class LlavaRunner(Runner):
             "image_sizes": [image.size],
         }
 
+    @torch.inference_mode()
+    def encode(self, pictures: list[Any]) -> list[Encoding]:
+        """Images through tower and projector, for the method that is attached."""
+        pixels = [self.pixels(image) for image in pictures]
+        tiles = [image if image.ndim == 4 else image[None] for image in pixels]
+        batch = torch.cat(tiles).to(self.model.device, self.model.dtype)
+        attachment: Any
+        with self.attachment() as attachment:
+            encoded = attachment.entrance.encode(batch, [len(image) for image in tiles])
+            own = attachment.asked, attachment.budget
+        return [
+            Encoding(one, made.ndim == 4, image.size, *own)
+            for image, made, one in zip(pictures, pixels, encoded, strict=True)
+        ]
+
     def answer_group(
-        self, attachment: Attachment, encoded: list[list[Encoding]], ids: list[Tensor], prompts: list[Prompt]
+        self, attachment: Any, encoded: list[list[Encoding]], ids: list[Tensor], prompts: list[Prompt]
     ) -> list[Answer]:
         pictures = [picture for row_pictures in encoded for picture in row_pictures]
-        tiles = [picture.tiles for picture in pictures] or None
-        under_way = attachment.call(encoded=tiles, questions=[prompt.text for prompt in prompts], settings=LEFT)
-        with under_way as call, last_row_alone(self.model.get_output_embeddings(), call):
+        under_way = attachment.call([prompt.text for prompt in prompts], settings=LEFT)
+        with under_way as call, last_row_alone(self.model.get_output_embeddings()):
             texts = self._ask(pictures, ids, prompts[0])
         limit = getattr(self.model.config, "max_position_embeddings", None)
         return answers_of(call, texts, [text_rows(row, [IMAGE_ID]) for row in ids], limit)
 
     def _ask(self, pictures: list[Encoding], rows: list[Tensor], prompt: Prompt) -> list[str]:
-        """Texts by the official `generate`; the call has the pictures' features."""
+        """Texts by the official `generate`; the call has the images' features."""
         ids, mask = self.pad(rows)
         output = self.model.generate(
             ids,
@@ -154,14 +168,13 @@ class LlavaRunner(Runner):
         return self.decode(output)
 
     def blank(self, encoded: list[Encoding]) -> list[Tensor] | Tensor:
-        """Pictures without pixels, of the shape the official function looks at."""
-        device, dtype = self.model.device, self.model.dtype
-        blank = [torch.empty(len(picture.tiles.projected), 3, 0, 0, device=device, dtype=dtype) for picture in encoded]
-        return blank if any(picture.tiled for picture in encoded) else torch.cat(blank)
+        """Stand-ins for images that are encoded, of the shape the official function looks at."""
+        tiled = any(picture.tiled for picture in encoded)
+        return blank_images([picture.tiles for picture in encoded], tiled, self.model.dtype)
 
 
 def to_text(prompt: Prompt, pictures: int, wrapped: bool = False) -> str:
-    """A prompt in its conversation template, placeholders of its pictures in front, as LLaVA's own runners write it;
+    """A prompt in its conversation template, placeholders of its images in front, as LLaVA's own runners write it;
     `wrapped` in the start and end tokens some checkpoints want (`mm_use_im_start_end`).
     """
     from llava.constants import DEFAULT_IM_END_TOKEN, DEFAULT_IM_START_TOKEN, DEFAULT_IMAGE_TOKEN
@@ -202,7 +215,7 @@ def check(model: str, conversation: str | None, videos: bool, options: Mapping[s
     """Checks a checkpoint; questions about videos have a template of their own.
 
     Raises:
-        OptionError: for a conversation template or a layout of pictures that official LLaVA does not have, or a layout
+        OptionError: for a conversation template or a layout of images that official LLaVA does not have, or a layout
             of tiles where there are none.
         DataError: for a vision tower of the hub that cannot be had.
     """
@@ -266,7 +279,7 @@ def load_official(path: str, loading: Loading) -> tuple[Any, Any, Any]:
     Raises:
         DataError: for a folder that is not there or cannot be loaded, whose weights are not those of its config.json,
             or hold NaN or infinity.
-        OptionError: for a layout of pictures that LLaVA does not know.
+        OptionError: for a layout of images that LLaVA does not know.
     """
     check_llava_version()
     path = str(Path(path).expanduser())

@@ -25,9 +25,9 @@ from llava_consensus.evaluation.models.weights import (
     weight_files,
     write_shards,
 )
+from llava_consensus.hosts.clip import without_unused_report
 from llava_consensus.hosts.environment import cache_folder
 from llava_consensus.hosts.pretrained import load_pretrained
-from llava_consensus.hosts.towers import without_unused_report
 
 SETTINGS, ADAPTER, WHOLE = "adapter_config.json", "adapter_model", "non_lora_trainables.bin"
 PREFIX = "base_model.model."  # of names as PEFT writes them

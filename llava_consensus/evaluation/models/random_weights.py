@@ -21,7 +21,7 @@ from llava_consensus.evaluation.models.loading import Loading
 from llava_consensus.hosts import view_of
 from llava_consensus.hosts.environment import check_version
 
-BEFORE, AFTER = 35, 15  # rows of text around the picture, 50 as in the paper's efficiency tables
+BEFORE, AFTER = 35, 15  # rows of text around the image, 50 as in the paper's efficiency tables
 IMAGE_ID, WORD = 31999, "word"  # in every vocabulary below
 _PICTURES = "{% for part in messages[0].content if part.type == 'image' %}<image>{% endfor %}"
 PROMPT = f"{WORD} " * BEFORE + _PICTURES + f" {WORD}" * AFTER  # a chat template
@@ -57,7 +57,7 @@ def tokenizer() -> transformers.PreTrainedTokenizerFast:
 def _processor(
     kind: str, images: str, pixels: Mapping[str, Any], videos: str = "", **options: Any
 ) -> transformers.ProcessorMixin:
-    """A processor whose prompts have fixed numbers of words before and after their pictures, for any question."""
+    """A processor whose prompts have fixed numbers of words before and after their images, for any question."""
     parts = {"tokenizer": tokenizer(), "image_processor": getattr(transformers, images)(**pixels)}
     if videos and find_spec("torchvision") is None:
         raise missing_extra(f"{kind} needs torchvision", "processors")
@@ -69,7 +69,7 @@ def _processor(
 def _llava(
     text: Mapping[str, Any], family: str = "Llava", tokens: int = 576, width: int = 1024, layers: int = 24
 ) -> Size:
-    """A size with the tower of LLaVA-1.5, CLIP ViT-L/14 for pictures of 336 pixels, or a smaller one of its kind."""
+    """A size with the tower of LLaVA-1.5, CLIP ViT-L/14 for images of 336 pixels, or a smaller one of its kind."""
     blocks = dict(hidden_size=width, intermediate_size=4 * width, num_hidden_layers=layers)
     vision = {"model_type": "clip_vision_model", **blocks, "image_size": 336, "patch_size": 14}
     vision["num_attention_heads"] = width // 64

@@ -1,10 +1,11 @@
 """Qwen-VL and CogVLM, checked, loaded and asked: by the model's own prompts and `generate`.
 
-The tower runs once for a picture, however many questions are asked about it; prompts are answered in left-padded
+The tower runs once for an image, however many questions are asked about it; prompts are answered in left-padded
 batches.
 """
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,6 @@ from llava_consensus.evaluation.files import read_json
 from llava_consensus.evaluation.models.base import Answer, Encoding, Prompt, Runner, answers_of, shape_of
 from llava_consensus.evaluation.models.loading import Loading, from_auto
 from llava_consensus.evaluation.models.weights import reason
-from llava_consensus.hosts.old_attachment import Attachment
 from llava_consensus.hosts.pretrained import load_pretrained
 from llava_consensus.hosts.remote.cogvlm import CogVLM
 from llava_consensus.hosts.remote.qwen_vl import QwenVLChat
@@ -44,37 +44,44 @@ class RemoteRunner(Runner):
         return super().padding if end is None else end
 
     def words(self, prompt: Prompt, pictures: int) -> dict[str, Tensor]:
-        """A prompt about that many pictures in the model's own words, as arguments of `generate` by row, each [L]."""
+        """A prompt about that many images in the model's own words, as arguments of `generate` by row, each [L]."""
         raise NotImplementedError
 
     def stand_ins(self, pictures: list[int]) -> dict[str, Any]:
-        """Arguments of `generate` in place of pictures that were encoded before, given their number in each row."""
+        """Arguments of `generate` in place of images that were encoded before, given their number in each row."""
         return {}
 
     def rows(self, prompt: Prompt, pictures: int = 1) -> tuple[int, int]:
         return self._text_rows(self.words(prompt, pictures))
 
     def _text_rows(self, words: dict[str, Tensor]) -> tuple[int, int]:
-        kinds = self.view.kinds({name: value[None] for name, value in words.items()})
-        if kinds is None:
-            return (len(words["input_ids"]),) * 2
-        visual = kinds.picture[0] >= 0
-        return int((~visual).sum()), len(visual) - 1 - int(visual.nonzero()[-1])
+        images, length = self.view.images({name: value[None] for name, value in words.items()}), len(words["input_ids"])
+        rows = sum(len(image.places) for image in images)
+        return length - rows, length - 1 - int(images[-1].places[-1]) if images else length
 
     def prompt_ids(self, prompt: Prompt, pictures: int = 1) -> Tensor:
         return self.words(prompt, pictures)["input_ids"]
 
+    @torch.inference_mode()
+    def encode(self, pictures: list[Any]) -> list[Encoding]:
+        """Images through tower and projector, for the method that is attached."""
+        pixels = torch.stack([self.pixels(image) for image in pictures]).to(self.model.device, self.model.dtype)
+        attachment: Any
+        with self.attachment() as attachment:
+            encoded, own = attachment.entrance.encode(pixels), (attachment.asked, attachment.budget)
+        return [Encoding(one, False, image.size, *own) for image, one in zip(pictures, encoded, strict=True)]
+
     def answer_group(
-        self, attachment: Attachment, encoded: list[list[Encoding]], ids: list[Tensor], prompts: list[Prompt]
+        self, attachment: Any, encoded: list[list[Encoding]], ids: list[Tensor], prompts: list[Prompt]
     ) -> list[Answer]:
         counts = [len(pictures) for pictures in encoded]
         words = [self.words(*pair) for pair in zip(prompts, counts, strict=True)]
         padded, mask = self.pad([row["input_ids"] for row in words])
         types = {name: _padded([row[name] for row in words]).to(mask) for name in words[0] if name != "input_ids"}
-        tiles = [picture.tiles for pictures in encoded for picture in pictures]
-        fields = {"encoded": tiles or None, "questions": [prompt.text for prompt in prompts]}
+        images = [picture.tiles for pictures in encoded for picture in pictures]
         arguments = {**types, **self.stand_ins(counts), **self.generation(prompts[0])}
-        with attachment.call(**fields) as call:
+        shown = attachment.entrance.shown(images) if images else nullcontext()
+        with attachment.call([prompt.text for prompt in prompts]) as call, shown:
             output = self.model.generate(padded, attention_mask=mask, **arguments)
         texts = self.decode(output[:, padded.shape[1] :])
         return answers_of(call, texts, [self._text_rows(row) for row in words], None)
@@ -86,7 +93,7 @@ def _padded(rows: list[Tensor]) -> Tensor:
 
 
 class QwenVLRunner(RemoteRunner):
-    """Qwen-VL, which reads pictures from files that its prompts name."""
+    """Qwen-VL, which reads images from files that its prompts name."""
 
     reserved = ("<img>", "</img>", "<imgpad>")
 
@@ -111,7 +118,7 @@ class QwenVLRunner(RemoteRunner):
         return pixels
 
     def words(self, prompt: Prompt, pictures: int) -> dict[str, Tensor]:
-        """`<img>`, as many fillers as a picture has rows, `</img>`, the question, and `Answer:`."""
+        """`<img>`, as many fillers as an image has rows, `</img>`, the question, and `Answer:`."""
         start, end, pad = self.view.marks
         words = self.tokenizer(prompt.text + ANSWER, return_tensors="pt").input_ids[0]
         picture = torch.tensor([start, *[pad] * self.visual_tokens, end])
@@ -123,14 +130,14 @@ class QwenVLRunner(RemoteRunner):
         image.save(path)
         name = list(str(path).encode())
         if len(name) >= self.visual_tokens:
-            raise OptionError(f"{path}: longer than the {self.visual_tokens} rows of a picture, which hold its path")
+            raise OptionError(f"{path}: longer than the {self.visual_tokens} rows of an image, which hold its path")
         place = int((ids[0] == start).nonzero()[0]) + 1
         ids[0, place : place + len(name)] = torch.tensor(name)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 class CogVLMRunner(RemoteRunner):
-    """CogVLM, which reads at most one picture in a prompt."""
+    """CogVLM, which reads at most one image in a prompt."""
 
     def shape(self, text: int = 0) -> Shape:
         config, vision = self.model.config, SimpleNamespace(**self.model.config.vision_config)
@@ -143,9 +150,9 @@ class CogVLMRunner(RemoteRunner):
         return pixels
 
     def words(self, prompt: Prompt, pictures: int) -> dict[str, Tensor]:
-        """The model's own conversation about one picture, or none."""
+        """The model's own conversation about one image, or none."""
         if pictures > 1:
-            raise OptionError(f"{pictures} pictures in a prompt: CogVLM reads one")
+            raise OptionError(f"{pictures} images in a prompt: CogVLM reads one")
         image = Image.new("RGB", (1, 1)) if pictures else None
         built = self._conversation(prompt.text, prompt.conversation, image)
         return {name: built[name] for name in ("input_ids", "token_type_ids")}

@@ -17,20 +17,19 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from llava_consensus.entry_points import load_place
 from llava_consensus.errors import ConsensusError, OptionError
 from llava_consensus.evaluation.media import Clip
 from llava_consensus.evaluation.models.base import Answer, Prompt
 from llava_consensus.evaluation.models.hf import HfRunner, processor_of
 from llava_consensus.evaluation.models.hf import check as check_hf
 from llava_consensus.evaluation.models.loading import Loading
-from llava_consensus.hosts.base import PictureOutcome
-from llava_consensus.hosts.sequence import Layout, Sharing, read_layout
+from llava_consensus.hosts.facts import Facts
+from llava_consensus.hosts.outcomes import ImageOutcome, unchanged
 from llava_consensus.methods import method_name
 from llava_consensus.reduction.budget import Budget, Share, amount
 from llava_consensus.reduction.method import Method
 from llava_consensus.serving.parent import children_end_too
-from llava_consensus.serving.plan import row_kinds
+from llava_consensus.serving.plan import left_of
 from llava_consensus.serving.setting import Setting, config_of, further
 from llava_consensus.serving.supported import ASKED, check_version
 
@@ -134,22 +133,21 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
     arguments_of(loading.vllm)
     import transformers
 
-    made = load_place(view)
     with torch.device("meta"):
         model = transformers.AutoModelForImageTextToText.from_config(config_of(path))
-        own = made(model.eval(), options)
+    own = Facts(model.eval(), options)
     if own.preprocessing:
-        raise OptionError(f"engine='vllm' lays pictures out as the checkpoint says: leave {dict(options)} out")
+        raise OptionError(f"engine='vllm' lays images out as the checkpoint says: leave {dict(options)} out")
     return VllmRunner(own, processor_of(path), path, loading)
 
 
 class Shown(NamedTuple):
-    """A picture given to vLLM, with the method and budget it is reduced by."""
+    """An image given to vLLM, with the method and budget it is reduced by, and its tokens before and after."""
 
     picture: Image
-    layout: Layout
     method: Method
     budget: Budget | Share
+    outcome: ImageOutcome
 
 
 class Served:
@@ -183,7 +181,7 @@ class VllmRunner(HfRunner):
         loading: how vLLM loads it.
     """
 
-    def __init__(self, view: Any, processor: "ProcessorMixin", path: str, loading: Loading) -> None:
+    def __init__(self, view: Facts, processor: "ProcessorMixin", path: str, loading: Loading) -> None:
         super().__init__(view, processor)
         self._path, self._loading = path, loading
         self._setting: Setting | None = None
@@ -221,16 +219,18 @@ class VllmRunner(HfRunner):
             cleanup_dist_env_and_memory()
 
     def encode(self, pictures: "list[Image | Clip]") -> list[Any]:
-        """Pictures as they are: vLLM encodes them when they are asked about, and keeps what it made of them."""
+        """Images as they are: vLLM encodes them when they are asked about, and keeps what it made of them."""
         attached, view = self._attached, self.view
         shown = []
         for picture in pictures:
             assert not isinstance(picture, Clip)  # `check` refuses videos
             processed = self.processed(picture)
-            (rows,) = view.pictures(processed.modality, processed.inputs, processed.ids)
-            kinds = row_kinds([torch.zeros(len(rows.token), dtype=torch.long)], [rows], processed.modality)
-            sharing = Sharing(attached.asked, attached.budget, view.tower.tokens, view.most_tiles)
-            shown.append(Shown(picture, read_layout(kinds, sharing), attached.asked, attached.budget))
+            arguments = view.encoder_inputs(processed.inputs)[processed.modality]
+            (image,) = view.images(processed.modality, arguments, processed.ids.numpy())
+            (outcome,) = unchanged([image])
+            left, structural = left_of(image, attached.budget, attached.asked, view.most_tiles)
+            outcome = outcome._replace(after=left, structural=structural)
+            shown.append(Shown(picture, attached.asked, attached.budget, outcome))
         return shown
 
     def question_ids(self, prompt: Prompt, pictures: list[Any]) -> Tensor:
@@ -259,22 +259,15 @@ class VllmRunner(HfRunner):
     def _answer(self, row: int, shown: list[Shown], output: Any) -> Answer:
         """An answer with the token counts that vLLM reports."""
         text = self.tokenizer.decode(output.outputs[0].token_ids, skip_special_tokens=True)
-        pictures = [picture for one in shown for picture in one.layout.pictures]
-        structural = sum(picture.structural for picture in pictures)
-        placeholder = self.view.placeholder("image")
-        outcomes = []
-        for one, picture in zip(shown, pictures, strict=True):
-            gone = sum(len(unit.places) - unit.budget.tokens for unit in one.layout.reduced())
-            origin = one.layout.origin(picture)
-            left = picture.before - gone
-            outcomes.append(PictureOutcome(row, picture.before, left, picture.structural, (), (), origin))
-        after = output.prompt_token_ids.count(placeholder) - structural
-        return Answer(text.strip(), sum(one.before for one in outcomes), after, structural, (), tuple(outcomes))
+        outcomes: tuple[Any, ...] = tuple(one.outcome._replace(row=row) for one in shown)
+        structural = sum(outcome.structural for outcome in outcomes)
+        after = output.prompt_token_ids.count(self.view.placeholder("image")) - structural
+        return Answer(text.strip(), sum(one.before for one in outcomes), after, structural, (), outcomes)
 
 
 def setting_of(method: Method, given: Budget | Share) -> Setting:
     """Server setting of a method and a budget. OptionError for one that a server cannot take."""
     if isinstance(given, Budget) and given.merged is not None:
-        raise OptionError(f"merged={given.merged}: vLLM is told the tokens of a picture alone. Leave --merged out")
+        raise OptionError(f"merged={given.merged}: vLLM is only told the tokens of an image. Leave --merged out")
     options = {one.name: getattr(method, one.name) for one in fields(method) if one.init}
     return Setting(method_name(method), amount(given), options=options)

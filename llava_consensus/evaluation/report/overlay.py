@@ -3,13 +3,13 @@
 A kept patch stays as it is inside an outline. A merged patch is grey with a pale tint; patches of one merged token have
 one tint, and a dot marks the anchor that stands for them. A dropped patch is nearly white. The three differ in
 lightness, so that they can be told apart without colour vision and in grey print. The grid of patches lies over the
-picture as the model saw it, padded to a square (`image_aspect_ratio=pad`); the padding is cut off again, and an anchor
+image as the model saw it, padded to a square (`image_aspect_ratio=pad`); the padding is cut off again, and an anchor
 that lies in the padding is a ring at the nearest edge.
 
 Reads plain indices (see `reduction.tokens.Reduction`), no model and no torch:
 
-    picture = overlay(image, reduction.kept[0], reduction.anchors[0], reduction.owner[0], grid=24)
-    contact_sheet([("ConsensusDrop, 64 of 576", picture)], columns=1).save("kept.png")
+    image = overlay(image, reduction.kept[0], reduction.anchors[0], reduction.owner[0], grid=24)
+    contact_sheet([("ConsensusDrop, 64 of 576", image)], columns=1).save("kept.png")
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from llava_consensus.errors import missing_extra
 
-SIDE = (768, 1152)  # least and greatest width in pixels of the padded square in the picture
+SIDE = (768, 1152)  # least and greatest width in pixels of the padded square in the image
 MERGED, DROPPED = 0.62, 0.9  # how far a merged patch goes toward its tint, and a dropped one toward white
 PALE = 0.5  # how far a tint goes toward white
 PAPER, INK = (255, 255, 255), (30, 30, 30)
@@ -47,14 +47,14 @@ Box = tuple[int, int, int, int]
 
 
 class View(NamedTuple):
-    """A picture under the grid of patches by which a model saw it."""
+    """An image under the grid of patches by which a model saw it."""
 
     pixels: np.ndarray  # [rows * cell, columns * cell, 3] float, 0 to 255, with the padding
-    box: Box  # left, top, right and bottom of the picture in it
+    box: Box  # left, top, right and bottom of the image in it
     rows: int
     columns: int
     cell: int  # pixels of a patch's side
-    first: int  # number of its first patch among all patches of the picture
+    first: int  # number of its first patch among all patches of the image
 
 
 class Fates(NamedTuple):
@@ -64,7 +64,7 @@ class Fates(NamedTuple):
 
 
 def view(image: Image.Image, grid: tuple[int, int], first: int = 0, side: tuple[int, int] = SIDE) -> View:
-    """A picture in the middle of rows x columns of patches, padded as LLaVA pads; `side` bounds the longer side of the
+    """An image in the middle of rows x columns of patches, padded as LLaVA pads; `side` bounds the longer side of the
     grid in pixels.
     """
     cell = max(1, round(min(max(*image.size, side[0]), side[1]) / max(grid)))
@@ -98,7 +98,7 @@ def fates(kept: Indices, anchors: Indices, owner: Indices) -> Fates:
 def overlay(
     image: Image.Image, kept: Indices, anchors: Indices, owner: Indices, grid: int | tuple[int, int]
 ) -> Image.Image:
-    """The picture with every patch shown as kept, merged (tinted by anchor) or dropped; `owner` holds output slots."""
+    """The image with every patch shown as kept, merged (tinted by anchor) or dropped; `owner` holds output slots."""
     shape = (grid, grid) if isinstance(grid, int) else grid
     known = fates(kept, anchors, owner)
     if known.owner.size != shape[0] * shape[1]:
@@ -107,7 +107,7 @@ def overlay(
 
 
 def picture(seen: View) -> Image.Image:
-    """The picture itself, as large as the drawings of the same view."""
+    """The image itself, as large as the drawings of the same view."""
     return _finished(seen, seen.pixels)
 
 
@@ -146,7 +146,7 @@ def selection(
 
 
 def heat(seen: View, values: Sequence[float]) -> Image.Image:
-    """A saliency of the view's patches over the grey picture, from its least to its 99th percentile; bright is salient.
+    """A saliency of the view's patches over the grey image, from its least to its 99th percentile; bright is salient.
 
     Raises:
         MissingDependency: without matplotlib, whose colour map it is.
@@ -165,7 +165,7 @@ def heat(seen: View, values: Sequence[float]) -> Image.Image:
 def overlap(
     seen: View, sets: Mapping[Colour, Sequence[int]], both: Colour, framed: Sequence[int], frame: Colour
 ) -> Image.Image:
-    """A Venn diagram on the picture: patches in one of two sets in its colour, those in both in a third, and an outline
+    """A Venn diagram on the image: patches in one of two sets in its colour, those in both in a third, and an outline
     around a further set.
     """
     masks = [_mask(seen, places) for places in sets.values()]
@@ -233,7 +233,7 @@ def _edges(draw: ImageDraw.ImageDraw, seen: View, values: np.ndarray, colour: Co
 
 
 def _mark(draw: ImageDraw.ImageDraw, seen: View, place: int, colour: Colour) -> None:
-    """A dot on an anchor's patch; if most of it is in the padding, a ring where the picture is nearest."""
+    """A dot on an anchor's patch; if most of it is in the padding, a ring where the image is nearest."""
     row, column = divmod(place, seen.columns)
     corner = column * seen.cell, row * seen.cell
     left = max(seen.box[0], min(corner[0], seen.box[2] - seen.cell))

@@ -1,24 +1,24 @@
 """All statistics of reports: what a score is made of, its interval, paired tests, corrections, means. numpy only.
 
     found = sample(metrics["report"], metrics["score"])   # None if the scorer's rows do not make up the score
-    bounds(found, "gqa")                                  # 95 %, bootstrap over pictures
+    bounds(found, "gqa")                                  # 95 %, bootstrap over images
     Comparison(found, other, "gqa")                       # paired by question: difference, interval, p (`rows.compare`)
 
 What a scorer's report holds for this (docs/adding.md): `extracted`, one row per question with `index`, `correct`
 (0..1), and where it matters `group` (question type, POPE's way, MME's task) and `unit` (rows that count together: the
-two of MME's picture, MMBench's circular group); `statistic`, a key of STATISTICS, absent means `mean`; `counted`, the
+two of MME's image, MMBench's circular group); `statistic`, a key of STATISTICS, absent means `mean`; `counted`, the
 groups that enter the headline, absent means all; `rounded`, the decimals the headline is rounded to, if it is. A new
 statistic is one function of sums and one line in STATISTICS. The run adds `picture` to each row.
 
-Questions about one picture go right and wrong together, so pictures are what is drawn and swapped; a row that names no
-picture is its own. The bootstrap draws them with replacement (Efron and Tibshirani 1993, chapters 6, 13 and 16), within
-groups where the statistic has a term per group. Two runs are compared by swapping their answers picture by picture
-(Edgington 1969), all swaps at once, of what each picture adds to the score (McNemar's test where each has one
-question), for F1 of its right answers. Pictures with equal sums are interchangeable, so a draw is one multinomial over
+Questions about one image go right and wrong together, so images are what is drawn and swapped; a row that names no
+image is its own. The bootstrap draws them with replacement (Efron and Tibshirani 1993, chapters 6, 13 and 16), within
+groups where the statistic has a term per group. Two runs are compared by swapping their answers image by image
+(Edgington 1969), all swaps at once, of what each image adds to the score (McNemar's test where each has one
+question), for F1 of its right answers. Images with equal sums are interchangeable, so a draw is one multinomial over
 the distinct ones: exact, and 100,000 questions cost what 1,000 do.
 
-Where no answer differs, resamples do not vary, and the interval is what so many pictures can exclude
-(`Sample.reach`), in a cell and in its part of a mean alike. From fewer than LEAST pictures there is a score, and no
+Where no answer differs, resamples do not vary, and the interval is what so many images can exclude
+(`Sample.reach`), in a cell and in its part of a mean alike. From fewer than LEAST images there is a score, and no
 interval, no test and no mark.
 """
 
@@ -36,7 +36,7 @@ import numpy as np
 TOLERANCE = 1e-6  # how exactly the rows must make up the score, relative
 RESAMPLES = 2000
 WORK = 2e8  # additions that all swaps at once may cost: a second
-LEAST = 10  # pictures
+LEAST = 10  # images
 LEVEL = 95.0  # percent
 SEED = 20260
 SIGNIFICANT = 0.05
@@ -49,14 +49,14 @@ Bounds = tuple[float, float]  # the ends of an interval
 
 
 class Sample(NamedTuple):
-    """Per-picture sums that make up a score."""
+    """Per-image sums that make up a score."""
 
-    sums: np.ndarray  # [P, C] float64, what each picture adds
-    strata: np.ndarray  # [P] int, pictures that are drawn among each other
+    sums: np.ndarray  # [P, C] float64, what each image adds
+    strata: np.ndarray  # [P] int, images that are drawn among each other
     questions: np.ndarray  # [R] int, their indices
     score: Score
     most: float  # the highest score there is
-    points: np.ndarray  # [P] what each picture adds to the score in points; to the accuracy where it is no sum
+    points: np.ndarray  # [P] what each image adds to the score in points; to the accuracy where it is no sum
 
     @property
     def value(self) -> float:
@@ -64,8 +64,8 @@ class Sample(NamedTuple):
 
     @property
     def reach(self) -> float:
-        """Half width of the interval where no picture differs from another: where none of P pictures
-        is otherwise, at most a share of 1 - 0.05 ** (1 / P) of all pictures is, with 95 % confidence.
+        """Half width of the interval where no image differs from another: where none of P images
+        is otherwise, at most a share of 1 - 0.05 ** (1 / P) of all images is, with 95 % confidence.
         """
         return self.most * (1 - (1 - LEVEL / 100) ** (1 / len(self.sums)))
 
@@ -109,12 +109,12 @@ def _f1_mean(sums: np.ndarray) -> np.ndarray:
 
 
 def _mme(sums: np.ndarray) -> np.ndarray:
-    """Sum over tasks of accuracy and of the share of pictures with both questions right, each in percent."""
+    """Sum over tasks of accuracy and of the share of images with both questions right, each in percent."""
     right, rows, right_pictures, pictures = (sums[..., offset::4] for offset in range(4))
     return 100 * (right / rows + right_pictures / pictures).sum(axis=-1)
 
 
-SUMS = (_mean, _mme)  # scores that are sums over pictures, where the numbers of questions are given
+SUMS = (_mean, _mme)  # scores that are sums over images, where the numbers of questions are given
 
 
 def _points(sums: np.ndarray, score: Score, questions: int) -> np.ndarray:
@@ -166,7 +166,7 @@ def counted(report: Report) -> list[Answer]:
 
 
 def _sample(rows: Sequence[Answer], name: str) -> Sample | None:
-    """One line of sums for each picture, in the order of their first rows."""
+    """One line of sums for each image, in the order of their first rows."""
     statistic = STATISTICS.get(name)
     if statistic is None:
         return None
@@ -185,7 +185,7 @@ def _sample(rows: Sequence[Answer], name: str) -> Sample | None:
     picture[of_unit] = of_picture
     sums = np.stack([np.bincount(picture, weights=column, minlength=pictures) for column in of_units.T], axis=1)
     count = np.bincount(of_picture * groups + of_group, minlength=pictures * groups).reshape(pictures, groups) > 0
-    # a picture that lies in several groups cannot be drawn within one
+    # an image that lies in several groups cannot be drawn within one
     strata = np.zeros(pictures, dtype=np.int64) if (count.sum(axis=1) > 1).any() else count.argmax(axis=1)
     most = statistic.most * (groups if statistic.score is _mme else 1)
     points = _points(sums, statistic.score, len(rows))
@@ -200,7 +200,7 @@ def _codes(values: Sequence[Hashable]) -> tuple[int, np.ndarray]:
 
 
 def _named(row: Answer, name: str, *keys: str) -> Hashable:
-    """Cluster of a row: the first of these keys that it has, else itself. A picture of MME may be in two tasks: it
+    """Cluster of a row: the first of these keys that it has, else itself. An image of MME may be in two tasks: it
     is two, as the official pairs are.
     """
     for key in keys:
@@ -254,7 +254,7 @@ def bounds(sample: Sample, name: str) -> Bounds | None:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """A paired comparison of two runs' scores over the same pictures, first less second."""
+    """A paired comparison of two runs' scores over the same images, first less second."""
 
     first: Sample  # what the two scores are made of
     second: Sample
@@ -289,7 +289,7 @@ class Comparison:
 
     @cached_property
     def alike(self) -> bool:
-        """True if no picture adds another amount in the two runs."""
+        """True if no image adds another amount in the two runs."""
         return bool((self.first.points == self.second.points).all())
 
     @cached_property
@@ -301,11 +301,11 @@ class Comparison:
     @property
     def test(self) -> str:
         if not self.enough:
-            return f"fewer than {LEAST} pictures, no test"
+            return f"fewer than {LEAST} images, no test"
         if self.first.score not in SUMS:
             return "exact sign flips of right answers"
         alone = self.first.score is _mean and self.first.sums[:, 1].max() == 1
-        return "exact McNemar" if alone else "exact sign flips of pictures"
+        return "exact McNemar" if alone else "exact sign flips of images"
 
     @cached_property
     def p(self) -> float | None:
@@ -323,7 +323,7 @@ def paired(first: Report, second: Report, name: str, count: int = RESAMPLES) -> 
     statistic = first.get("statistic", "mean")
     answers = [{row["index"]: row for row in counted(report)} for report in (first, second)]
     shared = sorted(answers[0].keys() & answers[1].keys())
-    # group, unit and picture are properties of the question: the first run's stand for both
+    # group, unit and image are properties of the question: the first run's stand for both
     own = [
         [{**answers[0][index], **{key: rows[index].get(key) for key in ("extracted", "correct")}} for index in shared]
         for rows in answers
@@ -334,10 +334,10 @@ def paired(first: Report, second: Report, name: str, count: int = RESAMPLES) -> 
 
 
 def sign_flips(*benchmarks: np.ndarray) -> float:
-    """Two-sided p of no difference: the share of all ways to swap pictures in which the sum is as far from 0.
+    """Two-sided p of no difference: the share of all ways to swap images in which the sum is as far from 0.
 
     Args:
-        benchmarks: [P] each, what each picture adds to the difference.
+        benchmarks: [P] each, what each image adds to the difference.
     Returns:
         exact, above 1e-12 where there are too many sums to count one by one. Of several benchmarks, or of steps that
         are no multiples of a number large enough to count in, an upper bound, from rounded sums or steps.
@@ -443,7 +443,7 @@ class MeanDifference(NamedTuple):
     """The mean of paired differences over benchmarks, each divided by its scale, in points."""
 
     difference: float
-    bounds: Bounds | None  # None where a benchmark has too few pictures
+    bounds: Bounds | None  # None where a benchmark has too few images
     p: float | None
     pictures: int  # of the benchmark with the fewest
 

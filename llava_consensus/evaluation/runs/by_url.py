@@ -37,7 +37,7 @@ from llava_consensus.evaluation.runs.execution import (
 )
 from llava_consensus.evaluation.runs.questions import describe_questions, read_questions
 from llava_consensus.evaluation.runs.store import Run, answer_record, open_run, run_name
-from llava_consensus.reduction.budget import wanted
+from llava_consensus.reduction.budget import budget
 from llava_consensus.serving.supported import ASKED, HEADER, IDENTITY, TOKENS
 
 SERVED = "served"  # stands for the method in the name of a run, if the server does not name one
@@ -76,7 +76,7 @@ class UrlConfig:
     benchmark: Benchmark
     url: str
     model: str | None = None
-    tokens: int | float | str | None = None
+    tokens: int | float | None = None
     data: Path = Path(DATA)
     limit: int | None = None
     sample: int | None = None
@@ -85,7 +85,7 @@ class UrlConfig:
     def __post_init__(self) -> None:
         check_url(self.url, "--url")
         if self.tokens is not None:
-            wanted(self.tokens)
+            budget(self.tokens)
         if self.benchmark.frames:
             raise OptionError(f"--url: {self.benchmark.name} shows videos, which are not sent to servers. Leave it out")
 
@@ -330,7 +330,7 @@ def _one(client: Client, plan: UrlPlan, question: Question) -> Result:
 
 
 def _png(path: Path, benchmark: Benchmark, data: Path) -> bytes:
-    """A picture as the models of this project see it, without loss."""
+    """An image as the models of this project see it, without loss."""
     picture, file = open_image(path, content=benchmark.picture and benchmark.picture(data, path.name)), io.BytesIO()
     picture.save(file, "PNG", compress_level=1)
     return file.getvalue()

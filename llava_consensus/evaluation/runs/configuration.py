@@ -50,11 +50,11 @@ class RunConfig:
     Args:
         benchmark: what is asked, its options chosen.
         method: how visual tokens are reduced.
-        budget: of one picture; None, and of no meaning, for a method that reduces nothing.
+        budget: of one image; None, and of no meaning, for a method that reduces nothing.
         match: by which count the budget is meant, `kept` | `entering` | `average` | `flops` (`reduction.costs.match`).
         model: folder of a checkpoint, or its name on the hub.
         data: folder that holds `eval/<benchmark>/...` in LLaVA's layout.
-        limit: the first N questions, for a smoke test: biased, as they share pictures or are of one kind.
+        limit: the first N questions, for a smoke test: biased, as they share images or are of one kind.
         sample: N questions drawn at random from all: the same ones for every run, and those of a smaller
             sample among them. What counts as one (`Benchmark.together`) comes whole, so that there may be a few more.
         loading: how the model is loaded.
@@ -134,7 +134,7 @@ class RunPlan(RunConfig):
                 continue
             if place != root and not place.startswith(os.path.join(root, "")):
                 raise DataError(
-                    f"{path}: leads out of {self.folder}, to {place}. Names of pictures and videos may be absolute, "
+                    f"{path}: leads out of {self.folder}, to {place}. Names of images and videos may be absolute, "
                     "climb with '..' or go through a link only where that is meant: then give --allow-outside"
                 )
 
@@ -196,7 +196,7 @@ def _meant(method: Method, budget: Budget | Share | None, match: str) -> tuple[B
         raise OptionError(f"tokens: method {method_name(method)!r} needs a budget, for example tokens=64")
     if isinstance(budget, Share) and match != "kept":
         raise OptionError(
-            f"match={match} with tokens={budget.share}: what costs as much as a share differs from picture to picture. "
+            f"match={match} with tokens={budget.share}: what costs as much as a share differs from image to picture. "
             "Take match=kept, or tokens as a whole number"
         )
     return budget, match

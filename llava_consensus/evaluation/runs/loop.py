@@ -130,7 +130,7 @@ def _warn_missing(plan: RunPlan, pending: Sequence[Question]) -> None:
         name = plan.benchmark.name
         command = f". What is missing: llava-consensus data check {name} --data {plan.data}"
         log.warning(
-            "%s: %d of %d pictures or videos are not there, %s first, and questions about them get no answer%s",
+            "%s: %d of %d images or videos are not there, %s first, and questions about them get no answer%s",
             folder, len(absent), len(names), absent[0], command if name in known_benchmarks() else "",
         )  # fmt: skip
 
@@ -150,7 +150,7 @@ def _questions_to_retry(plan: RunPlan, folder: Run, execution: Execution) -> set
     changed = changed_pictures((folder.path / ANSWERS).stat().st_mtime_ns, pictures, folder.answers)
     if changed:
         log.warning(
-            "%s: the pictures of %d questions were changed since; they are asked again", folder.path, len(changed)
+            "%s: the images of %d questions were changed since; they are asked again", folder.path, len(changed)
         )
     return {*failed, *changed}
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # runs that ask a server by URL are measured without torch
     from llava_consensus.evaluation.models import Runner
     from llava_consensus.evaluation.models.base import Prefill
     from llava_consensus.evaluation.runs.configuration import RunPlan
-    from llava_consensus.hosts.base import PictureOutcome
+    from llava_consensus.hosts.outcomes import ImageOutcome
     from llava_consensus.reduction.method import Method, Shape
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ def budget_of(plan: RunPlan, runner: Runner) -> Budget | Share:
         )
     from llava_consensus.reduction.costs import match
 
-    if plan.match == "flops":  # of the mean prompt of those of the first questions that have a picture
+    if plan.match == "flops":  # of the mean prompt of those of the first questions that have an image
         asked = ((plan.prompt(question), plan.shown(question)) for question in plan.questions)
         rows = [runner.rows(prompt, shown) for prompt, shown in islice(asked, TYPICAL) if shown] or [(0, 0)]
         text, question = (round(sum(column) / len(rows)) for column in zip(*rows, strict=True))
@@ -91,13 +91,13 @@ class AnswerCosts:
         prefill: Prefill | None,
         pictures: int,
         tokens: Sequence[int] = (),
-        outcomes: Sequence[PictureOutcome] = (),
+        outcomes: Sequence[ImageOutcome] = (),
     ) -> Record:
         """The entry `account` of an answer's metadata; empty if the runner reports no prefill.
 
         Args:
             prefill: as measured.
-            pictures: number of images in the prompt.
+            images: number of images in the prompt.
             tokens: of each image, for a share; the formulas are given their mean.
             outcomes: of the images.
         """
@@ -114,7 +114,7 @@ class AnswerCosts:
         return {"account": {**rows, **analytic, "measured": {**measured, "kv_bytes": list(prefill.kv_bytes)}}}
 
 
-def seen(shape: Shape, outcomes: Sequence[PictureOutcome]) -> Shape:
+def seen(shape: Shape, outcomes: Sequence[ImageOutcome]) -> Shape:
     """The shape with the mean tokens and tiles of the images, if both follow from their size."""
     if not shape.varies or not outcomes:
         return shape
@@ -139,7 +139,7 @@ def measure(plan: RunPlan, folder: Run) -> Record:
     answers = [folder.answers[index] for index in sorted(folder.answers)]
     if not answers:
         first = folder.errors[min(folder.errors)]
-        what = "question could be answered" if "cause" in first else "picture can be read, so nothing was asked"
+        what = "question could be answered" if "cause" in first else "image can be read, so nothing was asked"
         raise DataError(f"{folder.path}: not one {what}. The first error: {first['error']}")
     if folder.errors:
         log.warning(

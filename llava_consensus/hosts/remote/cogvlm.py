@@ -1,8 +1,8 @@
 """CogVLM-chat of 2023 and its v1.1 (`CogVLMForCausalLM`): an EVA2-CLIP tower with a class token, 1225 patches between
-two learned rows, and a Vicuna in which the rows of a picture have weights of their own (visual experts).
+two learned rows, and a Vicuna in which the rows of an image have weights of their own (visual experts).
 
-Token types say which rows those are, and are reduced with them. All patches of a picture stand at one position, so
-that no word moves when some of them leave. The two learned rows, begin and end of a picture, stay.
+Token types say which rows those are, and are reduced with them. All patches of an image are at one position, so that no
+word moves when some of them leave. The two learned rows, begin and end of an image, stay.
 
 The checkpoint's own code could not be read here. Attribute paths were checked against published relatives of it: the
 code of CogVLM2 (Niky-san/cogvlm2_surce at 7982d39), whose language side is that of this model but for its grouped keys,
@@ -10,159 +10,130 @@ a copy of CogAgent's, an adapted copy of `visual.py`, and the `util.py` of trans
 (huggingface/transformers, src/transformers/models/cogvlm at 92657d1).
 """
 
-from functools import cached_property
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.base import EXPERTS, Offer, Tap, Tiles
-from llava_consensus.hosts.decoders import LlamaDecoder
-from llava_consensus.hosts.remote import entrances
-from llava_consensus.hosts.remote.entrances import RemoteModel, real_rows, rows_with
-from llava_consensus.hosts.sequence import Assembled, Channel, RowKinds, Rule
-from llava_consensus.hosts.towers import feature_taps, packed_taps, split_heads
+from llava_consensus.hosts.images import STRUCTURAL, Image
+from llava_consensus.hosts.kernels import KernelCall
+from llava_consensus.hosts.remote.entrances import (
+    EncodedImage,
+    RemoteModel,
+    Tap,
+    real_rows,
+    rotate,
+    rows_with,
+    split_heads,
+    whole_image,
+)
+from llava_consensus.hosts.rows import Rows
+from llava_consensus.hosts.units import visual_rows
 from llava_consensus.reduction.tokens import Need
 
-VISION = 1  # token type of the rows of a picture
+VISION = 1  # token type of the rows of an image
 ENDS = 2  # learned rows around its patches
 
 
-class EvaTower:
-    """The blocks of EVA2-CLIP, norms after attention and MLP, with a gated projector that takes each patch alone."""
+class CogVLM(RemoteModel):
+    """A `CogVLMForCausalLM`."""
 
-    classes = 1
-    members: Tensor | None = None
     offers = frozenset({Need.ATTENTION, Need.FEATURES, Need.CLASS_FEATURE, Need.PROJECTOR})
+    classes = 1
 
-    def __init__(self, vision: Any, config: dict[str, Any]) -> None:
-        self.vision, self.blocks = vision, list(vision.transformer.layers)
-        self.feature_block = len(self.blocks) - 1
-        self.side: int = config["image_size"] // config["patch_size"]
-        self.tokens = self.side**2
+    @property
+    def vision(self) -> Any:
+        """EVA2-CLIP, norms after attention and MLP, with a gated projector that takes each patch by itself."""
+        return self.module.model.vision
+
+    @property
+    def blocks(self) -> Any:
+        """The blocks of the tower."""
+        return self.vision.transformer.layers
+
+    @property
+    def tokens(self) -> int:
+        """Patches of an image."""
+        config = self.module.config.vision_config
+        return int((config["image_size"] // config["patch_size"]) ** 2)
 
     def encode(self, pixels: Tensor) -> Tensor:
-        """Pictures through tower and projector, without the learned rows: [P, 3, h, w] -> [P, N, D]."""
+        """Images through tower and projector, without the learned rows."""
         return self.vision(pixels)[:, 1:-1]
 
     def project(self, features: Tensor) -> Tensor:
-        """The projector: [..., D_v] -> [..., D]."""
+        """The projector."""
         return self.vision.linear_proj(features)
 
-    def scale(self, block: int) -> float:
-        """Scale of the attention logits of a block."""
-        return float(self.blocks[block].attention.scale)
+    def states(self, output: Any) -> dict[str, Tensor]:
+        """Features of the output of a block [P, 1 + n, D_v]."""
+        return {"features": output[:, 1:], "class_feature": output[:, 0]}
 
-    def taps(self, needs: frozenset[Need], features: int, attention: int) -> list[Tap]:
-        """The projection of one block, and the output of another."""
-        attending = self.blocks[attention].attention
-        taps = packed_taps(attending.query_key_value, attending.num_heads) if Need.ATTENTION in needs else []
-        return taps + feature_taps(self.blocks[features], needs, self.classes)
+    def attention(self, block: int) -> tuple[list[Tap], float]:
+        """The projection of a block."""
+        attention = self.blocks[block].attention
 
+        def packed(output: Tensor) -> dict[str, Tensor]:
+            query, key, _ = (split_heads(part, attention.num_heads) for part in output.chunk(3, -1))
+            return {"query": query, "key": key}
 
-class CogDecoder(LlamaDecoder):
-    """The language model, whose rows are projected by the weights for words, or where `experts` [R, S] is not 0 by
-    those for pictures.
-    """
+        return [Tap(attention.query_key_value, packed)], float(attention.scale)
 
-    cache_axis = 2
+    def first_attention(self, embeds: Tensor, inputs: dict[str, Any], rotated: bool) -> KernelCall:
+        """Queries and keys of the first layer, projected by the weights for words or for images."""
+        layer, types = self.module.model.layers[0], inputs["token_type_ids"] == VISION
+        attention, normed = layer.self_attn, layer.input_layernorm(embeds)
+        # the last row of an image counts as a word
+        experts = (types & torch.nn.functional.pad(types, (0, 1))[:, 1:])[..., None]
+        parts = [
+            torch.where(experts, visual, word)
+            for visual, word in zip(
+                attention.vision_expert_query_key_value(normed).chunk(3, -1)[:2],
+                attention.language_expert_query_key_value(normed).chunk(3, -1)[:2],
+                strict=True,
+            )
+        ]
+        query, key = (split_heads(part, attention.num_heads) for part in parts)
+        if rotated:
+            frequencies = attention.rotary_emb.inv_freq  # the model's own module rotates and gives no angles
+            angles = self._positions(inputs)[..., None].to(frequencies) * frequencies
+            angles = torch.cat((angles, angles), dim=-1)
+            cos, sin = angles.cos().to(embeds.dtype), angles.sin().to(embeds.dtype)
+            query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        return KernelCall(attention, query, key, key, None, {}, None)
 
-    def __init__(self, module: Any, experts: Tensor | None = None) -> None:
-        super().__init__(module)
-        self._experts = experts
-
-    @property
-    def kernel(self) -> str:
-        """The model's own class computes attention by sdpa whatever the configuration says."""
-        return "sdpa"
-
-    def choosing(self, experts: Tensor) -> "CogDecoder":
-        """The decoder for sequences with pictures."""
-        return CogDecoder(self.module, experts)
-
-    def query(self, layer: int, normed: Tensor) -> Tensor:
-        """Queries of words before rotation: [R, L, D] -> [R, H, L, d]."""
-        attention = self.layers[layer].self_attn
-        return split_heads(attention.language_expert_query_key_value(normed).chunk(3, -1)[0], attention.num_heads)
-
-    def key(self, layer: int, normed: Tensor) -> Tensor:
-        """Keys before rotation: [R, S, D] -> [R, H, S, d]."""
-        attention = self.layers[layer].self_attn
-        key = attention.language_expert_query_key_value(normed).chunk(3, -1)[1]
-        if self._experts is not None:
-            visual = attention.vision_expert_query_key_value(normed).chunk(3, -1)[1]
-            key = torch.where(self._experts.bool()[..., None], visual, key)
-        return split_heads(key, attention.num_heads)
-
-    def rotary(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [R, S, d] for positions [R, S]: the model's own module rotates and gives no angles."""
-        frequencies = self.layers[0].self_attn.rotary_emb.inv_freq
-        angles = positions[..., None].to(frequencies) * frequencies
-        angles = torch.cat((angles, angles), dim=-1)
-        return angles.cos().to(hidden.dtype), angles.sin().to(hidden.dtype)
-
-
-class CogVLM(RemoteModel):
-    """A view of a `CogVLMForCausalLM`."""
-
-    offer = Offer(EvaTower.offers)
-    inlet = "model.encode_images"
-
-    @cached_property
-    def tower(self) -> EvaTower:
-        """The vision side."""
-        return EvaTower(self.module.model.vision, self.module.config.vision_config)
-
-    @cached_property
-    def decoder(self) -> CogDecoder:
-        """The language side."""
-        return CogDecoder(self.module.model)
-
-    @staticmethod
-    def give(attachment: Any, plain: Any, *args: Any, **kwargs: Any) -> Any:
-        """Reduced features in place of those of the pictures."""
-        inner = attachment.here.module.model
-        features = entrances.taken(attachment)
-        return (plain or type(inner).encode_images.__get__(inner))(*args, **kwargs) if features is None else features
-
-    def kinds(self, inputs: dict[str, Any]) -> RowKinds | None:
-        """The rows of type 1 of every prompt are its picture; the first and the last of them are no candidates."""
-        types, real = inputs.get("token_type_ids"), real_rows(inputs).cpu()
-        if types is None or not (visual := (types.cpu() == VISION) & real).any():
-            return None
-        size, counts = self.tower.tokens, visual.sum(1, keepdim=True)
-        if not bool(((counts == 0) | (counts == size + ENDS)).all()):
+    def images(self, inputs: dict[str, Any]) -> list[Image]:
+        """The rows of type 1 of every prompt are its image; the first and the last of them are no candidates."""
+        types, size = inputs.get("token_type_ids"), self.tokens
+        if types is None:
+            return []
+        visual = (types.cpu().numpy() == VISION) & real_rows(inputs)
+        counts = visual.sum(1)
+        if not ((counts == 0) | (counts == size + ENDS)).all():
             raise OptionError(
-                f"a picture of this model is {size + ENDS} rows of token type {VISION}: pass what its own "
+                f"an image of this model is {size + ENDS} rows of token type {VISION}: pass what its own "
                 "build_conversation_input_ids gives, and truncate nothing"
             )
-        token = visual.cumsum(1) - ENDS
-        token = token.where(visual & (token >= 0) & (token < size), -1)
-        picture = ((counts > 0).cumsum(0) - 1).expand_as(token).where(visual, -1)
-        return RowKinds(real, picture, torch.where(token >= 0, 0, -1), token, entrances.answer_rows(inputs))
+        token = np.concatenate(([STRUCTURAL], np.arange(size), [STRUCTURAL]))
+        return [whole_image(row, np.flatnonzero(visual[row]), token) for row in np.flatnonzero(counts).tolist()]
 
     def pixels(self, inputs: dict[str, Any]) -> Tensor:
-        """One picture of every prompt that has some."""
+        """One image of every prompt that has some."""
         images = [image for row in inputs.get("images") or () for image in row]
         rows = int((inputs["token_type_ids"] == VISION).any(1).sum())
         if len(images) != rows:
             raise OptionError(f"{len(images)} images, and {rows} prompts have rows for one: pass one for each of them")
         return torch.stack(images)
 
-    def assembled(self, inputs: dict[str, Any], kinds: RowKinds, tiles: list[Tiles]) -> Assembled:
+    def assembled(self, inputs: dict[str, Any], images: list[Image], encoded: list[EncodedImage]) -> Tensor:
         """Words, and patches between the two learned rows."""
-        inner, types = self.module.model, inputs["token_type_ids"]
-        projected = torch.cat([tile.projected for tile in tiles])
-        ends = [row.to(projected).expand(len(projected), -1, -1) for row in (inner.vision.boi, inner.vision.eoi)]
-        pictures = torch.cat((ends[0], projected, ends[1]), dim=1).flatten(0, 1)
-        visual = types == VISION
-        embeds = rows_with(kinds.picture >= 0, pictures, inner.embed_tokens(inputs["input_ids"]))
-        experts = visual & torch.nn.functional.pad(visual, (0, 1))[:, 1:]  # the last row of a picture counts as a word
-        channels = entrances.word_channels(inputs, self.module.config.pad_token_id or 0)
-        channels["token_type_ids"] = Channel(types, 0, Rule.SOURCE)
-        channels[EXPERTS] = Channel(experts.long(), 0, Rule.SOURCE)
-        return Assembled(embeds, kinds.real.to(embeds.device), self._positions(inputs), channels)
+        projected, ids = torch.cat([one.projected for one in encoded]), inputs["input_ids"]
+        ends = [row.to(projected).expand(len(projected), -1, -1) for row in (self.vision.boi, self.vision.eoi)]
+        values = torch.cat((ends[0], projected, ends[1]), dim=1).flatten(0, 1)
+        return rows_with(visual_rows(images, ids.shape), values, self.module.model.embed_tokens(ids))
 
     def _positions(self, inputs: dict[str, Any]) -> Tensor:
         """Positions [R, S] that were given, or by the model's own rule."""
@@ -173,11 +144,38 @@ class CogVLM(RemoteModel):
         assert positions is not None
         return positions
 
-    def features(self, out: Assembled) -> Tensor:
-        """The rows of all pictures, as one: [1, rows, D]."""
-        return out.embeds[(out.channels["token_type_ids"].values == VISION) & out.real][None]
+    def arguments(self, inputs: dict[str, Any], rows: Rows | None) -> dict[str, Any]:
+        """Ids, types and positions of the rows that are left."""
+        given = {"input_ids": inputs["input_ids"], "token_type_ids": inputs["token_type_ids"]}
+        given["position_ids"] = self._positions(inputs)
+        if rows is None:
+            return given
+        pad = {"input_ids": self.module.config.pad_token_id or 0}
+        return {
+            name: value.gather(1, rows.index).masked_fill(~rows.shown, pad.get(name, 0))
+            for name, value in given.items()
+        }
 
-    def arguments(self, inputs: dict[str, Any], out: Assembled) -> dict[str, Any]:
-        """Types and positions of the rows that are left."""
-        types = {"token_type_ids": out.channels["token_type_ids"].values, "position_ids": out.positions}
-        return {**entrances.word_arguments(out), **types}
+    def features(self, embeds: Tensor, arguments: dict[str, Any], real: Tensor) -> Tensor:
+        """The rows of all images, as one: [1, rows, D]."""
+        return embeds[(arguments["token_type_ids"] == VISION) & real][None]
+
+    def install(self, give: Callable[..., Any]) -> list[Any]:
+        """Reduced features in place of those of the images."""
+        return [_Inlet(self.module.model, give)]
+
+
+class _Inlet:
+    """A function in the place of `encode_images`, which is not run if features are given."""
+
+    def __init__(self, inner: Any, give: Callable[..., Any]) -> None:
+        self.inner, self.give = inner, give
+        inner.encode_images = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        features = self.give(None)
+        return type(self.inner).encode_images(self.inner, *args, **kwargs) if features is None else features
+
+    def remove(self) -> None:
+        """Gives the model its own function back."""
+        vars(self.inner).pop("encode_images", None)

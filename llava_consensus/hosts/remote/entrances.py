@@ -1,228 +1,461 @@
-"""Base of the hosts of Qwen-VL and CogVLM: their views (`RemoteModel`, see `base.Model`), and the replacement of
-`forward` of models with their own code. Their `generate` calls it for the prompt and then for every token.
+"""Qwen-VL and CogVLM, whose checkpoints carry their own code: their views (`RemoteModel`), and the hooks by which rows
+leave (`RemoteEntrance`).
 
-The first forward gets the prompt with the pictures reduced, and their features at the place where the model itself puts
-them in. `generate` still counts the full prompt; its mask is cut to the rows that the cache holds. A family's own
-file says where its blocks are, where the tokens of a picture stand in its prompts, and where the model takes their
-features.
+    model    pre-hook    reduces the images of a prompt, and shortens its arguments
+    inlet    hook        hands out the features of the rows that are left, at the place where the model puts them in
+
+`generate` counts the full prompt, and calls the model for the prompt and then for every token, with a cache of tuples.
+Its mask is cut to the rows that the cache holds.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
-from functools import cached_property, partial, wraps
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.base import IGNORE, PLACE_OF_PICTURE, Tiles
-from llava_consensus.hosts.call import Report, uncompiled
-from llava_consensus.hosts.old_attachment import Attachment
-from llava_consensus.hosts.sequence import Assembled, Channel, RowKinds, Rule, fingerprints, pad_left
+from llava_consensus.hosts.entrance import IGNORE, Entrance
+from llava_consensus.hosts.facts import TowerFacts
+from llava_consensus.hosts.images import Image, Integers
+from llava_consensus.hosts.inputs import Inputs, Prompt, fingerprint, needs_of, prompt_of
+from llava_consensus.hosts.kernels import KernelCall
+from llava_consensus.hosts.outcomes import Report, reduced, unchanged
+from llava_consensus.hosts.rows import Rows, drop_rows, reduced_rows, upload
+from llava_consensus.hosts.tower import EARLIER, READ, Tiles
+from llava_consensus.hosts.units import Unit, prompt_hash, units_of, visual_rows
 from llava_consensus.reduction.method import Method, Place
+from llava_consensus.reduction.tokens import Need
 
-PREPARED = "prepared"  # in the state of a call
+PLACE_OF_IMAGE = -200  # in place of the ids of image rows, where prompts are told apart
+
+
+class EncodedImage(NamedTuple):
+    """An image after the tower, for any number of prompts."""
+
+    projected: Tensor  # [1, N, D]
+    tiles: Tiles
+    pixels: Tensor  # [1, 3, h, w]
+
+    @property
+    def side(self) -> int:
+        """Tokens in a row."""
+        return self.tiles.side
+
+    @property
+    def class_is_token(self) -> bool:
+        """False: the class token is no token."""
+        return False
+
+
+class Tap(NamedTuple):
+    """A module whose output is read."""
+
+    module: nn.Module
+    read: Callable[[Any], dict[str, Tensor]]
 
 
 class RemoteModel:
-    """A view of a model that carries its own code.
+    """A model that carries its own code.
 
     Args:
         module: the model.
-        options: of the host, which has none.
+        options: none.
     """
 
+    offers: frozenset[Need] = frozenset()  # parts of the tower that methods can read
+    classes, cache_axis = 0, 2  # class tokens of the tower, and the axis of rows in keys of the cache
     most_tiles = 1
-    inlet = ""  # path of the function of the model that is given features of pictures
 
     def __init__(self, module: Any, options: Mapping[str, str] = MappingProxyType({})) -> None:
-        self.module: Any = module
+        self.module, self.options = module, options
 
-    @cached_property
-    def tower(self) -> Any:
-        """The vision side."""
-        raise NotImplementedError
-
-    @cached_property
-    def decoder(self) -> Any:
-        """The language side."""
-        raise NotImplementedError
-
-    def of(self, module: Any) -> "RemoteModel":
-        """A copy of this view for a replica."""
-        return type(self)(module)
-
-    def clip_text(self) -> Any:
-        """None: none of these towers is one side of a CLIP model in transformers."""
-        return None
-
-    def check(self, method: Method) -> None:
-        """Raises OptionError for what these models cannot do."""
+    @classmethod
+    def check(cls, method: Method, model: str) -> None:
+        """Raises OptionError for a method that models of this class cannot have."""
+        name = type(method).__name__
+        if method.acts_inside:
+            raise OptionError(
+                f"{name} acts before the projector and is adapted to CLIP towers, whose patches are the tokens of the "
+                "language model. Take a method that acts after the tower"
+            )
         if method.place is Place.DECODER:
             raise OptionError(
-                f"{type(method).__name__} cuts between decoder layers, and those of {type(self.module).__name__} are "
-                "code of its own that is not adapted for it: take a method that acts after the tower"
+                f"{name} cuts between decoder layers, and those of {model} are code of its own that is not adapted "
+                "for it: take a method that acts after the tower"
+            )
+        missing = (method.needs & (READ | {Need.PROJECTOR})) - cls.offers - {Need.EARLIER}
+        if missing and method.instead is not None:
+            missing = (method.instead & (READ | {Need.PROJECTOR})) - cls.offers
+        if missing:
+            names = ", ".join(sorted(need.name.lower() for need in missing))
+            raise OptionError(
+                f"{name} needs {names}, which the vision side of {model} does not have: take another method "
+                "(llava-consensus list)"
+            )
+        if method.blocks_ahead and method.vision_layer is None and Need.CLASS_FEATURE in cls.offers:
+            raise OptionError(
+                f"{name} reads the attention of the block after the features' own, and that is the last one: give "
+                f"vision_layer={-1 - method.blocks_ahead}"
             )
 
-    def entrances(self, attachment: Attachment) -> dict[str, Callable[..., Any]]:
-        """`generate`, which makes one call, `forward` with the pictures reduced, and where their features go in."""
-        model_class, attributes = type(self.module), vars(self.module)
-        owner, _, name = self.inlet.rpartition(".")
-        plain = vars(self.module.get_submodule(owner)).get(name)
-        return {
-            "generate": wraps(model_class.generate)(partial(generate, attachment, attributes.get("generate"))),
-            "forward": wraps(model_class.forward)(partial(forward, attachment, attributes.get("forward"))),
-            self.inlet: partial(self.give, attachment, plain),
-        }
+    @property
+    def vision(self) -> Any:
+        """The module that encodes images: [P, 3, h, w] -> [P, ..., D]."""
+        raise NotImplementedError
 
-    @staticmethod
-    def give(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> Any:
-        """Replaces the inlet: returns the features the call has prepared, once, else the result of the model's own
-        function.
+    @property
+    def blocks(self) -> Any:
+        """The blocks of the tower, the last of which feeds the projector."""
+        raise NotImplementedError
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of an image."""
+        raise NotImplementedError
+
+    @property
+    def tower(self) -> TowerFacts:
+        """Sizes of the vision side."""
+        side, count = round(self.tokens**0.5), len(self.blocks)
+        return TowerFacts(self.tokens, side, range(count), count - 1, self.classes, 1, False, self.offers)
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """Images through tower and projector: [P, 3, h, w] -> [P, N, D]."""
+        raise NotImplementedError
+
+    def project(self, features: Tensor) -> Tensor:
+        """The projector [..., D_v] -> [..., D], if it takes patches one by one."""
+        raise NotImplementedError
+
+    def states(self, output: Any) -> dict[str, Tensor]:
+        """Features of the output of a block."""
+        raise NotImplementedError
+
+    def attention(self, block: int) -> tuple[list[Tap], float]:
+        """Taps of queries and keys [P, H, C + n, d] of a block, and the scale of their products."""
+        raise NotImplementedError
+
+    def pooling(self) -> list[Tap]:
+        """Taps of what makes tokens of several patches."""
+        return []
+
+    def first_attention(self, embeds: Tensor, inputs: dict[str, Any], rotated: bool) -> KernelCall:
+        """Queries and keys of the first layer of the language model (SCAP).
+
+        Args:
+            embeds: [R, S, D].
         """
         raise NotImplementedError
 
-    def kinds(self, inputs: dict[str, Any]) -> RowKinds | None:
-        """Kind of every row of prompts, given the arguments of `forward`; None if there are no pictures.
+    def images(self, inputs: dict[str, Any]) -> list[Image]:
+        """The images of prompts, given the arguments of the model.
 
         Raises:
-            OptionError: where a picture has another number of rows than tokens.
+            OptionError: for an image with another number of rows than tokens.
         """
         raise NotImplementedError
 
     def pixels(self, inputs: dict[str, Any]) -> Tensor:
-        """The pictures of prompts: [P, 3, h, w]."""
+        """The images of prompts: [P, 3, h, w]."""
         raise NotImplementedError
 
-    def assembled(self, inputs: dict[str, Any], kinds: RowKinds, tiles: list[Tiles]) -> Assembled:
-        """The full prompts as the language model would have read them, with ids and labels among the channels."""
+    def assembled(self, inputs: dict[str, Any], images: list[Image], encoded: list[EncodedImage]) -> Tensor:
+        """The prompts as the language model would have read them: [R, S, D]."""
         raise NotImplementedError
 
-    def arguments(self, inputs: dict[str, Any], out: Assembled) -> dict[str, Any]:
-        """Arguments of `forward` for the reduced prompts; the features go in by the inlet."""
+    def arguments(self, inputs: dict[str, Any], rows: Rows | None) -> dict[str, Any]:
+        """Further arguments of the model for the rows that are left."""
         raise NotImplementedError
 
-    def features(self, out: Assembled) -> Tensor:
-        """Features that the inlet returns for the reduced prompts."""
+    def features(self, embeds: Tensor, arguments: dict[str, Any], real: Tensor) -> Tensor:
+        """What the inlet hands out, given the rows that are left [R, W, D]."""
         raise NotImplementedError
+
+    def install(self, give: Callable[..., Any]) -> list[Any]:
+        """Puts `give(result)` behind the inlet; what is returned has `remove`."""
+        raise NotImplementedError
+
+
+class RemoteInputs(Inputs):
+    """Prompts are told apart by all their rows."""
+
+    def _fingerprint(self, units: list[Unit]) -> Tensor:
+        prompt = self.prompt
+        ids = np.where(visual_rows(prompt.images, prompt.real.shape), PLACE_OF_IMAGE, prompt.ids)
+        hashed = prompt_hash(ids, prompt.real, [])
+        (own,) = upload([hashed[[prompt.images[unit.image].row for unit in units]]], self.embeds.device)
+        pixels = [fingerprint(prompt.encoded[unit.image]["pixel_values"]) for unit in units]
+        return torch.cat(pixels).to(own.device) ^ own
+
+
+class Reading(NamedTuple):
+    """Blocks of the tower that a method reads."""
+
+    features: int
+    attention: int
+    early: int | None
+    short: str  # why the attention that it reads is not there
+
+
+def reading_of(method: Method, count: int) -> Reading:
+    """The blocks, of a tower whose last one feeds the projector.
+
+    Raises:
+        OptionError: for a block that the tower does not have.
+    """
+    for name in ("vision_layer", "early_layer"):
+        option = getattr(method, name)
+        if option is not None and not -count <= option < count:
+            raise OptionError(f"{name}={option} must be in {-count}..{count - 1}: the tower has {count} blocks")
+    features = count - 1 if method.vision_layer is None else method.vision_layer % count
+    attention, early, short = features + method.blocks_ahead, None, ""
+    if Need.EARLIER in method.needs:
+        place = round(method.early * count) - 1
+        early = min(range(count), key=lambda block: (abs(block - place), -block))
+        early = early if method.early_layer is None else method.early_layer % count
+    if attention >= count:
+        short = (
+            f"this method reads the attention of the block after the features' own, which is the last of {count}: "
+            f"give vision_layer={count - 1 - method.blocks_ahead}, or take another method"
+        )
+    return Reading(features, min(attention, count - 1), early, short)
 
 
 class Prepared(NamedTuple):
-    """Data that one call has prepared for the functions further in."""
+    """What one forward has prepared for the functions further in, and for the steps after it."""
 
     features: Tensor | None  # for the inlet; None once they are taken
-    real: Tensor  # [R, S'] which rows of the reduced prompts are no padding
+    real: Tensor  # [R, W] False for padding
     size: int  # S
 
 
-def generate(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replaces `generate`: the same, as one call."""
-    module = attachment.here.module
-    run = plain or partial(type(module).generate, module)
-    call = attachment.entered()
-    if call is None or call.scoped:
-        return run(*args, **kwargs)
-    with attachment.call():
-        return run(*args, **kwargs)
+class RemoteEntrance(Entrance):
+    """The hooks of one attachment.
+
+    Args:
+        view: class of the model's view.
+    """
+
+    def __init__(self, view: type[RemoteModel], owner: Any, model: Any, options: Mapping[str, str]) -> None:
+        self.view, self.owner, self.local, self.class_tokens = view, owner, threading.local(), "keep"
+        self.model, self.caches, self.open, self.fixed = weakref.ref(model), 0, False, False
+        self.handles: list[Any] = []
+        self.before = self.layers = None
+        self.cache_axis = view.cache_axis
+        for stage in owner.stages:
+            view.check(stage.method, type(model).__name__)
+        method = owner.method
+        self.reading = reading_of(method, len(view(model).blocks)) if method.needs & READ else None
+        if self.reading is not None and self.reading.short and Need.CLASS_FEATURE in view.offers:
+            raise OptionError(self.reading.short)
+
+    def base(self) -> Any:
+        """The module that encodes images."""
+        model = self.model()
+        return None if model is None else self.view(model).vision
+
+    def install(self) -> None:
+        """Registers the hooks."""
+        model: Any = self.model()
+        self.open = True
+        self.handles = [
+            model.register_forward_pre_hook(self.shorten, with_kwargs=True),
+            *self.view(model).install(self.give),
+        ]
+
+    def remove(self) -> None:
+        """Removes the hooks."""
+        self.open = False
+        self._leave()
+
+    def give(self, result: Tensor) -> Tensor:
+        """What the inlet returns: the features that a forward has prepared, once, or the result of the model's own."""
+        prepared: Prepared | None = getattr(self.local, "prepared", None)
+        if prepared is None or prepared.features is None:
+            return result
+        self.local.prepared = prepared._replace(features=None)
+        return prepared.features
+
+    @contextmanager
+    def shown(self, encoded: list[EncodedImage]) -> Iterator[None]:
+        """Prompts of the body show these images, in order, in place of those that they name."""
+        self.local.encoded = encoded
+        try:
+            yield
+        finally:
+            self.local.encoded = None
+
+    def shorten(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Hook of the model: the arguments of a prompt with its images reduced."""
+        inputs = dict(inspect.signature(type(model).forward).bind_partial(model, *args, **kwargs).arguments)
+        del inputs["self"]
+        held = cached_rows(inputs.get("past_key_values"), self.view.cache_axis)
+        return (), self._step(inputs, held) if held else self._prompt(self.view(model), inputs)
+
+    def _step(self, inputs: dict[str, Any], held: int) -> dict[str, Any]:  # type: ignore[override]
+        """The arguments of a forward after the prompt's, the mask [R, S + new] cut to the rows that the cache holds."""
+        prepared, mask = getattr(self.local, "prepared", None), inputs.get("attention_mask")
+        if prepared is None or mask is None or mask.shape[1] <= held + inputs["input_ids"].shape[1]:
+            return inputs
+        return {**inputs, "attention_mask": torch.cat((prepared.real.to(mask), mask[:, prepared.size :]), dim=1)}
+
+    def _prompt(self, view: RemoteModel, inputs: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
+        """The arguments of a prompt."""
+        owner, self.local.prepared = self.owner, None
+        if inputs.get("input_ids") is None:
+            raise OptionError("inputs_embeds: an attached model needs input_ids, which say where the images are")
+        images = view.images(inputs)
+        if not images:
+            owner.tell_plain()
+            return inputs
+        prompt = self._read(view, inputs, images)
+        stage, given = owner.stages[0], getattr(self.local, "encoded", None)
+        units = units_of(images, owner.budgets(stage, prompt), stage.method)
+        report = Report(unchanged(images))
+        if not units and given is None:
+            owner.tell(report)
+            return inputs
+        encoded = self.encode(view.pixels(inputs)) if given is None else given
+        embeds, rows = view.assembled(inputs, images, encoded), None
+        if units:
+            prompt = prompt._replace(
+                tiles=[one.tiles for one in encoded], encoded=[{"pixel_values": one.pixels} for one in encoded]
+            )
+            embeds, rows, report = self._reduced(view, inputs, prompt, units, stage.method, embeds)
+        owner.tell(report)
+        arguments = self._arguments(inputs, prompt, rows) | view.arguments(inputs, rows)
+        real = arguments["attention_mask"].bool()
+        self.local.prepared = Prepared(view.features(embeds, arguments, real), real, prompt.real.shape[1])
+        return {**inputs, **arguments}
+
+    def _read(self, view: RemoteModel, inputs: dict[str, Any], images: list[Image]) -> Prompt:
+        """The prompts, before anything is known of the pixels."""
+        ids, real, labels = inputs["input_ids"].cpu().numpy(), real_rows(inputs), inputs.get("labels")
+        asks = real.copy()
+        if labels is not None and not any(stage.method.answer_rows for stage in self.owner.stages):
+            asks &= (labels.cpu().numpy() == IGNORE) | visual_rows(images, asks.shape)
+        return prompt_of(ids, real, asks, images, [], [], view.module.config)
+
+    def _reduced(
+        self, view: RemoteModel, inputs: dict[str, Any], prompt: Prompt, units: list[Unit], method: Method,
+        embeds: Tensor,
+    ) -> tuple[Tensor, Rows, Report]:  # fmt: skip
+        """Embeddings of the rows that are left."""
+        short = "" if self.reading is None else self.reading.short
+        needs = needs_of(prompt, method, view.module, Need.PROJECTOR in view.offers, short)
+        read = RemoteInputs(prompt, embeds, method, needs, view.project)
+        if Need.PROBE in needs:
+            with read.watch.time("probe"), torch.autocast(embeds.device.type, enabled=False), torch.no_grad():
+                rotated = getattr(method, "scap_rope", True)
+                read.probe = read.probe_of(view.first_attention(embeds, inputs, rotated))
+        groups = read.reduce(units)
+        with read.watch.time("splice"):
+            rows, pool = reduced_rows(embeds, prompt.real, prompt.images, groups, method, [False] * len(prompt.images))
+            new = pool.take(embeds, [group.reduction.tokens for group in groups])
+            if not prompt.real[:, -1].all():  # padded on the right, as in training
+                rows, order = right_padded(rows)
+                new = new.gather(1, order[..., None].expand(-1, -1, new.shape[2]))
+        return new, rows, Report(reduced(unchanged(prompt.images), groups, [False] * len(prompt.images)), read.notes,
+                                 read.watch)  # fmt: skip
+
+    def _arguments(self, inputs: dict[str, Any], prompt: Prompt, rows: Rows | None) -> dict[str, Any]:
+        """Ids, mask and labels of the rows that are left."""
+        ids, labels = inputs["input_ids"], inputs.get("labels")
+        if rows is None:
+            real = upload([prompt.real], ids.device)[0]
+            return {"attention_mask": real}
+        found = {"input_ids": drop_rows(ids, rows), "attention_mask": rows.shown.long()}
+        if labels is not None:  # an image is no answer
+            visual = np.zeros(prompt.real.shape, dtype=bool)
+            for image in prompt.images:
+                visual[image.row, image.places[image.token >= 0]] = True
+            hidden = drop_rows(upload([visual], ids.device)[0], rows).bool() | ~rows.shown
+            found["labels"] = drop_rows(labels, rows).masked_fill(hidden, IGNORE)
+        return found
+
+    def encode(self, pixels: Tensor) -> list[EncodedImage]:  # type: ignore[override]
+        """Images [P, 3, h, w] through tower and projector, and what the method reads of them."""
+        view, parts, thread = self.view(self.model()), dict[str, Tensor](), threading.get_ident()
+        handles, scale, early_scale = [], 1.0, 1.0
+
+        def note(read: Callable[[Any], dict[str, Tensor]], front: str, module: Any, args: Any, output: Any) -> None:
+            if threading.get_ident() == thread:
+                parts.update({front + name: value.detach() for name, value in read(output).items()})
+
+        taps: list[tuple[str, Tap]] = []
+        if self.reading is not None:
+            block = view.blocks[self.reading.features]
+            taps = [("", Tap(block, view.states)), *(("", tap) for tap in view.pooling())]
+            own, scale = view.attention(self.reading.attention)
+            taps += [("", tap) for tap in own]
+            if self.reading.early is not None:
+                own, early_scale = view.attention(self.reading.early)
+                taps += [(EARLIER, tap) for tap in own]
+        for front, tap in taps:
+            handles.append(tap.module.register_forward_hook(partial(note, tap.read, front)))
+        try:
+            projected = view.encode(pixels)
+        finally:
+            for handle in handles:
+                handle.remove()
+        size = projected.shape[1]
+        return [
+            EncodedImage(
+                projected[number : number + 1],
+                Tiles(1, size, view.tower.side, {name: value[number : number + 1] for name, value in parts.items()},
+                      None, view.classes, scale, early_scale),
+                pixels[number : number + 1],
+            )
+            for number in range(len(projected))
+        ]  # fmt: skip
 
 
-@uncompiled
-def forward(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replaces `forward`: same arguments, same results, of the shortened prompt."""
-    view: Any = attachment.here
-    model_forward = type(view.module).forward
-    if attachment.entered() is None:
-        return (plain or partial(model_forward, view.module))(*args, **kwargs)
-    inputs = dict(inspect.signature(model_forward).bind_partial(view.module, *args, **kwargs).arguments)
-    del inputs["self"]
-    cached = cached_rows(inputs.get("past_key_values"), view.decoder.cache_axis)
-    inputs = following(attachment, inputs, cached) if cached else reduced(attachment, inputs)
-    return (plain or partial(model_forward, view.module))(**inputs)
-
-
-def reduced(attachment: Attachment, inputs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments with the pictures reduced: the same object where there is nothing to reduce."""
-    view: Any = attachment.here
-    call = attachment.current(fresh=True)
-    call.tell(Report())
-    call.state.pop(PREPARED, None)
-    if inputs.get("input_ids") is None:
-        raise OptionError("inputs_embeds: an attached model needs input_ids, which say where the pictures stand")
-    kinds = view.kinds(inputs)
-    if kinds is None:
-        return inputs
-    layout = attachment.layout(kinds)
-    attachment.pass_by(call, layout)
-    if not layout.reduced() and call.given.encoded is None:
-        return inputs
-    pixels = view.pixels(inputs) if call.given.encoded is None else torch.empty(0)
-    tiles = attachment.encode(pixels, [1] * len(pixels))
-    out = view.assembled(inputs, kinds, tiles)
-    size, ids = out.real.shape[1], inputs["input_ids"]
-    if layout.reduced():
-        words = ids.masked_fill((kinds.picture >= 0).to(ids.device), PLACE_OF_PICTURE)
-        out = attachment.reduce(call, out, layout, tiles, fingerprints(words, out.real))
-        out = pad_left(out) if kinds.real[:, -1].all() else out  # else padded on the right, as in training
-    call.state[PREPARED] = Prepared(view.features(out), out.real, size)
-    return {**inputs, **view.arguments(inputs, out)}
-
-
-def following(attachment: Attachment, inputs: dict[str, Any], cached: int) -> dict[str, Any]:
-    """The arguments of a forward after the prompt's, the mask [R, S + new] cut to the reduced prompt and what came."""
-    # `generate` extends the mask of the full prompt, but the cache holds the reduced one: a longer mask would not fit.
-    prepared, mask = attachment.current(fresh=False).state.get(PREPARED), inputs.get("attention_mask")
-    if prepared is None or mask is None or mask.shape[1] <= cached + inputs["input_ids"].shape[1]:
-        return inputs
-    return {**inputs, "attention_mask": torch.cat((prepared.real.to(mask), mask[:, prepared.size :]), dim=1)}
-
-
-def taken(attachment: Attachment) -> Tensor | None:
-    """The features that the call has prepared, once."""
-    call = attachment.current(fresh=False)
-    prepared: Prepared | None = call.state.get(PREPARED)
-    if prepared is None or prepared.features is None:
-        return None
-    call.state[PREPARED] = prepared._replace(features=None)
-    return prepared.features
-
-
-def word_channels(inputs: dict[str, Any], pad: int) -> dict[str, Channel]:
-    """Ids and labels as channels of a sequence."""
-    channels = {"ids": Channel(inputs["input_ids"], pad, Rule.SOURCE)}
-    if inputs.get("labels") is not None:
-        channels["labels"] = Channel(inputs["labels"], IGNORE, Rule.BLANK)
-    return channels
-
-
-def answer_rows(inputs: dict[str, Any]) -> Tensor | None:
-    """Mask of the rows with a label, on the CPU."""
-    labels = inputs.get("labels")
-    return None if labels is None else (labels != IGNORE).cpu()
-
-
-def word_arguments(out: Assembled) -> dict[str, Any]:
-    """Ids, mask and labels of the reduced prompts as arguments."""
-    labels = out.channels.get("labels")
-    arguments = {"input_ids": out.channels["ids"].values, "attention_mask": out.real.long()}
-    return arguments if labels is None else {**arguments, "labels": labels.values}
+def right_padded(rows: Rows) -> tuple[Rows, Tensor]:
+    """The rows padded on the right, and which of the given ones they are [R, W]."""
+    lengths, width = rows.real.sum(1)[:, None], rows.real.shape[1]
+    columns = np.arange(width)[None]
+    real = columns < lengths
+    order, shown = upload([np.where(real, width - lengths + columns, 0), real], rows.index.device)
+    return rows._replace(index=rows.index.gather(1, order), at=None, real=real, shown=shown.bool()), order
 
 
 def cached_rows(cache: Any, axis: int) -> int:
     """Rows that a cache of tuples holds, of keys with their rows along `axis`."""
-    if not cache or cache[0] is None or cache[0][0] is None:
-        return 0
-    return cache[0][0].shape[axis]
+    return 0 if not cache or cache[0] is None or cache[0][0] is None else int(cache[0][0].shape[axis])
 
 
-def rows_with(rows: Tensor, values: Tensor, embeds: Tensor) -> Tensor:
+def rows_with(rows: NDArray[np.bool_], values: Tensor, embeds: Tensor) -> Tensor:
     """Embeddings [R, S, D] with `values` [n, D] at the n true places of `rows` [R, S]."""
-    at_rows = rows.to(embeds.device)[..., None].expand_as(embeds)
-    return embeds.masked_scatter(at_rows, values.to(embeds.device, embeds.dtype))
+    (here,) = upload([rows], embeds.device)
+    return embeds.masked_scatter(here.bool()[..., None].expand_as(embeds), values.to(embeds.device, embeds.dtype))
 
 
-def real_rows(inputs: dict[str, Any]) -> Tensor:
-    """Mask of the rows of prompts [R, S] that are no padding."""
-    mask = inputs.get("attention_mask")
-    return torch.ones_like(inputs["input_ids"], dtype=torch.bool) if mask is None else mask.bool()
+def real_rows(inputs: dict[str, Any]) -> NDArray[np.bool_]:
+    """Rows of prompts [R, S] that are no padding."""
+    mask, ids = inputs.get("attention_mask"), inputs["input_ids"]
+    return np.ones(ids.shape, dtype=bool) if mask is None else mask.cpu().numpy().astype(bool)
+
+
+def split_heads(states: Tensor, heads: int) -> Tensor:
+    """[T, n, H d] -> [T, H, n, d]."""
+    return states.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """States [R, H, S, d] rotated by angles [R, S, d]."""
+    first, second = states.chunk(2, -1)
+    return states * cos[:, None] + torch.cat((-second, first), -1) * sin[:, None]
+
+
+def whole_image(row: int, places: Integers, token: Integers) -> Image:
+    """An image of one tile."""
+    return Image(row, places, np.zeros(len(places), dtype=np.int64), token, 1, False, 0)

@@ -7,7 +7,7 @@ both. Every choice is recorded with how far the two sides agree on the K best to
 correction factor (`reduction/selection.py`).
 
 `LayerProbe` puts SCAP beside the true attention of every decoder layer. SCAP is the attention of the words after the
-picture in the first layer, computed before the language model runs (`reduction/saliency.py`). The method drops nothing:
+image in the first layer, computed before the language model runs (`reduction/saliency.py`). The method drops nothing:
 it stops before every layer, computes that layer's attention of the same words from the layer's own queries and keys,
 and records how its ranking of the visual tokens compares with SCAP's.
 """
@@ -24,9 +24,9 @@ from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, last_row_saliency, only_cut
 from llava_consensus.reduction.method import Shape
 from llava_consensus.reduction.options import Ratio
-from llava_consensus.reduction.saliency import AGGREGATES, cross_saliency, text_attention
+from llava_consensus.reduction.saliency import AGGREGATES, cross_saliency, rotate, text_attention
 from llava_consensus.reduction.selection import agreement, rank
-from llava_consensus.reduction.tokens import Need, Stopwatch, VisualTokens
+from llava_consensus.reduction.tokens import Need, Stopwatch, TextProbe, VisualTokens
 
 Side = Literal["vision", "cross"]
 SIDES: tuple[Side, ...] = get_args(Side)
@@ -87,7 +87,7 @@ def other(side: str) -> str:
 
 
 def vision_saliency(tower: VisualTokens | None) -> Tensor:
-    """Attention of the class token over a picture's tokens, on one scale for all its tiles: [P, n].
+    """Attention of the class token over an image's tokens, on one scale for all its tiles: [P, n].
 
     Raises:
         OptionError: for a host that does not say what its vision tower saw.
@@ -136,10 +136,20 @@ class LayerProbe(InDecoder):
 
 def saliencies(view: DecoderView, rope: bool) -> dict[str, Tensor]:
     """The attention of the text rows over the visual tokens, [P, v], for each way to aggregate the rows."""
-    attention = text_attention(view.probe, rope)
+    attention = text_attention(view.probe if rope else turned_back(view.probe), rope)
     return {
         aggregate: cross_saliency(attention, view.probe.row_mask, view.columns, aggregate) for aggregate in AGGREGATES
     }
+
+
+def turned_back(probe: TextProbe) -> TextProbe:
+    """A probe whose queries and keys are as they were before rotation."""
+    if probe.angles is None:
+        return probe
+    cos, sin = probe.angles()
+    at = probe.rows[..., None].expand(-1, -1, cos.shape[-1])
+    query = rotate(probe.query, cos.gather(1, at), -sin.gather(1, at))
+    return probe._replace(query=query, key=rotate(probe.key, cos, -sin))
 
 
 def rank_correlation(first: Tensor, second: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ A contrast is a mean over the benchmarks in which all tokens are above guessing,
                   is measured image by image, in percent: "disagreement" and "correction" at the least retention minus
                   those at the most, "rise" of the gain between the same, and "fall" of the correction from one rate to
                   the next
-    pictures      of the benchmark that has the fewest; from too few `interval` and `p` are null
+    images      of the benchmark that has the fewest; from too few `interval` and `p` are null
 
 `scap.json` compares SCAP, the attention of the first layer, with the attention of every layer:
 
@@ -248,7 +248,7 @@ def scap(folder: Path) -> Record:
     run = read_row(folder)
     images = [image for _, image in _measured(run)]
     if not images:
-        raise OptionError(f"{folder}: no picture with text after it was compared with the layers' attention")
+        raise OptionError(f"{folder}: no image with text after it was compared with the layers' attention")
 
     def mean(name: str) -> Any:
         return np.mean([image[name] for image in images], axis=0).tolist()

@@ -80,7 +80,7 @@ def test_real_mme_questions_all_have_their_official_line(tmp_path: Path) -> None
     ]
     report = make("mme").score(records, tmp_path)
     assert report["complete"] and report["counts"]["answered"] == 2374
-    assert report["perception"] == 500 and report["cognition"] == 200  # each picture has one yes and one no
+    assert report["perception"] == 500 and report["cognition"] == 200  # each image has one yes and one no
 
 
 def seed_printed(report: dict[str, Any]) -> str:

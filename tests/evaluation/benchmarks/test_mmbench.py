@@ -1,4 +1,4 @@
-"""MMBench: questions and pictures out of the table, circular accuracy, and a sheet that opens again."""
+"""MMBench: questions and images out of the table, circular accuracy, and a sheet that opens again."""
 
 import importlib.util
 import json
@@ -67,7 +67,7 @@ def test_pictures_come_out_of_the_table_once_each(data: Path, tmp_path: Path) ->
     assert recorded["prompt"] == questions[0].prompt
     read = make("mmbench").picture
     assert read is not None
-    with pytest.raises(ImageError, match="no picture named '7'"):
+    with pytest.raises(ImageError, match="no image named '7'"):
         read(data, "7")
 
 

@@ -8,7 +8,7 @@ from tiny_data import write_lines
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import make
 
-# a picture of 400 x 200 pixels: padded to a square it begins at 100 from the top
+# an image of 400 x 200 pixels: padded to a square it begins at 100 from the top
 ROW = {
     "image": "data/coco/train2014/one.jpg",
     "sent": "left dog",

@@ -1,4 +1,4 @@
-"""ScienceQA: asked with and without a picture, scored over both, and LLaVA's own script on the same answers."""
+"""ScienceQA: asked with and without an image, scored over both, and LLaVA's own script on the same answers."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""The picture of what was kept: as it is where kept, pale and tinted where merged, nearly white where dropped; cropped
-as the original. The same of tiled pictures, clips and saliencies.
+"""The image of what was kept: as it is where kept, pale and tinted where merged, nearly white where dropped; cropped
+as the original. The same of tiled images, clips and saliencies.
 """
 
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_patches_look_like_what_happened_to_them(size: tuple[int, int]) -> None:
     image = Image.new("RGB", size, (GRAY, GRAY, GRAY))
     grid = 8
     owner = np.full(64, -1)
-    row = 4  # within the picture in every shape
+    row = 4  # within the image in every shape
     at = [row * grid + column for column in range(3, 6)]
     owner[at[0]], owner[at[1]], owner[at[1] - grid], owner[at[2]] = 0, 1, 1, -1
     picture = overlay(image, [at[0]], [at[1]], owner, grid)
@@ -119,7 +119,7 @@ def test_contact_sheet_lays_out_rows_and_wraps_captions() -> None:
 
 
 def test_a_tiled_picture_is_drawn_whole_and_in_tiles() -> None:
-    """A wide picture in 1 x 2 tiles of 4 x 4 patches: one patch of each view kept, one anchor for patches of both."""
+    """A wide image in 1 x 2 tiles of 4 x 4 patches: one patch of each view kept, one anchor for patches of both."""
     owner = np.full(16 + 32, -1)
     kept, anchor = [5, 16 + 2 * 8 + 6], 16 + 1 * 8 + 1
     owner[kept], owner[[0, anchor]] = [0, 1], 2
@@ -144,7 +144,7 @@ def test_a_tiled_picture_is_drawn_whole_and_in_tiles() -> None:
 @pytest.mark.parametrize("tile_budget", ["per_tile", "global"])
 @torch.no_grad()
 def test_patches_are_numbered_as_the_views_lie(tower_folder: Path, tile_budget: str) -> None:
-    """Of a picture that unpadding cuts rows from: every kept place is a token of its view."""
+    """Of an image that unpadding cuts rows from: every kept place is a token of its view."""
     model = tiny_llava(tower_folder, **ANYRES, mm_patch_merge_type="spatial_unpad")
     ids, _ = batch(row(5))
     with attach(model, "consensusdrop", 20, order="raster", merged=5, tile_budget=tile_budget) as attached:

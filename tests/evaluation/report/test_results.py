@@ -256,7 +256,7 @@ def test_runs_of_several_seeds_are_one_line_with_their_spread(tmp_path: Path) ->
 
 
 def mme(out: Path, method: str, tokens: int, tasks: dict[str, str]) -> None:
-    """A run of MME; for each task one letter a picture: both questions right, one, or none (b, o, n)."""
+    """A run of MME; for each task one letter an image: both questions right, one, or none (b, o, n)."""
     folder = store(out, [1], benchmark="mme", method=method, tokens=tokens)
     letters = [(task, letter) for task, of_task in tasks.items() for letter in of_task]
     rows = [

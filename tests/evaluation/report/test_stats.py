@@ -1,4 +1,4 @@
-"""Intervals and tests: coverage where the truth is known, McNemar by hand, what few pictures allow, every statistic
+"""Intervals and tests: coverage where the truth is known, McNemar by hand, what few images allow, every statistic
 against its scorer's rule.
 
 Run: `pytest tests/evaluation/report`.
@@ -111,7 +111,7 @@ def test_holm_by_hand() -> None:
 
 @pytest.mark.parametrize("of_picture", [1, 5])
 def test_the_test_keeps_its_level(of_picture: int) -> None:
-    """Two runs equally good, alike within a picture: p < 0.05 in about 5 % of the experiments."""
+    """Two runs equally good, alike within an image: p < 0.05 in about 5 % of the experiments."""
     random = np.random.default_rng(1)
     hits = 0
     for trial in range(300):
@@ -139,7 +139,7 @@ def test_swapping_pictures_is_mcnemar_where_each_has_one_question() -> None:
 
 @pytest.mark.parametrize(("pictures", "enough"), [(1, False), (9, False), (10, True)])
 def test_few_pictures_have_no_interval_no_test_and_no_mark(pictures: int, enough: bool) -> None:
-    """Five questions about one picture printed "-20.00 to -20.00, p = 0" once."""
+    """Five questions about one image printed "-20.00 to -20.00, p = 0" once."""
     first, second = about([0, 1, 1, 1, 1] * pictures, 5), about([1] * 5 * pictures, 5)
     found = stats.paired(first, second, "gqa")
     assert found is not None and found.difference == pytest.approx(-20)
@@ -147,7 +147,7 @@ def test_few_pictures_have_no_interval_no_test_and_no_mark(pictures: int, enough
     assert (stats.bounds(made(first), "gqa") is not None) is enough
     assert stats.mark(found.p, 0.0) == ("‡" if enough else "")
     if enough:
-        assert found.test == "exact sign flips of pictures" and found.p == pytest.approx(2 / 2**10)
+        assert found.test == "exact sign flips of images" and found.p == pytest.approx(2 / 2**10)
 
 
 def test_no_difference_in_320_answers_allows_about_a_point() -> None:
@@ -223,12 +223,12 @@ def test_groups_keep_their_size_when_drawn() -> None:
     one = made(found)
     assert sorted(set(one.strata.tolist())) == [0, 1, 2]
     for row in found["extracted"]:
-        row["unit"] = row["index"] // 3  # a picture that lies in all three groups cannot be drawn within one
+        row["unit"] = row["index"] // 3  # an image that lies in all three groups cannot be drawn within one
     assert set(made(found).strata.tolist()) == {0}
 
 
 def test_mme_by_hand() -> None:
-    right = [1, 1, 1, 0, 0, 0, 1, 1]  # existence: pictures a (2 of 2), b (1 of 2); count: a (0 of 2); code: c (2 of 2)
+    right = [1, 1, 1, 0, 0, 0, 1, 1]  # existence: images a (2 of 2), b (1 of 2); count: a (0 of 2); code: c (2 of 2)
     tasks = ["existence"] * 4 + ["count"] * 2 + ["code"] * 2
     units = ["a", "a", "b", "b", "a", "a", "c", "c"]
     rows = [
@@ -237,7 +237,7 @@ def test_mme_by_hand() -> None:
     ]
     found = {"extracted": rows, "statistic": "mme", "counted": ["existence", "count"]}
     assert score(made(found)) == pytest.approx((75 + 50) + (0 + 0))
-    assert sample(found, 125.0) is not None and len(made(found).sums) == 3  # picture a of another task is another unit
+    assert sample(found, 125.0) is not None and len(made(found).sums) == 3  # image a of another task is another unit
 
 
 def test_circular_by_hand() -> None:
@@ -300,7 +300,7 @@ def test_compare_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         "A - B (95 % interval): +20.00 (" in text
         and "p = 0.039 (exact McNemar); 10 questions better in A, 2 in B" in text
     )
-    assert "gqa, 40 questions about 40 pictures" in text
+    assert "gqa, 40 questions about 40 images" in text
     assert [line.split()[:4] for line in text.splitlines()[-2:]] == [
         ["choose", "30", "30", "+33.33"],
         ["query", "10", "10", "-20.00"],

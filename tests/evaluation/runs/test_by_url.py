@@ -120,7 +120,7 @@ def test_a_question_that_fails_is_recorded_and_asked_again_by_retry_errors(chat:
     questions = Fake().load(data)
     chat.statuses.update({questions[3].text: 400})
     chat.tells = {}
-    (data / "eval" / "fake" / "images" / questions[19].images[0]).write_bytes(b"no picture")
+    (data / "eval" / "fake" / "images" / questions[19].images[0]).write_bytes(b"no image")
     config = UrlConfig(Fake(), chat.url, data=data)
     result = run(config, tmp_path / "out", QUIET)
     broken = sum(one.images == questions[19].images for one in questions)

@@ -1,4 +1,4 @@
-"""A run is another one where labels, weights, pictures or a version of answers changed, and not where source did.
+"""A run is another one where labels, weights, images or a version of answers changed, and not where source did.
 
 Run: `pytest tests/evaluation/runs/test_configuration.py`.
 """

@@ -1,4 +1,4 @@
-"""A question or picture a model fails at, or dies of, is a recorded error; the others are answered as ever.
+"""A question or image a model fails at, or dies of, is a recorded error; the others are answered as ever.
 
 Run: `pytest tests/evaluation/runs/test_execution.py`.
 """
@@ -32,7 +32,7 @@ FILES = ("answers.jsonl", "errors.jsonl")
 
 
 class Delicate(FakeHost):
-    """Fails at any batch with a text or a picture it cannot bear."""
+    """Fails at any batch with a text or an image it cannot bear."""
 
     def __init__(self, poison: dict[str, Exception], colour: int = -1) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Delicate(FakeHost):
 
     def encode(self, images: list[Image.Image]) -> list[Any]:
         if any(image.getpixel((0, 0))[0] == self.colour for image in images):  # type: ignore[index]
-            raise ZeroDivisionError("a picture that breaks the tower")
+            raise ZeroDivisionError("an image that breaks the tower")
         return super().encode(images)
 
     def answer(self, encoded: list[list[Any]], prompts: list[Any]) -> list[Answer]:
@@ -106,7 +106,7 @@ def test_a_picture_the_tower_fails_at_spoils_no_other(data: Path, tmp_path: Path
     result = go(data, tmp_path, Delicate({}, colour=1), batch=20)
     errors = read_lines(result.path / "errors.jsonl", ("error",))
     assert [one["index"] for one in errors] == [5, 6, 7, 8, 9]
-    assert "1.png: the model fails at it (ZeroDivisionError: a picture that breaks" in errors[0]["error"]
+    assert "1.png: the model fails at it (ZeroDivisionError: an image that breaks" in errors[0]["error"]
 
 
 def test_a_question_too_long_to_be_asked_is_told_by_its_length(data: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The evaluation loop against a host without weights: resume, SIGKILL, bad pictures, bad arguments.
+"""The evaluation loop against a host without weights: resume, SIGKILL, bad images, bad arguments.
 
 Run: `pytest tests/evaluation/runs/test_loop.py`.
 """
@@ -207,7 +207,7 @@ def test_unreadable_picture_is_an_error_and_the_run_goes_on(data: Path, tmp_path
 def test_a_run_without_one_readable_picture_stops_and_says_so(data: Path, tmp_path: Path) -> None:
     for path in (data / "eval" / "fake" / "images").iterdir():
         path.write_bytes(b"")
-    with pytest.raises(DataError, match="not one picture can be read"):
+    with pytest.raises(DataError, match="not one image can be read"):
         go(data, tmp_path)
 
 

@@ -26,7 +26,7 @@ PLAYGROUND = Path(__file__).parents[3] / "playground/mini"
 
 
 class FrameByFrame:
-    """A stand-in for the video processor where torchvision is missing: the picture processor, frame by frame."""
+    """A stand-in for the video processor where torchvision is missing: the image processor, frame by frame."""
 
     def __init__(self, pictures: Any) -> None:
         self.pictures = pictures

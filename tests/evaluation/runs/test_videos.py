@@ -28,7 +28,7 @@ def write_gif(path: Path, count: int) -> Path:
 
 
 def values(frames: list[Image.Image]) -> list[int]:
-    """Which frame each picture is, by its gray."""
+    """Which frame each image is, by its gray."""
     assert all(frame.mode == "RGB" for frame in frames)
     return [round(float(np.asarray(frame).mean()) / 10) for frame in frames]
 
@@ -200,19 +200,3 @@ def test_a_run_shows_eight_frames_a_question_and_encodes_them_once(videos: Path,
     assert len(host.encoded) == 4 * 8 and result.metrics["answered"] == 20
     assert result.metrics["tokens"]["before"] == 8 * 576
     assert "av" in prepare(of_videos(videos)).description["versions"]
-
-
-def test_pictures_share_the_probe_of_their_prompt_and_ask_by_the_words_behind_them() -> None:
-    torch = pytest.importorskip("torch")
-    from llava_consensus.hosts.sequence import Layout, Picture
-
-    def picture(row: int, end: int, text: list[int]) -> Picture:
-        return Picture(0, row, 4, 0, end, torch.tensor(text, dtype=torch.long))
-
-    pictures = [picture(0, 4, [9, 10]), picture(0, 8, [9, 10]), picture(1, 4, [5, 9, 10]), picture(1, 8, [9, 10])]
-    layout = Layout(torch.zeros(2, 12), torch.ones(2, 12).bool(), pictures, [])
-    texts, which = layout.texts
-    assert [(one.row, one.end) for one in texts] == [(0, 4), (1, 4), (1, 8)] and which == [0, 0, 1, 2]
-    places, which = layout.probes
-    assert {row: rows.tolist() for row, rows in places.items()} == {0: [9, 10], 1: [5, 9, 10]} and which == [0, 0, 1, 1]
-    assert layout.asking(2).all() and layout.asking(3).tolist() == [False, True, True]

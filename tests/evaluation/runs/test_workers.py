@@ -29,7 +29,7 @@ SHARDS = [(0, 1), (2, 3), (4,)]
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     made = make_place(tmp_path / "data", pictures=8)
-    (made / "eval" / "fake" / "images" / "5.png").write_bytes(b"no picture")
+    (made / "eval" / "fake" / "images" / "5.png").write_bytes(b"no image")
     return made
 
 

@@ -1,5 +1,5 @@
 """Families of transformers that no file of the package describes: tiny random models shaped like the real ones, and
-pictures for them as their processors would make them.
+images for them as their processors would make them.
 """
 
 import inspect
@@ -55,19 +55,19 @@ EXPERTS = dict(
 QWEN_TOWER = dict(
     depth=3, hidden_size=32, num_heads=4, intermediate_size=48, out_hidden_size=64, num_position_embeddings=64
 )
-GRIDS = ((4, 6), (8, 4))  # patches of the two pictures
+GRIDS = ((4, 6), (8, 4))  # patches of the two images
 
 
 @dataclass(frozen=True)
 class Family:
-    """A family under test, with two pictures of different sizes.
+    """A family under test, with two images of different sizes.
 
     Args:
         kind: its `model_type`.
         config: arguments of its configuration.
-        pixels: what a processor gives of these pictures, by their numbers.
+        pixels: what a processor gives of these images, by their numbers.
         rows: visual tokens of each picture.
-        members: [N, m] patches of a tile that make each token of a picture; None where they are not written down here.
+        members: [N, m] patches of a tile that make each token of an image; None where they are not written down here.
         tower: whether methods read the tower.
         tiles: of each picture.
         beside: positions of a tile beside its patches, behind them.
@@ -120,7 +120,7 @@ def one_each(count: int) -> Callable[[int], Tensor]:
 
 
 def by_grid(*values: int) -> Callable[[list[int]], dict[str, Any]]:
-    """Rows of patches, one picture after the other, with their grids."""
+    """Rows of patches, one image after the other, with their grids."""
 
     def pixels(which: list[int]) -> dict[str, Any]:
         parts = [noise(GRIDS[one][0] * GRIDS[one][1], *values, seed=one) for one in which]
@@ -188,7 +188,7 @@ def _molmo2() -> dict[str, Any]:
 
 
 def _molmo2_pixels(which: list[int]) -> dict[str, Any]:
-    """Of the first picture an overview alone, of the second one and a grid of two crops."""
+    """Of the first image an overview alone, of the second one and a grid of two crops."""
     crops, pools = [], []
     for one in which:
         first = 16 * sum(map(len, crops))
@@ -388,7 +388,7 @@ def filled(model: Any) -> Any:
 
 
 def prompts(model: Any, family: Family, *shown: list[int], dtype: torch.dtype = torch.float64) -> dict[str, Any]:
-    """Left-padded prompts with these pictures, text after each, and everything a processor would give."""
+    """Left-padded prompts with these images, text after each, and everything a processor would give."""
     rows = []
     for number, pictures in enumerate(shown):
         row = [1, *range(10, 12 + number)]

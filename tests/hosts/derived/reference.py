@@ -42,7 +42,7 @@ def cut(value: Any, rows: Tensor, size: int, visual: Tensor) -> Any:
 
 
 def answer(model: Any, inputs: dict[str, Any], outcomes: list[Any], keeps: bool, image: int = IMAGE) -> Tensor:
-    """Logits [V] after one prompt without padding, of whose pictures these are the outcomes, in order."""
+    """Logits [V] after one prompt without padding, of whose images these are the outcomes, in order."""
     call, size = called(model, inputs), inputs["input_ids"].shape[1]
     visual = (inputs["input_ids"][0] == image).nonzero()[:, 0]
     left, merged = torch.ones(size, dtype=torch.bool), {}
@@ -105,7 +105,7 @@ def probabilities(query: Tensor, key: Tensor, scale: float, causal: bool) -> Ten
 
 
 def cross(model: Any, inputs: dict[str, Any], layer: int, image: int = IMAGE) -> list[Tensor]:
-    """SCAP of each picture of a prompt, by the first attention on the embeddings; the layers before it are left out."""
+    """SCAP of each image of a prompt, by the first attention on the embeddings; the layers before it are left out."""
     decoder = model.get_decoder()
     layers = getattr(decoder, "layers", None) or decoder.model.layers
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Families that no file describes, each against transformers' own language model in float64: pictures of different
+"""Families that no file describes, each against transformers' own language model in float64: images of different
 sizes, left padding, positions kept and numbered anew, a later turn, and what is refused.
 """
 
@@ -109,7 +109,7 @@ def test_both_saliencies_are_those_of_the_kernels(name: str) -> None:
             received(*(one[:, : members.numel() + family.beside] for one in tile[:2]), tile[2], members) for tile in own
         ]
         found = outcome.reductions[0][1].vision[0].double()
-        expected = torch.cat([part / part.sum() for part in parts])  # tiles of a picture count alike
+        expected = torch.cat([part / part.sum() for part in parts])  # tiles of an image count alike
         near(found / found.sum(), expected / expected.sum())
 
 

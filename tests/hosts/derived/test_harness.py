@@ -1,4 +1,4 @@
-"""Derived hosts in the harness: a picture goes through the tower once, and what is answered is what a user's own
+"""Derived hosts in the harness: an image goes through the tower once, and what is answered is what a user's own
 `generate` answers with the same method attached.
 """
 

@@ -1,5 +1,5 @@
 """The photograph model, pretrained tower and language model, in float64 against transformers' own language model: runs
-where `make checkpoint-photo` has been, on a drawn picture of 336 x 336 pixels.
+where `make checkpoint-photo` has been, on a drawn image of 336 x 336 pixels.
 """
 
 from typing import Any
