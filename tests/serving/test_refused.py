@@ -86,7 +86,7 @@ def test_an_engine_with_it_does_not_start(tmp_path: Path, monkeypatch: Any) -> N
         ("""--vllm '--speculative-config "{}"'""", "--speculative-config: not adapted"),
         ("""--vllm '--host "a'""", "Close the quote"),
         ("--vllm '--hf-overrides {}'", "this command gives vLLM its own"),
-        ("--print --tokens 64 --largest 32", "--largest 32 is below --tokens 64"),
+        ("--print --tokens 64 --largest 32", "largest=32 is below tokens=64"),
         ("--print", "llava-consensus model convert checkpoints/llava-mini OUT"),
     ],
 )
