@@ -63,6 +63,7 @@ SERVED_COLUMNS = (  # of it: key, title, factor, digits
     ("first_token_p50", "plain: first token, p50 (ms)", 1000, 0),
     ("per_token", "plain: a token after it (ms)", 1000, 1),
 )
+WHOLE = "docs/paper/photo-whole.json"  # counted by playground.photo.whole
 SCORES_OF_PHOTO = "docs/paper/photo-scores.json"  # with all tokens, for `paper verify --published`
 SERVING = "docs/serving.md"
 BEGIN, END = "<!-- numbers:begin -->", "<!-- numbers:end -->"  # of the table of SERVING
@@ -140,6 +141,7 @@ def pages(readme: Path) -> dict[str, str]:
             "second": Photo(runs / "seed1", ROOT / NAMED),
             "drawn": drawn_facts(out),
             "claims": [markdown(table) for folder in (runs, out) for table in claims(read(folder))[0]],
+            "whole": whole_table(ROOT / WHOLE),
             "against": against_table(ROOT / "docs/efficiency" / AGAINST),
             "timed": markdown(bench_tables(json.loads((ROOT / "docs/efficiency" / TIMED).read_text()))[0]),
             "gpu": markdown(bench_tables(on_gpu)[0]),
@@ -162,6 +164,12 @@ def pages(readme: Path) -> dict[str, str]:
             study = json.loads((folder / "study.json").read_text())
             found[f"{FOLDERS[place.name]}/study.csv"] = csv_text(study_csv(study))
         return found
+
+
+def whole_table(file: Path) -> str:
+    """Right answers about whole photographs, of the model that was trained on scenes."""
+    frame = pd.DataFrame(json.loads(file.read_text())).map(lambda count: f"{count[0]} of {count[1]}").T
+    return frame.to_markdown(colalign=("left", *["right"] * frame.shape[1]))
 
 
 def against_table(file: Path) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import os
 import random
 import struct
@@ -126,7 +127,29 @@ def build(out: Path) -> None:
     write_lines(folder / "llava_gqa_testdev_balanced.jsonl", lines)
 
 
+def counts(results: Path, out: Path) -> dict[str, dict[str, list[int]]]:
+    """Right answers and questions of each kind, by method, of the complete runs in a folder of results."""
+    records = json.loads((out / "eval/gqa/data/testdev_balanced_questions.json").read_text("utf-8"))
+    found: dict[str, dict[str, list[int]]] = {}
+    for metrics in sorted(results.glob("*/metrics.json")):
+        config = json.loads((metrics.parent / "config.json").read_text("utf-8"))
+        name = " ".join([config["method"], *(f"{key}={value}" for key, value in config["changed"].items())])
+        own = found.setdefault(name, {})
+        for text in (metrics.parent / "answers.jsonl").read_text("utf-8").splitlines():
+            answer = json.loads(text)
+            record = records[str(answer["question_id"])]
+            kind = own.setdefault(record["types"]["detailed"], [0, 0])
+            kind[0] += answer["text"].strip().rstrip(".").lower() == record["answer"].lower()
+            kind[1] += 1
+    return found
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "playground" / "photo-whole")
-    build(parser.parse_args().out)
+    parser.add_argument("--count", type=Path, metavar="RESULTS", help="count right answers, for docs/results.md")
+    given = parser.parse_args()
+    if given.count:
+        write_json(ROOT / "docs" / "paper" / "photo-whole.json", counts(given.count, given.out))
+    else:
+        build(given.out)
