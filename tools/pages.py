@@ -32,6 +32,7 @@ import jinja2
 import numpy as np
 import pandas as pd
 
+from llava_consensus.evaluation.bench.break_even import Point, sentence
 from llava_consensus.evaluation.files import CONFIG, METRICS, SCORES, write_out
 from llava_consensus.evaluation.report.efficiency import LABELS, bench_tables
 from llava_consensus.evaluation.report.rows import FULL, compare, one_word, policy, read_rows
@@ -63,6 +64,7 @@ SERVED_COLUMNS = (  # of it: key, title, factor, digits
     ("first_token_p50", "plain: first token, p50 (ms)", 1000, 0),
     ("per_token", "plain: a token after it (ms)", 1000, 1),
 )
+PAYS = "docs/efficiency/break-even-1b.json"
 WHOLE = "docs/paper/photo-whole.json"  # counted by playground.photo.whole
 SCORES_OF_PHOTO = "docs/paper/photo-scores.json"  # with all tokens, for `paper verify --published`
 SERVING = "docs/serving.md"
@@ -142,6 +144,7 @@ def pages(readme: Path) -> dict[str, str]:
             "drawn": drawn_facts(out),
             "claims": [markdown(table) for folder in (runs, out) for table in claims(read(folder))[0]],
             "whole": whole_table(ROOT / WHOLE),
+            "pays": sentence([Point(**row) for row in json.loads((ROOT / PAYS).read_text())["rows"]]),
             "against": against_table(ROOT / "docs/efficiency" / AGAINST),
             "timed": markdown(bench_tables(json.loads((ROOT / "docs/efficiency" / TIMED).read_text()))[0]),
             "gpu": markdown(bench_tables(on_gpu)[0]),
