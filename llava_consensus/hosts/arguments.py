@@ -11,13 +11,16 @@ from torch.nn.functional import pad
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.cache import CACHE_NAMES, Book
-from llava_consensus.hosts.images import Integers
+from llava_consensus.hosts.images import Image, Integers
 from llava_consensus.hosts.inputs import Prompt, prompt_of
 from llava_consensus.hosts.outcomes import ImageOutcome
 from llava_consensus.hosts.parts import is_static
 from llava_consensus.hosts.rows import Pool, Rows, drop_rows, joined_rows, upload
 from llava_consensus.hosts.tower import Encoded, flat_features
+from llava_consensus.hosts.units import visual_rows
 from llava_consensus.reduction.method import Method
+
+IGNORE = -100  # label of rows without a target
 
 
 @dataclass(eq=False)
@@ -41,6 +44,17 @@ class Cut:
     book: Book | None  # of the rows that left at the entrance
     prefill: Any  # between layers
     reported: list[int] = field(default_factory=list)  # images of the first beam of each prompt
+
+
+def asking_rows(
+    owner: Any, real: NDArray[np.bool_], unlabelled: NDArray[np.bool_] | None, images: list[Image]
+) -> NDArray[np.bool_]:
+    """Rows [R, S] that may ask about images: the real ones, in training without those of answers. A row of an image is
+    no answer, though it may have a label.
+    """
+    if unlabelled is None or any(stage.method.answer_rows for stage in owner.stages):
+        return real.copy()
+    return real & (unlabelled | visual_rows(images, real.shape))
 
 
 def decoder_arguments(

@@ -72,6 +72,30 @@ def refusal(kind: str, vision: str, place: Place) -> str:
     return f"{reason}. Take a method that acts after the tower" if reason else ""
 
 
+def shares_left(tiles: int, size: int, budget: Budget | Share, method: Any) -> list[int]:
+    """Tokens that a method before the projector leaves of each of so many tiles of `size` tokens."""
+    shares = shares_of([size] * tiles, budget, method)
+    return [min(share.tokens, size) for share in shares] if len(shares) == tiles else [size] * tiles
+
+
+def check_equal(reader: Any, method: Any, shares: Sequence[int]) -> None:
+    """Raises OptionError for tiles of several sizes, which the next method of a composition cannot read."""
+    if len(set(shares)) > 1:
+        raise OptionError(
+            f"{type(reader).__name__} reads the tower, and {type(method).__name__} leaves tiles of several sizes "
+            f"({', '.join(map(str, sorted(set(shares))))}). Give it a number of tokens that the tiles share equally"
+        )
+
+
+def check_masks(vision: Any, method: Any) -> None:
+    """Raises OptionError for a method that adds to attention inside a tower whose kernel takes no additive mask."""
+    kernel = getattr(vision, "_attn_implementation", "eager")
+    if method.place is Place.TOWER and method.masks and kernel not in ("eager", "sdpa"):
+        raise OptionError(
+            f"attention {kernel!r} of the vision tower takes no additive mask: load it with sdpa, or proportional=false"
+        )
+
+
 class ImageLeft(NamedTuple):
     """What is left of one image."""
 
@@ -124,7 +148,7 @@ class BeforeTower:
             )
         pins, size = getattr(config, "image_grid_pinpoints", None), self._tile_size(base)
         most = 1 + max(height * width // vision.image_size**2 for height, width in pins) if pins else TILES.get(kind, 1)
-        shares = [share for tiles in (1, most) for share in self._shares(tiles, size)] if size else []
+        shares = [share for tiles in (1, most) for share in shares_left(tiles, size, budget, method)] if size else []
         self.towers: dict[str, OpenTower] = {}
         if kind in STRAIGHT or (kind == "pixtral" and method.place is Place.TOWER):
             self._open(base, config)
@@ -165,15 +189,7 @@ class BeforeTower:
             if not names:
                 self.towers["video"] = self.towers["image"]
                 break
-        tower = self.towers["image"]
-        if method.place is not Place.TOWER:
-            return
-        kernel = getattr(tower.module.config, "_attn_implementation", "eager")
-        if method.masks and kernel not in ("eager", "sdpa"):
-            raise OptionError(
-                f"attention {kernel!r} of the vision tower takes no additive mask: load it with sdpa, or "
-                "proportional=false"
-            )
+        check_masks(self.towers["image"].module.config, method)
 
     def install(self) -> None:
         """Shadows and hooks in the towers."""
@@ -184,11 +200,6 @@ class BeforeTower:
         """Gives the towers back as they were."""
         for tower in dict.fromkeys(self.towers.values()):
             tower.remove()
-
-    def _shares(self, tiles: int, size: int) -> list[int]:
-        """Tokens left of each tile of an image."""
-        shares = shares_of([size] * tiles, self.budget, self.method)
-        return [min(share.tokens, size) for share in shares] if len(shares) == tiles else [size] * tiles
 
     def _grid(self, base: Any, inputs: dict[str, Any], modality: str, image: Image, number: int) -> TokenGrid:
         """The tokens of an image as the model makes them."""
@@ -219,7 +230,7 @@ class BeforeTower:
         record = SimpleNamespace(inputs=inputs, count=None)
         ((_, _, images, _),) = images_of(base, base.config, {modality: [record]}, ids)
         grids = [self._grid(base, inputs, modality, image, number) for number, image in enumerate(images)]
-        shares = [self._shares(grid.tiles, grid.size) for grid in grids]
+        shares = [shares_left(grid.tiles, grid.size, self.budget, self.method) for grid in grids]
         if all(share == grid.size for grid, own in zip(grids, shares, strict=True) for share in own):
             return tower.encode(plain, base, False, learns, **inputs)
         if modality == "video" and self.kind in POOLED:
@@ -227,13 +238,8 @@ class BeforeTower:
                 f"{type(self.method).__name__} acts before the projector, and this model pools the patches of a video "
                 "after the tower: take a method that acts after the tower"
             )
-        if tower.reads and len({share for own in shares for share in own}) > 1 and self.kind in STRAIGHT:
-            counts = sorted({share for own in shares for share in own})
-            raise OptionError(
-                f"{type(tower.method).__name__} reads the tower, and {type(self.method).__name__} leaves tiles of "
-                f"several sizes ({', '.join(map(str, counts))}). Give it a number of tokens that the tiles share "
-                "equally"
-            )
+        if tower.reads and self.kind in STRAIGHT:
+            check_equal(tower.method, self.method, [share for own in shares for share in own])
         if self.kind in STRAIGHT:
             output, slots = self._inside(tower, plain, base, modality, images, grids, shares, inputs)
         elif self.method.place is Place.TOWER:

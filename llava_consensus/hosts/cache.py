@@ -104,3 +104,10 @@ def _shortened(kind: Any) -> Any:
 
     Shortened.__name__ = Shortened.__qualname__ = f"Shortened{kind.__name__}"
     return Shortened
+
+
+def cached_rows(cache: Any, axis: int = -2) -> int:
+    """Rows that a cache holds; `axis` is that of rows in the keys of a cache of tuples."""
+    if hasattr(cache, "get_seq_length"):
+        return int(cache.get_seq_length())
+    return 0 if not cache or cache[0] is None or cache[0][0] is None else int(cache[0][0].shape[axis])

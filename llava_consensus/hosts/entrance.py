@@ -23,8 +23,10 @@ from torch import Tensor, nn
 
 from llava_consensus.errors import NonFiniteError, OptionError
 from llava_consensus.hosts.arguments import (
+    IGNORE,
     Cut,
     Forward,
+    asking_rows,
     compact,
     decoder_arguments,
     held_masks,
@@ -62,7 +64,7 @@ from llava_consensus.hosts.tower import (
     records_of,
     with_class_tokens,
 )
-from llava_consensus.hosts.units import units_of, visual_rows
+from llava_consensus.hosts.units import units_of
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 
@@ -70,7 +72,6 @@ UNRECORDED = (
     "mm_encoder_outputs: images that were encoded before the method was attached are not reduced. Pass pixels, or "
     "encode them with the method attached"
 )
-IGNORE = -100  # label of rows without a target
 ENCODING = "_maybe_prepare_encoder_kwargs_for_generation"  # the step of `generate` that encodes images
 _NUMBERS = itertools.count(1)
 # what was learnt of towers, by the module with `get_image_features`
@@ -95,22 +96,25 @@ class Entrance:
             raise OptionError(
                 f"model of class {type(model).__name__} encodes no images in a step of their own (get_image_features)"
             )
-        self.owner, self.local = owner, threading.local()
+        self.start(owner, model)
         self.class_tokens = options.get("class_tokens", "keep")
         self.fixed = options.get("layout", STOCK) != STOCK  # whether every image has the same grid of tiles
-        self.model = weakref.ref(model)
         methods: list[Method] = [stage.method for stage in owner.stages]
         reader = next((method for method in methods if method.needs & READ), methods[0])
         self.tower = Tower(base, decoder, reader, _LEARNT.setdefault(base, Learnt({}, {}, {})))
         self.family = family_of(model.config)
         self.layers = Layers(decoder, methods[-1]) if methods[-1].place is Place.DECODER else None
-        self.entering = [stage for stage in owner.stages if stage.method.place is not Place.DECODER]
         self.before: Any = None
         if methods[0].acts_inside:
             self.before = BeforeTower(base, kind_of(base.config), methods[0], owner.stages[0].budget, options)
         self.names = argument_names(type(base).forward)[1:]
         self.outer = argument_names(type(model).forward)[1:]
         self.inner = argument_names(type(decoder).forward)[1:]
+
+    def start(self, owner: Any, model: Any) -> None:
+        """State of a new attachment."""
+        self.owner, self.local, self.model = owner, threading.local(), weakref.ref(model)
+        self.entering = [stage for stage in owner.stages if stage.method.place is not Place.DECODER]
         self.number = next(_NUMBERS)
         self.caches = 0  # shortened ones, for which hooks stay
         self.open = False  # whether new prompts are reduced
@@ -325,10 +329,8 @@ class Entrance:
                 own, read = [image._replace(token=image.token + 1) for image in own], with_class_tokens(read)
             images += [image._replace(row=image.row * beams + beam) for beam in range(beams) for image in own]
             tiles, encoded = tiles + read * beams, encoded + [record.inputs] * (len(own) * beams)
-        asks = forward.real.copy()
-        if labels is not None and not any(stage.method.answer_rows for stage in self.owner.stages):
-            # a row of an image is no answer, though it may have a label
-            asks &= (labels.cpu().numpy() == IGNORE) | visual_rows(images, asks.shape)
+        unlabelled = None if labels is None else labels.cpu().numpy() == IGNORE
+        asks = asking_rows(self.owner, forward.real, unlabelled, images)
         size = asks.shape[1] - getattr(self.local, "guesses", 0)
         for record in (one for records in forward.encoded.values() for one in records):
             # without a cache each step reads the prompt anew, with what was generated

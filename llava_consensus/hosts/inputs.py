@@ -1,6 +1,6 @@
 """The inputs of a method (`VisualTokens`) from what is known at the entrance of the language model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,6 +49,25 @@ class Prompt(NamedTuple):
     later: Sequence[Tiles] = ()  # of each image, the tiles that the next method reads
 
 
+class EncodedImage(NamedTuple):
+    """An image after tower and projector, for any number of prompts about it."""
+
+    projected: Tensor  # [T, N, D]
+    tiles: Tiles
+    pixels: Tensor | None  # [T, 3, h, w], for methods that draw lots by them
+    left: Any = None  # `before_tower.ImageLeft`, if a method before the projector has left fewer tokens
+
+    @property
+    def side(self) -> int:
+        """Tokens in a row of a tile."""
+        return self.tiles.side
+
+    @property
+    def class_is_token(self) -> bool:
+        """Whether the class token of each tile is a token."""
+        return self.tiles.class_is_token
+
+
 def needs_of(prompt: Prompt, method: Method, model: Any, projects: bool, short: str = "") -> frozenset[Need]:
     """Parts that a method reads on this model: its `needs`, or its `instead` on a tower that does not give all of them.
 
@@ -71,12 +90,17 @@ def needs_of(prompt: Prompt, method: Method, model: Any, projects: bool, short: 
     if (needs - offered or short) and method.instead is not None:
         needs = method.instead
     if missing := needs - offered:
-        names = ", ".join(sorted(need.name.lower() for need in missing))
-        raise OptionError(
-            f"{type(method).__name__} needs {names}, which the vision side of {type(model).__name__} does not have"
-            f"{f' ({short})' if short else ''}: take another method (llava-consensus list)"
-        )
+        raise unreadable(method, missing, type(model).__name__, short)
     return needs
+
+
+def unreadable(method: Method, missing: Iterable[Need], model: str, why: str = "") -> OptionError:
+    """The error for a method that reads what the vision side of a model does not have."""
+    names = ", ".join(sorted(need.name.lower() for need in missing))
+    return OptionError(
+        f"{type(method).__name__} needs {names}, which the vision side of {model} does not have"
+        f"{f' ({why})' if why else ''}: take another method (llava-consensus list)"
+    )
 
 
 class Inputs:

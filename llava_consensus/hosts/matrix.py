@@ -12,7 +12,7 @@ from llava_consensus.errors import ConsensusError, OptionError
 from llava_consensus.hosts import TOWER, HostEntry, known_hosts
 from llava_consensus.hosts.before_tower import refusal
 from llava_consensus.hosts.images import TABLE
-from llava_consensus.hosts.inputs import ALWAYS
+from llava_consensus.hosts.inputs import ALWAYS, unreadable
 from llava_consensus.methods import known_methods, make
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need
@@ -104,8 +104,4 @@ def _check(entry: HostEntry, method: Method) -> None:
     offers = offers_of(entry) | {Need.QUESTION}
     needs = method.instead if method.needs - offers and method.instead is not None else method.needs
     if missing := needs - offers:
-        names = ", ".join(sorted(need.name.lower() for need in missing))
-        raise OptionError(
-            f"{type(method).__name__} needs {names}, which the vision side of {model} does not have: take another "
-            "method (llava-consensus list)"
-        )
+        raise unreadable(method, missing, model)

@@ -6,7 +6,6 @@
 `generate` is given embeddings only, so that everything counts the rows that are left.
 """
 
-import threading
 import weakref
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -20,15 +19,11 @@ import transformers
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.arguments import Cut, held_masks
-from llava_consensus.hosts.before_tower import (
-    ImageLeft,
-    numbered,
-    units_left,
-)
-from llava_consensus.hosts.cache import Book, book_of, cache_in
-from llava_consensus.hosts.entrance import _NUMBERS, Entrance
-from llava_consensus.hosts.inputs import Prompt, needs_of, prompt_of
+from llava_consensus.hosts.arguments import Cut, asking_rows, held_masks
+from llava_consensus.hosts.before_tower import ImageLeft, check_equal, numbered, shares_left, units_left
+from llava_consensus.hosts.cache import Book, book_of, cache_in, cached_rows
+from llava_consensus.hosts.entrance import Entrance
+from llava_consensus.hosts.inputs import EncodedImage, Prompt, needs_of, prompt_of
 from llava_consensus.hosts.kernels import OLD, uncompiled
 from llava_consensus.hosts.layers import Layers
 from llava_consensus.hosts.next_grid import STOCK, check_layout, check_pictures, check_tiles
@@ -43,7 +38,6 @@ from llava_consensus.hosts.official_facts import (
 )
 from llava_consensus.hosts.official_prompt import (
     Arguments,
-    EncodedImage,
     Reader,
     Structure,
     encoded_in,
@@ -56,7 +50,7 @@ from llava_consensus.hosts.outcomes import Report, unchanged
 from llava_consensus.hosts.pinned import Held, PinnedLayers
 from llava_consensus.hosts.rows import upload
 from llava_consensus.hosts.tower import READ, Learnt, Tiles, Tower, argument_names
-from llava_consensus.hosts.units import Unit, shares_of, units_of, visual_rows
+from llava_consensus.hosts.units import Unit, units_of
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 
@@ -90,16 +84,13 @@ class OfficialEntrance(Entrance):
 
     def __init__(self, owner: Any, model: Any, options: Mapping[str, str]) -> None:
         methods: list[Method] = [stage.method for stage in owner.stages]
-        self.owner, self.local, self.options = owner, threading.local(), options
-        self.model = weakref.ref(model)
+        self.start(owner, model)
+        self.options = options
         self.check(model, methods)
         self.decodes = methods[-1].place is Place.DECODER
         self.layers = layers_of(model.get_model(), methods[-1]) if self.decodes else None
-        self.entering = [stage for stage in owner.stages if stage.method.place is not Place.DECODER]
         self.before = open_tower(model, owner.stages[0]) if methods[0].acts_inside else None
         self.inner = argument_names(type(model.get_model()).forward)[1:]
-        self.number, self.caches, self.open = next(_NUMBERS), 0, False
-        self.handles = []
         self.reader: Reader | None = None
         tower = model.get_vision_tower()
         if tower is not None:
@@ -151,7 +142,7 @@ class OfficialEntrance(Entrance):
             decoder.register_forward_hook(self.end, with_kwargs=True),
         ]
         for block in self.unread(model):
-            object.__setattr__(block, "forward", partial(_hand_on, self.owner, block.forward))
+            object.__setattr__(block, "forward", partial(_skip_unread, self.owner, block.forward))
         if self.before is not None:
             self.before.install()
         object.__setattr__(model, PREPARE, partial(_prepare, self.owner))
@@ -248,9 +239,7 @@ class OfficialEntrance(Entrance):
 
     def _known(self, structure: Structure, model: Any) -> tuple[Prompt, list[int]]:
         """The prompts, before anything is known of the pixels, and which of the images the user passed each one is."""
-        asks = structure.real
-        if not any(stage.method.answer_rows for stage in self.owner.stages):
-            asks = asks & (structure.asks | visual_rows(structure.images, asks.shape))
+        asks = asking_rows(self.owner, structure.real, structure.asks, structure.images)
         prompt = prompt_of(structure.ids, structure.real, asks, structure.images, [], [], model.config)
         return prompt, structure.pictures
 
@@ -265,9 +254,7 @@ class OfficialEntrance(Entrance):
         """What a method before the projector leaves of an image of so many tiles."""
         stage, tower = self.owner.stages[0], self.running.get_vision_tower()
         size = patches_of(tower)
-        shares = shares_of([size] * tiles, stage.budget, stage.method)
-        kept = [min(share.tokens, size) for share in shares] if len(shares) == tiles else [size] * tiles
-        return ImageLeft(slot, side_of(tower), kept)
+        return ImageLeft(slot, side_of(tower), shares_left(tiles, size, stage.budget, stage.method))
 
     def encode(  # type: ignore[override]
         self, pixels: Tensor, tiles: list[int]
@@ -282,12 +269,8 @@ class OfficialEntrance(Entrance):
         vision, left = vision_of(tower), [self.left(count) for count in tiles] if self.before is not None else []
         run, shares = nullcontext(), [share for own in left for share in own.shares]
         acting = any(share < patches_of(tower) for share in shares)
-        if acting and self.reader is not None and len(set(shares)) > 1:
-            raise OptionError(
-                f"{type(self.reader.method).__name__} reads the tower, and "
-                f"{type(self.owner.stages[0].method).__name__} leaves tiles of several sizes "
-                f"({', '.join(map(str, sorted(set(shares))))}). Give it a number of tokens that the tiles share equally"
-            )
+        if acting and self.reader is not None:
+            check_equal(self.reader.method, self.owner.stages[0].method, shares)
         if acting:
             side = side_of(tower)
             run = self.before.running(acts := Run(shares, (side, side), False))
@@ -404,11 +387,11 @@ class OfficialEntrance(Entrance):
     def end(self, decoder: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """The last states at full length; the cache says what it holds."""
         after, self.local.after = getattr(self.local, "after", None), None
-        changed = super().end(decoder, args, kwargs, output)
+        restored = super().end(decoder, args, kwargs, output)
         cache = cache_in(output) if after is not None else None
         if cache is not None:
             setattr(cache, AFTER, after)
-        return changed
+        return restored
 
 
 def layers_of(decoder: Any, method: Method) -> Layers:
@@ -416,7 +399,7 @@ def layers_of(decoder: Any, method: Method) -> Layers:
     return PinnedLayers(decoder, method) if OLD else Layers(decoder, method)
 
 
-def _hand_on(owner: Any, plain: Any, hidden: Any, *args: Any, **kwargs: Any) -> Any:
+def _skip_unread(owner: Any, plain: Any, hidden: Any, *args: Any, **kwargs: Any) -> Any:
     """Forward of a block that nothing reads."""
     if not getattr(owner.entrance.local, "encoding", False):
         return plain(hidden, *args, **kwargs)
@@ -454,13 +437,6 @@ def _count(owner: Any, *args: Any, **kwargs: Any) -> Any:
     if config.min_new_tokens is None and config.min_length and not kwargs["has_default_min_length"]:
         config.min_length = max(config.min_length - more, 0)
     return function(model, **kwargs)
-
-
-def cached_rows(cache: Any) -> int:
-    """Rows that a cache holds, on any version."""
-    if cache is None or not hasattr(cache, "get_seq_length"):
-        return int(cache[0][0].shape[-2]) if cache else 0
-    return int(cache.get_seq_length())
 
 
 def _ahead(kwargs: dict[str, Any], cache: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.before_tower import refusal
+from llava_consensus.hosts.before_tower import check_masks, refusal
 from llava_consensus.hosts.environment import check_llava_version
 from llava_consensus.hosts.facts import TowerFacts
 from llava_consensus.hosts.next_grid import STOCK, fixed_grid
@@ -66,11 +66,7 @@ def open_tower(model: Any, stage: Any) -> OpenTower:
     kind = tower.vision_tower.config.model_type
     if why := refusal("llava", kind, method.place):
         raise OptionError(f"{name} {why}")
-    kernel = getattr(tower.vision_tower.config, "_attn_implementation", "eager")
-    if method.place is Place.TOWER and method.masks and kernel not in ("eager", "sdpa"):
-        raise OptionError(
-            f"attention {kernel!r} of the vision tower takes no additive mask: load it with sdpa, or proportional=false"
-        )
+    check_masks(tower.vision_tower.config, method)
     blocks, size = len(vision_of(tower).encoder.layers), patches_of(tower)  # type: ignore[union-attr, arg-type]
     block = fed_block(tower.select_layer, blocks)
     found = OpenTower(tower.vision_tower, model.get_model().mm_projector, method, tower.select_layer, block)

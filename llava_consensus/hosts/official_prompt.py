@@ -17,13 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from llava_consensus.hosts.before_tower import ImageLeft
+from llava_consensus.hosts.arguments import IGNORE
 from llava_consensus.hosts.images import STRUCTURAL, Image, Integers
-from llava_consensus.hosts.tower import EARLIER, RECORD, Block, Tiles, Tower
+from llava_consensus.hosts.inputs import EncodedImage
+from llava_consensus.hosts.tower import EARLIER, RECORD, Block, Tower
 from llava_consensus.reduction.tokens import Need
 
 IMAGE_ID = -200  # IMAGE_TOKEN_INDEX of official LLaVA
-IGNORE = -100  # label of rows without a target
 NEWLINE = -1  # its number; patches are numbered up from 1, and padding is 0
 FIRST_WORD = -2  # number of the word 0; the others go down from it
 Official = Callable[..., tuple[Any, ...]]
@@ -53,24 +53,6 @@ class Arguments(NamedTuple):
         if isinstance(self.images, list):
             return [torch.empty(*image.shape[:-2], 0, 0) for image in self.images]
         return torch.empty(*self.images.shape[:-2], 0, 0)
-
-
-class EncodedImage(NamedTuple):
-    """One image after tower and projector."""
-
-    projected: Tensor  # [T, N, D]
-    tiles: Tiles
-    pixels: Tensor | None  # [T, 3, h, w], for methods that draw lots by them
-    left: ImageLeft | None  # if a method before the projector has left fewer tokens
-
-    @property
-    def side(self) -> int:
-        """Tokens in a row of a tile."""
-        return self.tiles.side
-
-    @property
-    def class_is_token(self) -> bool:
-        return False
 
 
 def blank_images(encoded: list[EncodedImage], tiled: bool, dtype: torch.dtype) -> Any:

@@ -8,11 +8,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from llava_consensus.hosts.arguments import compact, joined_outcomes
+from llava_consensus.hosts.arguments import IGNORE, compact, joined_outcomes
 from llava_consensus.hosts.before_tower import Left, tiles_left, whole_tiles
 from llava_consensus.hosts.images import Integers
-from llava_consensus.hosts.inputs import Inputs, Prompt
-from llava_consensus.hosts.official_prompt import IGNORE, EncodedImage
+from llava_consensus.hosts.inputs import EncodedImage, Inputs, Prompt
 from llava_consensus.hosts.outcomes import ImageOutcome, Report, reduced, unchanged
 from llava_consensus.hosts.pinned import angles_of
 from llava_consensus.hosts.rows import Rows, drop_rows, gather, reduced_rows, upload
@@ -181,7 +180,7 @@ def with_encoded(prompt: Prompt, own: list[EncodedImage]) -> Prompt:
         return prompt._replace(tiles=tiles, encoded=pixels)
     smaller, _ = tiles_left(None, Left(left, None), prompt.images, True, True)  # type: ignore[arg-type]
     later = [read._replace(size=one.size, side=one.side) for read, one in zip(tiles, smaller, strict=True)]
-    tiles = [whole_tiles(*of) for of in zip(prompt.images, left, strict=True)]  # type: ignore[arg-type]
+    tiles = [whole_tiles(*of) for of in zip(prompt.images, left, strict=True)]
     return prompt._replace(tiles=tiles, encoded=pixels, left=left, later=later)
 
 

@@ -11,7 +11,7 @@ import copy
 import functools
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,6 +74,22 @@ class Learnt(NamedTuple):
     mixed: dict[Any, str]  # why there is no map
 
 
+def check_blocks(method: Method, count: int) -> None:
+    """Raises OptionError for a block that a tower of `count` blocks does not have."""
+    for name in ("vision_layer", "early_layer"):
+        option = getattr(method, name)
+        if option is not None and not -count <= option < count:
+            raise OptionError(f"{name}={option} must be in {-count}..{count - 1}: the tower has {count} blocks")
+
+
+def early_block(method: Method, count: int, among: Sequence[int] | None = None) -> int:
+    """The earlier block, of `count`, whose attention a method reads: as the user says, or the nearest of `among`."""
+    if method.early_layer is not None:
+        return method.early_layer % count
+    place = round(method.early * count) - 1
+    return min(among or range(count), key=lambda block: (abs(block - place), -block))
+
+
 class Tower:
     """The vision side of a model.
 
@@ -92,20 +108,13 @@ class Tower:
         self.whole = getattr(vision, "fullatt_block_indexes", None)  # blocks whose attention looks at everything
         self.busy = threading.local()
         if self.reads and (method.vision_layer, method.early_layer) != (None, None):
-            self._check(max(self.lists.values(), default=0))
+            check_blocks(method, max(self.lists.values(), default=0))
             layer = method.vision_layer
             if self.whole and layer is not None and layer % max(self.lists.values()) not in self.whole:
                 raise OptionError(
                     f"vision_layer={layer}: this block attends within windows, so its patches cannot be compared. Take "
                     f"one of {', '.join(map(str, self.whole))}"
                 )
-
-    def _check(self, count: int) -> None:
-        """Raises OptionError for a block that the tower does not have."""
-        for name in ("vision_layer", "early_layer"):
-            option = getattr(self.method, name)
-            if option is not None and not -count <= option < count:
-                raise OptionError(f"{name}={option} must be in {-count}..{count - 1}: the tower has {count} blocks")
 
     def features_block(self, fed: Block) -> Block:
         """The block whose output is read, given the one that feeds the projector."""
@@ -115,11 +124,7 @@ class Tower:
 
     def early_block(self, name: str) -> Block:
         """The earlier block whose attention is read."""
-        count, option = self.lists[name], self.method.early_layer
-        if option is not None:
-            return name, option % count
-        place = round(self.method.early * count) - 1
-        return name, min(self.whole or range(count), key=lambda block: (abs(block - place), -block))
+        return name, early_block(self.method, self.lists[name], self.whole)
 
     def named(self, inputs: dict[str, Any], config: Any) -> list[Block]:
         """The blocks whose output the configuration, or the call, names for the projector; none if it names several

@@ -10,7 +10,6 @@ Its mask is cut to the rows that the cache holds.
 
 import inspect
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -23,37 +22,21 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.entrance import IGNORE, Entrance
+from llava_consensus.hosts.arguments import IGNORE, asking_rows
+from llava_consensus.hosts.cache import cached_rows
+from llava_consensus.hosts.entrance import Entrance
 from llava_consensus.hosts.facts import TowerFacts
 from llava_consensus.hosts.images import Image, Integers
-from llava_consensus.hosts.inputs import Inputs, Prompt, fingerprint, needs_of, prompt_of
+from llava_consensus.hosts.inputs import EncodedImage, Inputs, Prompt, fingerprint, needs_of, prompt_of, unreadable
 from llava_consensus.hosts.kernels import KernelCall
 from llava_consensus.hosts.outcomes import Report, reduced, unchanged
 from llava_consensus.hosts.rows import Rows, drop_rows, reduced_rows, upload
-from llava_consensus.hosts.tower import EARLIER, READ, Tiles
+from llava_consensus.hosts.tower import EARLIER, READ, Tiles, check_blocks, early_block
 from llava_consensus.hosts.units import Unit, prompt_hash, units_of, visual_rows
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 
 PLACE_OF_IMAGE = -200  # in place of the ids of image rows, where prompts are told apart
-
-
-class EncodedImage(NamedTuple):
-    """An image after the tower, for any number of prompts."""
-
-    projected: Tensor  # [1, N, D]
-    tiles: Tiles
-    pixels: Tensor  # [1, 3, h, w]
-
-    @property
-    def side(self) -> int:
-        """Tokens in a row."""
-        return self.tiles.side
-
-    @property
-    def class_is_token(self) -> bool:
-        """False: the class token is no token."""
-        return False
 
 
 class Tap(NamedTuple):
@@ -96,11 +79,7 @@ class RemoteModel:
         if missing and method.instead is not None:
             missing = (method.instead & (READ | {Need.PROJECTOR})) - cls.offers
         if missing:
-            names = ", ".join(sorted(need.name.lower() for need in missing))
-            raise OptionError(
-                f"{name} needs {names}, which the vision side of {model} does not have: take another method "
-                "(llava-consensus list)"
-            )
+            raise unreadable(method, missing, model)
         if method.blocks_ahead and method.vision_layer is None and Need.CLASS_FEATURE in cls.offers:
             raise OptionError(
                 f"{name} reads the attention of the block after the features' own, and that is the last one: give "
@@ -212,16 +191,10 @@ def reading_of(method: Method, count: int) -> Reading:
     Raises:
         OptionError: for a block that the tower does not have.
     """
-    for name in ("vision_layer", "early_layer"):
-        option = getattr(method, name)
-        if option is not None and not -count <= option < count:
-            raise OptionError(f"{name}={option} must be in {-count}..{count - 1}: the tower has {count} blocks")
+    check_blocks(method, count)
     features = count - 1 if method.vision_layer is None else method.vision_layer % count
-    attention, early, short = features + method.blocks_ahead, None, ""
-    if Need.EARLIER in method.needs:
-        place = round(method.early * count) - 1
-        early = min(range(count), key=lambda block: (abs(block - place), -block))
-        early = early if method.early_layer is None else method.early_layer % count
+    attention, short = features + method.blocks_ahead, ""
+    early = early_block(method, count) if Need.EARLIER in method.needs else None
     if attention >= count:
         short = (
             f"this method reads the attention of the block after the features' own, which is the last of {count}: "
@@ -246,9 +219,8 @@ class RemoteEntrance(Entrance):
     """
 
     def __init__(self, view: type[RemoteModel], owner: Any, model: Any, options: Mapping[str, str]) -> None:
-        self.view, self.owner, self.local, self.class_tokens = view, owner, threading.local(), "keep"
-        self.model, self.caches, self.open, self.fixed = weakref.ref(model), 0, False, False
-        self.handles: list[Any] = []
+        self.start(owner, model)
+        self.view, self.class_tokens, self.fixed = view, "keep", False
         self.before = self.layers = None
         self.cache_axis = view.cache_axis
         for stage in owner.stages:
@@ -340,9 +312,7 @@ class RemoteEntrance(Entrance):
     def _read(self, view: RemoteModel, inputs: dict[str, Any], images: list[Image]) -> Prompt:
         """The prompts, before anything is known of the pixels."""
         ids, real, labels = inputs["input_ids"].cpu().numpy(), real_rows(inputs), inputs.get("labels")
-        asks = real.copy()
-        if labels is not None and not any(stage.method.answer_rows for stage in self.owner.stages):
-            asks &= (labels.cpu().numpy() == IGNORE) | visual_rows(images, asks.shape)
+        asks = asking_rows(self.owner, real, None if labels is None else labels.cpu().numpy() == IGNORE, images)
         return prompt_of(ids, real, asks, images, [], [], view.module.config)
 
     def _reduced(
@@ -426,11 +396,6 @@ def right_padded(rows: Rows) -> tuple[Rows, Tensor]:
     real = columns < lengths
     order, shown = upload([np.where(real, width - lengths + columns, 0), real], rows.index.device)
     return rows._replace(index=rows.index.gather(1, order), at=None, real=real, shown=shown.bool()), order
-
-
-def cached_rows(cache: Any, axis: int) -> int:
-    """Rows that a cache of tuples holds, of keys with their rows along `axis`."""
-    return 0 if not cache or cache[0] is None or cache[0][0] is None else int(cache[0][0].shape[axis])
 
 
 def rows_with(rows: NDArray[np.bool_], values: Tensor, embeds: Tensor) -> Tensor:
