@@ -122,9 +122,9 @@ def unpacked(file: Path = ROOT / MEASURED) -> Iterator[Path]:
 
 def write(root: Path = ROOT) -> None:
     """Writes every generated file of a folder that has README.md and docs/ as the repository does."""
-    for name, text in pages(root / "README.md").items():
-        write_out(root / name, text.encode())
     with unpacked() as out, unpacked(ROOT / PHOTO) as photo:
+        for name, text in _pages(root / "README.md", out, photo).items():
+            write_out(root / name, text.encode())
         runs = every_run({"": out, "photo": photo})
         write_out(root / PLOT, Photo(photo, ROOT / NAMED).front_plot())
         write_out(root / "docs/results.csv", csv_text(runs).encode())
@@ -135,38 +135,43 @@ def write(root: Path = ROOT) -> None:
 def pages(readme: Path) -> dict[str, str]:
     """Every generated page by its name, and the README with its blocks, as they must read."""
     with unpacked() as out, unpacked(ROOT / PHOTO) as runs:
-        photo = Photo(runs, ROOT / NAMED)
-        on_gpu = json.loads((ROOT / "docs/efficiency" / ON_GPU).read_text())
-        given = {
-            "photo": photo,
-            "unseen": Photo(runs / "unseen", ROOT / NAMED_UNSEEN),
-            "second": Photo(runs / "seed1", ROOT / NAMED),
-            "drawn": drawn_facts(out),
-            "claims": [markdown(table) for folder in (runs, out) for table in claims(read(folder))[0]],
-            "whole": whole_table(ROOT / WHOLE),
-            "pays": sentence([Point(**row) for row in json.loads((ROOT / PAYS).read_text())["rows"]]),
-            "against": against_table(ROOT / "docs/efficiency" / AGAINST),
-            "timed": markdown(bench_tables(json.loads((ROOT / "docs/efficiency" / TIMED).read_text()))[0]),
-            "gpu": markdown(bench_tables(on_gpu)[0]),
-            "source": json.loads((ROOT / FOLDER / "sources.json").read_text("utf-8")),
-            "level": f"{LEVEL:g} %",
-            "significant": SIGNIFICANT,
-            "flips": lambda one, other: p_value(sign_flips(np.repeat([1.0, -1.0], [one, other]))),
-        }
-        loader = jinja2.FileSystemLoader(ROOT / FOLDER)
-        made = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
-        found = {f"docs/{name}": made.get_template(name).render(given) for name in TEMPLATES}
-        servers = Servers(json.loads((ROOT / "docs/efficiency" / SERVED).read_text()))
-        spans = readme_numbers(photo, on_gpu, servers)
-        found["README.md"] = SPAN.sub(lambda span: span[1] + spans[span[2]] + span[3], readme.read_text("utf-8"))
-        witness = Servers(json.loads((ROOT / "docs/efficiency" / WITNESS).read_text()))
-        found[SERVING] = with_table(readme.parent / SERVING, f"{servers.table}\n\n{witness.beside}")
-        scores = {name: row.score for name in BENCHMARKS if (row := photo.run(name, FULL)) is not None}
-        found[SCORES_OF_PHOTO] = json.dumps(scores, indent=1) + "\n"
-        for folder, place in ((out, MEASURED), (runs, PHOTO)):
-            study = json.loads((folder / "study.json").read_text())
-            found[f"{FOLDERS[place.name]}/study.csv"] = csv_text(study_csv(study))
-        return found
+        return _pages(readme, out, runs)
+
+
+def _pages(readme: Path, out: Path, runs: Path) -> dict[str, str]:
+    """The same from the unpacked runs of the drawn model and of the photograph model."""
+    photo = Photo(runs, ROOT / NAMED)
+    on_gpu = json.loads((ROOT / "docs/efficiency" / ON_GPU).read_text())
+    given = {
+        "photo": photo,
+        "unseen": Photo(runs / "unseen", ROOT / NAMED_UNSEEN),
+        "second": Photo(runs / "seed1", ROOT / NAMED),
+        "drawn": drawn_facts(out),
+        "claims": [markdown(table) for folder in (runs, out) for table in claims(read(folder))[0]],
+        "whole": whole_table(ROOT / WHOLE),
+        "pays": sentence([Point(**row) for row in json.loads((ROOT / PAYS).read_text())["rows"]]),
+        "against": against_table(ROOT / "docs/efficiency" / AGAINST),
+        "timed": markdown(bench_tables(json.loads((ROOT / "docs/efficiency" / TIMED).read_text()))[0]),
+        "gpu": markdown(bench_tables(on_gpu)[0]),
+        "source": json.loads((ROOT / FOLDER / "sources.json").read_text("utf-8")),
+        "level": f"{LEVEL:g} %",
+        "significant": SIGNIFICANT,
+        "flips": lambda one, other: p_value(sign_flips(np.repeat([1.0, -1.0], [one, other]))),
+    }
+    loader = jinja2.FileSystemLoader(ROOT / FOLDER)
+    made = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    found = {f"docs/{name}": made.get_template(name).render(given) for name in TEMPLATES}
+    servers = Servers(json.loads((ROOT / "docs/efficiency" / SERVED).read_text()))
+    spans = readme_numbers(photo, on_gpu, servers)
+    found["README.md"] = SPAN.sub(lambda span: span[1] + spans[span[2]] + span[3], readme.read_text("utf-8"))
+    witness = Servers(json.loads((ROOT / "docs/efficiency" / WITNESS).read_text()))
+    found[SERVING] = with_table(readme.parent / SERVING, f"{servers.table}\n\n{witness.beside}")
+    scores = {name: row.score for name in BENCHMARKS if (row := photo.run(name, FULL)) is not None}
+    found[SCORES_OF_PHOTO] = json.dumps(scores, indent=1) + "\n"
+    for folder, place in ((out, MEASURED), (runs, PHOTO)):
+        study = json.loads((folder / "study.json").read_text())
+        found[f"{FOLDERS[place.name]}/study.csv"] = csv_text(study_csv(study))
+    return found
 
 
 def whole_table(file: Path) -> str:
