@@ -107,8 +107,8 @@ def _hosts(given: argparse.Namespace) -> Iterator[str]:
     from llava_consensus.hosts import known_hosts
     from llava_consensus.hosts.matrix import UNTRIED, cells, keeping, otherwise, refusals
 
+    hosts = known_hosts()
     if given.host is not None:
-        hosts = known_hosts()
         name = any_case(given.host, hosts)
         if name not in hosts:
             raise unknown_name("host", given.host, list(hosts))
@@ -127,7 +127,7 @@ def _hosts(given: argparse.Namespace) -> Iterator[str]:
     for host, reasons in tried.items():
         missing = [method for method, reason in reasons.items() if reason]
         without = f" without {', '.join(missing)}" if 0 < len(missing) <= 6 else ""
-        note = ", tried only on copies of the code that the checkpoint carries" if known_hosts()[host].remote else ""
+        note = ", tried only on copies of the code that the checkpoint carries" if hosts[host].remote else ""
         yield terminal.wrapped(f"{host:16} {len(reasons) - len(missing)} of {len(reasons)} methods{without}{note}")
     yield terminal.wrapped("why a method does not work on one of them: llava-consensus list --host NAME")
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from PIL.Image import Image
 
+from llava_consensus.evaluation.bench.efficiency import prompt_shape
 from llava_consensus.evaluation.bench.timing import Setting, Timing, answer_once, in_rounds
 from llava_consensus.evaluation.models.base import Prompt, Runner
 from llava_consensus.methods import make
@@ -53,17 +54,10 @@ def measure(
         cases, rounds, 1, (), lambda case: answer_once(runner, [image] * case[0], prompt, case[1])
     ):
         times[index].append(timing)
-    sizes = [_tokens(runner, image, prompt, count) for count in counts]
+    tokens = prompt_shape(runner, prompt, image).available  # of one image
     return [
-        _point(count, size, times[2 * number], times[2 * number + 1])
-        for number, (count, size) in enumerate(zip(counts, sizes, strict=True))
+        _point(count, count * tokens, times[2 * number], times[2 * number + 1]) for number, count in enumerate(counts)
     ]
-
-
-def _tokens(runner: Runner, image: Image, prompt: Prompt, count: int) -> int:
-    with runner.attach(make("full"), Budget(1)):
-        (answer,) = runner.answer([runner.encode([image] * count)], [prompt])
-    return answer.before
 
 
 def _point(images: int, tokens: int, full: list[Timing], reduced: list[Timing]) -> Point:
