@@ -69,7 +69,8 @@ WHOLE = "docs/paper/photo-whole.json"  # counted by playground.photo.whole
 SCORES_OF_PHOTO = "docs/paper/photo-scores.json"  # with all tokens, for `paper verify --published`
 SERVING = "docs/serving.md"
 BEGIN, END = "<!-- numbers:begin -->", "<!-- numbers:end -->"  # of the table of SERVING
-SPAN = re.compile(r"(<!--(\w+)-->).*?(<!--/-->)", re.DOTALL)  # numbers in README's sentences
+SPAN = re.compile(r"(<!--([\w-]+)-->).*?(<!--/-->)", re.DOTALL)  # numbers in sentences of README and model cards
+CARDS = ("checkpoints/llava-mini/README.md", "checkpoints/llava-photo/README.md")
 PLOT = "docs/images/accuracy.png"
 
 
@@ -164,6 +165,10 @@ def _pages(readme: Path, out: Path, runs: Path) -> dict[str, str]:
     servers = Servers(json.loads((ROOT / "docs/efficiency" / SERVED).read_text()))
     spans = readme_numbers(photo, on_gpu, servers)
     found["README.md"] = SPAN.sub(lambda span: span[1] + spans[span[2]] + span[3], readme.read_text("utf-8"))
+    numbers = card_numbers(out, photo, given["unseen"])
+    for card in CARDS:
+        text = (readme.parent / card).read_text("utf-8")
+        found[card] = SPAN.sub(lambda span: span[1] + numbers[span[2]] + span[3], text)
     witness = Servers(json.loads((ROOT / "docs/efficiency" / WITNESS).read_text()))
     found[SERVING] = with_table(readme.parent / SERVING, f"{servers.table}\n\n{witness.beside}")
     scores = {name: row.score for name in BENCHMARKS if (row := photo.run(name, FULL)) is not None}
@@ -263,6 +268,26 @@ def readme_numbers(photo: Photo, on_gpu: dict[str, Any], servers: Servers) -> di
         "full": photo.score("gqa", FULL),
         "own": photo.score("gqa", "consensusdrop:positions=keep"),
     }
+
+
+def card_numbers(out: Path, photo: Photo, unseen: Photo) -> dict[str, str]:
+    """The numbers of the model cards, by the name of their mark."""
+    drawn = drawn_facts(out)
+    found = {"mini-textvqa": drawn["full"], "mini-renumber": drawn["renumber"], "mini-keep": drawn["keep"]}
+    for mark, folder, name in (
+        ("mini-gqa", out, "gqa"),
+        ("mini-pope", out, "pope"),
+        ("mini-vqav2", out, "vqav2"),
+        ("mini-seed", out, "seed"),
+        ("mini-large", out / "large", "textvqa"),
+    ):
+        row = next(row for row in read_rows(folder) if row.benchmark == name and row.full and row.complete)
+        found[mark] = f"{row.score:.1f}{half(row.bounds)}"
+    found |= {f"photo-{name}": photo.score(name, FULL) for name in (*BENCHMARKS, "textvqa")}
+    counts = json.loads((ROOT / WHOLE).read_text())["full"]
+    named, there = counts["name"], counts["existence, present"]
+    words = {"photo-name": f"{named[0]} of {named[1]}", "photo-present": f"{there[0]} of {there[1]}"}
+    return found | words | {"photo-unseen": unseen.score("gqa", FULL)}
 
 
 class Servers:
