@@ -8,7 +8,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Sequence
-from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -103,21 +103,6 @@ def install(extra: str) -> str:
     if version_control:
         url = f"{version_control['vcs']}+{url}@{version_control['commit_id']}"
     return f"pip install '{PROJECT}[{extra}]{url and ' @ '}{url}'"
-
-
-def unfit_torchvision(error: BaseException | None) -> MissingDependency | None:
-    """An error for a torchvision that was built for another torch, where such is the cause; None where it is not."""
-    while error is not None and "torchvision::" not in str(error):
-        error = error.__cause__ or error.__context__
-    if error is None:
-        return None
-    torch = version("torch")
-    build = torch.partition("+")[2]
-    index = f" --index-url https://download.pytorch.org/whl/{build}" if build else " torch"
-    return MissingDependency(
-        f"torchvision {version('torchvision')} was not built for torch {torch}. Type: pip install --force-reinstall "
-        f"--no-deps torchvision{index}"
-    )
 
 
 def missing_module(name: str) -> MissingDependency | None:

@@ -11,7 +11,6 @@ import contextlib
 import io
 import logging
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -20,17 +19,15 @@ from importlib import import_module
 from typing import Any, NoReturn
 from unicodedata import category
 
-from llava_consensus.cli.arguments import COMMANDS, named
+from llava_consensus.cli.arguments import COMMANDS
 from llava_consensus.errors import (
     ConsensusError,
     DataError,
     OptionError,
     missing_module,
-    unfit_torchvision,
     unknown_name,
 )
 
-WIDE = 200  # columns where there is no terminal to ask
 STOPPED = 130  # exit code of a command that was asked to stop
 FILES = {  # of this folder, and the first words of their commands in the order of the general help
     "evaluate": ("eval", "sweep"),
@@ -49,9 +46,7 @@ GROUPS = {
     "model": "convert or merge a checkpoint, or check that methods work on it",
     "paper": "the paper's tables and figures, made again",
 }
-COMPLETION = "--print-completion"
 VLLM = "--vllm"  # takes arguments of another program, in one text
-INTRODUCED = ("ask", "eval", "list")  # commands whose first example the general help has
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,13 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     words = list(sys.argv[1:] if argv is None else argv)
-    first = words[0] if words else ""
-    reader = parser(first)
-    wrong = unknown_command(words)
-    if wrong:
-        error(str(wrong))
-        return wrong.exit_code
-    given, unread = reader.parse_known_args(joined(words))
+    given, unread = parser(words[0] if words else "").parse_known_args(joined(words))
     if unread:
         first = next((word for word in unread if word.startswith("-")), unread[0]).partition("=")[0]
         error(str(unknown_name("argument", first, given.options)))
@@ -93,18 +82,6 @@ def joined(words: Sequence[str]) -> list[str]:
     return words
 
 
-def unknown_command(words: Sequence[str]) -> OptionError | None:
-    """Error message for an unknown command, or an unknown one of a group; the files of its group are imported."""
-    first, second = [*words, "", ""][:2]
-    known = [name for names in FILES.values() for name in names]
-    if first and not first.startswith("-") and first not in known:
-        return unknown_name("command", first, known)
-    inner = [name.removeprefix(f"{first} ") for name in COMMANDS if name.startswith(f"{first} ")]
-    if first in GROUPS and second and not second.startswith("-") and second not in inner:
-        return unknown_name(f"command {first}", second, inner)
-    return None
-
-
 class _Parser(argparse.ArgumentParser):
     """Ends with a line, not with all options of a command."""
 
@@ -121,15 +98,8 @@ def parser(first: str = "") -> argparse.ArgumentParser:
     top = _Parser(
         prog="llava-consensus",
         description="Fewer visual tokens for vision-language models, measured.",
-        epilog=_examples([COMMANDS[name].examples[0] for name in INTRODUCED if name in COMMANDS]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    top.add_argument("--version", action=_Version)
-    if not wanted:
-        with contextlib.suppress(ImportError):  # shtab is in the extra `eval`
-            import shtab
-
-            shtab.add_argument_to(top, COMPLETION, help="a script that completes commands in this shell")
+    top.add_argument("--version", action=_Version, nargs=0, help="versions of this and what it runs on")
     parsers, groups = {"": top}, {"": top.add_subparsers(title="commands", required=True, metavar="COMMAND")}
 
     def add(name: str, **settings: Any) -> argparse.ArgumentParser:
@@ -146,11 +116,8 @@ def parser(first: str = "") -> argparse.ArgumentParser:
         own = add(name, help=one.line, description=one.line, epilog=_examples(one.examples))
         flags = [flag for argument in one.arguments for flag in argument.flags if flag.startswith("-")]
         own.set_defaults(lines=one.lines, options=flags)
-        alone = own.add_mutually_exclusive_group() if any(argument.alone for argument in one.arguments) else own
         for argument in one.arguments:
-            made = (alone if argument.alone else own).add_argument(*argument.flags, **argument.settings)
-            if first == COMPLETION and argument.names:
-                made.choices = named(argument.names)
+            own.add_argument(*argument.flags, **argument.settings)
     return top
 
 
@@ -159,22 +126,12 @@ def _examples(lines: Sequence[str]) -> str:
 
 
 class _Version(argparse.Action):
-    """`--version`: this package, and what it would run on; nothing of it is imported."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
-        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help="versions of this and what it runs on")
-
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from importlib.metadata import PackageNotFoundError, version
 
-        def line(name: str) -> str:
-            try:
-                return f"{name} {version(name)}"
-            except PackageNotFoundError:
-                return f"{name} not installed"
-
-        names = ("torch", "transformers", "llava-torch")
-        print("\n".join([line("llava-consensus"), f"python {sys.version.split()[0]}", *map(line, names)]))
+        for name in ("llava-consensus", "torch", "transformers", "llava-torch"):
+            with contextlib.suppress(PackageNotFoundError):
+                print(f"{name} {version(name)}")
         parser.exit()
 
 
@@ -204,13 +161,14 @@ def _stops() -> Iterator[list[int]]:
 def _run(given: argparse.Namespace) -> int:
     try:
         for line in given.lines(given):
-            print(shown(line), flush=True)
+            print(printable(line), flush=True)
     except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
-    except (ConsensusError, ModuleNotFoundError, RuntimeError) as wrong:
-        known = unfit_torchvision(wrong) or _known(wrong)
+    except (ConsensusError, ModuleNotFoundError) as wrong:
+        missing = missing_module(wrong.name or "") if isinstance(wrong, ModuleNotFoundError) else None
+        known = wrong if isinstance(wrong, ConsensusError) else missing
         if known is None:
             raise
         if known.exit_code == STOPPED:  # by the user, which is no error
@@ -225,13 +183,6 @@ def _run(given: argparse.Namespace) -> int:
         print("stopped", file=sys.stderr)
         return STOPPED
     return 0
-
-
-def _known(wrong: Exception) -> ConsensusError | None:
-    """An error as one that the user can mend; None for one of ours."""
-    if isinstance(wrong, ConsensusError):
-        return wrong
-    return missing_module(wrong.name or "") if isinstance(wrong, ModuleNotFoundError) else None
 
 
 class _Formatter(logging.Formatter):
@@ -254,28 +205,6 @@ def _log_to_stderr() -> None:
 def printable(text: str) -> str:
     """A text whose control characters, which could rewrite a terminal, are shown as escapes; lines and tabs stay."""
     return "".join(one if one in "\n\t" or category(one) != "Cc" else repr(one)[1:-1] for one in text)
-
-
-def columns() -> int | None:
-    """Width of lines: that of the terminal, or COLUMNS; None for neither."""
-    if "COLUMNS" in os.environ or sys.stdout.isatty():
-        return shutil.get_terminal_size((WIDE, 24)).columns
-    return None
-
-
-def shown(line: Any) -> str:
-    """A text as it can be printed; what rich draws, as wide as the terminal."""
-    if isinstance(line, str):
-        return printable(line)
-    from rich.console import Console
-
-    terminal = sys.stdout.isatty()
-    width = columns() or WIDE
-    styled = terminal and not os.environ.get("NO_COLOR")  # with NO_COLOR alone rich leaves bold and italic
-    console = Console(width=width, force_terminal=styled, force_jupyter=False)
-    with console.capture() as captured:
-        console.print(line)
-    return "\n".join(one.rstrip() for one in captured.get().splitlines())
 
 
 def error(text: str) -> None:

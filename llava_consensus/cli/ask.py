@@ -41,11 +41,9 @@ PORTS = 65535
     arg("picture", metavar="PICTURE", help=f"a file; a video ends with {', '.join(VIDEOS)}"),
     arg("question", metavar="QUESTION", help="in quotes"),
     *arguments.REDUCED,
-    arg("--short", action="store_true", help="ask for a single word or phrase, as the benchmarks do"),
     arg("--frames", default=8, type=int, help="how many frames of a video are shown (%(default)s)"),
     arg("--repeats", default=5, type=int, help="how often the first token is timed (%(default)s)"),
     arg("--overlay", type=Path, metavar="FILE", help="draw original, kept and merged patches side by side"),
-    arg("--truth", metavar="TEXT", help="the right answer, if you know it, for the drawing"),
     arguments.JSON,
     examples=('ask photo.jpg "What is on the table?" --tokens 64 --overlay kept.png',),
 )
@@ -56,7 +54,6 @@ def ask(given: argparse.Namespace) -> Iterator[str]:
 
     from llava_consensus.evaluation import models  # a wrong name is refused before anything heavy is imported
     from llava_consensus.evaluation.bench.timing import first_token
-    from llava_consensus.evaluation.benchmarks.base import SHORT
     from llava_consensus.methods import make
 
     loading, host_options = arguments.loading(given), arguments.host_options(given)
@@ -65,7 +62,7 @@ def ask(given: argparse.Namespace) -> Iterator[str]:
     known = models.check(given.model, given.conversation, loading, videos=video, host_options=host_options)
     shown = _opened(given, video, "videos" in known)
     conversation = known.get("conversation", given.conversation) if video else given.conversation
-    prompt = models.Prompt(given.question + (SHORT if given.short else ""), conversation)
+    prompt = models.Prompt(given.question, conversation)
     if given.max_new_tokens:
         prompt = replace(prompt, max_new_tokens=given.max_new_tokens)
     runner = models.load(given.model, loading, host_options)
@@ -119,9 +116,8 @@ def _drawn(
     from llava_consensus.reduction.budget import amount
 
     seen = seen_by(runner, shown, encoded, answer)
-    truth = f"    truth: {given.truth}" if given.truth else ""
     tokens = "" if given.method == "full" else f" at {amount(arguments.budget(given))} tokens"
-    lines = (f"answer: {answer.text}{truth}", f"{given.method}{tokens}; {counted(seen)}", times)
+    lines = (f"answer: {answer.text}", f"{given.method}{tokens}; {counted(seen)}", times)
     content = io.BytesIO()
     card(seen, given.question, lines).save(content, registered_extensions()[given.overlay.suffix.lower()])
     return content.getvalue()

@@ -58,7 +58,7 @@ def test_data_are_fetched_unpacked_and_checked(
     command = ["data", "download", "mmvet", "--data", str(tmp_path), "--yes"]
     assert cli.main(command) == 3  # the question file was in none of them
     shown = capsys.readouterr()
-    assert "llava-mm-vet.jsonl" in shown.out and "missing still of mmvet" in shown.err
+    assert "llava-mm-vet.jsonl" in shown.out and "not ready: mmvet" in shown.err
     assert (tmp_path / "eval" / "mm-vet" / "mm-vet.json").is_file()
     assert sorted(path.name for path in (tmp_path / "downloads").iterdir()) == ["eval.zip.done", "mm-vet.zip.done"]
     cli.main(command)

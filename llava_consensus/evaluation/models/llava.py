@@ -12,7 +12,8 @@ of them and no others, never silently the stock tower.
 import contextlib
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -21,29 +22,20 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from llava_consensus.errors import ConsensusError, DataError, MissingDependency, OptionError, unknown_name
+from llava_consensus.errors import MissingDependency, OptionError, unknown_name
 from llava_consensus.evaluation.files import Record, read_json
 from llava_consensus.evaluation.media import shrink_to_pad
-from llava_consensus.evaluation.models.base import (
-    Answer,
-    Encoding,
-    Prompt,
-    Runner,
-    answers_of,
-    last_row_alone,
-    shape_of,
-    text_rows,
-)
+from llava_consensus.evaluation.models.base import Encoding, Prompt, Runner, last_row_alone, shape_of, text_rows
 from llava_consensus.evaluation.models.loading import (
     HUB_NAME,
     Checkpoint,
     Loading,
     find,
     incomplete_refused,
+    loading_errors,
     refuse_incomplete,
-    refuse_not_finite,
 )
-from llava_consensus.evaluation.models.weights import MEND, reason, tensors_of, weight_files
+from llava_consensus.evaluation.models.weights import MEND, tensors_of, weight_files
 from llava_consensus.hosts.clip import without_unused_report
 from llava_consensus.hosts.environment import OFFICIAL, check_llava_version
 from llava_consensus.hosts.next_grid import STOCK, check_layout, check_pictures
@@ -73,6 +65,7 @@ class LlavaRunner(Runner):
     """
 
     view_class = Official
+    reserved = ("<image>",)
 
     def __init__(
         self,
@@ -83,12 +76,7 @@ class LlavaRunner(Runner):
     ) -> None:
         super().__init__(self.view_class(model, options), tokenizer)
         self.image_processor = image_processor
-
-    @property
-    def reserved(self) -> tuple[str, ...]:
-        from llava.constants import DEFAULT_IMAGE_TOKEN
-
-        return (DEFAULT_IMAGE_TOKEN,)
+        self.limit = getattr(model.config, "max_position_embeddings", None)
 
     def shape(self, text: int = 0) -> Shape:
         tower = self.model.get_vision_tower()
@@ -113,59 +101,30 @@ class LlavaRunner(Runner):
     def pixels(self, image: Image.Image) -> Tensor:
         from llava.mm_utils import process_images
 
-        found: Tensor = process_images([shrink_to_pad(image)], self.image_processor, self.view.config)[0]
-        return found
+        pixels: Tensor = process_images([shrink_to_pad(image)], self.image_processor, self.view.config)[0]
+        return pixels
 
     def own_inputs(self, prompt: Prompt, image: Image.Image, folder: Path) -> dict[str, Any]:
-        from llava.mm_utils import process_images
-
         ids = self.prompt_ids(prompt)[None].to(self.model.device)
-        image = shrink_to_pad(image)
-        pixels = process_images([image], self.image_processor, self.model.config)
-        pictures = pixels.to(self.model.device, self.model.dtype)
-        return {
-            "inputs": ids,
-            "attention_mask": torch.ones_like(ids),
-            "images": pictures,
-            "image_sizes": [image.size],
-        }
+        pixels = self.pixels(image)[None].to(self.model.device, self.model.dtype)
+        size = [shrink_to_pad(image).size]
+        return {"inputs": ids, "attention_mask": torch.ones_like(ids), "images": pixels, "image_sizes": size}
 
-    @torch.inference_mode()
-    def encode(self, pictures: list[Any]) -> list[Encoding]:
-        """Images through tower and projector, for the method that is attached."""
-        pixels = [self.pixels(image) for image in pictures]
-        tiles = [image if image.ndim == 4 else image[None] for image in pixels]
-        batch = torch.cat(tiles).to(self.model.device, self.model.dtype)
-        attachment: Any
-        with self.attachment() as attachment:
-            encoded = attachment.entrance.encode(batch, [len(image) for image in tiles])
-            own = attachment.asked, attachment.budget
-        return [
-            Encoding(one, made.ndim == 4, image.size, *own)
-            for image, made, one in zip(pictures, pixels, encoded, strict=True)
-        ]
+    @contextmanager
+    def calling(self, attachment: Any, pictures: list[Any], questions: list[str]) -> Iterator[Any]:
+        with attachment.call(questions, settings=LEFT) as call, last_row_alone(self.model.get_output_embeddings()):
+            yield call
 
-    def answer_group(
-        self, attachment: Any, encoded: list[list[Encoding]], ids: list[Tensor], prompts: list[Prompt]
-    ) -> list[Answer]:
+    def generate(self, ids: Tensor, mask: Tensor, encoded: list[list[Any]], prompts: list[Prompt]) -> Tensor:
         pictures = [picture for row_pictures in encoded for picture in row_pictures]
-        under_way = attachment.call([prompt.text for prompt in prompts], settings=LEFT)
-        with under_way as call, last_row_alone(self.model.get_output_embeddings()):
-            texts = self._ask(pictures, ids, prompts[0])
-        limit = getattr(self.model.config, "max_position_embeddings", None)
-        return answers_of(call, texts, [text_rows(row, [IMAGE_ID]) for row in ids], limit)
-
-    def _ask(self, pictures: list[Encoding], rows: list[Tensor], prompt: Prompt) -> list[str]:
-        """Texts by the official `generate`; the call has the images' features."""
-        ids, mask = self.pad(rows)
-        output = self.model.generate(
+        output: Tensor = self.model.generate(
             ids,
             images=self.blank(pictures) if pictures else None,
             image_sizes=[picture.size for picture in pictures],
             attention_mask=mask,
-            **self.generation(prompt),
+            **self.generation(prompts[0]),
         )
-        return self.decode(output)
+        return output
 
     def blank(self, encoded: list[Encoding]) -> list[Tensor] | Tensor:
         """Stand-ins for images that are encoded, of the shape the official function looks at."""
@@ -180,10 +139,8 @@ def to_text(prompt: Prompt, pictures: int, wrapped: bool = False) -> str:
     from llava.constants import DEFAULT_IM_END_TOKEN, DEFAULT_IM_START_TOKEN, DEFAULT_IMAGE_TOKEN
     from llava.conversation import conv_templates
 
-    conversation = prompt.conversation or CONVERSATION
-    check_conversation(conversation)
     image = DEFAULT_IM_START_TOKEN + DEFAULT_IMAGE_TOKEN + DEFAULT_IM_END_TOKEN if wrapped else DEFAULT_IMAGE_TOKEN
-    turns = conv_templates[conversation].copy()
+    turns = conv_templates[chosen_conversation(prompt.conversation)].copy()
     turns.append_message(turns.roles[0], f"{image * pictures}\n{prompt.text}" if pictures else prompt.text)
     turns.append_message(turns.roles[1], None)
     return str(turns.get_prompt())
@@ -228,19 +185,13 @@ def check(model: str, conversation: str | None, videos: bool, options: Mapping[s
     return {"conversation": chosen, **({"tower": tower.commit} if tower else {})}
 
 
-def chosen_conversation(name: str | None, default: str) -> str:
-    """The template of a name, or the default. OptionError for one that official LLaVA does not have."""
-    if name is not None:
-        check_conversation(name)
-    return name or default
-
-
-def check_conversation(name: str) -> None:
-    """Raises OptionError for a conversation template that official LLaVA does not have."""
+def chosen_conversation(name: str | None, default: str = CONVERSATION) -> str:
+    """The template of a name, or the default. OptionError for a name that official LLaVA does not have."""
     from llava.conversation import conv_templates  # only now: it takes seconds
 
-    if name not in conv_templates:
+    if name is not None and name not in conv_templates:
         raise unknown_name("conversation", name, conv_templates)
+    return name or default
 
 
 def tower_beside(path: str) -> dict[str, str]:
@@ -277,8 +228,7 @@ def load_official(path: str, loading: Loading) -> tuple[Any, Any, Any]:
         path: folder of the checkpoint.
         loading: how, with nothing left open.
     Raises:
-        DataError: for a folder that is not there or cannot be loaded, whose weights are not those of its config.json,
-            or hold NaN or infinity.
+        DataError: for a folder that cannot be loaded, or whose weights are not those of its config.json.
         OptionError: for a layout of images that LLaVA does not know.
     """
     check_llava_version()
@@ -302,32 +252,20 @@ def load_official(path: str, loading: Loading) -> tuple[Any, Any, Any]:
         key: value for key, value in loading.from_pretrained_kwargs().items() if key != "device_map" or value == "auto"
     }
     device = "cuda" if loading.device_map else loading.device
-    with incomplete_refused():
-        model, tokenizer, processor = quietly_loaded(
-            llava.model.builder.load_pretrained_model, path, name, device=device, **changes
-        )
+    loader = llava.model.builder.load_pretrained_model
+    model, tokenizer, processor = quietly_loaded(loader, path, name, device=device, **changes)
     if own_tower:
         load_own_tower(path, model)
     loading.cast(model)
-    refuse_not_finite(path, model)
     return model.eval(), tokenizer, processor
 
 
 def quietly_loaded(
     loader: Callable[..., Any], path: str, name: str, **arguments: Any
 ) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase, BaseImageProcessor]":
-    """Loads model, tokenizer and image processor by the loader of a `llava` package, with its printing suppressed.
-
-    Raises:
-        DataError: for a checkpoint that cannot be loaded.
-    """
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), without_unused_report():
-            tokenizer, model, processor, _ = loader(path, None, name, **arguments)
-    except ConsensusError:
-        raise
-    except Exception as error:  # a damaged checkpoint breaks foreign code in any way
-        raise DataError(f"model={path!r} cannot be loaded: {reason(error)}") from error
+    """Model, tokenizer and image processor by the loader of a `llava` package, with its printing suppressed."""
+    with loading_errors(path), incomplete_refused(), contextlib.redirect_stdout(io.StringIO()), without_unused_report():
+        tokenizer, model, processor, _ = loader(path, None, name, **arguments)
     return model, tokenizer, processor
 
 
