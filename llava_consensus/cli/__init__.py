@@ -46,7 +46,6 @@ GROUPS = {
     "model": "convert or merge a checkpoint, or check that methods work on it",
     "paper": "the paper's tables and figures, made again",
 }
-VLLM = "--vllm"  # takes arguments of another program, in one text
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     words = list(sys.argv[1:] if argv is None else argv)
-    given, unread = parser(words[0] if words else "").parse_known_args(joined(words))
+    given, unread = parser(words[0] if words else "").parse_known_args(words)
     if unread:
         first = next((word for word in unread if word.startswith("-")), unread[0]).partition("=")[0]
         error(str(unknown_name("argument", first, given.options)))
@@ -69,17 +68,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     with _stops() as stop:
         code = _run(given)
     return 128 + stop[0] if stop and code == STOPPED else code
-
-
-def joined(words: Sequence[str]) -> list[str]:
-    """The words with the text of `--vllm` joined to it: argparse takes one word that begins with a dash for an option
-    of ours.
-    """
-    words = list(words)
-    for place in reversed(range(len(words) - 1)):
-        if words[place] == VLLM:
-            words[place : place + 2] = [f"{VLLM}={words[place + 1]}"]
-    return words
 
 
 class _Parser(argparse.ArgumentParser):

@@ -79,8 +79,8 @@ def train(given: argparse.Namespace) -> Iterator[str]:
     if plan.tune == "scorer":
         from llava_consensus.training.scorer import train_scorer
 
-        answers, masks = (sum(own[-10:]) / len(own[-10:]) for own in zip(*train_scorer(plan), strict=True))
-        yield f"{plan.out}: loss of answers {answers:.4f}, of the mask {masks:.4f} at the end"
+        losses = train_scorer(plan)[-10:]
+        yield f"{plan.out}: loss {sum(losses) / len(losses):.4f} at the end"
         measured = f"--method scorer --option weights={plan.out} --tokens {given.tokens.split()[0]}"
         yield f"measure it: llava-consensus eval gqa --model {plan.model} {measured}"
         return

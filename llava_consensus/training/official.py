@@ -6,7 +6,6 @@ folder), the saving of the model at the end (`run.py` does it), and the reading 
 line).
 """
 
-import contextlib
 import functools
 import os
 import sys
@@ -25,11 +24,10 @@ from llava_consensus.evaluation.files import read_json
 from llava_consensus.evaluation.media import open_image, shrink_to_pad
 from llava_consensus.evaluation.models.llava import (
     CONVERSATION,
+    FLAG,
     MEND,
     chosen_conversation,
-    tower_beside,
-    tower_of_hub,
-    trains_tower,
+    tower_of,
 )
 from llava_consensus.hosts.clip import without_unused_report
 from llava_consensus.hosts.environment import OFFICIAL
@@ -55,7 +53,7 @@ def check(plan: TrainingPlan, folder: Path) -> None:
     config = read_json(folder / "config.json", MEND, dict)
     chosen_conversation(plan.conversation)
     check_pictures(config)
-    tiled, own_tower = config.get("image_aspect_ratio") == "anyres", trains_tower(str(folder))
+    tiled, own_tower = config.get("image_aspect_ratio") == "anyres", bool(config.get(FLAG))
     if tiled or own_tower or not str(config.get("model_type")).endswith("llama"):
         raise OptionError(
             f"model={plan.model!r}: LLaVA's training builds Llama models with the stock vision tower and without "
@@ -64,11 +62,8 @@ def check(plan: TrainingPlan, folder: Path) -> None:
 
 
 def _tower(folder: Path) -> Path:
-    hub_tower = tower_of_hub(str(folder))
-    if hub_tower is not None:
-        return hub_tower.folder
-    beside = tower_beside(str(folder)).get("mm_vision_tower")
-    return Path(beside or read_json(folder / "config.json", MEND, dict)["mm_vision_tower"])
+    tower = tower_of(folder)
+    return folder if tower is None else tower.folder
 
 
 def run(plan: TrainingPlan, data: Conversations, folder: Path, states: Path) -> transformers.Trainer:
@@ -87,7 +82,6 @@ def run(plan: TrainingPlan, data: Conversations, folder: Path, states: Path) -> 
         patch.object(transformers.trainer, "Accelerator", accelerator),
         patch.object(sys, "argv", ["llava.train.train", *_arguments(plan, folder, states)]),
         without_unused_report(),
-        contextlib.redirect_stdout(sys.stderr),
     ):
         try:
             training.train(attn_implementation=None if plan.attention == "auto" else plan.attention)
@@ -95,8 +89,6 @@ def run(plan: TrainingPlan, data: Conversations, folder: Path, states: Path) -> 
             if "not used by the HfArgumentParser" not in str(error):
                 raise
             raise OptionError(f"after `--`: {error}") from None
-        except SystemExit:  # of that parser, which has said why
-            raise OptionError("after `--`: LLaVA's own parser does not take that, see above") from None
     return trainers[0]
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from importlib import import_module
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from llava_consensus.errors import DataError, OptionError, listed, plural
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.checksums import checksum_of
-from llava_consensus.evaluation.files import Record, read_json, write_json
+from llava_consensus.evaluation.files import Record, write_json
 from llava_consensus.evaluation.models.weights import copy_small_files, rewrite
 from llava_consensus.evaluation.runs.questions import place, versions
 from llava_consensus.hosts import HOSTS
@@ -27,7 +28,7 @@ from llava_consensus.training.plan import TrainingPlan, read
 from llava_consensus.training.trainer import inner, trained
 
 OFFICIAL, TRANSFORMERS = "llava", "hf"  # name of a host, kind of others
-STATES = ".training"  # folder in the checkpoint, of its description and the checkpoints to resume from
+STATES = ".training"  # folder in the checkpoint, of the Trainer's own to resume from
 RESULT = "training.json"
 
 
@@ -58,10 +59,13 @@ def train(plan: TrainingPlan, name: str) -> Record:
         "processes": int(os.environ.get("WORLD_SIZE", 1)),  # as torchrun and accelerate say it
     }
     first = int(os.environ.get("RANK", 0)) == 0
-    if first:
-        _begin(plan.out, described)
-    with patch.dict(os.environ):  # transformers 4.37 leaves its precision there for the next training
-        trainer = stack.run(plan, data, checkpoint.folder, plan.out / STATES)
+    states = plan.out / STATES
+    if (plan.out / RESULT).is_file() or (plan.out.exists() and any(plan.out.iterdir()) and not states.is_dir()):
+        raise DataError(f"{plan.out}: is there already, and holds no unfinished training. Give another --out")
+    states.mkdir(parents=True, exist_ok=True)
+    # transformers 4.37 leaves its precision in the environment for the next training
+    with patch.dict(os.environ), contextlib.redirect_stdout(sys.stderr):
+        trainer = stack.run(plan, data, checkpoint.folder, states)
     losses = [float(line["loss"]) for line in trainer.state.log_history if "loss" in line]
     result = {**described, "steps_done": trainer.state.global_step, "losses": losses}
     with _whole(trainer.model):
@@ -69,25 +73,6 @@ def train(plan: TrainingPlan, name: str) -> Record:
             _export(trainer.model, host, checkpoint.folder, plan.out)
             write_json(plan.out / RESULT, {**result, "versions": versions("accelerate", "peft", "deepspeed")})
     return result
-
-
-def _begin(out: Path, described: Record) -> None:
-    """Makes the folder of a training. DataError for one that holds something other than this training, unfinished."""
-    file = out / STATES / RESULT
-    if out.exists() and any(out.iterdir()) and not file.is_file():
-        raise DataError(f"{out}: is there already, and no training made it. Give another --out")
-    if (out / RESULT).is_file():
-        raise DataError(f"{out}: holds a training that is finished. Give another --out")
-    before = read_json(file, f"Remove {out} to begin anew", dict) if file.is_file() else described
-    changed = [f"{name}: {before.get(name)!r} there, {described[name]!r} now" for name in described
-               if before.get(name) != described[name]]  # fmt: skip
-    if changed:
-        raise DataError(
-            f"{out}: holds a training of another plan ({', '.join(changed[:3])}). Give another --out, or the "
-            "arguments it had"
-        )
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_json(file, described)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,8 @@ What differs: weights start with a standard deviation of 0.01, theirs of 0.0001,
 and an image's scores are weighed against the mean of its own tokens alone.
 """
 
-import logging
+import contextlib
+import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,6 @@ from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.training.plan import TrainingPlan, read
 from llava_consensus.training.trainer import Examples, collated, settings
 
-log = logging.getLogger(__name__)
 START, HALVINGS = 0.01, 64
 NEARNESS = (0.1, 2.0)  # weight of the distance from the hard mask, at the first and at the last step
 
@@ -101,8 +101,8 @@ def train_scorer(plan: TrainingPlan) -> list[float]:
             data_collator=partial(collated, padding=runner.tokenizer.pad_token_id or 0),
         )
         trainer.plan, trainer.runner = plan, runner
-        trainer.remove_callback(transformers.PrinterCallback)
-        trainer.train()
+        with contextlib.redirect_stdout(sys.stderr):
+            trainer.train()
     store(weights, plan.out)
     return [float(line["loss"]) for line in trainer.state.log_history if "loss" in line]
 
@@ -115,9 +115,7 @@ class ScorerTrainer(transformers.Trainer):
         step = self.state.global_step
         nearness = NEARNESS[0] + (NEARNESS[1] - NEARNESS[0]) * step / max(1, self.plan.steps - 1)
         answered, distance = _losses(self.runner, model, inputs, self.plan.budget(step))
-        loss: Tensor = answered + nearness * distance
-        log.info("step %d of %d: loss %.3f", step + 1, self.plan.steps, float(loss.detach()))
-        return loss
+        return answered + nearness * distance
 
 
 def store(weights: nn.Module, out: Path) -> None:

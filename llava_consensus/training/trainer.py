@@ -4,7 +4,6 @@ the model's own chat template.
 """
 
 import contextlib
-import logging
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,6 @@ PROJECTORS = {"multi_modal_projector", "connector", "merger", "mlp1"}  # names o
 TOWERS = {"vision_tower", "vision_model", "visual", "image_tower", "video_tower"}
 ROWS = ("input_ids", "attention_mask", LABELS)
 _Trainer: Any = object  # the attributes of a Trainer come with the class that is made of both
-log = logging.getLogger(__name__)
 
 
 def settings(plan: TrainingPlan, states: Path) -> dict[str, Any]:
@@ -87,10 +85,7 @@ class ReducingTrainer(_Trainer):
 
     def train(self, resume_from_checkpoint: Any = None, **more: Any) -> Any:
         """Trains from the last state that is complete, whatever the caller has found."""
-        self.remove_callback(transformers.PrinterCallback)  # `log` below says it shorter
         last = last_state(Path(self.args.output_dir))
-        if last is not None:
-            log.info(f"going on from {last}")
         # Trainers store the state of numpy's generator; transformers 4.37 does not tell torch that it may be read.
         rebuilds: Any = numpy.zeros(0).__reduce__()[0]
         kinds: list[Any] = [rebuilds, numpy.ndarray, numpy.dtype, type(numpy.dtype(numpy.uint32))]
@@ -135,11 +130,6 @@ class ReducingTrainer(_Trainer):
 
     def _save_checkpoint(self, *given: Any, **options: Any) -> None:
         transformers.Trainer._save_checkpoint(self, *given, **options)  # LLaVA's own stores only a projector
-
-    def log(self, logs: dict[str, float], *more: Any) -> None:
-        super().log(logs, *more)
-        if "loss" in logs:
-            log.info(f"step {self.state.global_step}: loss {float(logs['loss']):.4f}")
 
 
 # ---- models of transformers

@@ -146,6 +146,6 @@ def test_a_folder_that_no_training_made_is_refused(tmp_path: Path) -> None:
     written(tmp_path, [GOOD])
     (tmp_path / "llava-out").mkdir()
     (tmp_path / "llava-out" / "x").touch()
-    with pytest.raises(DataError, match="no training made it"):
+    with pytest.raises(DataError, match="holds no unfinished training"):
         train(plan(tmp_path), "consensusdrop")
     assert not (tmp_path / "llava-out" / STATES).exists()

@@ -203,13 +203,12 @@ class Runner:
             ids = [self.question_ids(prompt, pictures) for prompt, pictures in zip(prompts, encoded, strict=True)]
             answers: dict[int, Answer] = {}
             for rows in self.groups(encoded):
-                own_ids, own_images, own_prompts = ([part[row] for row in rows] for part in (ids, encoded, prompts))
-                padded, mask = self.pad(own_ids)
-                pictures = [picture for row_pictures in own_images for picture in row_pictures]
-                with self.calling(attachment, pictures, [prompt.text for prompt in own_prompts]) as call:
-                    texts = self.decode(self.generate(padded, mask, own_images, own_prompts))
-                asked = zip(own_prompts, own_images, own_ids, strict=True)
-                text = [self.asked_rows(*one) for one in asked]
+                own, asked = [encoded[row] for row in rows], [prompts[row] for row in rows]
+                padded, mask = self.pad([ids[row] for row in rows])
+                pictures = [picture for row_pictures in own for picture in row_pictures]
+                with self.calling(attachment, pictures, [prompt.text for prompt in asked]) as call:
+                    texts = self.decode(self.generate(padded, mask, own, asked))
+                text = [self.asked_rows(prompts[row], encoded[row], ids[row]) for row in rows]
                 answers.update(zip(rows, answers_of(call, texts, text, self.limit), strict=True))
         return [answers[row] for row in range(len(prompts))]
 
@@ -238,17 +237,9 @@ class Runner:
 
     @property
     def padding(self) -> int:
-        """Id of padding, or of the end of a text if the tokenizer has none. DataError without either: what follows an
-        answer in a batch would be read as its words.
-        """
-        known = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
-        for token in known:
-            if token is not None:
-                return int(token)
-        raise DataError(
-            f"the tokenizer of {type(self.model).__name__} has neither pad_token nor eos_token. Fetch the checkpoint's "
-            "tokenizer_config.json again"
-        )
+        """Id of padding; the end of a text if the tokenizer has none."""
+        padding, end = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
+        return int(end if padding is None else padding)
 
     def generation(self, prompt: Prompt) -> dict[str, Any]:
         """Arguments of `generate`: greedy, as LLaVA evaluates."""

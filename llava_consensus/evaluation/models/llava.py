@@ -27,7 +27,6 @@ from llava_consensus.evaluation.files import Record, read_json
 from llava_consensus.evaluation.media import shrink_to_pad
 from llava_consensus.evaluation.models.base import Encoding, Prompt, Runner, last_row_alone, shape_of, text_rows
 from llava_consensus.evaluation.models.loading import (
-    HUB_NAME,
     Checkpoint,
     Loading,
     find,
@@ -177,12 +176,11 @@ def check(model: str, conversation: str | None, videos: bool, options: Mapping[s
         DataError: for a vision tower of the hub that cannot be had.
     """
     check_llava_version()
-    tower = tower_of_hub(model)
-    config = _config(Path(model))
+    tower, config = tower_of(Path(model)), config_of(Path(model))
     check_pictures(config)
     check_layout(options.get("layout", STOCK), config.get("image_aspect_ratio"))
     chosen = chosen_conversation(conversation, VIDEO_CONVERSATION if videos else CONVERSATION)
-    return {"conversation": chosen, **({"tower": tower.commit} if tower else {})}
+    return {"conversation": chosen, **({"tower": tower.commit} if tower and tower.commit else {})}
 
 
 def chosen_conversation(name: str | None, default: str = CONVERSATION) -> str:
@@ -194,70 +192,49 @@ def chosen_conversation(name: str | None, default: str = CONVERSATION) -> str:
     return name or default
 
 
-def tower_beside(path: str) -> dict[str, str]:
-    """Config changes that point the loader at a vision tower kept inside the checkpoint's own folder; none for other
-    checkpoints.
-    """
-    folder = Path(path)
-    if not folder.is_dir():
-        return {}
-    name = _config(folder).get("mm_vision_tower", "")
-    tower = folder / Path(name).name
-    return {"mm_vision_tower": str(tower)} if name and (tower / "config.json").is_file() else {}
-
-
-def tower_of_hub(path: str) -> Checkpoint | None:
-    """The vision tower of a checkpoint that names one of the hub; None for one in a folder."""
-    name = _config(Path(path)).get("mm_vision_tower")
-    if not isinstance(name, str) or Path(name).exists() or tower_beside(path) or not HUB_NAME.fullmatch(name):
+def tower_of(path: Path) -> Checkpoint | None:
+    """The vision tower that a checkpoint names, beside it if it is there; None if it names none."""
+    name = config_of(path).get("mm_vision_tower")
+    if not isinstance(name, str):
         return None
-    return find(name)
+    beside = path / Path(name).name
+    return Checkpoint(name, beside) if (beside / "config.json").is_file() else find(name)
 
 
 def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> LlavaRunner:
-    return LlavaRunner(*load_official(path, loading), options=options)
+    """A checkpoint by LLaVA's own loader (`llava.model.builder`).
 
-
-def load_official(path: str, loading: Loading) -> tuple[Any, Any, Any]:
-    """Model, tokenizer and image processor of a checkpoint, by LLaVA's own loader (`llava.model.builder`).
-
-    A vision tower named in the checkpoint's config is looked for beside the checkpoint too, so that it is found from
-    any folder.
-
-    Args:
-        path: folder of the checkpoint.
-        loading: how, with nothing left open.
     Raises:
         DataError: for a folder that cannot be loaded, or whose weights are not those of its config.json.
         OptionError: for a layout of images that LLaVA does not know.
     """
     check_llava_version()
-    path = str(Path(path).expanduser())
     if loading.device_map not in (None, "auto"):
         raise OptionError(
             f"device_map={loading.device_map!r}: official LLaVA places its vision tower by auto alone. Take auto"
         )
     try:
-        import llava.model.builder
+        from llava.model.builder import load_pretrained_model
     except ImportError as error:
         raise MissingDependency(f"official LLaVA: {error}. {OFFICIAL}") from error
-    config = _config(Path(path))
+    config, tower = config_of(Path(path)), tower_of(Path(path))
     check_pictures(config)
+    # what the loader hands on to transformers; on which device the model is, is its own to say
+    changes: dict[str, Any] = loading.from_pretrained_kwargs()
+    if loading.device_map is None:
+        changes.pop("device_map", None)
+    if config.get(FLAG):
+        changes[FLAG] = False
+    if tower is not None:
+        tower.files()
+        changes["mm_vision_tower"] = str(tower.folder)
     # the loader takes the class from the name: llava_llama, llava_mistral
-    name = f"llava_{config.get('model_type')}"
-    own_tower = trains_tower(path)
-    changes: dict[str, Any] = {**_tower(path), **({FLAG: False} if own_tower else {})}
-    # what the loader hands on to transformers; where the model stands is its own to say
-    changes |= {
-        key: value for key, value in loading.from_pretrained_kwargs().items() if key != "device_map" or value == "auto"
-    }
-    device = "cuda" if loading.device_map else loading.device
-    loader = llava.model.builder.load_pretrained_model
-    model, tokenizer, processor = quietly_loaded(loader, path, name, device=device, **changes)
-    if own_tower:
+    name, device = f"llava_{config.get('model_type')}", "cuda" if loading.device_map else loading.device
+    model, tokenizer, processor = quietly_loaded(load_pretrained_model, path, name, device=device, **changes)
+    if config.get(FLAG):
         load_own_tower(path, model)
     loading.cast(model)
-    return model.eval(), tokenizer, processor
+    return LlavaRunner(model.eval(), tokenizer, processor, options)
 
 
 def quietly_loaded(
@@ -267,12 +244,6 @@ def quietly_loaded(
     with loading_errors(path), incomplete_refused(), contextlib.redirect_stdout(io.StringIO()), without_unused_report():
         tokenizer, model, processor, _ = loader(path, None, name, **arguments)
     return model, tokenizer, processor
-
-
-def trains_tower(path: str) -> bool:
-    """True if the vision tower is part of the checkpoint in a folder."""
-    file = Path(path) / "config.json"
-    return bool(file.is_file() and json.loads(file.read_text()).get(FLAG, False))
 
 
 def load_own_tower(path: str, model: "PreTrainedModel") -> None:
@@ -291,15 +262,6 @@ def load_own_tower(path: str, model: "PreTrainedModel") -> None:
     setattr(model.config, FLAG, True)
 
 
-def _tower(path: str) -> dict[str, str]:
-    """Config changes that point the loader at the folder of the vision tower, downloaded where it is one of the hub."""
-    tower = tower_of_hub(path)
-    if tower is None:
-        return tower_beside(path)
-    tower.files()
-    return {"mm_vision_tower": str(tower.folder)}
-
-
-def _config(folder: Path) -> Record:
+def config_of(folder: Path) -> Record:
     config: Record = read_json(folder / "config.json", MEND, dict)
     return config

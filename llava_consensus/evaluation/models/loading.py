@@ -386,12 +386,7 @@ def incomplete_refused() -> Iterator[None]:
         def checked(cls: type, path: Any, *args: Any, **kwargs: Any) -> Any:
             wanted = kwargs.pop("output_loading_info", False)
             kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # else they are counted, not named
-            try:
-                model, info = official.__func__(cls, path, *args, **kwargs)
-            except NotImplementedError:  # of transformers 4, which cannot place a model with a misshapen tensor
-                for name in ("low_cpu_mem_usage", "device_map"):
-                    kwargs.pop(name, None)
-                model, info = official.__func__(cls, path, *args, **kwargs)
+            model, info = official.__func__(cls, path, *args, **kwargs)
             refuse_incomplete(str(path), cls, info)
             return (model, info) if wanted else model
 

@@ -40,8 +40,7 @@ class RemoteRunner(Runner):
     @property
     def padding(self) -> int:
         """Id of padding; the end of a document for Qwen's tokenizer, which has none."""
-        end: int | None = getattr(self.tokenizer, "eod_id", None)
-        return super().padding if end is None else end
+        return int(getattr(self.tokenizer, "eod_id", None) or super().padding)
 
     def words(self, prompt: Prompt, pictures: int) -> dict[str, Tensor]:
         """A prompt about that many images in the model's own words, as arguments of `generate` by row, each [L]."""
