@@ -23,8 +23,9 @@ from llava_consensus.cli.arguments import COMMANDS
 from llava_consensus.errors import (
     ConsensusError,
     DataError,
+    MissingDependency,
     OptionError,
-    missing_module,
+    missing_extra,
     unknown_name,
 )
 
@@ -154,16 +155,17 @@ def _run(given: argparse.Namespace) -> int:
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
-    except (ConsensusError, ModuleNotFoundError) as wrong:
-        missing = missing_module(wrong.name or "") if isinstance(wrong, ModuleNotFoundError) else None
-        known = wrong if isinstance(wrong, ConsensusError) else missing
-        if known is None:
-            raise
-        if known.exit_code == STOPPED:  # by the user, which is no error
-            print(printable(str(known)), file=sys.stderr)
+    except ConsensusError as wrong:
+        if wrong.exit_code == STOPPED:  # by the user, which is no error
+            print(printable(str(wrong)), file=sys.stderr)
         else:
-            error(str(known))
-        return known.exit_code
+            error(str(wrong))
+        return wrong.exit_code
+    except ModuleNotFoundError as wrong:
+        if (wrong.name or "").startswith("llava_consensus"):
+            raise
+        error(str(missing_extra(f"this command needs {wrong.name}", "eval")))
+        return MissingDependency.exit_code
     except OSError as wrong:  # a full disk, a folder that vanished: wherever it is met first
         error((f"{wrong.filename}: " if wrong.filename else "") + str(wrong.strerror or wrong))
         return DataError.exit_code
@@ -173,11 +175,6 @@ def _run(given: argparse.Namespace) -> int:
     return 0
 
 
-class _Formatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
-
-
 def _log_to_stderr() -> None:
     """Messages of the package go to stderr as they are; standard output is for results."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its hints are about packages we do not need
@@ -185,7 +182,6 @@ def _log_to_stderr() -> None:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # which in a file are one endless line
     logger = logging.getLogger("llava_consensus")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Formatter("%(message)s"))
     logger.handlers, logger.propagate = [handler], False
     logger.setLevel(logging.INFO)
 

@@ -81,7 +81,6 @@ LIMIT = arg("--limit", type=int, help="only the first questions (smoke test; bia
 SAMPLE = arg("--sample", type=int, help="random sample of this many questions, the same one for every run")
 NO_PROGRESS = arg("--no-progress", action="store_true", help="no progress bar")
 FORMAT = arg("--format", choices=("markdown", "csv", "latex"), default="markdown", help="of tables (%(default)s)")
-JSON = arg("--json", action="store_true", help="as JSON")
 BENCHMARK = arg("name", metavar="BENCHMARK", type=lambda text: benchmark_named(text), help="see `list benchmarks`")
 BENCHMARK_OPTION = pairs("--benchmark-option", help="of the benchmark, such as split=test; a wrong key lists them")
 METHOD = arg(
@@ -144,11 +143,15 @@ def method_names() -> list[str]:
 def benchmark(name: str, given: argparse.Namespace) -> "Benchmark":
     from llava_consensus.evaluation import benchmarks
 
-    return benchmarks.make(name, **_texts("--benchmark-option", given.benchmark_option, "split=test"))
+    return benchmarks.make(name, **texts(given.benchmark_option))
 
 
 def host_options(given: argparse.Namespace) -> dict[str, str]:
-    return _texts("--host-option", given.host_option, "layout=2880")
+    return texts(given.host_option)
+
+
+def texts(pairs: Iterable[str]) -> dict[str, str]:
+    return {name: str(value) for name, value in options(pairs).items()}
 
 
 def method(given: argparse.Namespace) -> "Method":
@@ -251,16 +254,3 @@ def execution(given: argparse.Namespace) -> Execution:
         getattr(given, "shard", None),
         tuple(getattr(given, "merge", ())),
     )
-
-
-def _texts(argument: str, pairs: Iterable[str], example: str) -> dict[str, str]:
-    """`key=value` texts of an argument as texts. OptionError for one without a key or a value, or a key given twice."""
-    found: dict[str, str] = {}
-    for pair in pairs:
-        key, _, value = pair.partition("=")
-        if not key or not value:
-            raise OptionError(f"{argument} {pair}: must be KEY=VALUE, for example {example}")
-        if key in found:
-            raise OptionError(f"{argument} {pair}: {key} is given twice, first as {found[key]}. Give it once")
-        found[key] = value
-    return found

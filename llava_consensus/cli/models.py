@@ -3,7 +3,6 @@
 """
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,8 +31,7 @@ class HostError(ConsensusError):
     arg("what", nargs="?", metavar="WHAT", help="methods, hosts, benchmarks, or a method: its options, cost, paper"),
     arg("--hosts", action="store_true", help="how many methods work on each host"),
     arg("--host", metavar="NAME", help="which methods work on this host, and why the others do not"),
-    arguments.JSON,
-    examples=("list", "list methods", "list consensusdrop", "list --host qwen2.5-vl", "list --hosts --json"),
+    examples=("list", "list methods", "list consensusdrop", "list --host qwen2.5-vl", "list --hosts"),
 )
 def choices(given: argparse.Namespace) -> Iterator[str]:
     """Methods, hosts and benchmarks; or everything about one method."""
@@ -50,9 +48,7 @@ def choices(given: argparse.Namespace) -> Iterator[str]:
         name = any_case(given.what, kinds["methods"])
         if name not in kinds["methods"] and not PLUS.search(name):
             raise unknown_name("method", given.what, [*kinds, *kinds["methods"]])
-        yield from _about(name, given.json)
-    elif given.json:
-        yield json.dumps(kinds.get(given.what, kinds), indent=1)
+        yield from _about(name)
     elif given.what:
         yield from (f"{name:14} {line}" for name, line in kinds[given.what].items())
         if given.what == "hosts":
@@ -63,15 +59,10 @@ def choices(given: argparse.Namespace) -> Iterator[str]:
             yield from (f"  {name:14} {line}" for name, line in entries.items())
 
 
-def _about(name: str, as_json: bool) -> Iterator[str]:
+def _about(name: str) -> Iterator[str]:
     from llava_consensus.methods import about
 
     described = about(name)
-    if as_json:
-        found = {"method": name, "acts": described.place, "about": described.paragraphs}
-        options = [one._asdict() for one in described.options]
-        yield json.dumps({**found, "options": options, "counted": described.counted, "cost": described.cost}, indent=1)
-        return
     yield f"{name}, acts here: {described.place}"
     yield from (f"\n{paragraph}" for paragraph in described.paragraphs)
     yield "\noptions, each with its default:" if described.options else "\noptions: none"
@@ -84,7 +75,7 @@ def _about(name: str, as_json: bool) -> Iterator[str]:
 
 
 def _hosts(given: argparse.Namespace) -> Iterator[str]:
-    """A line for each host, everything about one of them, or the whole matrix as JSON."""
+    """A line for each host, or everything about one of them."""
     from llava_consensus.hosts import known_hosts
     from llava_consensus.hosts.matrix import UNTRIED, cells, keeping, otherwise, refusals
 
@@ -95,11 +86,7 @@ def _hosts(given: argparse.Namespace) -> Iterator[str]:
             raise unknown_name("host", given.host, list(hosts))
         yield from _host(name, hosts[name].line, refusals(name), keeping(), otherwise())
         return
-    refused = cells()
-    if given.json:
-        yield json.dumps({"refused": refused, "keep_positions": keeping(), "read_otherwise": otherwise()}, indent=1)
-        return
-    for host, reasons in refused.items():
+    for host, reasons in cells().items():
         missing = [method for method, reason in reasons.items() if reason and reason != UNTRIED]
         without = f" without {', '.join(missing)}" if 0 < len(missing) <= 6 else ""
         note = ", tried only on copies of the code that the checkpoint carries" if hosts[host].remote else ""

@@ -44,7 +44,6 @@ from llava_consensus.evaluation.runs import MODEL
     arg("--attn", default="auto", metavar="KERNEL", help="sdpa, flash_attention_2, eager (the model's)"),
     arg("--device", default="auto", help="auto, cpu, cuda (%(default)s)"),
     arg("--deepspeed", type=Path, metavar="FILE", help="configuration, such as eval_scripts/zero2.json"),
-    arg("--conversation", help="template of the prompts (vicuna_v1)"),
     arg(
         "more",
         nargs="*",

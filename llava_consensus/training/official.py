@@ -26,7 +26,6 @@ from llava_consensus.evaluation.models.llava import (
     CONVERSATION,
     FLAG,
     MEND,
-    chosen_conversation,
     tower_of,
 )
 from llava_consensus.hosts.clip import without_unused_report
@@ -51,7 +50,6 @@ OF_LOADERS = ("dispatch_batches", "split_batches", "even_batches", "use_seedable
 
 def check(plan: TrainingPlan, folder: Path) -> None:
     config = read_json(folder / "config.json", MEND, dict)
-    chosen_conversation(plan.conversation)
     check_pictures(config)
     tiled, own_tower = config.get("image_aspect_ratio") == "anyres", bool(config.get(FLAG))
     if tiled or own_tower or not str(config.get("model_type")).endswith("llama"):
@@ -155,7 +153,7 @@ def _arguments(plan: TrainingPlan, folder: Path, states: Path) -> list[str]:
     values: dict[str, Any] = {
         **settings(plan, states),
         "model_name_or_path": folder,
-        "version": plan.conversation or CONVERSATION,
+        "version": CONVERSATION,
         "data_path": plan.conversations,
         "image_folder": plan.images,
         "vision_tower": _tower(folder),

@@ -49,7 +49,6 @@ class TrainingPlan:
     attention: str = "auto"  # kernel of the language model, `auto` | `sdpa` | `flash_attention_2` | `eager`
     device: str = "auto"  # `auto` | `cpu` | `cuda`
     deepspeed: Path | None = None  # configuration file of DeepSpeed
-    conversation: str | None = None  # template of official LLaVA's prompts; None is that of LLaVA 1.5
     arguments: tuple[str, ...] = ()  # further arguments of LLaVA's own parser, such as `("--lora_r", "16")`
 
     def __post_init__(self) -> None:

@@ -140,10 +140,6 @@ def check(plan: TrainingPlan, folder: Path) -> None:
         raise OptionError(
             f"after `--`: {plan.arguments[0]} is for LLaVA's own parser, and {plan.model} is a model of transformers"
         )
-    if plan.conversation is not None:
-        raise OptionError(
-            f"conversation={plan.conversation!r}: {plan.model} has a chat template of its own. Leave it out"
-        )
 
 
 def run(plan: TrainingPlan, data: Conversations, folder: Path, states: Path) -> transformers.Trainer:

@@ -126,26 +126,22 @@ def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(len(line.split()) > 3 for line in lines if line.startswith("  "))
 
 
-def test_ask_tells_answer_tokens_and_time_and_draws_what_was_kept(
+def test_ask_tells_answer_and_tokens_and_draws_what_was_kept(
     asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture = str(tmp_path / "data" / "eval" / "fake" / "images" / "3.png")
-    model = ["--model", str(tmp_path / "model"), "--repeats", "2"]
+    model = ["--model", str(tmp_path / "model")]
     kept = tmp_path / "kept.png"
     assert cli.main(["ask", picture, "what?", "--overlay", str(kept), *model]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("what? [3]") and lines[1] == "visual tokens the language model saw: 64 of 576"
-    assert lines[2].startswith("time to first token: ") and kept.stat().st_size > 0
-    assert cli.main(["ask", picture, "what?", "--json", *model]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["answer"] == lines[0] and found["tokens"] == {"before": 576, "after": 64, "structural": 0}
-    assert min(found["first_token_ms"].values()) > 0 and not found["notes"]
+    assert kept.stat().st_size > 0
 
 
 @pytest.mark.parametrize(
     ("extra", "code", "why"),
     [
-        (["--repeats", "0"], 2, "repeats=0"),
+        (["--frames", "0"], 2, "frames=0"),
         (["--overlay", "a.txt"], 2, "must end with"),
         (["--overlay", "nowhere/a.png"], 3, "no folder"),
     ],

@@ -4,7 +4,6 @@ about itself, tables are for people.
 Run: `pytest tests/cli/test_front_door.py`.
 """
 
-import json
 import os
 import re
 import shlex
@@ -135,17 +134,6 @@ def test_windows_is_told_before_anything_fails(
     monkeypatch.setattr(sys, "platform", "win32")
     assert cli.main(["list"]) == 2
     assert "use WSL" in capsys.readouterr().err
-
-
-def test_lists_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    found = []
-    for line in ("list", "list hosts", "list fastv", "list --hosts"):
-        assert cli.main([*line.split(), "--json"]) == 0
-        found.append(json.loads(capsys.readouterr().out))
-    everything, hosts, fastv, matrix = found
-    assert list(everything) == ["methods", "hosts", "benchmarks"] and everything["hosts"] == hosts
-    assert {one["name"]: one["default"] for one in fastv["options"]}["count"] == "kept" and "GFLOP" in fastv["cost"]
-    assert matrix["refused"]["llava"]["fastv"] == "" and matrix["refused"]["gemma-3"]["tome"]
 
 
 @pytest.mark.parametrize(

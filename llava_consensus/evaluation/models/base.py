@@ -299,15 +299,14 @@ def _check_batch(attachment: Attachment, encoded: list[list[Encoding]], prompts:
 def answers_of(
     call: Call, texts: Sequence[str], text_rows: Sequence[tuple[int, int]], limit: int | None
 ) -> list[Answer]:
-    """Texts with the account of their tokens, and a note where a prompt has more rows than the `limit` positions the
-    model was made for: it is answered, but from places never seen in training, or, where a checkpoint of official LLaVA
-    sets `tokenizer_model_max_length`, cut there by the official code.
+    """Texts with the account of their tokens, and a note if a prompt has more rows than the `limit` positions the model
+    was made for: it is answered, but from positions never seen in training, or official LLaVA has cut it.
 
     Args:
         call: that gave the texts.
         texts: of each prompt.
-        text_rows: of each prompt, rows that are not visual tokens, and how many of them follow its last picture.
-        limit: None where any number of rows is fine.
+        text_rows: of each prompt, see `Runner.rows`.
+        limit: None if any number of rows is fine.
     """
     outcomes = [tuple(outcome for outcome in call.report.outcomes if outcome.row == row) for row in range(len(texts))]
     answers = []
@@ -324,15 +323,13 @@ def answers_of(
 def prefills(
     layers: Sequence[CachedLayer], text: Sequence[tuple[int, int]], outcomes: Sequence[Sequence[ImageOutcome]]
 ) -> list[Prefill]:
-    """Prefill sizes of each row of a batch: rows that entered, and bytes cached.
+    """Prefill sizes of each row of a batch. A row's own padding is taken off its share of the cache; what the cache
+    holds beyond the longest row stays in.
 
     Args:
         layers: the cache of the batch.
-        text: of each row, rows that are not visual tokens, and how many of them follow its last picture.
-        outcomes: of each row, its pictures.
-    Returns:
-        One Prefill for each row. A row's own padding, known from the lengths of the rows, is taken off its share of the
-        cache; what the cache holds beyond the longest row stays in.
+        text: of each row, see `Runner.rows`.
+        outcomes: of each row, its images.
     """
     structural = [sum(outcome.structural for outcome in row_outcomes) for row_outcomes in outcomes]
     rows = [count + more for (count, _), more in zip(text, structural, strict=True)]
@@ -367,13 +364,7 @@ def shape_of(
     **more: Any,
 ) -> Shape:
     """Sizes that decide what a prompt of one image of the most tiles and `text` other rows costs. Every block of the
-    tower counts, whichever feeds the projector: models run them all.
-
-    Args:
-        view: of the model.
-        language, vision: the configurations of both sides.
-        projector: module between them; None where it has no linear layers of its own.
-        more: what else is known, by the names of `Shape`.
+    tower counts, whichever feeds the projector: models run them all. `more` are further fields of `Shape`.
     """
     tower, heads, size = view.tower, language.num_attention_heads, vision.patch_size
     experts = getattr(language, "num_experts_per_tok", None) or 1

@@ -104,8 +104,6 @@ class Loading:
             raise OptionError(
                 f"device={self.device!r} and device_map={self.device_map!r}: a map takes all devices. Leave one out"
             )
-        if self.revision is not None and not str(self.revision).strip():
-            raise OptionError(f"revision={self.revision!r} must name a branch, a tag or a commit of the hub")
 
     def check_method(self, method: "Method") -> None:
         """Raises OptionError for a kernel that a method does not work with."""
@@ -190,11 +188,7 @@ def load(
 
 
 def pinned(model: str, loading: Loading) -> Loading:
-    """The loading options with nothing left open: the device of this machine, and the commit of a model of the hub.
-
-    Raises:
-        ConsensusError: for a device or a model that is not there.
-    """
+    """The loading options with nothing left open: the device of this machine, and the commit of a model of the hub."""
     return replace(loading.resolved(), revision=find(model, loading.revision).commit)
 
 
@@ -209,11 +203,9 @@ def check(
     """Checks what can be known of a model without its weights.
 
     Args:
-        model: local folder or `owner/name`.
+        model, loading, host_options: as for `load`.
         conversation: template of the prompt; None is the host's own.
-        loading: how it will be loaded.
         videos: whether the questions are about videos, for which a host may have a template of its own.
-        host_options: see `HostEntry`.
     Returns:
         Entries of a run's description beside these arguments: the host's defaults filled in, under `host_options` those
         that are not the default, and under `videos` whether videos are shown as clips.
@@ -300,9 +292,6 @@ class Checkpoint(NamedTuple):
 def find(model: str, revision: str | None = None) -> Checkpoint:
     """A model's folder with its configuration; of a model of the hub no weights are downloaded yet.
 
-    Args:
-        model: folder, or `owner/name` of the hub.
-        revision: branch, tag or commit of a model of the hub; None is its main branch.
     Raises:
         DataError: for a model or a revision that is not there, or not open to this user.
         OptionError: for a revision of a folder.
@@ -398,11 +387,7 @@ def incomplete_refused() -> Iterator[None]:
 
 
 def from_auto(auto: Any, path: str, loading: Loading) -> Any:
-    """The model that an Auto class of transformers makes of a checkpoint, on the device of the loading options.
-
-    Raises:
-        DataError: for weights that are not those of config.json.
-    """
+    """The model that an Auto class of transformers makes of a checkpoint, with its weights checked."""
     kwargs = {"torch_dtype": loading.torch_dtype(), "output_loading_info": True, **loading.from_pretrained_kwargs()}
     model, info = load_pretrained(auto, path, **kwargs)
     refuse_incomplete(path, type(model), info)
@@ -413,11 +398,7 @@ def from_auto(auto: Any, path: str, loading: Loading) -> Any:
 
 def refuse_incomplete(path: str, model: type, info: Mapping[str, Any]) -> None:
     """Raises DataError if a tensor is missing, of another shape, or left over although the model is of its kind.
-
-    Args:
-        path: of the checkpoint, for the message.
-        model: class that was loaded.
-        info: what transformers says of the loading (`output_loading_info`).
+    `info` is the `output_loading_info` of transformers.
     """
     kinds = ("missing_keys", "mismatched_keys", "unexpected_keys")  # of a misshapen tensor the shapes come along
     missing, mismatched, unexpected = (

@@ -187,10 +187,7 @@ class InternVLChatRunner(LlavaRunner):
 
 
 def runner_of(view: QwenVLChat | CogVLM, tokenizer: "PreTrainedTokenizerBase | None" = None) -> RemoteRunner:
-    runner_class = next(
-        runner for kind, runner in ((QwenVLChat, QwenVLRunner), (CogVLM, CogVLMRunner)) if isinstance(view, kind)
-    )
-    return runner_class(view, tokenizer)
+    return (QwenVLRunner if isinstance(view, QwenVLChat) else CogVLMRunner)(view, tokenizer)
 
 
 def check(model: str, conversation: str | None, videos: bool, options: Mapping[str, str]) -> dict[str, Any]:
@@ -231,25 +228,20 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
 def _internvl_chat(path: str, loading: Loading) -> InternVLChatRunner:
     """An InternVL-Chat checkpoint by the loader of its package; the folder's name must contain `llava` or `intern`."""
     try:
-        from llava.model.multimodal_encoder import clip_encoder
-
-        known = hasattr(clip_encoder, "is_intern_vit_6b_model")
-    except ImportError:
-        known = False
-    if not known:
+        from llava.mm_utils import get_model_name_from_path
+        from llava.model.builder import load_pretrained_model
+        from llava.model.multimodal_encoder.clip_encoder import is_intern_vit_6b_model  # noqa: F401
+    except ImportError as error:
         raise MissingDependency(
             "InternVL-Chat is run by a `llava` package of its own, which is not installed here. In an environment of "
             "its own, type: pip install 'llava @ git+https://github.com/OpenGVLab/InternVL#subdirectory="
             "internvl_chat_llava'"
-        )
+        ) from error
     if loading.attention != "auto" or loading.device_map not in (None, "auto"):
         raise OptionError(
             f"{path}: the loader of InternVL's `llava` package takes no attention kernel, and no device map but auto. "
             "Leave them out"
         )
-    from llava.mm_utils import get_model_name_from_path
-    from llava.model.builder import load_pretrained_model
-
     bits: dict[str, Any] = {} if loading.bits is None else {f"load_{loading.bits}bit": True}
     name = get_model_name_from_path(path)
     model, tokenizer, processor = quietly_loaded(load_pretrained_model, path, name, device=loading.device, **bits)
