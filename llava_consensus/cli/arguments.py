@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llava_consensus.entry_points import registered
-from llava_consensus.errors import OptionError, any_case
+from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.runs import DATA, MODEL, OUT
 from llava_consensus.evaluation.runs.execution import Execution
 from llava_consensus.reduction.options import options
@@ -81,14 +80,9 @@ LIMIT = arg("--limit", type=int, help="only the first questions (smoke test; bia
 SAMPLE = arg("--sample", type=int, help="random sample of this many questions, the same one for every run")
 NO_PROGRESS = arg("--no-progress", action="store_true", help="no progress bar")
 FORMAT = arg("--format", choices=("markdown", "csv", "latex"), default="markdown", help="of tables (%(default)s)")
-BENCHMARK = arg("name", metavar="BENCHMARK", type=lambda text: benchmark_named(text), help="see `list benchmarks`")
+BENCHMARK = arg("name", metavar="BENCHMARK", help="see `list benchmarks`")
 BENCHMARK_OPTION = pairs("--benchmark-option", help="of the benchmark, such as split=test; a wrong key lists them")
-METHOD = arg(
-    "--method",
-    default="consensusdrop",
-    type=lambda text: any_case(text, method_names()),
-    help="see `list methods` (%(default)s)",
-)
+METHOD = arg("--method", default="consensusdrop", help="see `list methods` (%(default)s)")
 OPTION = pairs("--option", help="option of the method, see `list METHOD`")
 MATCH = arg("--match", default="kept", help="count that --tokens bounds: kept, entering, average, flops (%(default)s)")
 LOADING = (
@@ -132,12 +126,6 @@ SHARDED = (
     arg("--merge", action="append", default=[], type=Path, metavar="DIR", help="take answers from these results too"),
 )
 METHODS_HELP = "each NAME or NAME:key=value,...; or all"
-
-
-def method_names() -> list[str]:
-    from llava_consensus.methods import known_methods
-
-    return list(known_methods())
 
 
 def benchmark(name: str, given: argparse.Namespace) -> "Benchmark":
@@ -187,12 +175,6 @@ def shard(text: str) -> tuple[int, int]:
     if not (part.isdecimal() and count.isdecimal()):
         raise argparse.ArgumentTypeError(f"{text!r} must be N/COUNT, for example 2/4")
     return int(part), int(count)
-
-
-def benchmark_named(text: str) -> str:
-    from llava_consensus.evaluation.benchmarks import BENCHMARKS, GROUP
-
-    return any_case(text, (*BENCHMARKS, *registered(GROUP)))
 
 
 def budget(given: argparse.Namespace) -> "Budget | Share":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from llava_consensus.cli import arguments
 from llava_consensus.cli.arguments import arg, command
-from llava_consensus.errors import ConsensusError, DataError, OptionError, any_case, unknown_name
+from llava_consensus.errors import ConsensusError, DataError, OptionError, unknown_name
 from llava_consensus.evaluation.runs import DATA
 
 if TYPE_CHECKING:
@@ -45,10 +45,9 @@ def choices(given: argparse.Namespace) -> Iterator[str]:
     hosts = {name: host.line for name, host in known_hosts().items()}
     kinds = {"methods": known_methods(), "hosts": hosts, "benchmarks": known_benchmarks()}
     if given.what and given.what not in kinds:
-        name = any_case(given.what, kinds["methods"])
-        if name not in kinds["methods"] and not PLUS.search(name):
+        if given.what not in kinds["methods"] and not PLUS.search(given.what):
             raise unknown_name("method", given.what, [*kinds, *kinds["methods"]])
-        yield from _about(name)
+        yield from _about(given.what)
     elif given.what:
         yield from (f"{name:14} {line}" for name, line in kinds[given.what].items())
         if given.what == "hosts":
@@ -77,14 +76,13 @@ def _about(name: str) -> Iterator[str]:
 def _hosts(given: argparse.Namespace) -> Iterator[str]:
     """A line for each host, or everything about one of them."""
     from llava_consensus.hosts import known_hosts
-    from llava_consensus.hosts.matrix import UNTRIED, cells, keeping, otherwise, refusals
+    from llava_consensus.hosts.matrix import UNTRIED, cells
 
     hosts = known_hosts()
     if given.host is not None:
-        name = any_case(given.host, hosts)
-        if name not in hosts:
+        if given.host not in hosts:
             raise unknown_name("host", given.host, list(hosts))
-        yield from _host(name, hosts[name].line, refusals(name), keeping(), otherwise())
+        yield from _host(given.host, hosts[given.host].line)
         return
     for host, reasons in cells().items():
         missing = [method for method, reason in reasons.items() if reason and reason != UNTRIED]
@@ -94,18 +92,19 @@ def _hosts(given: argparse.Namespace) -> Iterator[str]:
     yield "why a method does not work on one of them: llava-consensus list --host NAME"
 
 
-def _host(
-    name: str, line: str, reasons: dict[str, str], keeping: list[str], otherwise: dict[str, list[str]]
-) -> Iterator[str]:
+def _host(name: str, line: str) -> Iterator[str]:
     """Which methods work on a host, and why the others do not."""
+    from llava_consensus.hosts.matrix import keeping, otherwise, refusals
+
+    reasons = refusals(name)
     yield f"{name}: {line}"
     yield f"works: {', '.join(method for method, reason in reasons.items() if not reason)}"
     for reason in dict.fromkeys(filter(None, reasons.values())):
         methods = [method for method, why in reasons.items() if why == reason]
         yield f"{', '.join(methods)}: {reason}"
-    if name in keeping:
+    if name in keeping():
         yield "positions: kept, as they have three axes; positions=renumber is refused"
-    if others := [method for method, hosts in otherwise.items() if name in hosts]:
+    if others := [method for method, hosts in otherwise().items() if name in hosts]:
         yield f"read something else than on LLaVA (llava-consensus list METHOD): {', '.join(others)}"
 
 

@@ -139,7 +139,6 @@ def test_windows_is_told_before_anything_fails(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("eval GQA --method VisionZip --limit 0", "limit=0 must be at least 1"),
         ("eval gqa --jsn", "Did you mean '--json'"),
         ("eval gqa --question-file x", "is for `eval custom`"),
         ("eval gqa --shard 2", "must be N/COUNT"),

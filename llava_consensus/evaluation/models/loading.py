@@ -2,14 +2,11 @@
 known of it without weights (`check`), and how it is loaded (`load("owner/name", Loading(dtype="bfloat16", bits=4))`).
 How a kind of model is checked, loaded and asked is a file beside this one (KINDS).
 
-A model of the hub is its snapshot in huggingface_hub's cache, pinned by commit. The hub is asked once whether it
-answers, because its own library repeats a request for minutes; if it does not, the cache is used.
+A model of the hub is its snapshot in huggingface_hub's cache, pinned by commit.
 """
 
 import re
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -55,7 +52,6 @@ SUFFIXES = {".json", ".safetensors", ".bin", ".model", ".txt", ".jinja", ".py"}
 FETCH = "llava-consensus data mini puts the embedded model there"
 OWN = "checkpoints"  # a name in this folder is never taken for one of the hub
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-PATIENCE = 5.0  # seconds until a hub that does not answer is given up
 SMALL = ("*.json", "*.txt", "*.model", "*.jinja", "*.py", "non_lora_trainables.bin")
 WEIGHTS = ("*.safetensors", "*.bin")  # only the first format that a model has is downloaded, and read
 # Unexpected on purpose: the text side of a CLIP checkpoint whose vision side is the tower, a tower that LLaVA reads
@@ -302,10 +298,16 @@ def find(model: str, revision: str | None = None) -> Checkpoint:
         if revision is not None:
             raise OptionError(f"revision={revision!r}: {model} is a folder, and only models of the hub have revisions")
         return Checkpoint(model, folder)
+    folder = _snapshot(model, revision)
+    return Checkpoint(model, folder, folder.name)
+
+
+@cache
+def _snapshot(model: str, revision: str | None) -> Path:
+    """The folder of a model of the hub, which is asked once."""
     from huggingface_hub import hf_hub_download
 
-    folder = Path(_ask_hub(hf_hub_download, model, revision, filename="config.json")).parent
-    return Checkpoint(model, folder, folder.name)
+    return Path(_ask_hub(hf_hub_download, model, revision, filename="config.json")).parent
 
 
 def check_checkpoint(model: str) -> None:
@@ -329,29 +331,13 @@ def _ask_hub(function: Callable[..., str], model: str, revision: str | None, **a
     """The path that a function of huggingface_hub returns. DataError with the library's own message."""
     from huggingface_hub import constants, errors
 
-    silence = _silence(constants.ENDPOINT, constants.HF_HUB_OFFLINE)
     try:
-        return str(function(model, revision=revision, **arguments, local_files_only=bool(silence)))
+        return str(function(model, revision=revision, **arguments))
     except (errors.EntryNotFoundError, OSError) as error:
-        because = f"{silence}. " if silence else ""
         raise DataError(
-            f"model {model!r}: {because}{' '.join(str(error).split())} (cache: {constants.HF_HUB_CACHE}). A gated or "
-            "private model needs: hf auth login. Without the hub, give --model the folder of a checkpoint"
+            f"model {model!r}: {' '.join(str(error).split())} (cache: {constants.HF_HUB_CACHE}). A gated or private "
+            "model needs: hf auth login. Without the hub, give --model the folder of a checkpoint"
         ) from None
-
-
-@cache
-def _silence(endpoint: str, offline: bool) -> str:
-    """Why the hub does not answer; empty if it does. It is asked once."""
-    if offline:
-        return "HF_HUB_OFFLINE is set"
-    try:
-        urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=PATIENCE).close()
-    except urllib.error.HTTPError:
-        return ""  # it answers, if only with an error
-    except (OSError, ValueError) as error:
-        return f"{endpoint} does not answer ({getattr(error, 'reason', None) or type(error).__name__})"
-    return ""
 
 
 @contextmanager

@@ -99,7 +99,6 @@ _QWEN_TEXT = dict(
     max_position_embeddings=128000,
     rope_parameters={"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
 )
-_QWEN_PROCESSOR = "Qwen2_5_VLProcessor", "Qwen2VLImageProcessor", {}, "Qwen2VLVideoProcessor"
 
 # config.json of liuhaotian/llava-v1.5-7b, llava-v1.5-13b, llava-v1.6-vicuna-7b and Qwen/Qwen2.5-VL-7B-Instruct. Two are
 # no published models, for machines that hold nothing larger: 1B is the tower of LLaVA-1.5 before TinyLlama-1.1B; 0.1B
@@ -110,7 +109,12 @@ SIZES = {
     "llava-1.5-7b": _llava(_llama()),
     "llava-1.5-13b": _llava(_LLAMA_13B),
     "llava-next-7b": _llava(_llama(), "LlavaNext", 2928),
-    "qwen2.5-vl-7b": Size("Qwen2_5_VL", {"hidden_size": 1280}, _QWEN_TEXT, partial(_processor, *_QWEN_PROCESSOR)),
+    "qwen2.5-vl-7b": Size(
+        "Qwen2_5_VL",
+        {"hidden_size": 1280},
+        _QWEN_TEXT,
+        partial(_processor, "Qwen2_5_VLProcessor", "Qwen2VLImageProcessor", {}, "Qwen2VLVideoProcessor"),
+    ),
 }
 
 
