@@ -128,8 +128,8 @@ def hosts() -> str:
             "`llava-consensus model check MODEL`. How a family is added: [Add a model](adding.md#add-a-model).",
             table(("host", "models", "classes", "options, the default first"), about),
             "## Which method works where",
-            "As `llava-consensus list --hosts --csv` has it, for the usual checkpoints of each family. A number leads "
-            "to the reason why a method is refused. Every other type of transformers is in "
+            "As `llava-consensus list --host NAME` prints it, for the usual checkpoints of each family. A number leads "
+            "to the reason for a refusal. Every other type of transformers is in "
             "[the compatibility page](compatibility.md).",
             table(("method", *(f"`{host}`" for host in cells)), matrix),
             "## Why not",
