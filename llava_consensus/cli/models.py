@@ -105,18 +105,18 @@ def _about(name: str, as_json: bool) -> Iterator[str]:
 def _hosts(given: argparse.Namespace) -> Iterator[str]:
     """A line for each host, everything about one of them, or the whole matrix as CSV or JSON."""
     from llava_consensus.hosts import known_hosts
-    from llava_consensus.hosts.matrix import UNTRIED, cells, keeping, otherwise, refusals
+    from llava_consensus.hosts.matrix import UNTRIED, cells, keeping, refusals
 
     hosts = known_hosts()
     if given.host is not None:
         name = any_case(given.host, hosts)
         if name not in hosts:
             raise unknown_name("host", given.host, list(hosts))
-        yield from _host(name, hosts[name].line, refusals(name), keeping(), otherwise())
+        yield from _host(name, hosts[name].line, refusals(name), keeping())
         return
     refused = cells()
     if given.json:
-        yield json.dumps({"refused": refused, "keep_positions": keeping(), "read_otherwise": otherwise()}, indent=1)
+        yield json.dumps({"refused": refused, "keep_positions": keeping()}, indent=1)
         return
     tried = {host: {name: why * (why != UNTRIED) for name, why in own.items()} for host, own in refused.items()}
     if given.csv:
@@ -132,9 +132,7 @@ def _hosts(given: argparse.Namespace) -> Iterator[str]:
     yield terminal.wrapped("why a method does not work on one of them: llava-consensus list --host NAME")
 
 
-def _host(
-    name: str, line: str, reasons: dict[str, str], keeping: list[str], otherwise: dict[str, list[str]]
-) -> Iterator[str]:
+def _host(name: str, line: str, reasons: dict[str, str], keeping: list[str]) -> Iterator[str]:
     """Which methods work on a host, and why the others do not."""
     yield f"{name}: {line}"
     yield terminal.wrapped(f"works: {', '.join(method for method, reason in reasons.items() if not reason)}")
@@ -143,8 +141,6 @@ def _host(
         yield terminal.wrapped(f"{', '.join(methods)}: {reason}")
     if name in keeping:
         yield terminal.wrapped("positions: kept, as they have three axes; positions=renumber is refused")
-    if others := [method for method, hosts in otherwise.items() if name in hosts]:
-        yield terminal.wrapped(f"read something else than on LLaVA (llava-consensus list METHOD): {', '.join(others)}")
 
 
 @command(

@@ -37,21 +37,26 @@ from llava_consensus.hosts.arguments import (
 )
 from llava_consensus.hosts.before_tower import BeforeTower, numbered, tiles_left, units_left, whole_tiles
 from llava_consensus.hosts.cache import Book, book_of, cache_in, shorten
-from llava_consensus.hosts.images import Image, Integers, family_of, images_of, kind_of, parts_of, with_class
-from llava_consensus.hosts.inputs import KEPT, Inputs, Prompt, needs_of, projector_of, prompt_of
-from llava_consensus.hosts.kernels import skip_in_probe
-from llava_consensus.hosts.layers import Layers, Step, idle
-from llava_consensus.hosts.next_grid import STOCK
-from llava_consensus.hosts.outcomes import Report, reduced, unchanged
-from llava_consensus.hosts.parts import (
+from llava_consensus.hosts.images import (
     MODALITIES,
+    Image,
+    Integers,
     base_of,
     decoder_of,
+    family_of,
+    images_of,
+    kind_of,
     most_tiles,
     on_grid,
     packed_whole,
-    runs_again,
+    parts_of,
+    with_class,
 )
+from llava_consensus.hosts.inputs import KEPT, Inputs, Prompt, needs_of, projector_of, prompt_of
+from llava_consensus.hosts.kernels import skip_in_probe
+from llava_consensus.hosts.layers import Layers, Step, idle, runs_again
+from llava_consensus.hosts.next_grid import STOCK
+from llava_consensus.hosts.outcomes import Report, reduced, unchanged
 from llava_consensus.hosts.prefill import Prefill
 from llava_consensus.hosts.rows import reduced_rows, spread_rows, upload
 from llava_consensus.hosts.tower import (
@@ -62,7 +67,6 @@ from llava_consensus.hosts.tower import (
     Tower,
     argument_names,
     records_of,
-    with_class_tokens,
 )
 from llava_consensus.hosts.units import units_of
 from llava_consensus.reduction.method import Method, Place
@@ -88,6 +92,7 @@ class Entrance:
     """
 
     cache_axis = 2  # of rows in the keys of its cache
+    inputs = Inputs  # class of what its methods are given
 
     def __init__(self, owner: Any, model: Any, options: Mapping[str, str]) -> None:
         base = base_of(model)
@@ -97,7 +102,6 @@ class Entrance:
                 f"model of class {type(model).__name__} encodes no images in a step of their own (get_image_features)"
             )
         self.start(owner, model)
-        self.class_tokens = options.get("class_tokens", "keep")
         self.fixed = options.get("layout", STOCK) != STOCK  # whether every image has the same grid of tiles
         methods: list[Method] = [stage.method for stage in owner.stages]
         reader = next((method for method in methods if method.needs & READ), methods[0])
@@ -106,7 +110,7 @@ class Entrance:
         self.layers = Layers(decoder, methods[-1]) if methods[-1].place is Place.DECODER else None
         self.before: Any = None
         if methods[0].acts_inside:
-            self.before = BeforeTower(base, kind_of(base.config), methods[0], owner.stages[0].budget, options)
+            self.before = BeforeTower(base, kind_of(base.config), methods[0], owner.stages[0].budget)
         self.names = argument_names(type(base).forward)[1:]
         self.outer = argument_names(type(model).forward)[1:]
         self.inner = argument_names(type(decoder).forward)[1:]
@@ -325,8 +329,6 @@ class Entrance:
             left += (fewer.images if fewer else [None] * len(own)) * beams
             later += (next_read or read) * beams
             short, most = short or why, max(most, beams)
-            if modality == "video" and self.class_tokens == "candidates":
-                own, read = [image._replace(token=image.token + 1) for image in own], with_class_tokens(read)
             images += [image._replace(row=image.row * beams + beam) for beam in range(beams) for image in own]
             tiles, encoded = tiles + read * beams, encoded + [record.inputs] * (len(own) * beams)
         unlabelled = None if labels is None else labels.cpu().numpy() == IGNORE
@@ -343,15 +345,34 @@ class Entrance:
         book: Book | None,
     ) -> dict[str, Any]:  # fmt: skip
         """The decoder's arguments for the rows that are left; layer hooks are armed if a method cuts later."""
-        owner, size = self.owner, prompt.real.shape[1]
-        report = Report(unchanged(prompt.images, prompt.beams))
-        cut = Cut(None, size, cache, None, None)
+        cut = Cut(None, prompt.real.shape[1], cache, None, None)
+        new, own, report = self._enter(decoder, base, prompt, short, kwargs, cut, book)
+        if cut.rows is None:
+            new = self._step(decoder, kwargs, book, cache)
+        if self.layers is not None:
+            report = self._between(decoder, base, own, short, new, cut, report)
+        self._report(prompt, cut, report)
+        return new
+
+    def _report(self, prompt: Prompt, cut: Cut, report: Report) -> None:
+        """Stores the results of the first beam of each prompt."""
+        cut.reported = [number for number, image in enumerate(prompt.images) if image.row % prompt.beams == 0]
+        self.owner.tell(replace(report, outcomes=[report.outcomes[number] for number in cut.reported]))
+        self.local.cut = cut
+
+    def _enter(
+        self, decoder: Any, base: Any, prompt: Prompt, short: str, kwargs: dict[str, Any], cut: Cut, book: Book | None
+    ) -> tuple[dict[str, Any], Prompt, Report]:
+        """The methods at the entrance, one after the other: the decoder's arguments for the rows that are left, and the
+        prompts as the method between layers sees them.
+        """
+        owner, report = self.owner, Report(unchanged(prompt.images, prompt.beams))
         new, own = kwargs, prompt
         for stage in self.entering:
             if stage.method.acts_inside:
                 units = units_left(own.images, prompt.left)
             else:
-                units = units_of(own.images, owner.budgets(stage, own), stage.method, most_tiles(self.model()))
+                units = units_of(own.images, owner.budgets(stage, own), stage.method, self.most_tiles())
             if units:
                 new, own, found = self._at_entrance(decoder, base, own, units, stage, short, new, cut, book)
                 if stage is not owner.stages[0]:
@@ -360,16 +381,19 @@ class Entrance:
                 report = found
             if stage.method.acts_inside and len(owner.stages) > 1:
                 own = own._replace(images=numbered(own.images, prompt.left), tiles=list(prompt.later))
-        if cut.rows is None:
-            new = self._step(decoder, kwargs, book, cache)
-        if self.layers is not None:
-            report = self._between(decoder, base, own, short, new, cut, report)
-        beams = prompt.beams
-        cut.reported = [number for number, image in enumerate(prompt.images) if image.row % beams == 0]
-        report = replace(report, outcomes=[report.outcomes[number] for number in cut.reported])
-        owner.tell(report)
-        self.local.cut = cut
-        return new
+        return new, own, report
+
+    def most_tiles(self) -> int:
+        """The most tiles an image of this model can have."""
+        return most_tiles(self.model())
+
+    def projector(self, base: Any) -> Any:
+        """The projector, if it takes patches one by one."""
+        return projector_of(base, self.model().config)  # type: ignore[union-attr]
+
+    def read_probe(self, inputs: Inputs, decoder: Any, kwargs: dict[str, Any]) -> None:
+        """Reads queries of the text and keys of all rows (SCAP)."""
+        inputs.read_probe(decoder, kwargs)
 
     def _at_entrance(
         self, decoder: Any, base: nn.Module, prompt: Prompt, units: Any, stage: Any, short: str,
@@ -377,13 +401,13 @@ class Entrance:
     ) -> tuple[dict[str, Any], Prompt, Report]:  # fmt: skip
         """Units through the method, and the arguments of the decoder without the rows that leave."""
         model, embeds, method = self.model(), kwargs["inputs_embeds"], stage.method
-        projector = projector_of(base, model.config)  # type: ignore[union-attr]
+        projector = self.projector(base)
         needs = self._needs(prompt, method, projector is not None, short, embeds)
         clip = self.owner.clip_sides(prompt, base) if Need.QUESTION in needs else None
-        inputs = Inputs(prompt, embeds, method, needs, projector, clip)
-        inputs.read_probe(decoder, kwargs)
+        inputs = self.inputs(prompt, embeds, method, needs, projector, clip)
+        self.read_probe(inputs, decoder, kwargs)
         groups = inputs.reduce(units)
-        drops = [self.class_tokens == "drop" if image.video else method.newlines == "drop" for image in prompt.images]
+        drops = [method.newlines == "drop" and not image.video for image in prompt.images]
         with inputs.watch.time("splice"):
             rows, pool = reduced_rows(embeds, prompt.real, prompt.images, groups, method, drops)
             new = decoder_arguments(decoder, kwargs, rows, pool, prompt, cut, book, method)
@@ -423,7 +447,7 @@ class Entrance:
             raise OptionError("images in a later turn on a cache are not supported: pass the whole conversation")
         inputs = None
         if stage.method.needs:
-            projector = projector_of(base, model.config)  # type: ignore[union-attr]
+            projector = self.projector(base)
             needs = needs_of(prompt, stage.method, model, projector is not None, short)
             inputs = Inputs(prompt, kwargs["inputs_embeds"], stage.method, needs, projector)
         cut.prefill = Prefill(self.layers, decoder, prompt, units, inputs, kwargs, prompt.beams)

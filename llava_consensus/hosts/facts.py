@@ -15,9 +15,8 @@ import transformers
 from torch import Tensor, nn
 
 from llava_consensus.hosts.environment import check_version
-from llava_consensus.hosts.images import PIXELS, Image, Integers, images_of, kind_of
+from llava_consensus.hosts.images import MODALITIES, PIXELS, Image, Integers, base_of, decoder_of, images_of, kind_of
 from llava_consensus.hosts.next_grid import ACROSS, STOCK, fixed_grid
-from llava_consensus.hosts.parts import MODALITIES, base_of, decoder_of
 from llava_consensus.hosts.tower import argument_names, block_lists
 from llava_consensus.reduction.tokens import Need
 
@@ -66,6 +65,13 @@ class Facts:
         self.module, self.options, self.config = module, options, module.config
         self.image_processor: Any = None  # if there is one, it knows how many tiles an image has
         self.kind: str = kind_of(module.config)
+
+    @property
+    def entrance(self) -> Any:
+        """How rows leave this model."""
+        from llava_consensus.hosts.entrance import Entrance
+
+        return Entrance
 
     @property
     def inner(self) -> Any:

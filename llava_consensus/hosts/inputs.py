@@ -62,11 +62,6 @@ class EncodedImage(NamedTuple):
         """Tokens in a row of a tile."""
         return self.tiles.side
 
-    @property
-    def class_is_token(self) -> bool:
-        """Whether the class token of each tile is a token."""
-        return self.tiles.class_is_token
-
 
 def needs_of(prompt: Prompt, method: Method, model: Any, projects: bool, short: str = "") -> frozenset[Need]:
     """Parts that a method reads on this model: its `needs`, or its `instead` on a tower that does not give all of them.
@@ -284,7 +279,7 @@ class Inputs:
     def _attention(self, images: list[int], front: str, scale: float) -> VisionAttention:
         own = self.prompt.tiles[images[0]]
         query, key = (self._part(images, front + name) for name in ("query", "key"))
-        return VisionAttention(query, key, scale, own.classes, own.class_is_token)
+        return VisionAttention(query, key, scale, own.classes)
 
     def _words(self, images: list[int]) -> tuple[Tensor, Tensor]:
         """Embeddings of the text after each image [I, M, D], and which of them are real [I, M]."""

@@ -276,3 +276,8 @@ def idle(layers: Layers, book: Book, length: int, new: int, renumbers: bool, cac
     short = layers.window is None or length < layers.window
     fixed = layers.needs_masks or getattr(cache, "is_compileable", False)
     return plain and short and not renumbers and not book.weights and not fixed
+
+
+def runs_again(decoder: Any) -> bool:
+    """Whether layers run again in the backward pass."""
+    return bool(decoder.training and torch.is_grad_enabled() and getattr(decoder, "gradient_checkpointing", False))
