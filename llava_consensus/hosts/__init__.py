@@ -240,7 +240,8 @@ def attach_view(view: Any, method: Any, budget: Any, total: int | None = None) -
     """Attaches a method to the model of a view."""
     from llava_consensus.hosts.attachment import Attachment
 
-    return Attachment(view.module, method, budget, total, view.options, view.entrance)
+    entrance = load_place(view.entrance) if isinstance(view.entrance, str) else view.entrance
+    return Attachment(view.module, method, budget, total, view.options, entrance)
 
 
 def takes_features(model: Any) -> bool:

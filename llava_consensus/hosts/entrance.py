@@ -18,10 +18,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from llava_consensus.errors import NonFiniteError, OptionError
+from llava_consensus.errors import OptionError
 from llava_consensus.hosts.arguments import (
     IGNORE,
     Cut,
@@ -42,6 +41,7 @@ from llava_consensus.hosts.images import (
     Image,
     Integers,
     base_of,
+    clip_of,
     decoder_of,
     family_of,
     images_of,
@@ -52,13 +52,13 @@ from llava_consensus.hosts.images import (
     parts_of,
     with_class,
 )
-from llava_consensus.hosts.inputs import KEPT, Inputs, Prompt, needs_of, projector_of, prompt_of
+from llava_consensus.hosts.inputs import KEPT, Inputs, Prompt, finite_needs_of, needs_of, projector_of, prompt_of
 from llava_consensus.hosts.kernels import skip_in_probe
-from llava_consensus.hosts.layers import Layers, Step, idle, runs_again
+from llava_consensus.hosts.layers import Layers, later_step, runs_again
 from llava_consensus.hosts.next_grid import STOCK
 from llava_consensus.hosts.outcomes import Report, reduced, unchanged
 from llava_consensus.hosts.prefill import Prefill
-from llava_consensus.hosts.rows import reduced_rows, spread_rows, upload
+from llava_consensus.hosts.rows import reduced_rows, spread_rows
 from llava_consensus.hosts.tower import (
     READ,
     RECORD,
@@ -131,9 +131,7 @@ class Entrance:
     @property
     def clip_name(self) -> str:
         """The CLIP model that the vision configuration names as its own; empty if it names none."""
-        vision = getattr(self.model().config, "vision_config", None)  # type: ignore[union-attr]
-        is_clip = getattr(vision, "model_type", "") == "clip_vision_model"
-        return str(getattr(vision, "_name_or_path", "")) if is_clip else ""
+        return clip_of(self.model().config)  # type: ignore[union-attr]
 
     def install(self) -> None:
         """Registers the hooks."""
@@ -402,7 +400,7 @@ class Entrance:
         """Units through the method, and the arguments of the decoder without the rows that leave."""
         model, embeds, method = self.model(), kwargs["inputs_embeds"], stage.method
         projector = self.projector(base)
-        needs = self._needs(prompt, method, projector is not None, short, embeds)
+        needs = finite_needs_of(prompt, method, model, projector is not None, short, embeds)
         clip = self.owner.clip_sides(prompt, base) if Need.QUESTION in needs else None
         inputs = self.inputs(prompt, embeds, method, needs, projector, clip)
         self.read_probe(inputs, decoder, kwargs)
@@ -417,19 +415,6 @@ class Entrance:
         report = Report(outcomes, inputs.notes + (KEPT,) * axes, inputs.watch)
         last = stage is self.owner.stages[-1]
         return new, prompt if last else compact(prompt, rows, model.config), report  # type: ignore[union-attr]
-
-    def _needs(self, prompt: Prompt, method: Method, projects: bool, short: str, embeds: Tensor) -> frozenset[Need]:
-        """Parts that a method reads. A tower whose numbers are not finite cannot be read: then images are named."""
-        try:
-            return needs_of(prompt, method, self.model(), projects, short)
-        except OptionError:
-            for number, image in enumerate(prompt.images):
-                (places,) = upload([image.places], embeds.device)
-                if not bool(embeds[image.row, places].isfinite().all()):
-                    raise NonFiniteError(
-                        f"image {number} of prompt {image.row}: NaN or infinite values. Check the pixels and weights"
-                    ) from None
-            raise
 
     def _between(
         self, decoder: Any, base: nn.Module, prompt: Prompt, short: str, kwargs: dict[str, Any], cut: Cut,
@@ -461,25 +446,8 @@ class Entrance:
         """
         if book is None or book.owner != self.number:  # hooks of a detached method continue from its own caches
             return kwargs
-        embeds = kwargs.get("inputs_embeds")
-        new = (kwargs["input_ids"] if embeds is None else embeds).shape[1]
-        positions = kwargs.get("position_ids")
-        if book.shifted and (positions is None or positions.ndim == 2):
-            if positions is None:
-                positions = int(cache.get_seq_length()) + torch.arange(new, device=book.shift.device)[None]
-            kwargs = {**kwargs, "position_ids": positions - book.shift}
-        if book.layers and self.layers is not None:
-            mask = getattr(self.local, "mask", None)
-            if new > 1 and mask is not None and not book.holes:
-                book = book._replace(holes=True)
-                cache.reduction_book = book
-            axes = positions.shape[0] if isinstance(positions, Tensor) and positions.ndim == 3 else 1
-            length = book.real.shape[1] + int(cache.get_seq_length()) - book.size + new
-            renumbers = self.layers.renumbers(axes)
-            if not idle(self.layers, book, length, new, renumbers, cache):
-                step = Step(self.layers, decoder, book, length, mask, renumbers, book.holes)
-                step.arm(book.layers, False)
-                self.local.armed = step
+        mask = getattr(self.local, "mask", None)
+        kwargs, self.local.armed = later_step(self.layers, decoder, kwargs, book, cache, mask)
         return kwargs
 
     # Behind the decoder

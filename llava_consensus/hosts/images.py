@@ -421,3 +421,10 @@ def most_tiles(model: Any) -> int:
         size = vision.image_size
         return 1 + max((height // size) * (width // size) for height, width in pins)
     return 1
+
+
+def clip_of(config: Any) -> str:
+    """The CLIP model that the vision configuration names as its own; empty if it names none."""
+    vision = getattr(config, "vision_config", None)
+    is_clip = getattr(vision, "model_type", "") == "clip_vision_model"
+    return str(getattr(vision, "_name_or_path", "")) if is_clip else ""

@@ -89,6 +89,22 @@ def needs_of(prompt: Prompt, method: Method, model: Any, projects: bool, short: 
     return needs
 
 
+def finite_needs_of(
+    prompt: Prompt, method: Method, model: Any, projects: bool, short: str, embeds: Tensor
+) -> frozenset[Need]:
+    """The same, but a tower that cannot be read as its numbers are not finite is named as such, with the image."""
+    try:
+        return needs_of(prompt, method, model, projects, short)
+    except OptionError:
+        for number, image in enumerate(prompt.images):
+            (places,) = upload([image.places], embeds.device)
+            if not bool(embeds[image.row, places].isfinite().all()):
+                raise NonFiniteError(
+                    f"image {number} of prompt {image.row}: NaN or infinite values. Check the pixels and weights"
+                ) from None
+        raise
+
+
 def unreadable(method: Method, missing: Iterable[Need], model: str, why: str = "") -> OptionError:
     """The error for a method that reads what the vision side of a model does not have."""
     names = ", ".join(sorted(need.name.lower() for need in missing))

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import transformers
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
@@ -118,12 +117,6 @@ class OfficialEntrance(Entrance):
             raise OptionError(
                 f"mm_vision_select_feature={tower.select_feature!r} must be 'patch': "
                 "a class token among the patches is no candidate"
-            )
-        keeps = next((m.positions for m in methods if m.place is not Place.DECODER and m.positions != "renumber"), None)
-        if keeps and OLD:
-            raise OptionError(
-                f"positions={keeps} needs transformers >= 5: "
-                f"generate() of {transformers.__version__} does not advance given positions"
             )
 
     def base(self) -> Any:

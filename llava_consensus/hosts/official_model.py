@@ -49,6 +49,7 @@ class Official:
         options: `layout` of the tiles of an image, see `hosts.LAYOUTS`.
     """
 
+    entrance = "llava_consensus.hosts.official:OfficialEntrance"  # how rows leave the model
     offers = frozenset({Need.ATTENTION, Need.FEATURES, Need.CLASS_FEATURE, Need.PROJECTOR, Need.QUESTION})
 
     def __init__(self, module: Any, options: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -65,13 +66,11 @@ class Official:
                 f"{type(method).__name__} cuts between decoder layers, which needs transformers >= 5.19, and "
                 f"{transformers.__version__} is installed. Take a method that acts after the tower"
             )
-
-    @property
-    def entrance(self) -> Any:
-        """How rows leave this model."""
-        from llava_consensus.hosts.official import OfficialEntrance
-
-        return OfficialEntrance
+        if OLD and method.positions != "renumber":
+            raise OptionError(
+                f"positions={method.positions} needs transformers >= 5: "
+                f"generate() of {transformers.__version__} does not advance given positions"
+            )
 
     @property
     def config(self) -> Any:

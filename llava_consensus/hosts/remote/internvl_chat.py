@@ -20,12 +20,8 @@ from llava_consensus.reduction.tokens import Need
 class InternVLChat(Official):
     """The `LlavaLlamaForCausalLM` of `internvl_chat_llava`."""
 
+    entrance = "llava_consensus.hosts.remote.internvl_chat:InternVLChatEntrance"
     offers = frozenset({Need.ATTENTION, Need.FEATURES, Need.CLASS_FEATURE, Need.PROJECTOR})
-
-    @property
-    def entrance(self) -> Any:
-        """How rows leave this model."""
-        return InternVLChatEntrance
 
     @staticmethod
     def check(method: Method, model: str = "") -> None:
