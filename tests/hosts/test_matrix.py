@@ -120,13 +120,6 @@ def test_every_refusal_of_a_host_of_remote_code_is_what_its_double_meets(
 
 
 def test_the_list_shows_it(capsys: pytest.CaptureFixture[str], cells: dict[str, dict[str, str]]) -> None:
-    assert cli.main(["list", "--hosts", "--csv"]) == 0
-    head, *lines = capsys.readouterr().out.splitlines()
-    assert head.split(",") == ["method", *HOSTS]
-    for line in lines:
-        method, *marks = line.split(",")
-        for host, mark in zip(HOSTS, marks, strict=True):
-            assert (mark == "no") == (cells[host][method] not in ("", matrix.UNTRIED))
     assert cli.main(["list", "--hosts"]) == 0
     assert f"qwen3-vl         {len(METHODS) - 1} of {len(METHODS)} methods without tome\n" in capsys.readouterr().out
     assert cli.main(["list", "--host", "gemma-3n"]) == 0

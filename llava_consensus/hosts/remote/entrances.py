@@ -318,8 +318,10 @@ class RemoteEntrance(Entrance):
             found["labels"] = drop_rows(labels, rows).masked_fill(hidden, IGNORE)
         return found
 
-    def encode(self, pixels: Tensor) -> list[EncodedImage]:  # type: ignore[override]
-        """Images [P, 3, h, w] through tower and projector, and what the method reads of them."""
+    def encode(  # type: ignore[override]
+        self, pixels: Tensor, tiles: list[int] | None = None
+    ) -> list[EncodedImage]:
+        """Images [P, 3, h, w] of one tile each through tower and projector, and what the method reads of them."""
         view, reader = self.view(self.model()), self.reader
         scales = (1.0, 1.0) if reader is None else reader.scales(view)
         with nullcontext(dict[str, Tensor]()) if reader is None else reader.reading(view) as parts:
