@@ -18,7 +18,7 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.images import TABLE, Image, Integers, images_of, most_tiles, with_class
-from llava_consensus.hosts.open_tower import OpenTower, Run, cells_of, shrink
+from llava_consensus.hosts.open_tower import EncoderRun, OpenTower, cells_of, shrink
 from llava_consensus.hosts.tower import RECORD, Encoded, Tiles, Tower, flat_features, records_of
 from llava_consensus.hosts.units import Unit, shares_of
 from llava_consensus.reduction.budget import Budget, Share
@@ -234,7 +234,7 @@ class BeforeTower:
     ) -> tuple[Any, list[Tensor]]:  # fmt: skip
         """LLaVA and its kind: the model's own encoder, with an open tower in it."""
         front = modality == "video" and TABLE[self.kind].video is with_class
-        run = Run([share for own in shares for share in own], grids[0].shape, front)
+        run = EncoderRun([share for own in shares for share in own], grids[0].shape, front)
         with self.towers[modality].running(run):
             output = tower.encode(plain, base, False, False, **inputs)
         assert run.slot is not None and run.projected is not None

@@ -41,7 +41,7 @@ from llava_consensus.hosts.official_model import (
     read_structure,
     with_encoded,
 )
-from llava_consensus.hosts.open_tower import Run
+from llava_consensus.hosts.open_tower import EncoderRun
 from llava_consensus.hosts.outcomes import Report, unchanged
 from llava_consensus.hosts.rows import gather, upload
 from llava_consensus.hosts.taps import Reader
@@ -260,7 +260,7 @@ class OfficialEntrance(Entrance):
         view = LlavaTower(model.get_vision_tower())
         side = view.side
         left = [self.left(count) for count in tiles] if self.before is not None else []
-        run = Run([share for own in left for share in own.shares], (side, side), False)
+        run = EncoderRun([share for own in left for share in own.shares], (side, side), False)
         acting = any(share < view.size for share in run.shares)
         if acting and reader is not None:
             check_equal(reader.method, self.owner.stages[0].method, run.shares)

@@ -44,7 +44,7 @@ class Shrinking(NamedTuple):
 
 
 @dataclass
-class Run:
+class EncoderRun:
     """Tiles of one call of the model's encoder."""
 
     shares: list[int]  # tokens left of each tile
@@ -124,7 +124,7 @@ class OpenTower:
         self.local.called = module
 
     @contextmanager
-    def running(self, run: Run) -> Iterator[None]:
+    def running(self, run: EncoderRun) -> Iterator[None]:
         """The method acts on the tiles that the tower is given in the body."""
         self.local.run = run
         try:
@@ -134,7 +134,7 @@ class OpenTower:
 
     def _tower(self, module: nn.Module, plain: Callable[..., Any], pixels: Tensor, *args: Any, **options: Any) -> Any:
         """Forward of the tower: tiles with equal budgets together, and the tokens of all in one row [1, n, D_v]."""
-        run: Run | None = getattr(self.local, "run", None)
+        run: EncoderRun | None = getattr(self.local, "run", None)
         if run is None:
             return plain(pixels, *args, **options)
         options |= {"output_hidden_states": True, "return_dict": True}
@@ -181,7 +181,7 @@ class OpenTower:
 
     def _spread(self, module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
         """Hook behind the projector: a copy for each patch, [1, n, D] -> [T, C + N, D]."""
-        run: Run | None = getattr(self.local, "run", None)
+        run: EncoderRun | None = getattr(self.local, "run", None)
         if run is None or run.slot is None:
             return None
         front = self.classes if run.front else 0

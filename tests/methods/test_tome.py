@@ -171,10 +171,10 @@ def slow_blocks(
 def test_tome_on_a_siglip_tower_equals_a_slow_one() -> None:
     from hf_models import CASES
 
-    from llava_consensus.hosts.open_tower import Run
+    from llava_consensus.hosts.open_tower import EncoderRun
 
     model, images = CASES["llava_onevision"].build().double(), tiles(2).double()
-    run = Run([5, 5], (4, 4), False)
+    run = EncoderRun([5, 5], (4, 4), False)
     with attach(model, "tome", tokens=10) as attached, attached.entrance.before.towers["image"].running(run):
         model.model.multi_modal_projector(model.model.vision_tower(images).hidden_states[-1])
     for index in range(2):

@@ -176,7 +176,7 @@ class RemoteInputs(Inputs):
         return torch.cat(pixels).to(own.device) ^ own
 
 
-class Prepared(NamedTuple):
+class Handed(NamedTuple):
     """What one forward has prepared for the functions further in, and for the steps after it."""
 
     features: Tensor | None  # for the inlet; None once they are taken
@@ -224,7 +224,7 @@ class RemoteEntrance(Entrance):
 
     def give(self, result: Tensor) -> Tensor:
         """What the inlet returns: the features that a forward has prepared, once, or the result of the model's own."""
-        prepared: Prepared | None = getattr(self.local, "prepared", None)
+        prepared: Handed | None = getattr(self.local, "prepared", None)
         if prepared is None or prepared.features is None:
             return result
         self.local.prepared = prepared._replace(features=None)
@@ -281,7 +281,7 @@ class RemoteEntrance(Entrance):
             embeds = embeds.gather(1, order[..., None].expand(-1, -1, embeds.shape[2]))
         arguments = self._arguments(inputs, prompt, rows) | view.arguments(inputs, rows)
         real = arguments["attention_mask"].bool()
-        self.local.prepared = Prepared(view.features(embeds, arguments, real), real, prompt.real.shape[1])
+        self.local.prepared = Handed(view.features(embeds, arguments, real), real, prompt.real.shape[1])
         return {**inputs, **arguments}
 
     def _read(self, view: RemoteModel, inputs: dict[str, Any], images: list[Image]) -> Prompt:
