@@ -51,7 +51,7 @@ class Prompt:
 class Encoding:
     """One image after the vision tower, ready for any number of questions."""
 
-    tiles: Any  # with `side`, tokens in a row of a tile, and `class_is_token`
+    tiles: Any  # with `side`, tokens in a row of a tile
     tiled: bool  # several tiles of one image, as against one square
     size: tuple[int, int]  # width and height of the image in pixels
     method: Method  # it was encoded for

@@ -37,7 +37,6 @@ class Grid(NamedTuple):
     """The grid that the tokens of one tile form."""
 
     side: int  # tokens in a row, 0 if there is none
-    class_is_token: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -38,8 +38,7 @@ from llava_consensus.evaluation.models.weights import MEND, tensors_of, weight_f
 from llava_consensus.hosts.clip import without_unused_report
 from llava_consensus.hosts.environment import OFFICIAL, check_llava_version
 from llava_consensus.hosts.next_grid import STOCK, check_layout, check_pictures
-from llava_consensus.hosts.official_facts import Official
-from llava_consensus.hosts.official_prompt import blank_images
+from llava_consensus.hosts.official_model import Official, blank_images
 from llava_consensus.hosts.pretrained import load_pretrained
 from llava_consensus.reduction.method import Shape
 
