@@ -200,7 +200,7 @@ def known_methods() -> dict[str, str]:
 
 
 def method_name(method: "Method") -> str:
-    """The name a method's class is registered under; the name of the class where it is not registered."""
+    """The name a method's class is registered under; the name of the class if it is not registered."""
     if names := getattr(method, "stages", ""):
         return "+".join(part.partition(":")[0] for part in PLUS.split(names))
     kind = type(method)

@@ -92,7 +92,7 @@ class AnchorPrune(Selector, ReadsTower):
 
 
 def relevance(meaning: Tensor, sides: ClipSides, tile: Tensor) -> Tensor:
-    """Relevance [B, N] of tokens [B, N, P] of length 1 to the text of these tiles [B]; -inf where there is none."""
+    """Relevance [B, N] of tokens [B, N, P] of length 1 to the text of these tiles [B]; -inf if there is none."""
     text, real = directions(sides.text.float())[tile], sides.real[tile, None]  # [B, M, P], [B, 1, M]
     cosine = ensure_finite("relevance to the question", meaning @ text.transpose(1, 2))  # [B, N, M]
     if not sides.words:

@@ -143,7 +143,7 @@ class ConsensusDrop(ReadsTower):
         return vision
 
     def _cross(self, tokens: VisualTokens) -> Tensor | None:
-        """Saliency by the question: [B, N]; None where no text follows the pictures."""
+        """Saliency by the question: [B, N]; None if no text follows the images."""
         probe: TextProbe = tokens.needed(Need.PROBE)
         if not probe.rows.shape[1]:
             return None

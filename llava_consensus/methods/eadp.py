@@ -1,4 +1,4 @@
-"""EADP: keep the tokens that stand for the patches the question's most telling words are about (ECCV 2026; official
+"""EADP: keep the tokens that represent the patches the question's most telling words are about (ECCV 2026; official
 code e1a0880, its pruner for Qwen2.5-VL and Qwen3-VL).
 
 A word is telling when few tokens are like it: its likeness to all tokens, as a softmax, has a low entropy. The fifth of

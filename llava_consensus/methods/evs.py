@@ -48,7 +48,7 @@ class EVS(Selector):
 
 
 def previous(frame: Tensor, patch: Tensor, frames: int) -> Tensor:
-    """The token at the same place one frame before: [B, N], [B, N] -> [B, N], -1 where there is none."""
+    """The token at the same place one frame before: [B, N], [B, N] -> [B, N], -1 if there is none."""
     size = frame.shape[1]  # no frame has more places than the video has tokens
     place = frame * size + patch
     table = torch.full((len(frame), (frames + 1) * size), -1, device=frame.device)

@@ -68,7 +68,7 @@ def looked_at(attention: VisionAttention) -> Tensor:
 
 
 def beside(tokens: VisualTokens, anchors: Tensor, size: int) -> Tensor:
-    """Mask [B, N] of the anchors [B, k] and their neighbours, in tiles of `size` tokens; above and below only where
+    """Mask [B, N] of the anchors [B, k] and their neighbours, in tiles of `size` tokens; above and below only if
     they form a grid.
     """
     place, tile = tokens.patch.gather(1, anchors), tokens.tile.gather(1, anchors)

@@ -86,7 +86,7 @@ class HoloV(ReadsTower):
 
 
 class Crops:
-    """`count` crops of `size` tokens in a row; the first ones are longer by one where it does not divide."""
+    """`count` crops of `size` tokens in a row; the first ones are longer by one if it does not divide."""
 
     def __init__(self, size: int, count: int, device: torch.device) -> None:
         short, longer = divmod(size, count)

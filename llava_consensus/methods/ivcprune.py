@@ -5,7 +5,7 @@ Read are the values of layer K - 1, not its queries and keys. A row looks at the
 value's products with theirs, mean over heads. The tokens that the text looks at most are seeds, which then look as the
 text does; a token's saliency is the mean over text and seeds. Whatever their saliency, the seeds stay, and so do the
 tokens whose cosines of the rotary table, mean over all frequencies (and over the three axes of Qwen-VL), are largest,
-and those whose sines are: coordinates that stand for the implicit origin. The rest of T goes by saliency. Positions are
+and those whose sines are: coordinates that represent the implicit origin. The rest of T goes by saliency. Positions are
 kept.
 
 What differs: T is any number, where the authors keep half of n; their tenths of n for cosines and sines and hundredth

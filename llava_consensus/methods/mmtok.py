@@ -33,7 +33,7 @@ class MMTok(Selector, ReadsTower):
 
     Args:
         alpha: weight of covered tokens against covered words.
-        word_temperature: of a word's shares; None is 0.02, and 0.01 where a token is made of several patches.
+        word_temperature: of a word's shares; None is 0.02, and 0.01 if a token is made of several patches.
         token_temperature: of a token's shares.
     """
 

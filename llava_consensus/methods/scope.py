@@ -55,7 +55,7 @@ def cover(similarity: Tensor, weight: Tensor | None, count: int) -> Tensor:
     is what is covered, and the 1-distance from it is what a token would add, exactly 0 for one that adds nothing.
 
     Args:
-        weight: [B, N] that gains are multiplied with; None where all are 1.
+        weight: [B, N] that gains are multiplied with; None if all are 1.
     Returns:
         [B, count] in the order of the choices, none twice.
     """

@@ -8,7 +8,7 @@ cuts after layer 19 too; 2.0 (SparseVLM+) divides the attention by that of all-o
 with most visual mass, recycles nothing and leaves positions. For other T than the published ones, and other n than 576,
 there is one cut after layer 2 with kept + recycled = T. So T is what is left after the only cut there, and the authors'
 "equivalent tokens" in the published schedules. What differs: equal densities are ordered by index instead of by noise;
-raters and attention rows only, never a map. In models of fewer than 32 layers the cuts stand in proportion, rounded, at
+raters and attention rows only, never a map. In models of fewer than 32 layers the cuts are in proportion, rounded, at
 least one layer apart.
 """
 
@@ -83,7 +83,7 @@ class SparseVLM(InDecoder):
         planned, left = [], available
         for cut, count in dict(zip(cuts, counts, strict=True)).items():
             kept = min(count, left - 1)
-            # `solve` keeps all T where there is no room for clusters
+            # `solve` keeps all T if there is no room for clusters
             no_clusters = self.version == "2.0" or (listed is None and kept == tokens)
             planned.append(Cut(cut, kept, 0 if no_clusters else recycled(left - kept)[1]))
             left = planned[-1].left
@@ -157,7 +157,7 @@ def raters(visual: Tensor, text: Tensor, mask: Tensor) -> Tensor:
     Args:
         visual: [P, n, D] inputs of layer 0.
         text: [P, L, D] rows after the picture.
-        mask: [P, L] true where a row is real.
+        mask: [P, L] true if a row is real.
     Returns:
         [P, L] bool.
     """

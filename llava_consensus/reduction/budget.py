@@ -17,7 +17,7 @@ FEWEST = 8  # part of its budget that an old image of a conversation keeps at le
 
 @dataclass(frozen=True)
 class Budget:
-    """Visual tokens handed to the language model for one image: `tokens` = T = K kept + M merged.
+    """Visual tokens passed to the language model for one image: `tokens` = T = K kept + M merged.
 
     Args:
         tokens: T >= 1, in absolute tokens. T >= N means the unpatched model.
@@ -147,7 +147,7 @@ def conversation(tokens: Sequence[int], total: int) -> list[int]:
         tokens: of each image without a bound, the oldest first.
         total: of all.
     Raises:
-        OptionError: where they do not fit so.
+        OptionError: if they do not fit so.
     """
     found = list(tokens)
     part = 2

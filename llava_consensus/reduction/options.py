@@ -107,7 +107,7 @@ def allowed(annotation: Any) -> str:
 
 
 def options(pairs: Iterable[str]) -> dict[str, Any]:
-    """`key=value` texts as options; a value is read as JSON where it is JSON (0.5, true, null), else as text.
+    """`key=value` texts as options; a value is read as JSON if it is JSON (0.5, true, null), else as text.
 
     Raises:
         OptionError: for a text without a key or `=`, and for a key that is given twice.
