@@ -3,7 +3,7 @@
 The vision tower says how salient each patch is to itself, a probe of the language model's first layer (SCAP) how much
 the question's words look at it (`saliency.py`). A fuser makes one saliency of both (`selection.py`); the best K tokens
 stay as they are, and the others are folded into M (EGTM, `merging.py`). A prompt without text after its image asks
-nothing, so the vision side decides alone.
+nothing, so only the vision side decides.
 """
 
 from dataclasses import dataclass

@@ -3,7 +3,7 @@ it in `vllm/multimodal/evs.py`, and SGLang from there).
 
 A token of a later frame is ranked by 1 less its cosine with the token at the same place in the frame before; the first
 frame comes before all of them, whole. The tiles of a video are its frames; an image of one tile is a video of one
-frame, in which nothing changes. What differs: T is exact. Where it is less than a frame, vLLM keeps the whole first
+frame, in which nothing changes. Differences: T is exact. Where it is less than a frame, vLLM keeps the whole first
 frame; here T tokens of it at even distances stay, so an image is thinned out evenly. Tokens keep their positions, as
 theirs do. Nothing depends on the depth of a model.
 """

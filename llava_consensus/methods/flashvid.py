@@ -106,7 +106,7 @@ class FlashVID(AfterTower):
         return arrange(pick(tokens.projected, chosen), chosen, size, self.order, folded, ascending=True)
 
     def compressed(self, video: Tensor, saliency: Tensor, each: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What is left of a video.
+        """The remaining tokens of a video.
 
         Args:
             video: [F, n, D] its tokens.

@@ -8,7 +8,7 @@ tokens whose cosines of the rotary table, mean over all frequencies (and over th
 and those whose sines are: coordinates that represent the implicit origin. The rest of T goes by saliency. Positions are
 kept.
 
-What differs: T is any number, where the authors keep half of n; their tenths of n for cosines and sines and hundredth
+Differences: T is any number, where the authors keep half of n; their tenths of n for cosines and sines and hundredth
 for seeds are the same shares of T here. Text is all rows after the image, theirs without the first of them; each
 image of a prompt is cut, theirs the first. They cut the caches of the layers before K too, afterwards, so that decode
 steps do not see dropped tokens there; here those caches stay as those layers have read them. Their forward for LLaVA, a

@@ -8,7 +8,7 @@ threshold 0 nothing is lost but the mass that copies have in the tower's attenti
 what represents the cells, so that errors do not add up.
 
 The tower runs on the cells that stay, with their own positions, and a token that stays keeps its coordinates; what
-leaves follows from the image alone, and T only says whether to reduce at all. What differs: an image is predicted
+leaves follows from the image alone, and T only says whether to reduce at all. Differences: an image is predicted
 diagonal by diagonal, which gives the same cells. Qwen3-VL, as in the authors' code; on Qwen2.5-VL windows of the tower
 would have to be made again, and no array says how. A video of several frames is refused, where theirs fails.
 """

@@ -2,7 +2,7 @@
 nearest neighbours hold (Shang et al., LLaVA-PruMerge, arXiv 2403.15388, ICCV 2025; official code 097c041).
 
 Outliers of the class attention are kept, each grows by its 32 nearest patches in key space weighted with their
-attention, and one extra token sums up everything that was pruned; all of it before the projector. What differs: the
+attention, and one extra token sums up everything that was pruned; all of it before the projector. Differences: the
 published method lets the image decide how many tokens stay (`budget=adaptive`); a table needs T, so by default the
 T - 1 most attended patches stay, which is the official code's own non-adaptive path, and the extra token is the T-th.
 One batched product replaces the loops over images and tokens. Where nothing was pruned there is no extra token (the

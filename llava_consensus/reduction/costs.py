@@ -1,4 +1,4 @@
-"""One honest account of tokens: what a prompt costs to read with a method and a budget, from sizes alone.
+"""One account of tokens: the cost of a prompt with a method and a budget, from sizes only.
 
     account(make("consensusdrop"), Budget(64), SHAPES["llava-1.5-7b"]).flops.total
 
@@ -56,7 +56,7 @@ class Flops(NamedTuple):
 
     llm: float
     vision: float  # tower and projector
-    method: float | None  # None if the method cannot tell for this shape
+    method: float | None  # None if the method does not know it for this shape
 
     @property
     def total(self) -> float | None:
@@ -165,7 +165,7 @@ def match(method: Method, budget: Budget, shape: Shape, by: str = "kept") -> Bud
     costs: the nearest whole number of tokens, found by trying them all.
 
     Args:
-        method: what is given the budget.
+        method: the method that gets the budget.
         budget: T.
         shape: of the model and a typical prompt.
         by: `kept` (T as it is: by its own rule a method keeps T) | `entering` | `average` | `flops` (tower, language

@@ -100,7 +100,7 @@ class InDecoder(Method, ABC):
 
     @property
     def reads_prompt(self) -> bool:
-        """The rows of the prompt choose what stays."""
+        """The rows of the prompt choose the tokens that stay."""
         return True
 
     @property
@@ -133,7 +133,7 @@ class InDecoder(Method, ABC):
         return counts
 
     def cuts(self, budget: Budget, available: int, layers: int) -> list[Cut]:
-        """The plan; none if the budget is not below what there is.
+        """The plan; empty if the budget is not below the number of tokens.
 
         Raises:
             OptionError: for a model of one layer, if there is no place to cut.
@@ -206,5 +206,5 @@ def last_row_saliency(view: DecoderView, method: str) -> Tensor:
 
 
 def at_columns(rows: Tensor, columns: Tensor) -> Tensor:
-    """Attention of the visual tokens alone: [P, H, L, W], [P, v] -> [P, H, L, v]."""
+    """Attention of the visual tokens only: [P, H, L, W], [P, v] -> [P, H, L, v]."""
     return rows.gather(3, columns[:, None, None].expand(-1, rows.shape[1], rows.shape[2], -1))

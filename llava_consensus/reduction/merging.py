@@ -154,7 +154,7 @@ def pair(points: Tensor, count: int, protected: bool = False) -> Pairing:
     """The `count` best pairs, each token at an even place with the odd place most like it (section 3, steps 1-4).
 
     Args:
-        points: [U, t, d] what similarity is measured on, by cosine in float32.
+        points: [U, t, d] vectors for the similarity, by cosine in float32.
         count: r, at most the number of even places (one less with `protected`).
         protected: the token at place 0 is a class token: it never leaves, and those that stay keep their order. Without
             one they stand by falling similarity, as in the authors' code. Ties go to the lower place.

@@ -32,7 +32,7 @@ OfficialOrder = Literal["official", "top_then_merged", "raster"]
 
 
 class Shape(NamedTuple):
-    """Sizes of a model and of one prompt that decide what a prefill costs."""
+    """Sizes of a model and of one prompt that decide the cost of a prefill."""
 
     layers: int  # decoder layers
     width: int  # D
@@ -231,7 +231,7 @@ class AfterTower(Placed, ABC):
 
 
 class Selected(NamedTuple):
-    """The tokens that a `Selector` keeps, and what they were chosen by."""
+    """The tokens that a `Selector` keeps, and the saliencies that it used."""
 
     kept: Tensor  # [B, K] in any order
     vision: Tensor | None = None  # [B, N] saliencies for the record, as in `Reduction`
@@ -261,7 +261,7 @@ class Ranker(Selector, ABC):
 
     @abstractmethod
     def saliency(self, tokens: VisualTokens) -> Tensor:
-        """Saliency of each token, [B, N], from what `needs` names. Ties go to the lower index."""
+        """Saliency of each token, [B, N], from the inputs in `needs`. Ties go to the lower index."""
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:
         """The most salient tokens."""

@@ -46,7 +46,7 @@ def annotations(kind: type) -> dict[str, Any]:
 
 
 class _Kind(NamedTuple):
-    """What an annotation says of its option."""
+    """The content of an annotation."""
 
     kind: Any  # the annotation without None
     optional: bool  # whether None is allowed

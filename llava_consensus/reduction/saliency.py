@@ -180,7 +180,7 @@ def cross_saliency(
     Args:
         attention: [B, L, S] rows of `text_attention`, one prompt per unit.
         asking: [B, L] true if a row asks about the unit; None if all do.
-        columns: [B, N] places of the visual tokens in the sequence; None if the attention is over them alone.
+        columns: [B, N] places of the visual tokens in the sequence; None if the attention is over them only.
         aggregate: `all` (mean of the normalised rows) | `last` (the last row) | `max` (largest over the rows).
     Returns:
         [B, N]; all zero where no row asks.

@@ -240,7 +240,7 @@ def seated(order: Tensor, group: Tensor, seats: Tensor, count: int) -> Tensor:
 
 
 class Folded(NamedTuple):
-    """Merged tokens and what they were made of. Indices count the unit's own tokens."""
+    """Merged tokens and their members. Indices count the unit's own tokens."""
 
     tokens: Tensor  # [B, M, D]
     anchors: Tensor  # [B, M] ascending
@@ -269,7 +269,7 @@ def arrange(
     ascending: bool = False,
     ahead: Tensor | None = None,
 ) -> Reduction:
-    """The reduced tokens with their bookkeeping, for methods that change what they keep.
+    """The reduced tokens with their bookkeeping, for methods that change the tokens they keep.
 
     Args:
         kept_tokens: [B, K, D] the tokens that represent the kept ones.
@@ -313,7 +313,7 @@ def regroup(projected: Tensor, slot: Tensor, count: int, order: str) -> Reductio
         projected: [B, N, D], equal rows where slots are equal.
         slot: [B, N] which token of the tower a patch is in.
         count: rows to give; no unit has more slots. Where a unit has fewer (a tile of which unpadding cut a part away),
-            the first patches that repeat a token fill up, so that the number depends on the budget alone.
+            the first patches that repeat a token fill up, so that the number depends only on the budget.
         order: as for `assemble`; in raster order a token is at its first patch.
     """
     places = counting(slot.shape[1], slot.device).expand_as(slot)

@@ -144,7 +144,7 @@ class Reduced:
             known: dict[tuple[int, ...], EncodedImage] = {}
             self._encode_missing(modality, kwargs, [tuple(key.tolist()) for key in own[KEY]], known)
             others = {name.removeprefix(ALL): value for name, value in own.items() if name.startswith(ALL)}
-            if others:  # vLLM batches items alone whose others are the same
+            if others:  # vLLM batches only items whose other fields are the same
                 self._encode_missing(modality, others, keys[0], known)
             prompts = [
                 FullPrompt(own[PROMPT][place], own[PICTURES][place], [known[key] for key in group], share, question)
@@ -191,7 +191,7 @@ class Reduced:
         return found
 
     def encode(self: Any, modality: str, inputs: dict[str, Any]) -> list[EncodedImage]:
-        """Images through vLLM's tower and projector, with what the method reads."""
+        """Images through vLLM's tower and projector, with the inputs of the method."""
         engine = self.engine
         with engine.collecting() as parts:
             tokens = list(super().embed_multimodal(**inputs))

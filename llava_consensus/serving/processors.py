@@ -98,7 +98,7 @@ class Reducing:
             arguments[REQUEST] = Request(tokens, list(inputs.prompt), question, hashes)
         try:
             return super().apply(replace(inputs, hf_processor_mm_kwargs=arguments), timing_ctx)
-        except (ValueError, TypeError, OverflowError, NotImplementedError):  # vLLM tells the client by itself
+        except (ValueError, TypeError, OverflowError, NotImplementedError):  # vLLM reports it to the client
             raise
         except Exception as wrong:
             logging.getLogger("vllm").warning("llava-consensus: a request was refused", exc_info=True)
@@ -127,7 +127,7 @@ class Reducing:
                 "images and videos in one prompt are not adapted to a method that reads the prompt: send them in two"
             )
         if any(part is None for one in items.values() for part in one.get_all()):
-            raise OptionError("send the image itself, not its id alone: all images of the prompt are looked at")
+            raise OptionError("send the image itself, not only its id: all images of the prompt are looked at")
         if self.plan.clip_name and not self._sizing and not isinstance(question, str):
             raise OptionError(
                 f"{ASKED}={question!r}: {self.plan.setting.method} compares patches with the question by CLIP's text "
@@ -135,7 +135,7 @@ class Reducing:
             )
 
     def get_dummy_mm_inputs(self: Any, mm_counts: Mapping[str, int], **more: Any) -> Any:
-        """Dummy inputs by which vLLM sizes its caches; images and videos in prompts of their own, as a method may
+        """Dummy inputs by which vLLM sizes its caches; images and videos in separate prompts, as a method may
         want them.
         """
         if len(mm_counts) < 2:
@@ -165,7 +165,7 @@ class Reducing:
         return {name: [own(one, i) for i, one in enumerate(group)] for name, group in hashes.items()}
 
     def _apply_hf_processor_main(self: Any, mm_items: Any, hf_kwargs: Any) -> Any:
-        """The images as tensors, with what the engine must know beside them."""
+        """The images as tensors, with the fields that the engine needs."""
         request, arguments = _apart(hf_kwargs)
         if request is None or not mm_items.get_all_counts():
             return super()._apply_hf_processor_main(mm_items, arguments)

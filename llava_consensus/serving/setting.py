@@ -161,7 +161,7 @@ def engine_arguments(
 def setting_of(method: Method, given: Budget | Share) -> Setting:
     """Server setting of a method and a budget. OptionError for one that a server cannot take."""
     if isinstance(given, Budget) and given.merged is not None:
-        raise OptionError(f"merged={given.merged}: vLLM is only told the tokens of an image. Leave --merged out")
+        raise OptionError(f"merged={given.merged}: vLLM only knows the tokens of an image. Leave --merged out")
     options = {one.name: getattr(method, one.name) for one in fields(method) if one.init}
     return Setting(method_name(method), amount(given), options=options)
 
