@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 CUSTOM = "custom"  # in place of a benchmark: any question file
 LLAVA = (  # what LLaVA's own scripts take
-    arg("--question-file", type=Path, metavar="FILE", help="of custom: JSON lines, a JSON list, CSV or TSV"),
+    arg("--question-file", type=Path, metavar="FILE", help="of custom: JSON lines or a JSON list"),
     arg("--image-folder", type=Path, metavar="DIR", help="of custom: the folder of images or videos"),
     arg("--answers-file", type=Path, metavar="FILE", help="of custom: a file that gets the answers, beside the run's"),
     arg("--num-chunks", default=1, type=int, metavar="COUNT", help="of custom: equal parts of the questions"),

@@ -232,8 +232,9 @@ def _done(source: "Source", data: Path) -> Path:
 
 
 def _bring(source: "Source", data: Path, keep: bool) -> str:
-    from llava_consensus.evaluation.data.transfer import fetch, mark
+    from llava_consensus.evaluation.data.transfer import fetch
     from llava_consensus.evaluation.data.unpack import unpack
+    from llava_consensus.evaluation.files import replace
 
     done, folder = _done(source, data), data / "eval" / source.to
     if done.exists():
@@ -241,12 +242,12 @@ def _bring(source: "Source", data: Path, keep: bool) -> str:
     if not source.name.endswith(".zip"):
         fetch(source.url, folder / source.name, source.md5)
         done.parent.mkdir(parents=True, exist_ok=True)
-        mark(done, source.url)
+        replace(done, source.url.encode())
         return f"{source.name}: {folder / source.name}"
     archive = data / DOWNLOADS / source.name
     fetch(source.url, archive, source.md5)
     count = unpack(archive, folder, source.only, source.without)
-    mark(done, source.url)
+    replace(done, source.url.encode())
     if not keep:
         archive.unlink()
     return f"{source.name}: {count:,} files below {folder}"

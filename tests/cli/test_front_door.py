@@ -20,7 +20,6 @@ from llava_consensus import attach, cli
 from llava_consensus.cli import arguments, terminal
 from llava_consensus.cli.evaluate import remaining
 from llava_consensus.errors import OptionError
-from llava_consensus.evaluation import progress
 from llava_consensus.evaluation.report.table import Group, Table
 from llava_consensus.methods import METHODS, about, known_methods, make
 
@@ -266,13 +265,3 @@ def test_a_shell_completes_methods_and_benchmarks() -> None:
     ).stdout  # fmt: skip
     done = subprocess.run(["bash", "-c", code], input=script, capture_output=True, text=True)
     assert done.stdout.split() == ["gqa", "vispruner", "sparsevlm"], done.stderr
-
-
-def test_progress_in_a_file_is_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress.counted(total=3, unit="q", desc="gqa") as bar:
-        for _ in range(3):
-            bar.update(1)
-    for _ in progress.counted([1], desc="silent", shown=False):
-        pass
-    said = capsys.readouterr().err
-    assert "\r" not in said and "3/3" in said.splitlines()[-1] and "silent" not in said

@@ -161,13 +161,6 @@ def test_what_may_be_a_part_is_never_taken_for_the_whole(
     assert not target.exists() and part.read_bytes() == BYTES[:1234]
 
 
-def test_a_connection_that_always_breaks_ends_with_what_came(server: Server, target: Path, part: Path) -> None:
-    server.cuts, server.way = 99, "from the beginning"
-    with pytest.raises(TransferError, match=r"The same command resumes from [\d,]+ bytes"):
-        fetch(server.url(), target)
-    assert 0 < part.stat().st_size <= CUT and not target.exists()
-
-
 def test_another_content_than_is_known_is_refused(server: Server, target: Path, part: Path) -> None:
     with pytest.raises(DataError, match="its md5 is not"):
         fetch(server.url(), target, "0" * 32)
