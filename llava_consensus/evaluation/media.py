@@ -64,7 +64,7 @@ def check_file(path: Path, kind: str = "image") -> None:
         if not path.exists():
             raise ImageError(f"{path}: no such {kind}")
         if not path.is_file() or path.stat().st_size == 0:
-            raise ImageError(f"{path}: a folder, an empty file, or no regular one, where {kind}s are expected")
+            raise ImageError(f"{path}: empty, or not a regular file")
     except OSError as error:
         raise ImageError(f"{path}: cannot be read ({error.strerror})") from error
 

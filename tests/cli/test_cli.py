@@ -163,7 +163,7 @@ def test_ask_tells_answer_tokens_and_time_and_draws_what_was_kept(
 @pytest.mark.parametrize(
     ("picture", "extra", "code", "why"),
     [
-        ("nowhere.png", [], 3, "no such picture"),
+        ("nowhere.png", [], 3, "no such image"),
         ("https://example.org/a.png", [], 2, "addresses are not fetched"),
         (None, ["--repeats", "0"], 2, "repeats=0"),
         (None, ["--overlay", "a.txt"], 2, "must end with"),
