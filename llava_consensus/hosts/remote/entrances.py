@@ -352,8 +352,10 @@ class RemoteEntrance(Entrance):
             found["labels"] = drop_rows(labels, rows).masked_fill(hidden, IGNORE)
         return found
 
-    def encode(self, pixels: Tensor) -> list[EncodedImage]:  # type: ignore[override]
-        """Images [P, 3, h, w] through tower and projector, and what the method reads of them."""
+    def encode(  # type: ignore[override]
+        self, pixels: Tensor, tiles: list[int] | None = None
+    ) -> list[EncodedImage]:
+        """Images [P, 3, h, w] of one tile each through tower and projector, and what the method reads of them."""
         view, parts, thread = self.view(self.model()), dict[str, Tensor](), threading.get_ident()
         handles, scale, early_scale = [], 1.0, 1.0
 
