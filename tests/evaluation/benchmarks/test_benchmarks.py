@@ -180,24 +180,6 @@ def test_textvqa_tells_the_questions_of_one_picture_apart(data: Path) -> None:
     assert report["extracted"][1] == {"index": 1, "extracted": "1999", "correct": 1.0}
 
 
-def test_textvqa_needs_prompts_and_ten_answers(data: Path) -> None:
-    records = answers_to("textvqa", data)
-    with pytest.raises(DataError, match="no question found"):
-        make("textvqa").score([{**records[0], "prompt": "one line", "metadata": {}}], data)
-    with pytest.raises(DataError, match="no prompt"):
-        make("textvqa").score([{"question_id": "im1", "text": "a"}], data)
-    path = data / "eval" / "textvqa" / "TextVQA_0.5.1_val.json"
-    content = json.loads(path.read_text())
-    content["data"][1]["answers"].pop()
-    path.write_text(json.dumps(content))
-    with pytest.raises(DataError, match="entry 2: 9 answers"):
-        make("textvqa").score(records, data)
-    content["data"] = content["data"][:1]
-    path.write_text(json.dumps(content))
-    with pytest.raises(DataError, match="another split or version"):
-        make("textvqa").score(records, data)
-
-
 # MME
 
 

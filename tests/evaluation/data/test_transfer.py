@@ -130,15 +130,6 @@ def test_a_file_that_changed_on_the_server_is_fetched_whole(server: Server, targ
     assert target.read_bytes() == BYTES and server.asked == ["bytes=15-" if tag else None]
 
 
-@pytest.mark.parametrize("more", [b"", b"more"])
-def test_a_whole_part_is_taken_and_a_longer_one_fetched_anew(
-    server: Server, target: Path, part: Path, more: bytes
-) -> None:
-    begun(part, BYTES + more)
-    fetch(server.url(), target)
-    assert target.read_bytes() == BYTES and len(server.asked) == (2 if more else 1)
-
-
 def test_a_page_is_not_taken_for_a_file_or_its_rest(server: Server, target: Path, part: Path) -> None:
     begun(part, BYTES[:1234])
     server.way = "page"
