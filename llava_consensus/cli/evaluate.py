@@ -251,7 +251,7 @@ def _summary(result: "RunResult", name: str, full: float | None) -> list[str]:
     if report.get("unreadable_answers"):
         lines.append(f"unreadable: {plural(report['unreadable_answers'], 'answer')}, counted as wrong")
     if report.get("contains") is not None:  # a benchmark with a judge
-        matches = f"exact {report['exact']:.1f} %, contained {report['contains']:.1f} %"
+        matches = f"{report['contains']:.1f} % of the answers contain the right answer"
         lines.append(f"without a judge: {matches}; grades: llava-consensus judge {name} --answers FILE --judge-model M")
     structural = f", and {tokens['structural']:g} structural ones" if tokens["structural"] else ""
     lines.append(f"visual tokens per question: {tokens['before']:g} before, {tokens['after']:g} after{structural}")

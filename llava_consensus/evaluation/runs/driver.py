@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Union
 
 from tqdm import tqdm
 
@@ -13,13 +12,9 @@ from llava_consensus.evaluation.benchmarks import Question
 from llava_consensus.evaluation.files import CONFIG, METRICS, SCORES, Record, misread
 from llava_consensus.evaluation.runs import metrics
 from llava_consensus.evaluation.runs.execution import IN_A_ROW, Execution, Result, RunResult, check_progress
+from llava_consensus.evaluation.runs.questions import Plan
 from llava_consensus.evaluation.runs.store import AGAIN, Run, open_run
 
-if TYPE_CHECKING:
-    from llava_consensus.evaluation.runs.by_url import UrlPlan
-    from llava_consensus.evaluation.runs.configuration import RunPlan
-
-Plan = Union["RunPlan", "UrlPlan"]
 Ask = Callable[[Sequence[Question]], Iterable[Result]]  # the results of pending questions as they come
 
 log = logging.getLogger(__name__)

@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from llava_consensus.errors import DataError, plural
 from llava_consensus.evaluation.files import Record, misread
-from llava_consensus.evaluation.runs.questions import OWN, versions
+from llava_consensus.evaluation.runs.questions import OWN, Plan, versions
 from llava_consensus.evaluation.runs.store import Run
 from llava_consensus.reduction.budget import Budget, Share
 
 if TYPE_CHECKING:  # runs that ask a server by URL are measured without torch
     from llava_consensus.evaluation.models import Runner
     from llava_consensus.evaluation.models.base import Prefill
-    from llava_consensus.evaluation.runs.by_url import UrlPlan
     from llava_consensus.evaluation.runs.configuration import RunPlan
     from llava_consensus.hosts.outcomes import ImageOutcome
     from llava_consensus.reduction.method import Method, Shape
@@ -132,7 +131,7 @@ def _analytic(method: Method, budget: Budget, shape: Shape, text: int, question:
     return account(method, budget, shape).record()
 
 
-def measure(plan: RunPlan | UrlPlan, folder: Run) -> Record:
+def measure(plan: Plan, folder: Run) -> Record:
     """Content of metrics.json: score and costs, titles for tables, `scale`, `column` and `chance` of the benchmark,
     and in `report.extracted` each answer as it was scored, which `Run.finish` keeps in a file of its own.
     """

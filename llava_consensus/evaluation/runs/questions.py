@@ -4,19 +4,48 @@ from collections.abc import Callable, Hashable, Sequence
 from importlib import metadata
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.benchmarks import Question
+from llava_consensus.evaluation.benchmarks import Benchmark, Question
 from llava_consensus.evaluation.checksums import checksum_of
+from llava_consensus.evaluation.files import Record
 from llava_consensus.evaluation.runs import DATA
-
-if TYPE_CHECKING:
-    from llava_consensus.evaluation.runs.by_url import UrlConfig
-    from llava_consensus.evaluation.runs.configuration import RunConfig
 
 OWN = "llava-consensus"
 PACKAGES = (OWN, "torch", "transformers", "llava-torch", "tokenizers", "pillow")  # their versions can change answers
+
+
+class Asked(Protocol):
+    """Which questions a run asks: `RunConfig` or `UrlConfig`."""
+
+    @property
+    def benchmark(self) -> Benchmark: ...
+    @property
+    def data(self) -> Path: ...
+    @property
+    def limit(self) -> int | None: ...
+    @property
+    def sample(self) -> int | None: ...
+    @property
+    def max_new_tokens(self) -> int | None: ...
+
+
+class Plan(Protocol):
+    """A run with nothing left open: `RunPlan` or `UrlPlan`."""
+
+    @property
+    def benchmark(self) -> Benchmark: ...
+    @property
+    def data(self) -> Path: ...
+    @property
+    def questions(self) -> list[Question]: ...
+    @property
+    def description(self) -> Record: ...
+    @property
+    def method(self) -> Any: ...
+    @property
+    def match(self) -> str: ...
 
 
 def place(name: str) -> str:
@@ -39,7 +68,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def read_questions(config: "RunConfig | UrlConfig") -> list[Question]:
+def read_questions(config: Asked) -> list[Question]:
     """The questions to ask. DataError for missing files, also for a missing folder of images."""
     benchmark, data = config.benchmark, config.data
     folder = data / "eval" / benchmark.folder
@@ -58,7 +87,7 @@ def read_questions(config: "RunConfig | UrlConfig") -> list[Question]:
     return questions
 
 
-def describe_questions(config: "RunConfig | UrlConfig") -> dict[str, object]:
+def describe_questions(config: Asked) -> dict[str, object]:
     """What is asked, down to the content of question files, as a run's config.json says it."""
     benchmark = config.benchmark
     files = [benchmark.place(config.data.expanduser()) / file.path for file in benchmark.files]
