@@ -94,7 +94,7 @@ def _hosts(given: argparse.Namespace) -> Iterator[str]:
 
 def _host(name: str, line: str) -> Iterator[str]:
     """Which methods work on a host, and why the others do not."""
-    from llava_consensus.hosts.matrix import keeping, otherwise, refusals
+    from llava_consensus.hosts.matrix import keeping, refusals
 
     reasons = refusals(name)
     yield f"{name}: {line}"
@@ -104,8 +104,6 @@ def _host(name: str, line: str) -> Iterator[str]:
         yield f"{', '.join(methods)}: {reason}"
     if name in keeping():
         yield "positions: kept, as they have three axes; positions=renumber is refused"
-    if others := [method for method, hosts in otherwise().items() if name in hosts]:
-        yield f"read something else than on LLaVA (llava-consensus list METHOD): {', '.join(others)}"
 
 
 @command(
