@@ -184,7 +184,7 @@ class Facts:
     # Inputs
 
     def placeholder(self, modality: str) -> int:
-        """Id of the tokens that stand for a modality."""
+        """Id of the tokens that represent a modality."""
         kind = "image" if self.kind.startswith("glm4v") or self.kind == "glm46v" else modality
         return int(getattr(self.config, f"{kind}_token_id"))
 

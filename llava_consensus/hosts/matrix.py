@@ -50,7 +50,7 @@ def offers_of(entry: HostEntry) -> frozenset[Need]:
 @cache
 def refusals(host: str) -> dict[str, str]:
     """Why the host of that name refuses each method, method and model called so; nothing where it works, and `UNTRIED`
-    where that is known of copies of the model's code alone.
+    if that is known of copies of the model's code alone.
     """
     entry = known_hosts()[host]
     refused: dict[str, str] = {}

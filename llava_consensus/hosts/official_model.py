@@ -241,7 +241,7 @@ def blank_images(encoded: list[EncodedImage], tiled: bool, dtype: torch.dtype) -
 
 
 def encoded_in(images: Any) -> list[EncodedImage] | None:
-    """What `blank_images` stand for; None for images with pixels."""
+    """What `blank_images` represent; None for images with pixels."""
     parts = images if isinstance(images, list) else [images]
     if not parts or not hasattr(parts[0], RECORD):
         return None

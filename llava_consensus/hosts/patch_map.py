@@ -29,7 +29,7 @@ class Mixed(Exception):
 
 
 def fed_rows(rows: Tensor, outputs: list[Tensor]) -> list[Tensor] | None:
-    """The row that every position feeds, -1 for none: [B, n] for each output [B, n, ...]; None where none feeds any.
+    """The row that every position feeds, -1 for none: [B, n] for each output [B, n, ...]; None if none feeds any.
 
     Args:
         rows: [N, D] that the language model receives, a function of the outputs.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # runs that ask a server by URL are measured without torch
 log = logging.getLogger(__name__)
 
 COUNTS = ("entering", "kept", "average")
-TYPICAL = 100  # prompts whose mean length stands for a run's when a budget is meant by its FLOPs
+TYPICAL = 100  # prompts whose mean length represents a run's when a budget is meant by its FLOPs
 PARTS = ("llm", "vision", "method", "total")  # of FLOPs
 
 
