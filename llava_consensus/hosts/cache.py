@@ -40,7 +40,7 @@ class Book(NamedTuple):
     owner: int = 0  # number of the entrance whose hooks continue from this cache
 
     def without(self, last: int) -> "Book":
-        """The same without so many rows at the end, which were only guessed (assisted decoding)."""
+        """The same without that number of rows at the end, which were only guessed (assisted decoding)."""
         if not last:
             return self
         layers = {

@@ -57,7 +57,7 @@ class TowerFacts(NamedTuple):
     feature_block: int  # the one whose output feeds the projector
     classes: int  # class tokens in front of the patches
     merged: int  # patches of a token
-    varies: bool  # whether an image has as many tokens as its size asks for
+    varies: bool  # whether the number of tokens depends on the size of the image
     offers: frozenset[Need]
     members: None = None
 

@@ -67,7 +67,7 @@ def one_run(call: Call) -> list[Any]:
 
 
 def equal(call: Call) -> list[Any]:
-    """LLaVA, Gemma 3: every image has as many tokens."""
+    """LLaVA, Gemma 3: every image has the same number of tokens."""
     count = len(call.pixels)
     return [[int(call.here.sum()) // count]] * count
 
@@ -85,7 +85,7 @@ def video(call: Call) -> list[Any]:
 
 
 def by_size(call: Call) -> list[Any]:
-    """Pixtral, Mistral 3: as many tokens as the pixels need."""
+    """Pixtral, Mistral 3: the number of tokens depends on the pixels."""
     area = numbers(call.inputs["image_sizes"]).prod(1)
     each = int(area.sum()) // int(call.here.sum())
     return [[int(one) // each] for one in area]

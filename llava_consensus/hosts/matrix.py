@@ -23,7 +23,7 @@ UNTRIED = "by published copies of the code that the checkpoint carries; `model c
 
 
 def cells() -> dict[str, dict[str, str]]:
-    """Why a host refuses a method, by the names of both; nothing where it works on pictures."""
+    """Why a host refuses a method, by the names of both; nothing if it works on images."""
     return {name: refusals(name) for name in known_hosts()}
 
 

@@ -259,7 +259,7 @@ class Structure(NamedTuple):
 
 
 def read_structure(official: Function, model: Any, given: Arguments, config: Any, patches: int) -> Structure:
-    """Rows of prompts about tiles of so many patches."""
+    """Rows of prompts about tiles of these sizes."""
     tower = model.get_vision_tower()
 
     def number(images: Tensor) -> Tensor:

@@ -226,7 +226,7 @@ class HfRunner(Runner):
 
 
 def _together(pictures: list[HfEncoded]) -> dict[str, Tensor]:
-    """Joins the inputs that positions are computed from, over all pictures."""
+    """Joins the inputs that positions are computed from, over all images."""
     names = {name for picture in pictures for name in picture.inputs}
     return {name: torch.cat([picture.inputs[name] for picture in pictures if name in picture.inputs]) for name in names}
 

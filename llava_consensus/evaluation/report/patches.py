@@ -34,7 +34,7 @@ def patches(outcome: ImageOutcome, side: int, columns: int, rows: int | None = N
     """The patches of a reduced image, or of one that stays as it is.
 
     Args:
-        outcome: of the picture.
+        outcome: of the image.
         side: patches in a row of a tile.
         columns: tiles in a row of the grid; 0 for one square, or tiles that stand by themselves, such as frames.
         rows: of patches in a tile; None if they are as many as in a row.

@@ -89,7 +89,7 @@ class Row:
     metrics: Mapping[str, Any] | None
     answered: int
     folder: Path
-    seeds: tuple["Row", ...] = ()  # the runs of a method that draws, which this one represents; none for one run alone
+    seeds: tuple["Row", ...] = ()  # the runs of a method that draws, which this one represents; none for a single run
 
     @property
     def benchmark(self) -> str:
@@ -128,7 +128,7 @@ class Row:
 
     @property
     def spread(self) -> float | None:
-        """The standard deviation of the score over seeds; None for one run alone."""
+        """The standard deviation of the score over seeds; None for a single run."""
         return stdev(row.score or 0.0 for row in self.seeds) if self.seeds and self.complete else None
 
     @property
@@ -341,7 +341,7 @@ def by_setting(rows: Iterable[Row]) -> list[list[Row]]:
 class Line:
     """A line of a table: a method with a budget, and its run of each benchmark."""
 
-    tokens: float  # 0 if every token there is was meant and no finished run tells how many
+    tokens: float  # 0 if every token there is was meant and no finished run has their number
     label: str
     runs: Mapping[str, Row]  # by the benchmark's name
 
@@ -363,7 +363,7 @@ def full_line(rows: Sequence[Row]) -> Line | None:
 
 def reduced_lines(rows: Sequence[Row]) -> list[Line]:
     """Reduced runs, most tokens first, then by position policy, in the line-up's order, others by name, random last.
-    Runs that differ in `seed` alone are one; answers of several versions of a method are lines of their own.
+    Runs that differ only in `seed` are one; answers of several versions of a method are lines of their own.
     """
     made: dict[str, set[int | None]] = {}  # versions of each method among the runs
     for row in rows:

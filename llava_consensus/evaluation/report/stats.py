@@ -244,7 +244,7 @@ def interval(values: np.ndarray, reach: float = 0.0) -> Bounds:
 
 
 def bounds(sample: Sample, name: str) -> Bounds | None:
-    """The interval of a score; None from too few pictures."""
+    """The interval of a score; None from too few images."""
     if len(sample.sums) < LEAST:
         return None
     values = draws(sample, name)
@@ -294,7 +294,7 @@ class Comparison:
 
     @cached_property
     def bounds(self) -> Bounds | None:
-        """The interval of the difference; None from too few pictures."""
+        """The interval of the difference; None from too few images."""
         shift = self.draws[:, 0] - self.draws[:, 1]
         return interval(shift, self.first.reach * self.alike) if self.enough else None
 
@@ -309,7 +309,7 @@ class Comparison:
 
     @cached_property
     def p(self) -> float | None:
-        """Two-sided, of no difference; None from too few pictures."""
+        """Two-sided, of no difference; None from too few images."""
         return sign_flips(self.first.points - self.second.points) if self.enough else None
 
 

@@ -55,7 +55,7 @@ class UrlConfig:
     """A benchmark, and the server that answers it.
 
     Args:
-        benchmark: what is asked, its options chosen; its files are pictures.
+        benchmark: what is asked, its options chosen; its files are images.
         url: base URL of the server, such as http://localhost:8000/v1.
         model: its name there; None is the one that the server has.
         tokens: asked for with each request, a number, a share or `auto`; None leaves it to the server.

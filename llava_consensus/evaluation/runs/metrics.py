@@ -176,7 +176,7 @@ def measure(plan: Plan, folder: Run) -> Record:
 
 def run_costs(answers: Sequence[Record], by: str) -> Record | None:
     """The entry `account` of metrics.json: means per question. `measured` is what was read and cached, the rest comes
-    from the formulas, in which a number is None if the method cannot tell it.
+    from the formulas, in which a number is None if the method does not know it.
 
     Args:
         answers: records of the whole run.
