@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS), str(TESTS / "hosts" / "derived")]
+sys.path.insert(0, str(TESTS))
 
 import families  # noqa: E402
 import hf_models  # noqa: E402
@@ -141,6 +141,22 @@ def sample(logits: Tensor) -> np.ndarray:
 
 def key(name: str, *cell: str) -> str:
     return " | ".join((name, *cell))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_all_tokens_kept_is_the_plain_model_and_so_is_the_detached_one(name: str) -> None:
+    one = tiny(name)
+    inputs = one.prompts["batch"]
+    plain = one.model(**inputs).logits
+    read = not (name in families.FAMILIES and not families.FAMILIES[name].tower)
+    for method in ("consensusdrop" if read else "divprune", "fastv"):
+        try:
+            with attach(one.model, method, tokens=4000):
+                assert torch.equal(one.model(**inputs).logits, plain)
+        except ConsensusError:
+            assert method == "fastv" and not families.FAMILIES[name].cuts
+        assert torch.equal(one.model(**inputs).logits, plain)
 
 
 class Recorded(NamedTuple):
@@ -448,6 +464,21 @@ def test_every_way_of_calling_answers_the_same(name: str) -> None:
             if not torch.equal(looped, plain):
                 wrong.append(f"{method}: a loop over the cache answers {looped.tolist()}, not {plain.tolist()}")
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("positions", ["keep", "renumber"])
+@pytest.mark.parametrize("name", ["llava", "llava_next", "gemma3", "internvl", "gemma4", "lfm2_vl", "llama4"])
+@torch.no_grad()
+def test_a_later_turn_on_the_cache_is_the_whole_conversation(name: str, positions: str) -> None:
+    one = tiny(name)
+    inputs, words = one.prompts["one"], torch.tensor([[41, 42, 43]])
+    whole = longer(one, torch.cat((inputs["input_ids"], words), 1))
+    with attach(one.model, "divprune", tokens=one.tokens, positions=positions):
+        cache = one.model(**inputs, use_cache=True).past_key_values
+        given = {"attention_mask": whole["attention_mask"], "past_key_values": cache}
+        apart = one.model(input_ids=words, **given).logits[:, -1]
+        together = one.model(**whole).logits[:, -1]
+    assert float((apart - together).abs().max() / together.abs().max()) < 1e-4  # recurrent kernels compute in float32
 
 
 def own_loop(model: Any, inputs: dict[str, Any]) -> Tensor:

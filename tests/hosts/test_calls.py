@@ -80,14 +80,3 @@ def test_numbers_of_numpy_and_torch_are_budgets(tokens: Any) -> None:
     with attach(model, "visionzip", tokens) as attached:
         model(**one("llava", 0))
     assert attached.outcomes[0].after == 8
-
-
-@pytest.mark.filterwarnings("ignore")
-@torch.no_grad()
-def test_weights_in_buffers_are_asked_in_their_own_format() -> None:
-    case = CASES["llava"]
-    model = torch.ao.quantization.quantize_dynamic(case.build(), {torch.nn.Linear}, torch.qint8)
-    for method in ("consensusdrop", "fastv", "visionzip"):
-        with attach(model, method, tokens=case.tokens) as attached:
-            model(**one("llava", 0))
-        assert attached.outcomes[0].after == case.tokens

@@ -1,6 +1,6 @@
 """The image the user passed is the unit of a budget, for what the families' own processors make of images.
 
-tests/golden/processed_images.npz holds ids and shapes that `make_processed_images.py` recorded.
+tests/golden/processed_images.npz holds ids and shapes that the processors of transformers gave.
 """
 
 import json

@@ -153,15 +153,6 @@ def test_a_later_turn_goes_on_by_the_cache(llava: Tiny, method: str, options: di
 # ---- kinds of caches and of decoding
 
 
-@torch.no_grad()
-def test_a_static_cache_of_the_users_own_answers_as_any(llava: Tiny) -> None:
-    inputs = llava.inputs("one")
-    with llava.attach("fastv"):
-        cache = transformers.StaticCache(llava.model.config.get_text_config(), max_cache_len=99)
-        found = llava.model(**inputs, past_key_values=cache).logits[:, -1]
-        assert close(found, llava.model(**inputs).logits[:, -1])
-
-
 def test_guidance_reads_prompts_of_its_own(llava: Tiny) -> None:
     inputs = llava.inputs("one")
     longer = torch.arange(5, 99)[None]  # than the image's prompt
@@ -176,67 +167,6 @@ def test_guidance_reads_prompts_of_its_own(llava: Tiny) -> None:
 
 
 # ---- whoever reads the ids, and lengths
-
-
-class Recorder:
-    """A criterion, processor, prefix function and streamer in one, that keeps the ids it is shown."""
-
-    def __init__(self) -> None:
-        self.criteria: list[Tensor] = []
-        self.processor: list[Tensor] = []
-        self.prefix: list[tuple[int, Tensor]] = []
-        self.streamed: list[Tensor] = []
-
-    def stop(self, input_ids: Tensor, scores: Any, **more: Any) -> Tensor:
-        self.criteria.append(input_ids.clone())
-        return torch.zeros(len(input_ids), dtype=torch.bool)
-
-    def process(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self.processor.append(input_ids.clone())
-        return scores
-
-    def allow(self, number: int, ids: Tensor) -> list[int]:
-        self.prefix.append((number, ids.clone()))
-        return list(range(512))
-
-    def put(self, value: Tensor) -> None:
-        self.streamed.append(value.clone())
-
-    def end(self) -> None:
-        self.streamed.append(torch.tensor(-1))
-
-
-@pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"do_sample": True, "num_return_sequences": 2}])
-@pytest.mark.parametrize("method", ["consensusdrop+", "fastv"])
-def test_whoever_reads_ids_is_shown_the_prompt_as_it_was_given(
-    llava: Tiny, method: str, options: dict[str, Any]
-) -> None:
-    inputs, seen, plain = llava.inputs("batch"), Recorder(), Recorder()
-    whole = inputs["input_ids"].repeat_interleave(2 if options else 1, 0)
-    generate(llava.model, inputs, prefix_allowed_tokens_fn=plain.allow, **options)
-    with llava.attach(method):
-        found = generate(
-            llava.model,
-            inputs,
-            stopping_criteria=transformers.StoppingCriteriaList([seen.stop]),
-            logits_processor=transformers.LogitsProcessorList([seen.process]),
-            prefix_allowed_tokens_fn=seen.allow,
-            streamer=None if options.get("num_beams") else seen,
-            **options,
-        )
-    size, beams = whole.shape[1], options.get("num_beams")
-    assert [ids.shape[1] for ids in seen.processor] == [size + step for step in range(NEW)]
-    assert [ids.shape[1] for ids in seen.criteria] == [size + 1 + step for step in range(NEW)]
-    for ids in (*seen.criteria, *seen.processor):
-        assert torch.equal(ids[:, :size], inputs["input_ids"].repeat_interleave(len(ids) // 2, 0))
-    numbers = {number for number, _ in seen.prefix}
-    assert numbers == {number for number, _ in plain.prefix}
-    prompt = whole if len(numbers) == len(whole) else inputs["input_ids"]  # copies are numbered up to 5.23
-    assert all(torch.equal(ids[:size], prompt[number]) for number, ids in seen.prefix)
-    if not beams:
-        first, *steps, last = seen.streamed
-        assert torch.equal(torch.cat([first, *(step[:, None] for step in steps)], 1), found.sequences)
-        assert int(last) == -1
 
 
 @pytest.mark.parametrize("method", ["full", "consensusdrop", "consensusdrop+", "fastv"])
@@ -260,17 +190,6 @@ def test_lengths_count_the_full_prompt_wherever_they_are_set(llava: Tiny, method
             assert count() == 6
         finally:
             llava.model.generation_config = config
-
-
-def test_a_shortest_length_counts_the_full_prompt(llava: Tiny) -> None:
-    inputs = llava.inputs("one")
-    size = inputs["input_ids"].shape[1]
-    for method in ("full", "consensusdrop", "fastv"):
-        with llava.attach(method):
-            first = int(answer(generate(llava.model, inputs))[0, 0])
-            ended = {"eos_token_id": first, "pad_token_id": 0, "do_sample": False, "max_length": size + 9}
-            assert llava.model.generate(**inputs, **ended).shape[1] == size + 1
-            assert llava.model.generate(**inputs, **ended, min_length=size + 4).shape[1] >= size + 4
 
 
 def test_features_that_were_encoded_before_are_named(llava: Tiny) -> None:

@@ -1,6 +1,5 @@
 """Attaching and detaching while another thread generates: what has begun goes on with what it began with."""
 
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +12,6 @@ from models import tiny_llava
 from transformers import StoppingCriteriaList
 
 from llava_consensus import attach
-
-sys.path.insert(0, str(Path(__file__).parent / "derived"))
 
 PLACES = ("at the first step", "before the images are encoded")
 
