@@ -129,6 +129,19 @@ def llava_over(kind: str, **text: Any) -> Any:
     return ready(LlavaForConditionalGeneration, config)
 
 
+def vip_llava() -> Any:
+    """A type that is not in the package's table of families."""
+    from transformers import CLIPVisionConfig, LlamaConfig, VipLlavaConfig, VipLlavaForConditionalGeneration
+
+    config = VipLlavaConfig(
+        vision_config=CLIPVisionConfig(**SQUARE),
+        text_config=LlamaConfig(**TEXT),
+        image_token_index=IMAGE,
+        vision_feature_layers=[-1, -2],
+    )
+    return ready(VipLlavaForConditionalGeneration, config)
+
+
 def square(number: int) -> Picture:
     return Picture([IMAGE] * 16, {"pixel_values": noise(1, 3, 56, 56, seed=number)})
 
