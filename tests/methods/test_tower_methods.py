@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from models import IMAGE, as_units, tiny_llava
-from prompts import ANYRES, batch, row, tiles
+from prompts import ANYRES, row, tiles
 from units import headed, seen, unit
 
 from llava_consensus import attach
@@ -239,23 +239,6 @@ def test_a_tower_that_ends_with_the_features_is_refused(tower_folder: Path) -> N
         attach(model, "prumerge", tokens=5)
     with attach(model, "visionzip", tokens=5):
         pass
-
-
-@torch.no_grad()
-def test_left_padded_batches_of_adaptive_counts_generate_as_singles(tower_folder: Path) -> None:
-    model = tiny_llava(tower_folder, tokenizer_padding_side="left")
-    rows = [row(5, 6), row(5, after=9), row(7, 8, 9, after=2), row(5, images=2)]
-    images = tiles(5, 1)  # images with different numbers of outliers on both stacks
-    ids, mask = batch(*rows, left=True)
-    parts = [images[:1], images[1:2], images[2:3], images[3:]]
-    with attach(model, "prumerge", tokens=6, budget="adaptive") as attached:
-        together = model.generate(ids, images=images, attention_mask=mask, max_new_tokens=6, do_sample=False)
-        left = [one.after for one in attached.outcomes]
-        for index, (one, own) in enumerate(zip(rows, parts, strict=True)):
-            alone = model.generate(torch.tensor([one]), images=own, max_new_tokens=6, do_sample=False)
-            said = together[index].tolist()  # padded with 0 where it ended before the others
-            assert said == alone[0].tolist() + [0] * (len(said) - alone.shape[1])
-    assert len(set(left)) > 1
 
 
 def rows_of(model: Any, name: str, tokens: int, images: Any, **options: Any) -> tuple[torch.Tensor, Any]:
