@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import remote_cases
-from remote_doubles.base import OLD
 
 from llava_consensus.cli import main
 from llava_consensus.errors import DataError
@@ -32,12 +31,6 @@ def folder(request: Any, tmp_path: Path) -> Path:
     return remote_cases.checkpoint(request.param, tmp_path)
 
 
-def test_doubles_pass_from_their_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["model", "check", str(folder), "--trust-remote-code"]) == 0
-    said = capsys.readouterr().out
-    assert said.count(" pass ") == len(CHECKS)
-
-
 def test_code_of_a_checkpoint_does_not_run_unasked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for file in folder.glob("*.py"):
         file.write_text("raise SystemExit('this ran')")
@@ -45,11 +38,6 @@ def test_code_of_a_checkpoint_does_not_run_unasked(folder: Path, capsys: pytest.
     for command in (["model", "check"], ["ask", "picture.png", "what?", "--model"]):
         assert main([*command, str(folder)]) == 2
         assert "--trust-remote-code" in capsys.readouterr().err
-
-
-def test_internvl_chat_passes(internvl: Any) -> None:
-    found = findings(internvl, make("consensusdrop"))
-    assert all(one.passed for one in found), found
 
 
 def test_internvl_chat_passes_by_the_command_with_its_own_package(
@@ -69,31 +57,16 @@ def test_internvl_chat_passes_by_the_command_with_its_own_package(
     assert capsys.readouterr().out.count(" pass ") == len(CHECKS)
 
 
-@pytest.fixture
-def internvl(tmp_path: Path) -> Any:
-    return remote_cases.host_of(remote_cases.double("internvl_chat", tmp_path))
-
-
 @pytest.mark.parametrize("method", ["consensusdrop", "divprune", "fastv"])
 def test_llava_mini_passes(method: str) -> None:
     found = findings(models.load(MINI, Loading(device="cpu")), make(method))
     assert all(one.passed for one in found), found
 
 
-@pytest.mark.skipif(OLD, reason="models of transformers need >= 5.19")
 def test_its_hugging_face_layout_passes(tmp_path: Path) -> None:
     convert(Path(MINI), tmp_path / "mini")
     found = findings(models.load(str(tmp_path / "mini"), Loading(device="cpu")), make("consensusdrop"))
     assert all(one.passed for one in found), found
-
-
-@pytest.mark.skipif(OLD, reason="models of transformers need >= 5.19")
-@pytest.mark.parametrize("method", ["consensusdrop", "divprune", "fastv"])
-def test_a_tiny_qwen_passes(method: str, tmp_path: Path) -> None:
-    from hf_checkpoints import host_of
-
-    found = findings(host_of("qwen2_5_vl", tmp_path / "qwen"), make(method))
-    assert len(found) == len(CHECKS) and all(one.passed for one in found), found
 
 
 def test_a_command_says_what_failed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -185,26 +185,6 @@ def test_a_clip_is_one_video_under_one_budget(filming: tuple[str, Any]) -> None:
     assert len(set(expected)) > 1
 
 
-def test_pictures_and_clips_are_asked_about_together(filming: tuple[str, Any]) -> None:
-    name, host = filming
-    with host.attach(*method(name, "consensusdrop")):
-        clip, picture = host.encode([clips()[0], pictures()[0]])
-        prompts = [Prompt(text, max_new_tokens=NEW) for text in TEXTS[:2]]
-        together = host.answer([[clip], [picture]], prompts)
-        alone = [host.answer([[one]], [prompt])[0] for one, prompt in zip((clip, picture), prompts, strict=True)]
-    assert [answer.text for answer in together] == [answer.text for answer in alone]
-
-
-@pytest.mark.parametrize("name", ["internvl", "qwen2_5_vl"])
-def test_a_run_counts_what_its_pictures_cost(name: str, tmp_path: Path) -> None:
-    data, model = make_data(tmp_path / "data", pictures=2, each=2), tmp_path / "model"
-    CASES[name].build().save_pretrained(model)
-    asked = config(data, model, tokens=20, max_new_tokens=3)
-    done = loop.run(asked, tmp_path / "out", Execution(progress=False), lambda *_: host_of(name, model))
-    lines = [json.loads(line)["metadata"] for line in (done.path / "answers.jsonl").read_text().splitlines()]
-    assert len(lines) == 4 and all(1e5 < one["account"]["flops"]["vision"] < 1e9 for one in lines)
-
-
 class Films(Fake):
     """The fake benchmark about videos."""
 

@@ -122,24 +122,6 @@ def test_what_cannot_be_read_is_named_and_what_asks_nothing_works(kind: str) -> 
     assert torch.allclose(logits, expected * getattr(model, "logit_scale", 1), atol=1e-4)
 
 
-def test_the_check_leaves_the_model_as_it_is() -> None:
-    model = llava("llama").train()
-    layer, fired = model.model.language_model.layers[0], list[str]()
-    layer.mlp.eval()
-    for name, module in layer.named_modules():
-        module.register_forward_hook(lambda *_, name=name: fired.append(name))
-        module.register_forward_pre_hook(lambda *_, name=name: fired.append(name))
-    modes = [module.training for module in model.modules()]
-    torch.manual_seed(3)
-    state = torch.get_rng_state()
-    with torch.autocast("cpu", dtype=torch.bfloat16), attach(model, "consensusdrop", tokens=5):
-        pass
-    with torch.inference_mode(), attach(model, "fastv", tokens=5):
-        pass
-    assert [module.training for module in model.modules()] == modes and not fired
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 def test_weights_that_are_not_there_or_quantised_are_taken() -> None:
     from accelerate import cpu_offload
 

@@ -320,14 +320,6 @@ def test_a_merged_token_may_stand_at_the_mean_position_of_its_members(
 
 
 @torch.no_grad()
-def test_truncation_judges_the_reduced_length(tower_folder: Path, prompt: SimpleNamespace) -> None:
-    model = tiny_llava(tower_folder, tokenizer_model_max_length=20)
-    assert model(prompt.ids, images=prompt.images).logits.shape[1] == 20
-    with attach(model, tokens=6):
-        assert model(prompt.ids, images=prompt.images).logits.shape[1] == 18  # nothing is lost: 12 ids and 6 tokens
-
-
-@torch.no_grad()
 def test_decode_steps_and_prompts_without_pictures_pass_through(llava_model: Any) -> None:
     ids = torch.tensor([[1, 5, 6, 7]])
     dense = llava_model(ids).logits
@@ -401,12 +393,3 @@ def test_probe_of_a_real_prompt_equals_the_models_own_first_layer(tower_folder: 
     attention = model(prompt.ids, images=prompt.images, output_attentions=True).attentions[0].mean(1)[0]
     rows = attention[5 + PATCHES :, 5 : 5 + PATCHES]
     assert torch.allclose(cross, (rows / (rows.sum(1, keepdim=True) + 1e-6)).mean(0), atol=1e-5)
-
-
-def test_tower_runs_once_per_attachment_call(llava_model: Any, prompt: SimpleNamespace) -> None:
-    calls = []
-    handle = llava_model.get_vision_tower().register_forward_hook(lambda *_: calls.append(1))
-    with attach(llava_model, tokens=6), torch.no_grad():
-        llava_model.generate(prompt.ids, images=prompt.images, max_new_tokens=4, do_sample=False)
-    handle.remove()
-    assert len(calls) == 1

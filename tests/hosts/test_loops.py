@@ -19,8 +19,6 @@ from llava_consensus.methods import METHODS
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 pytestmark = pytest.mark.skipif(VERSION < (5, 19), reason="methods on models of transformers need >= 5.19")
 NEW = 5
-BEFORE: list[tuple[str, dict[str, Any]]] = [("consensusdrop", {}), ("consensusdrop", {"positions": "mean"})]
-WAYS = [*BEFORE, ("fastv", {})]
 
 
 class Tiny:
@@ -51,43 +49,12 @@ def generate(model: Any, inputs: dict[str, Any], **options: Any) -> Any:
     return model.generate(**inputs, **{**given, **options})
 
 
-def logits(found: Any) -> Tensor:
-    return torch.stack(found.logits, 1)
-
-
 def close(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one, other, atol=1e-4)
 
 
-def answer(found: Any) -> Tensor:
-    return found.sequences[:, -NEW:]
-
-
 def kept(attached: Any) -> list[tuple[int, int]]:
     return [(one.before, one.after) for one in attached.outcomes]
-
-
-@torch.no_grad()
-def loop(model: Any, inputs: dict[str, Any], words: Tensor, mask: Tensor | None, count: str = "") -> Tensor:
-    """Logits of a loop of one's own that says these words [R, t], given the mask of the prompt or none. Positions are
-    counted by the mask, by the cache, or not at all.
-    """
-    if count == "mask":
-        inputs = {**inputs, "position_ids": (mask.cumsum(1) - 1).clamp_min(0)}
-    output = model(**inputs, use_cache=True)
-    found = [output.logits[:, -1]]
-    for word in words[:, :-1].T[..., None]:
-        given: dict[str, Any] = {"past_key_values": output.past_key_values, "use_cache": True}
-        if mask is not None:
-            mask = torch.cat((mask, torch.ones_like(word)), 1)
-            given["attention_mask"] = mask
-        if count == "mask":
-            given["position_ids"] = mask.cumsum(1)[:, -1:] - 1
-        elif count == "cache":
-            given["position_ids"] = torch.full_like(word, output.past_key_values.get_seq_length())
-        output = model(input_ids=word, **given)
-        found.append(output.logits[:, -1])
-    return torch.stack(found, 1)
 
 
 # ---- loops of one's own
@@ -119,35 +86,6 @@ def test_a_copy_of_a_cache_and_one_that_is_used_again(llava: Tiny) -> None:
 
 
 # ---- later turns
-
-
-@pytest.mark.parametrize(("method", "options"), WAYS)
-@torch.no_grad()
-def test_a_later_turn_goes_on_by_the_cache(llava: Tiny, method: str, options: dict[str, Any]) -> None:
-    inputs = llava.inputs("batch")
-    words = torch.arange(11, 14).expand(len(inputs["input_ids"]), -1)
-    with llava.attach(method, **options):
-        turn = generate(llava.model, inputs)
-        whole = torch.cat((turn.sequences, words), 1)
-        mask = torch.cat((inputs["attention_mask"], torch.ones_like(whole[:, inputs["input_ids"].shape[1] :])), 1)
-        cache = turn.past_key_values
-        new = {"input_ids": torch.cat((turn.sequences[:, -1:], words), 1), "past_key_values": copy.deepcopy(cache)}
-        new |= {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1)[:, -4:]}
-        expected = llava.model(**new).logits[:, -1]
-        second = generate(
-            llava.model, {"input_ids": whole, "attention_mask": mask}, past_key_values=copy.deepcopy(cache)
-        )
-        assert close(second.logits[0], expected)
-        assert torch.equal(second.sequences[:, :-NEW], whole)
-        new = {"input_ids": whole[:, -4:], "attention_mask": mask}
-        alone = generate(llava.model, new, past_key_values=copy.deepcopy(cache))
-        assert torch.equal(alone.sequences[:, 4:], answer(second))
-        again = torch.cat((second.sequences, words), 1)  # a third turn, on a cache that two have grown
-        mask = torch.cat((mask, torch.ones_like(again[:, mask.shape[1] :])), 1)
-        third = generate(
-            llava.model, {"input_ids": again, "attention_mask": mask}, past_key_values=second.past_key_values
-        )
-        assert third.sequences.shape[1] == again.shape[1] + NEW
 
 
 # ---- kinds of caches and of decoding

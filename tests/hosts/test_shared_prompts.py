@@ -97,11 +97,6 @@ def test_prompts_are_answered_together_as_each_is_alone(host: NumberHost, name: 
     assert given(together) == given(alone)
 
 
-def test_questions_without_pictures_go_beside_those_with_some(host: NumberHost) -> None:
-    together, alone = ask(host, "visionzip", [[0], [], [0], [], [0]])
-    assert given(together) == given(alone)
-
-
 @pytest.mark.parametrize("name", ["full", "consensusdrop", "fastv"])
 def test_logits_are_made_of_the_last_row_alone(host: NumberHost, name: str) -> None:
     made: list[int] = []

@@ -14,7 +14,6 @@ from torch.nn.functional import interpolate
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.smaller_images import Squares
 from llava_consensus.methods.resize import smaller
 
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
@@ -150,17 +149,6 @@ def test_a_model_of_equal_tiles_reads_tiles_that_were_made_smaller(name: str) ->
     assert torch.allclose(found, own_features(name, twin, small), atol=1e-5)
     assert attached.outcomes[0].after == len(tiles) * cells[0] * cells[1] == len(found)
     assert reduced["position_ids"][0].tolist() == [place for place, one in enumerate(stays) if one]
-
-
-@pytest.mark.parametrize("name", FIXED)
-@torch.no_grad()
-def test_a_tile_that_keeps_its_size_is_read_as_by_the_model(name: str) -> None:
-    """As where one image of a call is made smaller and another has room."""
-    case = CASES[name]
-    model = case.build()
-    tiles = case.picture(1).pixels["pixel_values"].flatten(0, -4)
-    found = Squares(model.model, 4).read(tiles).flatten(0, 1)
-    assert torch.allclose(found, own_features(name, model, tiles), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["mistral_3", "pixtral"])
