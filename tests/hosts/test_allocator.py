@@ -3,15 +3,8 @@
 import platform
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from models import tiny_llava
-
-from llava_consensus import attach, hosts
-from llava_consensus.evaluation.models import loading
-
-MINI = Path(__file__).parents[2] / "checkpoints" / "llava-mini"
 
 FAULTS = """
 import resource, torch
@@ -37,13 +30,3 @@ def test_large_blocks_are_taken_from_what_was_freed() -> None:
     told = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True).stdout
     before, after = map(int, told.split())
     assert before > 1000 and after < 100
-
-
-def test_loading_and_attaching_do_so(tower_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    for place in (loading, hosts):
-        monkeypatch.setattr(place, "keep_freed_memory", lambda: calls.append("kept"))
-    attach(tiny_llava(tower_folder), "full").detach()
-    assert calls == ["kept"]
-    loading.load(str(MINI))
-    assert len(calls) >= 2

@@ -111,15 +111,6 @@ def test_many_questions_about_one_picture_run_the_tower_once(loaded: tuple[str, 
     assert not runs
 
 
-def test_a_question_without_a_picture_is_asked_beside_others(loaded: tuple[str, Any]) -> None:
-    name, host = loaded
-    with host.attach(*method(name, "consensusdrop")):
-        encoded = host.encode(pictures()[:1])
-        prompts = [Prompt(text, max_new_tokens=NEW) for text in TEXTS[:2]]
-        _, bare = host.answer([encoded, []], prompts)
-    assert bare.before == 0 and bare.text == users_own(host, [{"type": "text", "text": TEXTS[1]}])
-
-
 @torch.no_grad()
 def test_costs_are_those_of_the_pictures_that_were_shown(family: tuple[str, Any]) -> None:
     """The tower against a count of the matrix products of the model's own encoder, where an image's size decides."""

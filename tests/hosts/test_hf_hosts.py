@@ -94,8 +94,7 @@ def check_tower(family: Tiny, seen: list[Any]) -> None:
     """Captured attention is that of the tower."""
     with family.attach():
         family.model(**family.one())
-    blocks = family.case.blocks(family.model)
-    weights = torch.cat([one for block in blocks for one in RECORDED.get(block, [])])  # [T, H, n, n]
+    weights = torch.cat(RECORDED[family.model.model.get_submodule(family.case.attention)])  # [T, H, n, n]
     attention = seen[0].attention
     if attention.classes:
         expected = weights.mean(1)[:, 0, 1:]

@@ -84,13 +84,6 @@ def test_the_converted_checkpoint_runs_in_the_layout_of_the_paper(converted: Pat
     check_records(converted, tmp_path)
 
 
-def test_dropped_newlines_are_named_in_the_record(official: Path, tmp_path: Path) -> None:
-    for name, structural in (("keep", 38), ("drop", 0)):  # 24 + 24 rows, of which an image of 384 x 304 fills 38
-        config, (answer, _) = records(official, tmp_path / name, 320, "--option", f"newlines={name}")
-        assert config["options"]["newlines"] == name and "host_options" not in config
-        assert counts(answer) == (2400, 320, structural)
-
-
 @NEEDS_HF
 @pytest.mark.parametrize("layout", ["stock", "2880"])
 def test_both_hosts_see_and_say_the_same(official: Path, converted: Path, layout: str) -> None:

@@ -95,16 +95,3 @@ def given(answers: list[Answer]) -> list[Any]:
 def test_prompts_are_answered_together_as_each_is_alone(host: NumberHost, name: str, shown: list[list[int]]) -> None:
     together, alone = ask(host, name, shown)
     assert given(together) == given(alone)
-
-
-@pytest.mark.parametrize("name", ["full", "consensusdrop", "fastv"])
-def test_logits_are_made_of_the_last_row_alone(host: NumberHost, name: str) -> None:
-    made: list[int] = []
-    count = host.model.lm_head.register_forward_hook(lambda _, args, output: made.append(output.shape[1]))
-    together, _ = ask(host, name, [[0], [1], [0]])
-    assert set(made) == {1} and len(together) == 3
-    made.clear()
-    with host.attach(make(name), BUDGET), torch.no_grad():  # who asks for logits gets those of every row
-        host.model(torch.tensor([WORDS]))
-    count.remove()
-    assert made == [len(WORDS)]

@@ -10,7 +10,6 @@ import torch
 import transformers
 
 from llava_consensus import cli
-from llava_consensus.errors import OptionError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import make as make_benchmark
 from llava_consensus.evaluation.media import open_image
@@ -53,16 +52,3 @@ def test_both_hosts_answer_alike(both: tuple[Any, Any], name: str) -> None:
             assert one[:4] == other[:4] and one.entering == other.entering
             for (_, chosen), (_, again) in zip(one.reductions, other.reductions, strict=True):
                 assert torch.equal(chosen.kept, again.kept) and torch.equal(chosen.owner, again.owner)
-
-
-def test_a_host_of_transformers_has_no_named_templates(both: tuple[Any, Any], tmp_path: Path) -> None:
-    path = Path(both[1].model.config._name_or_path)
-    assert models.check(str(path)) == {"conversation": "chat template of the model"}
-    with pytest.raises(OptionError, match="Leave --conversation out"):
-        models.check(str(path), "vicuna_v1")
-
-
-def test_sizes_are_the_same(both: tuple[Any, Any]) -> None:
-    left, right = (host.shape(40)._asdict() for host in both)
-    different = {name for name in left if left[name] != right[name]}
-    assert different <= {"vocabulary", "joint", "text_tower"}, "one word more; the text side is not looked for"
