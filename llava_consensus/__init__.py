@@ -27,21 +27,7 @@ _HOME = {
     "vllm": "serving.setting:engine_arguments",
     "recommend": "evidence",
 }
-__all__ = [
-    "BENCHMARKS",
-    "HOSTS",
-    "METHODS",
-    "Budget",
-    "Reduction",
-    "VisualTokens",
-    "attach",
-    "example_image",
-    "load",
-    "make",
-    "recommend",
-    "timed",
-    "vllm",
-]
+__all__ = ["attach", "example_image", "list_methods", "load", "recommend", "timed", "vllm"]
 
 
 def __getattr__(name: str) -> Any:
@@ -53,6 +39,17 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, attribute = _HOME[name].partition(":")
     return getattr(import_module(f"{__name__}.{module}"), attribute or name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def list_methods() -> list[str]:
+    """Names that `attach` takes as `method`."""
+    from llava_consensus.methods import METHODS
+
+    return list(METHODS)
 
 
 def example_image() -> Any:
