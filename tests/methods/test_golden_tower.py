@@ -125,7 +125,7 @@ def test_tome(case: str) -> None:
 
 @pytest.mark.parametrize(("size", "count"), DIVPRUNE)
 def test_divprune(size: int, count: int) -> None:
-    """Where tokens repeat, ours must differ: tests/methods/test_divprune.py says how."""
+    """Where tokens repeat, ours must differ: test_selections.py says how."""
     assert divprune_deviation(golden("divprune"), size, count) == 0.0
 
 
