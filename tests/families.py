@@ -336,7 +336,7 @@ def build(family: Family) -> Any:
     config = CONFIG_MAPPING[family.kind](**family.config())
     config._experts_implementation = "eager"  # grouped_mm has no float64
     torch.manual_seed(0)
-    return filled(AutoModelForImageTextToText.from_config(config).double().eval())
+    return filled(AutoModelForImageTextToText.from_config(config).to(torch.float64).eval())  # of complex angles too
 
 
 def filled(model: Any) -> Any:
