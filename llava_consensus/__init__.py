@@ -21,7 +21,7 @@ _HOME = {
     "METHODS": "methods",
     "make": "methods",
     "HOSTS": "hosts",
-    "timed": "hosts.timing",
+    "timed": "evaluation.bench.timing",
     "load": "evaluation.models",
     "BENCHMARKS": "evaluation.benchmarks",
     "vllm": "serving.setting:engine_arguments",
@@ -81,7 +81,7 @@ def attach(
             fraction in (0, 1), such as 0.1, is that share of each image's own tokens.
         merged: M of them, merged; None is the paper's share.
         total: the most visual tokens of one prompt: where its images have more, the older ones are made smaller.
-        host_options: what the model's host leaves open (`HOSTS`), for example `{"class_tokens": "drop"}`.
+        host_options: what the model's host leaves open (`HOSTS`), for example `{"layout": "2880"}`.
         options: fields of the method, for example `alpha=1.0`.
     Raises:
         OptionError: for an unknown name, or a value outside its bound.

@@ -112,11 +112,6 @@ class Attachment:
                 f"total={self.total}: is for methods that act after the vision tower, and "
                 f"{type(self.method).__name__} acts elsewhere: give tokens as a number or a share"
             )
-        if self.options.get("class_tokens") == "drop" and self.stages[-1].method.place is Place.DECODER:
-            raise OptionError(
-                f"class_tokens=drop: {type(self.stages[-1].method).__name__} cuts between decoder layers, which the "
-                "class tokens of frames have entered by then. Take class_tokens=keep or class_tokens=candidates"
-            )
         config: Any = getattr(model, "config", None)
         if getattr(config, "model_type", None) in OWN_GENERATE:
             raise OptionError(
