@@ -35,7 +35,7 @@ MATHS = (
 )
 _NAMES = (
     *("attached_answers", "images", "layouts", "shares", "newlines", "hf_hosts", "loops", "decoder", "llava_host"),
-    *("llava_loops", "kept_axes", "attachment", "language_models", "towers", "tile_budgets", "video_llava"),
+    *("llava_loops", "attachment", "language_models", "towers", "tile_budgets", "video_llava"),
     *("calibrated", "smaller_pictures", "compositions"),
 )
 HOSTS = (

@@ -1,5 +1,5 @@
-"""Models of transformers with a method attached, outside of a plain `generate`: loops of the user's own, later turns,
-kinds of caches and of decoding, and whoever reads the ids.
+"""Models of transformers with a method attached, outside of a plain `generate`: caches, lengths, training, wrappers,
+arguments of calls, words behind several images, and positions of three axes.
 """
 
 import copy
@@ -13,9 +13,11 @@ import transformers
 from hf_models import CASES, END, TAG, prompts
 from torch import Tensor
 
-from llava_consensus import attach
+from llava_consensus import attach, cli, make
 from llava_consensus.errors import NonFiniteError, OptionError
+from llava_consensus.hosts.inputs import Inputs
 from llava_consensus.methods import METHODS
+from llava_consensus.reduction.saliency import EPSILON
 
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 pytestmark = pytest.mark.skipif(VERSION < (5, 19), reason="methods on models of transformers need >= 5.19")
@@ -58,9 +60,6 @@ def kept(attached: Any) -> list[tuple[int, int]]:
     return [(one.before, one.after) for one in attached.outcomes]
 
 
-# ---- loops of one's own
-
-
 @torch.no_grad()
 def test_a_copy_of_a_cache_and_one_that_is_used_again(llava: Tiny) -> None:
     inputs, other = llava.inputs("one"), llava.inputs("picture last")
@@ -84,12 +83,6 @@ def test_a_copy_of_a_cache_and_one_that_is_used_again(llava: Tiny) -> None:
         cache.reset()
         assert close(llava.model(**inputs, past_key_values=cache).logits, first)
         assert close(llava.model(input_ids=word, past_key_values=cache).logits, expected)
-
-
-# ---- later turns
-
-
-# ---- kinds of caches and of decoding
 
 
 def test_guidance_reads_prompts_of_its_own(llava: Tiny) -> None:
@@ -140,7 +133,7 @@ def test_features_that_were_encoded_before_are_named(llava: Tiny) -> None:
         assert llava.model(**inputs, mm_encoder_outputs=features).logits.shape[1] == inputs["input_ids"].shape[1]
 
 
-# ---- training, and what is no model
+# ---- training, and wrappers
 
 
 @pytest.mark.parametrize("method", ["fastv", "sparsevlm"])
@@ -280,3 +273,63 @@ def test_numbers_of_numpy_and_torch_are_budgets(tokens: Any) -> None:
     with attach(model, "visionzip", tokens) as attached:
         model(**one("llava", 0))
     assert attached.outcomes[0].after == 8
+
+
+@pytest.mark.parametrize("aggregate", ["all", "last", "max"])
+@torch.no_grad()
+def test_words_ask_about_the_pictures_before_them(aggregate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries and keys are taken once for each prompt, so that many images cost what one of their length does; each
+    image is asked about by the eager first layer's rows behind it.
+    """
+    import hf_models
+
+    case = hf_models.CASES["llava"]
+    model, (first, second, third) = case.build(), map(case.picture, range(3))
+    words = [1, first, 5, 6, second, 7, 9, third, 8], [3, 4, first, 5]
+    inputs, made = hf_models.prompts(*words), []
+    probe = Inputs.probe_of
+    monkeypatch.setattr(Inputs, "probe_of", lambda *given: made.append(probe(*given)) or made[0])
+    with attach(model, "consensusdrop", tokens=case.tokens, alpha=0.0, aggregate=aggregate) as attached:
+        model(**inputs)
+        found = [one.reductions[0][1].cross[0] for one in attached.outcomes]
+    assert (*made[0].query.shape[:3:2], len(made[0].key)) == (2, 5, 2)  # sequences, words behind images, sequences
+    model.set_attn_implementation("eager")
+    attention = model(**inputs, output_attentions=True).attentions[0].mean(1)  # [R, S, S]
+    picture = inputs["input_ids"] == hf_models.IMAGE
+    starts = picture & ~picture.roll(1, 1)
+    for cross, (row, start) in zip(found, starts.nonzero().tolist(), strict=True):
+        end = start + len(first.ids)
+        rows = attention[row, end:][~picture[row, end:]][:, start:end]
+        rows = {"all": rows, "last": rows[-1:], "max": rows.amax(0, keepdim=True)}[aggregate]
+        assert torch.allclose(cross, (rows / (rows.sum(-1, keepdim=True) + EPSILON)).mean(0), atol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_new_positions_are_refused_and_a_default_is_said(family: str) -> None:
+    case = CASES[family]
+    model = case.build()
+    for method in ("consensusdrop", "random", "fastv", "pyramiddrop"):
+        with pytest.raises(OptionError, match=r"positions=renumber: Qwen\w+ has positions of three axes"):
+            attach(model, method, tokens=5, positions="renumber")
+    inputs = prompts([1, 7, case.picture(0), 8, 9])
+    for method, options, notes in (
+        ("consensusdrop", {}, ("positions of three axes are kept",)),
+        ("consensusdrop+", {}, ()),
+        ("consensusdrop", {"positions": "keep"}, ()),
+    ):
+        with attach(model, method, tokens=5, **options) as attached:
+            model.generate(**inputs, max_new_tokens=2, do_sample=False)
+            assert attached.notes == notes
+
+
+def test_the_list_says_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "--host", "qwen2.5-vl"]) == 0
+    assert "positions: kept, as they have three axes" in capsys.readouterr().out
+    assert cli.main(["list", "--host", "llava"]) == 0
+    assert "positions:" not in capsys.readouterr().out
+
+
+def test_a_method_knows_what_it_was_asked() -> None:
+    assert make("consensusdrop", positions="renumber") == make("consensusdrop")
+    assert make("consensusdrop", positions="renumber").asked == {"positions"}
+    assert make("consensusdrop").asked == set()
