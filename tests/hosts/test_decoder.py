@@ -43,22 +43,6 @@ def test_the_cache_holds_what_each_layer_saw_and_no_more(deep: Any, prompt: Simp
 
 
 @torch.no_grad()
-def test_two_conversations_in_turn_know_their_own_cache(deep: Any) -> None:
-    word, given = torch.tensor([[7]]), [(*batch(row(*range(5, 5 + more))), tiles(1)) for more in (1, 2)]
-
-    def step(cache: Any) -> torch.Tensor:
-        return deep(word, past_key_values=cache, use_cache=True).logits
-
-    def read(ids: Any, mask: Any, images: Any) -> Any:
-        return deep(ids, images=images, attention_mask=mask, use_cache=True).past_key_values
-
-    with attach(deep, "restore_calibrated", TOKENS):
-        alone = [step(read(*one)) for one in given]
-        caches = [read(*one) for one in given]
-        assert all(torch.equal(step(cache), logits) for cache, logits in zip(caches, alone, strict=True))
-
-
-@torch.no_grad()
 def test_after_an_exception_the_same_attachment_works_again(deep: Any, prompt: SimpleNamespace) -> None:
     def fail(*args: Any) -> None:
         raise RuntimeError("boom")

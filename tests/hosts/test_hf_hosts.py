@@ -242,30 +242,6 @@ def test_blocks_of_windows_are_refused() -> None:
         assert attached.outcomes[0].after == tiny.case.tokens
 
 
-class Largest(torch.utils._python_dispatch.TorchDispatchMode):
-    """The bytes of the largest tensor that was made."""
-
-    bytes = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = function(*args, **(kwargs or {}))
-        for one in found if isinstance(found, tuple | list) else [found]:
-            self.bytes = max(self.bytes, one.untyped_storage().nbytes() if isinstance(one, Tensor) else 0)
-        return found
-
-
-def test_a_host_never_holds_a_square_of_patches() -> None:
-    tiny = Tiny("qwen2_5_vl")
-    side = 64  # 4096 patches, whose square for four heads would be 256 MiB
-    pixels = hf_models.noise(side**2, 6 * 14**2, seed=0)
-    ids = [hf_models.START, *[hf_models.IMAGE] * (side**2 // 4), hf_models.END]
-    picture = hf_models.Picture(ids, {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, side, side]])})
-    with tiny.attach(tokens=64) as attached, Largest() as largest:
-        tiny.model(**prompts([1, 5, picture, 6, 7]))
-    assert attached.outcomes[0].after == 64
-    assert largest.bytes < 64 * 2**20
-
-
 # ---- what every attachment holds, on these models too
 
 

@@ -63,30 +63,6 @@ def test_the_probe_is_the_attention_of_the_plain_model(kind: str) -> None:
     assert torch.allclose(reduction.cross[0], expected, atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "granite", "cohere2", "glm4", "gemma2", "smollm3", "gpt_neox"])
-def test_a_cut_is_made_by_the_attention_of_the_plain_model(kind: str) -> None:
-    """What FastV keeps, and the logits of a plain model in which later layers do not see the others."""
-    model = llava(kind, attn_implementation="eager")
-    kept = maps(model)[1][-1, PICTURE].topk(5).indices.sort().values
-    hidden = torch.ones(model.config.text_config.num_hidden_layers, 22, dtype=torch.bool)[0]
-    hidden[: PICTURE.start] = hidden[TAIL:] = hidden[PICTURE.start + kept] = False
-
-    def hide(layer: Any, args: Any, kwargs: Any) -> Any:
-        mask = kwargs["attention_mask"].masked_fill(hidden, torch.finfo(torch.float32).min)
-        return args, {**kwargs, "attention_mask": mask}
-
-    handles = [one.register_forward_pre_hook(hide, with_kwargs=True) for one in model.model.language_model.layers[2:]]
-    with torch.no_grad():
-        expected = model(**asked()).logits[0, -1]
-    for handle in handles:
-        handle.remove()
-    with attach(model, "fastv", tokens=5, layer=2) as attached, torch.no_grad():
-        logits = model(**asked()).logits[0, -1]
-        ((_, reduction),) = attached.outcomes[0].reductions
-    assert torch.equal(reduction.kept[0], kept)
-    assert torch.allclose(logits, expected, atol=1e-4)
-
-
 @pytest.mark.parametrize("layer", [1, 2])
 @pytest.mark.parametrize("name", ["gemma3", "aya_vision"])
 def test_layers_of_two_kinds_are_cut_by_the_attention_of_each(name: str, layer: int) -> None:

@@ -70,21 +70,6 @@ def test_positions_that_are_kept_have_gaps_where_newlines_were(tower_folder: Pat
         assert torch.equal(positions[(embeds != model.model.image_newline).any(1)], fewer)
 
 
-@torch.no_grad()
-def test_they_are_no_part_of_the_total_of_a_prompt(tower_folder: Path) -> None:
-    model = tiny_llava(tower_folder, **UNPAD)
-    ids, _ = batch(row(5, images=2, after=6))
-    given = dict(images=[tiles(5), tiles(5, 3)], image_sizes=[(100, 70), (100, 100)])
-    with attach(model, "visionzip", 0.5) as attached:
-        model(ids, **given)
-        without = [outcome.after for outcome in attached.outcomes]
-        assert all(outcome.structural for outcome in attached.outcomes)
-    for total, left in (sum(without), without), (sum(without) - 1, [without[0] // 2, without[1]]):
-        with attach(model, "visionzip", 0.5, total=total) as attached:
-            model(ids, **given)
-            assert [outcome.after for outcome in attached.outcomes] == left
-
-
 @NEEDS_HF
 @pytest.mark.parametrize("name", ["llava_next", "llava_next_video", "llava_onevision"])
 @torch.no_grad()

@@ -142,22 +142,6 @@ def test_relevance_on_a_host_equals_clips_own_features(clip_folder: SimpleNamesp
 
 
 @torch.no_grad()
-def test_tiles_of_a_picture_share_one_scale_and_the_question_matters(clip_folder: SimpleNamespace) -> None:
-    model = tiny_llava(clip_folder.folder, **ANYRES, mm_patch_merge_type="spatial")
-    ids, _ = batch(row(5))
-    kept = []
-    for question in ("what?", "where is it?"):
-        with attach(model, "cdpruner", tokens=64) as attached:  # 13, 13, 13, 13 and 12
-            with attached.asking([question]):
-                model(ids, images=[tiles(5)], image_sizes=[(100, 100)])
-            parts = [reduction for _, reduction in attached.outcomes[0].reductions]
-        every = torch.cat([part.fused for part in parts])
-        assert every.shape == (5, 16) and sum(float(part.fused.max()) >= 1 for part in parts) == 1
-        kept.append(every)
-    assert not torch.allclose(*kept)
-
-
-@torch.no_grad()
 def test_pictures_of_a_prompt_are_scaled_by_what_unpadding_leaves_of_each(clip_folder: SimpleNamespace) -> None:
     model = tiny_llava(clip_folder.folder, **ANYRES, mm_patch_merge_type="spatial_unpad")
     (together, _), (single, _) = batch(row(5, images=2)), batch(row(5))

@@ -89,14 +89,6 @@ def test_prumerge_adaptive_is_for_one_unit() -> None:
         make("prumerge", budget="adaptive").reduce(unit(batch=2), Budget(5))
 
 
-def test_prumerge_without_neighbours_keeps_features_as_they_are() -> None:
-    given = unit(24, batch=1)
-    result = make("prumerge", neighbours=0, order="raster").reduce(given, Budget(24))
-    own = torch.gather(given.features[..., :6] * 2, 1, result.source[..., None].expand(-1, -1, 6))
-    kept = result.source != result.anchors
-    assert torch.allclose(result.tokens[kept], own[kept])
-
-
 def test_prumerge_plus_fixed_walks_or_spreads() -> None:
     saliency = torch.linspace(1.0, 1.1, 576)[None].clone()
     saliency[0, [100, 30]] = torch.tensor([9.0, 8.0])
@@ -147,14 +139,6 @@ def test_vispruner_thins_out_as_if_everything_were_compared_again_and_again(
             order = one[even][:, odd].amax(1).sort(descending=True, stable=True).indices.tolist()
             left = [even[place] for place in order[min(8, len(left) - count) :]] + odd
         assert thin(similarity, count)[index].tolist() == left
-
-
-def test_entering_of_adaptive_methods_is_a_bound() -> None:
-    assert make("prumerge", budget="adaptive").entering(Budget(64), 576, 2) == [145, 145]
-    assert make("prumerge_plus", budget="adaptive").entering(Budget(64), 576, 1) == [576]
-    assert make("prumerge").entering(Budget(64), 576, 1) == [64] and make("prumerge").entering(Budget(600), 576, 1) == [
-        576
-    ]
 
 
 # ---- on a host
