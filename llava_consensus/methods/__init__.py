@@ -1,7 +1,7 @@
 """The reduction methods. METHODS is the only list: a new method is one file here and one line in it (docs/adding.md).
 
 METHODS["fastv"]        the class; imports its file, and with it torch
-METHODS.line("fastv")   what it does, in one line, from the index
+METHODS.line("fastv")   its description in one line, from the index
 """
 
 import json
@@ -97,7 +97,7 @@ RENAMED = {"downsample": "resize"}  # names of before, in commands and in the co
 
 
 class Methods(Registry):
-    """Methods by name, with what lists say of them."""
+    """Methods by name, with their lines in lists."""
 
     def line(self, name: str) -> str:
         """The first paragraph of a method's docstring, in one line."""
@@ -200,7 +200,7 @@ def known_methods() -> dict[str, str]:
 
 
 def method_name(method: "Method") -> str:
-    """The name a method's class is registered under; the name of the class where it is not registered."""
+    """The name a method's class is registered under; the name of the class if it is not registered."""
     if names := getattr(method, "stages", ""):
         return "+".join(part.partition(":")[0] for part in PLUS.split(names))
     kind = type(method)

@@ -3,7 +3,7 @@
 The vision tower says how salient each patch is to itself, a probe of the language model's first layer (SCAP) how much
 the question's words look at it (`saliency.py`). A fuser makes one saliency of both (`selection.py`); the best K tokens
 stay as they are, and the others are folded into M (EGTM, `merging.py`). A prompt without text after its image asks
-nothing, so the vision side decides alone.
+nothing, so only the vision side decides.
 """
 
 from dataclasses import dataclass
@@ -143,7 +143,7 @@ class ConsensusDrop(ReadsTower):
         return vision
 
     def _cross(self, tokens: VisualTokens) -> Tensor | None:
-        """Saliency by the question: [B, N]; None where no text follows the pictures."""
+        """Saliency by the question: [B, N]; None if no text follows the images."""
         probe: TextProbe = tokens.needed(Need.PROBE)
         if not probe.rows.shape[1]:
             return None

@@ -17,7 +17,7 @@ FEWEST = 8  # part of its budget that an old image of a conversation keeps at le
 
 @dataclass(frozen=True)
 class Budget:
-    """Visual tokens handed to the language model for one image: `tokens` = T = K kept + M merged.
+    """Visual tokens passed to the language model for one image: `tokens` = T = K kept + M merged.
 
     Args:
         tokens: T >= 1, in absolute tokens. T >= N means the unpatched model.
@@ -63,7 +63,7 @@ class Budget:
             OptionError: for fewer tokens than tiles.
         """
         left, parts = self.tokens, dict[int, int]()
-        order = sorted(range(len(sizes)), key=lambda tile: (sizes[tile], -tile))  # small ones settle what is left over
+        order = sorted(range(len(sizes)), key=lambda tile: (sizes[tile], -tile))  # small ones take the remainder
         for settled, tile in enumerate(order):
             parts[tile] = min(sizes[tile], left // (len(order) - settled))
             left -= parts[tile]
@@ -81,7 +81,7 @@ class Budget:
         return [Budget(parts[tile], merged.get(tile)) for tile in range(len(sizes))]
 
     def share(self, parts: int) -> list["Budget"]:
-        """The budget divided equally over `parts` tiles; the first tiles take what does not divide."""
+        """The budget divided equally over `parts` tiles; the first tiles take the remainder."""
         return self.over([self.tokens + 1] * parts)
 
 
@@ -147,7 +147,7 @@ def conversation(tokens: Sequence[int], total: int) -> list[int]:
         tokens: of each image without a bound, the oldest first.
         total: of all.
     Raises:
-        OptionError: where they do not fit so.
+        OptionError: if they do not fit so.
     """
     found = list(tokens)
     part = 2

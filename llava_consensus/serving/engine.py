@@ -38,7 +38,7 @@ from llava_consensus.serving.plan import Plan
 
 KEPT_BYTES = 256 << 20  # of what towers gave for images, for methods that read the prompt
 BEGUN_BYTES = 64 << 20  # of reduced images of prompts that vLLM encodes in several steps
-BATCH_ROWS = 1 << 15  # of prompts that are reduced together, padding included; a longer prompt is reduced alone
+BATCH_ROWS = 1 << 15  # of prompts that are reduced together, padding included; a longer prompt is reduced separately
 BASE = 128  # positions travel in two columns each, as digits that every number format holds exactly
 PLACED = "image_grid_thw"  # what positions of several axes follow from
 
@@ -58,14 +58,14 @@ class EncodedImage(NamedTuple):
         return sum(one.numel() * one.element_size() for one in tensors)
 
     def copied(self) -> "EncodedImage":
-        """A copy in memory of its own: views would keep all images of their batch alive."""
+        """A separate copy in memory: views would keep all images of their batch alive."""
         parts = {name: one.clone() for name, one in self.tiles.parts.items()}
         inputs = {name: one.clone() for name, one in self.inputs.items()}
         return self._replace(tiles=self.tiles._replace(parts=parts), tokens=self.tokens.clone(), inputs=inputs)
 
 
 class FullPrompt(NamedTuple):
-    """A prompt as it would be without reduction, or an image alone."""
+    """A prompt as it would be without reduction, or a single image."""
 
     ids: Tensor  # [S]
     image: Tensor  # [S] which of its images a row is of, or -1
@@ -75,7 +75,7 @@ class FullPrompt(NamedTuple):
 
 
 class ReducedPrompt(NamedTuple):
-    """What is left of the images of one prompt."""
+    """The remaining rows of the images of one prompt."""
 
     images: list[Tensor]  # [K, D'] each
 
@@ -85,7 +85,7 @@ class ReducedPrompt(NamedTuple):
         return sum(one.numel() * one.element_size() for one in self.images)
 
     def copied(self) -> "ReducedPrompt":
-        """A copy in memory of its own."""
+        """A separate copy in memory."""
         return ReducedPrompt([one.clone() for one in self.images])
 
 
@@ -93,7 +93,7 @@ Made = TypeVar("Made", EncodedImage, ReducedPrompt)
 
 
 class Kept(Generic[Made]):
-    """What was put in last, by its key, up to a number of bytes."""
+    """The latest entries by key, up to a number of bytes."""
 
     def __init__(self, most: int) -> None:
         self._known: OrderedDict[Any, Made] = OrderedDict()
@@ -103,7 +103,7 @@ class Kept(Generic[Made]):
         return len(self._known)
 
     def get(self, key: Any) -> Made | None:
-        """What has the key, which is then the latest."""
+        """The entry of the key, which becomes the latest."""
         found = self._known.get(key)
         if found is not None:
             self._known.move_to_end(key)
@@ -184,7 +184,7 @@ class Engine:
     """The reduction in one worker.
 
     Args:
-        plan: what is to be done.
+        plan: the work to do.
         model: vLLM's language model.
         blocks: of its vision tower.
         embed: ids [n] and which of them are images [n] -> embeddings [n, D].
@@ -222,7 +222,7 @@ class Engine:
         return self.facts.keeps_positions or self.method.positions != "renumber"
 
     def _install(self, blocks: Sequence[Any], readers: Sequence[Any] | None) -> None:
-        """Hooks that take what the method reads of the tower."""
+        """Hooks that record the inputs of the method in the tower."""
         features, attention = self.plan.blocks()
         if self.needs & {Need.FEATURES, Need.CLASS_FEATURE}:
             if readers is None:

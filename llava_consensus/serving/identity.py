@@ -111,7 +111,7 @@ async def checked(scope: Any, receive: Any) -> Any:
 
 
 def with_identity(body: bytes, told: Any) -> bytes:
-    """A list of models in which each says what it is."""
+    """A list of models with the description of each."""
     listed = json.loads(body)
     for card in listed["data"]:
         card[IDENTITY] = told

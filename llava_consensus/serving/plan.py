@@ -26,7 +26,7 @@ PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 
 
 class Plan:
-    """A model and what its server is asked to do.
+    """A model and the settings of its server.
 
     Args:
         config: of the model, with a setting in it.
