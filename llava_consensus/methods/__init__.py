@@ -242,7 +242,7 @@ def _composition(name: str, options: dict[str, Any]) -> "Method":
     """Methods one after the other, `NAME:tokens=N,key=value+NAME:key=value` (`reduction/composition.py`).
 
     Raises:
-        OptionError: as `make`, for options that stand beside it, or methods that do not compose.
+        OptionError: as `make`, for options given beside it, or methods that do not compose.
     """
     from llava_consensus.reduction.budget import Budget
     from llava_consensus.reduction.composition import Member, composed

@@ -78,7 +78,7 @@ class CDPruner(Selector, ReadsTower):
 
 def relevance_products(shape: Shape) -> float:
     """Products for the relevance of a token: its embedding in CLIP's space and the cosine there, or the cosines with
-    the words after the picture.
+    the words after the image.
     """
     return shape.joint * (shape.vision_width + 1) if shape.text_tower else shape.known("question") * shape.width
 

@@ -79,10 +79,10 @@ class ConsensusDrop(ReadsTower):
                 )
 
     def flops(self, shape: Shape, budget: Budget) -> float:
-        """Saliency, SCAP with layer 0's two projections, selection, sampling, assignment and merge, for one picture.
+        """Saliency, SCAP with layer 0's two projections, selection, sampling, assignment and merge, for one image.
 
         Raises:
-            OptionError: for a shape that does not say how many text rows follow the picture.
+            OptionError: for a shape that does not say how many text rows follow the image.
         """
         if budget.tokens >= shape.available:
             return 0.0

@@ -73,7 +73,7 @@ class HoloV(ReadsTower):
             weight = weight / (weight.sum(1, keepdim=True) + EPSILON)
             seats = topped_up((weight * count).floor().long(), weight, count)
             kept = seated(rank(saliency), crops.crop.expand_as(saliency), seats, count)
-            if self.order == "official":  # a crop that is kept whole stands as it was
+            if self.order == "official":  # a crop that is kept whole stays as it was
                 crop = crops.crop[kept]
                 whole = seats.gather(1, crop) >= crops.sizes[crop]
                 place = torch.where(whole, kept, torch.arange(count, device=kept.device))

@@ -7,7 +7,7 @@ missing is filled by the sum of the three cues. As in the authors' code relevanc
 `relevance=cosine` where a tower's patches do not point away from their content, see CDPruner), and unlikeness alone is
 not brought to 0..1. Differences: of two-vote tokens that are too many the best by the sum stay, where theirs are in
 the order of a Python set; the sentence that asks for a single word is no part of the question; relevance is scaled
-within a picture. Without CLIP's text side relevance is as CDPruner's there. Nothing depends on the depth of a model.
+within an image. Without CLIP's text side relevance is as CDPruner's there. Nothing depends on the depth of a model.
 """
 
 from dataclasses import dataclass

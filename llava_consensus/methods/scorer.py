@@ -155,7 +155,7 @@ def read_form(path: Path) -> LinearForm:
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of a file; of a whole checkpoint those of its scorer alone. OptionError for a damaged one."""
+    """The tensors of a file; of a whole checkpoint only those of its scorer. OptionError for a damaged one."""
     try:
         if file.suffix == ".safetensors":
             from safetensors import safe_open

@@ -3,7 +3,7 @@
 Zhang et al., "SparseVLM", ICML 2025. Text raters are the rows after the image whose share of a softmax of visual
 times text embeddings is above uniform. Saliency is their head-mean attention in the layer before the cut; of the
 dropped tokens the best 30 % are clustered by density peaks on that layer's output, and each cluster's mean goes after
-the picture. Version 1.5, the default, keeps published numbers of tokens; 1.0 keeps rank(attention) * scale + bias and
+the image. Version 1.5, the default, keeps published numbers of tokens; 1.0 keeps rank(attention) * scale + bias and
 cuts after layer 19 too; 2.0 (SparseVLM+) divides the attention by that of all-ones queries and keys, keeps the 14 heads
 with most visual mass, recycles nothing and leaves positions. For other T than the published ones, and other n than 576,
 there is one cut after layer 2 with kept + recycled = T. So T is what is left after the only cut there, and the authors'
@@ -61,7 +61,7 @@ class SparseVLM(InDecoder):
 
     @property
     def adaptive(self) -> bool:
-        """Version 1.0 reads its counts from the data, image by picture."""
+        """Version 1.0 reads its counts from the data, image by image."""
         return self.version == "1.0"
 
     @property
@@ -131,7 +131,7 @@ class SparseVLM(InDecoder):
             return Chosen(kept, merged, chosen.gather(1, centres))
 
     def count_by_rank(self, tokens: int, attention: Tensor, is_rater: Tensor) -> int:
-        """Version 1.0's number of kept tokens of one picture. Waits for the device: the number is a result."""
+        """Version 1.0's number of kept tokens of one image. Waits for the device: the number is a result."""
         scale, bias = self.rank_rule(tokens)
         matrix_rank = int(torch.linalg.matrix_rank(attention.mean(1)[0][is_rater[0]]))
         size = attention.shape[-1]
@@ -156,7 +156,7 @@ def raters(visual: Tensor, text: Tensor, mask: Tensor) -> Tensor:
 
     Args:
         visual: [P, n, D] inputs of layer 0.
-        text: [P, L, D] rows after the picture.
+        text: [P, L, D] rows after the image.
         mask: [P, L] true if a row is real.
     Returns:
         [P, L] bool.

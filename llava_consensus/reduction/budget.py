@@ -172,7 +172,7 @@ def of_prompts(
 
     Args:
         budgets: of each image, those of a prompt with the oldest first.
-        sizes: tokens of each picture.
+        sizes: tokens of each image.
         prompts: which prompt each is of.
         total: of one prompt.
     """

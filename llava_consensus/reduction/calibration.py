@@ -5,7 +5,7 @@ Rotated queries and keys that are far from each other have smaller products, and
 left has less of the softmax than it had. So the logit of query m and key n gets log s_n + log(2 - D(m - n)) more: s_n
 is how many tokens a key represents, and D(x) the mean of cos(x t) over the frequencies t of the rotation, which is 1 at
 distance 0 and falls with it. The authors add the second term while a prompt is read, the first also in decoding. Maths
-only; torch alone.
+only. Torch only.
 """
 
 import torch

@@ -60,7 +60,7 @@ class Chosen(NamedTuple):
     centres: Tensor | None = None  # [P, M] the dropped token each of them represents
     measures: Mapping[str, Tensor] = MappingProxyType({})  # [P, ...] numbers about this choice, for the record
     joined: Tensor | None = None  # [P, v] which of the M each token went into, -1 for none
-    in_place: bool = False  # whether new tokens stand where their centres stood; else after the image
+    in_place: bool = False  # whether new tokens take the places of their centres; else after the image
 
     def sizes(self) -> Tensor:
         """Number of tokens each new one was made of, float32 [P, M]; 1 if `joined` does not say."""
@@ -147,7 +147,7 @@ class InDecoder(Method, ABC):
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """Attention of the asked rows at every cut, queries times keys, softmax not counted. All text of the shape is
-        taken to stand after the image.
+        taken to be after the image.
         """
         rows = 1 if self.asks == "last" else shape.text
         left, spent = shape.patches, 0.0

@@ -57,13 +57,13 @@ class Shape(NamedTuple):
     feature_blocks: int = 0  # vision blocks up to the one that feeds the projector; 0: all but the last, as in LLaVA
     joint: int = 768  # width of the space that CLIP's images and texts share; of ViT-L, as the next
     merged: int = 1  # patches of the tower that make one visual token
-    varies: bool = False  # whether an image has as many tokens as its size asks for; `patches` are then the most
+    varies: bool = False  # whether the number of tokens depends on the size of the image; `patches` are then the most
     text_tower: float = 2.0 * 77 * 12 * 12 * 768**2  # FLOPs of CLIP's text tower for a segment; 0 if there is none
     single: bool = True  # whether the projector takes the patches one by one
 
     @property
     def available(self) -> int:
-        """N, visual tokens of one picture."""
+        """N, visual tokens of one image."""
         return self.patches * self.tiles
 
     def known(self, name: str) -> int:
@@ -160,7 +160,7 @@ class Method:
 
     @property
     def reads_prompt(self) -> bool:
-        """True if the choice of tokens depends on the question asked about the picture."""
+        """True if the choice of tokens depends on the question asked about the image."""
         return bool(self.needs & {Need.PROBE, Need.FINGERPRINT, Need.QUESTION, Need.WORDS})
 
     @property
@@ -271,7 +271,7 @@ class Ranker(Selector, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Tiled(AfterTower):
-    """Base of the methods after the tower that rank tokens, within a tile or over all tiles of a picture.
+    """Base of the methods after the tower that rank tokens, within a tile or over all tiles of an image.
 
     Args:
         tile_budget: `per_tile` (the budget shared over the image's own tiles) | `global` (one ranking over all of

@@ -55,7 +55,7 @@ def received_saliency(attention: VisionAttention, own: bool = False) -> Tensor:
 
 
 def class_flops(shape: Shape) -> float:
-    """FLOPs of `class_saliency` for all tiles of a picture."""
+    """FLOPs of `class_saliency` for all tiles of an image."""
     queries = 1 if shape.classes else shape.patches
     return 2.0 * shape.tiles * queries * (shape.patches + shape.classes) * shape.vision_width
 

@@ -179,14 +179,14 @@ class Reduction(NamedTuple):
 
     tokens: Tensor  # [B, K + M, D] in output order, dtype of the projected tokens
     kept: Tensor  # [B, K] ascending
-    anchors: Tensor  # [B, M] ascending: where merged tokens stand
+    anchors: Tensor  # [B, M] ascending: places of merged tokens
     source: Tensor  # [B, K + M] input token of each output slot: itself, a merged token's anchor, -1 for no patch
     owner: Tensor  # [B, N] output slot of every input token, -1 if dropped
     vision: Tensor | None = None  # [B, N] saliency by the vision tower
     cross: Tensor | None = None  # [B, N] saliency by the question
     fused: Tensor | None = None  # [B, N] what the tokens were ranked by, if that is neither of the two
     watch: Stopwatch | None = None  # how long each step took
-    zone: Tensor | None = None  # [B, K + M] where each slot stands: AHEAD, PLACE, AFTER, BEHIND; by `order` where None
+    zone: Tensor | None = None  # [B, K + M] zone of each slot: AHEAD, PLACE, AFTER, BEHIND; by `order` if None
     measures: Mapping[str, Tensor] = MappingProxyType({})  # [B, cuts, ...] numbers about the choice, for the record
 
 

@@ -218,7 +218,7 @@ class Reduced:
         """
         raise NotImplementedError
 
-    # kept positions: a token travels with how far it stands behind the first of its image
+    # kept positions: a token carries its distance from the first of its image
 
     def embed_input_ids(
         self: Any, input_ids: Tensor, multimodal_embeddings: Any = None, *, is_multimodal: Tensor | None = None
@@ -242,7 +242,7 @@ class Reduced:
         inputs_embeds: Any = None,
         **more: Any,
     ) -> Any:
-        """vLLM's own, with every token of an image where it stood."""
+        """vLLM's own, with every token of an image at its place."""
         if self.moves is not None:
             positions = positions[: self.axes] + self.moves[: positions.shape[-1]].T
             positions = positions[0] if self.axes == 1 else positions

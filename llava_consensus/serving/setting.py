@@ -143,7 +143,7 @@ def engine_arguments(
     largest: int | float | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Arguments of vLLM's `LLM(...)` that make it answer from `tokens` visual tokens for each picture.
+    """Arguments of vLLM's `LLM(...)` that make it answer from `tokens` visual tokens for each image.
 
     Args:
         method: name in `METHODS`, one that acts after the vision tower.
