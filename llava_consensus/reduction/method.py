@@ -8,8 +8,8 @@ below, one for each place where a method can act.
     InDecoder    between the layers of the language model (`decoder.py`)
 
 Of those after the tower, a `Ranker` writes one function, the saliency of each token, and a `Selector` the choice of
-tokens. A method has only the options that act where it acts. `needs` names the inputs that a host collects for it. Torch
-only.
+tokens. A method has only the options that act where it acts. `needs` names the inputs that a host collects.
+Torch only.
 """
 
 from abc import ABC, abstractmethod

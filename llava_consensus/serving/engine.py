@@ -352,7 +352,7 @@ class Engine:
         return prompt_of(ids, real, real.copy(), images, tiles, inputs, self.facts.config)
 
     def _embeds(self, prompt: Prompt, encoded: Sequence[EncodedImage]) -> tuple[Tensor, Tensor]:
-        """The prompts as the language model would read them [R, S, D], and values that vLLM keeps beside the features."""
+        """The prompts as the language model would read them [R, S, D], and values of vLLM beside the features."""
         tokens = torch.cat([image.tokens for image in encoded])
         ids, visual = upload([prompt.ids, visual_rows(prompt.images, prompt.ids.shape)], tokens.device)
         embeds = tokens.new_zeros(*ids.shape, tokens.shape[-1])
