@@ -43,7 +43,7 @@ class About(NamedTuple):
     place: str  # where it acts
     paragraphs: list[str]  # docstrings of its class (the first paragraph) and of its file: idea, paper, what differs
     options: list[Option]
-    counted: dict[str, str]  # functions that count its cost, and what each counts
+    counted: dict[str, str]  # functions that count its cost, and the meaning of each
     cost: str  # on the model of the paper
 
 

@@ -69,7 +69,7 @@ class AnchorPrune(Selector, ReadsTower):
         return class_flops(shape) + shape.text_tower + total if total else 0.0
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:
-        """The anchor and what expands it; `cross` is the relevance."""
+        """The anchor and its expansion; `cross` is the relevance."""
         sides = tokens.needed(Need.QUESTION)
         saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION), own=True))  # [B, N]
         meaning = directions(tokens.of_tiles(sides.patches.float()))  # [B, N, P]

@@ -116,7 +116,7 @@ def greedy_map(kernel: Tensor, count: int) -> Tensor:
     table = torch.cat((kernel, kernel.new_empty(batch, size, count)), dim=2)
     reads, shares = table.flatten(0, 1), table[:, :, size:]
     rows = kernel.new_empty(batch, count, size)
-    remainder = kernel.diagonal(dim1=1, dim2=2).clone()  # -inf for what is chosen
+    remainder = kernel.diagonal(dim1=1, dim2=2).clone()  # -inf for chosen tokens
     offset = counting(batch, device)[:, None] * size if batch > 1 else None
     chosen: list[Tensor] = []  # [B, 1] each
     for step in range(count):

@@ -47,7 +47,7 @@ class ConsensusDrop(ReadsTower):
         tau_vision, tau_cross: softmax temperature of the vision and of the cross saliency.
         fps_start: where EGTM's sampling starts: at the first token, the most salient one, or the one farthest from the
             mean feature.
-        select: `top` (the paper) | `diverse`, which weighs the fused saliency with the distance to what is kept.
+        select: `top` (the paper) | `diverse`, which weighs the fused saliency with the distance to the kept tokens.
         quality: exponent of the saliency in diverse selection.
         answer_rows: whether rows with labels, the answer in training, count among the text rows that are asked.
     Raises:
@@ -157,7 +157,7 @@ class ConsensusDrop(ReadsTower):
         vision, cross, fused = saliencies
         if fused is not None and self.select == "diverse":
             kept = diverse(fused, tokens.of_tiles(tokens.needed(Need.FEATURES)), count, self.quality)
-        elif fused is None and cross is not None:  # the student's best, and among them what the teacher would miss
+        elif fused is None and cross is not None:  # the student's best, with those that the teacher would miss
             student, teacher = (vision, cross) if self.student == "vision" else (cross, vision)
             kept = selection.recover(student, teacher, count, self.rate)
         else:

@@ -1,4 +1,4 @@
-"""EVS, efficient video sampling: keep the first frame and what changes after it (NVIDIA, arXiv 2510.14624; as vLLM has
+"""EVS, efficient video sampling: keep the first frame and the changes after it (NVIDIA, arXiv 2510.14624; as vLLM has
 it in `vllm/multimodal/evs.py`, and SGLang from there).
 
 A token of a later frame is ranked by 1 less its cosine with the token at the same place in the frame before; the first

@@ -31,7 +31,7 @@ from llava_consensus.reduction.tokens import AHEAD, PLACE, Need, Reduction, Visi
 
 @dataclass(frozen=True, kw_only=True)
 class PruMerge(ReadsTower):
-    """The most attended patches, each with its neighbours added, and one token for what was pruned.
+    """The most attended patches, each with its neighbours added, and one token for the pruned ones.
 
     Args:
         budget: `fixed` (T tokens, the extra one among them) | `adaptive` (as published: the number of outliers plus

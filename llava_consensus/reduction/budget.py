@@ -48,7 +48,7 @@ class Budget:
         return self
 
     def split(self, available: int) -> tuple[int, int]:
-        """K and M for a unit of `available` tokens; M is clamped to what is left after K, K to what there is."""
+        """K and M for a unit of `available` tokens; M is clamped to the rest after K, K to the number of tokens."""
         merged = (40 * self.tokens + 128) // 256 if self.merged is None else self.merged
         kept = min(self.tokens - merged, available)
         return kept, min(merged, available - kept)

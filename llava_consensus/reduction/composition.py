@@ -103,7 +103,7 @@ class Composition(Method):
         return [shape.patches] * shape.blocks if whole else self.parts[0].method.vision_tokens(first, shape)
 
     def flops(self, shape: Shape, budget: Budget) -> float | None:
-        """The work of each on what it is given; None if that of one is not known."""
+        """The work of each on its input; None if that of one is not known."""
         spent = 0.0
         for method, own, given in self._left(budget, shape.available, shape.layers):
             if own.tokens < given:

@@ -1,4 +1,4 @@
-"""Base of the methods that cut inside the language model: when they cut, what they see there, what they return.
+"""Base of the methods that cut inside the language model: when they cut, their view there, their result.
 
 A host runs the decoder's layers and stops before each layer a `Cut` names; the method chooses among the visual
 tokens still there, from the attention of a few query rows. Letters as in `tokens.py`: P images at one cut, v their

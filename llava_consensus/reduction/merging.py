@@ -1,7 +1,7 @@
 """Tokens made of several: EGTM, the encoder-guided token merge of ConsensusDrop (paper section 3.4), and bipartite soft
 matching (ToMe: Bolya et al., ICLR 2023, section 3).
 
-EGTM folds what was not kept into M tokens: anchors are spread by farthest point sampling on the tower's features, every
+EGTM folds the other tokens into M: anchors are spread by farthest point sampling on the tower's features, every
 other token joins the anchor whose attention key is nearest, and a merged token is the plain mean of the projected
 tokens of its group. Its only loop is over the M sampling steps, four operations each: an anchor depends on those before
 it, and all distances at once would be N x N.
@@ -79,7 +79,7 @@ def group_means(projected: Tensor, group: Tensor, count: int) -> Tensor:
 
 
 def medians(group: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The lower median of the members of each group, for merged tokens that are in the middle of what they hold.
+    """The lower median of the members of each group, for merged tokens that are in the middle of their members.
 
     Args:
         group: [B, R] which of `count` groups each token is in; none is empty.

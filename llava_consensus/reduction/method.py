@@ -8,8 +8,8 @@ below, one for each place where a method can act.
     InDecoder    between the layers of the language model (`decoder.py`)
 
 Of those after the tower, a `Ranker` writes one function, the saliency of each token, and a `Selector` the choice of
-tokens. A method has only the options that act where it acts. What a host must collect for it is in `needs`. Torch
-only.
+tokens. A method has only the options that act where it acts. `needs` names the inputs that a host collects.
+Torch only.
 """
 
 from abc import ABC, abstractmethod
@@ -96,7 +96,7 @@ class Method:
     title: ClassVar[str] = ""  # in tables, as its paper writes it; empty: the name it is registered under
     place: ClassVar[Place] = Place.TOKENS
     needs: ClassVar[frozenset[Need]] = frozenset()
-    instead: ClassVar[frozenset[Need] | None] = None  # what it needs on a tower that does not give all of `needs`
+    instead: ClassVar[frozenset[Need] | None] = None  # its needs on a tower that does not give all of `needs`
     reduces: ClassVar[bool] = True
     multiplies_nothing: ClassVar[bool] = False  # whether its own work has no matrix product, so that `flops` is 0
     asked = frozenset[str]()  # options that somebody gave, whatever their values: `make` says it

@@ -13,7 +13,7 @@ from torch.nn.functional import embedding, normalize, one_hot, pad
 
 from llava_consensus.reduction.tokens import Reduction, ensure_finite
 
-CHUNK = 8  # steps of `greedy` between two summaries of what is chosen
+CHUNK = 8  # steps of `greedy` between two summaries of the chosen tokens
 
 
 @lru_cache(maxsize=128)

@@ -1,4 +1,4 @@
-"""The nouns of the reduction, with their shapes: what a host hands to a method and what it gets back.
+"""The nouns of the reduction, with their shapes: the inputs of a method and its result.
 
 Letters used everywhere: B units reduced together (a unit is one image, or one tile of it), N visual tokens of a unit,
 U distinct tiles seen by the vision tower, n rows a tile has in a vision block (its patches; a merger may make one token
@@ -89,7 +89,7 @@ class WholePictures(NamedTuple):
 class VisualTokens(NamedTuple):
     """One batch of units to reduce; the parts that default to None are there when the method's `needs` name them."""
 
-    projected: Tensor  # [B, N, D] what the language model would have received
+    projected: Tensor  # [B, N, D] tokens that the language model would have received
     tile: Tensor  # [B, N] which of the U tiles each token came from
     patch: Tensor  # [B, N] which token of that tile
     tiles_per_unit: int = 1
@@ -184,7 +184,7 @@ class Reduction(NamedTuple):
     owner: Tensor  # [B, N] output slot of every input token, -1 if dropped
     vision: Tensor | None = None  # [B, N] saliency by the vision tower
     cross: Tensor | None = None  # [B, N] saliency by the question
-    fused: Tensor | None = None  # [B, N] what the tokens were ranked by, if that is neither of the two
+    fused: Tensor | None = None  # [B, N] the score of the ranking, if it is neither of the two
     watch: Stopwatch | None = None  # how long each step took
     zone: Tensor | None = None  # [B, K + M] zone of each slot: AHEAD, PLACE, AFTER, BEHIND; by `order` if None
     measures: Mapping[str, Tensor] = MappingProxyType({})  # [B, cuts, ...] numbers about the choice, for the record

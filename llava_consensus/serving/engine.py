@@ -36,20 +36,20 @@ from llava_consensus.reduction.tokens import Need
 from llava_consensus.serving.counts import KEPT, SECONDS, counts
 from llava_consensus.serving.plan import Plan
 
-KEPT_BYTES = 256 << 20  # of what towers gave for images, for methods that read the prompt
+KEPT_BYTES = 256 << 20  # of tower outputs for images, for methods that read the prompt
 BEGUN_BYTES = 64 << 20  # of reduced images of prompts that vLLM encodes in several steps
 BATCH_ROWS = 1 << 15  # of prompts that are reduced together, padding included; a longer prompt is reduced separately
 BASE = 128  # positions travel in two columns each, as digits that every number format holds exactly
-PLACED = "image_grid_thw"  # what positions of several axes follow from
+PLACED = "image_grid_thw"  # from which positions of several axes follow
 
 
 class EncodedImage(NamedTuple):
     """Output of the tower for one image."""
 
     tiles: Tiles
-    tokens: Tensor  # [n, D'] the rows of the prompt, with what vLLM has beside the features
+    tokens: Tensor  # [n, D'] the rows of the prompt, with the values that vLLM keeps beside the features
     rows: Image
-    inputs: dict[str, Any]  # of the processor, what positions and random draws follow from
+    inputs: dict[str, Any]  # of the processor, from which positions and random draws follow
 
     @property
     def size(self) -> int:
@@ -147,7 +147,7 @@ class Part(nn.Module):
 
 
 def first_layer(decoder: Any, language: Any) -> Any:
-    """The decoder of transformers whose only layer is vLLM's first one with attention: it computes what SCAP reads.
+    """The decoder of transformers whose only layer is vLLM's first one with attention: it computes the inputs of SCAP.
 
     Args:
         decoder: of a model without weights.
@@ -270,7 +270,7 @@ class Engine:
             self._parts = None
 
     def tiles(self, count: int, size: int, side: int, parts: dict[str, Tensor], members: Tensor | None = None) -> Tiles:
-        """What was read of an image: parts [T, ...], of which `states` [T, C + n, D_v] have class tokens in front."""
+        """Recorded tensors of an image: parts [T, ...]; `states` [T, C + n, D_v] have class tokens in front."""
         classes = self.facts.tower.classes
         if "states" in parts:
             states = parts.pop("states")
@@ -352,7 +352,7 @@ class Engine:
         return prompt_of(ids, real, real.copy(), images, tiles, inputs, self.facts.config)
 
     def _embeds(self, prompt: Prompt, encoded: Sequence[EncodedImage]) -> tuple[Tensor, Tensor]:
-        """The prompts as the language model would read them [R, S, D], and what vLLM has beside the features."""
+        """The prompts as the language model would read them [R, S, D], and values of vLLM beside the features."""
         tokens = torch.cat([image.tokens for image in encoded])
         ids, visual = upload([prompt.ids, visual_rows(prompt.images, prompt.ids.shape)], tokens.device)
         embeds = tokens.new_zeros(*ids.shape, tokens.shape[-1])

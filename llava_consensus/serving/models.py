@@ -209,10 +209,10 @@ class Reduced:
     def tiles(
         self: Any, image: Image, inputs: dict[str, Any], taken: dict[str, Tensor], start: int
     ) -> tuple[Tiles, int]:
-        """What was read of one image of a batch, and where the next one starts.
+        """Recorded tensors of one image of a batch, and the start of the next.
 
         Args:
-            inputs: what the processor made of it.
+            inputs: its processed form.
             taken: parts of all images.
             start: first row of this image in the parts.
         """

@@ -32,13 +32,13 @@ from llava_consensus.serving.setting import asked, check_keys
 from llava_consensus.serving.supported import ASKED, ROWS, TOKENS
 
 REQUEST = "llava_consensus_request"  # where ours stands among vLLM's arguments, on its way through a processor
-OWN = "reduction_"  # what fields of ours begin with
+OWN = "reduction_"  # prefix of our fields
 COUNT, SHARE = OWN + "count", OWN + "share"  # the budget: a number of tokens or a share, and 0 in the other field
 KEY = OWN + "key"
 PROMPT, PICTURES, INDEX, QUESTION = (OWN + name for name in ("prompt", "pictures", "index", "question"))
 KEYS, COUNTS, SHARES = OWN + "keys", OWN + "counts", OWN + "shares"  # of all images of a prompt
 OF_ALL = {KEYS: KEY, COUNTS: COUNT, SHARES: SHARE}  # and of which fields of each
-ALL = OWN + "all_"  # what the fields of all images of a prompt begin with
+ALL = OWN + "all_"  # prefix of the fields of all images of a prompt
 KNOWN_GIB = 1.0  # of preprocessed images, for methods that read the prompt
 MOST = 1 << 31  # more tokens than an image has
 ASPECT = 50  # longer over shorter side; CLIP's processor makes the shorter side 336 pixels, and memory grows with this
