@@ -1,6 +1,6 @@
 """Questions from any file, answered and not scored: what LLaVA's `model_vqa` scripts do.
 
-`Custom(questions=Path("q.jsonl"), media=Path("images"))` is given to a run like a benchmark. It is not in
+`Custom(questions=Path("q.jsonl"), pictures=Path("images"))` is given to a run like a benchmark. It is not in
 BENCHMARKS, because it has no files of its own.
 """
 
@@ -34,7 +34,7 @@ class Custom(Benchmark):
     Args:
         questions: JSON lines, a JSON list, CSV or TSV. Each row has `question_id` or `id` (else its number counts), a
             question in `text`, `question`, `prompt` or LLaVA's `conversations`, and images or a video, if any.
-        media: folder of the images or videos.
+        pictures: folder of the images or videos.
     """
 
     name = "custom"
@@ -44,7 +44,7 @@ class Custom(Benchmark):
     max_new_tokens = 128
 
     questions: Path
-    media: Path
+    pictures: Path
 
     def __post_init__(self) -> None:
         """Its fields are files, not choices among values."""
@@ -65,7 +65,7 @@ class Custom(Benchmark):
 
     @property
     def images(self) -> str:
-        return str(self.media.expanduser().absolute())
+        return str(self.pictures.expanduser().absolute())
 
     @property
     def frames(self) -> int:  # type: ignore[override]
