@@ -23,16 +23,16 @@ from torch import Tensor, nn
 
 from llava_consensus.errors import NonFiniteError, OptionError
 from llava_consensus.hosts.arguments import (
-    IGNORE,
     Cut,
     Forward,
-    asking_rows,
     compact,
     decoder_arguments,
     held_masks,
     ids_of,
     joined_outcomes,
+    question_rows,
     read_prompt,
+    split_packed,
     waiting_records,
 )
 from llava_consensus.hosts.before_tower import BeforeTower, numbered, tiles_left, units_left, whole_tiles
@@ -244,7 +244,9 @@ class Entrance:
                 self.owner.warn(UNRECORDED)
         shows = given or any("pixel_values" in name and value is not None for name, value in kwargs.items())
         if shows and self.open:
-            self.local.forward = Forward(base, *read_prompt(base, kwargs, cache), given)
+            model = self.model()
+            pack = split_packed(kwargs, cache, decoder_of(model).config, base is model)
+            self.local.forward = Forward(base, *read_prompt(base, kwargs, cache), pack, given)
         return (), kwargs
 
     def encode(self, name: str, modality: str, *args: Any, **inputs: Any) -> Any:
@@ -281,6 +283,7 @@ class Entrance:
         self._disarm()
         forward, self.local.forward = getattr(self.local, "forward", None), None
         labels, self.local.labels = getattr(self.local, "labels", None), None
+        self.local.pack = None if forward is None else forward.pack
         kwargs = {**dict(zip(self.inner, args, strict=False)), **kwargs}
         cache = cache_in(kwargs)
         book = book_of(cache)
@@ -329,12 +332,7 @@ class Entrance:
                 own, read = [image._replace(token=image.token + 1) for image in own], with_class_tokens(read)
             images += [image._replace(row=image.row * beams + beam) for beam in range(beams) for image in own]
             tiles, encoded = tiles + read * beams, encoded + [record.inputs] * (len(own) * beams)
-        unlabelled = None if labels is None else labels.cpu().numpy() == IGNORE
-        asks = asking_rows(self.owner, forward.real, unlabelled, images)
-        size = asks.shape[1] - getattr(self.local, "guesses", 0)
-        for record in (one for records in forward.encoded.values() for one in records):
-            # without a cache each step reads the prompt anew, with what was generated
-            asks[:, record.prompt.setdefault("size", size) :] = False
+        asks = question_rows(self.owner, forward, labels, getattr(self.local, "guesses", 0), images)
         prompt = prompt_of(forward.ids, forward.real, asks, images, tiles, encoded, model.config)
         return prompt._replace(beams=most, left=left, later=later), short
 
@@ -462,13 +460,20 @@ class Entrance:
 
     def end(self, decoder: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """The last states at full length; the cache says what it holds."""
+        self._restore(decoder, output)
+        pack, self.local.pack = getattr(self.local, "pack", None), None
+        if pack is not None:
+            output["last_hidden_state"] = pack.join(output["last_hidden_state"])
+        return output
+
+    def _restore(self, decoder: nn.Module, output: Any) -> None:
         cut: Cut | None = getattr(self.local, "cut", None)
         self.local.cut = None
         armed = getattr(self.local, "armed", None)
         if armed is not None and not (cut and cut.prefill and runs_again(decoder)):
             self._disarm()
         if cut is None or (cut.rows is None and cut.prefill is None):
-            return None
+            return
         cache = cache_in(output) if cut.cache is None else cut.cache
         book, states = cut.book, output["last_hidden_state"]
         if cut.prefill is not None:
@@ -483,7 +488,6 @@ class Entrance:
             self._keep(cache, book._replace(owner=self.number))
         if cut.rows is not None:
             output["last_hidden_state"] = spread_rows(states, cut.rows)
-        return output
 
     def _keep(self, cache: Any, book: Book) -> None:
         """Stores in a cache what it holds."""
