@@ -21,27 +21,13 @@ _HOME = {
     "METHODS": "methods",
     "make": "methods",
     "HOSTS": "hosts",
-    "timed": "hosts.timing",
+    "timed": "evaluation.bench.timing",
     "load": "evaluation.models",
     "BENCHMARKS": "evaluation.benchmarks",
     "vllm": "serving.setting:engine_arguments",
     "recommend": "evidence",
 }
-__all__ = [
-    "BENCHMARKS",
-    "HOSTS",
-    "METHODS",
-    "Budget",
-    "Reduction",
-    "VisualTokens",
-    "attach",
-    "example_image",
-    "load",
-    "make",
-    "recommend",
-    "timed",
-    "vllm",
-]
+__all__ = ["attach", "example_image", "list_methods", "load", "recommend", "timed", "vllm"]
 
 
 def __getattr__(name: str) -> Any:
@@ -53,6 +39,17 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, attribute = _HOME[name].partition(":")
     return getattr(import_module(f"{__name__}.{module}"), attribute or name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def list_methods() -> list[str]:
+    """Names that `attach` takes as `method`."""
+    from llava_consensus.methods import METHODS
+
+    return list(METHODS)
 
 
 def example_image() -> Any:
@@ -81,10 +78,11 @@ def attach(
         model: a loaded model of a class some host adapts (`HOSTS`).
         method: name in `METHODS`.
         tokens: T, visual tokens handed to the language model for one image; N or more is the unpatched model. A
-            fraction in (0, 1), such as 0.1, is that share of each image's own tokens.
+            fraction in (0, 1), such as 0.1, is that share of each image's own tokens. For each tile if it is not known
+            how the model groups the tiles of an image.
         merged: M of them, merged; None is the paper's share.
         total: the most visual tokens of one prompt: where its images have more, the older ones are made smaller.
-        host_options: what the model's host leaves open (`HOSTS`), for example `{"class_tokens": "drop"}`.
+        host_options: what the model's host leaves open (`HOSTS`), for example `{"layout": "2880"}`.
         options: fields of the method, for example `alpha=1.0`.
     Raises:
         OptionError: for an unknown name, or a value outside its bound.

@@ -5,16 +5,8 @@ Needs no torch.
 """
 
 import difflib
-import json
-import re
 from collections.abc import Iterable, Sequence
-from importlib.metadata import PackageNotFoundError, distribution, version
-from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
-PROJECT = "llava-consensus"
-DISTRIBUTIONS = {"PIL": "pillow", "google": "protobuf"}  # of modules that are called otherwise
 NAMED = 8  # names in a message
 
 
@@ -84,51 +76,9 @@ def any_case(name: str, known: Iterable[str]) -> str:
 
 def missing_extra(what: str, extra: str) -> MissingDependency:
     """An error for an absent optional package: `what` needs the extra named `extra`."""
-    return MissingDependency(f"{what}: not installed. Type: {install(extra)}")
-
-
-def install(extra: str) -> str:
-    """The pip command that adds an extra to this installation: from the folder, wheel or repository that pip recorded
-    for it, and by name where it came from a package index.
-    """
-    try:
-        origin = json.loads(distribution(PROJECT).read_text("direct_url.json") or "{}")
-    except PackageNotFoundError:  # on PYTHONPATH
-        origin = {"url": Path(__file__).parents[1].as_uri(), "dir_info": {"editable": True}}
-    url = origin.get("url", "")
-    if url.startswith("file:"):
-        editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
-        return f"pip install {editable}'{url2pathname(urlsplit(url).path)}[{extra}]'"
-    version_control = origin.get("vcs_info")
-    if version_control:
-        url = f"{version_control['vcs']}+{url}@{version_control['commit_id']}"
-    return f"pip install '{PROJECT}[{extra}]{url and ' @ '}{url}'"
-
-
-def unfit_torchvision(error: BaseException | None) -> MissingDependency | None:
-    """An error for a torchvision that was built for another torch, where such is the cause; None where it is not."""
-    while error is not None and "torchvision::" not in str(error):
-        error = error.__cause__ or error.__context__
-    if error is None:
-        return None
-    torch = version("torch")
-    build = torch.partition("+")[2]
-    index = f" --index-url https://download.pytorch.org/whl/{build}" if build else " torch"
     return MissingDependency(
-        f"torchvision {version('torchvision')} was not built for torch {torch}. Type: pip install --force-reinstall "
-        f"--no-deps torchvision{index}"
+        f"{what}: not installed. Type: pip install 'llava-consensus[{extra}]', in a clone: pip install -e '.[{extra}]'"
     )
-
-
-def missing_module(name: str) -> MissingDependency | None:
-    """An error for an absent module that belongs to the extra `eval`; None for any other."""
-    module = name.partition(".")[0]
-    package = re.compile(rf"{DISTRIBUTIONS.get(module, module)}\b.*extra == .eval.", re.IGNORECASE)
-    try:
-        required = distribution(PROJECT).requires or ()
-    except PackageNotFoundError:
-        return None
-    return missing_extra(f"this command needs {module}", "eval") if any(map(package.match, required)) else None
 
 
 class NonFiniteError(ConsensusError, FloatingPointError):

@@ -22,10 +22,10 @@ TASKS = {  # by task, the columns of published tables and of our runs that speak
     "ocr": ("textvqa",),
     "grounding": ("refcoco",),
     "chart": (),
-    "video": (),
+    "video": ("relative_video",),
     "multi-image": (),
 }
-RELATIVE = "relative"  # percent of the full model's score, averaged over the benchmarks of that table
+RELATIVE = ("relative", "relative_video")  # percent of the full model's score, averaged over the benchmarks of a table
 OWN = "scenes"
 SCENES = "our run of llava-photo (157 M) on composed scenes"
 
@@ -45,6 +45,9 @@ class Family(NamedTuple):
 FAMILIES = {
     "llava-1.5": Family("LLaVA-1.5-7B", r"llava-?v?1[._]5", ("llava", "llava_llama"), "llava-1.5-7b", 576, 32),
     "llava-next": Family("LLaVA-NeXT-7B", r"llava-?(v?1[._]6|next)", ("llava_next",), "llava-next-7b", 2880, 32),
+    "llava-onevision": Family(
+        "LLaVA-OneVision-7B", r"llava-?(onevision|ov)", ("llava_onevision",), "llava-onevision-7b", 100, 28
+    ),
     "qwen2.5-vl": Family("Qwen2.5-VL-7B", r"qwen-?2[._]5-?vl", ("qwen2_5_vl",), "qwen2.5-vl-7b", 100, 28, True),
     "qwen3-vl": Family("Qwen3-VL-8B", r"qwen-?3-?vl", ("qwen3_vl",), "qwen3-vl-8b", 100, 36, True),
     OWN: Family("llava-photo, composed scenes", r"llava-photo", (), OWN, 576, 30),
@@ -115,7 +118,7 @@ def _ledger() -> Iterator[Evidence]:
 def _paper() -> Iterator[Evidence]:
     text = resources.files("llava_consensus.evaluation.report").joinpath("paper.json").read_text("utf-8")
     tables = json.loads(text)["tables"]
-    columns = {"rel_percent": RELATIVE, "gqa": "gqa", "textvqa": "textvqa"}
+    columns = {"rel_percent": "relative", "gqa": "gqa", "textvqa": "textvqa"}
     for table, number, family in (("llava_1_5_7b", 1, "llava-1.5-7b"), ("llava_next_7b", 2, "llava-next-7b")):
         for row in tables[table]:
             for column, benchmark in columns.items():
@@ -148,7 +151,7 @@ def family_of(model: str) -> str | None:
 def recommend(
     model: str = "llava-1.5", task: str = "general", tokens: int | None = None, share: float | None = None
 ) -> list[Choice]:
-    """Settings that results support, the best of each table first, tables with more methods first.
+    """Settings that results support, the best of each table first, tables of the nearest budget first.
 
     Args:
         model: name or checkpoint folder.
@@ -188,7 +191,7 @@ def recommend(
         if benchmark != TASKS[task][0] and any(first == TASKS[task][0] for _, first in by_table):
             continue  # single benchmarks only if no average was published
         found.append(rows)
-    found.sort(key=lambda rows: (rows[0].source.startswith("our"), -len(rows)))
+    found.sort(key=lambda rows: (rows[0].source.startswith("our"), abs(rows[0].tokens - wanted), -len(rows)))
     return [_choice(one, family) for rows in found for one in rows]
 
 

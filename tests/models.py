@@ -7,6 +7,7 @@ import threading
 import weakref
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,12 @@ import transformers
 
 from llava_consensus.hosts.images import Image
 from llava_consensus.hosts.inputs import prompt_of
-from llava_consensus.hosts.official import OfficialEntrance, Prepared, layers_of
-from llava_consensus.hosts.official_prompt import Reader
+from llava_consensus.hosts.layers import Layers
+from llava_consensus.hosts.official import OfficialEntrance, Prepared
+from llava_consensus.hosts.official_model import LlavaTower
 from llava_consensus.hosts.outcomes import Report, unchanged
-from llava_consensus.hosts.pinned import PinnedLayers
-from llava_consensus.hosts.tower import Learnt, Tiles, Tower, argument_names
+from llava_consensus.hosts.taps import Reader
+from llava_consensus.hosts.tower import READ, Tiles, argument_names
 from llava_consensus.methods import METHODS, make
 from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.tokens import Need, VisionAttention, VisualTokens
@@ -109,15 +111,11 @@ def write_clip(folder: Path, vision: dict[str, Any]) -> Any:
 
 def collected(tower: Any, method: Any, pixels: torch.Tensor) -> VisualTokens:
     """What a method is given of tiles [U, 3, h, w], each a unit of its own, by a bare CLIP tower."""
-    vision = getattr(tower, "vision_model", tower)
-    known = Tower(vision, None, method, Learnt({}, {}, {}))  # type: ignore[arg-type]
-    count = tower.config.num_hidden_layers
-    reader = Reader(known, (next(iter(known.lists), "encoder.layers"), count - 2)) if known.reads else None
-    with nullcontext({}) if reader is None else reader.reading(vision) as parts:
+    view, count = LlavaTower(SimpleNamespace(vision_tower=tower)), tower.config.num_hidden_layers
+    reader = Reader(method, count, count - 2) if method.needs & READ else None
+    with nullcontext({}) if reader is None else reader.reading(view) as parts:
         projected = tower(pixels, output_hidden_states=True).hidden_states[-2][:, 1:]
-    return as_units(
-        projected, parts, 1.0 if reader is None else reader.scales(vision)[0], method, lambda states: states
-    )
+    return as_units(projected, parts, 1.0 if reader is None else reader.scales(view)[0], method, lambda states: states)
 
 
 def as_units(projected: torch.Tensor, parts: dict[str, Any], scale: float, method: Any, project: Any) -> VisualTokens:
@@ -139,8 +137,8 @@ class BareLanguage(OfficialEntrance):
 
     def __init__(self, owner: Any, model: Any, options: Any) -> None:
         self.owner, self.local, self.options = owner, threading.local(), options
-        self.model, self.decodes, self.reader, self.before = weakref.ref(model), True, None, None
-        self.layers = layers_of(model.model, owner.method)
+        self.model, self.reader, self.before = weakref.ref(model), None, None
+        self.layers = Layers(model.model, owner.method)
         self.inner = argument_names(type(model.model).forward)[1:]
         self.entering, self.handles, self.number, self.caches, self.open = [], [], 1, 0, False
 
@@ -153,8 +151,6 @@ class BareLanguage(OfficialEntrance):
             decoder.register_forward_pre_hook(self.begin, with_kwargs=True),
             decoder.register_forward_hook(self.end, with_kwargs=True),
         ]
-        if isinstance(self.layers, PinnedLayers):
-            self.handles += self.layers.widen(decoder)
 
     def remove(self) -> None:
         self.open = False
@@ -173,7 +169,7 @@ class BareLanguage(OfficialEntrance):
 
 def runnable() -> list[str]:
     """The methods that run on official LLaVA here: not those that read a question by a text tower it has not, and on
-    transformers 4, whose `generate` does not advance given positions, not those that keep positions in front of it.
+    transformers 4, not those that cut between layers, nor those that keep positions in front of them.
     """
     advances = int(transformers.__version__.split(".")[0]) >= 5
     return [
@@ -181,5 +177,5 @@ def runnable() -> list[str]:
         for name, one in METHODS.items()
         if Need.QUESTION not in one.needs
         and one.place is not Place.CELLS
-        and (advances or one.place is Place.DECODER or not one.reduces or make(name).positions == "renumber")
+        and (advances or not one.reduces or (one.place is not Place.DECODER and make(name).positions == "renumber"))
     ]

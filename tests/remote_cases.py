@@ -85,12 +85,12 @@ def double(name: str, folder: Path, seed: int = 0, tokens: int = 64, **sizes: An
 
 def host_of(case: Double) -> Any:
     """A double as the evaluation asks it."""
-    from llava_consensus.evaluation.models import internvl_chat, remote
+    from llava_consensus.evaluation.models import remote
     from llava_consensus.hosts import view_of
 
     if case.name != "internvl_chat":
         return remote.runner_of(view_of(case.model), tokenizer())
-    return internvl_chat.InternVLChatRunner(case.model, tokenizer(), case.model.get_vision_tower().image_processor)
+    return remote.InternVLChatRunner(case.model, tokenizer(), case.model.get_vision_tower().image_processor)
 
 
 def without(row: list[Any]) -> list[int]:

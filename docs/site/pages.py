@@ -14,7 +14,13 @@ from llava_consensus.hosts.matrix import cells as matrix_cells
 from llava_consensus.methods import METHODS, about
 
 API = {  # sections of the page, and what is shown in each
-    "Attach": ("attach", "hosts.attachment.Attachment", "hosts.outcomes.ImageOutcome", "hosts.timing", "errors"),
+    "Attach": (
+        "attach",
+        "hosts.attachment.Attachment",
+        "hosts.outcomes.ImageOutcome",
+        "evaluation.bench.timing",
+        "errors",
+    ),
     "Load and ask": (
         "evaluation.models.load",
         "evaluation.models.loading.Loading",

@@ -11,7 +11,6 @@ import contextlib
 import io
 import logging
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -20,17 +19,16 @@ from importlib import import_module
 from typing import Any, NoReturn
 from unicodedata import category
 
-from llava_consensus.cli.arguments import COMMANDS, named
+from llava_consensus.cli.arguments import COMMANDS
 from llava_consensus.errors import (
     ConsensusError,
     DataError,
+    MissingDependency,
     OptionError,
-    missing_module,
-    unfit_torchvision,
+    missing_extra,
     unknown_name,
 )
 
-WIDE = 200  # columns where there is no terminal to ask
 STOPPED = 130  # exit code of a command that was asked to stop
 FILES = {  # of this folder, and the first words of their commands in the order of the general help
     "evaluate": ("eval", "sweep"),
@@ -49,9 +47,6 @@ GROUPS = {
     "model": "convert or merge a checkpoint, or check that methods work on it",
     "paper": "the paper's tables and figures, made again",
 }
-COMPLETION = "--print-completion"
-VLLM = "--vllm"  # takes arguments of another program, in one text
-INTRODUCED = ("ask", "eval", "list")  # commands whose first example the general help has
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,13 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     words = list(sys.argv[1:] if argv is None else argv)
-    first = words[0] if words else ""
-    reader = parser(first)
-    wrong = unknown_command(words)
-    if wrong:
-        error(str(wrong))
-        return wrong.exit_code
-    given, unread = reader.parse_known_args(joined(words))
+    given, unread = parser(words[0] if words else "").parse_known_args(words)
     if unread:
         first = next((word for word in unread if word.startswith("-")), unread[0]).partition("=")[0]
         error(str(unknown_name("argument", first, given.options)))
@@ -80,29 +69,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     with _stops() as stop:
         code = _run(given)
     return 128 + stop[0] if stop and code == STOPPED else code
-
-
-def joined(words: Sequence[str]) -> list[str]:
-    """The words with the text of `--vllm` joined to it: argparse takes one word that begins with a dash for an option
-    of ours.
-    """
-    words = list(words)
-    for place in reversed(range(len(words) - 1)):
-        if words[place] == VLLM:
-            words[place : place + 2] = [f"{VLLM}={words[place + 1]}"]
-    return words
-
-
-def unknown_command(words: Sequence[str]) -> OptionError | None:
-    """Error message for an unknown command, or an unknown one of a group; the files of its group are imported."""
-    first, second = [*words, "", ""][:2]
-    known = [name for names in FILES.values() for name in names]
-    if first and not first.startswith("-") and first not in known:
-        return unknown_name("command", first, known)
-    inner = [name.removeprefix(f"{first} ") for name in COMMANDS if name.startswith(f"{first} ")]
-    if first in GROUPS and second and not second.startswith("-") and second not in inner:
-        return unknown_name(f"command {first}", second, inner)
-    return None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -121,15 +87,8 @@ def parser(first: str = "") -> argparse.ArgumentParser:
     top = _Parser(
         prog="llava-consensus",
         description="Fewer visual tokens for vision-language models, measured.",
-        epilog=_examples([COMMANDS[name].examples[0] for name in INTRODUCED if name in COMMANDS]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    top.add_argument("--version", action=_Version)
-    if not wanted:
-        with contextlib.suppress(ImportError):  # shtab is in the extra `eval`
-            import shtab
-
-            shtab.add_argument_to(top, COMPLETION, help="a script that completes commands in this shell")
+    top.add_argument("--version", action=_Version, nargs=0, help="versions of this and what it runs on")
     parsers, groups = {"": top}, {"": top.add_subparsers(title="commands", required=True, metavar="COMMAND")}
 
     def add(name: str, **settings: Any) -> argparse.ArgumentParser:
@@ -146,11 +105,8 @@ def parser(first: str = "") -> argparse.ArgumentParser:
         own = add(name, help=one.line, description=one.line, epilog=_examples(one.examples))
         flags = [flag for argument in one.arguments for flag in argument.flags if flag.startswith("-")]
         own.set_defaults(lines=one.lines, options=flags)
-        alone = own.add_mutually_exclusive_group() if any(argument.alone for argument in one.arguments) else own
         for argument in one.arguments:
-            made = (alone if argument.alone else own).add_argument(*argument.flags, **argument.settings)
-            if first == COMPLETION and argument.names:
-                made.choices = named(argument.names)
+            own.add_argument(*argument.flags, **argument.settings)
     return top
 
 
@@ -159,22 +115,12 @@ def _examples(lines: Sequence[str]) -> str:
 
 
 class _Version(argparse.Action):
-    """`--version`: this package, and what it would run on; nothing of it is imported."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
-        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help="versions of this and what it runs on")
-
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from importlib.metadata import PackageNotFoundError, version
 
-        def line(name: str) -> str:
-            try:
-                return f"{name} {version(name)}"
-            except PackageNotFoundError:
-                return f"{name} not installed"
-
-        names = ("torch", "transformers", "llava-torch")
-        print("\n".join([line("llava-consensus"), f"python {sys.version.split()[0]}", *map(line, names)]))
+        for name in ("llava-consensus", "torch", "transformers", "llava-torch"):
+            with contextlib.suppress(PackageNotFoundError):
+                print(f"{name} {version(name)}")
         parser.exit()
 
 
@@ -204,20 +150,22 @@ def _stops() -> Iterator[list[int]]:
 def _run(given: argparse.Namespace) -> int:
     try:
         for line in given.lines(given):
-            print(shown(line), flush=True)
+            print(printable(line), flush=True)
     except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
-    except (ConsensusError, ModuleNotFoundError, RuntimeError) as wrong:
-        known = unfit_torchvision(wrong) or _known(wrong)
-        if known is None:
-            raise
-        if known.exit_code == STOPPED:  # by the user, which is no error
-            print(printable(str(known)), file=sys.stderr)
+    except ConsensusError as wrong:
+        if wrong.exit_code == STOPPED:  # by the user, which is no error
+            print(printable(str(wrong)), file=sys.stderr)
         else:
-            error(str(known))
-        return known.exit_code
+            error(str(wrong))
+        return wrong.exit_code
+    except ModuleNotFoundError as wrong:
+        if (wrong.name or "").startswith("llava_consensus"):
+            raise
+        error(str(missing_extra(f"this command needs {wrong.name}", "eval")))
+        return MissingDependency.exit_code
     except OSError as wrong:  # a full disk, a folder that vanished: wherever it is met first
         error((f"{wrong.filename}: " if wrong.filename else "") + str(wrong.strerror or wrong))
         return DataError.exit_code
@@ -227,18 +175,6 @@ def _run(given: argparse.Namespace) -> int:
     return 0
 
 
-def _known(wrong: Exception) -> ConsensusError | None:
-    """An error as one that the user can mend; None for one of ours."""
-    if isinstance(wrong, ConsensusError):
-        return wrong
-    return missing_module(wrong.name or "") if isinstance(wrong, ModuleNotFoundError) else None
-
-
-class _Formatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
-
-
 def _log_to_stderr() -> None:
     """Messages of the package go to stderr as they are; standard output is for results."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its hints are about packages we do not need
@@ -246,7 +182,6 @@ def _log_to_stderr() -> None:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # which in a file are one endless line
     logger = logging.getLogger("llava_consensus")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Formatter("%(message)s"))
     logger.handlers, logger.propagate = [handler], False
     logger.setLevel(logging.INFO)
 
@@ -254,28 +189,6 @@ def _log_to_stderr() -> None:
 def printable(text: str) -> str:
     """A text whose control characters, which could rewrite a terminal, are shown as escapes; lines and tabs stay."""
     return "".join(one if one in "\n\t" or category(one) != "Cc" else repr(one)[1:-1] for one in text)
-
-
-def columns() -> int | None:
-    """Width of lines: that of the terminal, or COLUMNS; None for neither."""
-    if "COLUMNS" in os.environ or sys.stdout.isatty():
-        return shutil.get_terminal_size((WIDE, 24)).columns
-    return None
-
-
-def shown(line: Any) -> str:
-    """A text as it can be printed; what rich draws, as wide as the terminal."""
-    if isinstance(line, str):
-        return printable(line)
-    from rich.console import Console
-
-    terminal = sys.stdout.isatty()
-    width = columns() or WIDE
-    styled = terminal and not os.environ.get("NO_COLOR")  # with NO_COLOR alone rich leaves bold and italic
-    console = Console(width=width, force_terminal=styled, force_jupyter=False)
-    with console.capture() as captured:
-        console.print(line)
-    return "\n".join(one.rstrip() for one in captured.get().splitlines())
 
 
 def error(text: str) -> None:

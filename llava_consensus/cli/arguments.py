@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llava_consensus.entry_points import registered
-from llava_consensus.errors import OptionError, any_case
+from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.runs import DATA, MODEL, OUT
 from llava_consensus.evaluation.runs.execution import Execution
 from llava_consensus.reduction.options import options
@@ -23,18 +22,14 @@ if TYPE_CHECKING:
     from llava_consensus.reduction.budget import Budget, Share
     from llava_consensus.reduction.method import Method
 
-Lines = Callable[[argparse.Namespace], Iterator[Any]]  # texts, or what rich draws (`terminal.py`)
+Lines = Callable[[argparse.Namespace], Iterator[str]]
 
 
 class Argument(NamedTuple):
-    """Arguments of a parser's `add_argument`; `alone`: not together with others that are `alone`; `names`: the kind of
-    names that a shell completes (NAMES).
-    """
+    """Arguments of a parser's `add_argument`."""
 
     flags: tuple[str, ...]
     settings: dict[str, Any]
-    alone: bool = False
-    names: str = ""
 
 
 class Command(NamedTuple):
@@ -58,10 +53,14 @@ class Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def arg(*flags: str, alone: bool = False, names: str = "", **settings: Any) -> Argument:
+def arg(*flags: str, **settings: Any) -> Argument:
     if flags == ("--tokens",):
         settings.setdefault("action", Once)
-    return Argument(flags, settings, alone, names)
+    return Argument(flags, settings)
+
+
+def pairs(flag: str, help: str) -> Argument:
+    return arg(flag, action="append", default=[], metavar="KEY=VALUE", help=help)
 
 
 def command(name: str, *given: Argument, examples: tuple[str, ...]) -> Callable[[Lines], Lines]:
@@ -80,86 +79,31 @@ OUT_DIR = arg("--out", default=OUT, type=Path, metavar="DIR", help="folder of re
 LIMIT = arg("--limit", type=int, help="only the first questions (smoke test; biased: neighbours share images)")
 SAMPLE = arg("--sample", type=int, help="random sample of this many questions, the same one for every run")
 NO_PROGRESS = arg("--no-progress", action="store_true", help="no progress bar")
-FORMAT = arg(
-    "--format",
-    choices=("table", "markdown", "csv", "latex"),
-    help="form of what is printed (table in a terminal, else markdown)",
-)
-JSON = arg("--json", action="store_true", help="as JSON")
-BENCHMARK = arg(
-    "name",
-    metavar="BENCHMARK",
-    names="benchmarks",
-    type=lambda text: benchmark_named(text),
-    help="see `llava-consensus list benchmarks`",
-)
-BENCHMARK_OPTION = arg(
-    "--benchmark-option",
-    action="append",
-    default=[],
-    metavar="KEY=VALUE",
-    help="option of the benchmark, for example split=test; a wrong key lists them",
-)
-METHOD = arg(
-    "--method",
-    default="consensusdrop",
-    names="methods",
-    type=lambda text: any_case(text, named("methods")),
-    help="see `llava-consensus list methods` (%(default)s)",
-)
-OPTION = arg(
-    "--option",
-    action="append",
-    default=[],
-    metavar="KEY=VALUE",
-    help="option of the method; `llava-consensus list METHOD` names them",
-)
-MATCH = arg(
-    "--match",
-    default="kept",
-    help="what --tokens bounds: `kept`, the tokens left in the last layer; `entering`, those that enter the first "
-    "layer; `average`, their mean over the layers; `flops`, FLOPs of a plain model with that many tokens (%(default)s)",
-)
+FORMAT = arg("--format", choices=("markdown", "csv", "latex"), default="markdown", help="of tables (%(default)s)")
+BENCHMARK = arg("name", metavar="BENCHMARK", help="see `list benchmarks`")
+BENCHMARK_OPTION = pairs("--benchmark-option", help="of the benchmark, such as split=test; a wrong key lists them")
+METHOD = arg("--method", default="consensusdrop", help="see `list methods` (%(default)s)")
+OPTION = pairs("--option", help="option of the method, see `list METHOD`")
+MATCH = arg("--match", default="kept", help="count that --tokens bounds: kept, entering, average, flops (%(default)s)")
 LOADING = (
     arg("--device", default="auto", help="auto, cpu, cuda, cuda:N (%(default)s)"),
     arg("--dtype", default="auto", help="auto, float32, float16, bfloat16 (%(default)s)"),
     arg("--device-map", metavar="MAP", help="spread over all devices: auto, balanced, sequential (needs accelerate)"),
-    *(
-        arg(
-            f"--load-{count}bit",
-            alone=True,
-            dest="bits",
-            action="store_const",
-            const=count,
-            help=f"weights of {count} bits (needs bitsandbytes)",
-        )
-        for count in (4, 8)
-    ),
+    arg("--load-4bit", dest="bits", action="store_const", const=4, help="quantised weights (needs bitsandbytes)"),
+    arg("--load-8bit", dest="bits", action="store_const", const=8, help="quantised weights (needs bitsandbytes)"),
     arg("--attn", default="auto", metavar="KERNEL", help="sdpa, flash_attention_2, eager (the model's own)"),
     arg("--revision", help="branch, tag or commit of a model of the hub"),
     arg("--trust-remote-code", action="store_true", help="run code that the checkpoint carries"),
-    arg(
-        "--host-option",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="model-specific option, such as layout=2880 for the paper's 2 x 2 tiles; a wrong key lists them",
-    ),
+    pairs("--host-option", help="option of the model, such as layout=2880 for 2 x 2 tiles; a wrong key lists them"),
 )
 LOADED = (
     arg("--model", default=MODEL, help="checkpoint folder or hub name (%(default)s)"),
-    arg("--model-base", metavar="MODEL", help="the model that --model adapts, where it is a LoRA checkpoint of LLaVA"),
     *LOADING,
 )
 REDUCED = (
     *LOADED,
     METHOD,
-    arg(
-        "--tokens",
-        type=lambda text: number(text),
-        help="visual tokens of one image that are kept: a number, or a share such as 0.1; not for full (64). With "
-        "--url it is asked of the server, and may be auto",
-    ),
+    arg("--tokens", type=lambda text: number(text), help="visual tokens of an image, or a share like 0.1 (64)"),
     arg("--merged", type=int, help="merged tokens among --tokens (the paper's ratio, 10 of 64)"),
     OPTION,
     arg("--conversation", help="template of the prompts (the model's own)"),
@@ -171,8 +115,6 @@ RUN = (
     OUT_DIR,
     LIMIT,
     SAMPLE,
-    arg("--engine", metavar="ENGINE", help="inference engine: vllm (docs/serving.md)"),
-    arg("--vllm", metavar="'--ARGUMENT ...'", help="with --engine vllm: arguments of `vllm serve` for the engine"),
     arg("--batch", default=Execution.batch, type=int, help="questions answered together (%(default)s)"),
     arg("--workers", default=Execution.workers, type=int, help="processes, each with its own model (%(default)s)"),
     NO_PROGRESS,
@@ -180,38 +122,24 @@ RUN = (
     arg("--allow-outside", action="store_true", help="allow images outside their folder: absolute, .., symlinks"),
 )
 SHARDED = (
-    arg("--shard", metavar="N/COUNT", help="ask one of COUNT equal parts, for several machines; then --merge"),
-    arg(
-        "--merge",
-        action="append",
-        default=[],
-        type=Path,
-        metavar="DIR",
-        help="copy the answers of the same run in this other folder of results",
-    ),
+    arg("--shard", type=lambda text: shard(text), metavar="N/COUNT", help="one of COUNT equal parts; then --merge"),
+    arg("--merge", action="append", default=[], type=Path, metavar="DIR", help="take answers from these results too"),
 )
-KINDS = ("methods", "hosts", "benchmarks")
 METHODS_HELP = "each NAME or NAME:key=value,...; or all"
-
-
-def named(kind: str) -> list[str]:
-    """Names that a shell completes: `methods`, `benchmarks`, or the kinds of `list`."""
-    from llava_consensus.evaluation.benchmarks import known_benchmarks
-    from llava_consensus.methods import known_methods
-
-    if kind == "benchmarks":
-        return list(known_benchmarks())
-    return [*(KINDS if kind == "lists" else ()), *known_methods()]
 
 
 def benchmark(name: str, given: argparse.Namespace) -> "Benchmark":
     from llava_consensus.evaluation import benchmarks
 
-    return benchmarks.make(name, **_texts("--benchmark-option", given.benchmark_option, "split=test"))
+    return benchmarks.make(name, **texts(given.benchmark_option))
 
 
 def host_options(given: argparse.Namespace) -> dict[str, str]:
-    return _texts("--host-option", given.host_option, "layout=2880")
+    return texts(given.host_option)
+
+
+def texts(pairs: Iterable[str]) -> dict[str, str]:
+    return {name: str(value) for name, value in options(pairs).items()}
 
 
 def method(given: argparse.Namespace) -> "Method":
@@ -242,10 +170,11 @@ def number(text: str) -> int | float:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, or a share such as 0.1") from None
 
 
-def benchmark_named(text: str) -> str:
-    from llava_consensus.evaluation.benchmarks import BENCHMARKS, GROUP
-
-    return any_case(text, (*BENCHMARKS, *registered(GROUP)))
+def shard(text: str) -> tuple[int, int]:
+    part, _, count = text.partition("/")
+    if not (part.isdecimal() and count.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} must be N/COUNT, for example 2/4")
+    return int(part), int(count)
 
 
 def budget(given: argparse.Namespace) -> "Budget | Share":
@@ -270,8 +199,7 @@ def loading(given: argparse.Namespace) -> "Loading":
     from llava_consensus.evaluation.models import Loading
 
     names = ("device", "dtype", "device_map", "bits", "attn", "revision", "trust_remote_code")
-    options: list[Any] = [getattr(given, name, None) for name in (*names, "engine", "vllm", "model_base")]
-    return Loading(*options)
+    return Loading(*(getattr(given, name) for name in names))
 
 
 def load(given: argparse.Namespace) -> "Runner":
@@ -305,28 +233,6 @@ def execution(given: argparse.Namespace) -> Execution:
         not given.no_progress,
         given.retry_errors,
         given.allow_outside,
-        _shard(getattr(given, "shard", None)),
+        getattr(given, "shard", None),
         tuple(getattr(given, "merge", ())),
     )
-
-
-def _shard(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    number, _, count = text.partition("/")
-    if not (number.isdecimal() and count.isdecimal()):
-        raise OptionError(f"--shard {text}: must be N/COUNT, for example 2/4")
-    return int(number), int(count)
-
-
-def _texts(argument: str, pairs: Iterable[str], example: str) -> dict[str, str]:
-    """`key=value` texts of an argument as texts. OptionError for one without a key or a value, or a key given twice."""
-    found: dict[str, str] = {}
-    for pair in pairs:
-        key, _, value = pair.partition("=")
-        if not key or not value:
-            raise OptionError(f"{argument} {pair}: must be KEY=VALUE, for example {example}")
-        if key in found:
-            raise OptionError(f"{argument} {pair}: {key} is given twice, first as {found[key]}. Give it once")
-        found[key] = value
-    return found

@@ -1,33 +1,29 @@
 """The commands `ask`, one question about one image or video, and `demo`, a page to play with in the browser.
 
-`llava-consensus ask photo.jpg "What is on the table?" --overlay kept.png` prints the answer, how many visual tokens the
-language model saw and how long the first token took, and draws what was kept and merged. Times are medians of
-interleaved repeats after a warm-up of each side, so that neither profits from a warm cache or suffers from a busy
-moment alone. Of a video some frames are shown, as one clip where the model takes clips, else as separate pictures.
+`llava-consensus ask photo.jpg "What is on the table?" --overlay kept.png` prints the answer and how many visual tokens
+the language model saw, and draws what was kept and merged. Of a video some frames are shown, as one clip if the model
+takes clips, else as separate images.
 """
 
 import argparse
-import io
-import json
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llava_consensus.cli import arguments
 from llava_consensus.cli.arguments import arg, command
 from llava_consensus.errors import DataError, OptionError, missing_extra
-from llava_consensus.evaluation.files import write_out
 from llava_consensus.evaluation.runs import DATA, DRAWINGS, knows_drawings_alone
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from llava_consensus.evaluation.media import Clip
-    from llava_consensus.evaluation.models import Answer, Encoding, Runner
+    from llava_consensus.evaluation.models import Answer, Runner
 
 URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
@@ -43,10 +39,7 @@ PORTS = 65535
     *arguments.REDUCED,
     arg("--short", action="store_true", help="ask for a single word or phrase, as the benchmarks do"),
     arg("--frames", default=8, type=int, help="how many frames of a video are shown (%(default)s)"),
-    arg("--repeats", default=5, type=int, help="how often the first token is timed (%(default)s)"),
     arg("--overlay", type=Path, metavar="FILE", help="draw original, kept and merged patches side by side"),
-    arg("--truth", metavar="TEXT", help="the right answer, if you know it, for the drawing"),
-    arguments.JSON,
     examples=('ask photo.jpg "What is on the table?" --tokens 64 --overlay kept.png',),
 )
 def ask(given: argparse.Namespace) -> Iterator[str]:
@@ -55,9 +48,7 @@ def ask(given: argparse.Namespace) -> Iterator[str]:
     method, budget = arguments.method(given), arguments.budget(given)
 
     from llava_consensus.evaluation import models  # a wrong name is refused before anything heavy is imported
-    from llava_consensus.evaluation.bench.timing import first_token
     from llava_consensus.evaluation.benchmarks.base import SHORT
-    from llava_consensus.methods import make
 
     loading, host_options = arguments.loading(given), arguments.host_options(given)
     loading.check_method(method)
@@ -71,26 +62,15 @@ def ask(given: argparse.Namespace) -> Iterator[str]:
     runner = models.load(given.model, loading, host_options)
     with runner.attach(method, budget):
         encoded, answer = runner.ask(shown, prompt)
-    if not given.json:  # before the times, which take as long as several answers
-        yield answer.text
-        structural = f" (and {answer.structural} structural ones)" if answer.structural else ""
-        yield f"visual tokens the language model saw: {answer.after} of {answer.before}{structural}"
-    sides = [(method, budget), (make("full"), budget)]
-    reduced, full = first_token(runner, shown, prompt, sides, given.repeats)
-    times = f"time to first token: {reduced:.1f} ms, with all tokens {full:.1f} ms"
+    yield answer.text
+    structural = f" (and {answer.structural} structural ones)" if answer.structural else ""
+    yield f"visual tokens the language model saw: {answer.after} of {answer.before}{structural}"
     notes = list(answer.notes)
     if knows_drawings_alone(given.model) and not Path(given.picture).resolve().is_relative_to(Path(DATA).resolve()):
         notes.append(DRAWINGS)
-    if given.overlay:
-        write_out(given.overlay, _drawn(runner, shown, encoded, answer, given, times))
-    if given.json:
-        tokens = {"before": answer.before, "after": answer.after, "structural": answer.structural}
-        first = {"reduced": reduced, "full": full}
-        yield json.dumps({"answer": answer.text, "tokens": tokens, "first_token_ms": first, "notes": notes}, indent=1)
-        return
-    yield times
     yield from (f"note: {note}" for note in notes)
     if given.overlay:
+        _draw(runner, shown, encoded, answer, given)
         yield f"kept, merged and dropped: {given.overlay}"
 
 
@@ -105,30 +85,19 @@ def _opened(given: argparse.Namespace, video: bool, clips: bool) -> "list[Image 
     return [clip] if clips else list(clip.frames)
 
 
-def _drawn(
-    runner: "Runner",
-    shown: "Sequence[Image | Clip]",
-    encoded: "Sequence[Encoding]",
-    answer: "Answer",
-    given: argparse.Namespace,
-    times: str,
-) -> bytes:
-    from PIL.Image import registered_extensions
-
+def _draw(runner: "Runner", shown: "list[Any]", encoded: "list[Any]", answer: "Answer", given: Any) -> None:
     from llava_consensus.demo.seen import card, counted, seen_by
     from llava_consensus.reduction.budget import amount
 
     seen = seen_by(runner, shown, encoded, answer)
-    truth = f"    truth: {given.truth}" if given.truth else ""
     tokens = "" if given.method == "full" else f" at {amount(arguments.budget(given))} tokens"
-    lines = (f"answer: {answer.text}{truth}", f"{given.method}{tokens}; {counted(seen)}", times)
-    content = io.BytesIO()
-    card(seen, given.question, lines).save(content, registered_extensions()[given.overlay.suffix.lower()])
-    return content.getvalue()
+    card(seen, given.question, (f"answer: {answer.text}", f"{given.method}{tokens}; {counted(seen)}")).save(
+        given.overlay
+    )
 
 
 def _check(given: argparse.Namespace) -> None:
-    for name in ("repeats", "frames", "max_new_tokens"):
+    for name in ("frames", "max_new_tokens"):
         value = getattr(given, name)
         if value is not None and value < 1:
             raise OptionError(f"{name}={value} must be at least 1")

@@ -215,9 +215,8 @@ def _serving(
     from llava_consensus.evaluation.bench import serving
     from llava_consensus.evaluation.bench.efficiency import stored
     from llava_consensus.evaluation.files import canonical, write_json
-    from llava_consensus.evaluation.models.vllm import setting_of
     from llava_consensus.reduction.budget import amount, most_first
-    from llava_consensus.serving.setting import Setting, config_of
+    from llava_consensus.serving.setting import Setting, config_of, setting_of
     from llava_consensus.serving.supported import check_version
 
     check_version()

@@ -3,7 +3,6 @@
 import argparse
 import json
 import logging
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,18 +25,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CUSTOM = "custom"  # in place of a benchmark: any question file
-LLAVA = (  # what LLaVA's own scripts take
+LLAVA = (  # as LLaVA's own scripts call them
     arg("--question-file", type=Path, metavar="FILE", help="of custom: JSON lines, a JSON list, CSV or TSV"),
     arg("--image-folder", type=Path, metavar="DIR", help="of custom: the folder of images or videos"),
     arg("--answers-file", type=Path, metavar="FILE", help="of custom: a file that gets the answers, beside the run's"),
-    arg("--num-chunks", default=1, type=int, metavar="COUNT", help="of custom: equal parts of the questions"),
-    arg("--chunk-idx", default=0, type=int, metavar="N", help="of custom: the part that is asked, from 0"),
-    arg("--temperature", default=0.0, type=float, help="0: answers are greedy (%(default)s)"),
-    arg("--num_beams", default=1, type=int, metavar="COUNT", help="1: answers are greedy (%(default)s)"),
-    arg("--top_p", type=float, metavar="P", help="changes nothing at temperature 0"),
-    arg("--model-path", dest="model", default=argparse.SUPPRESS, metavar="MODEL", help="as --model"),
-    arg("--conv-mode", dest="conversation", default=argparse.SUPPRESS, metavar="NAME", help="as --conversation"),
-    arg("--max_new_tokens", dest="max_new_tokens", default=argparse.SUPPRESS, type=int, help=argparse.SUPPRESS),
 )
 LINEUP = "consensusdrop consensusdrop:alpha=1.0 consensusdrop:alpha=0.0 consensusdrop:fuser=recovery random"
 
@@ -75,7 +66,7 @@ def evaluate(given: argparse.Namespace) -> Iterator[str]:
     result = run(config, given.out, arguments.execution(given))
     if not result.metrics:
         asked = plural(result.asked, "question")
-        yield f"shard {given.shard}: {asked} asked. When all shards are, --merge their folders"
+        yield f"{asked} of this shard asked. When all shards are, --merge their folders"
         yield str(result.path)
         return
     if given.answers_file:
@@ -109,31 +100,18 @@ def raise_if_unanswered(path: Path, metrics: Mapping[str, Any]) -> None:
 
 
 def _benchmark(given: argparse.Namespace) -> "Benchmark":
-    """The benchmark, or the questions of any file; what LLaVA's scripts take beside them is checked.
-
-    Raises:
-        OptionError: for an argument that has no meaning here.
-    """
-    for name, greedy in (("temperature", 0), ("num_beams", 1)):
-        if getattr(given, name) != greedy:
-            raise OptionError(f"{name}={getattr(given, name)} must be {greedy}: answers are greedy, as LLaVA's are")
+    """The benchmark, or the questions of any file. OptionError for an argument that has no meaning here."""
+    own = [name for name in ("question_file", "image_folder", "answers_file") if getattr(given, name)]
     if given.name != CUSTOM:
-        own = [name for name in ("question_file", "image_folder", "answers_file") if getattr(given, name)]
-        if own or given.num_chunks != 1:
-            name = (own or ["num_chunks"])[0]
-            raise OptionError(
-                f"{name}={getattr(given, name)}: is for `eval {CUSTOM}`. A benchmark reads its files in --data, writes "
-                "its answers into a folder of --out, and is asked in parts by --shard"
-            )
+        if own:
+            raise OptionError(f"{own[0]}={getattr(given, own[0])}: is for `eval {CUSTOM}`. Leave it out")
         return arguments.benchmark(given.name, given)
     from llava_consensus.evaluation.benchmarks.custom import Custom
 
-    missing = [name for name in ("question_file", "image_folder") if not getattr(given, name)]
-    if missing:
-        raise OptionError(f"eval {CUSTOM}: needs --{missing[0].replace('_', '-')}")
-    return Custom(
-        questions=given.question_file, pictures=given.image_folder, chunks=given.num_chunks, chunk=given.chunk_idx
-    )
+    for name in ("question_file", "image_folder"):
+        if name not in own:
+            raise OptionError(f"eval {CUSTOM}: needs --{name.replace('_', '-')}")
+    return Custom(questions=given.question_file, pictures=given.image_folder)
 
 
 def _by_url(given: argparse.Namespace) -> Iterator[str]:
@@ -151,7 +129,7 @@ def _by_url(given: argparse.Namespace) -> Iterator[str]:
     )
     result = run(config, given.out, arguments.execution(given))
     if not result.metrics:
-        yield f"shard {given.shard}: {plural(result.asked, 'question')} asked. Ask the others too"
+        yield f"{plural(result.asked, 'question')} of this shard asked. Ask the others too"
     elif given.json:
         yield json.dumps({**result.metrics, "run": str(result.path)}, indent=1)
     else:
@@ -181,12 +159,9 @@ def sweep(given: argparse.Namespace) -> Iterator[Any]:
     full = [arguments.config(given, benchmarks.make(name), make("full")) for name in names]
     grid = grids.cells(full, methods, budgets)
     done: list[Cell] = []
-    begun = time.monotonic()
     for line, cell in carry_out(grid, given):
         yield line
         done.append(cell)
-        if len(done) < len(grid):
-            log.info("%s", remaining(time.monotonic() - begun, len(done), len(grid)))
     yield terminal.drawn(_table(done))
     missing = sum(cell.result.metrics.get("errors", 0) for cell in done if cell.result)
     more = f", with {plural(missing, 'question')} without an answer in them (errors.jsonl)" if missing else ""
@@ -199,13 +174,8 @@ def sweep(given: argparse.Namespace) -> Iterator[Any]:
 def carry_out(
     grid: "Sequence[Cell]", given: argparse.Namespace, out: Path | None = None, load: "RunnerLoader | None" = None
 ) -> "Iterator[tuple[str, Cell]]":
-    """Runs every cell; yields a line about it, and the cell with its result or error.
-
-    Args:
-        grid: the runs.
-        given: how they are carried out.
-        out: their folder; None is `--out`.
-        load: instead of `models.load`.
+    """Runs every cell; yields a line about it, and the cell with its result or error. `out` is in place of `--out`, and
+    `load` of `models.load`.
     """
     from llava_consensus.evaluation.runs import sweep as grids
 
@@ -232,13 +202,6 @@ def folders(cells: "Sequence[Cell]") -> list[Path]:
         if cell.error:
             raise cell.error
     return [cell.result.path for cell in cells if cell.result]
-
-
-def remaining(seconds: float, done: int, count: int) -> str:
-    """Estimated time of the rest of a grid, by the runs so far; complete ones take no time."""
-    minutes = seconds / done * (count - done) / 60
-    left = f"{minutes / 60:.1f} hours" if minutes >= 90 else f"{minutes:.0f} minutes" if minutes >= 1 else "a minute"
-    return f"{done} of {count} runs, about {left} left"
 
 
 def _table(done: "list[Cell]") -> "Table":

@@ -39,7 +39,7 @@ def recommend(given: argparse.Namespace) -> Iterator[str]:
     percent = family.tokens == 100
     tables = [list(rows) for _, rows in groupby(choices, key=lambda one: (one.source, one.benchmark))]
     for rows in tables[:MOST]:
-        unit = "% of the full model" if rows[0].benchmark == evidence.RELATIVE else rows[0].benchmark
+        unit = "% of the full model" if rows[0].benchmark in evidence.RELATIVE else rows[0].benchmark
         budget = f"{rows[0].tokens} % of the tokens" if percent else f"{rows[0].tokens} of {family.tokens} tokens"
         yield f"{family.title}, {budget}, {unit}: {rows[0].source}"
         for one in rows[:MOST]:

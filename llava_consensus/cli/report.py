@@ -3,13 +3,12 @@ of other tools as runs).
 """
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llava_consensus.cli import arguments, terminal
+from llava_consensus.cli import arguments
 from llava_consensus.cli.arguments import arg, command
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation.files import misread, read_text, write_out
@@ -49,8 +48,7 @@ def report(given: argparse.Namespace) -> Iterator[Any]:
         found = _of_preset(given, rows) if given.preset else results.in_sections(rows)
         found = [replace(section, against=given.against or FULL) for section in found]
         bench = results.read_bench(given.bench or given.out / results.BENCH)
-    shown = given.format or ("table" if sys.stdout.isatty() else "markdown")
-    wanted = {shown, *(["markdown"] if given.write else [])} - {"table"}
+    wanted = {given.format, *(["markdown"] if given.write else [])}
     files = [(name, path) for name in ("markdown", "csv", "latex") if (path := getattr(given, name))]
     wanted |= {name for name, _ in files}
     with misread(f"{given.out}: a file of a run", CHANGED):
@@ -62,14 +60,7 @@ def report(given: argparse.Namespace) -> Iterator[Any]:
     for name, path in files:
         write_out(in_folder(path), texts[name].encode())
     _draw(given, found)
-    if shown != "table":
-        yield texts[shown]
-        return
-    if not found:
-        yield results.NOTHING
-    for section in found:
-        yield terminal.heading(results.title(section).replace("**", ""))
-        yield from map(terminal.drawn, results.section_tables(section, bench))
+    yield texts[given.format]
 
 
 def _of_preset(given: argparse.Namespace, rows: "Sequence[Row]") -> "list[Section]":

@@ -29,10 +29,9 @@ ANSWERS = arg(
     ANSWERS,
     arguments.DATA_DIR,
     arguments.BENCHMARK_OPTION,
-    arg("--json", alone=True, action="store_true", help="everything measured, as JSON"),
+    arg("--json", action="store_true", help="everything measured, as JSON"),
     arg(
         "--export",
-        alone=True,
         type=Path,
         metavar="FILE",
         help="do not score: write what EvalAI, the MMBench server or another official tool takes (mme: a folder)",
@@ -122,7 +121,7 @@ def _export(benchmark: "Benchmark", given: argparse.Namespace) -> Iterator[str]:
 @command(
     "judge",
     arguments.DATA_DIR,
-    arg("name", metavar="BENCHMARK", names="benchmarks", help="one that has a judge; a wrong name lists them"),
+    arg("name", metavar="BENCHMARK", help="one that has a judge; a wrong name lists them"),
     ANSWERS,
     arg("--judge-model", required=True, metavar="M", help="the judge, as its server calls it"),
     arg("--judge-url", metavar="U", help="base URL of any OpenAI-compatible server (OpenAI)"),

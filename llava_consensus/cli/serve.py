@@ -33,7 +33,7 @@ from llava_consensus.serving.parent import PARENT
         help="the most an image is given, asked for by mm_processor_kwargs or by auto (as --tokens)",
     ),
     arg("--print", action="store_true", help="print the command of vLLM in place of running it"),
-    arg("--vllm", default="", metavar="'--ARGUMENT ...'", help="further arguments of `vllm serve`, in one text"),
+    arg("--vllm", default="", metavar="'--ARGUMENT ...'", help="arguments of `vllm serve`; with =, if it is one word"),
     examples=(
         "serve llava-hf/llava-1.5-7b-hf --method visionzip --tokens 64",
         "serve checkpoints/llava-mini-hf --tokens 64 --largest 192 --vllm '--host 127.0.0.1 --port 8000'",

@@ -1,11 +1,5 @@
 """The command `train`: a model is adapted to fewer visual tokens, or trained faster with them; or a scorer is trained,
-by which the method `scorer` ranks a model's visual tokens.
-
-    llava-consensus train --data-path conversations.json --images images --out checkpoints/llava-mine --tokens "64 32"
-    llava-consensus train scorer --data-path conversations.json --images images --out scorer.safetensors --tokens 64
-    torchrun --nproc_per_node 8 -m llava_consensus.cli train ... --deepspeed eval_scripts/zero3.json -- --lora_r 16
-
-What comes after `--` goes to LLaVA's own parser (docs/training.md).
+by which the method `scorer` ranks a model's visual tokens (docs/training.md).
 """
 
 import argparse
@@ -22,13 +16,7 @@ from llava_consensus.evaluation.runs import MODEL
     arg("--model", default=MODEL, help="checkpoint that is adapted (%(default)s)"),
     arg("--data-path", type=Path, required=True, metavar="FILE", help="conversations, LLaVA's format"),
     arg("--images", type=Path, required=True, metavar="DIR", help="folder of their images"),
-    arg(
-        "--out",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="the adapted checkpoint; the same one resumes",
-    ),
+    arg("--out", type=Path, required=True, metavar="DIR", help="the adapted checkpoint; the same one resumes"),
     arg("--method", default="consensusdrop", help="attached in every step; full for none (%(default)s)"),
     arg("--tokens", default="64", help="budgets, one of which is drawn for each step (%(default)s)"),
     arguments.OPTION,
@@ -44,13 +32,7 @@ from llava_consensus.evaluation.runs import MODEL
     arg("--attn", default="auto", metavar="KERNEL", help="sdpa, flash_attention_2, eager (the model's)"),
     arg("--device", default="auto", help="auto, cpu, cuda (%(default)s)"),
     arg("--deepspeed", type=Path, metavar="FILE", help="configuration, such as eval_scripts/zero2.json"),
-    arg("--conversation", help="template of the prompts (vicuna_v1)"),
-    arg(
-        "more",
-        nargs="*",
-        metavar="scorer | -- ARGUMENT",
-        help="`scorer` trains a scorer alone, into a file; what comes after -- goes to LLaVA's own parser",
-    ),
+    arg("more", nargs="*", metavar="scorer | -- ARGUMENT", help="train a scorer; what LLaVA's own parser takes"),
     examples=(
         "train --data-path train.json --images images --tokens '64 32' --out checkpoints/adapted",
         "train scorer --model checkpoints/llava-hf --data-path train.json --images images --out scorer.safetensors",
@@ -79,8 +61,8 @@ def train(given: argparse.Namespace) -> Iterator[str]:
     if plan.tune == "scorer":
         from llava_consensus.training.scorer import train_scorer
 
-        answers, masks = (sum(own[-10:]) / len(own[-10:]) for own in zip(*train_scorer(plan), strict=True))
-        yield f"{plan.out}: loss of answers {answers:.4f}, of the mask {masks:.4f} at the end"
+        losses = train_scorer(plan)[-10:]
+        yield f"{plan.out}: loss {sum(losses) / len(losses):.4f} at the end"
         measured = f"--method scorer --option weights={plan.out} --tokens {given.tokens.split()[0]}"
         yield f"measure it: llava-consensus eval gqa --model {plan.model} {measured}"
         return

@@ -15,8 +15,8 @@ from llava_consensus.evaluation.media import Clip
 from llava_consensus.evaluation.models import Answer, Encoding, Runner
 from llava_consensus.evaluation.report import overlay
 from llava_consensus.evaluation.report.overlay import MARGIN, PANEL, SIDE, Fates, View, contact_sheet, fates, view
+from llava_consensus.evaluation.report.patches import Patches, patches
 from llava_consensus.hosts.outcomes import ImageOutcome
-from llava_consensus.hosts.patches import Patches, patches
 
 STRIP = 3 * PANEL + 2 * MARGIN  # width of the frames of a video in pixels
 SMALL = 120  # of a frame at least
@@ -58,7 +58,7 @@ def seen_by(runner: Runner, shown: Sequence[Image | Clip], encoded: Sequence[Enc
 def _seen(runner: Runner, shown: Image | Clip, encoded: Encoding, outcome: ImageOutcome) -> Seen:
     assert outcome.origin is not None
     side = round(runner.visual_tokens**0.5) if encoded.tiles.side is None else encoded.tiles.side
-    if not side or encoded.tiles.class_is_token:
+    if not side:
         raise OptionError("drawing: the visual tokens of this model form no grid over the image")
     counts = outcome.before, outcome.after, outcome.structural
     tiles, rows = 1 + int(outcome.origin[0].max()), -(-(1 + int(outcome.origin[1].max())) // side)

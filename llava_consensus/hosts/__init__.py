@@ -48,175 +48,109 @@ FACTS = f"{OURS}.facts:Facts"  # of all models of transformers
 TOWER, ONE_AXIS = "tower", "one axis"
 
 
-def _hf(line: str, types: tuple[str, ...], *classes: str, answer_version: int = 3, **more: Any) -> HostEntry:
-    """A family of transformers."""
-    return HostEntry(FACTS, "hf", classes, line, types, answer_version=answer_version, **more)
+def _hf(line: str, types: str, classes: str, answer_version: int = 3, **more: Any) -> HostEntry:
+    """A family of transformers.
+
+    Args:
+        types: `model_type` of its members.
+        classes: theirs, without the ending that all have.
+    """
+    names = tuple(f"{name}ForConditionalGeneration" for name in classes.split())
+    return HostEntry(FACTS, "hf", names, line, tuple(types.split()), answer_version=answer_version, **more)
 
 
-def _derived(line: str, types: tuple[str, ...], *classes: str, lacks: tuple[str, ...] = ()) -> HostEntry:
+def _derived(line: str, types: str, classes: str, *lacks: str, answer_version: int = 3) -> HostEntry:
     """A family of transformers whose tiles are found by backward passes."""
-    return HostEntry(FACTS, "hf", classes, f"{line} (derived)", types, lacks=lacks, answer_version=3)
+    return _hf(f"{line} (derived)", types, classes, answer_version, lacks=lacks)
 
 
 HOSTS: dict[str, HostEntry] = {
     "llava": HostEntry(
-        f"{OURS}.official_facts:Official",
+        f"{OURS}.official_model:Official",
         "llava",
-        ("LlavaLlamaForCausalLM", "LlavaMistralForCausalLM", "LlavaMptForCausalLM"),
+        ("LlavaLlamaForCausalLM", "LlavaMistralForCausalLM"),
         "official LLaVA 1.5 / 1.6 (the `llava` package), Llama and Mistral language models",
-        types=("llava_llama", "llava_mistral", "llava_mpt"),
+        types=("llava_llama", "llava_mistral"),
         options={"layout": LAYOUTS},
         answer_version=2,
     ),
-    "llava-hf": _hf(
-        "LLaVA 1.5 in transformers, CLIP and SigLIP towers",
-        ("llava",),
-        "LlavaForConditionalGeneration",
-        answer_version=2,
-    ),
+    "llava-hf": _hf("LLaVA 1.5 in transformers, CLIP and SigLIP towers", "llava", "Llava", 2),
     "llava-next": _hf(
-        "LLaVA-NeXT (1.6) in transformers: tiles",
-        ("llava_next",),
-        "LlavaNextForConditionalGeneration",
-        options={"layout": LAYOUTS},
+        "LLaVA-NeXT (1.6) in transformers: tiles", "llava_next", "LlavaNext", options={"layout": LAYOUTS}
     ),
     "qwen2.5-vl": _hf(
-        "Qwen2.5-VL: images of any size, videos",
-        ("qwen2_5_vl",),
-        "Qwen2_5_VLForConditionalGeneration",
-        clips=True,
+        "Qwen2.5-VL: images of any size, videos", "qwen2_5_vl", "Qwen2_5_VL", lacks=(ONE_AXIS,), clips=True
     ),
-    "qwen2-vl": _hf(
-        "Qwen2-VL: images of any size, videos",
-        ("qwen2_vl",),
-        "Qwen2VLForConditionalGeneration",
-        clips=True,
-    ),
+    "qwen2-vl": _hf("Qwen2-VL: images of any size, videos", "qwen2_vl", "Qwen2VL", lacks=(ONE_AXIS,), clips=True),
     "qwen3-vl": _hf(
         "Qwen3-VL, dense and of experts: images of any size, videos",
-        ("qwen3_vl", "qwen3_vl_moe"),
-        "Qwen3VLForConditionalGeneration",
-        "Qwen3VLMoeForConditionalGeneration",
+        "qwen3_vl qwen3_vl_moe",
+        "Qwen3VL Qwen3VLMoe",
+        lacks=(ONE_AXIS,),
         clips=True,
     ),
     "glm-4v": _hf(
         "GLM-4.1V, GLM-4.5V and GLM-4.6V: images of any size, videos",
-        ("glm4v", "glm4v_moe", "glm46v"),
-        "Glm4vForConditionalGeneration",
-        "Glm4vMoeForConditionalGeneration",
-        "Glm46VForConditionalGeneration",
+        "glm4v glm4v_moe glm46v",
+        "Glm4v Glm4vMoe Glm46V",
+        lacks=(ONE_AXIS,),
         clips=True,
     ),
-    "internvl": _hf(
-        "InternVL 2.5 / 3 in transformers: tiles",
-        ("internvl",),
-        "InternVLForConditionalGeneration",
-    ),
-    "smolvlm": _hf(
-        "SmolVLM and Idefics3: tiles with text between them",
-        ("smolvlm", "idefics3"),
-        "SmolVLMForConditionalGeneration",
-        "Idefics3ForConditionalGeneration",
-    ),
-    "llava-onevision": _hf(
-        "LLaVA-OneVision: tiles, videos",
-        ("llava_onevision",),
-        "LlavaOnevisionForConditionalGeneration",
-        clips=True,
-    ),
-    "llava-next-video": _hf(
-        "LLaVA-NeXT-Video: tiles, videos",
-        ("llava_next_video",),
-        "LlavaNextVideoForConditionalGeneration",
-        clips=True,
-    ),
-    "gemma-3": _hf("Gemma 3: crops, images that attend both ways", ("gemma3",), "Gemma3ForConditionalGeneration"),
-    "aya-vision": _hf(
-        "Aya Vision: tiles with tags between them",
-        ("aya_vision",),
-        "AyaVisionForConditionalGeneration",
-    ),
-    "cohere2-vision": _hf(
-        "Command A Vision: tiles",
-        ("cohere2_vision",),
-        "Cohere2VisionForConditionalGeneration",
-    ),
-    "ovis-2": _hf("Ovis 2: tiles with one row between them", ("ovis2",), "Ovis2ForConditionalGeneration"),
-    "mistral-3": _hf(
-        "Mistral Small 3.1 and later, Ministral 3: images of any size",
-        ("mistral3",),
-        "Mistral3ForConditionalGeneration",
-        answer_version=4,
-    ),
+    "internvl": _hf("InternVL 2.5 / 3 in transformers: tiles", "internvl", "InternVL"),
+    "smolvlm": _hf("SmolVLM and Idefics3: tiles with text between them", "smolvlm idefics3", "SmolVLM Idefics3"),
+    "llava-onevision": _hf("LLaVA-OneVision: tiles, videos", "llava_onevision", "LlavaOnevision", clips=True),
+    "llava-next-video": _hf("LLaVA-NeXT-Video: tiles, videos", "llava_next_video", "LlavaNextVideo", clips=True),
+    "gemma-3": _hf("Gemma 3: crops, images that attend both ways", "gemma3", "Gemma3"),
+    "aya-vision": _hf("Aya Vision: tiles with tags between them", "aya_vision", "AyaVision"),
+    "cohere2-vision": _hf("Command A Vision: tiles", "cohere2_vision", "Cohere2Vision"),
+    "ovis-2": _hf("Ovis 2: tiles with one row between them", "ovis2", "Ovis2"),
+    "mistral-3": _hf("Mistral Small 3.1 and later, Ministral 3: images of any size", "mistral3", "Mistral3", 4),
     "pixtral": _hf(
         "Pixtral, LLaVA in transformers with a tower of that name: images of any size",
-        ("llava",),
-        "LlavaForConditionalGeneration",
-        answer_version=4,
+        "llava",
+        "Llava",
+        4,
         towers=("pixtral",),
     ),
     "video-llava": _hf(
         "Video-LLaVA: images, clips",
-        ("video_llava",),
-        "VideoLlavaForConditionalGeneration",
-        options={"class_tokens": ("keep", "drop", "candidates")},
+        "video_llava",
+        "VideoLlava",
+        2,
         clips=True,
-        answer_version=2,
     ),
     "qwen3.5": _derived(
         "Qwen3.5, dense and of experts: SCAP reads layer 3, the first one with attention",
-        ("qwen3_5", "qwen3_5_moe"),
-        "Qwen3_5ForConditionalGeneration",
-        "Qwen3_5MoeForConditionalGeneration",
-        lacks=(ONE_AXIS,),
+        "qwen3_5 qwen3_5_moe",
+        "Qwen3_5 Qwen3_5Moe",
+        ONE_AXIS,
     ),
-    "gemma-4": _derived("Gemma 4: images of any shape", ("gemma4",), "Gemma4ForConditionalGeneration")._replace(
-        answer_version=4
-    ),
-    "gemma-3n": _derived(
-        "Gemma 3n: a tower without attention, which no method reads",
-        ("gemma3n",),
-        "Gemma3nForConditionalGeneration",
-        lacks=(TOWER,),
-    ),
-    "molmo-2": _derived("Molmo 2: overview and crops", ("molmo2",), "Molmo2ForConditionalGeneration"),
+    "gemma-4": _derived("Gemma 4: images of any shape", "gemma4", "Gemma4", answer_version=4),
+    "gemma-3n": _derived("Gemma 3n: a tower without attention, which no method reads", "gemma3n", "Gemma3n", TOWER),
+    "molmo-2": _derived("Molmo 2: overview and crops", "molmo2", "Molmo2"),
     "minicpm-v": _derived(
         "MiniCPM-V 4.6 and 4.7: SCAP reads layer 3, the first one with attention",
-        ("minicpmv4_6", "minicpmv4_7"),
-        "MiniCPMV4_6ForConditionalGeneration",
-        "MiniCPMV4_7ForConditionalGeneration",
+        "minicpmv4_6 minicpmv4_7",
+        "MiniCPMV4_6 MiniCPMV4_7",
     ),
     "lfm2-vl": _derived(
-        "LFM2-VL and LFM3-VL: SCAP reads the first layer that is no convolution",
-        ("lfm2_vl", "lfm3_vl"),
-        "Lfm2VlForConditionalGeneration",
-        "Lfm3VlForConditionalGeneration",
+        "LFM2-VL and LFM3-VL: SCAP reads the first layer that is no convolution", "lfm2_vl lfm3_vl", "Lfm2Vl Lfm3Vl"
     ),
-    "llama-4": _derived("Llama 4: tiles", ("llama4",), "Llama4ForConditionalGeneration"),
-    "paligemma": _derived("PaliGemma 1 and 2", ("paligemma",), "PaliGemmaForConditionalGeneration"),
-    "kimi-k2.5": _derived("Kimi-K2.5: images of any size", ("kimi_k25",), "Kimi_K25ForConditionalGeneration"),
-    "glm-ocr": _derived(
-        "GLM-OCR: images of any size", ("glm_ocr",), "GlmOcrForConditionalGeneration", lacks=(ONE_AXIS,)
-    ),
+    "llama-4": _derived("Llama 4: tiles", "llama4", "Llama4"),
+    "paligemma": _derived("PaliGemma 1 and 2", "paligemma", "PaliGemma"),
+    "kimi-k2.5": _derived("Kimi-K2.5: images of any size", "kimi_k25", "Kimi_K25"),
+    "glm-ocr": _derived("GLM-OCR: images of any size", "glm_ocr", "GlmOcr", ONE_AXIS),
     "perception-lm": _derived(
-        "PerceptionLM: a tower of timm, which no method reads",
-        ("perception_lm",),
-        "PerceptionLMForConditionalGeneration",
-        lacks=(TOWER,),
+        "PerceptionLM: a tower of timm, which no method reads", "perception_lm", "PerceptionLM", TOWER
     ),
     "granite-vision": _derived(
         "Granite Vision 4: rows of a Q-Former, which no method reads the tower of",
-        ("granite4_vision",),
-        "Granite4VisionForConditionalGeneration",
-        lacks=(TOWER,),
+        "granite4_vision",
+        "Granite4Vision",
+        TOWER,
     ),
-    "paddleocr-vl": _derived(
-        "PaddleOCR-VL: images of any size",
-        ("paddleocr_vl",),
-        "PaddleOCRVLForConditionalGeneration",
-        lacks=(ONE_AXIS,),
-    ),
-    "video-llama-3": _derived("Video-LLaMA 3: images", ("video_llama_3",), "VideoLlama3ForConditionalGeneration"),
+    "paddleocr-vl": _derived("PaddleOCR-VL: images of any size", "paddleocr_vl", "PaddleOCRVL", ONE_AXIS),
+    "video-llama-3": _derived("Video-LLaMA 3: images", "video_llama_3", "VideoLlama3"),
     "qwen-vl": HostEntry(
         f"{OURS}.remote.qwen_vl:QwenVLChat",
         "remote",
@@ -245,7 +179,7 @@ HOSTS: dict[str, HostEntry] = {
 
 
 # Of a model of transformers that no entry names.
-OTHER = _derived("any other vision-language model of transformers that takes `mm_encoder_outputs`", ())
+OTHER = _derived("any other vision-language model of transformers that takes `mm_encoder_outputs`", "", "")
 
 
 def view_of(model: Any, options: Mapping[str, str] | None = None) -> Any:
@@ -304,25 +238,10 @@ def attached(
 
 def attach_view(view: Any, method: Any, budget: Any, total: int | None = None) -> Any:
     """Attaches a method to the model of a view."""
-    from functools import partial
-
     from llava_consensus.hosts.attachment import Attachment
-    from llava_consensus.hosts.facts import Facts
-    from llava_consensus.hosts.official import OfficialEntrance
-    from llava_consensus.hosts.official_facts import Official
-    from llava_consensus.hosts.remote.entrances import RemoteEntrance, RemoteModel
-    from llava_consensus.hosts.remote.internvl_chat import InternVLChat, InternVLChatEntrance
 
-    given = view.module, method, budget, total, view.options
-    if isinstance(view, Facts):
-        return Attachment(*given)
-    if isinstance(view, InternVLChat):
-        return Attachment(*given, InternVLChatEntrance)
-    if isinstance(view, Official):
-        return Attachment(*given, OfficialEntrance)
-    if isinstance(view, RemoteModel):
-        return Attachment(*given, partial(RemoteEntrance, type(view)))
-    raise OptionError(f"view of class {type(view).__name__}: must be Facts or a RemoteModel (docs/adding.md)")
+    entrance = load_place(view.entrance) if isinstance(view.entrance, str) else view.entrance
+    return Attachment(view.module, method, budget, total, view.options, entrance)
 
 
 def takes_features(model: Any) -> bool:

@@ -10,12 +10,11 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.cache import CACHE_NAMES, Book
+from llava_consensus.hosts.cache import CACHE_NAMES, Book, is_static
 from llava_consensus.hosts.images import Image, Integers
 from llava_consensus.hosts.inputs import Prompt, prompt_of
 from llava_consensus.hosts.outcomes import ImageOutcome
 from llava_consensus.hosts.packing import SEGMENTS, Pack, pack_of
-from llava_consensus.hosts.parts import is_static
 from llava_consensus.hosts.rows import Pool, Rows, drop_rows, joined_rows, row_axis, upload
 from llava_consensus.hosts.tower import Encoded, flat_features
 from llava_consensus.hosts.units import visual_rows

@@ -112,11 +112,6 @@ class Attachment:
                 f"total={self.total}: is for methods that act after the vision tower, and "
                 f"{type(self.method).__name__} acts elsewhere: give tokens as a number or a share"
             )
-        if self.options.get("class_tokens") == "drop" and self.stages[-1].method.place is Place.DECODER:
-            raise OptionError(
-                f"class_tokens=drop: {type(self.stages[-1].method).__name__} cuts between decoder layers, which the "
-                "class tokens of frames have entered by then. Take class_tokens=keep or class_tokens=candidates"
-            )
         config: Any = getattr(model, "config", None)
         if getattr(config, "model_type", None) in OWN_GENERATE:
             raise OptionError(
@@ -165,8 +160,10 @@ class Attachment:
             self.active = True
 
     def detach(self) -> None:
-        """Gives the model back as it was, bit for bit. Calls of other threads that are under way end with the method;
-        those that begin now are plain. Detaching twice does nothing.
+        """Gives the model back as it was, bit for bit. It waits for no call: calls of other threads whose images are
+        encoded end with the method, later ones are plain. A cache that was filled with fewer rows goes on with the
+        hooks that it needs, also under another method; they leave with the last such cache. Detaching twice does
+        nothing, and entering again attaches again.
         """
         with _LOCK:
             self.active = False

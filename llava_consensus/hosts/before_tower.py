@@ -1,5 +1,6 @@
 """Methods before the projector: inside the blocks of a vision tower (ToMe), on the image it is shown (resize), or on
-cells of the image (PixelPrune).
+cells of the image (PixelPrune). They work on LLaVA and its kind, whose tokens are the patches of CLIP, SigLIP or DINOv2
+(`open_tower`), and on Qwen-VL and GLM-4V, whose encoders take images of any size.
 
 Tower and projector work on fewer tokens. Every placeholder of the prompt then gets a copy of the token that stands for
 it, and `slot` says which, so that the model puts features into the prompt as always. At the entrance of the language
@@ -16,21 +17,8 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.facts import SHUFFLED, TILES
-from llava_consensus.hosts.images import TABLE, Image, Integers, images_of, with_class
-from llava_consensus.hosts.open_tower import OpenTower, Run, cells_of
-from llava_consensus.hosts.smaller_images import (
-    MERGED,
-    SIDE,
-    Shrunk,
-    Squares,
-    TokenGrid,
-    cells_left,
-    first_of,
-    see_cells,
-    smaller_grids,
-    smaller_sizes,
-)
+from llava_consensus.hosts.images import TABLE, Image, Integers, images_of, most_tiles, with_class
+from llava_consensus.hosts.open_tower import EncoderRun, OpenTower, cells_of, shrink
 from llava_consensus.hosts.tower import RECORD, Encoded, Tiles, Tower, flat_features, records_of
 from llava_consensus.hosts.units import Unit, shares_of
 from llava_consensus.reduction.budget import Budget, Share
@@ -39,12 +27,11 @@ from llava_consensus.reduction.method import Place
 ACTED_INSIDE = ("clip_vision_model", "siglip_vision_model")
 STRAIGHT = ("llava", "llava_next", "llava_next_video", "llava_onevision", "video_llava")  # a token for each patch
 POOLED = ("llava_next_video", "llava_onevision")  # of these, the ones that pool the patches of videos
-SQUARES = ("internvl", "smolvlm", "idefics3", "gemma3", "aya_vision", "cohere2_vision", "ovis2")
-SIZES = ("pixtral", "mistral3")
 SEES_CELLS = ("qwen3_vl", "qwen3_vl_moe")
 GRIDS = ("qwen2_vl", "qwen2_5_vl", "glm4v", "glm4v_moe", "glm46v", *SEES_CELLS)
 # families whose tower the next method of a composition can read
 READABLE = (*STRAIGHT, "llava_llama", "llava_mistral", *GRIDS)
+MERGED, SIDE = 4, 2  # patches of a cell of Qwen-VL, which makes a token, and in a row of it
 UNKNOWN_TOWER = (
     "acts before the projector, and it is not known how the tower of this model takes fewer patches. Take a method "
     "that acts after the tower"
@@ -53,7 +40,7 @@ UNKNOWN_TOWER = (
 
 def refusal(kind: str, vision: str, place: Place) -> str:
     """Why a method of this place cannot act on models of this type and vision tower; "" if it can."""
-    if kind not in (*STRAIGHT, *SQUARES, *SIZES, *GRIDS):
+    if kind not in (*STRAIGHT, *GRIDS):
         return UNKNOWN_TOWER
     reason = ""
     if place is Place.CELLS:
@@ -64,7 +51,7 @@ def refusal(kind: str, vision: str, place: Place) -> str:
             reason = "acts inside the vision tower, which is done in CLIP and SigLIP towers only"
         elif vision not in (*ACTED_INSIDE, "dinov2"):
             reason = "acts before the vision tower, which is done for CLIP, SigLIP and DINOv2 towers only"
-    elif place is Place.TOWER and kind != "pixtral":
+    elif place is Place.TOWER:
         reason = (
             "merges patches inside the tower, and what is left forms no grid, of which this model makes one token of "
             "each square of patches"
@@ -96,6 +83,24 @@ def check_masks(vision: Any, method: Any) -> None:
         )
 
 
+class TokenGrid(NamedTuple):
+    """The tokens of an image."""
+
+    tiles: int
+    rows: int  # of each tile
+    columns: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of a tile."""
+        return self.rows, self.columns
+
+    @property
+    def size(self) -> int:
+        """Tokens of a tile."""
+        return self.rows * self.columns
+
+
 class ImageLeft(NamedTuple):
     """What is left of one image."""
 
@@ -119,53 +124,29 @@ class BeforeTower:
         kind: of the model (`model_type`, or `pixtral`).
         method: that acts.
         budget: of one image.
-        options: of the family (`HostEntry.options`).
     Raises:
         OptionError: for a model that the method cannot act in, or a budget that it cannot reach.
     """
 
-    def __init__(self, base: Any, kind: str, method: Any, budget: Budget | Share, options: Any) -> None:
+    def __init__(self, base: Any, kind: str, method: Any, budget: Budget | Share) -> None:
         config, self.kind, self.method, self.budget = base.config, kind, method, budget
         name = type(method).__name__
         vision: Any = getattr(config, "vision_config", None)
         if why := refusal(kind, getattr(vision, "model_type", ""), method.place):
             raise OptionError(f"{name} {why}")
-        if options.get("class_tokens") == "candidates":
-            raise OptionError(
-                f"class_tokens=candidates: {name} acts before the projector, on patches, and class tokens are none. "
-                "Take class_tokens=keep or class_tokens=drop"
-            )
-        drawn = getattr(vision, "tokenize_function", "softmax")
-        if drawn != "softmax":
-            raise OptionError(
-                f"tokenize_function={drawn!r}: {name} is adapted to tokens that are mixtures of visual words "
-                "(softmax). Take a method that acts after the tower"
-            )
         side = getattr(base.visual, "spatial_merge_size", SIDE) if kind in GRIDS else SIDE
         if side != SIDE:
             raise OptionError(
                 f"vision_config.spatial_merge_size={side}: {name} is adapted to tokens of {SIDE} x {SIDE} patches"
             )
-        pins, size = getattr(config, "image_grid_pinpoints", None), self._tile_size(base)
-        most = 1 + max(height * width // vision.image_size**2 for height, width in pins) if pins else TILES.get(kind, 1)
-        shares = [share for tiles in (1, most) for share in shares_left(tiles, size, budget, method)] if size else []
         self.towers: dict[str, OpenTower] = {}
-        if kind in STRAIGHT or (kind == "pixtral" and method.place is Place.TOWER):
+        if kind in STRAIGHT:
             self._open(base, config)
-        if method.place is Place.TOWER and kind != "pixtral":  # there each image has a schedule of its own
-            for share in {share for share in shares if share < size}:
-                method.schedule(share, size, self.towers["image"].merging)
-
-    def _tile_size(self, base: Any) -> int:
-        """Tokens of a tile; 0 if each image has its own."""
-        vision = base.config.vision_config
-        if self.kind in (*GRIDS, *SIZES):
-            return 0
-        side = first_of(vision.image_size) // first_of(vision.patch_size)
-        if self.kind in STRAIGHT:
-            return side**2
-        stride: int = SHUFFLED[self.kind](base.config)
-        return (side // stride) ** 2
+            size = (vision.image_size // vision.patch_size) ** 2
+            shares = {share for tiles in (1, most_tiles(base)) for share in shares_left(tiles, size, budget, method)}
+            for share in shares if method.place is Place.TOWER else ():
+                if share < size:
+                    method.schedule(share, size, self.towers["image"].merging)
 
     def _open(self, base: Any, config: Any) -> None:
         """The towers that the method acts inside, by modality."""
@@ -177,7 +158,7 @@ class BeforeTower:
             module = getattr(base, names.get(modality, "vision_tower"))
             vision = module.config
             strategy, classes = config.vision_feature_select_strategy, vision.model_type != "siglip_vision_model"
-            if self.kind in STRAIGHT and (strategy == "default") != classes:
+            if (strategy == "default") != classes:
                 raise OptionError(
                     f"vision_feature_select_strategy={strategy!r} does not fit a {vision.model_type}: a class token "
                     "among the patches is no candidate"
@@ -206,17 +187,11 @@ class BeforeTower:
         if self.kind in GRIDS:
             frames, height, width = inputs[f"{modality}_grid_thw"][number].tolist()
             return TokenGrid(frames, height // SIDE, width // SIDE)
-        if self.kind in SIZES:
-            height, width = torch.as_tensor(inputs["image_sizes"])[number].tolist()
-            return TokenGrid(1, height // self._step(base), width // self._step(base))
-        side = math.isqrt(int(image.token.max()) + 1)
-        if self.kind in STRAIGHT and not (modality == "video" and self.kind in POOLED):  # unpadding may have left less
-            side = math.isqrt(self._tile_size(base))
+        if modality == "video" and self.kind in POOLED:
+            side = math.isqrt(int(image.token.max()) + 1)
+        else:  # unpadding may have left less
+            side = base.config.vision_config.image_size // base.config.vision_config.patch_size
         return TokenGrid(image.tiles, side, side)
-
-    def _step(self, base: Any) -> int:
-        """Height and width in pixels of a token of Pixtral or Mistral 3."""
-        return int(base.config.vision_config.patch_size * getattr(base.config, "spatial_merge_size", 1))
 
     def encode(
         self, tower: Tower, plain: Any, base: Any, modality: str, ids: Integers, learns: bool, inputs: dict[str, Any]
@@ -242,8 +217,6 @@ class BeforeTower:
             check_equal(tower.method, self.method, [share for own in shares for share in own])
         if self.kind in STRAIGHT:
             output, slots = self._inside(tower, plain, base, modality, images, grids, shares, inputs)
-        elif self.method.place is Place.TOWER:
-            output, slots = self._one_by_one(plain, base, grids, shares, inputs)
         elif self.method.place is Place.CELLS:
             output, slots = self._cells(tower, base, modality, shares, inputs)
         else:
@@ -261,7 +234,7 @@ class BeforeTower:
     ) -> tuple[Any, list[Tensor]]:  # fmt: skip
         """LLaVA and its kind: the model's own encoder, with an open tower in it."""
         front = modality == "video" and TABLE[self.kind].video is with_class
-        run = Run([share for own in shares for share in own], grids[0].shape, front)
+        run = EncoderRun([share for own in shares for share in own], grids[0].shape, front)
         with self.towers[modality].running(run):
             output = tower.encode(plain, base, False, False, **inputs)
         assert run.slot is not None and run.projected is not None
@@ -273,51 +246,24 @@ class BeforeTower:
                 features[place] = run.projected[tile, token]
         return output, list(run.slot.split([grid.tiles for grid in grids]))
 
-    def _one_by_one(
-        self, plain: Any, base: Any, grids: list[TokenGrid], shares: list[list[int]], inputs: dict[str, Any]
-    ) -> tuple[Any, list[Tensor]]:
-        """Pixtral, whose images are one row in the tower: each goes through it by itself."""
-        sizes = torch.as_tensor(inputs["image_sizes"])
-        outputs, slots = [], []
-        for pixels, size, grid, own in zip(inputs["pixel_values"], sizes, grids, shares, strict=True):
-            height, width = size.tolist()
-            run = Run(own, grid.shape, False)
-            given = {**inputs, "pixel_values": pixels[None, :, :height, :width], "image_sizes": size[None]}
-            with self.towers["image"].running(run):
-                outputs.append(plain(**given))
-            assert run.slot is not None
-            slots.append(run.slot)
-        output = outputs[0]
-        output["pooler_output"] = [features for one in outputs for features in one["pooler_output"]]
-        return output, slots
-
     def _smaller(
         self, tower: Tower, plain: Any, base: Any, modality: str, grids: list[TokenGrid], shares: list[list[int]],
         inputs: dict[str, Any],
     ) -> tuple[Any, list[Tensor]]:  # fmt: skip
         """Smaller images through the model's own tower."""
-        small = Shrunk(grids, [
+        small = [
             [self.method.picture(share, *grid.shape) if share < grid.size else grid.shape for share in own]
             for grid, own in zip(grids, shares, strict=True)
-        ])  # fmt: skip
-        slots = small.slots()
-        index = small.taken(slots)
-        if self.kind in SQUARES:
-            check_whole(inputs.get("pixel_attention_mask"))
-            pixels = inputs["pixel_values"].flatten(0, -4)
-            if inputs["pixel_values"].ndim > 4:
-                pixels = pixels[(pixels != 0).flatten(1).any(1)]  # without padding
-            squares = Squares(base, grids[0].columns)
-            tokens = squares.tokens(pixels, small)
-            size = grids[0].size
-            output = squares.output(tokens[index.to(tokens.device)].unflatten(0, (-1, size)))
-            return output, [slot.to(tokens.device) for slot in slots]
-        if self.kind in GRIDS:
-            inputs = smaller_grids(inputs, modality, small, base.visual.config.patch_size)
-        else:
-            inputs = smaller_sizes(inputs, small, self._step(base))
+        ]
+        slots, taken, first = [], [], 0
+        for grid, own in zip(grids, small, strict=True):
+            slots.append(torch.stack([cells_of(grid.shape, cells) for cells in own]))
+            for slot, (rows, columns) in zip(slots[-1], own, strict=True):
+                taken.append(slot + first)
+                first += rows * columns
+        inputs = smaller_grids(inputs, modality, small, base.visual.config.patch_size)
         output = tower.encode(plain, base, False, True, **inputs)
-        return self._spread(output, index, slots)
+        return self._spread(output, torch.cat(taken), slots)
 
     def _cells(
         self, tower: Tower, base: Any, modality: str, shares: list[list[int]], inputs: dict[str, Any]
@@ -329,7 +275,7 @@ class BeforeTower:
         counts = [int(slot.max()) + 1 for slot in slots]
         seen = torch.tensor([[1, SIDE, SIDE * count] for count in counts])
         output = tower.encode(
-            see, base, False, True, visual=visual, pixels=pixels, grid=grid, image_grid_thw=seen, cells=cells
+            see_cells, base, False, True, visual=visual, pixels=pixels, grid=grid, image_grid_thw=seen, cells=cells
         )
         starts = np.cumsum([0, *counts]).tolist()
         index = torch.cat([slot[0] + start for slot, start in zip(slots, starts, strict=False)])
@@ -353,21 +299,98 @@ class BeforeTower:
         return output, [slot.to(index.device) for slot in slots]
 
 
-def see(visual: Any, pixels: Tensor, grid: Tensor, image_grid_thw: Tensor, cells: Tensor) -> Any:
-    """An encoder that sees some cells; the grid of an image is a row of those it sees."""
-    return see_cells(visual, pixels, grid, cells, (image_grid_thw.prod(1) // MERGED).tolist())
+# Smaller images of Qwen-VL and GLM-4V, and cells of Qwen3-VL
 
 
-def check_whole(mask: Tensor | None) -> None:
-    """Raises OptionError for images that fill a tile in part."""
-    if mask is None:
-        return
-    patches = mask.flatten(0, 1).flatten(1).bool()
-    if bool((patches.any(1) & ~patches.all(1)).any()):
-        raise OptionError(
-            "pixel_attention_mask: images that fill a tile in part are not adapted, since the tower's attention masks "
-            "patches. Let the processor resize or split images"
-        )
+def smaller_grids(
+    inputs: dict[str, Any], modality: str, small: list[list[tuple[int, int]]], patch: int
+) -> dict[str, Any]:
+    """Arguments of the encoder of Qwen-VL and GLM-4V, every tile of a video an entry of its own.
+
+    Args:
+        small: of each image, rows and columns of tokens of each smaller tile.
+    """
+    name, pixels = next((name, value) for name, value in inputs.items() if name.startswith("pixel_values"))
+    grid_name = f"{modality}_grid_thw"
+    sizes = inputs[grid_name].tolist()
+    pieces: list[Tensor] = []
+    for image, (frames, *size), own in zip(
+        pixels.split([math.prod(size) for size in sizes]), sizes, small, strict=True
+    ):
+        for tile, (rows, columns) in zip(image.chunk(frames), own, strict=True):
+            new = SIDE * rows, SIDE * columns
+            if list(new) != size:
+                resized = shrink(_image(tile, size, patch), new[0] * patch, new[1] * patch)
+                tile = _patches(resized, patch).to(tile.dtype)
+            pieces.append(tile)
+    grids = [[1, SIDE * rows, SIDE * columns] for own in small for rows, columns in own]
+    return {**inputs, name: torch.cat(pieces), grid_name: inputs[grid_name].new_tensor(grids)}
+
+
+def _image(patches: Tensor, size: list[int], patch: int) -> Tensor:
+    """A tile [rows, values] as the processor gives it, each token's four patches together, as [1, channels, h, w]; the
+    images that a temporal patch takes together are channels.
+    """
+    height, width = size
+    tile = patches.view(height // SIDE, width // SIDE, SIDE, SIDE, -1, patch, patch)
+    return tile.permute(4, 0, 2, 5, 1, 3, 6).reshape(1, -1, height * patch, width * patch)
+
+
+def _patches(image: Tensor, patch: int) -> Tensor:
+    """The way back: [1, channels, h, w] -> [rows, values]."""
+    _, channels, height, width = image.shape
+    tile = image.view(channels, height // SIDE // patch, SIDE, patch, width // SIDE // patch, SIDE, patch)
+    return tile.permute(1, 4, 2, 5, 0, 3, 6).reshape(-1, channels * patch**2)
+
+
+def cells_left(
+    method: Any, pixels: Tensor, sizes: list[list[int]], shares: list[list[int]], vision: Any
+) -> tuple[list[Tensor], Tensor]:
+    """The seen cell that stands for each cell of an image, [1, N] each, and all cells that the tower sees.
+
+    Args:
+        pixels: of all images [rows, values].
+        sizes: of each image, frames and patches in a column and a row.
+    """
+    if any(frames > 1 for frames, _, _ in sizes):
+        raise OptionError(f"{type(method).__name__} is for images, and this prompt shows a video")
+    slots: list[Tensor] = []
+    kept: list[Tensor] = []
+    first = 0
+    for image, (_, rows, columns), (share,) in zip(
+        pixels.split([math.prod(size) for size in sizes]), sizes, shares, strict=True
+    ):
+        shape = rows // SIDE, columns // SIDE
+        own = torch.arange(math.prod(shape), device=pixels.device)
+        stand_in = own
+        if share < len(own):
+            # both images of a temporal patch are the same, and pixels are in -1..1
+            view = image.view(*shape, MERGED, -1, vision.temporal_patch_size, vision.patch_size**2)
+            stand_in = method.stand_ins(view[..., 0, :].flatten(2).float() * 0.5 + 0.5).flatten()
+        stays = stand_in == own
+        slots.append((stays.cumsum(0) - 1)[stand_in][None])
+        kept.append(stays.nonzero()[:, 0] + first)
+        first += len(own)
+    return slots, torch.cat(kept)
+
+
+def see_cells(visual: Any, pixels: Tensor, grid: Tensor, image_grid_thw: Tensor, cells: Tensor) -> Any:
+    """The tower of Qwen3-VL on these cells, at their own places; `image_grid_thw` has a row of cells for each image."""
+    try:
+        from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
+    except ImportError as error:
+        raise OptionError("cells of an image are left out on transformers >= 5.23: upgrade it") from error
+    patches = (cells[:, None] * MERGED + torch.arange(MERGED, device=cells.device)).flatten()
+    taps, weights = get_vision_interpolation_indices_and_weights(
+        grid, num_grid_per_side=visual.num_grid_per_side, mode=visual.interpolation_mode,
+        align_corners=visual.interpolation_align_corners, spatial_merge_size=SIDE,
+    )  # fmt: skip
+    ends = torch.cat((grid.new_zeros(1), image_grid_thw.prod(1).to(grid.device).cumsum(0)))
+    return visual(
+        pixels[patches].type(visual.dtype), grid_thw=grid,
+        interp_indices=taps[patches], interp_weights=weights[patches],
+        position_ids=get_vision_position_ids(grid, SIDE)[patches], cu_seqlens=ends.to(torch.int32), return_dict=True,
+    )  # fmt: skip
 
 
 # At the entrance of the language model

@@ -111,3 +111,8 @@ def cached_rows(cache: Any, axis: int = -2) -> int:
     if hasattr(cache, "get_seq_length"):
         return int(cache.get_seq_length())
     return 0 if not cache or cache[0] is None or cache[0][0] is None else int(cache[0][0].shape[axis])
+
+
+def is_static(cache: Any) -> bool:
+    """Whether a cache has a fixed size."""
+    return bool(getattr(cache, "is_compileable", False))

@@ -18,10 +18,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from llava_consensus.errors import NonFiniteError, OptionError
+from llava_consensus.errors import OptionError
 from llava_consensus.hosts.arguments import (
     Cut,
     Forward,
@@ -37,23 +36,29 @@ from llava_consensus.hosts.arguments import (
 )
 from llava_consensus.hosts.before_tower import BeforeTower, numbered, tiles_left, units_left, whole_tiles
 from llava_consensus.hosts.cache import Book, book_of, cache_in, shorten
-from llava_consensus.hosts.images import Image, Integers, family_of, images_of, kind_of, parts_of, with_class
-from llava_consensus.hosts.inputs import KEPT, Inputs, Prompt, needs_of, projector_of, prompt_of
-from llava_consensus.hosts.kernels import skip_in_probe
-from llava_consensus.hosts.layers import Layers, Step, idle
-from llava_consensus.hosts.next_grid import STOCK
-from llava_consensus.hosts.outcomes import Report, reduced, unchanged
-from llava_consensus.hosts.parts import (
+from llava_consensus.hosts.images import (
     MODALITIES,
+    Image,
+    Integers,
     base_of,
+    clip_of,
     decoder_of,
+    family_of,
+    images_of,
+    kind_of,
     most_tiles,
     on_grid,
     packed_whole,
-    runs_again,
+    parts_of,
+    with_class,
 )
+from llava_consensus.hosts.inputs import KEPT, Inputs, Prompt, finite_needs_of, needs_of, projector_of, prompt_of
+from llava_consensus.hosts.kernels import skip_in_probe
+from llava_consensus.hosts.layers import Layers, later_step, runs_again
+from llava_consensus.hosts.next_grid import STOCK
+from llava_consensus.hosts.outcomes import Report, reduced, unchanged
 from llava_consensus.hosts.prefill import Prefill
-from llava_consensus.hosts.rows import reduced_rows, spread_rows, upload
+from llava_consensus.hosts.rows import reduced_rows, spread_rows
 from llava_consensus.hosts.tower import (
     READ,
     RECORD,
@@ -62,7 +67,6 @@ from llava_consensus.hosts.tower import (
     Tower,
     argument_names,
     records_of,
-    with_class_tokens,
 )
 from llava_consensus.hosts.units import units_of
 from llava_consensus.reduction.method import Method, Place
@@ -88,6 +92,7 @@ class Entrance:
     """
 
     cache_axis = 2  # of rows in the keys of its cache
+    inputs = Inputs  # class of what its methods are given
 
     def __init__(self, owner: Any, model: Any, options: Mapping[str, str]) -> None:
         base = base_of(model)
@@ -97,7 +102,6 @@ class Entrance:
                 f"model of class {type(model).__name__} encodes no images in a step of their own (get_image_features)"
             )
         self.start(owner, model)
-        self.class_tokens = options.get("class_tokens", "keep")
         self.fixed = options.get("layout", STOCK) != STOCK  # whether every image has the same grid of tiles
         methods: list[Method] = [stage.method for stage in owner.stages]
         reader = next((method for method in methods if method.needs & READ), methods[0])
@@ -106,7 +110,7 @@ class Entrance:
         self.layers = Layers(decoder, methods[-1]) if methods[-1].place is Place.DECODER else None
         self.before: Any = None
         if methods[0].acts_inside:
-            self.before = BeforeTower(base, kind_of(base.config), methods[0], owner.stages[0].budget, options)
+            self.before = BeforeTower(base, kind_of(base.config), methods[0], owner.stages[0].budget)
         self.names = argument_names(type(base).forward)[1:]
         self.outer = argument_names(type(model).forward)[1:]
         self.inner = argument_names(type(decoder).forward)[1:]
@@ -127,9 +131,7 @@ class Entrance:
     @property
     def clip_name(self) -> str:
         """The CLIP model that the vision configuration names as its own; empty if it names none."""
-        vision = getattr(self.model().config, "vision_config", None)  # type: ignore[union-attr]
-        is_clip = getattr(vision, "model_type", "") == "clip_vision_model"
-        return str(getattr(vision, "_name_or_path", "")) if is_clip else ""
+        return clip_of(self.model().config)  # type: ignore[union-attr]
 
     def install(self) -> None:
         """Registers the hooks."""
@@ -328,8 +330,6 @@ class Entrance:
             left += (fewer.images if fewer else [None] * len(own)) * beams
             later += (next_read or read) * beams
             short, most = short or why, max(most, beams)
-            if modality == "video" and self.class_tokens == "candidates":
-                own, read = [image._replace(token=image.token + 1) for image in own], with_class_tokens(read)
             images += [image._replace(row=image.row * beams + beam) for beam in range(beams) for image in own]
             tiles, encoded = tiles + read * beams, encoded + [record.inputs] * (len(own) * beams)
         asks = question_rows(self.owner, forward, labels, getattr(self.local, "guesses", 0), images)
@@ -341,15 +341,34 @@ class Entrance:
         book: Book | None,
     ) -> dict[str, Any]:  # fmt: skip
         """The decoder's arguments for the rows that are left; layer hooks are armed if a method cuts later."""
-        owner, size = self.owner, prompt.real.shape[1]
-        report = Report(unchanged(prompt.images, prompt.beams))
-        cut = Cut(None, size, cache, None, None)
+        cut = Cut(None, prompt.real.shape[1], cache, None, None)
+        new, own, report = self._enter(decoder, base, prompt, short, kwargs, cut, book)
+        if cut.rows is None:
+            new = self._step(decoder, kwargs, book, cache)
+        if self.layers is not None:
+            report = self._between(decoder, base, own, short, new, cut, report)
+        self._report(prompt, cut, report)
+        return new
+
+    def _report(self, prompt: Prompt, cut: Cut, report: Report) -> None:
+        """Stores the results of the first beam of each prompt."""
+        cut.reported = [number for number, image in enumerate(prompt.images) if image.row % prompt.beams == 0]
+        self.owner.tell(replace(report, outcomes=[report.outcomes[number] for number in cut.reported]))
+        self.local.cut = cut
+
+    def _enter(
+        self, decoder: Any, base: Any, prompt: Prompt, short: str, kwargs: dict[str, Any], cut: Cut, book: Book | None
+    ) -> tuple[dict[str, Any], Prompt, Report]:
+        """The methods at the entrance, one after the other: the decoder's arguments for the rows that are left, and the
+        prompts as the method between layers sees them.
+        """
+        owner, report = self.owner, Report(unchanged(prompt.images, prompt.beams))
         new, own = kwargs, prompt
         for stage in self.entering:
             if stage.method.acts_inside:
                 units = units_left(own.images, prompt.left)
             else:
-                units = units_of(own.images, owner.budgets(stage, own), stage.method, most_tiles(self.model()))
+                units = units_of(own.images, owner.budgets(stage, own), stage.method, self.most_tiles())
             if units:
                 new, own, found = self._at_entrance(decoder, base, own, units, stage, short, new, cut, book)
                 if stage is not owner.stages[0]:
@@ -358,16 +377,19 @@ class Entrance:
                 report = found
             if stage.method.acts_inside and len(owner.stages) > 1:
                 own = own._replace(images=numbered(own.images, prompt.left), tiles=list(prompt.later))
-        if cut.rows is None:
-            new = self._step(decoder, kwargs, book, cache)
-        if self.layers is not None:
-            report = self._between(decoder, base, own, short, new, cut, report)
-        beams = prompt.beams
-        cut.reported = [number for number, image in enumerate(prompt.images) if image.row % beams == 0]
-        report = replace(report, outcomes=[report.outcomes[number] for number in cut.reported])
-        owner.tell(report)
-        self.local.cut = cut
-        return new
+        return new, own, report
+
+    def most_tiles(self) -> int:
+        """The most tiles an image of this model can have."""
+        return most_tiles(self.model())
+
+    def projector(self, base: Any) -> Any:
+        """The projector, if it takes patches one by one."""
+        return projector_of(base, self.model().config)  # type: ignore[union-attr]
+
+    def read_probe(self, inputs: Inputs, decoder: Any, kwargs: dict[str, Any]) -> None:
+        """Reads queries of the text and keys of all rows (SCAP)."""
+        inputs.read_probe(decoder, kwargs)
 
     def _at_entrance(
         self, decoder: Any, base: nn.Module, prompt: Prompt, units: Any, stage: Any, short: str,
@@ -375,13 +397,13 @@ class Entrance:
     ) -> tuple[dict[str, Any], Prompt, Report]:  # fmt: skip
         """Units through the method, and the arguments of the decoder without the rows that leave."""
         model, embeds, method = self.model(), kwargs["inputs_embeds"], stage.method
-        projector = projector_of(base, model.config)  # type: ignore[union-attr]
-        needs = self._needs(prompt, method, projector is not None, short, embeds)
+        projector = self.projector(base)
+        needs = finite_needs_of(prompt, method, model, projector is not None, short, embeds)
         clip = self.owner.clip_sides(prompt, base) if Need.QUESTION in needs else None
-        inputs = Inputs(prompt, embeds, method, needs, projector, clip)
-        inputs.read_probe(decoder, kwargs)
+        inputs = self.inputs(prompt, embeds, method, needs, projector, clip)
+        self.read_probe(inputs, decoder, kwargs)
         groups = inputs.reduce(units)
-        drops = [self.class_tokens == "drop" if image.video else method.newlines == "drop" for image in prompt.images]
+        drops = [method.newlines == "drop" and not image.video for image in prompt.images]
         with inputs.watch.time("splice"):
             rows, pool = reduced_rows(embeds, prompt.real, prompt.images, groups, method, drops)
             new = decoder_arguments(decoder, kwargs, rows, pool, prompt, cut, book, method)
@@ -391,19 +413,6 @@ class Entrance:
         report = Report(outcomes, inputs.notes + (KEPT,) * axes, inputs.watch)
         last = stage is self.owner.stages[-1]
         return new, prompt if last else compact(prompt, rows, model.config), report  # type: ignore[union-attr]
-
-    def _needs(self, prompt: Prompt, method: Method, projects: bool, short: str, embeds: Tensor) -> frozenset[Need]:
-        """Parts that a method reads. A tower whose numbers are not finite cannot be read: then images are named."""
-        try:
-            return needs_of(prompt, method, self.model(), projects, short)
-        except OptionError:
-            for number, image in enumerate(prompt.images):
-                (places,) = upload([image.places], embeds.device)
-                if not bool(embeds[image.row, places].isfinite().all()):
-                    raise NonFiniteError(
-                        f"image {number} of prompt {image.row}: NaN or infinite values. Check the pixels and weights"
-                    ) from None
-            raise
 
     def _between(
         self, decoder: Any, base: nn.Module, prompt: Prompt, short: str, kwargs: dict[str, Any], cut: Cut,
@@ -421,7 +430,7 @@ class Entrance:
             raise OptionError("images in a later turn on a cache are not supported: pass the whole conversation")
         inputs = None
         if stage.method.needs:
-            projector = projector_of(base, model.config)  # type: ignore[union-attr]
+            projector = self.projector(base)
             needs = needs_of(prompt, stage.method, model, projector is not None, short)
             inputs = Inputs(prompt, kwargs["inputs_embeds"], stage.method, needs, projector)
         cut.prefill = Prefill(self.layers, decoder, prompt, units, inputs, kwargs, prompt.beams)
@@ -435,25 +444,8 @@ class Entrance:
         """
         if book is None or book.owner != self.number:  # hooks of a detached method continue from its own caches
             return kwargs
-        embeds = kwargs.get("inputs_embeds")
-        new = (kwargs["input_ids"] if embeds is None else embeds).shape[1]
-        positions = kwargs.get("position_ids")
-        if book.shifted and (positions is None or positions.ndim == 2):
-            if positions is None:
-                positions = int(cache.get_seq_length()) + torch.arange(new, device=book.shift.device)[None]
-            kwargs = {**kwargs, "position_ids": positions - book.shift}
-        if book.layers and self.layers is not None:
-            mask = getattr(self.local, "mask", None)
-            if new > 1 and mask is not None and not book.holes:
-                book = book._replace(holes=True)
-                cache.reduction_book = book
-            axes = positions.shape[0] if isinstance(positions, Tensor) and positions.ndim == 3 else 1
-            length = book.real.shape[1] + int(cache.get_seq_length()) - book.size + new
-            renumbers = self.layers.renumbers(axes)
-            if not idle(self.layers, book, length, new, renumbers, cache):
-                step = Step(self.layers, decoder, book, length, mask, renumbers, book.holes)
-                step.arm(book.layers, False)
-                self.local.armed = step
+        mask = getattr(self.local, "mask", None)
+        kwargs, self.local.armed = later_step(self.layers, decoder, kwargs, book, cache, mask)
         return kwargs
 
     # Behind the decoder

@@ -15,9 +15,18 @@ import transformers
 from torch import Tensor, nn
 
 from llava_consensus.hosts.environment import check_version
-from llava_consensus.hosts.images import PIXELS, Image, Integers, images_of, kind_of
+from llava_consensus.hosts.images import (
+    MODALITIES,
+    PIXELS,
+    Image,
+    Integers,
+    base_of,
+    clip_of,
+    decoder_of,
+    images_of,
+    kind_of,
+)
 from llava_consensus.hosts.next_grid import ACROSS, STOCK, fixed_grid
-from llava_consensus.hosts.parts import MODALITIES, base_of, decoder_of
 from llava_consensus.hosts.tower import argument_names, block_lists
 from llava_consensus.reduction.tokens import Need
 
@@ -61,6 +70,8 @@ class Facts:
         options: of its family (`HostEntry.options`).
     """
 
+    entrance = "llava_consensus.hosts.entrance:Entrance"  # how rows leave the model
+
     def __init__(self, module: Any, options: Mapping[str, str]) -> None:
         check_version(transformers.__version__)
         self.module, self.options, self.config = module, options, module.config
@@ -85,9 +96,7 @@ class Facts:
     @property
     def clip_name(self) -> str:
         """The CLIP model that the vision configuration names as its own; empty if it names none."""
-        vision = self.config.vision_config
-        is_clip = getattr(vision, "model_type", "") == "clip_vision_model"
-        return str(getattr(vision, "_name_or_path", "")) if is_clip else ""
+        return clip_of(self.config)
 
     @property
     def tower(self) -> TowerFacts:

@@ -62,11 +62,6 @@ class EncodedImage(NamedTuple):
         """Tokens in a row of a tile."""
         return self.tiles.side
 
-    @property
-    def class_is_token(self) -> bool:
-        """Whether the class token of each tile is a token."""
-        return self.tiles.class_is_token
-
 
 def needs_of(prompt: Prompt, method: Method, model: Any, projects: bool, short: str = "") -> frozenset[Need]:
     """Parts that a method reads on this model: its `needs`, or its `instead` on a tower that does not give all of them.
@@ -92,6 +87,22 @@ def needs_of(prompt: Prompt, method: Method, model: Any, projects: bool, short: 
     if missing := needs - offered:
         raise unreadable(method, missing, type(model).__name__, short)
     return needs
+
+
+def finite_needs_of(
+    prompt: Prompt, method: Method, model: Any, projects: bool, short: str, embeds: Tensor
+) -> frozenset[Need]:
+    """The same, but a tower that cannot be read as its numbers are not finite is named as such, with the image."""
+    try:
+        return needs_of(prompt, method, model, projects, short)
+    except OptionError:
+        for number, image in enumerate(prompt.images):
+            (places,) = upload([image.places], embeds.device)
+            if not bool(embeds[image.row, places].isfinite().all()):
+                raise NonFiniteError(
+                    f"image {number} of prompt {image.row}: NaN or infinite values. Check the pixels and weights"
+                ) from None
+        raise
 
 
 def unreadable(method: Method, missing: Iterable[Need], model: str, why: str = "") -> OptionError:
@@ -284,7 +295,7 @@ class Inputs:
     def _attention(self, images: list[int], front: str, scale: float) -> VisionAttention:
         own = self.prompt.tiles[images[0]]
         query, key = (self._part(images, front + name) for name in ("query", "key"))
-        return VisionAttention(query, key, scale, own.classes, own.class_is_token)
+        return VisionAttention(query, key, scale, own.classes)
 
     def _words(self, images: list[int]) -> tuple[Tensor, Tensor]:
         """Embeddings of the text after each image [I, M, D], and which of them are real [I, M]."""

@@ -269,6 +269,37 @@ class Step(Hooks):
         return seen_logits(self.layers.dense(index, real, hidden.shape[1]), sizes, None, hidden.dtype)
 
 
+def later_step(
+    layers: Layers | None, decoder: Any, kwargs: dict[str, Any], book: Book, cache: Any, mask: Tensor | None
+) -> tuple[dict[str, Any], Step | None]:
+    """Arguments of the decoder for rows behind a shortened prompt, whose renumbered positions go on from its shorter
+    length, and the hooks by which layers of different lengths get masks of their own.
+
+    Args:
+        mask: [R, length] 2D mask that the model was given, or None.
+    """
+    embeds = kwargs.get("inputs_embeds")
+    new = (kwargs["input_ids"] if embeds is None else embeds).shape[1]
+    positions = kwargs.get("position_ids")
+    if book.shifted and (positions is None or positions.ndim == 2):
+        if positions is None:
+            positions = int(cache.get_seq_length()) + torch.arange(new, device=book.shift.device)[None]
+        kwargs = {**kwargs, "position_ids": positions - book.shift}
+    if not book.layers or layers is None:
+        return kwargs, None
+    if new > 1 and mask is not None and not book.holes:
+        book = book._replace(holes=True)
+        cache.reduction_book = book
+    axes = positions.shape[0] if isinstance(positions, Tensor) and positions.ndim == 3 else 1
+    length = book.real.shape[1] + int(cache.get_seq_length()) - book.size + new
+    renumbers = layers.renumbers(axes)
+    if idle(layers, book, length, new, renumbers, cache):
+        return kwargs, None
+    step = Step(layers, decoder, book, length, mask, renumbers, book.holes)
+    step.arm(book.layers, False)
+    return kwargs, step
+
+
 def idle(layers: Layers, book: Book, length: int, new: int, renumbers: bool, cache: Any) -> bool:
     """Whether a decode step needs no layer hook: positions are the prompt's, and no layer has a mask."""
     padded = book.padded or book.holes or any(rows.padded for rows in book.layers.values())
@@ -276,3 +307,8 @@ def idle(layers: Layers, book: Book, length: int, new: int, renumbers: bool, cac
     short = layers.window is None or length < layers.window
     fixed = layers.needs_masks or getattr(cache, "is_compileable", False)
     return plain and short and not renumbers and not book.weights and not fixed
+
+
+def runs_again(decoder: Any) -> bool:
+    """Whether layers run again in the backward pass."""
+    return bool(decoder.training and torch.is_grad_enabled() and getattr(decoder, "gradient_checkpointing", False))

@@ -9,7 +9,7 @@ from functools import cache
 
 from llava_consensus.entry_points import load_place
 from llava_consensus.errors import ConsensusError, OptionError
-from llava_consensus.hosts import TOWER, HostEntry, known_hosts
+from llava_consensus.hosts import ONE_AXIS, TOWER, HostEntry, known_hosts
 from llava_consensus.hosts.before_tower import refusal
 from llava_consensus.hosts.images import TABLE
 from llava_consensus.hosts.inputs import ALWAYS, unreadable
@@ -17,11 +17,7 @@ from llava_consensus.methods import known_methods, make
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need
 
-# types whose positions have several axes, and those whose tower has a class token
-AXES = {
-    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe", "glm46v"),
-    *("glm_ocr", "paddleocr_vl"),
-}
+# types whose tower has a class token
 CLASSES = {"llava", "llava_next", "llava_next_video", "video_llava", "internvl"}
 UNTRIED = "by published copies of the code that the checkpoint carries; `model check` tries it on the checkpoint"
 
@@ -33,26 +29,7 @@ def cells() -> dict[str, dict[str, str]]:
 
 def keeping() -> list[str]:
     """Hosts whose positions have axes, so that they are kept whatever a method's default is."""
-    return [name for name, entry in known_hosts().items() if set(entry.types) & AXES]
-
-
-def otherwise() -> dict[str, list[str]]:
-    """Hosts on which a method does not read what it reads of LLaVA, and does what the method's file says for such
-    models, by method; those that refuse it left out.
-    """
-    refused, found = cells(), dict[str, list[str]]()
-    for name in known_methods():
-        for host, entry in known_hosts().items():
-            if refused[host][name] not in ("", UNTRIED):
-                continue
-            method, offers = make(name), offers_of(entry)
-            reads = method.needs if not method.needs - offers else method.instead
-            other = reads != method.needs or method.needs & {Need.QUESTION} - offers
-            # a CLIP tower whose patches are the tokens, as LLaVA's
-            alike = {Need.CLASS_FEATURE, Need.PROJECTOR} <= offers
-            if other or (method.acts_inside and not alike):
-                found.setdefault(name, []).append(host)
-    return found
+    return [name for name, entry in known_hosts().items() if ONE_AXIS in entry.lacks]
 
 
 def offers_of(entry: HostEntry) -> frozenset[Need]:
@@ -97,8 +74,7 @@ def _check(entry: HostEntry, method: Method) -> None:
     """Raises OptionError for a method that a family of transformers cannot have."""
     model = entry.classes[0]
     if method.acts_inside:
-        kind = "llava" if entry.kind == "llava" else next(iter((*entry.towers, *entry.types)), "")
-        if why := refusal(kind, "clip_vision_model", method.place):
+        if why := refusal(next(iter((*entry.towers, *entry.types)), ""), "clip_vision_model", method.place):
             raise OptionError(f"{type(method).__name__} {why}")
         return
     offers = offers_of(entry) | {Need.QUESTION}

@@ -11,51 +11,47 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-import transformers
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.arguments import Cut, asking_rows, held_masks
-from llava_consensus.hosts.before_tower import ImageLeft, check_equal, numbered, shares_left, units_left
-from llava_consensus.hosts.cache import Book, book_of, cache_in, cached_rows
+from llava_consensus.hosts.arguments import IGNORE, Cut, asking_rows, compact, held_masks
+from llava_consensus.hosts.before_tower import ImageLeft, check_equal, shares_left, units_left
+from llava_consensus.hosts.cache import book_of, cache_in, cached_rows
 from llava_consensus.hosts.entrance import Entrance
-from llava_consensus.hosts.inputs import EncodedImage, Prompt, needs_of, prompt_of
+from llava_consensus.hosts.inputs import EncodedImage, Inputs, Prompt, prompt_of
 from llava_consensus.hosts.kernels import OLD, uncompiled
 from llava_consensus.hosts.layers import Layers
 from llava_consensus.hosts.next_grid import STOCK, check_layout, check_pictures, check_tiles
-from llava_consensus.hosts.official_facts import (
+from llava_consensus.hosts.official_model import (
+    Arguments,
+    LlavaTower,
+    Official,
+    aligned,
     changed,
-    fed_block,
+    counted,
+    encoded_in,
+    for_beams,
     laid_out,
     most_tiles,
     open_tower,
-    patches_of,
-    side_of,
-)
-from llava_consensus.hosts.official_prompt import (
-    Arguments,
-    Reader,
-    Structure,
-    encoded_in,
     read_structure,
-    vision_of,
+    with_encoded,
 )
-from llava_consensus.hosts.official_rows import After, Sequences, counted, for_beams, with_encoded
-from llava_consensus.hosts.open_tower import Run
+from llava_consensus.hosts.open_tower import EncoderRun
 from llava_consensus.hosts.outcomes import Report, unchanged
-from llava_consensus.hosts.pinned import Held, PinnedLayers
-from llava_consensus.hosts.rows import upload
-from llava_consensus.hosts.tower import READ, Learnt, Tiles, Tower, argument_names
-from llava_consensus.hosts.units import Unit, units_of
+from llava_consensus.hosts.rows import gather, upload
+from llava_consensus.hosts.taps import Reader
+from llava_consensus.hosts.tower import READ, Tiles, argument_names
+from llava_consensus.hosts.units import units_of
 from llava_consensus.reduction.method import Method, Place
-from llava_consensus.reduction.tokens import Need
+from llava_consensus.reduction.saliency import rotate
+from llava_consensus.reduction.tokens import Need, TextProbe
 
 PREPARE = "prepare_inputs_labels_for_multimodal"
-COUNTING = "_prepare_generated_length"  # function of transformers 5 that settles how long an answer may be
 LIMIT = "tokenizer_model_max_length"  # entry of the configuration: rows that a sequence is cut to
 AFTER = "_reduction_after"  # attribute of a cache
 
@@ -70,6 +66,13 @@ class Overlay:
         return getattr(self.own, name)
 
 
+class After(NamedTuple):
+    """By how much positions behind a prompt are ahead of the rows that its cache holds, each [R, 1]."""
+
+    offset: Tensor
+    last: Tensor  # if they are counted on from the last row that is left
+
+
 class Prepared(NamedTuple):
     """Prompts that were prepared and that the decoder has not read yet."""
 
@@ -82,28 +85,29 @@ class Prepared(NamedTuple):
 class OfficialEntrance(Entrance):
     """The hooks of one attachment to official LLaVA."""
 
+    view = Official
+
     def __init__(self, owner: Any, model: Any, options: Mapping[str, str]) -> None:
         methods: list[Method] = [stage.method for stage in owner.stages]
         self.start(owner, model)
         self.options = options
         self.check(model, methods)
-        self.decodes = methods[-1].place is Place.DECODER
-        self.layers = layers_of(model.get_model(), methods[-1]) if self.decodes else None
+        self.layers = Layers(model.get_model(), methods[-1]) if methods[-1].place is Place.DECODER else None
         self.before = open_tower(model, owner.stages[0]) if methods[0].acts_inside else None
         self.inner = argument_names(type(model.get_model()).forward)[1:]
         self.reader: Reader | None = None
         tower = model.get_vision_tower()
-        if tower is not None:
-            reading = next((method for method in methods if method.needs & READ), methods[0])
-            known = Tower(vision_of(tower), None, reading, Learnt({}, {}, {}))  # type: ignore[arg-type]
-            if known.reads:
-                (name, count), *_ = known.lists.items()
-                self.reader = Reader(known, (name, fed_block(tower.select_layer, count)))
-                if self.reader.short:
-                    raise OptionError(self.reader.short)
+        reading = next((method for method in methods if method.needs & READ), None)
+        if tower is not None and reading is not None:
+            view = LlavaTower(tower)
+            self.reader = Reader(reading, len(view.blocks), view.fed)
+            if self.reader.short:
+                raise OptionError(self.reader.short)
 
     def check(self, model: Any, methods: list[Method]) -> None:
         """Raises OptionError for what cannot be attached, with the remedy."""
+        for method in methods:
+            self.view.check(method)
         check_pictures(vars(model.config))
         check_layout(self.options.get("layout", STOCK), getattr(model.config, "image_aspect_ratio", None))
         tower = model.get_vision_tower()
@@ -114,18 +118,12 @@ class OfficialEntrance(Entrance):
                 f"mm_vision_select_feature={tower.select_feature!r} must be 'patch': "
                 "a class token among the patches is no candidate"
             )
-        keeps = next((m.positions for m in methods if m.place is not Place.DECODER and m.positions != "renumber"), None)
-        if keeps and OLD:
-            raise OptionError(
-                f"positions={keeps} needs transformers >= 5: "
-                f"generate() of {transformers.__version__} does not advance given positions"
-            )
 
     def base(self) -> Any:
         """The vision model."""
         model = self.model()
         tower = None if model is None else model.get_vision_tower()
-        return None if tower is None else vision_of(tower)
+        return None if tower is None else LlavaTower(tower).vision
 
     @property
     def clip_name(self) -> str:
@@ -146,12 +144,8 @@ class OfficialEntrance(Entrance):
         if self.before is not None:
             self.before.install()
         object.__setattr__(model, PREPARE, partial(_prepare, self.owner))
-        if isinstance(self.layers, PinnedLayers):
-            self.handles += self.layers.widen(decoder)
-        if self.decodes:
+        if self.layers is not None:
             object.__setattr__(decoder, "forward", partial(_forward, self.owner))
-        if hasattr(type(model), COUNTING):
-            object.__setattr__(model, COUNTING, partial(_count, self.owner))
 
     def remove(self) -> None:
         """From now on new prompts are read whole. Hooks stay as long as a shortened cache does, which needs them."""
@@ -161,21 +155,18 @@ class OfficialEntrance(Entrance):
         model: Any = self.model()
         for block in self.unread(model) if model is not None else ():
             vars(block).pop("forward", None)
-        for name in (PREPARE, COUNTING) if model is not None else ():
-            vars(model).pop(name, None)
-        if self.decodes and model is not None:
+        if model is not None:
+            vars(model).pop(PREPARE, None)
             vars(model.get_model()).pop("forward", None)
         self._leave()
 
     def unread(self, model: Any) -> list[Any]:
         """Blocks of a CLIP tower after the last one that the projector or a method reads."""
         tower = model.get_vision_tower()
-        if tower is None or not hasattr(vision_of(tower), "post_layernorm"):
+        view = None if tower is None else LlavaTower(tower)
+        if view is None or not hasattr(view.vision, "post_layernorm"):
             return []
-        blocks: Any = vision_of(tower).encoder.layers  # type: ignore[union-attr]
-        read = [fed_block(tower.select_layer, len(blocks))]
-        read += [] if self.reader is None else [self.reader.last]
-        return list(blocks)[max(read) + 1 :]
+        return list(view.blocks)[max(view.fed, 0 if self.reader is None else self.reader.last) + 1 :]
 
     def note_running(self, model: nn.Module, args: Any) -> None:
         """Notes the replica that runs (DataParallel)."""
@@ -206,11 +197,10 @@ class OfficialEntrance(Entrance):
         config = laid_out(model, self.options, owner.settings)
         limit = getattr(config, LIMIT, None)
         uncut = changed(config, {LIMIT: None}) if self.entering else config
-        prompt, pictures = self._known(read_structure(official, model, given, uncut, patches_of(tower)), model)
-        reduces = any(self._units(stage, prompt, config) for stage in self.entering)
+        prompt, pictures = self._known(given, uncut)
+        reduces = any(self._reduces(stage, prompt) for stage in self.entering)
         if not reduces and self.layers is not None and limit is not None:
-            uncut = config
-            prompt, pictures = self._known(read_structure(official, model, given, config, patches_of(tower)), model)
+            prompt, pictures = self._known(given, config)
         encoded: list[EncodedImage] = []
 
         def encode(pixels: Tensor) -> Tensor:
@@ -220,7 +210,7 @@ class OfficialEntrance(Entrance):
 
         results = official(Overlay(model, config=uncut if reduces else config, encode_images=encode), *given)
         prompt = with_encoded(prompt, [encoded[picture] for picture in pictures])
-        size, report, after = prompt.real.shape[1], Report(unchanged(prompt.images)), None
+        report, after = Report(unchanged(prompt.images)), None
         if reduces:
             results, prompt, report, after = self._reduced(model, results, prompt, config)
         elif limit is not None and self.layers is None:
@@ -229,7 +219,6 @@ class OfficialEntrance(Entrance):
         depth = self.layers.count if self.layers is not None else 0
         entering = [one._replace(entering=(one.after,) * depth) for one in report.outcomes]
         owner.tell(replace(report, outcomes=entering))
-        self.local.more = min(size, limit or size) - results[4].shape[1]
         self.local.prepared = Prepared(weakref.ref(results[4]), prompt, report, after)
         return results
 
@@ -237,24 +226,27 @@ class OfficialEntrance(Entrance):
         """LLaVA's own function, of seven arguments."""
         return getattr(type(model), PREPARE)
 
-    def _known(self, structure: Structure, model: Any) -> tuple[Prompt, list[int]]:
+    def _known(self, given: Arguments, config: Any) -> tuple[Prompt, list[int]]:
         """The prompts, before anything is known of the pixels, and which of the images the user passed each one is."""
-        asks = asking_rows(self.owner, structure.real, structure.asks, structure.images)
-        prompt = prompt_of(structure.ids, structure.real, asks, structure.images, [], [], model.config)
-        return prompt, structure.pictures
+        model = self.running
+        known = read_structure(self.official(model), model, given, config, LlavaTower(model.get_vision_tower()).size)
+        asks = asking_rows(self.owner, known.real, known.asks, known.images)
+        return prompt_of(known.ids, known.real, asks, known.images, [], [], model.config), known.pictures
 
-    def _units(self, stage: Any, prompt: Prompt, config: Any) -> list[Unit]:
-        """Tokens that are ranked together, of images with more than their budget."""
+    def _reduces(self, stage: Any, prompt: Prompt) -> bool:
+        """Whether any image has more tokens than its budget."""
         if stage.method.acts_inside:
-            return units_left(prompt.images, prompt.left or [self.left(image.tiles) for image in prompt.images])
-        most = most_tiles(self.running, config)
-        return units_of(prompt.images, self.owner.budgets(stage, prompt), stage.method, most)
+            return bool(units_left(prompt.images, [self.left(image.tiles) for image in prompt.images]))
+        return bool(units_of(prompt.images, self.owner.budgets(stage, prompt), stage.method, self.most_tiles()))
+
+    def most_tiles(self) -> int:
+        """The most tiles an image of this model can have."""
+        return most_tiles(self.running, laid_out(self.running, self.options))
 
     def left(self, tiles: int, slot: Any = None) -> ImageLeft:
         """What a method before the projector leaves of an image of so many tiles."""
-        stage, tower = self.owner.stages[0], self.running.get_vision_tower()
-        size = patches_of(tower)
-        return ImageLeft(slot, side_of(tower), shares_left(tiles, size, stage.budget, stage.method))
+        stage, tower = self.owner.stages[0], LlavaTower(self.running.get_vision_tower())
+        return ImageLeft(slot, tower.side, shares_left(tiles, tower.size, stage.budget, stage.method))
 
     def encode(  # type: ignore[override]
         self, pixels: Tensor, tiles: list[int]
@@ -264,58 +256,102 @@ class OfficialEntrance(Entrance):
         Args:
             tiles: how many each image has.
         """
-        model = self.running
-        tower, parts, scales = model.get_vision_tower(), dict[str, Tensor](), (1.0, 1.0)
-        vision, left = vision_of(tower), [self.left(count) for count in tiles] if self.before is not None else []
-        run, shares = nullcontext(), [share for own in left for share in own.shares]
-        acting = any(share < patches_of(tower) for share in shares)
-        if acting and self.reader is not None:
-            check_equal(self.reader.method, self.owner.stages[0].method, shares)
-        if acting:
-            side = side_of(tower)
-            run = self.before.running(acts := Run(shares, (side, side), False))
-        if self.reader is not None:
-            scales = self.reader.scales(vision)
-        with run, self.reader.reading(vision) if self.reader is not None else nullcontext(parts) as parts:
+        model, reader = self.running, self.reader
+        view = LlavaTower(model.get_vision_tower())
+        side = view.side
+        left = [self.left(count) for count in tiles] if self.before is not None else []
+        run = EncoderRun([share for own in left for share in own.shares], (side, side), False)
+        acting = any(share < view.size for share in run.shares)
+        if acting and reader is not None:
+            check_equal(reader.method, self.owner.stages[0].method, run.shares)
+        scales = (1.0, 1.0) if reader is None else reader.scales(view)
+        inside, reads = self.before.running(run) if acting else nullcontext(), nullcontext(dict[str, Tensor]())
+        with inside, reads if reader is None else reader.reading(view) as parts:
             self.local.encoding = True
             try:
-                projected = model.encode_images(pixels)
+                projected = model.encode_images(pixels).split(tiles)
             finally:
                 self.local.encoding = False
         split = {name: value.split(tiles) for name, value in parts.items()}
         draws = any(Need.FINGERPRINT in stage.method.needs for stage in self.owner.stages)
-        slots = acts.slot.split(tiles) if acting else []  # type: ignore[union-attr]
+        slots = run.slot.split(tiles) if run.slot is not None else []
         found = []
-        for number, (count, features, own) in enumerate(
-            zip(tiles, projected.split(tiles), pixels.split(tiles), strict=True)
-        ):
+        for number, (count, features, own) in enumerate(zip(tiles, projected, pixels.split(tiles), strict=True)):
             read = {name: value[number] for name, value in split.items()}
-            image = Tiles(count, features.shape[1], side_of(tower), read, None, 1, *scales)
-            found.append(EncodedImage(features, image, own if draws else None, None))
-            if acting:
-                found[-1] = found[-1]._replace(left=left[number]._replace(slot=slots[number]))
+            image = Tiles(count, features.shape[1], side, read, None, 1, *scales)
+            smaller = left[number]._replace(slot=slots[number]) if acting else None
+            found.append(EncodedImage(features, image, own if draws else None, smaller))
         return found
 
     def _reduced(
         self, model: Any, results: tuple[Any, ...], prompt: Prompt, config: Any
     ) -> tuple[tuple[Any, ...], Prompt, Report, After | None]:
-        """The results for the rows that are left."""
-        sequences, last = Sequences(model, prompt, results), self.owner.stages[-1]
-        short = self.reader.short if self.reader is not None else ""
-        for number, stage in enumerate(self.entering):
-            units = self._units(stage, sequences.prompt, config)
-            if units:
-                needs = needs_of(sequences.prompt, stage.method, model, True, short)
-                asks = Need.QUESTION in needs
-                clip = self.owner.clip_sides(sequences.prompt, self.base()) if asks else None
-                sequences.reduce(stage.method, units, needs, clip, number > 0, stage is last)
-            if stage.method.acts_inside and len(self.owner.stages) > 1:
-                sequences.prompt = sequences.prompt._replace(
-                    images=numbered(sequences.prompt.images, prompt.left), tiles=list(prompt.later)
-                )
-        left = getattr(config, "tokenizer_padding_side", "right") == "left"
-        sequences.align(left, getattr(config, LIMIT, None), self.layers is not None)
-        return sequences.results(), sequences.prompt, sequences.report, sequences.after
+        """The results for the rows that are left, padded on the side that LLaVA's function pads, cut to its limit."""
+        _, positions, mask, past, embeds, labels = results
+        device, local = embeds.device, self.local
+        (places,) = upload([np.maximum(prompt.real.cumsum(1) - 1, 0)], device)  # [R, S] position of each row
+        local.keeps, local.following = False, prompt.real.sum(1)[:, None]
+        given = {"inputs_embeds": embeds, "position_ids": places, **({} if labels is None else {"labels": labels})}
+        cut = Cut(None, prompt.real.shape[1], None, None, None)
+        new, own, report = self._enter(model.get_model(), self.base(), prompt, "", given, cut, None)
+        assert cut.rows is not None
+        embeds, places, labels, real = new["inputs_embeds"], new["position_ids"], new.get("labels"), cut.rows.real
+        left, limit = getattr(config, "tokenizer_padding_side", "right") == "left", getattr(config, LIMIT, None)
+        cropped = limit is not None and real.shape[1] > limit
+        if cropped or not (left or real.all()):
+            rows = aligned(cut.rows, left, limit)
+            index, real = rows.index, rows.real
+            embeds, places = gather(embeds, index, 1), places.gather(1, index)
+            labels = None if labels is None else labels.gather(1, index)
+            if cropped or self.layers is not None:
+                own = compact(prompt, cut.rows, model.config) if self.layers is None else own
+                own = compact(own, rows, model.config)
+            if cropped:
+                report = replace(report, outcomes=counted(report.outcomes, own, real))
+        shown, offset = upload([real, local.following - real.shape[1]], device)
+        shown = shown.bool()
+        if not real.all():
+            embeds = embeds.masked_fill(~shown[..., None], 0.0)
+            labels = None if labels is None else labels.masked_fill(~shown, IGNORE)
+        if local.keeps or positions is not None:
+            positions = places * shown if positions is None else (places * shown).to(positions.dtype)
+        # without a mask, gaps between positions would be taken for the ends of packed sequences
+        if mask is not None or local.keeps:
+            mask = shown if mask is None else shown.to(mask.dtype)
+        after = After(offset, places[:, -1:] + 1 - real.shape[1]) if local.keeps else None
+        return (None, positions, mask, past, embeds, labels), own, report, after
+
+    def projector(self, base: Any) -> Any:
+        """The projector."""
+        return self.running.get_model().mm_projector
+
+    def read_probe(self, inputs: Inputs, decoder: Any, kwargs: dict[str, Any]) -> None:
+        """Reads queries of the text and keys of all rows of the first layer (SCAP), by its own projections."""
+        if Need.PROBE not in inputs.needs:
+            return
+        embeds, places, layer = kwargs["inputs_embeds"], kwargs["position_ids"], decoder.layers[0]
+        attention = layer.self_attn
+
+        def heads(states: Tensor) -> Tensor:  # [R, n, H d] -> [R, H, n, d]
+            return states.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+
+        with inputs.watch.time("probe"), torch.autocast(embeds.device.type, enabled=False), torch.no_grad():
+            normed = layer.input_layernorm(embeds)
+            which, where, mask, keys, padded = inputs.asking_rows()
+            query, key = heads(attention.q_proj(normed[which, where])), heads(attention.k_proj(normed))
+            rotated = getattr(inputs.method, "scap_rope", True)
+            cos, sin = angles_of(decoder, normed, places if rotated else torch.zeros_like(places))
+            query, key = rotate(query, cos[which, where], sin[which, where]), rotate(key, cos, sin)
+            turned, scale = key.new_empty(len(key), key.shape[2], 0), attention.head_dim**-0.5
+            inputs.probe = TextProbe(query, key, turned, turned, scale, where, mask, keys, padded)
+
+    def _at_entrance(self, *given: Any) -> Any:
+        """Units through a method; notes what positions follow the prompts."""
+        (*_, stage, _, _, cut, _), found = given, super()._at_entrance(*given)
+        self.local.keeps = stage.method.positions != "renumber"
+        if not self.local.keeps:
+            self.local.following = cut.rows.real.sum(1)[:, None]
+        return found
 
     # The entrance of the decoder
 
@@ -337,14 +373,10 @@ class OfficialEntrance(Entrance):
         if not cached_rows(cache):  # a prompt without images
             self.owner.tell_plain()
             return (), kwargs
-        if type(cache) is tuple:  # transformers 4.37
-            cache = Held(cache, getattr(self.local, "book", None))
-            if not cache.fits:
-                return (), kwargs
+        if OLD:  # whose caches are tuples
+            return (), kwargs
         book = book_of(cache)
-        if isinstance(self.layers, PinnedLayers) and book is not None:
-            self.layers.reach = max(self.layers.reach, book.size + int(cache.get_seq_length()))
-        elif book is not None and book.owner == self.number:
+        if book is not None and book.owner == self.number:
             kwargs.update(held_masks(kwargs, cache, book))
         return (), self._step(decoder, _ahead(kwargs, cache), book, cache)
 
@@ -367,21 +399,9 @@ class OfficialEntrance(Entrance):
         if not (mask is None or (isinstance(mask, Tensor) and mask.ndim == 2)):
             (mask,) = upload([prompt.real], embeds.device)  # generate makes others for a static cache
             kwargs["attention_mask"] = mask
-        if isinstance(self.layers, PinnedLayers):
-            self.layers.check(prompt.real.shape[1])
-            self.layers.reach = max(self.layers.reach, 2 * prompt.real.shape[1])
         cut = Cut(None, prompt.real.shape[1], cache, None, None)
-        base = SimpleNamespace(multi_modal_projector=decoder.mm_projector)
-        short = self.reader.short if self.reader is not None else ""
-        report = self._between(decoder, base, prompt, short, kwargs, cut, report)  # type: ignore[arg-type]
-        cut.reported = [number for number, image in enumerate(prompt.images) if image.row % beams == 0]
-        self.owner.tell(replace(report, outcomes=[report.outcomes[number] for number in cut.reported]))
-        self.local.cut = cut
-
-    def _keep(self, cache: Any, book: Book) -> None:
-        """Stores in a cache what it holds; the tuples of transformers 4.37 cannot."""
-        super()._keep(cache, book)
-        self.local.book = book if type(cache) is tuple else None
+        report = self._between(decoder, self.base(), prompt, "", kwargs, cut, report)
+        self._report(prompt, cut, report)
 
     @uncompiled
     def end(self, decoder: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
@@ -394,9 +414,14 @@ class OfficialEntrance(Entrance):
         return restored
 
 
-def layers_of(decoder: Any, method: Method) -> Layers:
-    """The layers of a decoder, on any version."""
-    return PinnedLayers(decoder, method) if OLD else Layers(decoder, method)
+def angles_of(decoder: Any, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [R, S, d] of positions [R, S], on any version."""
+    if hasattr(decoder, "rotary_emb"):
+        cos, sin = decoder.rotary_emb(states, positions)
+        return cos, sin
+    longest = max(decoder.config.max_position_embeddings, states.shape[-2])
+    cos, sin = decoder.layers[0].self_attn.rotary_emb(states, seq_len=longest)
+    return cos[positions], sin[positions]
 
 
 def _skip_unread(owner: Any, plain: Any, hidden: Any, *args: Any, **kwargs: Any) -> Any:
@@ -418,25 +443,6 @@ def _prepare(owner: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
     """Takes the place of LLaVA's function."""
     results: tuple[Any, ...] = owner.entrance.called(*args, **kwargs)
     return results
-
-
-def _count(owner: Any, *args: Any, **kwargs: Any) -> Any:
-    """Takes the place of the function by which `generate` settles its lengths: `max_length` and `min_length` count the
-    prompt, and `generate` counts the rows that are left of it.
-    """
-    entrance = owner.entrance
-    model, local = entrance.model(), entrance.local
-    function = getattr(type(model), COUNTING)
-    kwargs = {**dict(zip(argument_names(function)[1:], args, strict=False)), **kwargs}
-    prepared: Prepared | None = getattr(local, "prepared", None)
-    config = kwargs["generation_config"]
-    own = prepared is not None and prepared.embeds() is kwargs["inputs_tensor"]
-    more = local.more if own else 0
-    if config.max_new_tokens is None and not kwargs["has_default_max_length"]:
-        config.max_length = max(config.max_length - more, 1)
-    if config.min_new_tokens is None and config.min_length and not kwargs["has_default_min_length"]:
-        config.min_length = max(config.min_length - more, 0)
-    return function(model, **kwargs)
 
 
 def _ahead(kwargs: dict[str, Any], cache: Any) -> dict[str, Any]:

@@ -21,14 +21,10 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from llava_consensus.reduction.merging import Bag, fresh, group_means
+from llava_consensus.reduction.merging import Bag, fresh
 from llava_consensus.reduction.method import Place
-from llava_consensus.reduction.saliency import rotate
 
 OLD = int(transformers.__version__.split(".")[0]) < 5  # official LLaVA's own pin, whose blocks return tuples
-# norm, attention, norm and MLP of a block
-CLIP = ("layer_norm1", "self_attn", "layer_norm2", "mlp")
-PIXTRAL = ("attention_norm", "attention", "ffn_norm", "feed_forward")
 
 
 @dataclass
@@ -36,7 +32,6 @@ class Merging:
     """Tiles on their way through blocks that merge."""
 
     counts: list[int]  # patches to merge away in each block
-    columns: int  # patches in a row of a tile
     bag: Bag | None = None  # the tokens so far
     key: Tensor | None = None  # [T, H, t, d] of the block under way
 
@@ -49,7 +44,7 @@ class Shrinking(NamedTuple):
 
 
 @dataclass
-class Run:
+class EncoderRun:
     """Tiles of one call of the model's encoder."""
 
     shares: list[int]  # tokens left of each tile
@@ -61,7 +56,7 @@ class Run:
 
 
 class OpenTower:
-    """A tower of CLIP, SigLIP, DINOv2 or Pixtral, and what a method does inside.
+    """A tower of CLIP, SigLIP or DINOv2, and what a method does inside.
 
     Args:
         module: the vision model.
@@ -74,12 +69,10 @@ class OpenTower:
     def __init__(self, module: Any, projector: nn.Module, method: Any, layer: int, feature_block: int) -> None:
         self.module, self.projector, self.method, self.layer = module, projector, method, layer
         inner, kind = getattr(module, "vision_model", module), module.config.model_type
-        blocks = inner.transformer.layers if kind == "pixtral" else inner.encoder
-        self.blocks: Any = list(blocks if kind == "pixtral" else getattr(blocks, "layers", None) or blocks.layer)
+        self.blocks: Any = list(getattr(inner.encoder, "layers", None) or inner.encoder.layer)
         self.merging = feature_block + 1  # blocks that merge; nobody reads those behind
         self.classes = int(kind in ("clip_vision_model", "dinov2"))
-        self.names = PIXTRAL if kind == "pixtral" else CLIP
-        self.embeddings = getattr(inner, "embeddings", None)
+        self.embeddings = inner.embeddings
         self.own_sizes = kind == "dinov2"  # whether its embeddings take images of any size
         self.local = threading.local()
         self.shadows: list[tuple[Any, Any]] = []
@@ -102,7 +95,7 @@ class OpenTower:
             return
         for index, block in enumerate(self.blocks):
             self._shadow(block, partial(self._merge, index))
-            attention = getattr(block, self.names[1])
+            attention = block.self_attn
             self.handles.append(attention.k_proj.register_forward_hook(partial(self._keep_key, attention)))
 
     def remove(self) -> None:
@@ -131,7 +124,7 @@ class OpenTower:
         self.local.called = module
 
     @contextmanager
-    def running(self, run: Run) -> Iterator[None]:
+    def running(self, run: EncoderRun) -> Iterator[None]:
         """The method acts on the tiles that the tower is given in the body."""
         self.local.run = run
         try:
@@ -141,7 +134,7 @@ class OpenTower:
 
     def _tower(self, module: nn.Module, plain: Callable[..., Any], pixels: Tensor, *args: Any, **options: Any) -> Any:
         """Forward of the tower: tiles with equal budgets together, and the tokens of all in one row [1, n, D_v]."""
-        run: Run | None = getattr(self.local, "run", None)
+        run: EncoderRun | None = getattr(self.local, "run", None)
         if run is None:
             return plain(pixels, *args, **options)
         options |= {"output_hidden_states": True, "return_dict": True}
@@ -173,7 +166,7 @@ class OpenTower:
             return None
         if self.method.place is Place.PICTURE:
             return Shrinking(*self.method.picture(count))
-        return Merging(self.method.schedule(count, size, self.merging), grid[1])
+        return Merging(self.method.schedule(count, size, self.merging))
 
     def _slot(self, state: Any, size: int, grid: tuple[int, int], states: Tensor) -> Tensor:
         """Which token each patch is in, [T, N]."""
@@ -188,7 +181,7 @@ class OpenTower:
 
     def _spread(self, module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
         """Hook behind the projector: a copy for each patch, [1, n, D] -> [T, C + N, D]."""
-        run: Run | None = getattr(self.local, "run", None)
+        run: EncoderRun | None = getattr(self.local, "run", None)
         if run is None or run.slot is None:
             return None
         front = self.classes if run.front else 0
@@ -210,7 +203,7 @@ class OpenTower:
         return shrunk_embeddings(module, pixels, small.rows, small.columns)
 
     def _merge(
-        self, index: int, block: nn.Module, plain: Callable[..., Any], hidden: Tensor, *args: Any, **options: Any
+        self, index: int, block: Any, plain: Callable[..., Any], hidden: Tensor, *args: Any, **options: Any
     ) -> Any:
         """Forward of a block, with the merge between attention and MLP."""
         merging = getattr(self.local, "state", None)
@@ -221,23 +214,18 @@ class OpenTower:
         if index == 0 and merging.bag is not None:
             raise RuntimeError("the vision tower ran twice: multi-scale (S2) towers are not adapted")
         bag, method = fresh(hidden) if merging.bag is None else merging.bag._replace(values=hidden), self.method
-        norm, attention, second_norm, mlp = (getattr(block, name) for name in self.names)
         # autocast would choose pairs in half precision, where sizes above 256 are rounded too
         exact = torch.autocast(hidden.device.type, enabled=False)
         with exact:
             bias = method.bias(bag) if index else None
         mask = None if bias is None else bias.to(hidden.dtype)[:, None, None].expand(-1, 1, hidden.shape[1], -1)
-        angles = self._angles(hidden, bag.place, merging.columns)
-        turned = {} if angles is None else {"position_embeddings": angles}
-        attended = attention(norm(hidden), attention_mask=mask, **turned)[0]
+        attended = block.self_attn(block.layer_norm1(hidden), attention_mask=mask)[0]
         bag = bag._replace(values=hidden + attended)
         if merging.counts[index]:
-            key: Any = merging.key
-            key = key if angles is None else rotate(key, *angles)  # as attention compares them
             with exact:
-                bag = method.fold(bag, key, merging.counts[index], bool(self.classes))
+                bag = method.fold(bag, merging.key, merging.counts[index], bool(self.classes))
         merging.bag, merging.key = bag, None
-        states = bag.values + mlp(second_norm(bag.values))
+        states = bag.values + block.mlp(block.layer_norm2(bag.values))
         return (states,) if OLD else states
 
     def _keep_key(self, attention: Any, module: nn.Module, args: Any, output: Tensor) -> None:
@@ -245,22 +233,6 @@ class OpenTower:
         merging = getattr(self.local, "state", None)
         if isinstance(merging, Merging):
             merging.key = output.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2).detach()
-
-    def _angles(self, hidden: Tensor, place: Tensor, columns: int) -> tuple[Tensor, Tensor] | None:
-        """Cosines and sines [1, t, d] of the tokens of one image by the tower's own frequencies, at the mean row and
-        column of a token's patches; None if positions are in the embeddings.
-
-        Args:
-            place: [1, N] the token that each patch is in.
-        """
-        if self.names is CLIP:
-            return None
-        patch = torch.arange(place.shape[1], device=hidden.device)
-        grid = torch.stack((patch // columns, patch % columns), -1)[None].float()
-        with torch.autocast(hidden.device.type, enabled=False):  # positions in half precision would be others
-            means = group_means(grid, place, hidden.shape[1])[0]
-        cos, sin = self.module.patch_positional_embedding(hidden, means)
-        return cos[None], sin[None]
 
 
 def cells_of(whole: tuple[int, int], small: tuple[int, int]) -> Tensor:
@@ -287,7 +259,7 @@ def shrunk_embeddings(embeddings: Any, pixels: Tensor, rows: int, columns: int) 
     return patches + positions(embeddings.position_embedding.weight, rows, columns, int(front is not None))
 
 
-def positions(weight: Tensor, rows: int, columns: int, classes: int = 1) -> Tensor:
+def positions(weight: Tensor, rows: int, columns: int, classes: int) -> Tensor:
     """Position embeddings [C + side^2, D_v] interpolated to another grid: [C + rows x columns, D_v]."""
     side = math.isqrt(len(weight) - classes)
     grid = weight[classes:].float().unflatten(0, (side, side)).permute(2, 0, 1)[None]

@@ -55,7 +55,7 @@ def pack_of(kwargs: dict[str, Any], past: int, config: Any) -> Pack | None:
     if positions is not None and positions.ndim == 3:  # four axes: those of text, and three of rotation
         positions = positions[0] if len(positions) == 4 else None
     lengths = lengths if flash else None  # no other kernel reads it
-    if past or (positions is None and lengths is None) or isinstance(mask, dict) or getattr(mask, "ndim", 4) == 2:
+    if past or isinstance(mask, dict) or getattr(mask, "ndim", 4) == 2:
         return None
     rows = next(kwargs[name] for name in ("input_ids", "inputs_embeds") if kwargs.get(name) is not None)
     count, size = rows.shape[:2]
@@ -63,6 +63,8 @@ def pack_of(kwargs: dict[str, Any], past: int, config: Any) -> Pack | None:
         starts = np.zeros(count * size, dtype=bool)
         starts[lengths[:-1].cpu().numpy()] = True
         starts, again = starts.reshape(count, size), True
+    elif positions is None:
+        return None
     else:
         step = np.diff(positions.expand(count, -1).cpu().numpy(), axis=1)
         starts, again = np.pad(step != 1, ((0, 0), (1, 0))), bool((step < 0).any())

@@ -63,7 +63,6 @@ class Tiles(NamedTuple):
     classes: int = 0  # C, class tokens in front of the patches
     scale: float = 1.0  # of the products of queries and keys
     early_scale: float = 1.0  # the same in the earlier block
-    class_is_token: bool = False  # whether the class token of each tile is a token, its first one
 
 
 class Learnt(NamedTuple):
@@ -88,6 +87,14 @@ def early_block(method: Method, count: int, among: Sequence[int] | None = None) 
         return method.early_layer % count
     place = round(method.early * count) - 1
     return min(among or range(count), key=lambda block: (abs(block - place), -block))
+
+
+def too_far(count: int, method: Method) -> str:
+    """Why a method cannot read the attention of a block behind the last one."""
+    return (
+        f"this method reads the attention of the block after the features' own, which is the last of {count}: give "
+        f"vision_layer={count - 1 - method.blocks_ahead}, or use a model with mm_vision_select_layer=-2"
+    )
 
 
 class Tower:
@@ -325,11 +332,7 @@ class Tower:
         if not ahead or all("key" in tiles.parts and tiles.classes for tiles in found):
             return found, self.learnt.mixed.get(record.key, "") if None in maps else ""
         found = self._read(record, images, maps, classes, block, 0)
-        count = self.lists[block[0]]
-        return found, (
-            f"this method reads the attention of the block after the features' own, which is the last of {count}: give "
-            f"vision_layer={count - 1 - ahead}, or use a model with mm_vision_select_layer=-2"
-        )
+        return found, too_far(self.lists[block[0]], self.method)
 
     def _read(
         self, record: Encoded, images: list[Image], maps: list[Mapped | None], classes: int, block: Block, ahead: int
@@ -341,17 +344,6 @@ class Tower:
         return [
             _tiles_of(image, mapped, calls, states, classes, early) for image, mapped in zip(images, maps, strict=True)
         ]
-
-
-def with_class_tokens(tiles: list[Tiles]) -> list[Tiles]:
-    """Tiles whose first token is the class token."""
-    return [
-        one._replace(
-            classes=1, class_is_token=True, side=0, size=one.size + 1,
-            parts={**one.parts, "features": one.parts["states"]} if one.parts else {},
-        )
-        for one in tiles
-    ]  # fmt: skip
 
 
 def _unread(image: Image, mapped: Mapped | None, size: int, side: int) -> Tiles:
@@ -380,7 +372,7 @@ def _tiles_of(
             if classes in (0, 1) and len(call.query) >= image.first + image.tiles:
                 scale = call.scale
                 parts = {"query": call.query[own], "key": _repeat(call.key[own], call.query)}
-                parts["features"], parts["states"] = states[0][own, classes:], states[0][own]
+                parts["features"] = states[0][own, classes:]
                 if classes:
                     parts["class_feature"] = states[0][own, 0]
                 if early:

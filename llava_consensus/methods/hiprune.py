@@ -61,7 +61,7 @@ class HiPrune(Selector, ReadsBlocks):
 def looked_at(attention: VisionAttention) -> Tensor:
     """Mean attention that each patch gets from all rows of a block, the class token and itself among them: [U, n]."""
     received = received_saliency(attention, own=True)
-    if not attention.first:
+    if not attention.classes:
         return received
     rows = received.shape[1]
     return (received * rows + class_saliency(attention)) / (rows + 1)

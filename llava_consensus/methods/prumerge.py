@@ -155,7 +155,7 @@ def headless(attention: VisionAttention) -> tuple[Tensor, Tensor]:
     if not classes:
         return received_saliency(VisionAttention(query[:, None], keys[:, None], scale, 0), own=True), keys
     weights = torch.softmax(query @ keys.transpose(1, 2) * scale, dim=-1)
-    return ensure_finite("vision saliency", weights[..., attention.first :].mean(1)), keys[:, attention.first :]
+    return ensure_finite("vision saliency", weights[..., attention.classes :].mean(1)), keys[:, attention.classes :]
 
 
 def outliers(saliency: Tensor) -> Tensor:

@@ -5,10 +5,8 @@ often as it has patches (proportional attention, here an additive mask, so that 
 publish no vision-language version. Here the blocks up to the feature block merge by a schedule that lands on T exactly,
 as even as their halving limit allows, and the T tokens stand in raster order of their first patch.
 
-On other models than LLaVA the reading is ours. A SigLIP tower has no class token to keep out of it. Pixtral rotates
-queries and keys by the row and column of a patch: a merged token is rotated by the mean row and column of its patches,
-and tokens are matched by keys so rotated, as attention compares them. Where the model makes one token of each square of
-patches, what is left after merging forms no grid, and the method is refused.
+On other models than LLaVA the reading is ours. A SigLIP tower has no class token to keep out of it. Where the model
+makes one token of each square of patches, what is left after merging forms no grid, and the method is refused.
 """
 
 from dataclasses import dataclass

@@ -18,8 +18,8 @@ from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.models import Answer, Prompt, Runner
 from llava_consensus.evaluation.progress import counted
 from llava_consensus.evaluation.report import overlay
+from llava_consensus.evaluation.report.patches import Patches, patches
 from llava_consensus.evaluation.runs.configuration import RunPlan
-from llava_consensus.hosts.patches import Patches, patches
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 

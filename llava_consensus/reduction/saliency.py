@@ -32,14 +32,14 @@ def class_saliency(attention: VisionAttention, own: bool = False) -> Tensor:
     if not attention.classes:
         return received_saliency(attention, own)
     weights = _attend(attention, slice(0, 1)).mean((1, 2))  # [U, 1 + N]
-    return ensure_finite("vision saliency", weights[:, attention.first :])
+    return ensure_finite("vision saliency", weights[:, attention.classes :])
 
 
 def received_saliency(attention: VisionAttention, own: bool = False) -> Tensor:
     """Attention each patch receives from the other patches, and with `own` from itself, mean over them and over heads:
     [U, N]. Works through the queries in chunks of at most TOWER_CHUNK numbers.
     """
-    first, (units, heads, length) = attention.first, attention.query.shape[:3]
+    first, (units, heads, length) = attention.classes, attention.query.shape[:3]
     patches = length - first
     step = max(1, TOWER_CHUNK // (units * heads * length))
     parts: list[Tensor] = []  # [U, N] each

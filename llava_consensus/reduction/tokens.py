@@ -41,16 +41,10 @@ class VisionAttention(NamedTuple):
     key: Tensor  # [U, H, C + n, d]
     scale: float
     classes: int  # C: class tokens in front of the patches, 0 or 1
-    class_is_token: bool = False  # whether the class token counts as a patch, the first one
-
-    @property
-    def first(self) -> int:
-        """Row of the first patch."""
-        return 0 if self.class_is_token else self.classes
 
     def patch_keys(self) -> Tensor:
         """Keys of the patches, mean over heads, in float32: [U, n, d]."""
-        return self.key[:, :, self.first :].mean(1, dtype=torch.float32)
+        return self.key[:, :, self.classes :].mean(1, dtype=torch.float32)
 
 
 class TextProbe(NamedTuple):

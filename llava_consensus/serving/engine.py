@@ -25,10 +25,9 @@ from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.arguments import positions_of
 from llava_consensus.hosts.clip import load_clip_text
-from llava_consensus.hosts.images import Image
+from llava_consensus.hosts.images import Image, decoder_of
 from llava_consensus.hosts.inputs import Inputs, Prompt, prompt_of
 from llava_consensus.hosts.kernels import spying
-from llava_consensus.hosts.parts import decoder_of
 from llava_consensus.hosts.rows import Reduced, Rows, reduced_rows, upload
 from llava_consensus.hosts.tower import EARLIER, Tiles
 from llava_consensus.hosts.units import units_of, visual_rows

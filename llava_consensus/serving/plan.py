@@ -13,9 +13,8 @@ import torch
 import transformers
 
 from llava_consensus.hosts.facts import Facts, text_side
-from llava_consensus.hosts.images import Image
+from llava_consensus.hosts.images import Image, decoder_of
 from llava_consensus.hosts.inputs import needs_of, structural_rows
-from llava_consensus.hosts.parts import decoder_of
 from llava_consensus.hosts.tower import EARLIER, Learnt, Tiles, Tower
 from llava_consensus.hosts.units import units_of
 from llava_consensus.reduction.budget import Budget, Share

@@ -4,14 +4,14 @@ is loaded, travels as plain values in the model's configuration, and is read bac
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import reduce
 from typing import Any
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import HOSTS
-from llava_consensus.methods import make
-from llava_consensus.reduction.budget import Budget, Share, budget
+from llava_consensus.methods import make, method_name
+from llava_consensus.reduction.budget import Budget, Share, amount, budget
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.serving.supported import ASKED, FAMILIES, TOKENS, check_version
 
@@ -156,6 +156,14 @@ def engine_arguments(
     """
     check_version()
     return {"hf_overrides": Setting(method, tokens, largest, options)}
+
+
+def setting_of(method: Method, given: Budget | Share) -> Setting:
+    """Server setting of a method and a budget. OptionError for one that a server cannot take."""
+    if isinstance(given, Budget) and given.merged is not None:
+        raise OptionError(f"merged={given.merged}: vLLM is only told the tokens of an image. Leave --merged out")
+    options = {one.name: getattr(method, one.name) for one in fields(method) if one.init}
+    return Setting(method_name(method), amount(given), options=options)
 
 
 def check_keys(given: Mapping[str, object]) -> None:

@@ -1,13 +1,11 @@
 """Official LLaVA's own training, `llava.train.train.train()`, with a method attached to the model it builds.
 
-It is called as its scripts call it, with its own arguments. Five names of its module are replaced while it runs,
-because it takes no arguments for them: the Trainer, by one that attaches the method; the model's class, by one that
-finds the vision tower in any folder; what asks DeepSpeed for parameters, by what asks only where it has cut them; what
-saves the model at the end, by what leaves that to `run.py`; and what opens images, by what refuses a damaged one in
-a line.
+It is called as its scripts call it, with its own arguments. Names of its module are replaced while it runs, because it
+takes no arguments for them: the Trainer (to attach the method), the model's class (to find the vision tower in any
+folder), the saving of the model at the end (`run.py` does it), and the reading of images (to refuse damaged ones in a
+line).
 """
 
-import contextlib
 import functools
 import os
 import sys
@@ -28,16 +26,12 @@ from llava_consensus.evaluation.models.llava import (
     CONVERSATION,
     FLAG,
     MEND,
-    check_conversation,
-    tower_beside,
-    tower_of_hub,
-    trains_tower,
+    tower_of,
 )
 from llava_consensus.hosts.clip import without_unused_report
 from llava_consensus.hosts.environment import OFFICIAL
 from llava_consensus.hosts.next_grid import check_pictures
 from llava_consensus.hosts.pretrained import load_pretrained
-from llava_consensus.reduction.budget import Budget
 from llava_consensus.training.plan import LORA, PROJECTOR, Conversations, TrainingPlan
 from llava_consensus.training.trainer import ReducingTrainer, inner, settings
 
@@ -56,54 +50,23 @@ OF_LOADERS = ("dispatch_batches", "split_batches", "even_batches", "use_seedable
 
 def check(plan: TrainingPlan, folder: Path) -> None:
     config = read_json(folder / "config.json", MEND, dict)
-    check_conversation(plan.conversation or CONVERSATION)
     check_pictures(config)
-    kind, reason = str(config.get("model_type", "")), ""
-    if config.get("image_aspect_ratio") == "anyres":
-        reason = " cuts images into tiles, which the training code of llava-torch does not"
-    elif trains_tower(str(folder)):
-        reason = (
-            f" has a vision tower that was trained along ({FLAG}), in whose place LLaVA's training puts the stock one"
-        )
-    elif not kind.endswith("llama"):
-        reason = f": LLaVA's training builds Llama models, this is a {config.get('model_type')}"
-    if reason:
+    tiled, own_tower = config.get("image_aspect_ratio") == "anyres", bool(config.get(FLAG))
+    if tiled or own_tower or not str(config.get("model_type")).endswith("llama"):
         raise OptionError(
-            f"model={plan.model!r}{reason}. Convert the checkpoint (llava-consensus model convert) and train it on "
-            "transformers"
+            f"model={plan.model!r}: LLaVA's training builds Llama models with the stock vision tower and without "
+            "tiles. Convert the checkpoint (llava-consensus model convert) and train it on transformers"
         )
-    tower = _tower(folder) / "config.json"
-    if plan.method is None or not tower.is_file():
-        return
-    vision = read_json(tower, MEND, dict)
-    vision = vision.get("vision_config", vision)
-    available = int(vision["image_size"] // vision["patch_size"]) ** 2
-    for budget in plan.budgets:
-        if isinstance(budget, Budget) and budget.tokens > available:
-            raise OptionError(
-                f"tokens={budget.tokens}: an image of {plan.model} has {available} visual tokens. Give at most that"
-            )
 
 
 def _tower(folder: Path) -> Path:
-    hub_tower = tower_of_hub(str(folder))
-    if hub_tower is not None:
-        return hub_tower.folder
-    beside = tower_beside(str(folder)).get("mm_vision_tower")
-    return Path(beside or read_json(folder / "config.json", MEND, dict)["mm_vision_tower"])
+    tower = tower_of(folder)
+    return folder if tower is None else tower.folder
 
 
 def run(plan: TrainingPlan, data: Conversations, folder: Path, states: Path) -> transformers.Trainer:
-    """Trains, as LLaVA's scripts do; returns the Trainer.
-
-    Args:
-        plan: what is trained.
-        data: its conversations, which LLaVA's training reads itself.
-        folder: of the checkpoint it starts from.
-        states: folder of the checkpoints to resume from.
-    Raises:
-        MissingDependency: where official LLaVA is not installed.
-        OptionError: for an argument after the `--` that LLaVA's parser does not take.
+    """Trains, as LLaVA's scripts do; returns the Trainer. OptionError for an argument after the `--` that LLaVA's
+    parser does not take.
     """
     training = _module()
     trainers: list[transformers.Trainer] = []
@@ -117,7 +80,6 @@ def run(plan: TrainingPlan, data: Conversations, folder: Path, states: Path) -> 
         patch.object(transformers.trainer, "Accelerator", accelerator),
         patch.object(sys, "argv", ["llava.train.train", *_arguments(plan, folder, states)]),
         without_unused_report(),
-        contextlib.redirect_stdout(sys.stderr),
     ):
         try:
             training.train(attn_implementation=None if plan.attention == "auto" else plan.attention)
@@ -125,8 +87,6 @@ def run(plan: TrainingPlan, data: Conversations, folder: Path, states: Path) -> 
             if "not used by the HfArgumentParser" not in str(error):
                 raise
             raise OptionError(f"after `--`: {error}") from None
-        except SystemExit:  # of that parser, which has said why
-            raise OptionError("after `--`: LLaVA's own parser does not take that, see above") from None
     return trainers[0]
 
 
@@ -153,22 +113,14 @@ def _replaced(training: Any, plan: TrainingPlan, folder: Path, trainers: list[tr
         told = {"torch_dtype": torch.float32} | {key: value for key, value in options.items() if value is not None}
         return load_pretrained(model_class, name, mm_vision_tower=str(_tower(folder)), **told)
 
-    def gathered(parameter: nn.Parameter, *more: Any, **options: Any) -> Any:
-        cut = hasattr(parameter, "ds_id")
-        return gather(parameter, *more, **options) if cut else parameter.detach().cpu().clone()
-
-    def save(*, trainer: transformers.Trainer, output_dir: str) -> None:
-        if plan.tune == PROJECTOR:  # LLaVA's mm_projector.bin
-            save_model(trainer=trainer, output_dir=output_dir)
-
     trainer_class, model_class = training.LLaVATrainer, training.LlavaLlamaForCausalLM
-    gather, save_model = training.maybe_zero_3, training.safe_save_model_for_hf_trainer
     return {
         "LLaVATrainer": made,
         "LlavaLlamaForCausalLM": SimpleNamespace(from_pretrained=from_pretrained),
         "Image": SimpleNamespace(open=lambda path: shrink_to_pad(open_image(path)), new=Image.new),
-        "maybe_zero_3": gathered,
-        "safe_save_model_for_hf_trainer": save,
+        "get_peft_state_maybe_zero_3": lambda *_: {},
+        "get_peft_state_non_lora_maybe_zero_3": lambda *_: {},
+        "safe_save_model_for_hf_trainer": lambda **_: None,
     }
 
 
@@ -201,7 +153,7 @@ def _arguments(plan: TrainingPlan, folder: Path, states: Path) -> list[str]:
     values: dict[str, Any] = {
         **settings(plan, states),
         "model_name_or_path": folder,
-        "version": plan.conversation or CONVERSATION,
+        "version": CONVERSATION,
         "data_path": plan.conversations,
         "image_folder": plan.images,
         "vision_tower": _tower(folder),

@@ -7,15 +7,18 @@ What differs: weights start with a standard deviation of 0.01, theirs of 0.0001,
 and an image's scores are weighed against the mean of its own tokens alone.
 """
 
-import logging
+import contextlib
+import sys
+import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy, linear
-from transformers import get_cosine_schedule_with_warmup
 
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation import models
@@ -24,16 +27,15 @@ from llava_consensus.evaluation.models import Loading
 from llava_consensus.evaluation.models.hf import HfRunner
 from llava_consensus.methods.scorer import PARTS
 from llava_consensus.reduction.budget import Budget, Share
-from llava_consensus.training.plan import Conversations, TrainingPlan, read
-from llava_consensus.training.trainer import WARM_UP, Examples, collated
+from llava_consensus.training.plan import TrainingPlan, read
+from llava_consensus.training.trainer import Examples, collated, settings
 
-log = logging.getLogger(__name__)
 START, HALVINGS = 0.01, 64
 NEARNESS = (0.1, 2.0)  # weight of the distance from the hard mask, at the first and at the last step
 
 
 class SoftTop(torch.autograd.Function):
-    """A soft mask of the largest scores: sigmoid(score + t), t by bisection such that the mask sums to `count`."""
+    """Soft mask of the largest scores: sigmoid(score + t), t by bisection such that the mask sums to `count`."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, count: float) -> Tensor:
@@ -70,13 +72,9 @@ class ScorerWeights(nn.Module):
         return self.q_proj(tokens) @ against / against.numel() ** 0.5
 
 
-def train_scorer(plan: TrainingPlan) -> list[tuple[float, float]]:
-    """Trains a scorer and stores it; returns the two losses of each step, of answers and of the mask.
-
-    Args:
-        plan: what it is trained on; soft masks sum to one of its `budgets`, and `out` is a file of safetensors.
-    Raises:
-        ConsensusError: for data or a model that it cannot be trained on.
+def train_scorer(plan: TrainingPlan) -> list[float]:
+    """Trains a scorer and stores it in `plan.out`; returns the loss of each step. Soft masks sum to one of the plan's
+    budgets. ConsensusError for data or a model that it cannot be trained on.
     """
     data = read(plan.conversations, plan.images)
     data = data._replace(entries=[entry for entry in data.entries if "image" in entry])
@@ -88,40 +86,38 @@ def train_scorer(plan: TrainingPlan) -> list[tuple[float, float]]:
             f"model={plan.model!r}: a scorer is trained on a model of transformers. `llava-consensus model convert` "
             "makes one of official LLaVA, and its scorer then serves both"
         )
-    model = runner.model.requires_grad_(False).eval()
-    width = model.config.get_text_config().hidden_size
-    weights = ScorerWeights(width, max(1, width // 2), plan.seed).to(model.device)
-    optimiser = torch.optim.AdamW(weights.parameters(), lr=plan.rate, weight_decay=0.0)
-    schedule = get_cosine_schedule_with_warmup(optimiser, round(WARM_UP * plan.steps), plan.steps)
-    losses: list[tuple[float, float]] = []
-    for step, batch in enumerate(_batches(plan, data, runner)):
-        nearness = NEARNESS[0] + (NEARNESS[1] - NEARNESS[0]) * step / max(1, plan.steps - 1)
-        answered, distance = _losses(runner, weights, batch, plan.budget(step))
-        (answered + nearness * distance).backward()
-        optimiser.step()
-        schedule.step()
-        optimiser.zero_grad()
-        losses.append((float(answered.detach()), float(distance.detach())))
-        log.info("step %d of %d: loss of answers %.3f, of the mask %.3f", step + 1, plan.steps, *losses[-1])
+    width = runner.model.requires_grad_(False).eval().config.get_text_config().hidden_size
+    weights = ScorerWeights(width, max(1, width // 2), plan.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        own = {"save_strategy": "no", "max_grad_norm": 0.0, "bf16": False, "fp16": False}
+        trainer = ScorerTrainer(
+            model=weights,
+            args=transformers.TrainingArguments(**settings(plan, Path(folder)) | own, remove_unused_columns=False),
+            train_dataset=Examples(data, plan.images, runner),
+            data_collator=partial(collated, padding=runner.tokenizer.pad_token_id or 0),
+        )
+        trainer.plan, trainer.runner = plan, runner
+        with contextlib.redirect_stdout(sys.stderr):
+            trainer.train()
     store(weights, plan.out)
-    return losses
+    return [float(line["loss"]) for line in trainer.state.log_history if "loss" in line]
+
+
+class ScorerTrainer(transformers.Trainer):
+    plan: TrainingPlan
+    runner: HfRunner
+
+    def compute_loss(self, model: Any, inputs: dict[str, Tensor], *_: Any, **__: Any) -> Tensor:
+        step = self.state.global_step
+        nearness = NEARNESS[0] + (NEARNESS[1] - NEARNESS[0]) * step / max(1, self.plan.steps - 1)
+        answered, distance = _losses(self.runner, model, inputs, self.plan.budget(step))
+        return answered + nearness * distance
 
 
 def store(weights: nn.Module, out: Path) -> None:
     """Stores the four tensors of a scorer, whole or not at all."""
     out.parent.mkdir(parents=True, exist_ok=True)
     replace(out, save({name: weights.state_dict()[name].float().cpu().contiguous() for name in PARTS}))
-
-
-def _batches(plan: TrainingPlan, data: Conversations, runner: HfRunner) -> Any:
-    """The batches of all steps, each conversation once before any comes again."""
-    examples, order = Examples(data, plan.images, runner), list[int]()
-    generator = torch.Generator().manual_seed(plan.seed)
-    for _ in range(plan.steps):
-        while len(order) < plan.batch:
-            order += torch.randperm(len(examples), generator=generator).tolist()
-        chosen, order = order[: plan.batch], order[plan.batch :]
-        yield collated([examples[number] for number in chosen], runner.tokenizer.pad_token_id or 0)
 
 
 def _losses(

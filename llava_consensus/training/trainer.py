@@ -1,11 +1,10 @@
-"""Additions to a `Trainer`, LLaVA's or that of transformers: every step runs with the method attached, checkpoints hold
-only trained parameters, and training resumes from the last complete checkpoint. Below: how a model of transformers is
-trained, with conversations in LLaVA's data format and the model's own chat template.
+"""Additions to a `Trainer`, LLaVA's or that of transformers: every step runs with the method attached, and states hold
+only trained parameters. Below: how a model of transformers is trained, with conversations in LLaVA's data format and
+the model's own chat template.
 """
 
 import contextlib
-import logging
-import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +21,15 @@ from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.models import Loading
 from llava_consensus.evaluation.models.hf import HfRunner
 from llava_consensus.hosts import attached
-from llava_consensus.hosts.attachment import Attachment
-from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.training.plan import IMAGE, LORA, MODEL, PROJECTOR, Conversations, TrainingPlan
 
 LABELS, UNLABELLED = "labels", -100  # torch's own number for rows without a target
 WARM_UP = 0.03  # share of the steps, of LLaVA's own scripts
-WEIGHTS, COMPLETE = "trained.safetensors", "complete"  # of a state: the tensors that are trained; its last file
+WEIGHTS = "trained.safetensors"  # of a state: the tensors that are trained
 PROJECTORS = {"multi_modal_projector", "connector", "merger", "mlp1"}  # names of projectors
 TOWERS = {"vision_tower", "vision_model", "visual", "image_tower", "video_tower"}
 ROWS = ("input_ids", "attention_mask", LABELS)
 _Trainer: Any = object  # the attributes of a Trainer come with the class that is made of both
-log = logging.getLogger(__name__)
 
 
 def settings(plan: TrainingPlan, states: Path) -> dict[str, Any]:
@@ -45,13 +41,12 @@ def settings(plan: TrainingPlan, states: Path) -> dict[str, Any]:
         "gradient_accumulation_steps": plan.accumulate,
         "gradient_checkpointing": plan.checkpointing,
         "learning_rate": plan.rate,
-        "weight_decay": 0.0,
         "warmup_steps": round(WARM_UP * plan.steps),
         "lr_scheduler_type": "cosine",
         "bf16": plan.precision == "bfloat16",
         "fp16": plan.precision == "float16",
-        "save_strategy": "steps",
         "save_steps": plan.save_every,
+        "save_total_limit": 1,
         "logging_steps": 1,
         "seed": plan.seed,
         "data_seed": plan.seed,
@@ -76,8 +71,8 @@ def trained(model: nn.Module) -> dict[str, Tensor]:
 
 
 def last_state(folder: Path) -> Path | None:
-    """The latest state in a folder that was stored to its end; None where there is none."""
-    complete = [file.parent for file in folder.glob(f"checkpoint-*[0-9]/{COMPLETE}")]
+    """The latest state in a folder that was stored to its end, as far as its last file says; None if there is none."""
+    complete = [file.parent for file in folder.glob("checkpoint-*[0-9]/trainer_state.json")]
     return max(complete, key=lambda state: int(state.name.rpartition("-")[2]), default=None)
 
 
@@ -88,38 +83,26 @@ class ReducingTrainer(_Trainer):
 
     def train(self, resume_from_checkpoint: Any = None, **more: Any) -> Any:
         """Trains from the last state that is complete, whatever the caller has found."""
-        self.remove_callback(transformers.PrinterCallback)  # `log` below says it shorter
         last = last_state(Path(self.args.output_dir))
-        if last is not None:
-            log.info(f"going on from {last}")
-            state = transformers.TrainerState.load_from_json(str(last / "trainer_state.json"))
-            if state.global_step >= self.plan.steps and not self.is_deepspeed_enabled:  # a Trainer would do one more
-                self._load_from_checkpoint(str(last))
-                self.state = state
-                return None
         # Trainers store the state of numpy's generator; transformers 4.37 does not tell torch that it may be read.
         rebuilds: Any = numpy.zeros(0).__reduce__()[0]
         kinds: list[Any] = [rebuilds, numpy.ndarray, numpy.dtype, type(numpy.dtype(numpy.uint32))]
         with torch.serialization.safe_globals(kinds):
             return super().train(resume_from_checkpoint=None if last is None else str(last), **more)
 
-    def _attached(self, budget: Budget | Share) -> Attachment:
-        assert self.plan.method is not None  # else nothing is attached
-        return attached(inner(self.model), self.plan.method, budget)
-
     def training_step(self, model: nn.Module, inputs: dict[str, Tensor], *more: Any) -> Tensor:
-        """One forward and backward pass with the method attached, at the budget drawn for the step.
-
-        Raises:
-            DataError: for a batch in which no row has an answer, whose loss is not a number.
+        """One forward and backward pass with the method attached, at the budget drawn for the step. DataError for a
+        batch in which no row has an answer, whose loss is not a number.
         """
         if not bool((inputs[LABELS] != UNLABELLED).any()):
             raise DataError(
                 "no row of a batch has an answer left: its conversations are cut to model_max_length before their "
                 "answers. Raise it after the `--`: -- --model_max_length 4096"
             )
-        reducing = self.plan.method is not None
-        with self._attached(self.plan.budget(self.state.global_step)) if reducing else contextlib.nullcontext():
+        attachment: Any = contextlib.nullcontext()
+        if self.plan.method is not None:
+            attachment = attached(inner(self.model), self.plan.method, self.plan.budget(self.state.global_step))
+        with attachment:
             loss: Tensor = super().training_step(model, inputs, *more)
         return loss
 
@@ -131,43 +114,18 @@ class ReducingTrainer(_Trainer):
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        """Reads what was trained back, in place.
-
-        Raises:
-            DataError: where the state is damaged, or one of other parameters.
-        """
+        """Reads the trained parameters back, in place. DataError for a damaged state."""
         file = Path(resume_from_checkpoint) / WEIGHTS
         try:
             stored = load_file(file)
         except (OSError, SafetensorError) as error:
             raise DataError(f"{file}: cannot be read ({error}). Remove {file.parent} to resume without it") from error
-        parameters = trained(self.model if model is None else model)
-        if {name: one.shape for name, one in stored.items()} != {name: one.shape for name, one in parameters.items()}:
-            raise DataError(f"{file}: holds other parameters than are trained now. Remove the folder to begin anew")
         with torch.no_grad():
-            for name, parameter in parameters.items():
+            for name, parameter in trained(self.model if model is None else model).items():
                 parameter.copy_(stored[name])
 
-    def _save_checkpoint(self, model: nn.Module, trial: Any, *more: Any, **options: Any) -> None:
-        """Stores a state. It counts from the moment that every process has stored its part; the one before is then
-        removed, unless LLaVA's parser was given the number to keep.
-        """
-        transformers.Trainer._save_checkpoint(self, model, trial, *more, **options)  # LLaVA's stores a projector alone
-        self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            state = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-            (state / COMPLETE).touch()
-            for other in state.parent.glob("checkpoint-*") if self.args.save_total_limit is None else ():
-                if other != state:
-                    shutil.rmtree(other)
-        self.accelerator.wait_for_everyone()
-
-    def log(self, logs: dict[str, float], *more: Any) -> None:
-        super().log(logs, *more)
-        if "loss" in logs:
-            budget = self.plan.budget(self.state.global_step - 1) if self.plan.method is not None else "all"
-            tokens = getattr(budget, "tokens", budget)
-            log.info(f"step {self.state.global_step}: loss {float(logs['loss']):.4f}, {tokens} tokens")
+    def _save_checkpoint(self, *given: Any, **options: Any) -> None:
+        transformers.Trainer._save_checkpoint(self, *given, **options)  # LLaVA's own stores only a projector
 
 
 # ---- models of transformers
@@ -178,10 +136,6 @@ def check(plan: TrainingPlan, folder: Path) -> None:
         raise OptionError(
             f"after `--`: {plan.arguments[0]} is for LLaVA's own parser, and {plan.model} is a model of transformers"
         )
-    if plan.conversation is not None:
-        raise OptionError(
-            f"conversation={plan.conversation!r}: {plan.model} has a chat template of its own. Leave it out"
-        )
 
 
 def run(plan: TrainingPlan, data: Conversations, folder: Path, states: Path) -> transformers.Trainer:
@@ -189,24 +143,19 @@ def run(plan: TrainingPlan, data: Conversations, folder: Path, states: Path) -> 
     dtype = "float32" if plan.precision == "float16" else plan.precision
     runner = models.load(plan.model, Loading(device, dtype, attention=plan.attention))
     assert isinstance(runner, HfRunner)  # `run.py` has refused others
-    padding = runner.tokenizer.pad_token_id or 0
     reduced = type("ReducedTrainer", (ReducingTrainer, transformers.Trainer), {"plan": plan})
     trainer: transformers.Trainer = reduced(
         model=tuned(runner.model, plan),
         args=transformers.TrainingArguments(**settings(plan, states), remove_unused_columns=False),
         train_dataset=Examples(data, plan.images, runner),
-        data_collator=lambda rows: collated(rows, padding),
+        data_collator=partial(collated, padding=runner.tokenizer.pad_token_id or 0),
     )
     trainer.train()
     return trainer
 
 
 def tuned(model: transformers.PreTrainedModel, plan: TrainingPlan) -> nn.Module:
-    """The model with the parameters of a plan to be trained, and adapters where it asks for them.
-
-    Raises:
-        OptionError: for a model whose projector has none of the known names.
-    """
+    """The model with the parameters of a plan to be trained, and adapters if it asks for them."""
     model.requires_grad_(False).train()
     model.config.use_cache = False
     parameters = dict(model.named_parameters())
@@ -233,13 +182,7 @@ def tuned(model: transformers.PreTrainedModel, plan: TrainingPlan) -> nn.Module:
 
 
 class Examples(torch.utils.data.Dataset[dict[str, Tensor]]):
-    """Conversations as the model reads them: ids, labels, and what its processor makes of the picture.
-
-    Args:
-        data: the conversations.
-        images: folder of their pictures.
-        runner: whose processor reads them.
-    """
+    """Conversations as the model reads them: ids, labels, and its processor's tensors of the image."""
 
     def __init__(self, data: Conversations, images: Path, runner: HfRunner) -> None:
         self.data, self.images, self.runner = data, images, runner
@@ -259,10 +202,8 @@ class Examples(torch.utils.data.Dataset[dict[str, Tensor]]):
         return {"input_ids": ids, LABELS: labels, **tensors}
 
     def _rows(self, entry: dict[str, Any], pictures: list[tuple[str, str]]) -> tuple[Tensor, Tensor]:
-        """Ids [L] of a conversation, and labels [L]: what the template adds for each answer.
-
-        Raises:
-            DataError: where the ids of a conversation do not begin with those of its beginning.
+        """Ids [L] of a conversation, and labels [L]: what the template adds for each answer. DataError if the ids of a
+        conversation do not begin with those of its beginning.
         """
         messages = [message(turn) for turn in entry["conversations"]]
         ids = self._ids(messages, False, pictures)

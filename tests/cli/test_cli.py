@@ -74,24 +74,6 @@ def test_unreadable_pictures_are_counted(asked: list[str], tmp_path: Path, capsy
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "why"),
-    [
-        (["--tokens", "0"], 2, "tokens=0"),
-        (["--option", "alpha"], 2, "KEY=VALUE"),
-        (["--option", "alhpa=0.5"], 2, "Did you mean 'alpha'"),
-        (["--batch", "0"], 2, "batch=0"),
-        (["--model", "./nowhere"], 3, "no such folder"),
-    ],
-)
-def test_eval_with_bad_arguments(
-    asked: list[str], capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, why: str
-) -> None:
-    assert cli.main([*asked, *arguments]) == code
-    output = capsys.readouterr()
-    assert output.err.startswith("error: ") and why in output.err and not output.out
-
-
-@pytest.mark.parametrize(
     ("arguments", "why"),
     [
         (["--methods", "randon"], "unknown method 'randon'"),
@@ -144,44 +126,30 @@ def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(len(line.split()) > 3 for line in lines if line.startswith("  "))
 
 
-def test_ask_tells_answer_tokens_and_time_and_draws_what_was_kept(
+def test_ask_tells_answer_and_tokens_and_draws_what_was_kept(
     asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture = str(tmp_path / "data" / "eval" / "fake" / "images" / "3.png")
-    model = ["--model", str(tmp_path / "model"), "--repeats", "2"]
+    model = ["--model", str(tmp_path / "model")]
     kept = tmp_path / "kept.png"
     assert cli.main(["ask", picture, "what?", "--overlay", str(kept), *model]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("what? [3]") and lines[1] == "visual tokens the language model saw: 64 of 576"
-    assert lines[2].startswith("time to first token: ") and kept.stat().st_size > 0
-    assert cli.main(["ask", picture, "what?", "--json", *model]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["answer"] == lines[0] and found["tokens"] == {"before": 576, "after": 64, "structural": 0}
-    assert min(found["first_token_ms"].values()) > 0 and not found["notes"]
+    assert kept.stat().st_size > 0
 
 
 @pytest.mark.parametrize(
-    ("picture", "extra", "code", "why"),
+    ("extra", "code", "why"),
     [
-        ("nowhere.png", [], 3, "no such picture"),
-        ("https://example.org/a.png", [], 2, "addresses are not fetched"),
-        (None, ["--repeats", "0"], 2, "repeats=0"),
-        (None, ["--overlay", "a.txt"], 2, "must end with"),
-        (None, ["--overlay", "nowhere/a.png"], 3, "no folder"),
-        (None, ["--tokens", "0"], 2, "tokens=0"),
-        (None, ["--model", "./nowhere"], 3, "no such folder"),
+        (["--frames", "0"], 2, "frames=0"),
+        (["--overlay", "a.txt"], 2, "must end with"),
+        (["--overlay", "nowhere/a.png"], 3, "no folder"),
     ],
 )
 def test_ask_with_bad_arguments(
-    asked: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    picture: str | None,
-    extra: list[str],
-    code: int,
-    why: str,
+    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], extra: list[str], code: int, why: str
 ) -> None:
-    file = picture or str(tmp_path / "data" / "eval" / "fake" / "images" / "3.png")
+    file = str(tmp_path / "data" / "eval" / "fake" / "images" / "3.png")
     assert cli.main(["ask", file, "what?", "--model", str(tmp_path / "model"), *extra]) == code
     assert why in capsys.readouterr().err
 
@@ -195,6 +163,6 @@ def test_sweep_tells_every_run_and_ends_with_a_table(place: list[str], capsys: p
     assert [line.split(":  ")[0].rpartition(": ")[0] for line in told] == [
         f"[{number}/5] fake {name}" for number, name in enumerate(names, 1)
     ]
-    assert "64 tokens" in shown.out and "of 5 runs, about" in shown.err
-    table = [line.split()[0] for line in shown.out.splitlines() if line.strip().startswith("random")]
-    assert table == ["random"] * 2 and shown.out.splitlines()[-1].startswith("5 of 5 runs are complete: ")
+    assert "64 tokens" in shown.out
+    table = [line for line in shown.out.splitlines() if line.startswith("| random")]
+    assert len(table) == 2 and shown.out.splitlines()[-1].startswith("5 of 5 runs are complete: ")

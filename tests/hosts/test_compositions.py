@@ -26,7 +26,7 @@ IDS = [1, 7, 8, 9, 5, 11]
 def smaller_tower(model: Any, vision: Any) -> None:
     """Makes a tower of 4 x 4 patches one of 3 x 3, its position embeddings as `resize` has them."""
     embeddings = getattr(vision, "vision_model", vision).embeddings
-    embeddings.position_embedding.weight = torch.nn.Parameter(positions(embeddings.position_embedding.weight, 3, 3))
+    embeddings.position_embedding.weight = torch.nn.Parameter(positions(embeddings.position_embedding.weight, 3, 3, 1))
     embeddings.position_embedding.num_embeddings = SMALL + 1
     embeddings.position_ids = torch.arange(SMALL + 1)[None]
     embeddings.image_size = embeddings.config.image_size = vision.config.image_size = 3 * PATCH
@@ -186,10 +186,10 @@ def test_attention_of_a_block_that_merges_is_of_more_tokens_than_are_left() -> N
 
 @torch.no_grad()
 def test_a_first_method_with_nothing_to_do_leaves_the_second_as_it_is() -> None:
-    case = CASES["pixtral"]  # of 12 tokens each
+    case = CASES["llava"]  # of 16 tokens each
     model, inputs = case.build(), prompts([1, 5, case.picture(0), 7, 8], [1, 5, 6, 6, case.picture(1), 9, 8, 7])
     logits = []
-    for name in ("fastv", "resize:tokens=12+fastv"):
+    for name in ("fastv", "resize:tokens=16+fastv"):
         with attach(model, name, tokens=LEFT):
             logits.append(model(**inputs).logits[:, -1])
     assert torch.equal(*logits)

@@ -20,9 +20,8 @@ from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Place
 
 MAJOR = int(transformers.__version__.split(".")[0])
-DECODER = [  # a cut before the first layer is refused on transformers 4
-    name for name, one in METHODS.items() if one.place is Place.DECODER and (MAJOR >= 5 or one.attention != "none")
-]
+pytestmark = pytest.mark.skipif(MAJOR < 5, reason="methods between layers need transformers >= 5.19")
+DECODER = [name for name, one in METHODS.items() if one.place is Place.DECODER]
 WAYS = ("fastv", "sparsevlm")  # that drop rows, and that make new ones
 TOKENS = 6
 GENERATION = dict(do_sample=False, return_dict_in_generate=True, output_scores=True, min_new_tokens=5, max_new_tokens=5)
@@ -45,12 +44,11 @@ def test_the_cache_holds_what_each_layer_saw_and_no_more(deep: Any, prompt: Simp
     with attach(deep, name, tokens=TOKENS) as attached:
         cache = deep(prompt.ids, images=prompt.images, use_cache=True).past_key_values
         entering = attached.outcomes[0].entering
-    lengths = [cache[i][0].shape[2] if MAJOR < 5 else cache.layers[i].keys.shape[2] for i in range(8)]
+    lengths = [cache.layers[i].keys.shape[2] for i in range(8)]
     assert lengths == [12 + count for count in entering]
 
 
 @torch.no_grad()
-@pytest.mark.skipif(MAJOR < 5, reason="caches of transformers 4 hold no metadata")
 def test_two_conversations_in_turn_know_their_own_cache(deep: Any) -> None:
     word, given = torch.tensor([[7]]), [(*batch(row(*range(5, 5 + more))), tiles(1)) for more in (1, 2)]
 
@@ -181,7 +179,6 @@ def test_loss_counts_text_alone_and_gradients_reach_the_projector(tower_folder: 
     assert model.get_model().mm_projector[0].weight.grad.abs().sum() > 0
 
 
-@pytest.mark.skipif(MAJOR < 5, reason="LLaVA on transformers 4 has no later turn on a cache")
 @torch.no_grad()
 def test_a_prompt_of_embeddings_on_a_cache_is_refused(deep: Any, prompt: SimpleNamespace) -> None:
     with attach(deep, "fastv", tokens=TOKENS):

@@ -26,7 +26,7 @@ from llava_consensus.evaluation.models import Prompt
 from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.execution import Execution
 from llava_consensus.evaluation.runs.metrics import AnswerCosts
-from llava_consensus.hosts.parts import decoder_of
+from llava_consensus.hosts.images import decoder_of
 from llava_consensus.hosts.tower import block_lists
 from llava_consensus.methods import METHODS
 from llava_consensus.reduction.budget import Budget

@@ -76,9 +76,9 @@ def test_the_loader_is_told(place: Path, tmp_path: Path) -> None:
 def test_the_command_line_takes_them(capsys: pytest.CaptureFixture[str]) -> None:
     given = cli.parser().parse_args(["eval", "gqa", "--host-option", "layout=2880", "--host-option", "rows=odd"])
     assert arguments.host_options(given) == {"layout": "2880", "rows": "odd"}
-    for wrong in ("rows", "=odd", "rows="):
+    for wrong in ("rows", "=odd"):
         assert cli.main(["ask", "a.png", "What?", "--host-option", wrong]) == 2
-        assert f"--host-option {wrong}: must be KEY=VALUE" in capsys.readouterr().err
+        assert f"option {wrong!r} must be KEY=VALUE" in capsys.readouterr().err
 
 
 def test_every_option_of_a_host_has_a_choice() -> None:

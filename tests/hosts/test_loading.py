@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from llava_consensus import attach, cli
 from llava_consensus.cli import arguments, parser
-from llava_consensus.errors import MissingDependency, OptionError
+from llava_consensus.errors import OptionError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.models import Loading
-from llava_consensus.evaluation.models import loading as room
 from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.configuration import prepare
 from llava_consensus.evaluation.runs.execution import Execution
@@ -35,30 +34,13 @@ main_stack = pytest.mark.skipif(
         ({"dtype": "int3"}, "unknown dtype 'int3'"),
         ({"device_map": "everywhere"}, "unknown device map"),
         ({"device_map": "auto", "device": "cpu"}, "a map takes all devices"),
-        ({"bits": 3}, "bits=3 must be 4 or 8"),
+        ({"bits": 3}, "unknown bits 3. Known: 4, 8"),
         ({"attention": "flash"}, "unknown attention 'flash'.*flash_attention_2"),
-        ({"revision": " "}, "revision=' '"),
     ],
 )
 def test_a_value_outside_its_bound_is_refused(told: dict[str, Any], why: str) -> None:
     with pytest.raises(OptionError, match=why):
         Loading(**told)
-
-
-@pytest.mark.parametrize(
-    ("told", "package", "extra"),
-    [
-        ({"bits": 4}, "bitsandbytes", "quantised"),
-        ({"device_map": "auto"}, "accelerate", "quantised"),
-        ({"attention": "flash_attention_2"}, "flash_attn", "gpu"),
-    ],
-)
-def test_a_missing_package_is_told_before_weights(
-    monkeypatch: pytest.MonkeyPatch, told: dict[str, Any], package: str, extra: str
-) -> None:
-    monkeypatch.setattr(room, "find_spec", lambda name: None if name == package else True)
-    with pytest.raises(MissingDependency, match=rf"{package}: not installed.*pip install .*\[{extra}\]"):
-        models.check("checkpoints/llava-mini", loading=Loading(**told))
 
 
 def test_every_option_of_the_command_line_arrives() -> None:
@@ -68,8 +50,6 @@ def test_every_option_of_the_command_line_arrives() -> None:
         assert arguments.loading(given) == Loading("cpu", "bfloat16", None, 8, "eager", "v1", True)
     given = parser().parse_args(["eval", "gqa", "--device-map", "auto", "--load-4bit"])
     assert arguments.loading(given) == Loading(device_map="auto", bits=4)
-    with pytest.raises(SystemExit):
-        parser().parse_args(["eval", "gqa", "--load-4bit", "--load-8bit"])
 
 
 def test_what_may_change_an_answer_is_in_the_configuration(tmp_path: Path) -> None:
@@ -80,8 +60,7 @@ def test_what_may_change_an_answer_is_in_the_configuration(tmp_path: Path) -> No
     assert eager["loading"] == {"attention": "eager"} and eager["dtype"] == "auto" and eager["device"] == "cpu"
 
 
-def test_methods_between_decoder_layers_need_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "find_spec", lambda name: True)
+def test_methods_between_decoder_layers_need_masks(tmp_path: Path) -> None:
     data = make_place(tmp_path)
     flash = Loading("cpu", attention="flash_attention_2")
     assert prepare(replace(config(data, data / "model"), loading=flash)).loading == flash

@@ -123,7 +123,7 @@ def test_both_hosts_see_and_say_the_same(official: Path, converted: Path, layout
 
 @NEEDS_HF
 @torch.no_grad()
-def test_logits_are_equal_and_the_checkpoint_comes_back(official: Path, converted: Path, tmp_path: Path) -> None:
+def test_logits_are_equal(official: Path, converted: Path) -> None:
     from llava.mm_utils import process_images
 
     host: Any = models.load(str(official), models.Loading("cpu", "float32"))
@@ -140,11 +140,3 @@ def test_logits_are_equal_and_the_checkpoint_comes_back(official: Path, converte
     logits = host.model(ids[None], images=pixels, image_sizes=[image.size]).logits
     assert given.input_ids[given.input_ids != model.config.image_token_index].tolist() == ids[ids >= 0].tolist()
     assert torch.equal(model(**given).logits[..., :-1], logits)
-    assert cli.main(["model", "convert", str(converted), str(tmp_path / "llava-back")]) == 0
-    for part in (".", "vision_tower"):
-        weights, back = (
-            {name: values for path in (folder / part).glob("*.safetensors") for name, values in load_file(path).items()}
-            for folder in (official, tmp_path / "llava-back")
-        )
-        assert weights.keys() == back.keys()
-        assert all(torch.equal(values, back[name]) for name, values in weights.items())

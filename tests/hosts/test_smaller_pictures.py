@@ -13,8 +13,6 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from llava_consensus import attach
-from llava_consensus.errors import OptionError
-from llava_consensus.hosts.smaller_images import Squares
 from llava_consensus.methods.resize import smaller
 
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
@@ -97,96 +95,6 @@ def visual_rows(given: dict[str, Any], inputs: dict[str, Any], stays: list[bool]
     return given["inputs_embeds"][0][words == placeholder]
 
 
-def own_features(name: str, twin: Any, pixels: Tensor) -> Tensor:
-    """What the plain model makes of tiles [t, 3, h, w] of another size, square ones as its own code has them."""
-    inner, side = twin.model, pixels.shape[-1] // 14
-    if name in ("smolvlm", "idefics3"):
-        return torch.cat(inner.get_image_features(pixels[None], return_dict=True).pooler_output)
-    if name == "internvl" and pixels.shape[-1] != pixels.shape[-2]:  # its own shuffle takes them
-        states = inner.vision_tower(pixel_values=pixels).last_hidden_state[:, 1:]
-        grid = inner.pixel_shuffle(states.unflatten(1, (pixels.shape[-2] // 14, side)), 0.5)
-        return inner.multi_modal_projector(grid.flatten(1, 2)).flatten(0, 1)
-    more = {} if name in ("internvl", "ovis2") else {"interpolate_pos_encoding": True}
-    if name == "gemma3":
-        inner.multi_modal_projector.patches_per_image = side
-    if name == "ovis2" and side != 8:
-        embeddings = inner.vision_tower.transformer.embeddings
-        table = embeddings.position_embedding.weight.view(8, 8, -1).permute(2, 0, 1)[None]
-        table = interpolate(table, size=(side, side), mode="bicubic", align_corners=False)[0].flatten(1).T
-        embeddings.position_embedding = torch.nn.Embedding.from_pretrained(table)
-        embeddings.position_ids = torch.arange(side**2)[None]
-    return inner.get_image_features(pixels, return_dict=True, **more).pooler_output.flatten(0, 1)
-
-
-@pytest.mark.parametrize("drawn", ["gumbel_argmax", "st_argmax"])
-def test_visual_words_that_are_drawn_are_refused(drawn: str) -> None:
-    model = CASES["ovis2"].build()
-    model.config.vision_config.tokenize_function = drawn
-    with pytest.raises(OptionError, match=f"tokenize_function='{drawn}'"):
-        attach(model, "resize", tokens=4)
-
-
-FIXED = ("internvl", "smolvlm", "idefics3", "gemma3", "aya_vision", "cohere2_vision", "ovis2")
-
-
-@pytest.mark.parametrize("name", FIXED)
-@torch.no_grad()
-def test_a_model_of_equal_tiles_reads_tiles_that_were_made_smaller(name: str) -> None:
-    case = CASES[name]
-    model = case.build()
-    twin = copy.deepcopy(model)
-    inputs = prompts([1, 5, case.picture(2), 7, 8])
-    tiles = inputs["pixel_values"].flatten(0, -4)
-    cells = {"internvl": (2, 3)}.get(name, (2, 2))
-    with attach(model, "resize", tokens=cells[0] * cells[1] / 16, positions="keep") as attached:
-        reduced = decoder_given(model, inputs)
-    small = torch.stack([resized(tile, 28 * cells[0], 28 * cells[1]) for tile in tiles])
-    stays = [word != IMAGE for word in inputs["input_ids"][0].tolist()]
-    at_picture = [place for place, word in enumerate(stays) if not word]
-    for tile in range(len(tiles)):
-        for first in firsts((4, 4), cells):
-            stays[at_picture[16 * tile + first]] = True
-    found = visual_rows(reduced, inputs, stays)
-    assert torch.allclose(found, own_features(name, twin, small), atol=1e-5)
-    assert attached.outcomes[0].after == len(tiles) * cells[0] * cells[1] == len(found)
-    assert reduced["position_ids"][0].tolist() == [place for place, one in enumerate(stays) if one]
-
-
-@pytest.mark.parametrize("name", FIXED)
-@torch.no_grad()
-def test_a_tile_that_keeps_its_size_is_read_as_by_the_model(name: str) -> None:
-    """As where one image of a call is made smaller and another has room."""
-    case = CASES[name]
-    model = case.build()
-    tiles = case.picture(1).pixels["pixel_values"].flatten(0, -4)
-    found = Squares(model.model, 4).read(tiles).flatten(0, 1)
-    assert torch.allclose(found, own_features(name, model, tiles), atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["mistral_3", "pixtral"])
-@torch.no_grad()
-def test_pixtral_reads_a_picture_that_was_prepared_smaller(name: str) -> None:
-    """Beside one that has room and keeps its size."""
-    case, size = CASES[name], 28 if name == "mistral_3" else 14
-    model = case.build()
-    twin = copy.deepcopy(model)
-    inputs = prompts([1, 5, case.picture(0), 6, case.picture(2), 7, 8])  # of 3 x 4 and 2 x 4 tokens
-    with attach(model, "resize", tokens=8, positions="keep") as attached:
-        reduced = decoder_given(model, inputs)
-    pixels, sizes = inputs["pixel_values"].clone(), inputs["image_sizes"].clone()
-    small = resized(pixels[0, :, : 3 * size, : 4 * size], 2 * size, 4 * size)
-    sizes[0] = torch.tensor([2 * size, 4 * size])
-    pixels[0] = 9.0  # nobody reads what is beyond the size
-    pixels[0, :, : 2 * size, : 4 * size] = small
-    expected = twin.model.get_image_features(pixels, image_sizes=sizes, return_dict=True).pooler_output
-    assert [(one.before, one.after) for one in attached.outcomes] == [(12, 8), (8, 8)]
-    at_picture = (inputs["input_ids"][0] == IMAGE).nonzero()[:12, 0].tolist()
-    gone = set(at_picture) - {at_picture[first] for first in firsts((3, 4), (2, 4))}
-    stays = [place not in gone for place in range(inputs["input_ids"].shape[1])]
-    assert reduced["position_ids"][0].tolist() == [place for place, one in enumerate(stays) if one]
-    assert torch.allclose(visual_rows(reduced, inputs, stays), torch.cat(list(expected)), atol=1e-5)
-
-
 @pytest.mark.parametrize("number", range(4))
 @torch.no_grad()
 def test_onevision_packs_the_tokens_that_are_left_and_no_mixture_of_them(number: int) -> None:
@@ -208,13 +116,12 @@ def test_onevision_packs_the_tokens_that_are_left_and_no_mixture_of_them(number:
     assert same.any(0).all() or number in (0, 3)  # where a small map has a place for each of them
 
 
-@pytest.mark.parametrize("class_tokens", ["keep", "drop"])
 @torch.no_grad()
-def test_video_llava_reads_smaller_frames_and_smaller_pictures_each_by_its_tower(class_tokens: str) -> None:
+def test_video_llava_reads_smaller_frames_and_smaller_pictures_each_by_its_tower() -> None:
     model, clip, picture = CASES["video_llava"].build(), CASES["video_llava video"].picture(0), square(1)
     twin = copy.deepcopy(model).model
     inputs = prompts([1, 5, clip, 6, picture, 7, 8])
-    with attach(model, "resize", tokens=0.25, host_options={"class_tokens": class_tokens}) as attached:
+    with attach(model, "resize", tokens=0.25) as attached:
         given = decoder_given(model, inputs)["inputs_embeds"][0]
     assert [(one.before, one.after) for one in attached.outcomes] == [(16, 4), (4 * 16, 4 * 4)]  # images come first
     frames = torch.stack([resized(frame, 28, 28) for frame in inputs["pixel_values_videos"][0]])
@@ -223,14 +130,6 @@ def test_video_llava_reads_smaller_frames_and_smaller_pictures_each_by_its_tower
     towers = {"video": (twin.video_tower, frames), "image": (twin.image_tower, whole)}
     for modality, (tower, small) in towers.items():
         states = tower(small, interpolate_pos_encoding=True, output_hidden_states=True).hidden_states[-2]
-        first = 0 if modality == "video" and class_tokens == "keep" else 1
+        first = 0 if modality == "video" else 1
         expected = twin.multi_modal_projector(states[:, first:]).flatten(0, 1)
         assert torch.allclose(found[modality], expected, atol=1e-4)
-
-
-@torch.no_grad()
-def test_class_tokens_that_are_candidates_are_no_patches() -> None:
-    model = CASES["video_llava"].build()
-    for method in ("resize", "tome"):
-        with pytest.raises(OptionError, match=r"class_tokens=candidates: .* acts before the projector, on patches"):
-            attach(model, method, tokens=8, host_options={"class_tokens": "candidates"})

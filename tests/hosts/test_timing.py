@@ -10,7 +10,7 @@ from prompts import row, tiles
 
 from llava_consensus import timed
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts import timing
+from llava_consensus.evaluation.bench import timing
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from llava_consensus.hosts.open_tower import OpenTower, Run
+from llava_consensus.hosts.open_tower import EncoderRun, OpenTower
 from llava_consensus.methods import make
 from llava_consensus.methods.divprune import spread_out
 from llava_consensus.reduction.budget import Budget
@@ -72,7 +72,7 @@ def tome_deviation(arrays: dict[str, torch.Tensor], case: str) -> float:
     budget = Budget(tokens // len(images))
     tower, project = clip_tower(arrays, side), torch.nn.Identity()
     opened = OpenTower(tower, project, method, -2, tower.config.num_hidden_layers - 2)
-    run = Run([budget.tokens] * len(images), (side, side), False)
+    run = EncoderRun([budget.tokens] * len(images), (side, side), False)
     opened.install()
     with opened.running(run):
         spread = project(tower(images).hidden_states[-2][:, 1:])

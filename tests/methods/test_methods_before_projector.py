@@ -11,7 +11,7 @@ from models import PATCHES, tiny_llava
 from prompts import ANYRES, CASES, batch, row, tiles
 
 from llava_consensus import attach
-from llava_consensus.hosts.official_prompt import vision_of
+from llava_consensus.hosts.official_model import LlavaTower
 from llava_consensus.methods.resize import smaller
 from llava_consensus.reduction.budget import Budget
 
@@ -80,7 +80,7 @@ def test_every_branch_holds_the_tokens_of_the_tower_in_raster_order(tower_folder
 @torch.no_grad()
 def test_projector_and_blocks_see_only_the_merged_tokens(llava_model: Any, prompt: SimpleNamespace, name: str) -> None:
     seen: dict[str, list[int]] = {"projector": [], "blocks": []}
-    blocks = vision_of(llava_model.get_vision_tower()).encoder.layers
+    blocks = LlavaTower(llava_model.get_vision_tower()).blocks
     handles = [
         llava_model.get_model().mm_projector.register_forward_hook(
             lambda module, inputs, output: seen["projector"].append(inputs[0].shape[1])
@@ -140,7 +140,7 @@ def test_an_exception_inside_the_tower_leaves_nothing_behind(tower_folder: Path,
         return {key: (set(vars(module)), len(module._forward_hooks)) for key, module in model.named_modules()}
 
     before = state()
-    blocks = vision_of(model.get_vision_tower()).encoder.layers
+    blocks = LlavaTower(model.get_vision_tower()).blocks
     handle = blocks[1].mlp.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(RuntimeError("boom")))
     for name in INSIDE:
         with pytest.raises(RuntimeError, match="boom"), attach(model, name, tokens=5):
@@ -153,7 +153,7 @@ def test_an_exception_inside_the_tower_leaves_nothing_behind(tower_folder: Path,
 def test_a_forward_that_was_replaced_before_comes_back(tower_folder: Path, prompt: SimpleNamespace) -> None:
     """As accelerate replaces `forward` of modules it spreads over devices."""
     model = tiny_llava(tower_folder)
-    block = vision_of(model.get_vision_tower()).encoder.layers[0]
+    block = LlavaTower(model.get_vision_tower()).blocks[0]
     block.forward = theirs = lambda *args, **kwargs: type(block).forward(block, *args, **kwargs)
     with attach(model, "tome", tokens=5):
         model(prompt.ids, images=prompt.images)

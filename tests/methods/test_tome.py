@@ -2,7 +2,6 @@
 double precision.
 """
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import tiny_llava
 from prompts import tiles
-from torch import Tensor
 
 from llava_consensus import attach
 from llava_consensus.errors import NonFiniteError, OptionError
@@ -131,34 +129,6 @@ def slow_tome(tower: Any, images: torch.Tensor, counts: list[int], proportional:
     return slow_blocks(blocks, hidden, counts, proportional, classes)
 
 
-def slow_pixtral(tower: Any, image: torch.Tensor, counts: list[int], proportional: bool) -> tuple[list[Any], list[Any]]:
-    """The same of an image [1, 3, h, w] in Pixtral's tower, queries and keys turned pair of channels by pair, by the
-    mean row and column of a token's patches.
-    """
-    patches = tower.patch_conv(image)
-    columns, theta = patches.shape[-1], tower.config.rope_parameters["rope_theta"]
-
-    def turned(states: torch.Tensor, groups: list[list[int]]) -> torch.Tensor:
-        out, half = states.clone(), states.shape[-1] // 2
-        for place, own in enumerate(groups):
-            row, column = (sum(where) / len(own) for where in zip(*(divmod(one, columns) for one in own), strict=True))
-            for channel in range(half):
-                by_row = channel < half // 2
-                number = 2 * channel if by_row else 2 * (channel - half // 2) + 1
-                angle = (row if by_row else column) * theta ** (-number / half)
-                a, b = states[:, place, channel], states[:, place, channel + half]
-                out[:, place, channel] = a * math.cos(angle) - b * math.sin(angle)
-                out[:, place, channel + half] = b * math.cos(angle) + a * math.sin(angle)
-        return out
-
-    blocks = [
-        (one.attention_norm, one.attention, one.attention.o_proj, one.ffn_norm, one.feed_forward)
-        for one in tower.transformer.layers
-    ]
-    hidden = tower.ln_pre(patches.flatten(2).transpose(1, 2))[0]
-    return slow_blocks(blocks, hidden, counts, proportional, False, turned)
-
-
 def slow_blocks(
     blocks: list[Any], hidden: torch.Tensor, counts: list[int], proportional: bool, classes: bool, turned: Any = None
 ) -> tuple[list[Any], list[Any]]:
@@ -201,10 +171,10 @@ def slow_blocks(
 def test_tome_on_a_siglip_tower_equals_a_slow_one() -> None:
     from hf_models import CASES
 
-    from llava_consensus.hosts.open_tower import Run
+    from llava_consensus.hosts.open_tower import EncoderRun
 
     model, images = CASES["llava_onevision"].build().double(), tiles(2).double()
-    run = Run([5, 5], (4, 4), False)
+    run = EncoderRun([5, 5], (4, 4), False)
     with attach(model, "tome", tokens=10) as attached, attached.entrance.before.towers["image"].running(run):
         model.model.multi_modal_projector(model.model.vision_tower(images).hidden_states[-1])
     for index in range(2):
@@ -234,74 +204,6 @@ def test_tome_on_frames_keeps_their_class_tokens() -> None:
         order = sorted(range(6), key=lambda slot: min(groups[slot]))
         expected = model.model.multi_modal_projector(torch.stack([values[slot] for slot in order]))
         assert torch.allclose(frame, expected, atol=1e-5)  # log sizes are float32
-
-
-@pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="models of transformers need 5.19 or later")
-@pytest.mark.parametrize(
-    ("layer", "proportional", "tokens", "schedules"),  # of images of 4 x 4, 2 x 4 and 3 x 4 patches
-    [
-        (-1, True, 8, ([2, 2, 2, 2], [0, 0, 0, 0], [1, 1, 1, 1])),  # the second has room for all of its own
-        (-1, False, 8, ([2, 2, 2, 2], [0, 0, 0, 0], [1, 1, 1, 1])),
-        (-2, True, 0.5, ([3, 3, 2], [2, 1, 1], [2, 2, 2])),  # a block follows the one whose features are taken
-    ],
-)
-@torch.no_grad()
-def test_tome_on_pixtral_turns_a_merged_token_by_the_mean_place_of_its_patches(
-    layer: int, proportional: bool, tokens: float, schedules: tuple[list[int], ...]
-) -> None:
-    """Images of several sizes, two in each of two prompts."""
-    from hf_models import CASES, IMAGE, decoder_given, prompts
-
-    case = CASES["pixtral"]
-    model = case.build().double()
-    model.config.vision_feature_layer = layer
-    sizes, schedules = ((4, 4), (2, 4), (3, 4), (4, 3)), (*schedules, schedules[2])
-    left = [height * width - sum(counts) for (height, width), counts in zip(sizes, schedules, strict=True)]
-    rows = [[1, 5, case.picture(3), 6, case.picture(2), 7], [1, case.picture(0), case.picture(1), 9]]
-    inputs = prompts(*rows)
-    pixels = inputs["pixel_values"] = inputs["pixel_values"].double()
-    words = inputs["input_ids"].unique()
-    text = model.get_input_embeddings()(words[words != IMAGE])
-
-    def images_read(inputs: dict[str, Any]) -> Tensor:
-        """Rows that the decoder is given and that are no words."""
-        given = decoder_given(model, inputs)["inputs_embeds"].flatten(0, 1)
-        return given[~(given[:, None] == text).all(-1).any(1)]
-
-    with attach(model, "tome", tokens=tokens, proportional=proportional) as attached:
-        together = images_read(inputs)
-        assert [(one.before, one.after) for one in attached.outcomes] == list(zip((16, 8, 12, 12), left, strict=True))
-        singles = torch.cat(
-            [images_read({**prompts(row), "pixel_values": own}) for row, own in zip(rows, pixels.split(2), strict=True)]
-        )
-    assert torch.allclose(together, singles, atol=1e-10)
-    each = zip(sizes, schedules, pixels, together.split(left), strict=True)
-    for (height, width), counts, picture, own in each:
-        picture = picture[None, :, : 14 * height, : 14 * width]
-        values, groups = slow_pixtral(model.model.vision_tower, picture, counts, proportional)
-        order = sorted(range(len(own)), key=lambda slot: min(groups[slot]))
-        expected = model.model.multi_modal_projector(torch.stack([values[slot] for slot in order]))
-        assert torch.allclose(own, expected, atol=1e-5)  # norms, angles and log sizes are float32
-
-
-@pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="models of transformers need 5.19 or later")
-@torch.no_grad()
-def test_a_picture_that_pixtrals_blocks_cannot_merge_so_far_is_refused_when_it_comes() -> None:
-    """How many patches it has is not known before."""
-    from hf_models import CASES, IMAGE, Picture, noise, prompts
-
-    model = CASES["pixtral"].build()
-
-    def asked(rows: int) -> dict[str, Any]:
-        size = torch.tensor([[14 * rows, 56]])
-        pixels = {"pixel_values": noise(1, 3, 14 * rows, 56, seed=rows), "image_sizes": size}
-        return prompts([1, Picture([IMAGE] * 4 * rows, pixels), 7])
-
-    with attach(model, "tome", tokens=1) as attached:
-        with pytest.raises(OptionError, match="tokens=1: merging in 4 vision blocks halves 20 patches 4 times at most"):
-            model(**asked(5))
-        model(**asked(4))
-        assert [(one.before, one.after) for one in attached.outcomes] == [(16, 1)]
 
 
 def test_decreasing_schedules_by_hand() -> None:

@@ -9,7 +9,7 @@ from PIL import Image
 from llava_consensus import cli
 from llava_consensus.evaluation.benchmarks import make
 from llava_consensus.evaluation.models import Prompt
-from llava_consensus.hosts.patches import Patches
+from llava_consensus.evaluation.report.patches import Patches
 from llava_consensus.paper import examples
 from llava_consensus.paper.examples import COLOURS, Example, ImageQuestion
 

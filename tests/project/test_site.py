@@ -88,14 +88,10 @@ def test_the_notebook_says_what_it_said() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     now, then = module.executed(), nbformat.read(module.NOTEBOOK, 4)
-    photo = (ROOT / "checkpoints" / "llava-photo" / "model.safetensors").exists()
-    if not photo:
-        for one in (now, then):
-            one.cells = [cell for cell in one.cells if "photo" not in cell.metadata.get("tags", ())]
     said = _said(now)
     assert said == _said(then), "python docs/site/notebook.py executes it anew"
-    assert sum("image/png" in one.get("data", {}) for cell in now.cells for one in cell.get("outputs", [])) == 2 + photo
-    assert "64 of 576 tokens" in said
+    assert sum("image/png" in one.get("data", {}) for cell in now.cells for one in cell.get("outputs", [])) == 2
+    assert "64 of 576" in said
 
 
 def _said(notebook: Any) -> str:
@@ -103,5 +99,5 @@ def _said(notebook: Any) -> str:
     texts = [one.get("text") or one.get("data", {}).get("text/plain", "")
              for cell in notebook.cells for one in cell.get("outputs", [])]  # fmt: skip
     lines = "".join(texts).splitlines()
-    differing = ("/tmp", "<PIL", "random ", "Random ")
+    differing = ("/tmp", "<PIL", "random ", "time to")
     return "\n".join(line.rstrip() for line in lines if not any(text in line for text in differing))

@@ -61,14 +61,6 @@ def test_how_far_down_the_teachers_ranking_recovery_must_look() -> None:
     assert correction_factor(student, teacher, 4, 1.0).tolist() == [1.0]
 
 
-def test_a_class_token_that_is_a_token_is_the_first_one() -> None:
-    key = torch.arange(6.0).view(1, 2, 3, 1)
-    one = VisionAttention(key, key, 1.0, 1)
-    assert one.first == 1 and one.patch_keys().tolist() == [[[2.5], [3.5]]]
-    token = one._replace(class_is_token=True)
-    assert token.first == 0 and token.patch_keys().tolist() == [[[1.5], [2.5], [3.5]]]
-
-
 @pytest.mark.parametrize("classes", [0, 1])
 def test_attention_of_one_head_is_the_same_of_queries_that_are_scaled(classes: int) -> None:
     query, key = torch.randn(2, 4, 9, 8), torch.randn(2, 4, 9, 8)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from llava_consensus.errors import DataError, OptionError
+from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question
 from llava_consensus.evaluation.benchmarks.video_qa import VideoQA
@@ -35,10 +35,6 @@ class Custom(Benchmark):
         questions: JSON lines, a JSON list, CSV or TSV. Each row has `question_id` or `id` (else its number counts), a
             question in `text`, `question`, `prompt` or LLaVA's `conversations`, and images or a video, if any.
         images: folder of the images or videos.
-        chunks: parts of ceil(questions / chunks) lines each, as LLaVA cuts them.
-        chunk: the part that is asked, from 0.
-    Raises:
-        OptionError: for a part that is not one of them.
     """
 
     name = "custom"
@@ -49,14 +45,15 @@ class Custom(Benchmark):
 
     questions: Path
     pictures: Path
-    chunks: int = 1
-    chunk: int = 0
 
     def __post_init__(self) -> None:
-        if self.chunks < 1:
-            raise OptionError(f"num_chunks={self.chunks} must be at least 1")
-        if not 0 <= self.chunk < self.chunks:
-            raise OptionError(f"chunk_idx={self.chunk} must be in 0..{self.chunks - 1}: num_chunks={self.chunks}")
+        """Its fields are files, not choices among values."""
+
+    @property
+    def chosen(self) -> dict[str, str]:
+        return {}
+
+    asking = chosen
 
     @property
     def folder(self) -> str:  # type: ignore[override]
@@ -74,19 +71,9 @@ class Custom(Benchmark):
     def frames(self) -> int:  # type: ignore[override]
         return VideoQA.frames if self.questions.is_file() and self._read()[1] else 0
 
-    @property
-    def asking(self) -> dict[str, str]:
-        return {"chunk": f"{self.chunk}/{self.chunks}"} if self.chunks > 1 else {}
-
-    @property
-    def chosen(self) -> dict[str, str]:
-        return self.asking
-
     def load(self, data: Path) -> list[Question]:
         base.require(self.place(data), self.files)
-        questions = list(self._read()[0])
-        size = -(-len(questions) // self.chunks)
-        return questions[self.chunk * size : (self.chunk + 1) * size]
+        return list(self._read()[0])
 
     def _read(self) -> tuple[tuple[Question, ...], bool]:
         path = self.questions.expanduser().absolute()

@@ -3,56 +3,44 @@
     lmms-eval --model consensusdrop --model_args pretrained=checkpoints/llava-mini,method=visionzip,tokens=64 --tasks T
 
 Answers come as a generator in the order of the requests, so that lmms-eval's response cache stores each as it is given,
-and not all at the end. The times of an answer are measured by `llava-consensus bench`.
+and not all at the end. Costs and times of an answer are measured by `llava-consensus eval` and `bench`.
 """
 
 import os
-import sys
-import time
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import partial
-from hashlib import sha256
-from importlib.metadata import version
-from itertools import chain, groupby
-from statistics import mean
+from dataclasses import dataclass, fields, replace
+from itertools import groupby
 from typing import Any, NoReturn
 
 import torch
-from lmms_eval import utils
 from lmms_eval.api.instance import GenerationResult, TokenCounts
 from lmms_eval.api.model import lmms
-from lmms_eval.models.model_utils.gen_metrics import log_metrics
 from PIL import Image
 from tqdm import tqdm
 
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation import models
-from llava_consensus.evaluation.files import Record
 from llava_consensus.evaluation.media import open_image
-from llava_consensus.evaluation.models import Answer, Encoding, Loading, Prompt
-from llava_consensus.evaluation.runs.metrics import AnswerCosts
+from llava_consensus.evaluation.models import Loading, Prompt
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import budget
 
-RUN_ID = "LMMS_CACHE_RUN_ID"
 LOADING = [field.name for field in fields(Loading)]
 OF_HOST = "host_"  # in front of the name of an option of the host
-CAPACITY = 64  # images that are kept encoded
-MAX_NEW_TOKENS = 1024  # where a task sets no bound, as in lmms-eval's own models
+MAX_NEW_TOKENS = 1024  # if a task sets no bound, as in lmms-eval's own models
 
 
 @dataclass
 class AnswerCounts(TokenCounts):
-    """Counts of one answer: lmms-eval's own, then ours, whose names are those of docs/accounting.md."""
+    """Counts of one answer: lmms-eval's own, then visual tokens, which it writes beside the answer."""
 
-    reduction: dict[str, float | None] = field(default_factory=dict)  # None: not known
+    visual_before: int = 0
+    visual_after: int = 0
+    visual_structural: int = 0
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as JSON values; lmms-eval writes them beside the answer."""
-        return {**super().to_dict(), **self.reduction, "notes": list(self.notes)}
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 class ReducedModel(lmms):
@@ -95,23 +83,19 @@ class ReducedModel(lmms):
         host_options = {name.removeprefix(OF_HOST): str(options.pop(name)) for name in open_to_host}
         chosen, tokens_given = make(method, **options), budget(tokens, merged)
         models.check(pretrained, conversation, loading, host_options=host_options)
-        os.environ.setdefault(RUN_ID, run_id(sys.argv[1:]))
-        # Its cache keys hold the commit of the repository that the command is typed in, whatever that is of: any commit
-        # between a kill and the next start would forget all answers.
-        utils.get_lmms_eval_cache_version = partial(version, "lmms-eval")
-        self.runner = models.load(pretrained, _on_own_device(loading), host_options)
+        rank, loading = os.environ.get("LOCAL_RANK"), loading.resolved()
+        if rank is not None and loading.device == "cuda":  # lmms-eval runs one process per GPU
+            loading = replace(loading, device=f"cuda:{rank}")
+        self.runner = models.load(pretrained, loading, host_options)
         self.attachment = self.runner.attach(chosen, tokens_given)
-        self._encodings: OrderedDict[str, Encoding] = OrderedDict()
-        self._costs = AnswerCosts(chosen, tokens_given, self.runner.shape())
 
     @property
     def device(self) -> torch.device:
         return self.runner.model.device
 
     def generate_until(self, requests: Sequence[Any]) -> Iterator[GenerationResult] | list[GenerationResult]:
-        """Answers in the order of the requests.
-
-        One request is answered with a list, because lmms-eval's loop for agents looks an answer up by its place.
+        """Answers in the order of the requests. One request is answered with a list, because lmms-eval's loop for
+        agents looks an answer up by its place.
         """
         for request in requests:
             check_generation(request)
@@ -119,98 +103,28 @@ class ReducedModel(lmms):
         return list(answers) if len(requests) == 1 else answers
 
     def _answers(self, requests: Sequence[Any]) -> Iterator[GenerationResult]:
-        answered: list[AnswerCounts] = []
-        seconds = 0.0
         with tqdm(total=len(requests), desc="questions", disable=self.rank != 0) as bar:
             for batch in batches(requests, self.batch_size):
-                start = time.perf_counter()
-                results = self._answer(batch)
-                seconds += time.perf_counter() - start
-                answered += [result.token_counts for result in results]
+                asked = [read(request, self.task_dict, self.conversation) for request in batch]
+                encoded = [self.runner.encode(pictures) if pictures else [] for _, pictures, _ in asked]
+                answers = self.runner.answer(encoded, [prompt for prompt, _, _ in asked])
                 bar.update(len(batch))
-                if len(answered) == len(requests):
-                    _log_run(answered, seconds)  # now: after the last answer, a generator may never be asked again
-                yield from results
-
-    def _answer(self, requests: list[Any]) -> list[GenerationResult]:
-        """Answers of requests that are asked together."""
-        asked = [read(request, self.task_dict, self.conversation) for request in requests]
-        encoded = self.encoded([pictures for _, pictures, _ in asked])
-        answers = self.runner.answer(encoded, [prompt for prompt, _, _ in asked])
-        results = []
-        for (_, pictures, until), answer in zip(asked, answers, strict=True):
-            text = cut(answer.text, until)
-            account = self._costs.of(answer.prefill, len(pictures), (), answer.outcomes).get("account", {})
-            output_tokens = len(self.runner.tokenizer(text, add_special_tokens=False).input_ids)
-            results.append(GenerationResult(text, _counts(answer, account, output_tokens)))
-        return results
-
-    def encoded(self, pictures: Sequence[Sequence[Image.Image]]) -> list[list[Encoding]]:
-        """Encodings of the images of each question, those that are new in one batch. lmms-eval hands over images,
-        not files, so that they are known by their content.
-        """
-        keys = [[sha256(f"{one.size}".encode() + one.tobytes()).hexdigest() for one in own] for own in pictures]
-        by_key = dict(zip(chain(*keys), chain(*pictures), strict=True))
-        fresh = {key: picture for key, picture in by_key.items() if key not in self._encodings}
-        if fresh:
-            self._encodings.update(zip(fresh, self.runner.encode(list(fresh.values())), strict=True))
-        found = [[self._encodings[key] for key in own] for own in keys]
-        for key in by_key:
-            self._encodings.move_to_end(key)
-        while len(self._encodings) > CAPACITY:
-            self._encodings.popitem(last=False)
-        return found
+                for (_, _, until), answer in zip(asked, answers, strict=True):
+                    text = cut(answer.text, until)
+                    rows = answer.prefill.text + answer.prefill.entering[0] if answer.prefill else None
+                    length = len(self.runner.tokenizer(text, add_special_tokens=False).input_ids)
+                    yield GenerationResult(text, AnswerCounts(rows, length, None, *answer[1:5]))
 
     def loglikelihood(self, requests: Sequence[Any]) -> NoReturn:
-        """Refused: a runner answers, it does not rate given answers."""
         raise OptionError(f"task {requests[0].task_name}: asks for likelihoods. Take a task that generates")
 
     def generate_until_multi_round(self, requests: Sequence[Any]) -> NoReturn:
-        """Refused: a runner is asked one turn."""
         raise OptionError(f"task {requests[0].task_name}: asks in several rounds; one turn of the user is asked")
 
     def clean(self) -> None:
         self.attachment.detach()
-        del self.runner, self.attachment, self._encodings
+        del self.runner, self.attachment
         super().clean()
-
-
-def _counts(answer: Answer, account: Record, output_tokens: int) -> AnswerCounts:
-    """The counts of one answer; `account` is that of `runs/metrics.py`, empty where the runner reports no prefill."""
-    measured, flops = account.get("measured", {}), account.get("flops", {}).get("total")
-    reduction = {
-        "visual_before": answer.before,
-        "visual_after": answer.after,
-        "visual_structural": answer.structural,
-        "visual_entering": measured.get("entering"),
-        "visual_average": measured.get("average"),
-        "gflops": None if flops is None else flops / 1e9,
-        "kv_bytes": sum(measured["kv_bytes"]) if measured else None,
-    }
-    rows = answer.prefill.text + answer.prefill.entering[0] if measured and answer.prefill else None
-    return AnswerCounts(rows, output_tokens, reduction=reduction, notes=answer.notes)
-
-
-def _log_run(answered: Sequence[AnswerCounts], seconds: float) -> None:
-    """Hands lmms-eval the means over the answers that were given; those from its cache have no counts."""
-    output = sum(one.output_tokens or 0 for one in answered)
-    means = {}
-    for name in answered[0].reduction:
-        known = [value for value in (one.reduction[name] for one in answered) if value is not None]
-        if len(known) == len(answered):
-            means[name] = mean(known)
-    log_metrics(seconds, output, output / seconds, {**means, "num_requests": len(answered)})
-
-
-def run_id(arguments: Sequence[str]) -> str:
-    """Name of a run in lmms-eval's cache: the same for the same command, which therefore resumes."""
-    return f"consensusdrop-{sha256(chr(0).join(arguments).encode()).hexdigest()[:16]}"
-
-
-def _on_own_device(loading: Loading) -> Loading:
-    """Loading options with the GPU of this process, where lmms-eval runs one process per GPU."""
-    rank, resolved = os.environ.get("LOCAL_RANK"), loading.resolved()
-    return replace(resolved, device=f"cuda:{rank}") if rank is not None and resolved.device == "cuda" else resolved
 
 
 # Requests: (context, function from a document to messages, kwargs of the generation, number, task, split).
@@ -237,15 +151,8 @@ def check_generation(request: Any) -> None:
 def read(
     request: Any, documents: Mapping[str, Any], conversation: str | None
 ) -> tuple[Prompt, list[Image.Image], tuple[str, ...]]:
-    """Prompt and images of a request, and the texts before which its answer ends.
-
-    Args:
-        request: of a chat task.
-        documents: by task, split and number.
-        conversation: template of the prompt; None is the model's own.
-    Raises:
-        OptionError: for messages other than one turn of the user: images, then text.
-        ImageError: for an image that cannot be read.
+    """Prompt and images of a request of a chat task, and the texts before which its answer ends. OptionError for
+    messages other than one turn of the user: images, then text.
     """
     _, to_messages, generation, number, task, split = request.args
     messages = to_messages(documents[task][split][number])

@@ -6,7 +6,7 @@ import math
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -51,7 +51,7 @@ class Prompt:
 class Encoding:
     """One image after the vision tower, ready for any number of questions."""
 
-    tiles: Any  # with `side`, tokens in a row of a tile, and `class_is_token`
+    tiles: Any  # with `side`, tokens in a row of a tile
     tiled: bool  # several tiles of one image, as against one square
     size: tuple[int, int]  # width and height of the image in pixels
     method: Method  # it was encoded for
@@ -80,40 +80,40 @@ class Answer(NamedTuple):
 
 
 class Runner:
-    """A model with its tokenizer, for any number of callers at once.
+    """A model, as its view (`hosts.facts.Facts`), with its tokenizer, which only questions need."""
 
-    Args:
-        view: of the model, see `hosts.facts.Facts`.
-        tokenizer: of the checkpoint; only questions need it.
-    """
+    reserved: tuple[str, ...] = ()  # placeholder texts for images in prompts of this model
+    limit: int | None = None  # rows of a prompt that the model was made for; None is any number
 
     def __init__(self, view: Any, tokenizer: "PreTrainedTokenizerBase | None" = None) -> None:
         self.view = view
         self.tokenizer: PreTrainedTokenizerBase = tokenizer
         self.model: Any = view.module
         self._attached: Attachment | None = None
-        self._guests = 0  # callers that use the model without a method
-        self._door = threading.Lock()
-
-    @property
-    def reserved(self) -> tuple[str, ...]:
-        """Placeholder texts for images in prompts of this model."""
-        return ()
 
     @property
     def visual_tokens(self) -> int:
-        """Tokens of one image, or of one tile of it; the most where that depends on the picture."""
+        """Tokens of one image, or of one tile of it; the most if that depends on the image."""
         tokens: int = self.view.tower.tokens
         return tokens
 
     def attach(self, method: Method, budget: Budget | Share) -> Attachment:
-        """Attaches a method to this model instance; a context manager, or call `.detach()`.
-
-        Raises:
-            OptionError: for a method this model has no parts for, or a model that has a method already.
+        """Attaches a method to this model instance; a context manager, or call `.detach()`. OptionError for a method
+        this model has no parts for, or a model that has a method already.
         """
         self._attached = attach_view(self.view, method, budget)
         return self._attached
+
+    @contextmanager
+    def attachment(self) -> Iterator[Any]:
+        """The current attachment; without one, `full` is attached in the block."""
+        if self._attached is not None and self._attached.active:
+            yield self._attached
+        else:
+            with self.attach(*FULL) as attachment:
+                yield attachment
+
+    # ---- what each kind of model says
 
     def grid_columns(self, size: tuple[int, int]) -> int:
         """Tiles in a row of the grid after the base view of an image of this width and height; 0 without a grid."""
@@ -123,20 +123,20 @@ class Runner:
         """An image as the vision tower reads it: [3, H, W], or [T, 3, H, W] if it is cut into tiles."""
         raise NotImplementedError
 
-    def encode(self, pictures: "list[Any]") -> list[Encoding]:
-        """Images, and of hosts that take them clips, through the vision tower, for the method that is attached."""
-        raise NotImplementedError
-
     def shape(self, text: int = 0) -> Shape:
         """Sizes of the model, with a prompt of one image of the most tiles and `text` other rows."""
         raise NotImplementedError
 
     def rows(self, prompt: Prompt, pictures: int = 1) -> tuple[int, int]:
-        """Rows of a prompt that are no images, and how many of them follow the last picture."""
+        """Rows of a prompt that are no images, and how many of them follow the last image."""
         raise NotImplementedError
 
+    def asked_rows(self, prompt: Prompt, pictures: list[Any], ids: Tensor) -> tuple[int, int]:
+        """`rows` of a prompt with the ids [L] of `question_ids`."""
+        return self.rows(prompt, len(pictures))
+
     def own_inputs(self, prompt: Prompt, image: "Image", folder: Path) -> dict[str, Any]:
-        """Kwargs of the model's own `generate` for one prompt about a picture. Models that read images from files
+        """Kwargs of the model's own `generate` for one prompt about an image. Models that read images from files
         find it in the folder.
         """
         raise NotImplementedError
@@ -149,83 +149,69 @@ class Runner:
         """Token ids [L] of a prompt about these encoded images, on the CPU."""
         return self.prompt_ids(prompt, len(pictures))
 
-    def answer_group(
-        self, attachment: Attachment, encoded: list[list[Encoding]], ids: list[Tensor], prompts: list[Prompt]
-    ) -> list[Answer]:
-        """Answers of prompts that are asked together."""
+    def generate(self, ids: Tensor, mask: Tensor, encoded: list[list[Any]], prompts: list[Prompt]) -> Tensor:
+        """Ids of the answers to left-padded prompts [R, S] about encoded images, by the model's own `generate`."""
         raise NotImplementedError
 
-    def groups(self, attachment: Attachment, encoded: list[list[Encoding]], ids: list[Tensor]) -> list[list[int]]:
+    def calling(self, attachment: Attachment, pictures: list[Any], questions: list[str]) -> AbstractContextManager[Any]:
+        """The call of the attachment in which `generate` runs."""
+        return attachment.call(questions)
+
+    # ---- encoding and answering
+
+    @torch.inference_mode()
+    def encode(self, pictures: "list[Any]") -> list[Encoding]:
+        """Images, and of hosts that take them clips, through the vision tower, for the method that is attached."""
+        pixels = [self.pixels(image) for image in pictures]
+        tiles = [image if image.ndim == 4 else image[None] for image in pixels]
+        batch = torch.cat(tiles).to(self.model.device, self.model.dtype)  # [all tiles, 3, H, W]
+        with self.attachment() as attachment:
+            encoded = attachment.entrance.encode(batch, [len(image) for image in tiles])
+            own = attachment.asked, attachment.budget
+        return [
+            Encoding(one, made.ndim == 4, image.size, *own)
+            for image, made, one in zip(pictures, pixels, encoded, strict=True)
+        ]
+
+    def groups(self, encoded: list[list[Encoding]]) -> list[list[int]]:
         """Rows that are answered together: all with images, and all without."""
         seeing = [row for row, pictures in enumerate(encoded) if pictures]
         bare = [row for row, pictures in enumerate(encoded) if not pictures]
         return [rows for rows in (seeing, bare) if rows]
 
-    @contextmanager
-    def attachment(self) -> Iterator[Attachment]:
-        """The current attachment; without one, `full` is attached until the last caller has left."""
-        with self._door:
-            if self._attached is None or not self._attached.active:
-                self.attach(*FULL)
-                self._guests = 0
-            attachment = self._attached
-            assert attachment is not None
-            guest = (attachment.asked, attachment.budget) == FULL
-            self._guests += guest
-        try:
-            yield attachment
-        finally:
-            with self._door:
-                self._guests -= guest
-                if guest and not self._guests:
-                    attachment.detach()
-
     @torch.inference_mode()
     def answer(self, encoded: list[list[Encoding]], prompts: list[Prompt]) -> list[Answer]:
-        """Greedy answers to one prompt about each list of encoded images (none for a question about text alone,
-        several for a video), in left-padded batches.
+        """Greedy answers to one prompt about each list of encoded images (none for a question about text, several for
+        a video), in left-padded batches.
 
         Raises:
             QuestionError: for a text that holds a word which stands for an image, or half of a character.
             ValueError: when the prompts differ in the length of answer they allow, or an image was encoded for another
                 method than the one that is attached.
         """
-        reserved = self.reserved
         for prompt in prompts:
-            if HALF.search(prompt.text):
-                raise QuestionError(
-                    f"the question {prompt.text[:60]!r} holds half of a character, which no tokenizer reads. Save it "
-                    "as UTF-8"
-                )
-            if taken := [word for word in reserved if word in prompt.text]:
-                raise QuestionError(
-                    f"the question {prompt.text[:60]!r} holds {taken[0]}, which stands for an image in the prompts of "
-                    "this model; images are put in front of the question by themselves. Leave it out"
-                )
+            check_text(prompt.text, self.reserved)
         with self.attachment() as attachment:
             _check_batch(attachment, encoded, prompts)
             ids = [self.question_ids(prompt, pictures) for prompt, pictures in zip(prompts, encoded, strict=True)]
             answers: dict[int, Answer] = {}
-            for rows in self.groups(attachment, encoded, ids):
-                group_answers = self.answer_group(
-                    attachment,
-                    [encoded[row] for row in rows],
-                    [ids[row] for row in rows],
-                    [prompts[row] for row in rows],
-                )
-                answers.update(zip(rows, group_answers, strict=True))
+            for rows in self.groups(encoded):
+                own, asked = [encoded[row] for row in rows], [prompts[row] for row in rows]
+                padded, mask = self.pad([ids[row] for row in rows])
+                pictures = [picture for row_pictures in own for picture in row_pictures]
+                with self.calling(attachment, pictures, [prompt.text for prompt in asked]) as call:
+                    texts = self.decode(self.generate(padded, mask, own, asked))
+                text = [self.asked_rows(prompts[row], encoded[row], ids[row]) for row in rows]
+                answers.update(zip(rows, answers_of(call, texts, text, self.limit), strict=True))
         return [answers[row] for row in range(len(prompts))]
 
     def ask(self, pictures: "list[Image | Clip]", prompt: Prompt) -> tuple[list[Encoding], Answer]:
-        """Encodes images and answers one prompt about them, for commands that ask once. Runs of a benchmark take the
-        two steps themselves and keep whatever is raised beside its question.
-
-        Raises:
-            DataError: for whatever foreign code raises: what loads can still be damaged where nothing looked before.
+        """Encodes images and answers one prompt about them, for commands that ask once. DataError for whatever the
+        model's code raises: a checkpoint that loads can still be damaged.
         """
         try:
             encoded = self.encode(pictures)
-            (answer,) = self.answer([encoded], [prompt])
+            return encoded, self.answer([encoded], [prompt])[0]
         except ConsensusError:
             raise
         except Exception as error:
@@ -233,7 +219,6 @@ class Runner:
                 f"the model cannot answer: {type(error).__name__}: {error}. If that is so for every image, fetch the "
                 "checkpoint's config.json, generation_config.json, processor and tokenizer again"
             ) from error
-        return encoded, answer
 
     def pad(self, rows: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Ids and mask [R, L] of rows padded on the left."""
@@ -243,18 +228,9 @@ class Runner:
 
     @property
     def padding(self) -> int:
-        """Id of padding; the end of a text where a tokenizer has none.
-
-        Raises:
-            DataError: for a tokenizer that has neither: what follows an answer in a batch would be read as its words.
-        """
-        for found in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id):
-            if found is not None:
-                return int(found)
-        raise DataError(
-            f"the tokenizer of {type(self.model).__name__} has neither pad_token nor eos_token. Fetch the checkpoint's "
-            "tokenizer_config.json again"
-        )
+        """Id of padding; the end of a text if the tokenizer has none."""
+        padding, end = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
+        return int(end if padding is None else padding)
 
     def generation(self, prompt: Prompt) -> dict[str, Any]:
         """Arguments of `generate`: greedy, as LLaVA evaluates."""
@@ -270,9 +246,7 @@ class Runner:
 
 @contextmanager
 def last_row_alone(head: nn.Module) -> Iterator[None]:
-    """Hook for the body: the head gets the last row of states [R, S, D] from this thread only, as generation reads no
-    other logits.
-    """
+    """In the block, the head gets the last row of states [R, S, D] of this thread only: generation reads no others."""
     thread = threading.get_ident()
 
     def last(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
@@ -285,6 +259,19 @@ def last_row_alone(head: nn.Module) -> Iterator[None]:
         handle.remove()
 
 
+def check_text(text: str, reserved: Sequence[str]) -> None:
+    """Raises QuestionError for half of a character, or a word that stands for an image."""
+    if HALF.search(text):
+        raise QuestionError(
+            f"the question {text[:60]!r} holds half of a character, which no tokenizer reads. Save it as UTF-8"
+        )
+    if taken := [word for word in reserved if word in text]:
+        raise QuestionError(
+            f"the question {text[:60]!r} holds {taken[0]}, which stands for an image in the prompts of this model; "
+            "images are put in front of the question by themselves. Leave it out"
+        )
+
+
 def _check_batch(attachment: Attachment, encoded: list[list[Encoding]], prompts: list[Prompt]) -> None:
     """Raises ValueError when the prompts differ in the length of answer they allow, or an image was encoded for
     another method than the one that is attached: what this one reads was not collected.
@@ -292,9 +279,8 @@ def _check_batch(attachment: Attachment, encoded: list[list[Encoding]], prompts:
     if len({prompt.max_new_tokens for prompt in prompts}) != 1:
         raise ValueError("the prompts of one batch must allow answers of one length")
     method, budget = attachment.asked, attachment.budget
-    inside = method.acts_inside
     for picture in (picture for pictures in encoded for picture in pictures):
-        if picture.method != method or (inside and picture.budget != budget):
+        if picture.method != method or (method.acts_inside and picture.budget != budget):
             raise ValueError(
                 f"an image was encoded for {picture.method} and {picture.budget}, but {method} with {budget} is "
                 "attached: encode it again"
@@ -304,15 +290,14 @@ def _check_batch(attachment: Attachment, encoded: list[list[Encoding]], prompts:
 def answers_of(
     call: Call, texts: Sequence[str], text_rows: Sequence[tuple[int, int]], limit: int | None
 ) -> list[Answer]:
-    """Texts with the account of their tokens, and a note where a prompt has more rows than the `limit` positions the
-    model was made for: it is answered, but from places never seen in training, or, where a checkpoint of official LLaVA
-    sets `tokenizer_model_max_length`, cut there by the official code.
+    """Texts with the account of their tokens, and a note if a prompt has more rows than the `limit` positions the model
+    was made for: it is answered, but from positions never seen in training, or official LLaVA has cut it.
 
     Args:
         call: that gave the texts.
         texts: of each prompt.
-        text_rows: of each prompt, rows that are not visual tokens, and how many of them follow its last picture.
-        limit: None where any number of rows is fine.
+        text_rows: of each prompt, see `Runner.rows`.
+        limit: None if any number of rows is fine.
     """
     outcomes = [tuple(outcome for outcome in call.report.outcomes if outcome.row == row) for row in range(len(texts))]
     answers = []
@@ -329,15 +314,13 @@ def answers_of(
 def prefills(
     layers: Sequence[CachedLayer], text: Sequence[tuple[int, int]], outcomes: Sequence[Sequence[ImageOutcome]]
 ) -> list[Prefill]:
-    """Prefill sizes of each row of a batch: rows that entered, and bytes cached.
+    """Prefill sizes of each row of a batch. A row's own padding is taken off its share of the cache; what the cache
+    holds beyond the longest row stays in.
 
     Args:
         layers: the cache of the batch.
-        text: of each row, rows that are not visual tokens, and how many of them follow its last picture.
-        outcomes: of each row, its pictures.
-    Returns:
-        One Prefill for each row. A row's own padding, known from the lengths of the rows, is taken off its share of the
-        cache; what the cache holds beyond the longest row stays in.
+        text: of each row, see `Runner.rows`.
+        outcomes: of each row, its images.
     """
     structural = [sum(outcome.structural for outcome in row_outcomes) for row_outcomes in outcomes]
     rows = [count + more for (count, _), more in zip(text, structural, strict=True)]
@@ -372,13 +355,7 @@ def shape_of(
     **more: Any,
 ) -> Shape:
     """Sizes that decide what a prompt of one image of the most tiles and `text` other rows costs. Every block of the
-    tower counts, whichever feeds the projector: models run them all.
-
-    Args:
-        view: of the model.
-        language, vision: the configurations of both sides.
-        projector: module between them; None where it has no linear layers of its own.
-        more: what else is known, by the names of `Shape`.
+    tower counts, whichever feeds the projector: models run them all. `more` are further fields of `Shape`.
     """
     tower, heads, size = view.tower, language.num_attention_heads, vision.patch_size
     experts = getattr(language, "num_experts_per_tok", None) or 1

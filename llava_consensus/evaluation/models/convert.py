@@ -1,4 +1,4 @@
-"""A LLaVA checkpoint in the layout of Hugging Face, and back: of 1.5 as `LlavaForConditionalGeneration`, of 1.6 as
+"""A LLaVA checkpoint in the layout of Hugging Face: of 1.5 as `LlavaForConditionalGeneration`, of 1.6 as
 `LlavaNextForConditionalGeneration`.
 
     llava-consensus model convert checkpoints/llava-mini OUT
@@ -6,13 +6,13 @@
 transformers 5 has no conversion of official LLaVA's tensors any more (its script went with version 4), so the names
 are here. Tensors are read one at a time and written shard by shard. The Hugging Face layout has one word more,
 `<image>`, which stands for a visual token and is never generated. The small files of the official checkpoint go along
-in a folder `official`, by which it comes back; a tower that is a whole CLIP model goes along whole, for methods that
-read the question by its text side, and so does one in whose place the checkpoint has a tower of its own.
+in a folder `official`, and so does a tower that is a whole CLIP model, for methods that read the question by its text
+side.
 """
 
 import ast
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from llava_consensus.errors import DataError
 from llava_consensus.evaluation.files import read_json, write_json
 from llava_consensus.evaluation.models.llava import FLAG
 from llava_consensus.evaluation.models.weights import (
-    FORMATS,
     MEND,
     copy_small_files,
     new_folder,
@@ -44,131 +43,65 @@ NAMES = (  # how names of tensors begin in the official layout and in Hugging Fa
     ("lm_head.", "language_model.lm_head."),
 )
 SIGHT = "vision_model."  # how names of the vision side of a CLIP model begin
-OFFICIAL = "official"  # folder of what the official layout needs to come back
+OFFICIAL = "official"  # folder of the small files of the official checkpoint
 IMAGE = "<image>"
 SQUARE, TILED = "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration"  # classes of LLaVA 1.5 and 1.6
-Rename = Callable[[str, Tensor], tuple[str, Tensor]]  # name and values as read -> as written; no name: left out
 
 
 def convert(source: Path, out: Path) -> str:
-    """Writes the checkpoint of one layout in the other; returns a line about what was written. The folder appears when
-    it is whole.
-
-    Args:
-        source: folder of an official LLaVA checkpoint, or of one that this function wrote.
-        out: folder that is not there yet.
-    Raises:
-        DataError: for a folder that is neither or is damaged, or an `out` that exists or cannot be written.
-        OptionError: for images that are cut in a way which official LLaVA does not follow.
+    """Writes an official checkpoint in the layout of Hugging Face; returns a line about it. The folder appears when it
+    is whole. ConsensusError for a checkpoint that is another or damaged, or an `out` that exists or cannot be written.
     """
-    file = source / "config.json"
-    if not file.is_file():
+    if not (source / "config.json").is_file():
         raise DataError(f"{source}: no config.json in it, so it is no checkpoint")
-    config = read_json(file, MEND, dict)
+    config = read_json(source / "config.json", MEND, dict)
     with new_folder(out, source) as fresh:
-        written = (
-            _to_official(source, fresh) if _is_converted(source, config) else _to_hugging_face(source, fresh, config)
-        )
+        tower = _tower(source, config)
+        written = write_shards(_tensors(source, tower, bool(config.get(FLAG))), fresh)
+        tower_config = read_json(tower / "config.json", MEND, dict)
+        image_id = _write_processor(source, tower, fresh, config)
+        write_json(fresh / "config.json", _configuration(config, tower_config, image_id))
+        settings = source / "generation_config.json"
+        generation = read_json(settings, MEND, dict) if settings.is_file() else {}
+        write_json(fresh / "generation_config.json", generation | {"suppress_tokens": [image_id]})
+        copy_small_files(source, fresh / OFFICIAL)
+        copy_small_files(tower, fresh / OFFICIAL / tower.name)
+        if "text_config" in tower_config:
+            for path in weight_files(tower):
+                shutil.copyfile(path, fresh / OFFICIAL / tower.name / path.name)
     return f"{written} tensors: {out}"
 
 
-def _is_converted(source: Path, config: dict[str, Any]) -> bool:
-    """True if a checkpoint is in the layout of Hugging Face. DataError for one that cannot be converted."""
+def _tower(source: Path, config: dict[str, Any]) -> Path:
+    """The folder of a checkpoint's vision tower. DataError for a checkpoint that cannot be converted."""
     made_by = config.get("architectures", [])
-    if {SQUARE, TILED} & set(made_by):
-        return True
     if not any(name.startswith("LlavaLlama") for name in made_by):
-        raise DataError(f"{source}: made by {config.get('architectures')}; only LLaVA with a Llama model is converted")
+        raise DataError(f"{source}: made by {made_by}; only official LLaVA with a Llama model is converted")
     check_pictures(config)
     for name, known in (("mm_projector_type", "mlp2x_gelu"), ("mm_patch_merge_type", "spatial_unpad")):
         if config.get(name) != known and (name == "mm_projector_type" or _is_tiled(config)):
             raise DataError(f"{source}: {name}={config.get(name)!r} must be {known!r}, as in LLaVA 1.5 and 1.6")
-    return False
-
-
-def _tower_name(source: Path, config: dict[str, Any]) -> str:
-    """The folder of a checkpoint's vision tower. DataError for a name that leads elsewhere."""
     given = config.get("mm_vision_tower")
     name = Path(given).name if isinstance(given, str) else ""
-    if name in ("", ".."):
-        raise DataError(f"{source}: mm_vision_tower={given!r} must name a folder. {MEND}")
-    return name
+    if name in ("", "..") or not (source / name / "config.json").is_file():
+        raise DataError(f"{source}: its vision tower, mm_vision_tower={given!r}, is not in the same folder")
+    return source / name
 
 
-def _to_hugging_face(source: Path, out: Path, config: dict[str, Any]) -> int:
-    """Language model, projector and tower in one set of files; how many tensors."""
-    tower = source / _tower_name(source, config)
-    if not (tower / "config.json").is_file():
-        raise DataError(f"{source}: its vision tower {config.get('mm_vision_tower')!r} is not in the same folder")
-    own_tower = bool(config.get(FLAG))
-
-    def of_model(name: str, values: Tensor) -> tuple[str, Tensor]:
-        if name in (EMBEDDING, HEAD):  # one word more, which is never read or generated
-            values = torch.cat((values, values.new_zeros(1, values.shape[1])))
-        return _renamed(name), values
-
-    def of_tower(name: str, values: Tensor) -> tuple[str, Tensor]:
-        return (f"vision_tower.{name}" if name.startswith(SIGHT) else ""), values
-
-    weights: list[tuple[Path, Rename]] = [(path, of_model) for path in weight_files(source)]
-    weights += [] if own_tower else [(path, of_tower) for path in weight_files(tower)]
-    written = write_shards(_tensors(weights), out)
-    tower_config = read_json(tower / "config.json", MEND, dict)
-    image_id = _write_processor(source, tower, out, config)
-    write_json(out / "config.json", _configuration(config, tower_config, image_id))
-    settings = source / "generation_config.json"
-    generation = read_json(settings, MEND, dict) if settings.is_file() else {}
-    write_json(out / "generation_config.json", generation | {"suppress_tokens": [image_id]})
-    copy_small_files(source, out / OFFICIAL)
-    copy_small_files(tower, out / OFFICIAL / tower.name)
-    if own_tower or "text_config" in tower_config:
-        for path in weight_files(tower):
-            shutil.copyfile(path, out / OFFICIAL / tower.name / path.name)
-    return written
-
-
-def _to_official(source: Path, out: Path) -> int:
-    """Language model and projector in one set of files, the tower in a folder below; how many tensors."""
-    official = source / OFFICIAL
-    if not (official / "config.json").is_file():
-        raise DataError(f"{source}: no folder {OFFICIAL} in it: only what this command wrote is converted back")
-    config = read_json(official / "config.json", MEND, dict)
-    tower, own_tower = out / _tower_name(official, config), bool(config.get(FLAG))
-
-    def of_model(name: str, values: Tensor) -> tuple[str, Tensor]:
-        name = "" if name.startswith("vision_tower.") and not own_tower else _renamed(name, back=True)
-        return name, values[: config["vocab_size"]] if name in (EMBEDDING, HEAD) else values
-
-    def of_tower(name: str, values: Tensor) -> tuple[str, Tensor]:
-        return (name.removeprefix("vision_tower.") if name.startswith(f"vision_tower.{SIGHT}") else ""), values
-
-    def of_whole_tower(name: str, values: Tensor) -> tuple[str, Tensor]:
-        return ("" if name.startswith(SIGHT) and not own_tower else name), values
-
-    files = weight_files(source)
-    sides: list[tuple[Path, Rename]] = [] if own_tower else [(path, of_tower) for path in files]
-    whole = (path for pattern in FORMATS for path in sorted((official / tower.name).glob(pattern)))
-    sides += [(path, of_whole_tower) for path in whole]
-    copy_small_files(official, out)
-    copy_small_files(official / tower.name, tower)
-    return write_shards(_tensors([(path, of_model) for path in files]), out) + write_shards(_tensors(sides), tower)
-
-
-def _renamed(name: str, back: bool = False) -> str:
-    for official, other in NAMES:
-        before, after = (other, official) if back else (official, other)
-        if name.startswith(before):
-            return after + name.removeprefix(before)
-    return name
-
-
-def _tensors(weights: list[tuple[Path, Rename]]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of all files under their new names, one at a time, without those that have none."""
-    for path, rename in weights:
+def _tensors(source: Path, tower: Path, own_tower: bool) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of language model, projector and tower under their new names, one at a time."""
+    for path in weight_files(source):
         for name, values in tensors_of(path):
-            new_name, new_values = rename(name, values)
-            if new_name:
-                yield new_name, new_values
+            if name in (EMBEDDING, HEAD):  # one word more, which is never read or generated
+                values = torch.cat((values, values.new_zeros(1, values.shape[1])))
+            yield _renamed(name), values
+    for path in [] if own_tower else weight_files(tower):
+        yield from ((f"vision_tower.{name}", values) for name, values in tensors_of(path, SIGHT))
+
+
+def _renamed(name: str) -> str:
+    before, after = next((pair for pair in NAMES if name.startswith(pair[0])), ("", ""))
+    return after + name.removeprefix(before)
 
 
 def _is_tiled(config: dict[str, Any]) -> bool:
@@ -182,11 +115,7 @@ def _grids(config: dict[str, Any]) -> list[list[int]]:
 
 
 def _configuration(config: dict[str, Any], tower: dict[str, Any], image_id: int) -> dict[str, Any]:
-    """The configuration of the whole model, from those of the language model and the tower.
-
-    Args:
-        image_id: of the word `<image>` in the tokenizer.
-    """
+    """The configuration of the whole model, from those of the language model and the tower."""
     vision = dict(tower.get("vision_config", tower), model_type="clip_vision_model")
     words = config["vocab_size"] + 1
     language = {

@@ -19,19 +19,10 @@ from PIL.Image import Image
 from PIL.Image import new as new_image
 from torch import Tensor
 
-from llava_consensus.errors import ConsensusError, DataError, OptionError, missing_extra
+from llava_consensus.errors import OptionError, missing_extra
 from llava_consensus.evaluation.media import Clip, shrink_to_pad
-from llava_consensus.evaluation.models.base import (
-    Answer,
-    Encoding,
-    Prompt,
-    Runner,
-    answers_of,
-    shape_of,
-    text_rows,
-)
-from llava_consensus.evaluation.models.loading import Loading, from_auto
-from llava_consensus.evaluation.models.weights import reason
+from llava_consensus.evaluation.models.base import Encoding, Prompt, Runner, shape_of, text_rows
+from llava_consensus.evaluation.models.loading import Loading, from_auto, loading_errors
 from llava_consensus.hosts.environment import check_version
 from llava_consensus.hosts.facts import Facts, text_side
 from llava_consensus.hosts.patch_map import sides_of
@@ -46,7 +37,6 @@ class Grid(NamedTuple):
     """The grid that the tokens of one tile form."""
 
     side: int  # tokens in a row, 0 if there is none
-    class_is_token: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,28 +57,20 @@ class Processed(NamedTuple):
 
 
 class HfRunner(Runner):
-    """A model with its processor.
-
-    Args:
-        view: of the model.
-        processor: of the same checkpoint.
-    """
+    """A model with its processor."""
 
     def __init__(self, view: Facts, processor: "transformers.ProcessorMixin") -> None:
         super().__init__(view, processor.tokenizer)
         self.processor = processor
+        self.limit = None if view.keeps_positions else view.reach
+        words = (getattr(processor, f"{modality}_token", None) for modality in ("image", "video"))
+        self.reserved = tuple(word for word in words if word)
         view.image_processor = processor.image_processor
-
-    @property
-    def reserved(self) -> tuple[str, ...]:
-        words = (getattr(self.processor, f"{modality}_token", None) for modality in ("image", "video"))
-        return tuple(word for word in words if word)
 
     def shape(self, text: int = 0) -> Shape:
         config, inner = self.model.config, self.view.inner
         names = ("multi_modal_projector", "connector", "visual.merger")
-        found = (attrgetter(name)(inner) for name in names if hasattr(inner, name.split(".")[0]))
-        projector = next(found, None)
+        projector = next((attrgetter(name)(inner) for name in names if hasattr(inner, name.split(".")[0])), None)
         clip = {} if self.view.clip_name else {"text_tower": 0.0}
         return shape_of(self.view, config.get_text_config(), config.vision_config, projector, text, **clip)
 
@@ -97,12 +79,9 @@ class HfRunner(Runner):
         return columns
 
     def rows(self, prompt: Prompt, pictures: int = 1) -> tuple[int, int]:
-        """Rows of a prompt that are no images, and how many of them follow the last image; tags between the tiles
-        of an image are not counted.
-        """
-        return text_rows(
-            self.prompt_ids(prompt, pictures), [self.tokenizer.convert_tokens_to_ids(self._placeholder("image"))]
-        )
+        """Without tags between the tiles of an image."""
+        placeholder = self.tokenizer.convert_tokens_to_ids(self._placeholder("image"))
+        return text_rows(self.prompt_ids(prompt, pictures), [placeholder])
 
     @torch.inference_mode()
     def encode(self, pictures: list[Image | Clip]) -> list[Encoding]:
@@ -144,18 +123,15 @@ class HfRunner(Runner):
         device, dtype = self.model.device, self.model.dtype
         return {name: value.to(device, dtype if value.is_floating_point() else None) for name, value in inputs.items()}
 
-    def answer_group(
-        self, attachment: Any, encoded: list[list[Encoding]], ids: list[Tensor], prompts: list[Prompt]
-    ) -> list[Answer]:
-        padded, mask = self.pad(ids)
-        pictures: list[Any] = [picture for row_pictures in encoded for picture in row_pictures]
-        more = self._inputs(padded, pictures) if pictures else {}
-        with attachment.call(questions=[prompt.text for prompt in prompts]) as call:
-            output = self.model.generate(input_ids=padded, attention_mask=mask, **more, **self.generation(prompts[0]))
-        texts = self.decode(output[:, padded.shape[1] :])
-        placeholders = [self.view.placeholder(modality) for modality in {picture.modality for picture in pictures}]
-        limit = None if self.view.keeps_positions else self.view.reach
-        return answers_of(call, texts, [text_rows(row, placeholders) for row in ids], limit)
+    def generate(self, ids: Tensor, mask: Tensor, encoded: list[list[Any]], prompts: list[Prompt]) -> Tensor:
+        pictures = [picture for row_pictures in encoded for picture in row_pictures]
+        more = self._inputs(ids, pictures) if pictures else {}
+        output = self.model.generate(input_ids=ids, attention_mask=mask, **more, **self.generation(prompts[0]))
+        answers: Tensor = output[:, ids.shape[1] :]
+        return answers
+
+    def asked_rows(self, prompt: Prompt, pictures: list[Any], ids: Tensor) -> tuple[int, int]:
+        return text_rows(ids, [self.view.placeholder(modality) for modality in {one.modality for one in pictures}])
 
     def _inputs(self, ids: Tensor, pictures: list[HfEncoded]) -> dict[str, Any]:
         """Arguments of the model for prompts [R, S] about images that are encoded."""
@@ -184,12 +160,7 @@ class HfRunner(Runner):
         return self.ids_of(self._text(prompt.text, ["image"] * pictures), [("image", placeholder)] * pictures)
 
     def check_prompts(self) -> None:
-        """Tries an image of one colour.
-
-        Raises:
-            OptionError: where the processor makes another prompt of it than this runner does.
-            DataError: for a tokenizer without padding, or an image that becomes NaN or infinity.
-        """
+        """Tries an image of one colour. OptionError if the processor makes another prompt of it than this runner."""
         image, text = new_image("RGB", (64, 48)), self._text("What?", ["image"])
         expected = self.processor(images=[image], text=[text], return_tensors="pt", **self._special(text))
         picture = self.processed(image, {})
@@ -199,12 +170,6 @@ class HfRunner(Runner):
                 f"the processor of {type(self.model).__name__} puts a prompt together in a way the harness is not "
                 "adapted to. attach(model, ...) works in your own generate call"
             )
-        for name, value in picture.inputs.items():
-            if isinstance(value, Tensor) and value.is_floating_point() and not value.isfinite().all():
-                raise DataError(
-                    f"the processor of {type(self.model).__name__} makes NaN or infinity ({name}) of a picture. Fetch "
-                    "the checkpoint's preprocessor_config.json or processor_config.json again"
-                )
 
     def _placeholder(self, modality: str) -> str:
         """Placeholder text of the chat template for an image or clip."""
@@ -226,11 +191,7 @@ class HfRunner(Runner):
         return Processed(modality, replaced["replacement"], inputs.pop("input_ids"), inputs)
 
     def _text(self, question: str, modalities: list[str]) -> str:
-        """The prompt of a question about images and clips, with one placeholder for each.
-
-        Raises:
-            OptionError: for a model without a chat template.
-        """
+        """The prompt of a question about images and clips, with one placeholder for each."""
         content = [*({"type": modality} for modality in modalities), {"type": "text", "text": question}]
         try:
             prompt: str = self.processor.apply_chat_template(
@@ -287,12 +248,6 @@ def _of_clip(clip: Clip) -> dict[str, Any]:
 
 
 def check(model: str, conversation: str | None, videos: bool, options: Mapping[str, str]) -> dict[str, Any]:
-    """Checks a checkpoint of transformers.
-
-    Raises:
-        OptionError: for a version of transformers that is not adapted, or a named template: prompts are put into the
-            model's own.
-    """
     check_version(version("transformers"))
     if conversation not in (None, CHAT_TEMPLATE):
         raise OptionError(
@@ -306,30 +261,19 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
     """A checkpoint of transformers with its processor.
 
     Raises:
-        DataError: for a checkpoint that cannot be loaded, or whose weights are not those of its config.json.
-        MissingDependency: for a processor that needs a package which is not installed.
-        OptionError: for a version of transformers or a processor that is not adapted.
+        ConsensusError: for a checkpoint that cannot be loaded or is damaged, a version of transformers or a processor
+            that is not adapted, or a package that the processor needs.
     """
     check_version(transformers.__version__)
-    try:
+    with loading_errors(path):
         processor = processor_of(path, loading.trust_remote_code)
         model = from_auto(transformers.AutoModelForImageTextToText, path, loading)
         if clip := text_side(path):
             model.config.vision_config._name_or_path = clip
         runner = HfRunner(Facts(model, options), processor)
-    except ConsensusError:
-        raise
-    except Exception as error:  # a damaged checkpoint breaks foreign code in any way
-        raise DataError(f"model={path!r} cannot be loaded: {reason(error)}") from error
-    try:
+    remedy = ". Its processor cannot read an image: fetch preprocessor_config.json, processor_config.json and tokenizer"
+    with loading_errors(path, remedy):
         runner.check_prompts()
-    except ConsensusError:
-        raise
-    except Exception as error:
-        raise DataError(
-            f"model={path!r}: its processor cannot read an image ({reason(error)}). Fetch its "
-            "preprocessor_config.json, processor_config.json and tokenizer again"
-        ) from error
     return runner
 
 

@@ -12,7 +12,8 @@ of them and no others, never silently the stock tower.
 import contextlib
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -21,34 +22,23 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from llava_consensus.errors import ConsensusError, DataError, MissingDependency, OptionError, unknown_name
+from llava_consensus.errors import MissingDependency, OptionError, unknown_name
 from llava_consensus.evaluation.files import Record, read_json
 from llava_consensus.evaluation.media import shrink_to_pad
-from llava_consensus.evaluation.models.base import (
-    Answer,
-    Encoding,
-    Prompt,
-    Runner,
-    answers_of,
-    last_row_alone,
-    shape_of,
-    text_rows,
-)
+from llava_consensus.evaluation.models.base import Encoding, Prompt, Runner, last_row_alone, shape_of, text_rows
 from llava_consensus.evaluation.models.loading import (
-    HUB_NAME,
     Checkpoint,
     Loading,
     find,
     incomplete_refused,
+    loading_errors,
     refuse_incomplete,
-    refuse_not_finite,
 )
-from llava_consensus.evaluation.models.weights import MEND, reason, tensors_of, weight_files
+from llava_consensus.evaluation.models.weights import MEND, tensors_of, weight_files
 from llava_consensus.hosts.clip import without_unused_report
 from llava_consensus.hosts.environment import OFFICIAL, check_llava_version
 from llava_consensus.hosts.next_grid import STOCK, check_layout, check_pictures
-from llava_consensus.hosts.official_facts import Official
-from llava_consensus.hosts.official_prompt import blank_images
+from llava_consensus.hosts.official_model import Official, blank_images
 from llava_consensus.hosts.pretrained import load_pretrained
 from llava_consensus.reduction.method import Shape
 
@@ -64,15 +54,10 @@ PREFIX = "model.vision_tower.vision_tower."  # of the tower's tensors in a check
 
 
 class LlavaRunner(Runner):
-    """A LLaVA model with its tokenizer and image processor.
-
-    Args:
-        model: a `LlavaLlamaForCausalLM` or `LlavaMistralForCausalLM` with its vision tower loaded.
-        tokenizer, image_processor: as the official loader returns them; only `encode` and `answer` need them.
-        options: of the host, all of them.
-    """
+    """A LLaVA model with its vision tower loaded; only `encode` and `answer` need tokenizer and image processor."""
 
     view_class = Official
+    reserved = ("<image>",)
 
     def __init__(
         self,
@@ -83,12 +68,7 @@ class LlavaRunner(Runner):
     ) -> None:
         super().__init__(self.view_class(model, options), tokenizer)
         self.image_processor = image_processor
-
-    @property
-    def reserved(self) -> tuple[str, ...]:
-        from llava.constants import DEFAULT_IMAGE_TOKEN
-
-        return (DEFAULT_IMAGE_TOKEN,)
+        self.limit = getattr(model.config, "max_position_embeddings", None)
 
     def shape(self, text: int = 0) -> Shape:
         tower = self.model.get_vision_tower()
@@ -113,59 +93,30 @@ class LlavaRunner(Runner):
     def pixels(self, image: Image.Image) -> Tensor:
         from llava.mm_utils import process_images
 
-        found: Tensor = process_images([shrink_to_pad(image)], self.image_processor, self.view.config)[0]
-        return found
+        pixels: Tensor = process_images([shrink_to_pad(image)], self.image_processor, self.view.config)[0]
+        return pixels
 
     def own_inputs(self, prompt: Prompt, image: Image.Image, folder: Path) -> dict[str, Any]:
-        from llava.mm_utils import process_images
-
         ids = self.prompt_ids(prompt)[None].to(self.model.device)
-        image = shrink_to_pad(image)
-        pixels = process_images([image], self.image_processor, self.model.config)
-        pictures = pixels.to(self.model.device, self.model.dtype)
-        return {
-            "inputs": ids,
-            "attention_mask": torch.ones_like(ids),
-            "images": pictures,
-            "image_sizes": [image.size],
-        }
+        pixels = self.pixels(image)[None].to(self.model.device, self.model.dtype)
+        size = [shrink_to_pad(image).size]
+        return {"inputs": ids, "attention_mask": torch.ones_like(ids), "images": pixels, "image_sizes": size}
 
-    @torch.inference_mode()
-    def encode(self, pictures: list[Any]) -> list[Encoding]:
-        """Images through tower and projector, for the method that is attached."""
-        pixels = [self.pixels(image) for image in pictures]
-        tiles = [image if image.ndim == 4 else image[None] for image in pixels]
-        batch = torch.cat(tiles).to(self.model.device, self.model.dtype)
-        attachment: Any
-        with self.attachment() as attachment:
-            encoded = attachment.entrance.encode(batch, [len(image) for image in tiles])
-            own = attachment.asked, attachment.budget
-        return [
-            Encoding(one, made.ndim == 4, image.size, *own)
-            for image, made, one in zip(pictures, pixels, encoded, strict=True)
-        ]
+    @contextmanager
+    def calling(self, attachment: Any, pictures: list[Any], questions: list[str]) -> Iterator[Any]:
+        with attachment.call(questions, settings=LEFT) as call, last_row_alone(self.model.get_output_embeddings()):
+            yield call
 
-    def answer_group(
-        self, attachment: Any, encoded: list[list[Encoding]], ids: list[Tensor], prompts: list[Prompt]
-    ) -> list[Answer]:
+    def generate(self, ids: Tensor, mask: Tensor, encoded: list[list[Any]], prompts: list[Prompt]) -> Tensor:
         pictures = [picture for row_pictures in encoded for picture in row_pictures]
-        under_way = attachment.call([prompt.text for prompt in prompts], settings=LEFT)
-        with under_way as call, last_row_alone(self.model.get_output_embeddings()):
-            texts = self._ask(pictures, ids, prompts[0])
-        limit = getattr(self.model.config, "max_position_embeddings", None)
-        return answers_of(call, texts, [text_rows(row, [IMAGE_ID]) for row in ids], limit)
-
-    def _ask(self, pictures: list[Encoding], rows: list[Tensor], prompt: Prompt) -> list[str]:
-        """Texts by the official `generate`; the call has the images' features."""
-        ids, mask = self.pad(rows)
-        output = self.model.generate(
+        output: Tensor = self.model.generate(
             ids,
             images=self.blank(pictures) if pictures else None,
             image_sizes=[picture.size for picture in pictures],
             attention_mask=mask,
-            **self.generation(prompt),
+            **self.generation(prompts[0]),
         )
-        return self.decode(output)
+        return output
 
     def blank(self, encoded: list[Encoding]) -> list[Tensor] | Tensor:
         """Stand-ins for images that are encoded, of the shape the official function looks at."""
@@ -180,10 +131,8 @@ def to_text(prompt: Prompt, pictures: int, wrapped: bool = False) -> str:
     from llava.constants import DEFAULT_IM_END_TOKEN, DEFAULT_IM_START_TOKEN, DEFAULT_IMAGE_TOKEN
     from llava.conversation import conv_templates
 
-    conversation = prompt.conversation or CONVERSATION
-    check_conversation(conversation)
     image = DEFAULT_IM_START_TOKEN + DEFAULT_IMAGE_TOKEN + DEFAULT_IM_END_TOKEN if wrapped else DEFAULT_IMAGE_TOKEN
-    turns = conv_templates[conversation].copy()
+    turns = conv_templates[chosen_conversation(prompt.conversation)].copy()
     turns.append_message(turns.roles[0], f"{image * pictures}\n{prompt.text}" if pictures else prompt.text)
     turns.append_message(turns.roles[1], None)
     return str(turns.get_prompt())
@@ -212,129 +161,71 @@ def _text_side(folder: Path) -> dict[str, Any]:
 
 
 def check(model: str, conversation: str | None, videos: bool, options: Mapping[str, str]) -> dict[str, Any]:
-    """Checks a checkpoint; questions about videos have a template of their own.
-
-    Raises:
-        OptionError: for a conversation template or a layout of images that official LLaVA does not have, or a layout
-            of tiles where there are none.
-        DataError: for a vision tower of the hub that cannot be had.
-    """
+    """Checks a checkpoint; questions about videos have a template of their own."""
     check_llava_version()
-    tower = tower_of_hub(model)
-    config = _config(Path(model))
+    tower, config = tower_of(Path(model)), config_of(Path(model))
     check_pictures(config)
     check_layout(options.get("layout", STOCK), config.get("image_aspect_ratio"))
     chosen = chosen_conversation(conversation, VIDEO_CONVERSATION if videos else CONVERSATION)
-    return {"conversation": chosen, **({"tower": tower.commit} if tower else {})}
+    return {"conversation": chosen, **({"tower": tower.commit} if tower and tower.commit else {})}
 
 
-def chosen_conversation(name: str | None, default: str) -> str:
-    """The template of a name, or the default. OptionError for one that official LLaVA does not have."""
-    if name is not None:
-        check_conversation(name)
+def chosen_conversation(name: str | None, default: str = CONVERSATION) -> str:
+    """The template of a name, or the default. OptionError for a name that official LLaVA does not have."""
+    from llava.conversation import conv_templates  # only now: it takes seconds
+
+    if name is not None and name not in conv_templates:
+        raise unknown_name("conversation", name, conv_templates)
     return name or default
 
 
-def check_conversation(name: str) -> None:
-    """Raises OptionError for a conversation template that official LLaVA does not have."""
-    from llava.conversation import conv_templates  # only now: it takes seconds
-
-    if name not in conv_templates:
-        raise unknown_name("conversation", name, conv_templates)
-
-
-def tower_beside(path: str) -> dict[str, str]:
-    """Config changes that point the loader at a vision tower kept inside the checkpoint's own folder; none for other
-    checkpoints.
-    """
-    folder = Path(path)
-    if not folder.is_dir():
-        return {}
-    name = _config(folder).get("mm_vision_tower", "")
-    tower = folder / Path(name).name
-    return {"mm_vision_tower": str(tower)} if name and (tower / "config.json").is_file() else {}
-
-
-def tower_of_hub(path: str) -> Checkpoint | None:
-    """The vision tower of a checkpoint that names one of the hub; None for one in a folder."""
-    name = _config(Path(path)).get("mm_vision_tower")
-    if not isinstance(name, str) or Path(name).exists() or tower_beside(path) or not HUB_NAME.fullmatch(name):
+def tower_of(path: Path) -> Checkpoint | None:
+    """The vision tower that a checkpoint names, beside it if it is there; None if it names none."""
+    name = config_of(path).get("mm_vision_tower")
+    if not isinstance(name, str):
         return None
-    return find(name)
+    beside = path / Path(name).name
+    return Checkpoint(name, beside) if (beside / "config.json").is_file() else find(name)
 
 
 def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> LlavaRunner:
-    return LlavaRunner(*load_official(path, loading), options=options)
-
-
-def load_official(path: str, loading: Loading) -> tuple[Any, Any, Any]:
-    """Model, tokenizer and image processor of a checkpoint, by LLaVA's own loader (`llava.model.builder`).
-
-    A vision tower named in the checkpoint's config is looked for beside the checkpoint too, so that it is found from
-    any folder.
-
-    Args:
-        path: folder of the checkpoint.
-        loading: how, with nothing left open.
-    Raises:
-        DataError: for a folder that is not there or cannot be loaded, whose weights are not those of its config.json,
-            or hold NaN or infinity.
-        OptionError: for a layout of images that LLaVA does not know.
-    """
+    """A checkpoint by LLaVA's own loader (`llava.model.builder`)."""
     check_llava_version()
-    path = str(Path(path).expanduser())
     if loading.device_map not in (None, "auto"):
         raise OptionError(
             f"device_map={loading.device_map!r}: official LLaVA places its vision tower by auto alone. Take auto"
         )
     try:
-        import llava.model.builder
+        from llava.model.builder import load_pretrained_model
     except ImportError as error:
         raise MissingDependency(f"official LLaVA: {error}. {OFFICIAL}") from error
-    config = _config(Path(path))
+    config, tower = config_of(Path(path)), tower_of(Path(path))
     check_pictures(config)
+    # what the loader hands on to transformers; on which device the model is, is its own to say
+    changes: dict[str, Any] = loading.from_pretrained_kwargs()
+    if loading.device_map is None:
+        changes.pop("device_map", None)
+    if config.get(FLAG):
+        changes[FLAG] = False
+    if tower is not None:
+        tower.files()
+        changes["mm_vision_tower"] = str(tower.folder)
     # the loader takes the class from the name: llava_llama, llava_mistral
-    name = f"llava_{config.get('model_type')}"
-    own_tower = trains_tower(path)
-    changes: dict[str, Any] = {**_tower(path), **({FLAG: False} if own_tower else {})}
-    # what the loader hands on to transformers; where the model stands is its own to say
-    changes |= {
-        key: value for key, value in loading.from_pretrained_kwargs().items() if key != "device_map" or value == "auto"
-    }
-    device = "cuda" if loading.device_map else loading.device
-    with incomplete_refused():
-        model, tokenizer, processor = quietly_loaded(
-            llava.model.builder.load_pretrained_model, path, name, device=device, **changes
-        )
-    if own_tower:
+    name, device = f"llava_{config.get('model_type')}", "cuda" if loading.device_map else loading.device
+    model, tokenizer, processor = quietly_loaded(load_pretrained_model, path, name, device=device, **changes)
+    if config.get(FLAG):
         load_own_tower(path, model)
     loading.cast(model)
-    refuse_not_finite(path, model)
-    return model.eval(), tokenizer, processor
+    return LlavaRunner(model.eval(), tokenizer, processor, options)
 
 
 def quietly_loaded(
     loader: Callable[..., Any], path: str, name: str, **arguments: Any
 ) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase, BaseImageProcessor]":
-    """Loads model, tokenizer and image processor by the loader of a `llava` package, with its printing suppressed.
-
-    Raises:
-        DataError: for a checkpoint that cannot be loaded.
-    """
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), without_unused_report():
-            tokenizer, model, processor, _ = loader(path, None, name, **arguments)
-    except ConsensusError:
-        raise
-    except Exception as error:  # a damaged checkpoint breaks foreign code in any way
-        raise DataError(f"model={path!r} cannot be loaded: {reason(error)}") from error
+    """Model, tokenizer and image processor by the loader of a `llava` package, with its printing suppressed."""
+    with loading_errors(path), incomplete_refused(), contextlib.redirect_stdout(io.StringIO()), without_unused_report():
+        tokenizer, model, processor, _ = loader(path, None, name, **arguments)
     return model, tokenizer, processor
-
-
-def trains_tower(path: str) -> bool:
-    """True if the vision tower is part of the checkpoint in a folder."""
-    file = Path(path) / "config.json"
-    return bool(file.is_file() and json.loads(file.read_text()).get(FLAG, False))
 
 
 def load_own_tower(path: str, model: "PreTrainedModel") -> None:
@@ -353,15 +244,6 @@ def load_own_tower(path: str, model: "PreTrainedModel") -> None:
     setattr(model.config, FLAG, True)
 
 
-def _tower(path: str) -> dict[str, str]:
-    """Config changes that point the loader at the folder of the vision tower, downloaded where it is one of the hub."""
-    tower = tower_of_hub(path)
-    if tower is None:
-        return tower_beside(path)
-    tower.files()
-    return {"mm_vision_tower": str(tower.folder)}
-
-
-def _config(folder: Path) -> Record:
+def config_of(folder: Path) -> Record:
     config: Record = read_json(folder / "config.json", MEND, dict)
     return config

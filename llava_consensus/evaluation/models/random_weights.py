@@ -82,46 +82,36 @@ def _llava(
     return Size(family, vision, text, processor, tokens)
 
 
-def _llama(width: int, inner: int, layers: int, heads: int, key_heads: int) -> dict[str, Any]:
-    """A Llama with the vocabulary of Llama 2 and Vicuna."""
-    sizes = dict(hidden_size=width, intermediate_size=inner, num_hidden_layers=layers, max_position_embeddings=4096)
-    heads_and_words = dict(num_attention_heads=heads, num_key_value_heads=key_heads, vocab_size=32000)
-    return {"model_type": "llama", **sizes, **heads_and_words}
+def _llama(**sizes: int) -> dict[str, Any]:
+    """A Llama of Vicuna's length; of the size of the 7B, which is the default of its configuration."""
+    return {"model_type": "llama", "max_position_embeddings": 4096, **sizes}
 
 
-_VICUNA_7B = _llama(4096, 11008, 32, 32, 32)
+_LLAMA_100M = _llama(hidden_size=640, intermediate_size=1664, num_hidden_layers=16, num_attention_heads=10)
+_TINY_LLAMA = _llama(hidden_size=2048, intermediate_size=5632, num_hidden_layers=22, num_key_value_heads=4)
+_LLAMA_13B = _llama(hidden_size=5120, intermediate_size=13824, num_hidden_layers=40, num_attention_heads=40)
 _QWEN_TEXT = dict(
     hidden_size=3584,
     intermediate_size=18944,
     num_hidden_layers=28,
     num_attention_heads=28,
     num_key_value_heads=4,
-    vocab_size=152064,
     max_position_embeddings=128000,
     rope_parameters={"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
-)
-_QWEN_VISION = dict(
-    depth=32,
-    hidden_size=1280,
-    intermediate_size=3420,
-    num_heads=16,
-    out_hidden_size=3584,
-    window_size=112,
-    fullatt_block_indexes=[7, 15, 23, 31],
 )
 
 # config.json of liuhaotian/llava-v1.5-7b, llava-v1.5-13b, llava-v1.6-vicuna-7b and Qwen/Qwen2.5-VL-7B-Instruct. Two are
 # no published models, for machines that hold nothing larger: 1B is the tower of LLaVA-1.5 before TinyLlama-1.1B; 0.1B
 # has the proportions of the 7B, a tower with a twentieth of the prefill's FLOPs.
 SIZES = {
-    "llava-1.5-0.1b": _llava(_llama(640, 1664, 16, 10, 10), width=192, layers=7),
-    "llava-1.5-1b": _llava(_llama(2048, 5632, 22, 32, 4)),
-    "llava-1.5-7b": _llava(_VICUNA_7B),
-    "llava-1.5-13b": _llava(_llama(5120, 13824, 40, 40, 40)),
-    "llava-next-7b": _llava(_VICUNA_7B, "LlavaNext", 2928),
+    "llava-1.5-0.1b": _llava(_LLAMA_100M, width=192, layers=7),
+    "llava-1.5-1b": _llava(_TINY_LLAMA),
+    "llava-1.5-7b": _llava(_llama()),
+    "llava-1.5-13b": _llava(_LLAMA_13B),
+    "llava-next-7b": _llava(_llama(), "LlavaNext", 2928),
     "qwen2.5-vl-7b": Size(
         "Qwen2_5_VL",
-        _QWEN_VISION,
+        {"hidden_size": 1280},
         _QWEN_TEXT,
         partial(_processor, "Qwen2_5_VLProcessor", "Qwen2VLImageProcessor", {}, "Qwen2VLVideoProcessor"),
     ),
@@ -150,11 +140,7 @@ class RandomModel:
         return numbers * (BEFORE + self.size.tokens + AFTER) * self.model.dtype.itemsize
 
     def runner(self) -> HfRunner:
-        """Allocates the weights and draws them, always the same ones.
-
-        Raises:
-            MissingDependency: where a processor needs a package that is not installed.
-        """
+        """Allocates the weights and draws them, always the same ones."""
         processor = self.size.processor()
         torch.manual_seed(0)
         model = self.model.to_empty(device=self.device)
@@ -163,14 +149,8 @@ class RandomModel:
 
 
 def plan(name: str, loading: Loading, host_options: Mapping[str, str] | None = None) -> RandomModel:
-    """A model of a size that is not allocated yet.
-
-    Args:
-        name: in `SIZES`.
-        loading: device, dtype (`auto` is float16 on CUDA, float32 elsewhere) and kernel of attention.
-        host_options: see `hosts.HostEntry`.
-    Raises:
-        OptionError: for an unknown size, options for checkpoints alone, or an old transformers.
+    """A model of a size in `SIZES` that is not allocated yet; its dtype is float16 on CUDA, float32 elsewhere, unless
+    `loading` says it. OptionError for an unknown size, options only for checkpoints, or an old transformers.
     """
     if name not in SIZES:
         raise unknown_name("shape", name, SIZES)

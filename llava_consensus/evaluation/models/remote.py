@@ -1,11 +1,9 @@
-"""Qwen-VL and CogVLM, checked, loaded and asked: by the model's own prompts and `generate`.
-
-The tower runs once for an image, however many questions are asked about it; prompts are answered in left-padded
-batches.
+"""Models that carry their own code, checked, loaded and asked by the model's own prompts and `generate`: Qwen-VL and
+CogVLM with code in the checkpoint, and InternVL-Chat of 2023 with its authors' `llava` package.
 """
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -16,13 +14,15 @@ from PIL import Image
 from torch import Tensor
 
 from llava_consensus.entry_points import load_place
-from llava_consensus.errors import ConsensusError, DataError, OptionError, unknown_name
+from llava_consensus.errors import MissingDependency, OptionError, unknown_name
 from llava_consensus.evaluation.files import read_json
-from llava_consensus.evaluation.models.base import Answer, Encoding, Prompt, Runner, answers_of, shape_of
-from llava_consensus.evaluation.models.loading import Loading, from_auto
-from llava_consensus.evaluation.models.weights import reason
+from llava_consensus.evaluation.models.base import Encoding, Prompt, Runner, shape_of
+from llava_consensus.evaluation.models.llava import LlavaRunner, chosen_conversation, quietly_loaded
+from llava_consensus.evaluation.models.loading import Loading, from_auto, loading_errors
+from llava_consensus.evaluation.models.weights import MEND
 from llava_consensus.hosts.pretrained import load_pretrained
 from llava_consensus.hosts.remote.cogvlm import CogVLM
+from llava_consensus.hosts.remote.internvl_chat import InternVLChat
 from llava_consensus.hosts.remote.qwen_vl import QwenVLChat
 from llava_consensus.reduction.method import Shape
 
@@ -40,8 +40,7 @@ class RemoteRunner(Runner):
     @property
     def padding(self) -> int:
         """Id of padding; the end of a document for Qwen's tokenizer, which has none."""
-        end: int | None = getattr(self.tokenizer, "eod_id", None)
-        return super().padding if end is None else end
+        return int(getattr(self.tokenizer, "eod_id", None) or super().padding)
 
     def words(self, prompt: Prompt, pictures: int) -> dict[str, Tensor]:
         """A prompt about that many images in the model's own words, as arguments of `generate` by row, each [L]."""
@@ -52,39 +51,27 @@ class RemoteRunner(Runner):
         return {}
 
     def rows(self, prompt: Prompt, pictures: int = 1) -> tuple[int, int]:
-        return self._text_rows(self.words(prompt, pictures))
-
-    def _text_rows(self, words: dict[str, Tensor]) -> tuple[int, int]:
+        words = self.words(prompt, pictures)
         images, length = self.view.images({name: value[None] for name, value in words.items()}), len(words["input_ids"])
-        rows = sum(len(image.places) for image in images)
-        return length - rows, length - 1 - int(images[-1].places[-1]) if images else length
+        visual = sum(len(image.places) for image in images)
+        return length - visual, length - 1 - int(images[-1].places[-1]) if images else length
 
     def prompt_ids(self, prompt: Prompt, pictures: int = 1) -> Tensor:
         return self.words(prompt, pictures)["input_ids"]
 
-    @torch.inference_mode()
-    def encode(self, pictures: list[Any]) -> list[Encoding]:
-        """Images through tower and projector, for the method that is attached."""
-        pixels = torch.stack([self.pixels(image) for image in pictures]).to(self.model.device, self.model.dtype)
-        attachment: Any
-        with self.attachment() as attachment:
-            encoded, own = attachment.entrance.encode(pixels), (attachment.asked, attachment.budget)
-        return [Encoding(one, False, image.size, *own) for image, one in zip(pictures, encoded, strict=True)]
+    @contextmanager
+    def calling(self, attachment: Any, pictures: list[Any], questions: list[str]) -> Iterator[Any]:
+        shown = attachment.entrance.shown([picture.tiles for picture in pictures]) if pictures else nullcontext()
+        with attachment.call(questions) as call, shown:
+            yield call
 
-    def answer_group(
-        self, attachment: Any, encoded: list[list[Encoding]], ids: list[Tensor], prompts: list[Prompt]
-    ) -> list[Answer]:
+    def generate(self, ids: Tensor, mask: Tensor, encoded: list[list[Any]], prompts: list[Prompt]) -> Tensor:
         counts = [len(pictures) for pictures in encoded]
         words = [self.words(*pair) for pair in zip(prompts, counts, strict=True)]
-        padded, mask = self.pad([row["input_ids"] for row in words])
         types = {name: _padded([row[name] for row in words]).to(mask) for name in words[0] if name != "input_ids"}
-        images = [picture.tiles for pictures in encoded for picture in pictures]
         arguments = {**types, **self.stand_ins(counts), **self.generation(prompts[0])}
-        shown = attachment.entrance.shown(images) if images else nullcontext()
-        with attachment.call([prompt.text for prompt in prompts]) as call, shown:
-            output = self.model.generate(padded, attention_mask=mask, **arguments)
-        texts = self.decode(output[:, padded.shape[1] :])
-        return answers_of(call, texts, [self._text_rows(row) for row in words], None)
+        answers: Tensor = self.model.generate(ids, attention_mask=mask, **arguments)[:, ids.shape[1] :]
+        return answers
 
 
 def _padded(rows: list[Tensor]) -> Tensor:
@@ -176,48 +163,83 @@ class CogVLMRunner(RemoteRunner):
         return built
 
 
+class InternVLChatRunner(LlavaRunner):
+    """An InternVL-Chat model with its tokenizer and image processor. Its code makes mask and positions from the length
+    of the cache and answers no padded batch, so prompts are asked one by one, and `generate` gives the prompt back in
+    front of the answer.
+    """
+
+    view_class = InternVLChat
+
+    def own_inputs(self, prompt: Prompt, image: Image.Image, folder: Path) -> dict[str, Any]:
+        inputs = super().own_inputs(prompt, image, folder)
+        del inputs["image_sizes"]
+        return inputs
+
+    def groups(self, encoded: list[list[Encoding]]) -> list[list[int]]:
+        return [[row] for row in range(len(encoded))]
+
+    def generate(self, ids: Tensor, mask: Tensor, encoded: list[list[Any]], prompts: list[Prompt]) -> Tensor:
+        images = self.blank(encoded[0]) if encoded[0] else None
+        output = self.model.generate(ids, images=images, attention_mask=mask, **self.generation(prompts[0]))
+        answers: Tensor = output[:, ids.shape[1] :]
+        return answers
+
+
 def runner_of(view: QwenVLChat | CogVLM, tokenizer: "PreTrainedTokenizerBase | None" = None) -> RemoteRunner:
-    runner_class = next(
-        runner for kind, runner in ((QwenVLChat, QwenVLRunner), (CogVLM, CogVLMRunner)) if isinstance(view, kind)
-    )
-    return runner_class(view, tokenizer)
+    return (QwenVLRunner if isinstance(view, QwenVLChat) else CogVLMRunner)(view, tokenizer)
 
 
 def check(model: str, conversation: str | None, videos: bool, options: Mapping[str, str]) -> dict[str, Any]:
-    """Checks a checkpoint with code of its own, before any of that code runs.
-
-    Raises:
-        OptionError: for a template the model does not have.
-    """
+    """Checks a checkpoint with code of its own, before any of that code runs."""
+    made_by = read_json(Path(model) / "config.json", MEND, dict).get("architectures") or []
+    if "LlavaLlamaForCausalLM" in made_by:
+        return {"conversation": chosen_conversation(conversation)}
     if conversation in (None, OWN_PROMPTS):
         return {"conversation": OWN_PROMPTS}
-    file = Path(model).expanduser() / "config.json"
-    config = read_json(file, "Fetch the checkpoint again", dict) if file.is_file() else {}
-    if "QWenLMHeadModel" in (config.get("architectures") or []):
+    if "QWenLMHeadModel" in made_by:
         raise OptionError(f"conversation={conversation!r}: Qwen-VL has one prompt of its own. Leave --conversation out")
     if conversation not in COGVLM_TEMPLATES:
         raise unknown_name("conversation", str(conversation), COGVLM_TEMPLATES)
     return {"conversation": conversation}
 
 
-def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> RemoteRunner:
-    """A checkpoint that carries its own code, which the user trusts (checked before), with its tokenizer.
-
-    Raises:
-        OptionError: for an attention kernel, which such code chooses itself.
-        DataError: for a checkpoint that cannot be loaded, or whose weights are not those of its config.json.
-    """
+def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> Runner:
+    """A checkpoint with code of its own, which the user trusts (checked before), and its tokenizer."""
+    kind = load_place(view)
+    if kind is InternVLChat:
+        return _internvl_chat(path, loading)
     if loading.attention != "auto":
         raise OptionError(f"attention={loading.attention!r}: the code of {path} has a kernel of its own. Leave it out")
-    try:
+    remedy = (
+        ". Its code is of 2023, written for transformers 4.31 to 4.37 (make setup-pinned); CogVLM's checkpoint needs "
+        "the tokenizer files of lmsys/vicuna-7b-v1.5 beside it"
+    )
+    with loading_errors(path, remedy):
         tokenizer = load_pretrained(transformers.AutoTokenizer, path, loading.trust_remote_code)
         model = from_auto(transformers.AutoModelForCausalLM, path, loading)
-    except ConsensusError:
-        raise
-    except Exception as error:  # foreign code breaks in any way
-        raise DataError(
-            f"model={path!r} cannot be loaded: {reason(error)}. Its code is of 2023, written for "
-            "transformers 4.31 to 4.37 (make setup-pinned); CogVLM's checkpoint needs the tokenizer files of "
-            "lmsys/vicuna-7b-v1.5 beside it"
+    return runner_of(kind(model, options), tokenizer)
+
+
+def _internvl_chat(path: str, loading: Loading) -> InternVLChatRunner:
+    """An InternVL-Chat checkpoint by the loader of its package; the folder's name must contain `llava` or `intern`."""
+    try:
+        from llava.mm_utils import get_model_name_from_path
+        from llava.model.builder import load_pretrained_model
+        from llava.model.multimodal_encoder.clip_encoder import is_intern_vit_6b_model  # noqa: F401
+    except ImportError as error:
+        raise MissingDependency(
+            "InternVL-Chat is run by a `llava` package of its own, which is not installed here. In an environment of "
+            "its own, type: pip install 'llava @ git+https://github.com/OpenGVLab/InternVL#subdirectory="
+            "internvl_chat_llava'"
         ) from error
-    return runner_of(load_place(view)(model, options), tokenizer)
+    if loading.attention != "auto" or loading.device_map not in (None, "auto"):
+        raise OptionError(
+            f"{path}: the loader of InternVL's `llava` package takes no attention kernel, and no device map but auto. "
+            "Leave them out"
+        )
+    bits: dict[str, Any] = {} if loading.bits is None else {f"load_{loading.bits}bit": True}
+    name = get_model_name_from_path(path)
+    model, tokenizer, processor = quietly_loaded(load_pretrained_model, path, name, device=loading.device, **bits)
+    loading.cast(model)
+    return InternVLChatRunner(model.eval(), tokenizer, processor)

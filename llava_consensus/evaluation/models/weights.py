@@ -65,6 +65,21 @@ def write_shards(tensors: Iterable[tuple[str, Tensor]], out: Path) -> int:
     return len(places)
 
 
+def rewrite(source: Path, out: Path, values: dict[str, Tensor]) -> int:
+    """Writes the weights of a folder with these in place of its own, in the types it has; values that it has no tensor
+    for are added. Returns how many tensors there are.
+    """
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        left = dict(values)
+        for file in weight_files(source):
+            for name, value in tensors_of(file):
+                yield name, left.pop(name, value).to(value.dtype)
+        yield from left.items()
+
+    return write_shards(tensors(), out)
+
+
 @contextmanager
 def new_folder(out: Path, source: Path) -> Iterator[Path]:
     """A folder to write into, which becomes `out` if the body ends without an error and vanishes otherwise. DataError
@@ -98,5 +113,5 @@ def copy_small_files(source: Path, out: Path) -> None:
     """Configurations and tokenizer, everything but weights."""
     out.mkdir(parents=True, exist_ok=True)
     for path in source.iterdir():
-        if path.is_file() and path.suffix in (".json", ".model", ".txt") and "index" not in path.name:
+        if path.is_file() and path.suffix in (".json", ".model", ".txt", ".jinja") and "index" not in path.name:
             shutil.copyfile(path, out / path.name)

@@ -26,21 +26,18 @@ from llava_consensus.reduction.budget import Budget, Share, amount
 from llava_consensus.reduction.costs import MATCHES
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.options import choose
-from llava_consensus.serving.supported import DISTRIBUTIONS
 
 # Versions of the answers of code that all runs share, as `answer_version` is of one method, host or benchmark. The name
 # of a run holds these numbers and no bytes of source, so that an edit which changes no answer restarts nothing.
 REDUCTION = 1  # raise it when reduction/ or hosts/ change the answers of every method
-SERVING = 1  # raise it when the vLLM plugin gives other answers
 
 
 def _answer_versions(config: "RunConfig") -> Record:
     """Versions in the name of a run: of other packages, and of the answers of our own code."""
-    benchmark, engine = config.benchmark, config.loading.engine
-    packages = versions(*(("av",) if benchmark.frames else ()), *(DISTRIBUTIONS if engine else ()))
+    packages = versions(*(("av",) if config.benchmark.frames else ()))
     del packages[OWN]  # a release that changes no answer asks nothing again
     host = known_hosts()[models.name_of(config.model, config.loading)].answer_version
-    return {**packages, "reduction": REDUCTION, "host": host, **({"serving": SERVING} if engine else {})}
+    return {**packages, "reduction": REDUCTION, "host": host}
 
 
 @dataclass(frozen=True)
@@ -206,13 +203,11 @@ def _describe(config: RunConfig, of_host: Record) -> Record:
     """The whole configuration. Equal texts mean equal answers."""
     usual = asdict(Loading(config.loading.device, config.loading.dtype))
     loading = {name: value for name, value in asdict(config.loading).items() if value != usual[name]}
-    base = config.loading.model_base
-    files = [*models.find(config.model, config.loading.revision).files(), *(models.find(base).files() if base else ())]
     return {
         **describe_questions(config),
         **describe_reduction(config.method, config.budget),
         "model": config.model,
-        "weights": checksum_of(files),
+        "weights": checksum_of(models.find(config.model, config.loading.revision).files()),
         **of_host,
         "dtype": config.loading.dtype,
         "versions": _answer_versions(config),

@@ -23,15 +23,14 @@ from llava_consensus.hosts.kernels import KernelCall
 from llava_consensus.hosts.remote.entrances import (
     EncodedImage,
     RemoteModel,
-    Tap,
     real_rows,
-    rotate,
     rows_with,
-    split_heads,
     whole_image,
 )
 from llava_consensus.hosts.rows import Rows
+from llava_consensus.hosts.taps import Tap, split_heads
 from llava_consensus.hosts.units import visual_rows
+from llava_consensus.reduction.saliency import rotate
 from llava_consensus.reduction.tokens import Need
 
 VISION = 1  # token type of the rows of an image

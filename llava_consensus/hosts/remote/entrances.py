@@ -9,9 +9,8 @@ Its mask is cut to the rows that the cache holds.
 """
 
 import inspect
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -22,28 +21,22 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.arguments import IGNORE, asking_rows
+from llava_consensus.hosts.arguments import IGNORE, Cut, asking_rows
 from llava_consensus.hosts.cache import cached_rows
 from llava_consensus.hosts.entrance import Entrance
 from llava_consensus.hosts.facts import TowerFacts
 from llava_consensus.hosts.images import Image, Integers
-from llava_consensus.hosts.inputs import EncodedImage, Inputs, Prompt, fingerprint, needs_of, prompt_of, unreadable
+from llava_consensus.hosts.inputs import EncodedImage, Inputs, Prompt, fingerprint, prompt_of, unreadable
 from llava_consensus.hosts.kernels import KernelCall
-from llava_consensus.hosts.outcomes import Report, reduced, unchanged
-from llava_consensus.hosts.rows import Rows, drop_rows, reduced_rows, upload
-from llava_consensus.hosts.tower import EARLIER, READ, Tiles, check_blocks, early_block
+from llava_consensus.hosts.outcomes import Report, unchanged
+from llava_consensus.hosts.rows import Rows, drop_rows, upload
+from llava_consensus.hosts.taps import Reader, Tap
+from llava_consensus.hosts.tower import READ, Tiles
 from llava_consensus.hosts.units import Unit, prompt_hash, units_of, visual_rows
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 
 PLACE_OF_IMAGE = -200  # in place of the ids of image rows, where prompts are told apart
-
-
-class Tap(NamedTuple):
-    """A module whose output is read."""
-
-    module: nn.Module
-    read: Callable[[Any], dict[str, Tensor]]
 
 
 class RemoteModel:
@@ -61,10 +54,17 @@ class RemoteModel:
     def __init__(self, module: Any, options: Mapping[str, str] = MappingProxyType({})) -> None:
         self.module, self.options = module, options
 
+    @property
+    def entrance(self) -> Any:
+        """How rows leave this model."""
+        return partial(RemoteEntrance, type(self))
+
     @classmethod
     def check(cls, method: Method, model: str) -> None:
         """Raises OptionError for a method that models of this class cannot have."""
         name = type(method).__name__
+        if method.newlines == "drop":
+            raise OptionError("newlines=drop: images of this model have no newlines. Leave it out")
         if method.acts_inside:
             raise OptionError(
                 f"{name} acts before the projector and is adapted to CLIP towers, whose patches are the tokens of the "
@@ -176,34 +176,7 @@ class RemoteInputs(Inputs):
         return torch.cat(pixels).to(own.device) ^ own
 
 
-class Reading(NamedTuple):
-    """Blocks of the tower that a method reads."""
-
-    features: int
-    attention: int
-    early: int | None
-    short: str  # why the attention that it reads is not there
-
-
-def reading_of(method: Method, count: int) -> Reading:
-    """The blocks, of a tower whose last one feeds the projector.
-
-    Raises:
-        OptionError: for a block that the tower does not have.
-    """
-    check_blocks(method, count)
-    features = count - 1 if method.vision_layer is None else method.vision_layer % count
-    attention, short = features + method.blocks_ahead, ""
-    early = early_block(method, count) if Need.EARLIER in method.needs else None
-    if attention >= count:
-        short = (
-            f"this method reads the attention of the block after the features' own, which is the last of {count}: "
-            f"give vision_layer={count - 1 - method.blocks_ahead}, or take another method"
-        )
-    return Reading(features, min(attention, count - 1), early, short)
-
-
-class Prepared(NamedTuple):
+class Handed(NamedTuple):
     """What one forward has prepared for the functions further in, and for the steps after it."""
 
     features: Tensor | None  # for the inlet; None once they are taken
@@ -218,17 +191,17 @@ class RemoteEntrance(Entrance):
         view: class of the model's view.
     """
 
+    inputs = RemoteInputs
+
     def __init__(self, view: type[RemoteModel], owner: Any, model: Any, options: Mapping[str, str]) -> None:
         self.start(owner, model)
-        self.view, self.class_tokens, self.fixed = view, "keep", False
-        self.before = self.layers = None
-        self.cache_axis = view.cache_axis
+        self.view, self.layers, self.cache_axis = view, None, view.cache_axis
         for stage in owner.stages:
             view.check(stage.method, type(model).__name__)
-        method = owner.method
-        self.reading = reading_of(method, len(view(model).blocks)) if method.needs & READ else None
-        if self.reading is not None and self.reading.short and Need.CLASS_FEATURE in view.offers:
-            raise OptionError(self.reading.short)
+        count, method = len(view(model).blocks), owner.method
+        self.reader = Reader(method, count, count - 1) if method.needs & READ else None
+        if self.reader is not None and self.reader.short and Need.CLASS_FEATURE in view.offers:
+            raise OptionError(self.reader.short)
 
     def base(self) -> Any:
         """The module that encodes images."""
@@ -251,7 +224,7 @@ class RemoteEntrance(Entrance):
 
     def give(self, result: Tensor) -> Tensor:
         """What the inlet returns: the features that a forward has prepared, once, or the result of the model's own."""
-        prepared: Prepared | None = getattr(self.local, "prepared", None)
+        prepared: Handed | None = getattr(self.local, "prepared", None)
         if prepared is None or prepared.features is None:
             return result
         self.local.prepared = prepared._replace(features=None)
@@ -292,21 +265,23 @@ class RemoteEntrance(Entrance):
         prompt = self._read(view, inputs, images)
         stage, given = owner.stages[0], getattr(self.local, "encoded", None)
         units = units_of(images, owner.budgets(stage, prompt), stage.method)
-        report = Report(unchanged(images))
         if not units and given is None:
-            owner.tell(report)
+            owner.tell(Report(unchanged(images)))
             return inputs
         encoded = self.encode(view.pixels(inputs)) if given is None else given
-        embeds, rows = view.assembled(inputs, images, encoded), None
-        if units:
-            prompt = prompt._replace(
-                tiles=[one.tiles for one in encoded], encoded=[{"pixel_values": one.pixels} for one in encoded]
-            )
-            embeds, rows, report = self._reduced(view, inputs, prompt, units, stage.method, embeds)
+        embeds = view.assembled(inputs, images, encoded)
+        tiles, pixels = [one.tiles for one in encoded], [{"pixel_values": one.pixels} for one in encoded]
+        prompt, cut = prompt._replace(tiles=tiles, encoded=pixels), Cut(None, prompt.real.shape[1], None, None, None)
+        short, self.local.inputs = "" if self.reader is None else self.reader.short, inputs
+        new, _, report = self._enter(view.module, None, prompt, short, {"inputs_embeds": embeds}, cut, None)
         owner.tell(report)
+        embeds, rows = new["inputs_embeds"], cut.rows
+        if rows is not None and not prompt.real[:, -1].all():  # padded on the right, as in training
+            rows, order = right_padded(rows)
+            embeds = embeds.gather(1, order[..., None].expand(-1, -1, embeds.shape[2]))
         arguments = self._arguments(inputs, prompt, rows) | view.arguments(inputs, rows)
         real = arguments["attention_mask"].bool()
-        self.local.prepared = Prepared(view.features(embeds, arguments, real), real, prompt.real.shape[1])
+        self.local.prepared = Handed(view.features(embeds, arguments, real), real, prompt.real.shape[1])
         return {**inputs, **arguments}
 
     def _read(self, view: RemoteModel, inputs: dict[str, Any], images: list[Image]) -> Prompt:
@@ -315,27 +290,18 @@ class RemoteEntrance(Entrance):
         asks = asking_rows(self.owner, real, None if labels is None else labels.cpu().numpy() == IGNORE, images)
         return prompt_of(ids, real, asks, images, [], [], view.module.config)
 
-    def _reduced(
-        self, view: RemoteModel, inputs: dict[str, Any], prompt: Prompt, units: list[Unit], method: Method,
-        embeds: Tensor,
-    ) -> tuple[Tensor, Rows, Report]:  # fmt: skip
-        """Embeddings of the rows that are left."""
-        short = "" if self.reading is None else self.reading.short
-        needs = needs_of(prompt, method, view.module, Need.PROJECTOR in view.offers, short)
-        read = RemoteInputs(prompt, embeds, method, needs, view.project)
-        if Need.PROBE in needs:
-            with read.watch.time("probe"), torch.autocast(embeds.device.type, enabled=False), torch.no_grad():
-                rotated = getattr(method, "scap_rope", True)
-                read.probe = read.probe_of(view.first_attention(embeds, inputs, rotated))
-        groups = read.reduce(units)
-        with read.watch.time("splice"):
-            rows, pool = reduced_rows(embeds, prompt.real, prompt.images, groups, method, [False] * len(prompt.images))
-            new = pool.take(embeds, [group.reduction.tokens for group in groups])
-            if not prompt.real[:, -1].all():  # padded on the right, as in training
-                rows, order = right_padded(rows)
-                new = new.gather(1, order[..., None].expand(-1, -1, new.shape[2]))
-        return new, rows, Report(reduced(unchanged(prompt.images), groups, [False] * len(prompt.images)), read.notes,
-                                 read.watch)  # fmt: skip
+    def projector(self, base: Any) -> Any:
+        """The projector, if it takes patches one by one."""
+        return self.view(self.model()).project if Need.PROJECTOR in self.view.offers else None
+
+    def read_probe(self, inputs: Inputs, decoder: Any, kwargs: dict[str, Any]) -> None:
+        """Reads queries of the text and keys of all rows (SCAP), as the model's view has them."""
+        if Need.PROBE not in inputs.needs:
+            return
+        embeds, rotated = kwargs["inputs_embeds"], getattr(inputs.method, "scap_rope", True)
+        with inputs.watch.time("probe"), torch.autocast(embeds.device.type, enabled=False), torch.no_grad():
+            call = self.view(decoder).first_attention(embeds, self.local.inputs, rotated)
+            inputs.probe = inputs.probe_of(call)
 
     def _arguments(self, inputs: dict[str, Any], prompt: Prompt, rows: Rows | None) -> dict[str, Any]:
         """Ids, mask and labels of the rows that are left."""
@@ -352,37 +318,20 @@ class RemoteEntrance(Entrance):
             found["labels"] = drop_rows(labels, rows).masked_fill(hidden, IGNORE)
         return found
 
-    def encode(self, pixels: Tensor) -> list[EncodedImage]:  # type: ignore[override]
-        """Images [P, 3, h, w] through tower and projector, and what the method reads of them."""
-        view, parts, thread = self.view(self.model()), dict[str, Tensor](), threading.get_ident()
-        handles, scale, early_scale = [], 1.0, 1.0
-
-        def note(read: Callable[[Any], dict[str, Tensor]], front: str, module: Any, args: Any, output: Any) -> None:
-            if threading.get_ident() == thread:
-                parts.update({front + name: value.detach() for name, value in read(output).items()})
-
-        taps: list[tuple[str, Tap]] = []
-        if self.reading is not None:
-            block = view.blocks[self.reading.features]
-            taps = [("", Tap(block, view.states)), *(("", tap) for tap in view.pooling())]
-            own, scale = view.attention(self.reading.attention)
-            taps += [("", tap) for tap in own]
-            if self.reading.early is not None:
-                own, early_scale = view.attention(self.reading.early)
-                taps += [(EARLIER, tap) for tap in own]
-        for front, tap in taps:
-            handles.append(tap.module.register_forward_hook(partial(note, tap.read, front)))
-        try:
+    def encode(  # type: ignore[override]
+        self, pixels: Tensor, tiles: list[int] | None = None
+    ) -> list[EncodedImage]:
+        """Images [P, 3, h, w] of one tile each through tower and projector, and what the method reads of them."""
+        view, reader = self.view(self.model()), self.reader
+        scales = (1.0, 1.0) if reader is None else reader.scales(view)
+        with nullcontext(dict[str, Tensor]()) if reader is None else reader.reading(view) as parts:
             projected = view.encode(pixels)
-        finally:
-            for handle in handles:
-                handle.remove()
         size = projected.shape[1]
         return [
             EncodedImage(
                 projected[number : number + 1],
                 Tiles(1, size, view.tower.side, {name: value[number : number + 1] for name, value in parts.items()},
-                      None, view.classes, scale, early_scale),
+                      None, view.classes, *scales),
                 pixels[number : number + 1],
             )
             for number in range(len(projected))
@@ -408,17 +357,6 @@ def real_rows(inputs: dict[str, Any]) -> NDArray[np.bool_]:
     """Rows of prompts [R, S] that are no padding."""
     mask, ids = inputs.get("attention_mask"), inputs["input_ids"]
     return np.ones(ids.shape, dtype=bool) if mask is None else mask.cpu().numpy().astype(bool)
-
-
-def split_heads(states: Tensor, heads: int) -> Tensor:
-    """[T, n, H d] -> [T, H, n, d]."""
-    return states.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
-def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """States [R, H, S, d] rotated by angles [R, S, d]."""
-    first, second = states.chunk(2, -1)
-    return states * cos[:, None] + torch.cat((-second, first), -1) * sin[:, None]
 
 
 def whole_image(row: int, places: Integers, token: Integers) -> Image:

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.official import PREPARE, OfficialEntrance
-from llava_consensus.hosts.official_facts import Official
-from llava_consensus.hosts.official_prompt import Arguments
+from llava_consensus.hosts.official_model import Arguments, Official
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 
@@ -21,6 +20,7 @@ from llava_consensus.reduction.tokens import Need
 class InternVLChat(Official):
     """The `LlavaLlamaForCausalLM` of `internvl_chat_llava`."""
 
+    entrance = "llava_consensus.hosts.remote.internvl_chat:InternVLChatEntrance"
     offers = frozenset({Need.ATTENTION, Need.FEATURES, Need.CLASS_FEATURE, Need.PROJECTOR})
 
     @staticmethod
@@ -43,12 +43,11 @@ class InternVLChat(Official):
 class InternVLChatEntrance(OfficialEntrance):
     """The hooks of one attachment to InternVL-Chat."""
 
+    view = InternVLChat
     clip_name = ""  # InternViT is no side of a CLIP model in transformers
 
     def check(self, model: Any, methods: list[Method]) -> None:
         """Raises OptionError for what cannot be attached, with the remedy."""
-        for method in methods:
-            InternVLChat.check(method)
         super().check(model, methods)
         vision = type(model.get_vision_tower().vision_tower).__name__
         if vision != "InternVisionModel":

@@ -5,11 +5,9 @@ clear line within seconds where they cannot be had. No test leaves this machine.
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -20,7 +18,7 @@ from fakes import config, make_place
 
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation import models
-from llava_consensus.evaluation.models import Loading, loading
+from llava_consensus.evaluation.models import Loading
 from llava_consensus.evaluation.models.loading import check_checkpoint
 from llava_consensus.evaluation.runs.configuration import prepare
 
@@ -80,18 +78,16 @@ def test_a_type_no_host_adapts_is_told_before_there_are_weights(cache: Path) -> 
         models.check("owner/nothing")
 
 
-def test_weights_that_are_not_all_there_are_told(cache: Path) -> None:
-    index = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
-    files = {**LLAVA, "model.safetensors.index.json": index, "model-1.safetensors": "half"}
-    snapshot = lay_out(cache, "owner/llava-half", files)
+def test_weights_that_are_not_there_are_told(cache: Path) -> None:
+    snapshot = lay_out(cache, "owner/llava-half", {"config.json": LLAVA["config.json"]})
     with pytest.raises(DataError, match="lacks weight files"):
         models.find("owner/llava-half").files()
-    (snapshot / "model-2.safetensors").write_text("half")
-    assert len(models.find("owner/llava-half").files()) == 5
+    (snapshot / "pytorch_model.bin").write_text("weights")
+    assert len(models.find("owner/llava-half").files()) == 2
 
 
 def test_a_model_that_is_not_in_the_cache_offline(cache: Path) -> None:
-    with pytest.raises(DataError, match="'owner/absent': HF_HUB_OFFLINE is set"):
+    with pytest.raises(DataError, match=r"'owner/absent': .*hf auth login"):
         models.check("owner/absent")
 
 
@@ -135,44 +131,19 @@ def refusing() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "name", "why"),
+    ("name", "why"),
     [
-        ("http://127.0.0.1:9", "owner/model", "does not answer"),
-        ("", "gated/model", "hf auth login"),
-        ("", "missing/model", "hf auth login"),
-        ("", "revised/model", "Revision Not Found"),
+        ("gated/model", "hf auth login"),
+        ("missing/model", "hf auth login"),
+        ("revised/model", "Revision Not Found"),
     ],
 )
-def test_one_line_within_seconds(refusing: str, tmp_path: Path, endpoint: str, name: str, why: str) -> None:
-    environment = {**os.environ, "HF_ENDPOINT": endpoint or refusing, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+def test_one_line_within_seconds(refusing: str, tmp_path: Path, name: str, why: str) -> None:
+    environment = {**os.environ, "HF_ENDPOINT": refusing, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
     command = [sys.executable, "-m", "llava_consensus.cli", "eval", "gqa", "--model", name, "--revision", "v2"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=SECONDS)
     lines = [line for line in done.stderr.splitlines() if line]
     assert done.returncode == 3 and why in done.stderr and len(lines) == 1, done.stderr
-
-
-def test_a_dead_hub_is_asked_once_and_not_waited_for(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub import constants
-
-    def wait(seconds: float) -> None:
-        raise AssertionError(f"{seconds} seconds were waited before asking again")
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(time, "sleep", wait)
-    with pytest.raises(DataError, match=r"http://127\.0\.0\.1:9 does not answer"):
-        models.check("owner/absent")
-
-
-def test_a_silent_hub_is_given_up_on(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(loading, "PATIENCE", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        with pytest.raises(DataError, match="does not answer"):
-            models.check("owner/absent")
 
 
 def test_a_vision_tower_of_the_hub_is_taken_from_the_cache(cache: Path, tmp_path: Path) -> None:
@@ -180,7 +151,7 @@ def test_a_vision_tower_of_the_hub_is_taken_from_the_cache(cache: Path, tmp_path
     shutil.copytree(mini, folder, ignore=shutil.ignore_patterns("vision_tower", ".work"))
     told = json.loads((folder / "config.json").read_text()) | {"mm_vision_tower": "owner/clip-tiny"}
     (folder / "config.json").write_text(json.dumps(told))
-    with pytest.raises(DataError, match="'owner/clip-tiny': HF_HUB_OFFLINE is set"):
+    with pytest.raises(DataError, match=r"'owner/clip-tiny': .*hf auth login"):
         models.check(str(folder))
     files = [file for file in (mini / "vision_tower").iterdir() if file.is_file()]
     snapshot = lay_out(cache, "owner/clip-tiny", {file.name: file for file in files})

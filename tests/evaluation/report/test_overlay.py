@@ -24,7 +24,7 @@ from llava_consensus.evaluation.report.overlay import (
     selection,
     view,
 )
-from llava_consensus.hosts.patches import patches
+from llava_consensus.evaluation.report.patches import patches
 
 GRAY = 160
 

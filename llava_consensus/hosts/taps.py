@@ -1,0 +1,85 @@
+"""What a method reads of a vision tower by hooks on its modules: of official LLaVA, on whose own pin attention asks for
+no kernel, and of models that carry their own code.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from llava_consensus.hosts.tower import EARLIER, check_blocks, early_block, too_far
+from llava_consensus.reduction.method import Method
+from llava_consensus.reduction.tokens import Need
+
+
+class Tap(NamedTuple):
+    """A module, and what its output says of images, by the names of `Tiles.parts`."""
+
+    module: nn.Module
+    read: Callable[[Any], dict[str, Tensor]]
+
+
+class Reader:
+    """The blocks of a tower that a method reads. Towers are a `LlavaTower` or the view of a remote model (`blocks`,
+    `states`, `attention`, `pooling`).
+
+    Args:
+        count: of blocks.
+        fed: the block that feeds the projector.
+    Raises:
+        OptionError: for a block that the tower does not have.
+    """
+
+    def __init__(self, method: Method, count: int, fed: int) -> None:
+        check_blocks(method, count)
+        self.method = method
+        self.features = fed if method.vision_layer is None else method.vision_layer % count
+        self.attention, self.short = self.features + method.blocks_ahead, ""
+        self.early = early_block(method, count) if Need.EARLIER in method.needs else None
+        if self.attention >= count:
+            self.short = too_far(count, method)  # why the attention that it reads is not there
+            self.attention = self.features
+
+    @property
+    def last(self) -> int:
+        """The last block that is read."""
+        return max(self.features, self.attention, self.early or 0)
+
+    def scales(self, tower: Any) -> tuple[float, float]:
+        """Scales of the products of queries and keys in the block that is read, and in the earlier one."""
+        early = self.attention if self.early is None else self.early
+        return tower.attention(self.attention)[1], tower.attention(early)[1]
+
+    @contextmanager
+    def reading(self, tower: Any) -> Iterator[dict[str, Tensor]]:
+        """Parts of the images that this thread encodes in the body."""
+        parts: dict[str, Tensor] = {}
+        thread = threading.get_ident()
+        block = tower.blocks[self.features]
+        taps = [("", Tap(block, tower.states)), *(("", tap) for tap in tower.pooling())]
+        taps += [("", tap) for tap in tower.attention(self.attention)[0]]
+        taps += [(EARLIER, tap) for tap in tower.attention(self.early)[0]] if self.early is not None else []
+
+        def note(read: Callable[[Any], dict[str, Tensor]], front: str, module: nn.Module, _: Any, output: Any) -> None:
+            if threading.get_ident() == thread:
+                for name, value in read(output).items():
+                    if front + name in parts:
+                        raise RuntimeError(
+                            "the vision tower ran twice for one set of images: multi-scale (S2) towers are not adapted"
+                        )
+                    parts[front + name] = value.detach()
+
+        handles = [tap.module.register_forward_hook(partial(note, tap.read, front)) for front, tap in taps]
+        try:
+            yield parts
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def split_heads(states: Tensor, heads: int) -> Tensor:
+    """[T, n, H d] -> [T, H, n, d]."""
+    return states.unflatten(-1, (heads, -1)).transpose(1, 2)
