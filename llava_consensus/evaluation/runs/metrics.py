@@ -18,8 +18,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from llava_consensus.errors import DataError, plural
-from llava_consensus.evaluation.files import Record, gc_paused, misread
-from llava_consensus.evaluation.runs.questions import OWN, versions
+from llava_consensus.evaluation.files import Record, misread
+from llava_consensus.evaluation.runs.questions import OWN, Plan, versions
 from llava_consensus.evaluation.runs.store import Run
 from llava_consensus.reduction.budget import Budget, Share
 
@@ -131,8 +131,7 @@ def _analytic(method: Method, budget: Budget, shape: Shape, text: int, question:
     return account(method, budget, shape).record()
 
 
-@gc_paused()
-def measure(plan: RunPlan, folder: Run) -> Record:
+def measure(plan: Plan, folder: Run) -> Record:
     """Content of metrics.json: score and costs, titles for tables, `scale`, `column` and `chance` of the benchmark,
     and in `report.extracted` each answer as it was scored, which `Run.finish` keeps in a file of its own.
     """
