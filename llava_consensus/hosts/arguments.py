@@ -99,7 +99,7 @@ def asking_rows(
     """Rows [R, S] that may ask about images: the real ones, in training without those of answers. A row of an image is
     no answer, though it may have a label. Labels on the whole text of a prompt tell no answer from a question.
     """
-    if unlabelled is None or any(stage.method.answer_rows for stage in owner.stages):
+    if unlabelled is None or any(stage.method.answer_rows for stage in owner._stages):
         return real.copy()
     visual = visual_rows(images, real.shape)
     asks = unlabelled | ~(unlabelled & real & ~visual).any(1, keepdims=True)
