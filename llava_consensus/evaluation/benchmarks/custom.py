@@ -1,6 +1,6 @@
 """Questions from any file, answered and not scored: what LLaVA's `model_vqa` scripts do.
 
-`Custom(questions=Path("q.jsonl"), pictures=Path("images"))` is given to a run like a benchmark. It is not in
+`Custom(questions=Path("q.jsonl"), images=Path("images"))` is given to a run like a benchmark. It is not in
 BENCHMARKS, because it has no files of its own.
 """
 

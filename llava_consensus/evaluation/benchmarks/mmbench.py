@@ -111,7 +111,7 @@ class MMBench(Benchmark):
         return None if self.split == "dev" else "its server"
 
     def gold(self, data: Path, questions: Sequence[Question]) -> Mapping[int, Any]:
-        """Options and answer of every row; the answer is None where it is not published."""
+        """Options and answer of every row; the answer is None if it is not published."""
         rows = self._table(data).rows
         published = not any(_empty(row.get("answer")) for row in rows)
         return {

@@ -100,7 +100,7 @@ def in_pixels(box: Box, row: Mapping[str, Any], boxes: str) -> Box:
 
 
 def overlap(one: Box, other: Box) -> float:
-    """Intersection over union of two boxes; 0 where a box has no area."""
+    """Intersection over union of two boxes; 0 if a box has no area."""
     across = max(0.0, min(one[2], other[2]) - max(one[0], other[0]))
     down = max(0.0, min(one[3], other[3]) - max(one[1], other[1]))
     areas = [max(0.0, box[2] - box[0]) * max(0.0, box[3] - box[1]) for box in (one, other)]

@@ -35,7 +35,7 @@ from llava_consensus.evaluation.runs.store import answer_record, run_name
 from llava_consensus.reduction.budget import budget
 from llava_consensus.serving.supported import ASKED, HEADER, IDENTITY, TOKENS
 
-SERVED = "served"  # stands for the method in the name of a run, if the server does not name one
+SERVED = "served"  # represents the method in the name of a run, if the server does not name one
 AT_LEAST = 4  # questions in a row that a server may fail at; more of them if more are asked at once
 PATIENCE = 600.0  # seconds for one answer
 NO_ANSWER = (AttributeError, IndexError, TypeError, ValueError)  # what reading a body raises that is no chat completion
@@ -55,7 +55,7 @@ class UrlConfig:
     """A benchmark, and the server that answers it.
 
     Args:
-        benchmark: what is asked, its options chosen; its files are pictures.
+        benchmark: what is asked, its options chosen; its files are images.
         url: base URL of the server, such as http://localhost:8000/v1.
         model: its name there; None is the one that the server has.
         tokens: asked for with each request, a number, a share or `auto`; None leaves it to the server.
@@ -137,7 +137,7 @@ class Client:
     """A server and the model that it answers with.
 
     Args:
-        config: says where it is.
+        config: names its address.
     Raises:
         ServerError: see `run`.
     """

@@ -88,7 +88,7 @@ def _merge(plan: Plan, folder: Run, out: Path) -> None:
 
 
 def _complete(plan: Plan, folder: Run, stored: Record) -> RunResult:
-    """Metrics of a complete run; scored anew if only the scoring options differ."""
+    """Metrics of a complete run; scored again if only the scoring options differ."""
     log.info("%s: complete already, nothing was asked", folder.path)
     rescored = stored.get("choices", {}) != plan.benchmark.chosen
     if rescored or not (folder.path / SCORES).exists():

@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # runs that ask a server by URL are measured without torch
 log = logging.getLogger(__name__)
 
 COUNTS = ("entering", "kept", "average")
-TYPICAL = 100  # prompts whose mean length stands for a run's when a budget is meant by its FLOPs
+TYPICAL = 100  # prompts whose mean length represents a run's when a budget is meant by its FLOPs
 PARTS = ("llm", "vision", "method", "total")  # of FLOPs
 
 
@@ -176,7 +176,7 @@ def measure(plan: Plan, folder: Run) -> Record:
 
 def run_costs(answers: Sequence[Record], by: str) -> Record | None:
     """The entry `account` of metrics.json: means per question. `measured` is what was read and cached, the rest comes
-    from the formulas, in which a number is None if the method cannot tell it.
+    from the formulas, in which a number is None if the method does not know it.
 
     Args:
         answers: records of the whole run.
