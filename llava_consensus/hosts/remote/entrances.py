@@ -196,7 +196,7 @@ class RemoteEntrance(Entrance):
     def __init__(self, view: type[RemoteModel], owner: Any, model: Any, options: Mapping[str, str]) -> None:
         self.start(owner, model)
         self.view, self.layers, self.cache_axis = view, None, view.cache_axis
-        for stage in owner.stages:
+        for stage in owner._stages:
             view.check(stage.method, type(model).__name__)
         count, method = len(view(model).blocks), owner.method
         self.reader = Reader(method, count, count - 1) if method.needs & READ else None
@@ -260,13 +260,13 @@ class RemoteEntrance(Entrance):
             raise OptionError("inputs_embeds: an attached model needs input_ids, which say where the images are")
         images = view.images(inputs)
         if not images:
-            owner.tell_plain()
+            owner._tell_plain()
             return inputs
         prompt = self._read(view, inputs, images)
-        stage, given = owner.stages[0], getattr(self.local, "encoded", None)
-        units = units_of(images, owner.budgets(stage, prompt), stage.method)
+        stage, given = owner._stages[0], getattr(self.local, "encoded", None)
+        units = units_of(images, owner._budgets(stage, prompt), stage.method)
         if not units and given is None:
-            owner.tell(Report(unchanged(images)))
+            owner._tell(Report(unchanged(images)))
             return inputs
         encoded = self.encode(view.pixels(inputs)) if given is None else given
         embeds = view.assembled(inputs, images, encoded)
@@ -274,7 +274,7 @@ class RemoteEntrance(Entrance):
         prompt, cut = prompt._replace(tiles=tiles, encoded=pixels), Cut(None, prompt.real.shape[1], None, None, None)
         short, self.local.inputs = "" if self.reader is None else self.reader.short, inputs
         new, _, report = self._enter(view.module, None, prompt, short, {"inputs_embeds": embeds}, cut, None)
-        owner.tell(report)
+        owner._tell(report)
         embeds, rows = new["inputs_embeds"], cut.rows
         if rows is not None and not prompt.real[:, -1].all():  # padded on the right, as in training
             rows, order = right_padded(rows)
