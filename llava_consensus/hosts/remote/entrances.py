@@ -56,7 +56,6 @@ class RemoteModel:
 
     @property
     def entrance(self) -> Any:
-        """How rows leave this model."""
         return partial(RemoteEntrance, type(self))
 
     @classmethod
@@ -98,12 +97,10 @@ class RemoteModel:
 
     @property
     def tokens(self) -> int:
-        """Tokens of an image."""
         raise NotImplementedError
 
     @property
     def tower(self) -> TowerFacts:
-        """Sizes of the vision side."""
         side, count = round(self.tokens**0.5), len(self.blocks)
         return TowerFacts(self.tokens, side, range(count), count - 1, self.classes, 1, False, self.offers)
 
@@ -124,7 +121,6 @@ class RemoteModel:
         raise NotImplementedError
 
     def pooling(self) -> list[Tap]:
-        """Taps of what makes tokens of several patches."""
         return []
 
     def first_attention(self, embeds: Tensor, inputs: dict[str, Any], rotated: bool) -> KernelCall:
@@ -152,7 +148,6 @@ class RemoteModel:
         raise NotImplementedError
 
     def arguments(self, inputs: dict[str, Any], rows: Rows | None) -> dict[str, Any]:
-        """Further arguments of the model for the rows that are left."""
         raise NotImplementedError
 
     def features(self, embeds: Tensor, arguments: dict[str, Any], real: Tensor) -> Tensor:
@@ -204,12 +199,10 @@ class RemoteEntrance(Entrance):
             raise OptionError(self.reader.short)
 
     def base(self) -> Any:
-        """The module that encodes images."""
         model = self.model()
         return None if model is None else self.view(model).vision
 
     def install(self) -> None:
-        """Registers the hooks."""
         model: Any = self.model()
         self.open = True
         self.handles = [
@@ -218,7 +211,6 @@ class RemoteEntrance(Entrance):
         ]
 
     def remove(self) -> None:
-        """Removes the hooks."""
         self.open = False
         self._leave()
 
@@ -254,7 +246,6 @@ class RemoteEntrance(Entrance):
         return {**inputs, "attention_mask": torch.cat((prepared.real.to(mask), mask[:, prepared.size :]), dim=1)}
 
     def _prompt(self, view: RemoteModel, inputs: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
-        """The arguments of a prompt."""
         owner, self.local.prepared = self.owner, None
         if inputs.get("input_ids") is None:
             raise OptionError("inputs_embeds: an attached model needs input_ids, which say where the images are")
@@ -304,7 +295,6 @@ class RemoteEntrance(Entrance):
             inputs.probe = inputs.probe_of(call)
 
     def _arguments(self, inputs: dict[str, Any], prompt: Prompt, rows: Rows | None) -> dict[str, Any]:
-        """Ids, mask and labels of the rows that are left."""
         ids, labels = inputs["input_ids"], inputs.get("labels")
         if rows is None:
             real = upload([prompt.real], ids.device)[0]
@@ -360,5 +350,4 @@ def real_rows(inputs: dict[str, Any]) -> NDArray[np.bool_]:
 
 
 def whole_image(row: int, places: Integers, token: Integers) -> Image:
-    """An image of one tile."""
     return Image(row, places, np.zeros(len(places), dtype=np.int64), token, 1, False, 0)
