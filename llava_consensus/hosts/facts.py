@@ -59,7 +59,6 @@ class TowerFacts(NamedTuple):
     merged: int  # patches of a token
     varies: bool  # whether an image has as many tokens as its size asks for
     offers: frozenset[Need]
-    members: None = None
 
 
 class Facts:
