@@ -37,6 +37,7 @@ PORTS = 65535
     arg("picture", metavar="PICTURE", help=f"a file; a video ends with {', '.join(VIDEOS)}"),
     arg("question", metavar="QUESTION", help="in quotes"),
     *arguments.REDUCED,
+    arg("--short", action="store_true", help="ask for a single word or phrase, as the benchmarks do"),
     arg("--frames", default=8, type=int, help="how many frames of a video are shown (%(default)s)"),
     arg("--overlay", type=Path, metavar="FILE", help="draw original, kept and merged patches side by side"),
     examples=('ask photo.jpg "What is on the table?" --tokens 64 --overlay kept.png',),
@@ -47,6 +48,7 @@ def ask(given: argparse.Namespace) -> Iterator[str]:
     method, budget = arguments.method(given), arguments.budget(given)
 
     from llava_consensus.evaluation import models  # a wrong name is refused before anything heavy is imported
+    from llava_consensus.evaluation.benchmarks.base import SHORT
 
     loading, host_options = arguments.loading(given), arguments.host_options(given)
     loading.check_method(method)
@@ -54,7 +56,7 @@ def ask(given: argparse.Namespace) -> Iterator[str]:
     known = models.check(given.model, given.conversation, loading, videos=video, host_options=host_options)
     shown = _opened(given, video, "videos" in known)
     conversation = known.get("conversation", given.conversation) if video else given.conversation
-    prompt = models.Prompt(given.question, conversation)
+    prompt = models.Prompt(given.question + (SHORT if given.short else ""), conversation)
     if given.max_new_tokens:
         prompt = replace(prompt, max_new_tokens=given.max_new_tokens)
     runner = models.load(given.model, loading, host_options)

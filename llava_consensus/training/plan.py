@@ -95,12 +95,7 @@ class TrainingPlan:
         }
 
     def check(self, name: str, data: "Conversations | None" = None) -> None:
-        """Checks packages, and that a method of this name can be trained with, on these conversations.
-
-        Raises:
-            MissingDependency: for a package that is not installed.
-            OptionError: for a method that cannot be trained with, or not in this way.
-        """
+        """Checks packages, and that a method of this name can be trained with, on these conversations."""
         for needed, package, extra in (
             (True, "accelerate", "train"),
             (self.tune == LORA, "peft", "train"),
@@ -150,13 +145,8 @@ class Conversations(NamedTuple):
 
 
 def read(path: Path, images: Path) -> Conversations:
-    """The conversations of a file, checked.
-
-    Args:
-        path: JSON list of entries with `conversations` and, about an image, `image`.
-        images: folder that the names of images are relative to.
-    Raises:
-        DataError: for a file, an entry or an image that cannot be trained on.
+    """The conversations of a file about images in a folder. DataError for a file, an entry or an image that cannot be
+    trained on.
     """
     entries: list[Record] = read_json(path, MEND, list)
     if not entries:

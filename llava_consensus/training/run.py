@@ -33,11 +33,8 @@ RESULT = "training.json"
 
 
 def train(plan: TrainingPlan, name: str) -> Record:
-    """Trains a plan, or resumes it; returns the description of the finished training.
+    """Trains a plan with the method of this name, or resumes it; returns the description of the finished training.
 
-    Args:
-        plan: what is trained.
-        name: of its method.
     Raises:
         ConsensusError: for a model, data or method that cannot be trained, a package that is not installed, or a folder
             that holds something else.

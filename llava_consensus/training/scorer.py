@@ -73,12 +73,8 @@ class ScorerWeights(nn.Module):
 
 
 def train_scorer(plan: TrainingPlan) -> list[float]:
-    """Trains a scorer and stores it; returns the loss of each step.
-
-    Args:
-        plan: what it is trained on; soft masks sum to one of its `budgets`, and `out` is a file of safetensors.
-    Raises:
-        ConsensusError: for data or a model that it cannot be trained on.
+    """Trains a scorer and stores it in `plan.out`; returns the loss of each step. Soft masks sum to one of the plan's
+    budgets. ConsensusError for data or a model that it cannot be trained on.
     """
     data = read(plan.conversations, plan.images)
     data = data._replace(entries=[entry for entry in data.entries if "image" in entry])

@@ -91,10 +91,8 @@ class ReducingTrainer(_Trainer):
             return super().train(resume_from_checkpoint=None if last is None else str(last), **more)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Tensor], *more: Any) -> Tensor:
-        """One forward and backward pass with the method attached, at the budget drawn for the step.
-
-        Raises:
-            DataError: for a batch in which no row has an answer, whose loss is not a number.
+        """One forward and backward pass with the method attached, at the budget drawn for the step. DataError for a
+        batch in which no row has an answer, whose loss is not a number.
         """
         if not bool((inputs[LABELS] != UNLABELLED).any()):
             raise DataError(
@@ -157,11 +155,7 @@ def run(plan: TrainingPlan, data: Conversations, folder: Path, states: Path) -> 
 
 
 def tuned(model: transformers.PreTrainedModel, plan: TrainingPlan) -> nn.Module:
-    """The model with the parameters of a plan to be trained, and adapters where it asks for them.
-
-    Raises:
-        OptionError: for a model whose projector has none of the known names.
-    """
+    """The model with the parameters of a plan to be trained, and adapters if it asks for them."""
     model.requires_grad_(False).train()
     model.config.use_cache = False
     parameters = dict(model.named_parameters())
@@ -208,10 +202,8 @@ class Examples(torch.utils.data.Dataset[dict[str, Tensor]]):
         return {"input_ids": ids, LABELS: labels, **tensors}
 
     def _rows(self, entry: dict[str, Any], pictures: list[tuple[str, str]]) -> tuple[Tensor, Tensor]:
-        """Ids [L] of a conversation, and labels [L]: what the template adds for each answer.
-
-        Raises:
-            DataError: where the ids of a conversation do not begin with those of its beginning.
+        """Ids [L] of a conversation, and labels [L]: what the template adds for each answer. DataError if the ids of a
+        conversation do not begin with those of its beginning.
         """
         messages = [message(turn) for turn in entry["conversations"]]
         ids = self._ids(messages, False, pictures)

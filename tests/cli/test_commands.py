@@ -166,16 +166,6 @@ def test_check_data_tells_the_uses_apart(data: Path, capsys: pytest.CaptureFixtu
     assert last("sqa") == "scoring: not ready; answering: not ready"
 
 
-def test_check_data_knows_the_real_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, folder = sample("pope"), tmp_path / "eval" / "pope"
-    folder.mkdir(parents=True)
-    (folder / "llava_pope_test.jsonl").symlink_to(source / "llava_pope_test.jsonl")
-    (folder / "coco").symlink_to(source / "labels")
-    assert cli.main(["data", "check", "pope", "--data", str(tmp_path)]) == 3
-    out = capsys.readouterr().out
-    assert out.count(", the known version)") == 4 and "8,910 questions, as the official set has" in out
-
-
 def test_an_option_of_asking_makes_another_run_and_one_of_scoring_another_score(data: Path, tmp_path: Path) -> None:
     from PIL import Image
 

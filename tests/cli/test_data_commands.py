@@ -69,12 +69,3 @@ def test_the_embedded_model_is_put_where_one_works(
     monkeypatch.setattr(mini, "HERE", tmp_path / "nowhere" / "a" / "b" / "c")
     assert cli.main(["data", "mini", "--to", str(tmp_path / "other")]) == 3
     assert "Install the wheel of a release" in capsys.readouterr().err
-
-
-def test_a_missing_default_says_how_it_is_had(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.png").write_bytes(b"")
-    assert cli.main(["ask", "a.png", "what?", "--device", "cpu"]) == 3
-    assert "llava-consensus data mini" in capsys.readouterr().err

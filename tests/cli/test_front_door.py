@@ -122,12 +122,6 @@ def test_the_examples_of_every_command_are_read_by_its_parser() -> None:
         assert cli.parser(words[0]).parse_args(words).lines is arguments.COMMANDS[name].lines
 
 
-def test_results_are_looked_for_where_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["report", "compare", "a", "b", "--out", "there"], ["report", "--out", "there", "compare", "a", "b"]):
-        assert cli.parser("report").parse_args(words).out == Path("there")
-    assert cli.parser("report").parse_args(["report", "compare", "a", "b"]).out == Path("results")
-
-
 def test_windows_is_told_before_anything_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -116,11 +116,9 @@ class ReducedModel(lmms):
                     yield GenerationResult(text, AnswerCounts(rows, length, None, *answer[1:5]))
 
     def loglikelihood(self, requests: Sequence[Any]) -> NoReturn:
-        """Refused: a runner answers, it does not rate given answers."""
         raise OptionError(f"task {requests[0].task_name}: asks for likelihoods. Take a task that generates")
 
     def generate_until_multi_round(self, requests: Sequence[Any]) -> NoReturn:
-        """Refused: a runner is asked one turn."""
         raise OptionError(f"task {requests[0].task_name}: asks in several rounds; one turn of the user is asked")
 
     def clean(self) -> None:
@@ -153,15 +151,8 @@ def check_generation(request: Any) -> None:
 def read(
     request: Any, documents: Mapping[str, Any], conversation: str | None
 ) -> tuple[Prompt, list[Image.Image], tuple[str, ...]]:
-    """Prompt and images of a request, and the texts before which its answer ends.
-
-    Args:
-        request: of a chat task.
-        documents: by task, split and number.
-        conversation: template of the prompt; None is the model's own.
-    Raises:
-        OptionError: for messages other than one turn of the user: images, then text.
-        ImageError: for an image that cannot be read.
+    """Prompt and images of a request of a chat task, and the texts before which its answer ends. OptionError for
+    messages other than one turn of the user: images, then text.
     """
     _, to_messages, generation, number, task, split = request.args
     messages = to_messages(documents[task][split][number])

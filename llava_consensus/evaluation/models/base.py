@@ -80,12 +80,7 @@ class Answer(NamedTuple):
 
 
 class Runner:
-    """A model with its tokenizer.
-
-    Args:
-        view: of the model, see `hosts.facts.Facts`.
-        tokenizer: of the checkpoint; only questions need it.
-    """
+    """A model, as its view (`hosts.facts.Facts`), with its tokenizer, which only questions need."""
 
     reserved: tuple[str, ...] = ()  # placeholder texts for images in prompts of this model
     limit: int | None = None  # rows of a prompt that the model was made for; None is any number
@@ -103,10 +98,8 @@ class Runner:
         return tokens
 
     def attach(self, method: Method, budget: Budget | Share) -> Attachment:
-        """Attaches a method to this model instance; a context manager, or call `.detach()`.
-
-        Raises:
-            OptionError: for a method this model has no parts for, or a model that has a method already.
+        """Attaches a method to this model instance; a context manager, or call `.detach()`. OptionError for a method
+        this model has no parts for, or a model that has a method already.
         """
         self._attached = attach_view(self.view, method, budget)
         return self._attached
@@ -213,10 +206,8 @@ class Runner:
         return [answers[row] for row in range(len(prompts))]
 
     def ask(self, pictures: "list[Image | Clip]", prompt: Prompt) -> tuple[list[Encoding], Answer]:
-        """Encodes images and answers one prompt about them, for commands that ask once.
-
-        Raises:
-            DataError: for whatever the model's code raises: a checkpoint that loads can still be damaged.
+        """Encodes images and answers one prompt about them, for commands that ask once. DataError for whatever the
+        model's code raises: a checkpoint that loads can still be damaged.
         """
         try:
             encoded = self.encode(pictures)

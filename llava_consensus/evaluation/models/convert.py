@@ -50,14 +50,7 @@ SQUARE, TILED = "LlavaForConditionalGeneration", "LlavaNextForConditionalGenerat
 
 def convert(source: Path, out: Path) -> str:
     """Writes an official checkpoint in the layout of Hugging Face; returns a line about it. The folder appears when it
-    is whole.
-
-    Args:
-        source: folder of an official LLaVA checkpoint.
-        out: folder that is not there yet.
-    Raises:
-        DataError: for a folder that is not that or is damaged, or an `out` that exists or cannot be written.
-        OptionError: for images that are cut in a way which official LLaVA does not follow.
+    is whole. ConsensusError for a checkpoint that is another or damaged, or an `out` that exists or cannot be written.
     """
     if not (source / "config.json").is_file():
         raise DataError(f"{source}: no config.json in it, so it is no checkpoint")
@@ -122,11 +115,7 @@ def _grids(config: dict[str, Any]) -> list[list[int]]:
 
 
 def _configuration(config: dict[str, Any], tower: dict[str, Any], image_id: int) -> dict[str, Any]:
-    """The configuration of the whole model, from those of the language model and the tower.
-
-    Args:
-        image_id: of the word `<image>` in the tokenizer.
-    """
+    """The configuration of the whole model, from those of the language model and the tower."""
     vision = dict(tower.get("vision_config", tower), model_type="clip_vision_model")
     words = config["vocab_size"] + 1
     language = {

@@ -57,12 +57,7 @@ class Processed(NamedTuple):
 
 
 class HfRunner(Runner):
-    """A model with its processor.
-
-    Args:
-        view: of the model.
-        processor: of the same checkpoint.
-    """
+    """A model with its processor."""
 
     def __init__(self, view: Facts, processor: "transformers.ProcessorMixin") -> None:
         super().__init__(view, processor.tokenizer)
@@ -84,12 +79,9 @@ class HfRunner(Runner):
         return columns
 
     def rows(self, prompt: Prompt, pictures: int = 1) -> tuple[int, int]:
-        """Rows of a prompt that are no images, and how many of them follow the last image; tags between the tiles
-        of an image are not counted.
-        """
-        return text_rows(
-            self.prompt_ids(prompt, pictures), [self.tokenizer.convert_tokens_to_ids(self._placeholder("image"))]
-        )
+        """Without tags between the tiles of an image."""
+        placeholder = self.tokenizer.convert_tokens_to_ids(self._placeholder("image"))
+        return text_rows(self.prompt_ids(prompt, pictures), [placeholder])
 
     @torch.inference_mode()
     def encode(self, pictures: list[Image | Clip]) -> list[Encoding]:
@@ -199,11 +191,7 @@ class HfRunner(Runner):
         return Processed(modality, replaced["replacement"], inputs.pop("input_ids"), inputs)
 
     def _text(self, question: str, modalities: list[str]) -> str:
-        """The prompt of a question about images and clips, with one placeholder for each.
-
-        Raises:
-            OptionError: for a model without a chat template.
-        """
+        """The prompt of a question about images and clips, with one placeholder for each."""
         content = [*({"type": modality} for modality in modalities), {"type": "text", "text": question}]
         try:
             prompt: str = self.processor.apply_chat_template(
@@ -260,12 +248,6 @@ def _of_clip(clip: Clip) -> dict[str, Any]:
 
 
 def check(model: str, conversation: str | None, videos: bool, options: Mapping[str, str]) -> dict[str, Any]:
-    """Checks a checkpoint of transformers.
-
-    Raises:
-        OptionError: for a version of transformers that is not adapted, or a named template: prompts are put into the
-            model's own.
-    """
     check_version(version("transformers"))
     if conversation not in (None, CHAT_TEMPLATE):
         raise OptionError(

@@ -54,13 +54,7 @@ PREFIX = "model.vision_tower.vision_tower."  # of the tower's tensors in a check
 
 
 class LlavaRunner(Runner):
-    """A LLaVA model with its tokenizer and image processor.
-
-    Args:
-        model: a `LlavaLlamaForCausalLM` or `LlavaMistralForCausalLM` with its vision tower loaded.
-        tokenizer, image_processor: as the official loader returns them; only `encode` and `answer` need them.
-        options: of the host, all of them.
-    """
+    """A LLaVA model with its vision tower loaded; only `encode` and `answer` need tokenizer and image processor."""
 
     view_class = Official
     reserved = ("<image>",)
@@ -167,13 +161,7 @@ def _text_side(folder: Path) -> dict[str, Any]:
 
 
 def check(model: str, conversation: str | None, videos: bool, options: Mapping[str, str]) -> dict[str, Any]:
-    """Checks a checkpoint; questions about videos have a template of their own.
-
-    Raises:
-        OptionError: for a conversation template or a layout of images that official LLaVA does not have, or a layout
-            of tiles where there are none.
-        DataError: for a vision tower of the hub that cannot be had.
-    """
+    """Checks a checkpoint; questions about videos have a template of their own."""
     check_llava_version()
     tower, config = tower_of(Path(model)), config_of(Path(model))
     check_pictures(config)
@@ -201,12 +189,7 @@ def tower_of(path: Path) -> Checkpoint | None:
 
 
 def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> LlavaRunner:
-    """A checkpoint by LLaVA's own loader (`llava.model.builder`).
-
-    Raises:
-        DataError: for a folder that cannot be loaded, or whose weights are not those of its config.json.
-        OptionError: for a layout of images that LLaVA does not know.
-    """
+    """A checkpoint by LLaVA's own loader (`llava.model.builder`)."""
     check_llava_version()
     if loading.device_map not in (None, "auto"):
         raise OptionError(

@@ -18,15 +18,8 @@ PREFIX = "base_model.model."  # of names as PEFT writes them
 
 
 def merge(lora: Path, base: Path, out: Path) -> str:
-    """Writes the merged checkpoint; returns a line about it. The folder appears when it is whole.
-
-    Args:
-        lora: folder with adapter_config.json, the adapter's weights and LLaVA's config.json.
-        base: folder of the model that was adapted.
-        out: folder that is not there yet.
-    Raises:
-        DataError: for a folder that is not that, an adapter that does not fit the base, or an `out` that exists.
-        MissingDependency: if PEFT is not installed.
+    """Writes the merged checkpoint; returns a line about it. The folder appears when it is whole. DataError for a
+    folder that is no LoRA checkpoint, an adapter that does not fit the base, or an `out` that exists.
     """
     if find_spec("peft") is None:
         raise missing_extra("LoRA checkpoints need peft", "eval")

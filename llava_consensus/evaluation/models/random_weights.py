@@ -140,11 +140,7 @@ class RandomModel:
         return numbers * (BEFORE + self.size.tokens + AFTER) * self.model.dtype.itemsize
 
     def runner(self) -> HfRunner:
-        """Allocates the weights and draws them, always the same ones.
-
-        Raises:
-            MissingDependency: where a processor needs a package that is not installed.
-        """
+        """Allocates the weights and draws them, always the same ones."""
         processor = self.size.processor()
         torch.manual_seed(0)
         model = self.model.to_empty(device=self.device)
@@ -153,14 +149,8 @@ class RandomModel:
 
 
 def plan(name: str, loading: Loading, host_options: Mapping[str, str] | None = None) -> RandomModel:
-    """A model of a size that is not allocated yet.
-
-    Args:
-        name: in `SIZES`.
-        loading: device, dtype (`auto` is float16 on CUDA, float32 elsewhere) and kernel of attention.
-        host_options: see `hosts.HostEntry`.
-    Raises:
-        OptionError: for an unknown size, options for checkpoints alone, or an old transformers.
+    """A model of a size in `SIZES` that is not allocated yet; its dtype is float16 on CUDA, float32 elsewhere, unless
+    `loading` says it. OptionError for an unknown size, options only for checkpoints, or an old transformers.
     """
     if name not in SIZES:
         raise unknown_name("shape", name, SIZES)

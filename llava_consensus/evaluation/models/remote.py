@@ -191,11 +191,7 @@ def runner_of(view: QwenVLChat | CogVLM, tokenizer: "PreTrainedTokenizerBase | N
 
 
 def check(model: str, conversation: str | None, videos: bool, options: Mapping[str, str]) -> dict[str, Any]:
-    """Checks a checkpoint with code of its own, before any of that code runs.
-
-    Raises:
-        OptionError: for a template the model does not have.
-    """
+    """Checks a checkpoint with code of its own, before any of that code runs."""
     made_by = read_json(Path(model) / "config.json", MEND, dict).get("architectures") or []
     if "LlavaLlamaForCausalLM" in made_by:
         return {"conversation": chosen_conversation(conversation)}
