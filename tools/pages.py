@@ -34,11 +34,11 @@ import pandas as pd
 
 from llava_consensus.evaluation.bench.break_even import Point, sentence
 from llava_consensus.evaluation.files import CONFIG, METRICS, SCORES, write_out
-from llava_consensus.evaluation.report.efficiency import LABELS, bench_tables
+from llava_consensus.evaluation.report.efficiency import LABELS, csv_rows, protocol
 from llava_consensus.evaluation.report.rows import FULL, compare, one_word, policy, read_rows
 from llava_consensus.evaluation.report.section import half, signed
 from llava_consensus.evaluation.report.stats import LEVEL, SIGNIFICANT, sign_flips
-from llava_consensus.evaluation.report.table import csv_text, markdown, p_value
+from llava_consensus.evaluation.report.table import csv_text, p_value
 from llava_consensus.methods import INDEX, METHODS, written
 from llava_consensus.paper.results import claims, read
 from llava_consensus.paper.study.results import study_csv
@@ -69,7 +69,8 @@ WHOLE = "docs/paper/photo-whole.json"  # counted by playground.photo.whole
 SCORES_OF_PHOTO = "docs/paper/photo-scores.json"  # with all tokens, for `paper verify --published`
 SERVING = "docs/serving.md"
 BEGIN, END = "<!-- numbers:begin -->", "<!-- numbers:end -->"  # of the table of SERVING
-SPAN = re.compile(r"(<!--(\w+)-->).*?(<!--/-->)", re.DOTALL)  # numbers in README's sentences
+SPAN = re.compile(r"(<!--([\w-]+)-->).*?(<!--/-->)", re.DOTALL)  # numbers in sentences of README and model cards
+CARDS = ("checkpoints/llava-mini/README.md", "checkpoints/llava-photo/README.md")
 PLOT = "docs/images/accuracy.png"
 
 
@@ -147,12 +148,12 @@ def _pages(readme: Path, out: Path, runs: Path) -> dict[str, str]:
         "unseen": Photo(runs / "unseen", ROOT / NAMED_UNSEEN),
         "second": Photo(runs / "seed1", ROOT / NAMED),
         "drawn": drawn_facts(out),
-        "claims": [markdown(table) for folder in (runs, out) for table in claims(read(folder))[0]],
+        "claims": claims_table({"photo": runs, "drawn": out}),
         "whole": whole_table(ROOT / WHOLE),
         "pays": sentence([Point(**row) for row in json.loads((ROOT / PAYS).read_text())["rows"]]),
         "against": against_table(ROOT / "docs/efficiency" / AGAINST),
-        "timed": markdown(bench_tables(json.loads((ROOT / "docs/efficiency" / TIMED).read_text()))[0]),
-        "gpu": markdown(bench_tables(on_gpu)[0]),
+        "timed": timed_table(json.loads((ROOT / "docs/efficiency" / TIMED).read_text())),
+        "gpu": timed_table(on_gpu),
         "source": json.loads((ROOT / FOLDER / "sources.json").read_text("utf-8")),
         "level": f"{LEVEL:g} %",
         "significant": SIGNIFICANT,
@@ -164,6 +165,10 @@ def _pages(readme: Path, out: Path, runs: Path) -> dict[str, str]:
     servers = Servers(json.loads((ROOT / "docs/efficiency" / SERVED).read_text()))
     spans = readme_numbers(photo, on_gpu, servers)
     found["README.md"] = SPAN.sub(lambda span: span[1] + spans[span[2]] + span[3], readme.read_text("utf-8"))
+    numbers = card_numbers(out, photo, given["unseen"])
+    for card in CARDS:
+        text = (readme.parent / card).read_text("utf-8")
+        found[card] = SPAN.sub(lambda span: span[1] + numbers[span[2]] + span[3], text)
     witness = Servers(json.loads((ROOT / "docs/efficiency" / WITNESS).read_text()))
     found[SERVING] = with_table(readme.parent / SERVING, f"{servers.table}\n\n{witness.beside}")
     scores = {name: row.score for name in BENCHMARKS if (row := photo.run(name, FULL)) is not None}
@@ -180,6 +185,43 @@ def whole_table(file: Path) -> str:
     return frame.to_markdown(colalign=("left", *["right"] * frame.shape[1]))
 
 
+def claims_table(folders: Mapping[str, Path]) -> str:
+    """The claims of the paper by model and position policy: significant differences, their number, and the least."""
+    cells: dict[str, dict[str, str]] = {}
+    for model, folder in folders.items():
+        frame = pd.DataFrame(claims(read(folder))[1])
+        for (claim, positions), family in frame.groupby(["claim", "positions"], sort=False):
+            real = family[family["p_corrected"].astype(float) < SIGNIFICANT]["difference"]
+            least = family.sort_values("difference").iloc[0]
+            counts = f"+{(real > 0).sum()} -{(real < 0).sum()}" if family["p"].notna().any() else "no p"
+            text = f"{counts} of {len(family)}; {signed(least['difference'], (least['low'], least['high']))}"
+            for kind in ("renumber", "keep") if positions == "any" else (positions,):
+                cells.setdefault(claim, {})[f"{model}, {kind}"] = text
+    table = pd.DataFrame(cells).T.rename_axis("claim").fillna("")
+    return table.to_markdown(disable_numparse=True, colalign=("left", *["right"] * table.shape[1]))
+
+
+def timed_table(content: dict[str, Any]) -> str:
+    """Times of a bench file in milliseconds with the quartiles of the first token, and how they were measured."""
+    frame = pd.DataFrame(csv_rows(content))
+    quartiles = frame["ttft_ms_quartiles"].map(lambda bounds: f"{bounds[0]:.1f}-{bounds[1]:.1f}")
+    columns = {
+        "tokens": frame["tokens"].astype(str),
+        "method": frame["method"],
+        "first token (quartiles)": frame["ttft_ms"].map("{:.1f}".format) + " (" + quartiles + ")",
+        "speed-up": frame["speedup"].map("{:.2f}".format),
+        "tower": frame["tower_ms"].map("{:.1f}".format),
+        "reduction": frame["reduction_ms"].map("{:.1f}".format),
+        "prefill": frame["prefill_ms"].map("{:.1f}".format),
+        "further token": frame["tpot_ms"].map("{:.1f}".format),
+        "KV (MiB)": (frame["kv_bytes"] / 2**20).map("{:.1f}".format),
+    }
+    table = pd.DataFrame(columns).to_markdown(
+        index=False, disable_numparse=True, colalign=("right", "left", *["right"] * 7)
+    )
+    return f"{table}\n\nTimes in ms; {protocol(content).split(' Peak:')[0]}"
+
+
 def against_table(file: Path) -> str:
     """Processor time of a first token by official code and by ours: the median and the bounds of its ratios within a
     round. The file has the wall clock too, which a busy machine disturbs more.
@@ -188,8 +230,8 @@ def against_table(file: Path) -> str:
     frame["ms"] = frame["processor_ms"].map(np.median)
     frame[["kind", "method"]] = frame["side"].str.split("/", expand=True)
     official = frame[frame["kind"] == "official"].set_index(["method", "tokens", "round"])
-    lines = ["| ours / official | tokens | rounds | processor time (least to most) |", "|---|--:|--:|--:|"]
     ours = frame[frame["kind"] == "ours"].sort_index()
+    cells: dict[str, dict[str, str]] = {}
     for (method, tokens), own in ours.groupby(["method", "tokens"], sort=False):
         other = "visionzip" if method == "consensusdrop" else method
         pairs = [
@@ -200,9 +242,10 @@ def against_table(file: Path) -> str:
         ratios = [row.ms / beside["ms"] for row, beside in pairs if row.layers == beside["layers"]]
         if ratios:
             names = method if other == method else f"{method} / {other}"
-            cells = f"{np.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-            lines.append(f"| {names} | {tokens} | {len(ratios)} | {cells} |")
-    return "\n".join(lines)
+            text = f"{np.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+            cells.setdefault(names, {})[f"{tokens} tokens"] = text
+    table = pd.DataFrame(cells).T.rename_axis("ours / official")
+    return table.to_markdown(disable_numparse=True, colalign=("left", *["right"] * table.shape[1]))
 
 
 def readme_numbers(photo: Photo, on_gpu: dict[str, Any], servers: Servers) -> dict[str, str]:
@@ -225,6 +268,26 @@ def readme_numbers(photo: Photo, on_gpu: dict[str, Any], servers: Servers) -> di
         "full": photo.score("gqa", FULL),
         "own": photo.score("gqa", "consensusdrop:positions=keep"),
     }
+
+
+def card_numbers(out: Path, photo: Photo, unseen: Photo) -> dict[str, str]:
+    """The numbers of the model cards, by the name of their mark."""
+    drawn = drawn_facts(out)
+    found = {"mini-textvqa": drawn["full"], "mini-renumber": drawn["renumber"], "mini-keep": drawn["keep"]}
+    for mark, folder, name in (
+        ("mini-gqa", out, "gqa"),
+        ("mini-pope", out, "pope"),
+        ("mini-vqav2", out, "vqav2"),
+        ("mini-seed", out, "seed"),
+        ("mini-large", out / "large", "textvqa"),
+    ):
+        row = next(row for row in read_rows(folder) if row.benchmark == name and row.full and row.complete)
+        found[mark] = f"{row.score:.1f}{half(row.bounds)}"
+    found |= {f"photo-{name}": photo.score(name, FULL) for name in (*BENCHMARKS, "textvqa")}
+    counts = json.loads((ROOT / WHOLE).read_text())["full"]
+    named, there = counts["name"], counts["existence, present"]
+    words = {"photo-name": f"{named[0]} of {named[1]}", "photo-present": f"{there[0]} of {there[1]}"}
+    return found | words | {"photo-unseen": unseen.score("gqa", FULL)}
 
 
 class Servers:

@@ -131,11 +131,11 @@ def hosts() -> str:
             "# Hosts",
             "A host adapts a family of models; a model is told apart by its configuration, so that any checkpoint or "
             "loaded model of these classes can be used. Whether a host fits the model you have says "
-            "`llava-consensus model check MODEL`. How a family is added: [Adding a host](adding.md#adding-a-host).",
+            "`llava-consensus model check MODEL`. How a family is added: [Add a model](adding.md#add-a-model).",
             table(("host", "models", "classes", "options, the default first"), about),
             "## Which method works where",
-            "As `llava-consensus list --hosts --csv` has it, for the usual checkpoints of each family. A number leads "
-            "to the reason why a method is refused. Every other type of transformers is in "
+            "As `llava-consensus list --host NAME` prints it, for the usual checkpoints of each family. A number leads "
+            "to the reason for a refusal. Every other type of transformers is in "
             "[the compatibility page](compatibility.md).",
             table(("method", *(f"`{host}`" for host in cells)), matrix),
             "## Why not",
@@ -168,7 +168,7 @@ def benchmarks() -> str:
             "Questions, prompts, files and scores are LLaVA's own, so that `make eval-NAME TOKENS=64` gives the number "
             "which LLaVA's scripts give. Each benchmark has a small twin of generated scenes in the repository, which "
             "is the default. Where real files come from and where they go: [Real benchmark files](data.md). How one is "
-            "added: [Adding a benchmark](adding.md#adding-a-benchmark).",
+            "added: [Add a benchmark](adding.md#add-a-benchmark).",
             table(("benchmark", "what it asks", "headline", "official questions", "LLaVA-1.5-7B, as published"), rows),
             "## Options and licences",
             table(("benchmark", "options, the default first", "licence of the data"), details),

@@ -204,7 +204,7 @@ def test_the_paper_of_an_unknown_benchmark_is_refused(names: str, capsys: pytest
 
 def test_a_plan_knows_a_part_of_a_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["paper", "plan", "t1", "--bench", "gqa", "--data", "playground/mini"]) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("gqa")]
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| gqa")]
     assert "the official files" in line and "nothing" not in line
 
 
@@ -304,7 +304,8 @@ def test_a_plan_says_needs_and_the_command(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "eval").mkdir()
     assert cli.main(["paper", "plan", "t1", "--tokens", "64", "--data", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    lines = {line.split()[0]: line.split()[1:] for line in out.splitlines() if len(line.split()) > 3}
+    rows = [[cell.strip() for cell in line.split("|")[1:]] for line in out.splitlines() if line.startswith("| ")]
+    lines = {name: cells for name, *cells in rows}
     assert lines["vqav2"][:2] == ["107,394", "8"] and "EvalAI" in " ".join(lines["vqav2"])
     assert "a judge (llava-consensus judge mmvet)" in " ".join(lines["mmvet"]) and "judge" not in lines["mmbench"]
     assert "first: llava-consensus data download vqav2 gqa" in out
