@@ -43,7 +43,7 @@ LARGE := $(filter playground/mini-large playground/mini-large/,$(DATA))
 PHOTOS := $(filter playground/photo playground/photo/ playground/photo-unseen playground/photo-unseen/,$(DATA))
 MINI := $(LARGE)$(filter playground/mini playground/mini/,$(DATA))
 
-.PHONY: help setup setup-dev setup-pinned setup-vllm lock data style plain test test-pinned test-serving fuzz mutate sweep tables pages compatibility bench table study paper figures demo space finetune checkpoint-photo train-photo dist site clean FORCE
+.PHONY: help setup setup-dev setup-pinned setup-vllm lock data style plain test test-pinned test-serving mutate sweep tables pages compatibility bench table study paper figures demo space finetune checkpoint-photo train-photo dist site clean FORCE
 
 help:  ## this list
 	@echo "make TARGET [TOKENS=64 METHOD=consensusdrop MODEL=checkpoints/llava-mini HOST=llava|hf DATA=playground/mini LIMIT= SAMPLE= BATCH=16 OUT=results ARGS=]"
@@ -207,9 +207,6 @@ mutate: $(DEV_READY) data  ## mutants of the maths and the hosts, and which of t
 	test -x $(MUTANTS)/bin/cosmic-ray || { $(PYTHON3) -m venv $(MUTANTS) && $(MUTANTS)/bin/pip install -q cosmic-ray==8.7.0; }
 	$(MUTANTS)/bin/python tests/mutants.py list $(or $(SAMPLE),100) > $(MUTANTS)/mutants.json
 	OMP_NUM_THREADS=1 $(PYTHON) tests/mutants.py try $(MUTANTS)/mutants.json
-
-fuzz: $(DEV_READY)  ## damaged files: make fuzz CASES=2000, so many of each kind
-	FUZZ=$(CASES) OMP_NUM_THREADS=1 $(PYTHON) $(PYTEST) tests/evaluation/test_fuzz.py $(ARGS)
 
 test-pinned: $(PINNED_READY) data  ## the tests on LLaVA's own pins
 	OMP_NUM_THREADS=1 $(PINNED)/bin/python $(PYTEST) $(ARGS)

@@ -69,7 +69,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def any_case(name: str, known: Iterable[str]) -> str:
-    """The known name that differs from `name` in capitals alone; `name` itself where there is none."""
+    """The known name that differs from `name` only in capitals; `name` itself if there is none."""
     names = list(known)
     return name if name in names else next((one for one in names if one.lower() == str(name).lower()), name)
 

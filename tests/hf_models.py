@@ -35,15 +35,19 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """A host under test."""
+    """A host under test, of a `model_type` and the arguments of its configuration."""
 
-    build: Callable[[], Any]
-    picture: Callable[[int], Picture]  # the n-th one; sizes differ where the model has several
-    blocks: Callable[[Any], Any]  # attention modules of the block that is read, all towers
+    kind: str
+    config: dict[str, Any]
+    picture: Callable[[int], Picture]  # the n-th image; sizes differ if the model has several
+    attention: str  # module of the block that is read, in the model without its head
     tokens: int = 5  # a budget below every image
     square: int = 4  # a budget for smaller images
     clips: tuple[int, ...] = ()  # which images are videos
     tile_budget: str = "global"
+
+    def build(self) -> Any:
+        return built(self.kind, **self.config)
 
 
 def noise(*shape: int, seed: int) -> Tensor:
@@ -57,6 +61,12 @@ def ready(kind: Any, config: Any, seed: int = 0) -> Any:
         if parameter.ndim > 1 or "newline" in name or "position" in name:
             torch.nn.init.normal_(parameter, std=0.2)
     return model
+
+
+def built(kind: str, **config: Any) -> Any:
+    from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
+
+    return ready(AutoModelForImageTextToText.from_config, CONFIG_MAPPING[kind](**config))
 
 
 def prompts(*rows: list[Any]) -> dict[str, Any]:
@@ -104,29 +114,23 @@ def decoder_given(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
     return seen
 
 
-def _llava() -> Any:
-    from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
-
-    config = LlavaConfig(
-        vision_config=CLIPVisionConfig(**SQUARE),
-        text_config=LlamaConfig(**TEXT),
-        image_token_index=IMAGE,
-        image_seq_length=16,
-    )
-    return ready(LlavaForConditionalGeneration, config)
+CLIP = dict(SQUARE, model_type="clip_vision_model")
+LLAMA = dict(TEXT, model_type="llama")
 
 
 def llava_over(kind: str, **text: Any) -> Any:
-    """LLaVA over another tower of transformers, with a class token and square pictures."""
-    from transformers import CONFIG_MAPPING, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+    """LLaVA over another tower of transformers, with a class token and square images."""
+    return built("llava", **LLAVA | {"vision_config": dict(SQUARE, model_type=kind), "text_config": LLAMA | text})
 
-    config = LlavaConfig(
-        vision_config=CONFIG_MAPPING[kind](**SQUARE),
-        text_config=LlamaConfig(**TEXT | text),
-        image_token_index=IMAGE,
-        image_seq_length=16,
-    )
-    return ready(LlavaForConditionalGeneration, config)
+
+def vip_llava() -> Any:
+    """A type that is not in the package's table of families."""
+    sides = dict(vision_config=CLIP, text_config=LLAMA)
+    return built("vipllava", **sides, image_token_index=IMAGE, vision_feature_layers=[-1, -2])
+
+
+def video_llava(size: int) -> Any:
+    return built("video_llava", **VIDEO_LLAVA | {"vision_config": dict(CLIP, image_size=size)})
 
 
 def square(number: int) -> Picture:
@@ -139,19 +143,6 @@ ALL = dict(image_token_id=IMAGE, video_token_id=VIDEO, vision_start_token_id=STA
 
 
 GLM = dict(image_token_id=IMAGE, video_token_id=VIDEO, image_start_token_id=START, image_end_token_id=END)
-
-
-def _next(kind: str) -> Any:
-    import transformers
-
-    vision = transformers.CLIPVisionConfig(**SQUARE)
-    words = dict(image_token_index=IMAGE, image_grid_pinpoints=PINS)
-    if kind == "LlavaNextVideo":
-        words["video_token_index"] = VIDEO
-    config = getattr(transformers, f"{kind}Config")
-    text = transformers.LlamaConfig(**TEXT)
-    config = config(vision_config=vision, text_config=text, **words)
-    return ready(getattr(transformers, f"{kind}ForConditionalGeneration"), config)
 
 
 def tiled(number: int) -> Picture:
@@ -169,74 +160,12 @@ def frames(length: Callable[[int], int], count: int = 4) -> Callable[[int], Pict
     return clip
 
 
-def _onevision() -> Any:
-    from transformers import (
-        LlavaOnevisionConfig,
-        LlavaOnevisionForConditionalGeneration,
-        Qwen2Config,
-        SiglipVisionConfig,
-    )
-
-    config = LlavaOnevisionConfig(
-        vision_config=SiglipVisionConfig(**SQUARE, vision_use_head=False),
-        text_config=Qwen2Config(**TEXT),
-        image_token_index=IMAGE,
-        video_token_index=VIDEO,
-        image_grid_pinpoints=[[56 * a, 56 * b] for a in range(1, 4) for b in range(1, 4)],
-        vision_aspect_ratio="anyres_max_2",
-        vision_feature_layer=-1,
-        vision_feature_select_strategy="full",
-    )
-    return ready(LlavaOnevisionForConditionalGeneration, config)
-
-
 def onevision(number: int) -> Picture:
     """One tile and a half, resized from 2 x 2 tiles, a row, and 3 x 3 tiles resized."""
     size = [(112, 112), (112, 56), (56, 112), (168, 168)][number]
     count, rows, columns = [(5, 5, 5), (3, 8, 4), (3, 4, 8), (10, 5, 5)][number]
     pixels = noise(1, count, 3, 56, 56, seed=number)
     return Picture([IMAGE] * (16 + rows * (columns + 1)), {"pixel_values": pixels, "image_sizes": torch.tensor([size])})
-
-
-def video_llava(size: int = 56) -> Any:
-    from transformers import CLIPVisionConfig, LlamaConfig, VideoLlavaConfig, VideoLlavaForConditionalGeneration
-
-    config = VideoLlavaConfig(
-        vision_config=CLIPVisionConfig(**VISION, image_size=size, patch_size=14),
-        text_config=LlamaConfig(**TEXT),
-        image_token_index=IMAGE,
-        video_token_index=VIDEO,
-    )
-    return ready(VideoLlavaForConditionalGeneration, config)
-
-
-def _qwen(kind: str) -> Any:
-    import transformers
-
-    if kind == "Qwen2_5_VL":
-        text = dict(TEXT, rope_parameters={**MROPE, "mrope_section": [2, 3, 3]})
-        own = dict(patch_size=14, window_size=56, fullatt_block_indexes=[1, 3])
-    elif kind == "Qwen2VL":
-        text = dict(TEXT, rope_parameters={**MROPE, "mrope_section": [2, 3, 3]})
-        own = dict(patch_size=14, embed_dim=32, hidden_size=64, mlp_ratio=2)
-    else:
-        text = dict(TEXT, head_dim=16)
-        if kind == "Qwen3VLMoe":
-            text |= dict(moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2)
-        text["rope_parameters"] = {**MROPE, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
-        own = dict(patch_size=16, num_position_embeddings=64, deepstack_visual_indexes=[0, 1, 2])
-    vision = dict(
-        depth=4,
-        hidden_size=32,
-        intermediate_size=48,
-        num_heads=4,
-        in_channels=3,
-        spatial_merge_size=2,
-        temporal_patch_size=2,
-        out_hidden_size=64,
-    )
-    config = getattr(transformers, f"{kind}Config")(text_config=text, vision_config={**vision, **own}, **ALL)
-    return ready(getattr(transformers, f"{kind}ForConditionalGeneration"), config)
 
 
 def grid(patch: int) -> Callable[[int], Picture]:
@@ -262,52 +191,15 @@ def film(patch: int, apart: bool) -> Callable[[int], Picture]:
     return clip
 
 
-def _glm(kind: str) -> Any:
-    import transformers
-
-    text = dict(TEXT, rope_parameters={**MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5})
-    if kind == "Glm4vMoe":
-        text |= dict(moe_intermediate_size=32, n_routed_experts=4, num_experts_per_tok=2, first_k_dense_replace=1)
-        text |= dict(n_group=1, topk_group=1)
-    vision = dict(depth=4, hidden_size=32, intermediate_size=48, num_heads=4, out_hidden_size=64, image_size=112)
-    config = getattr(transformers, f"{kind}Config")(text_config=text, vision_config=vision, **GLM)
-    return ready(getattr(transformers, f"{kind}ForConditionalGeneration"), config)
-
-
 def scenes(number: int) -> Picture:
     """Clips whose temporal patches have times behind them, and the placeholder of pictures."""
     clip = film(14, True)(number)
     return Picture([IMAGE if word == VIDEO else word for word in clip.ids], clip.pixels)
 
 
-def _internvl() -> Any:
-    from transformers import InternVLConfig, InternVLForConditionalGeneration, InternVLVisionConfig, Qwen2Config
-
-    vision = InternVLVisionConfig(**VISION, image_size=[112, 112], patch_size=[14, 14], use_qk_norm=True)
-    config = InternVLConfig(
-        vision_config=vision,
-        text_config=Qwen2Config(**TEXT),
-        image_token_id=IMAGE,
-        image_seq_length=16,
-        tie_word_embeddings=False,
-    )
-    return ready(InternVLForConditionalGeneration, config)
-
-
 def run(number: int) -> Picture:
     count = [3, 2, 4, 3][number]
     return Picture([START] + [IMAGE] * 16 * count + [END], {"pixel_values": noise(count, 3, 112, 112, seed=number)})
-
-
-def _smolvlm(kind: str) -> Any:
-    import transformers
-
-    vision = dict(VISION, image_size=112, patch_size=14)
-    text = dict(TEXT, model_type="llama")
-    config = getattr(transformers, f"{kind}Config")(
-        vision_config=vision, text_config=text, image_token_id=IMAGE, scale_factor=2, pad_token_id=0
-    )
-    return ready(getattr(transformers, f"{kind}ForConditionalGeneration"), config)
 
 
 def split(number: int) -> Picture:
@@ -318,35 +210,8 @@ def split(number: int) -> Picture:
     return Picture([*ids, START, TAG, *[IMAGE] * 16, START], {"pixel_values": pixels})
 
 
-def _gemma3() -> Any:
-    from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3TextConfig, SiglipVisionConfig
-
-    config = Gemma3Config(
-        vision_config=SiglipVisionConfig(**VISION, image_size=112, patch_size=14, vision_use_head=False),
-        text_config=Gemma3TextConfig(**TEXT, head_dim=16, query_pre_attn_scalar=32, layer_types=KINDS),
-        image_token_index=IMAGE,
-        mm_tokens_per_image=16,
-        tie_word_embeddings=False,
-    )
-    return ready(Gemma3ForConditionalGeneration, config)
-
-
 def boxed(number: int) -> Picture:
     return Picture([BOX, *[IMAGE] * 16, END], {"pixel_values": noise(1, 3, 112, 112, seed=number)})
-
-
-def _aya(kind: str) -> Any:
-    import transformers
-
-    vision = transformers.SiglipVisionConfig(**VISION, image_size=112, patch_size=14, vision_use_head=False)
-    config = getattr(transformers, f"{kind}Config")(
-        vision_config=vision,
-        text_config=transformers.Cohere2Config(**TEXT, head_dim=16, sliding_window=4096, layer_types=KINDS),
-        image_token_id=IMAGE,
-        downsample_factor=2,
-        alignment_intermediate_size=48,
-    )
-    return ready(getattr(transformers, f"{kind}ForConditionalGeneration"), config)
 
 
 def tags(number: int) -> Picture:
@@ -363,52 +228,11 @@ def breaks(number: int) -> Picture:
     return Picture([START, *ids, END], {"pixel_values": noise(count, 3, 112, 112, seed=number)})
 
 
-def _ovis2() -> Any:
-    from transformers import Ovis2Config, Ovis2ForConditionalGeneration, Ovis2VisionConfig, Qwen2Config
-
-    vision = Ovis2VisionConfig(**VISION, image_size=112, patch_size=14, hidden_stride=2, vocab_size=45)
-    config = Ovis2Config(
-        vision_config=vision,
-        text_config=Qwen2Config(**TEXT),
-        image_token_id=IMAGE,
-        visual_indicator_token_ids=[START, 506, 507, 508, END],
-        hidden_size=TEXT["hidden_size"],
-        vocab_size=TEXT["vocab_size"],
-        tie_word_embeddings=False,
-    )
-    return ready(Ovis2ForConditionalGeneration, config)
-
-
 def columns(number: int) -> Picture:
     """The whole view, and tiles in a row with a word of their own between them."""
     count = [3, 2, 4, 3][number]
     ids = [word for tile in range(count) for word in (*[IMAGE] * 16, 507 if tile else 506)]
     return Picture([START, *ids[:-1], END], {"pixel_values": noise(count, 3, 112, 112, seed=number)})
-
-
-def _mistral3() -> Any:
-    from transformers import Mistral3Config, Mistral3ForConditionalGeneration, MistralConfig, PixtralVisionConfig
-
-    config = Mistral3Config(
-        vision_config=PixtralVisionConfig(**VISION, image_size=168, patch_size=14),
-        text_config=MistralConfig(**TEXT, head_dim=16, sliding_window=None),
-        image_token_index=IMAGE,
-        spatial_merge_size=2,
-    )
-    return ready(Mistral3ForConditionalGeneration, config)
-
-
-def _pixtral() -> Any:
-    from transformers import LlavaConfig, LlavaForConditionalGeneration, MistralConfig, PixtralVisionConfig
-
-    config = LlavaConfig(
-        vision_config=PixtralVisionConfig(**VISION, image_size=168, patch_size=14),
-        text_config=MistralConfig(**TEXT, head_dim=16, sliding_window=None),
-        image_token_index=IMAGE,
-        vision_feature_layer=-1,
-        vision_feature_select_strategy="full",
-    )
-    return ready(LlavaForConditionalGeneration, config)
 
 
 def broken(side: int) -> Callable[[int], Picture]:
@@ -424,101 +248,150 @@ def broken(side: int) -> Callable[[int], Picture]:
     return picture
 
 
-def pixtral_tower(model: Any) -> list[Any]:
-    return [model.model.vision_tower.transformer.layers[-1].attention]
+# ---- configurations
 
-
-def clip_tower(model: Any) -> list[Any]:
-    return [model.model.vision_tower.encoder.layers[-2].self_attn]
-
-
-def qwen_tower(model: Any) -> list[Any]:
-    return [model.model.visual.blocks[-1].attn]
-
+FINE = dict(VISION, image_size=112, patch_size=14)
+SIGLIP = dict(model_type="siglip_vision_model", vision_use_head=False)
+LLAVA = dict(vision_config=CLIP, text_config=LLAMA, image_token_index=IMAGE, image_seq_length=16)
+NEXT = dict(vision_config=CLIP, text_config=LLAMA, image_token_index=IMAGE, image_grid_pinpoints=PINS)
+VIDEO_LLAVA = dict(vision_config=CLIP, text_config=LLAMA, image_token_index=IMAGE, video_token_index=VIDEO)
+ONEVISION = dict(
+    vision_config=SQUARE | SIGLIP,
+    text_config=dict(TEXT, model_type="qwen2"),
+    image_token_index=IMAGE,
+    video_token_index=VIDEO,
+    image_grid_pinpoints=[[56 * a, 56 * b] for a in range(1, 4) for b in range(1, 4)],
+    vision_aspect_ratio="anyres_max_2",
+    vision_feature_layer=-1,
+    vision_feature_select_strategy="full",
+)
+QWEN_TOWER = dict(
+    depth=4,
+    hidden_size=32,
+    intermediate_size=48,
+    num_heads=4,
+    in_channels=3,
+    spatial_merge_size=2,
+    temporal_patch_size=2,
+    out_hidden_size=64,
+)
+QWEN_TEXT = dict(TEXT, rope_parameters={**MROPE, "mrope_section": [2, 3, 3]})
+QWEN2 = dict(QWEN_TOWER, patch_size=14, embed_dim=32, hidden_size=64, mlp_ratio=2)
+QWEN2_5 = dict(QWEN_TOWER, patch_size=14, window_size=56, fullatt_block_indexes=[1, 3])
+QWEN3 = dict(QWEN_TOWER, patch_size=16, num_position_embeddings=64, deepstack_visual_indexes=[0, 1, 2])
+QWEN3_TEXT = dict(TEXT, head_dim=16, rope_parameters={**MROPE, "mrope_section": [4, 2, 2], "mrope_interleaved": True})
+QWEN2_VL = dict(text_config=QWEN_TEXT, vision_config=QWEN2, **ALL)
+QWEN2_5_VL = dict(text_config=QWEN_TEXT, vision_config=QWEN2_5, **ALL)
+QWEN3_VL = dict(text_config=QWEN3_TEXT, vision_config=QWEN3, **ALL)
+QWEN3_EXPERTS = dict(moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2)
+GLM_TEXT = dict(TEXT, rope_parameters={**MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5})
+GLM_EXPERTS = dict(moe_intermediate_size=32, n_routed_experts=4, num_experts_per_tok=2, first_k_dense_replace=1)
+GLM_TOWER = dict(depth=4, hidden_size=32, intermediate_size=48, num_heads=4, out_hidden_size=64, image_size=112)
+GLM4V = dict(text_config=GLM_TEXT, vision_config=GLM_TOWER, **GLM)
+SMOLVLM = dict(vision_config=FINE, text_config=LLAMA, image_token_id=IMAGE, scale_factor=2, pad_token_id=0)
+AYA = dict(
+    vision_config=FINE | SIGLIP,
+    text_config=dict(TEXT, model_type="cohere2", head_dim=16, sliding_window=4096, layer_types=KINDS),
+    image_token_id=IMAGE,
+    downsample_factor=2,
+    alignment_intermediate_size=48,
+)
+PIXTRAL = dict(
+    vision_config=dict(VISION, model_type="pixtral", image_size=168, patch_size=14),
+    text_config=dict(TEXT, model_type="mistral", head_dim=16, sliding_window=None),
+    image_token_index=IMAGE,
+)
+INTERNVL = dict(
+    vision_config=dict(VISION, image_size=[112, 112], patch_size=[14, 14], use_qk_norm=True),
+    text_config=dict(TEXT, model_type="qwen2"),
+    image_token_id=IMAGE,
+    image_seq_length=16,
+    tie_word_embeddings=False,
+)
+GEMMA3 = dict(
+    vision_config=FINE | SIGLIP,
+    text_config=dict(TEXT, model_type="gemma3_text", head_dim=16, query_pre_attn_scalar=32, layer_types=KINDS),
+    image_token_index=IMAGE,
+    mm_tokens_per_image=16,
+    tie_word_embeddings=False,
+)
+OVIS2 = dict(
+    vision_config=dict(FINE, hidden_stride=2, vocab_size=45),
+    text_config=dict(TEXT, model_type="qwen2"),
+    image_token_id=IMAGE,
+    visual_indicator_token_ids=[START, 506, 507, 508, END],
+    hidden_size=TEXT["hidden_size"],
+    vocab_size=TEXT["vocab_size"],
+    tie_word_embeddings=False,
+)
 
 TILES = 20  # a budget with a token for each of the 17 tiles that an image can have, below every image
+VIDEOS = (0, 1, 2, 3)
+CLIP_BLOCK, LAST = "vision_tower.encoder.layers.2.self_attn", "vision_tower.encoder.layers.3.self_attn"
+IDEFICS_BLOCK, QWEN_BLOCK = "vision_model.encoder.layers.3.self_attn", "visual.blocks.3.attn"
+PIXTRAL_BLOCK = "vision_tower.transformer.layers.3.attention"
+
+
+def over(kind: str) -> dict[str, Any]:
+    return LLAVA | {"vision_config": dict(SQUARE, model_type=kind)}
 
 
 CASES: dict[str, Case] = {
-    "llava": Case(_llava, square, clip_tower),
-    "llava dinov2": Case(
-        lambda: llava_over("dinov2"), square, lambda model: [model.model.vision_tower.encoder.layer[-2].attention]
+    "llava": Case("llava", LLAVA, square, CLIP_BLOCK),
+    "llava dinov2": Case("llava", over("dinov2"), square, "vision_tower.encoder.layer.2.attention"),
+    "llava vit": Case("llava", over("vit"), square, "vision_tower.layers.2.attention"),
+    "llava_next": Case("llava_next", NEXT, tiled, CLIP_BLOCK, 10, 20),
+    "qwen2_5_vl": Case("qwen2_5_vl", QWEN2_5_VL, grid(14), QWEN_BLOCK),
+    "qwen2_5_vl video": Case("qwen2_5_vl", QWEN2_5_VL, film(14, False), QWEN_BLOCK, clips=VIDEOS),
+    "qwen2_vl": Case("qwen2_vl", QWEN2_VL, grid(14), QWEN_BLOCK),
+    "qwen2_vl video": Case("qwen2_vl", QWEN2_VL, film(14, False), QWEN_BLOCK, clips=VIDEOS),
+    "qwen3_vl": Case("qwen3_vl", QWEN3_VL, grid(16), QWEN_BLOCK),
+    "qwen3_vl video": Case("qwen3_vl", QWEN3_VL, film(16, True), QWEN_BLOCK, clips=VIDEOS),
+    "qwen3_vl_moe": Case("qwen3_vl_moe", QWEN3_VL | {"text_config": QWEN3_TEXT | QWEN3_EXPERTS}, grid(16), QWEN_BLOCK),
+    "glm4v": Case("glm4v", GLM4V, grid(14), QWEN_BLOCK),
+    "glm4v video": Case("glm4v", GLM4V, scenes, QWEN_BLOCK, clips=VIDEOS),
+    "glm4v_moe": Case(
+        "glm4v_moe",
+        GLM4V | {"text_config": GLM_TEXT | GLM_EXPERTS | dict(n_group=1, topk_group=1)},
+        grid(14),
+        QWEN_BLOCK,
     ),
-    "llava vit": Case(lambda: llava_over("vit"), square, lambda model: [model.model.vision_tower.layers[-2].attention]),
-    "llava_next": Case(lambda: _next("LlavaNext"), tiled, clip_tower, 10, 20),
-    "qwen2_5_vl": Case(lambda: _qwen("Qwen2_5_VL"), grid(14), qwen_tower),
-    "qwen2_5_vl video": Case(lambda: _qwen("Qwen2_5_VL"), film(14, False), qwen_tower, clips=(0, 1, 2, 3)),
-    "qwen2_vl": Case(lambda: _qwen("Qwen2VL"), grid(14), qwen_tower),
-    "qwen2_vl video": Case(lambda: _qwen("Qwen2VL"), film(14, False), qwen_tower, clips=(0, 1, 2, 3)),
-    "qwen3_vl": Case(lambda: _qwen("Qwen3VL"), grid(16), qwen_tower),
-    "qwen3_vl video": Case(lambda: _qwen("Qwen3VL"), film(16, True), qwen_tower, clips=(0, 1, 2, 3)),
-    "qwen3_vl_moe": Case(lambda: _qwen("Qwen3VLMoe"), grid(16), qwen_tower),
-    "glm4v": Case(lambda: _glm("Glm4v"), grid(14), qwen_tower),
-    "glm4v video": Case(lambda: _glm("Glm4v"), scenes, qwen_tower, clips=(0, 1, 2, 3)),
-    "glm4v_moe": Case(lambda: _glm("Glm4vMoe"), grid(14), qwen_tower),
-    "internvl": Case(
-        _internvl, run, lambda model: [model.model.vision_tower.encoder.layer[-1].attention], TILES, TILES
-    ),
-    "smolvlm": Case(
-        lambda: _smolvlm("SmolVLM"),
-        split,
-        lambda model: [model.model.vision_model.encoder.layers[-1].self_attn],
-        TILES,
-        TILES,
-    ),
-    "idefics3": Case(
-        lambda: _smolvlm("Idefics3"),
-        split,
-        lambda model: [model.model.vision_model.encoder.layers[-1].self_attn],
-        TILES,
-        TILES,
-    ),
-    "llava_onevision": Case(
-        _onevision, onevision, lambda model: [model.model.vision_tower.encoder.layers[-1].self_attn], 12, 40
-    ),
+    "internvl": Case("internvl", INTERNVL, run, "vision_tower.encoder.layer.3.attention", TILES, TILES),
+    "smolvlm": Case("smolvlm", SMOLVLM, split, IDEFICS_BLOCK, TILES, TILES),
+    "idefics3": Case("idefics3", SMOLVLM, split, IDEFICS_BLOCK, TILES, TILES),
+    "llava_onevision": Case("llava_onevision", ONEVISION, onevision, LAST, 12, 40),
     "llava_onevision video": Case(
-        _onevision,
-        frames(lambda count: count * 4 + 1),
-        lambda model: [model.model.vision_tower.encoder.layers[-1].self_attn],
-        12,
-        12,
-        clips=(0, 1, 2, 3),
+        "llava_onevision", ONEVISION, frames(lambda count: count * 4 + 1), LAST, 12, 12, VIDEOS
     ),
-    "llava_next_video": Case(lambda: _next("LlavaNextVideo"), tiled, clip_tower, 10, 20),
+    "llava_next_video": Case("llava_next_video", NEXT | {"video_token_index": VIDEO}, tiled, CLIP_BLOCK, 10, 20),
     "llava_next_video video": Case(
-        lambda: _next("LlavaNextVideo"), frames(lambda count: count * 4), clip_tower, 10, 12, clips=(0, 1, 2, 3)
+        "llava_next_video",
+        NEXT | {"video_token_index": VIDEO},
+        frames(lambda count: count * 4),
+        CLIP_BLOCK,
+        10,
+        12,
+        VIDEOS,
     ),
-    "gemma3": Case(_gemma3, boxed, lambda model: [model.model.vision_tower.encoder.layers[-1].self_attn]),
-    "aya_vision": Case(
-        lambda: _aya("AyaVision"),
-        tags,
-        lambda model: [model.model.vision_tower.encoder.layers[-1].self_attn],
-        TILES,
-        TILES,
+    "gemma3": Case("gemma3", GEMMA3, boxed, LAST),
+    "aya_vision": Case("aya_vision", AYA, tags, LAST, TILES, TILES),
+    "cohere2_vision": Case("cohere2_vision", AYA, breaks, LAST, TILES, TILES),
+    "ovis2": Case("ovis2", OVIS2, columns, "vision_tower.transformer.encoder.layers.3.attention", TILES, TILES),
+    "mistral_3": Case("mistral3", PIXTRAL | {"spatial_merge_size": 2}, broken(28), PIXTRAL_BLOCK),
+    "pixtral": Case(
+        "llava",
+        PIXTRAL | {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
+        broken(14),
+        PIXTRAL_BLOCK,
     ),
-    "cohere2_vision": Case(
-        lambda: _aya("Cohere2Vision"),
-        breaks,
-        lambda model: [model.model.vision_tower.encoder.layers[-1].self_attn],
-        TILES,
-        TILES,
-    ),
-    "ovis2": Case(
-        _ovis2,
-        columns,
-        lambda model: [model.model.vision_tower.transformer.encoder.layers[-1].attention],
-        TILES,
-        TILES,
-    ),
-    "mistral_3": Case(_mistral3, broken(28), pixtral_tower),
-    "pixtral": Case(_pixtral, broken(14), pixtral_tower),
-    "video_llava": Case(video_llava, square, lambda model: [model.model.image_tower.encoder.layers[-2].self_attn]),
+    "video_llava": Case("video_llava", VIDEO_LLAVA, square, "image_tower.encoder.layers.2.self_attn"),
     "video_llava video": Case(
-        video_llava,
+        "video_llava",
+        VIDEO_LLAVA,
         frames(lambda count: count * 17),
-        lambda model: [model.model.video_tower.encoder.layers[-2].self_attn],
+        "video_tower.encoder.layers.2.self_attn",
         10,
         8,
-        clips=(0, 1, 2, 3),
+        VIDEOS,
     ),
 }

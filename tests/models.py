@@ -156,6 +156,9 @@ class BareLanguage(OfficialEntrance):
         self.open = False
         self._leave()
 
+    def base(self) -> None:
+        """There is no vision side."""
+
     def show(self, embeds: torch.Tensor, before: int, visual: int) -> None:
         """The next forward is of embeddings [1, S, D] in which an image of so many tokens is behind so many rows."""
         real = np.ones((1, embeds.shape[1]), dtype=bool)

@@ -31,11 +31,11 @@ ROOT = Path(__file__).parent.parent
 SEED = 0
 MATHS = (
     *("tests/reduction", "tests/methods", "tests/evaluation/test_account.py"),
-    *("tests/hosts/test_compositions.py", "tests/hosts/test_cells.py"),
+    *("tests/hosts/test_compositions.py", "tests/hosts/test_cells.py", "tests/hosts/test_towers.py"),
 )
 _NAMES = (
     *("attached_answers", "images", "layouts", "shares", "newlines", "hf_hosts", "loops", "decoder", "llava_host"),
-    *("llava_loops", "kept_axes", "attachment", "language_models", "towers", "calls", "tile_budgets", "video_llava"),
+    *("llava_loops", "attachment", "language_models", "towers", "tile_budgets", "video_llava"),
     *("calibrated", "smaller_pictures", "compositions"),
 )
 HOSTS = (

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-import remote_code
 import remote_doubles
 import torch
 import transformers
@@ -78,9 +77,8 @@ class Double:
 
 
 def double(name: str, folder: Path, seed: int = 0, tokens: int = 64, **sizes: Any) -> Double:
-    """A double whose images are kept in a folder with a short path; the authors' own code where it is there."""
-    source = remote_code if remote_code.held(name) else remote_doubles
-    return Double(name, getattr(source, name)(seed, **sizes), folder, tokens)
+    """A double whose images are kept in a folder with a short path."""
+    return Double(name, getattr(remote_doubles, name)(seed, **sizes), folder, tokens)
 
 
 def host_of(case: Double) -> Any:

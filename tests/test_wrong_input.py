@@ -14,7 +14,6 @@ from llava_consensus.errors import ConsensusError, OptionError
 ROOT = Path(__file__).parents[1]
 MINI, DATA = str(ROOT / "checkpoints" / "llava-mini"), str(ROOT / "playground" / "mini")
 FILES = {
-    "unknown-key.jsonl": '{"question_id": 1, "text": "a", "picture_file": "x.jpg"}\n',
     "no-text.jsonl": '{"question_id": 1}\n',
     "not-json.jsonl": "not json",
     "empty.jsonl": "",
@@ -65,7 +64,6 @@ COMMANDS: dict[str, tuple[list[str], str]] = {  # words, and a word that the lin
     "unknown match": (["eval", "gqa", "--match", "nothing"], "match"),
     "no question file": (["eval", "custom", "--model", MINI], "question-file"),
     "question file that is not there": ([*CUSTOM, "none.jsonl"], "none.jsonl"),
-    "key that names an image otherwise": ([*CUSTOM, "unknown-key.jsonl"], "picture_file"),
     "file that is no JSON": ([*CUSTOM, "not-json.jsonl"], "not-json.jsonl"),
     "empty file": ([*CUSTOM, "empty.jsonl"], "empty.jsonl"),
     "list of numbers": ([*CUSTOM, "numbers.json"], "numbers.json"),

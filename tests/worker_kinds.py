@@ -16,27 +16,13 @@ def answered(shard: Shard) -> Result:
 
 @dataclass(frozen=True)
 class Dying:
-    """A worker dies of the questions `of`; of everything where that is None."""
+    """A worker dies of the questions `of`."""
 
-    of: tuple[int, ...] | None = ()
-    code: int = 7
-
-    def __call__(self, number: int) -> Work:
-        def work(shard: Shard) -> Result:
-            if self.of is None or set(self.of) & set(shard):
-                os._exit(self.code)
-            return answered(shard)
-
-        return work
-
-
-@dataclass(frozen=True)
-class FirstDies:
-    """The worker with the number 0 dies of shards of several questions."""
+    of: tuple[int, ...]
 
     def __call__(self, number: int) -> Work:
         def work(shard: Shard) -> Result:
-            if number == 0 and len(shard) > 1:
+            if set(self.of) & set(shard):
                 os._exit(7)
             return answered(shard)
 
@@ -46,8 +32,3 @@ class FirstDies:
 def broken(number: int) -> Callable[[Shard], Result]:
     """A worker that cannot load its model."""
     raise DataError(f"broken {number}")
-
-
-def dies_loading(number: int) -> Work:
-    """A worker that dies while it loads its model."""
-    os._exit(7)

@@ -241,14 +241,13 @@ class Photo:
 
     @property
     def policies(self) -> str:
-        """`pairs` by benchmark and budget: methods, how many scored higher and lower, and the differences."""
-        lines = ["| on | tokens | methods | higher | lower | significant | median | least to most |"]
-        lines.append("|---" + "|--:" * 7 + "|")
+        """`pairs` by benchmark and budget: methods that scored higher, significant ones, and the differences."""
+        lines = ["| on | tokens | higher | significant | median (range) |"]
+        lines.append("|---" + "|--:" * 4 + "|")
         for (_, tokens, title), own in self.pairs.groupby(["place", "tokens", "on"], sort=True):
             values = own["difference"]
-            cells = [title, f"{tokens:g}", len(own), sum(values > 0), sum(values < 0)]
-            cells += [sum(own["corrected"] < SIGNIFICANT), f"{values.median():+.1f}"]
-            cells += [f"{values.min():+.1f} to {values.max():+.1f}"]
+            cells = [title, f"{tokens:g}", f"{sum(values > 0)} of {len(own)}", sum(own["corrected"] < SIGNIFICANT)]
+            cells += [f"{values.median():+.1f} ({values.min():+.1f} to {values.max():+.1f})"]
             lines.append(f"| {' | '.join(map(str, cells))} |")
         return "\n".join(lines)
 

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 CUSTOM = "custom"  # in place of a benchmark: any question file
 LLAVA = (  # as LLaVA's own scripts call them
-    arg("--question-file", type=Path, metavar="FILE", help="of custom: JSON lines, a JSON list, CSV or TSV"),
+    arg("--question-file", type=Path, metavar="FILE", help="of custom: JSON lines or a JSON list"),
     arg("--image-folder", type=Path, metavar="DIR", help="of custom: the folder of images or videos"),
     arg("--answers-file", type=Path, metavar="FILE", help="of custom: a file that gets the answers, beside the run's"),
 )
@@ -246,7 +246,7 @@ def _summary(result: "RunResult", name: str, full: float | None) -> list[str]:
     if report.get("unreadable_answers"):
         lines.append(f"unreadable: {plural(report['unreadable_answers'], 'answer')}, counted as wrong")
     if report.get("contains") is not None:  # a benchmark with a judge
-        matches = f"exact {report['exact']:.1f} %, contained {report['contains']:.1f} %"
+        matches = f"{report['contains']:.1f} % of the answers contain the right answer"
         lines.append(f"without a judge: {matches}; grades: llava-consensus judge {name} --answers FILE --judge-model M")
     structural = f", and {tokens['structural']:g} structural ones" if tokens["structural"] else ""
     lines.append(f"visual tokens per question: {tokens['before']:g} before, {tokens['after']:g} after{structural}")

@@ -171,8 +171,9 @@ def _done(source: "Source", data: Path) -> Path:
 
 
 def _bring(source: "Source", data: Path) -> str:
-    from llava_consensus.evaluation.data.transfer import fetch, mark
+    from llava_consensus.evaluation.data.transfer import fetch
     from llava_consensus.evaluation.data.unpack import unpack
+    from llava_consensus.evaluation.files import replace
 
     done, folder = _done(source, data), data / "eval" / source.to
     if done.exists():
@@ -180,12 +181,12 @@ def _bring(source: "Source", data: Path) -> str:
     if not source.name.endswith(".zip"):
         fetch(source.url, folder / source.name, source.md5)
         done.parent.mkdir(parents=True, exist_ok=True)
-        mark(done, source.url)
+        replace(done, source.url.encode())
         return f"{source.name}: {folder / source.name}"
     archive = data / DOWNLOADS / source.name
     fetch(source.url, archive, source.md5)
     count = unpack(archive, folder, source.only, source.without)
-    mark(done, source.url)
+    replace(done, source.url.encode())
     archive.unlink()
     return f"{source.name}: {count:,} files below {folder}"
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MEND = "Mend the one, or fetch the other again"
 ANSWERS = arg(
-    "--answers", required=True, type=Path, metavar="FILE", help="LLaVA's lines, or an official file or folder"
+    "--answers", required=True, type=Path, metavar="FILE", help="LLaVA's lines, a JSON list, or an official file"
 )
 
 
@@ -34,7 +34,7 @@ ANSWERS = arg(
         "--export",
         type=Path,
         metavar="FILE",
-        help="do not score: write what EvalAI, the MMBench server or another official tool takes (mme: a folder)",
+        help="do not score: write what EvalAI, the MMBench server or the MM-Vet evaluator takes",
     ),
     arg("--force", action="store_true", help="with --export: write over what is there, and answers that are all empty"),
     examples=(
@@ -69,26 +69,12 @@ def _lines(benchmark: "Benchmark", report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _nested(values: Mapping[str, Any], indent: str = "") -> Iterator[str]:
-    deeper = f"{indent}  "
     for name, value in values.items():
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping):
             yield f"{indent}{name}:"
-            yield from _nested(value, deeper)
-        elif isinstance(value, list) and any(isinstance(one, Mapping) for one in value):
-            yield f"{indent}{name}:"
-            yield from (deeper + _plain(one) for one in value if one)
+            yield from _nested(value, f"{indent}  ")
         else:
-            yield f"{indent}{name}: {_plain(value)}"
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, Mapping) and value:
-        return ", ".join(f"{key} {_plain(part)}" for key, part in value.items())
-    if isinstance(value, list):
-        return " ".join(map(_plain, value)) or "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:.2f}" if isinstance(value, float) else "-" if value in (None, {}) else str(value)
+            yield f"{indent}{name}: {f'{value:.2f}' if isinstance(value, float) else '-' if value is None else value}"
 
 
 def _export(benchmark: "Benchmark", given: argparse.Namespace) -> Iterator[str]:
@@ -99,7 +85,7 @@ def _export(benchmark: "Benchmark", given: argparse.Namespace) -> Iterator[str]:
         able = ", ".join(name for name, one in benchmarks.BENCHMARKS.items() if one.export is not None)
         raise OptionError(f"{benchmark.name} has no submission, scoring is all it needs. Those that have: {able}")
     target: Path = given.export
-    if not given.force and (target.is_file() or (target.is_dir() and any(target.iterdir()))):
+    if not given.force and target.is_file():
         raise DataError(f"--export {target}: is there already. Give another name, or --force to write over it")
     if not target.parent.is_dir():
         raise DataError(f"--export {target}: no folder {target.parent}")

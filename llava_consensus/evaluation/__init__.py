@@ -1,1 +1,1 @@
-"""Measuring: benchmarks, scorers, runs and their tables, on the public functions of the core alone."""
+"""Measuring: benchmarks, scorers, runs and their tables, only on the public functions of the core."""

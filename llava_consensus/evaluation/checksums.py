@@ -1,17 +1,15 @@
-"""Checksums of what a run depends on: question files, weights and images.
+"""Checksums of what a run depends on: question files and weights.
 
 The checksum of a large file is cached in ~/.cache by its size and times, so that weights are read once.
 """
 
 import contextlib
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable
 from pathlib import Path
-from zlib import crc32
 
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.files import Record, digest, read_json, write_json
+from llava_consensus.evaluation.files import digest, read_json, write_json
 from llava_consensus.hosts.environment import cache_folder
 
 LARGE = 1 << 26  # bytes; the checksum of a larger file is cached
@@ -43,38 +41,3 @@ def cached_checksum(path: Path) -> str:
         cache.parent.mkdir(parents=True, exist_ok=True)
         write_json(cache, {"file": str(real), "stamp": stamp, "sha256": found})
     return found
-
-
-def picture_checksums(paths: Sequence[Path]) -> Record:
-    """The entry `pictures` of an answer's metadata: one checksum for each image; empty for a question without any."""
-    found = [_content(path, *_times(path)) for path in paths]
-    return {"pictures": "".join(found)} if found else {}
-
-
-def changed_pictures(since: int, pictures: Mapping[int, Sequence[Path]], answers: Mapping[int, Record]) -> list[int]:
-    """Indexes of questions whose images have changed since they were answered. Only images with a later time than
-    the answers are read; those that are gone count as unchanged.
-
-    Args:
-        since: when answers were written last, in nanoseconds.
-        images: files of each question's images, by its index.
-        answers: records by the same indexes.
-    """
-    every = {path for paths in pictures.values() for path in paths}
-    newer = {path for path in every if path.exists() and max(_times(path)) > since}
-    found = []
-    for index, paths in pictures.items() if newer else ():
-        stored = answers[index]["metadata"].get("pictures")
-        if stored is not None and not newer.isdisjoint(paths) and all(path.exists() for path in paths):
-            found += [index] if picture_checksums(paths)["pictures"] != stored else []
-    return found
-
-
-def _times(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_mtime_ns, status.st_ctime_ns
-
-
-@lru_cache(maxsize=1024)  # most images have several questions
-def _content(path: Path, *_times: int) -> str:
-    return f"{crc32(path.read_bytes()):08x}"

@@ -7,13 +7,13 @@ type than expected (`misread`).
 
 import contextlib
 import fcntl
-import gc
 import hashlib
 import json
 import math
 import os
 import re
 import secrets
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,22 +31,6 @@ MEND = "Mend or remove the line; nothing was changed"
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 HALF = re.compile("[\ud800-\udfff]")  # of a character that UTF-16 writes in two halves
-PART = 1 << 20  # bytes of a file that are hashed at once
-TOGETHER = 1000  # lines that are parsed at once, so that the names of their entries are in memory once
-
-
-@contextlib.contextmanager
-def gc_paused() -> Iterator[None]:
-    """For a block, or around a function as a decorator, Python does not look for cyclic garbage. While 100,000 records
-    are made it would walk all of them over and over, half of the time, and find nothing: no record is in a cycle.
-    """
-    was_on = gc.isenabled()  # if the user has stopped it, it stays stopped
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def canonical(content: Mapping[str, Any]) -> str:
@@ -62,7 +46,8 @@ def append(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
     try:
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            _write_all(file, data)  # one write; more only if the disk took less
+            while data:  # one write; more only if the disk took less
+                data = data[os.write(file, data) :]
             os.fsync(file)
         finally:
             os.close(file)
@@ -85,49 +70,23 @@ def whole_lines(path: Path) -> tuple[list[bytes], int | None]:
     return whole, end if end < len(data) else None
 
 
-def parse(path: Path, number: int, line: bytes, keys: Sequence[str], remedy: str = MEND) -> Record:
-    """A line of a file as an object that has the keys. DataError names file, line, what is wrong and the remedy."""
-    try:
-        record = _loads(line)
-    except UnicodeDecodeError as error:
-        what = f"not UTF-8 text (byte {error.start})"
-    except (ValueError, RecursionError) as error:
-        what = f"not JSON ({error})"
-    else:
-        missing = [key for key in keys if key not in record] if isinstance(record, dict) else list(keys)
-        if isinstance(record, dict) and not missing:
-            return record
-        what = ""
-    start = repr(line[:60].decode(errors="replace"))
-    if what:
-        raise DataError(f"{path}, line {number}: damaged, {what}: {start}. {remedy}")
-    raise DataError(f"{path}, line {number}: expected an object with {', '.join(missing)}, found {start}. {remedy}")
-
-
-def parse_lines(path: Path, lines: list[bytes], keys: Sequence[str], remedy: str = MEND) -> Iterator[Record]:
-    """All lines in order as `parse` reads each of them, many at once. The list is emptied on the way, so that a large
-    file is not in memory twice.
-    """
-    number, wanted = 0, set(keys)
-    while lines:
-        chunk = lines[:TOGETHER]
-        del lines[:TOGETHER]
-        records = None
-        with contextlib.suppress(ValueError, RecursionError):
-            records = json.loads(b"[" + b",".join(chunk) + b"]")
-        if (
-            records is not None
-            and len(records) == len(chunk)
-            and all(isinstance(one, dict) and wanted <= one.keys() for one in records)
-        ):
-            yield from records
-        else:
-            yield from (parse(path, number + i, line, keys, remedy) for i, line in enumerate(chunk, start=1))
-        number += len(chunk)
+def parse_lines(path: Path, lines: Iterable[bytes], keys: Sequence[str], remedy: str = MEND) -> Iterator[Record]:
+    """Each line of a file as an object that has the keys. DataError names file, line, what is wrong and the remedy."""
+    for number, line in enumerate(lines, start=1):
+        start = repr(line[:60].decode(errors="replace"))
+        try:
+            record = _loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}, line {number}: damaged, not JSON ({error}): {start}. {remedy}") from None
+        missing = [key for key in keys if not isinstance(record, dict) or key not in record]
+        if missing or not isinstance(record, dict):
+            wanted = f"an object with {', '.join(missing)}"
+            raise DataError(f"{path}, line {number}: expected {wanted}, found {start}. {remedy}")
+        yield record
 
 
 def read_lines(path: Path, keys: Sequence[str], remedy: str = FETCH) -> list[Record]:
-    """All lines of a file of JSON lines, each an object that has the keys; see `parse`."""
+    """All lines of a file of JSON lines, each an object that has the keys."""
     return list(parse_lines(path, read_bytes(path).splitlines(), keys, remedy))
 
 
@@ -151,9 +110,19 @@ def _without_nan(value: Any) -> Any:
     return [_without_nan(one) for one in value] if isinstance(value, list | tuple) else value
 
 
+def read_bytes(path: Path) -> bytes:
+    """A file's content. DataError if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise DataError(f"missing file: {path}") from error
+    except (OSError, ValueError) as error:  # ValueError: no file can have that name
+        raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+
+
 def read_text(path: Path) -> str:
     try:
-        return read_bytes(path).decode().removeprefix("\ufeff")
+        return read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 text (byte {error.start}): damaged, or not this file") from error
 
@@ -169,8 +138,6 @@ def read_json(path: Path, remedy: str = FETCH, kind: type | None = None) -> Any:
     """
     try:
         value = _loads(read_bytes(path))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text (byte {error.start}). {remedy}") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not JSON ({error}). {remedy}") from None
     if kind is not None and not isinstance(value, kind):
@@ -181,9 +148,12 @@ def read_json(path: Path, remedy: str = FETCH, kind: type | None = None) -> Any:
 def digest(path: Path, kind: str = "sha256") -> str:
     """The hash of a file's content, which is never in memory as a whole."""
     total = hashlib.new(kind, usedforsecurity=False)
-    with _reading(path), path.open("rb") as file:
-        while part := file.read(PART):
-            total.update(part)
+    try:
+        with path.open("rb") as file:
+            while part := file.read(1 << 20):
+                total.update(part)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
     return total.hexdigest()
 
 
@@ -231,30 +201,18 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def write_out(path: Path, data: bytes) -> None:
-    """Writes to a path given by the user: a file is replaced atomically, a link's target too; `-` is standard output,
-    and a device or a pipe stays what it is.
+    """Writes to a path given by the user: a file is replaced in one step, a link's target too; `-` is standard output,
+    and a device or a pipe is written to.
     """
     try:
         if str(path) == "-":
-            _write_all(1, data)
-        elif path.is_dir():
-            raise DataError(f"{path}: is a folder. Give the name of a file")
+            sys.stdout.buffer.write(data)
         elif path.exists() and not path.is_file():
-            file = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # a pipe without a reader is refused, and does not block
-            try:
-                os.set_blocking(file, True)
-                _write_all(file, data)
-            finally:
-                os.close(file)
+            path.write_bytes(data)
         else:
-            replace(path.resolve() if path.is_symlink() else path, data)
+            replace(path.resolve(), data)
     except (OSError, RuntimeError) as error:  # RuntimeError: a link to itself
         raise DataError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
-
-
-def _write_all(file: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(file, data) :]
 
 
 def sync_folder(path: Path) -> None:
@@ -265,32 +223,9 @@ def sync_folder(path: Path) -> None:
         os.close(folder)
 
 
-def read_bytes(path: Path) -> bytes:
-    """A file's content. DataError if it cannot be read, or is a pipe."""
-    with _reading(path):
-        return path.read_bytes()
-
-
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Raises DataError for what keeps the block from reading a file."""
-    try:
-        if path.exists() and not (path.is_file() or path.is_dir()):  # its end may never come
-            raise DataError(f"{path}: is a pipe or a device, not a file. Write its content to a file first")
-        yield
-    except FileNotFoundError as error:
-        raise DataError(f"missing file: {path}") from error
-    except ValueError as error:
-        raise DataError(f"{path}: no file can have that name ({error})") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-
-
 def _loads(data: bytes) -> Any:
     """JSON as UTF-8, with or without a byte order mark."""
-    text = data.decode().removeprefix("\ufeff")
-    del data  # or a large file is in memory twice
-    return json.loads(text)
+    return json.loads(data.decode("utf-8-sig"))
 
 
 def _is_json(line: bytes) -> bool:
@@ -307,7 +242,7 @@ def take_lock(path: Path, what: str) -> int:
     Raises:
         BusyError: another process has it; `what` says in words what that one works on.
     """
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o644)
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -316,12 +251,8 @@ def take_lock(path: Path, what: str) -> int:
         raise BusyError(
             f"{path.parent}: another process (pid {owner}) is working on {what}. Wait for it, or stop it first"
         ) from None
-    try:
-        os.ftruncate(lock, 0)
-        os.write(lock, f"{os.getpid()}\n".encode())
-    except BaseException:
-        os.close(lock)
-        raise
+    os.ftruncate(lock, 0)
+    os.write(lock, f"{os.getpid()}\n".encode())
     return lock
 
 

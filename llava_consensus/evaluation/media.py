@@ -2,19 +2,17 @@
 
 Colours are those of LLaVA's own `Image.open(path).convert("RGB")`, so answers stay comparable: the alpha channel is
 dropped, the first frame of an animation counts, and a rotation written in EXIF is applied only if `upright` (`ask` sets
-it, benchmarks do not). One difference: 16-bit and float grayscale is scaled to 0..255, which LLaVA clips to white.
+it, benchmarks do not).
 
 Refused with an ImageError: missing, empty, truncated and foreign files, and images whose decoded size would exhaust
 memory. Only raster formats are decoded, so nothing here ever starts a program (Pillow runs Ghostscript for EPS).
 
 Of a video `count` frames are shown, at equal steps from the first to the last as Video-LLaVA samples them, so a video
-of one frame shows it `count` times. Frames are turned and mirrored as the file's display matrix says. Any container
-and codec that PyAV reads (extra `video`); an animated GIF is read by Pillow.
+of one frame shows it `count` times. Frames are turned as the file's display matrix says. Any container and codec that
+PyAV reads (extra `video`).
 """
 
 import io
-import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -30,22 +28,9 @@ MAX_PIXELS = 89_478_485  # from here on Pillow itself suspects a decompression b
 MAX_PADDED = 8_192  # side of a square that an image is padded to: 1 GB in LLaVA's preprocessing
 _FORMATS = "JPEG MPO PNG GIF BMP DIB WEBP AVIF TIFF JPEG2000 PPM TGA ICO PCX QOI DDS SGI PSD"
 FORMATS = tuple(_FORMATS.split())
-HEIC = (b"heic", b"heix", b"heif", b"mif1", b"msf1", b"hevc")  # brands of the container
-DEEP = ("I", "F")  # modes that start so hold more than 8 bits a pixel
 # demuxers of files that name no other file
 VIDEO_FORMATS = "mov,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,gif,h264,hevc,rm,mjpeg,ivf,dv,mxf,wav,mp3"
 INTACT = 0.9  # of the frames that the head of a file promises; with fewer it counts as cut off
-# signs of a display matrix (a, b, c, d), which shows pixel (x, y) at (a x + c y, b x + d y), y downwards
-_TURNS = {
-    (0, 1, -1, 0): Image.Transpose.ROTATE_270,
-    (-1, 0, 0, -1): Image.Transpose.ROTATE_180,
-    (0, -1, 1, 0): Image.Transpose.ROTATE_90,
-    (-1, 0, 0, 1): Image.Transpose.FLIP_LEFT_RIGHT,
-    (1, 0, 0, -1): Image.Transpose.FLIP_TOP_BOTTOM,
-    (0, 1, 1, 0): Image.Transpose.TRANSPOSE,
-    (0, -1, -1, 0): Image.Transpose.TRANSVERSE,
-}
-_HEADERS = threading.Lock()  # the filter of warnings is one per process
 
 
 class Clip(NamedTuple):
@@ -70,38 +55,27 @@ def open_image(path: str | Path, upright: bool = False, content: bytes | None = 
         with _damage(path):
             image.load()
             shown = _turned(image) if upright else image
-            return shown.convert("RGB") if not shown.mode.startswith(DEEP) else _from_deep(shown)
+            return shown.convert("RGB")
 
 
-def check_file(path: Path, kind: str = "picture") -> None:
+def check_file(path: Path, kind: str = "image") -> None:
     """Raises an ImageError unless there is a regular file with something in it."""
     try:
-        if path.is_dir():
-            raise ImageError(f"{path}: is a folder, not a {kind}")
         if not path.exists():
             raise ImageError(f"{path}: no such {kind}")
-        if not path.is_file():
-            raise ImageError(f"{path}: not a regular file")
-        if path.stat().st_size == 0:
-            raise ImageError(f"{path}: empty file (0 bytes)")
+        if not path.is_file() or path.stat().st_size == 0:
+            raise ImageError(f"{path}: empty, or not a regular file")
     except OSError as error:
         raise ImageError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def open_header(path: Path, content: bytes | None = None) -> Image.Image:
-    """Reads no pixels yet. Pillow's own warning about large images is left to `check_size`, which refuses them."""
+    """Reads no pixels yet."""
     Image.init()
     try:
-        with _HEADERS, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return Image.open(
-                path if content is None else io.BytesIO(content),
-                formats=[name for name in FORMATS if name in Image.OPEN],
-            )
+        known = [name for name in FORMATS if name in Image.OPEN]
+        return Image.open(path if content is None else io.BytesIO(content), formats=known)
     except UnidentifiedImageError as error:
-        head = (path.read_bytes() if content is None else content)[4:12]
-        if head[:4] == b"ftyp" and head[4:] in HEIC:
-            raise ImageError(f"{path}: a HEIC image, which is not read. Convert it to JPEG or PNG") from error
         raise ImageError(f"{path}: not an image in a known format, or its head is damaged") from error
     except Image.DecompressionBombError as error:
         raise ImageError(_too_large(path, f"over {2 * MAX_PIXELS:,} pixels")) from error
@@ -144,19 +118,6 @@ def shrink_to_pad(image: Image.Image) -> Image.Image:
     return image if scale >= 1 else image.resize((width, height), Image.Resampling.BICUBIC)
 
 
-def _from_deep(image: Image.Image) -> Image.Image:
-    """16-bit, 32-bit or float gray to 8 bits: by the range of its type, or by its brightest value if unclear."""
-    values = np.nan_to_num(np.asarray(image, dtype=np.float32), posinf=0, neginf=0).clip(min=0)
-    top = float(values.max())
-    if image.mode == "F" and top <= 1:
-        full = 1.0
-    elif top <= 255 and not image.mode.startswith("I;16"):
-        full = 255.0
-    else:
-        full = max(65535.0, top) if image.mode != "F" else top
-    return Image.fromarray((values * (255 / full)).round().astype(np.uint8)).convert("RGB")
-
-
 def _turned(image: Image.Image) -> Image.Image:
     """A loaded image as its EXIF wants it seen; a damaged EXIF turns nothing."""
     try:
@@ -195,31 +156,6 @@ def read_clip(path: str | Path, count: int) -> Clip:
     """`count` frames of a video, RGB, with their indices; ImageError names the file that cannot be read."""
     path = Path(path)
     check_file(path, "video")
-    try:
-        with open(path, "rb") as file:
-            content = file.read() if file.read(4) == b"GIF8" else None
-    except OSError as error:
-        raise ImageError(f"{path}: cannot be read ({error.strerror})") from error
-    return _from_video(path, count) if content is None else _from_gif(path, content, count)
-
-
-def _from_gif(path: Path, content: bytes, count: int) -> Clip:
-    with open_header(path) as animation:
-        check_size(path, animation.size)
-        if not content.rstrip(b"\0").endswith(b";"):  # Pillow would show what is left
-            raise ImageError(f"{path}: damaged or cut off (no end mark)")
-        with _damage(path):
-            shown, milliseconds = [], 0.0
-            length = getattr(animation, "n_frames", 1)
-            places = sample_places(length, count)
-            for place in places:
-                animation.seek(place)
-                shown.append(animation.convert("RGB"))
-                milliseconds += animation.info.get("duration", 0) / count
-            return Clip(tuple(shown), tuple(places), length, 1000 / milliseconds if milliseconds else None)
-
-
-def _from_video(path: Path, count: int) -> Clip:
     av = decoder()
     try:
         length, rate = _length(av, path)
@@ -272,12 +208,7 @@ def _pick(av: ModuleType, path: Path, places: list[int]) -> tuple[dict[int, Imag
 
 
 def _shown(frame: Any) -> Image.Image:
-    """A decoded frame as RGB, turned by its display matrix; one that is no quarter turn or mirror is not applied."""
+    """A decoded frame as RGB, turned by quarters as its display matrix says."""
     image: Image.Image = frame.to_image().convert("RGB")
-    matrix = frame.side_data.get("DISPLAYMATRIX")
-    if matrix is None:
-        return image
-    values = np.frombuffer(matrix, np.int32).reshape(3, 3)[:2, :2].astype(float)
-    signs = np.rint(values / max(np.abs(values).max(), 1)).ravel().tolist()
-    turn = _TURNS.get(tuple(signs))  # not frame.rotation, which takes a mirror for a turn
-    return image if turn is None else image.transpose(turn)
+    turn = round(frame.rotation) if frame.rotation % 90 == 0 else 0
+    return image.rotate(turn, expand=True) if turn else image

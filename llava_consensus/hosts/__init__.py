@@ -281,7 +281,7 @@ def chosen(entry: HostEntry, model: str, given: Mapping[str, str] | None) -> dic
 
 def adapting(classes: Sequence[str], kind: object, tower: object) -> HostEntry | None:
     """The host of a model of one of these classes, or of this kind where no class is named, whose configuration names
-    this vision tower. Those of other packages are looked at where it is none of ours.
+    this vision tower. Those of other packages are looked at if it is none of ours.
     """
 
     def among(hosts: Mapping[str, HostEntry]) -> list[HostEntry]:

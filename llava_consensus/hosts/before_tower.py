@@ -2,7 +2,7 @@
 cells of the image (PixelPrune). They work on LLaVA and its kind, whose tokens are the patches of CLIP, SigLIP or DINOv2
 (`open_tower`), and on Qwen-VL and GLM-4V, whose encoders take images of any size.
 
-Tower and projector work on fewer tokens. Every placeholder of the prompt then gets a copy of the token that stands for
+Tower and projector work on fewer tokens. Every placeholder of the prompt then gets a copy of the token that represents
 it, and `slot` says which, so that the model puts features into the prompt as always. At the entrance of the language
 model the method's `reduce` keeps one row of each token.
 """
@@ -346,7 +346,7 @@ def _patches(image: Tensor, patch: int) -> Tensor:
 def cells_left(
     method: Any, pixels: Tensor, sizes: list[list[int]], shares: list[list[int]], vision: Any
 ) -> tuple[list[Tensor], Tensor]:
-    """The seen cell that stands for each cell of an image, [1, N] each, and all cells that the tower sees.
+    """The seen cell that represents each cell of an image, [1, N] each, and all cells that the tower sees.
 
     Args:
         pixels: of all images [rows, values].

@@ -30,17 +30,17 @@ class Book(NamedTuple):
     size: int  # rows of the prompts
     missing: int  # of these, rows that the first layer does not hold
     real: Tensor  # [R, n] False for padding, of the n rows that the first layer may hold
-    index: Tensor  # type: ignore[assignment]  # [R, n] row of the prompts that each is, or stands for
+    index: Tensor  # type: ignore[assignment]  # [R, n] row of the prompts that each is, or represents
     shift: Tensor  # [R, 1] how many rows left, by which renumbered positions are smaller
     padded: bool  # whether any row held is padding
     shifted: bool  # whether positions are renumbered and any prompt lost rows
     holes: bool  # whether a later turn may have left padding behind the prompts
     layers: dict[int, Rows]  # rows of each layer in which more of them left
-    weights: dict[int, Tensor]  # [R, n] of such layers: how many tokens each row stands for, if that is calibrated
+    weights: dict[int, Tensor]  # [R, n] of such layers: how many tokens each row represents, if that is calibrated
     owner: int = 0  # number of the entrance whose hooks continue from this cache
 
     def without(self, last: int) -> "Book":
-        """The same without so many rows at the end, which were only guessed (assisted decoding)."""
+        """The same without that number of rows at the end, which were only guessed (assisted decoding)."""
         if not last:
             return self
         layers = {

@@ -38,7 +38,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 def keep_freed_memory() -> None:
     """Lets glibc see one large block come and go. From then on it takes smaller blocks from its heap, and gives the
     heap back to the system only from twice that size on (mallopt(3), M_MMAP_THRESHOLD). Otherwise the attention maps of
-    a vision tower are mapped anew and filled with zeros page by page in every layer: on LLaVA's own pins that was a
+    a vision tower are mapped again and filled with zeros page by page in every layer: on LLaVA's own pins that was a
     third to a half of the time to the first token (docs/efficiency.md). Other C libraries ignore it.
     """
     import torch

@@ -57,7 +57,7 @@ class TowerFacts(NamedTuple):
     feature_block: int  # the one whose output feeds the projector
     classes: int  # class tokens in front of the patches
     merged: int  # patches of a token
-    varies: bool  # whether an image has as many tokens as its size asks for
+    varies: bool  # whether the number of tokens depends on the size of the image
     offers: frozenset[Need]
 
 
@@ -183,7 +183,7 @@ class Facts:
     # Inputs
 
     def placeholder(self, modality: str) -> int:
-        """Id of the tokens that stand for a modality."""
+        """Id of the tokens that represent a modality."""
         kind = "image" if self.kind.startswith("glm4v") or self.kind == "glm46v" else modality
         return int(getattr(self.config, f"{kind}_token_id"))
 

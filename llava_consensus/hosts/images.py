@@ -67,7 +67,7 @@ def one_run(call: Call) -> list[Any]:
 
 
 def equal(call: Call) -> list[Any]:
-    """LLaVA, Gemma 3: every image has as many tokens."""
+    """LLaVA, Gemma 3: every image has the same number of tokens."""
     count = len(call.pixels)
     return [[int(call.here.sum()) // count]] * count
 
@@ -85,7 +85,7 @@ def video(call: Call) -> list[Any]:
 
 
 def by_size(call: Call) -> list[Any]:
-    """Pixtral, Mistral 3: as many tokens as the pixels need."""
+    """Pixtral, Mistral 3: the number of tokens depends on the pixels."""
     area = numbers(call.inputs["image_sizes"]).prod(1)
     each = int(area.sum()) // int(call.here.sum())
     return [[int(one) // each] for one in area]
@@ -248,7 +248,7 @@ class Family(NamedTuple):
     image: Callable[[Call], list[Any]] = one_run
     video: Callable[[Call], list[Any]] = video
     around: tuple[int, int] = (0, 0)  # markers that the processor puts in front of and behind each image
-    projects: bool = False  # whether `multi_modal_projector` takes patch by patch (VisionZip, PruMerge project anew)
+    projects: bool = False  # whether `multi_modal_projector` takes patch by patch (VisionZip, PruMerge project again)
     mapped: bool = False  # whether tiles must be found by the map of patches (`tower.py`)
     known: bool = True  # whether images are what the user passed; else each run of placeholders counts as one
 
@@ -299,7 +299,7 @@ PIXELS = {"image": ("pixel_values", "pixel_values_images"), "video": ("pixel_val
 
 
 def placeholder_of(config: Any, modality: str) -> int | None:
-    """The id that stands for tokens of images or videos in a prompt."""
+    """The id that represents tokens of images or videos in a prompt."""
     names = (f"{modality}_token_id", f"{modality}_token_index")
     return next((getattr(config, name) for name in names if getattr(config, name, None) is not None), None)
 

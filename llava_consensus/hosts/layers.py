@@ -30,7 +30,7 @@ RECURRENT = ("linear_attention", "conv", "mamba")  # layer types without an atte
 
 
 class Layers:
-    """The layers of a decoder, as far as its configuration tells."""
+    """The layers of a decoder, as far as its configuration says."""
 
     def __init__(self, decoder: nn.Module, method: Any) -> None:
         self.masks, self.method = self.mask_functions(), method

@@ -23,7 +23,7 @@ UNTRIED = "by published copies of the code that the checkpoint carries; `model c
 
 
 def cells() -> dict[str, dict[str, str]]:
-    """Why a host refuses a method, by the names of both; nothing where it works on pictures."""
+    """Why a host refuses a method, by the names of both; nothing if it works on images."""
     return {name: refusals(name) for name in known_hosts()}
 
 
@@ -50,7 +50,7 @@ def offers_of(entry: HostEntry) -> frozenset[Need]:
 @cache
 def refusals(host: str) -> dict[str, str]:
     """Why the host of that name refuses each method, method and model called so; nothing where it works, and `UNTRIED`
-    where that is known of copies of the model's code alone.
+    if that is known of copies of the model's code alone.
     """
     entry = known_hosts()[host]
     refused: dict[str, str] = {}

@@ -22,7 +22,7 @@ def fixed_grid(image_size: int) -> list[list[int]]:
 
 
 def check_tiles(counts: Iterable[int]) -> None:
-    """Raises OptionError unless every image has as many tiles as the fixed grid, with the base view."""
+    """Raises OptionError unless every image has the number of tiles of the fixed grid, with the base view."""
     wanted = 1 + ACROSS**2
     for count in counts:
         if count != wanted:

@@ -241,7 +241,7 @@ def blank_images(encoded: list[EncodedImage], tiled: bool, dtype: torch.dtype) -
 
 
 def encoded_in(images: Any) -> list[EncodedImage] | None:
-    """What `blank_images` stand for; None for images with pixels."""
+    """What `blank_images` represent; None for images with pixels."""
     parts = images if isinstance(images, list) else [images]
     if not parts or not hasattr(parts[0], RECORD):
         return None
@@ -259,7 +259,7 @@ class Structure(NamedTuple):
 
 
 def read_structure(official: Function, model: Any, given: Arguments, config: Any, patches: int) -> Structure:
-    """Rows of prompts about tiles of so many patches."""
+    """Rows of prompts about tiles of these sizes."""
     tower = model.get_vision_tower()
 
     def number(images: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ position's gradients are proportional, the factors spell the one row that it fee
 pixel shuffles, pooling, class tokens, padding and rows that no patch feeds (newlines). One pass with a factor of
 row / count would do in float64 and is silently wrong in bfloat16.
 
-What is found depends on shapes alone, so it is kept by them.
+The result depends only on shapes, so it is cached by them.
 """
 
 import math
@@ -29,7 +29,7 @@ class Mixed(Exception):
 
 
 def fed_rows(rows: Tensor, outputs: list[Tensor]) -> list[Tensor] | None:
-    """The row that every position feeds, -1 for none: [B, n] for each output [B, n, ...]; None where none feeds any.
+    """The row that every position feeds, -1 for none: [B, n] for each output [B, n, ...]; None if none feeds any.
 
     Args:
         rows: [N, D] that the language model receives, a function of the outputs.
@@ -132,7 +132,7 @@ def patch_map(calls: list[KernelCall], fed: list[Tensor], sizes: list[int], side
     feeds.
 
     Raises:
-        Mixed: the tiles of a image differ in size, or their tokens in how many positions make them.
+        Mixed: the tiles of an image differ in size, or their tokens in how many positions make them.
     """
     first, tiles = 0, list[list[Tile]]()
     for size in sizes:
@@ -147,13 +147,13 @@ def patch_map(calls: list[KernelCall], fed: list[Tensor], sizes: list[int], side
 
 
 def _tiles(calls: list[KernelCall], fed: list[Tensor], first: int, size: int) -> list[Tile]:
-    """The tiles of a image whose rows begin at `first`, in the order of their rows."""
+    """The tiles of an image whose rows begin at `first`, in the order of their rows."""
     found = []
     for number, (call, rows) in enumerate(zip(calls, fed, strict=True)):
         own = (rows >= first) & (rows < first + size)
         for entry in own.any(1).nonzero()[:, 0].tolist():
             left = own[entry].clone()
-            while bool(left.any()):  # windows or images that stand one after the other in one entry
+            while bool(left.any()):  # windows or images that follow each other in one entry
                 seen = visible(call, entry, int(left.nonzero()[0]))
                 here = seen & (own[entry] | (rows[entry] < 0))
                 position = here.nonzero()[:, 0]
@@ -182,11 +182,11 @@ def visible(call: KernelCall, entry: int, position: int) -> Tensor:
 
 
 def _image(tiles: list[Tile], size: int, side: int, classes: int) -> Mapped:
-    """Maps a image of `size` rows."""
+    """Maps an image of `size` rows."""
     if not tiles:
-        raise Mixed("a image has rows that no position feeds alone")
+        raise Mixed("an image has rows that no position feeds alone")
     if len({len(tile.position) for tile in tiles}) > 1:
-        raise Mixed("the tiles of a image differ in size")
+        raise Mixed("the tiles of an image differ in size")
     tile_of, token_of = torch.zeros(size, dtype=torch.long), torch.full((size,), STRUCTURAL)
     members: list[Tensor | None] = []
     for number, tile in enumerate(tiles):
@@ -200,9 +200,9 @@ def _image(tiles: list[Tile], size: int, side: int, classes: int) -> Mapped:
             token_of[row] = torch.arange(len(row))
             members.append(fed[token.sort(stable=True).indices].view(len(row), -1) - classes)
         else:
-            raise Mixed("the tokens of a image are made of differing numbers of positions")
+            raise Mixed("the tokens of an image are made of differing numbers of positions")
     if len({None if own is None else tuple(own.flatten().tolist()) for own in members}) > 1:
-        raise Mixed("the tiles of a image are made of differing positions")
+        raise Mixed("the tiles of an image are made of differing positions")
     own = members[0]
     tokens = len(tiles[0].position) - classes if own is None else len(own)
     square = math.isqrt(tokens)
@@ -232,7 +232,7 @@ def sides_of(inputs: dict[str, Any], sizes: list[int]) -> list[int]:
 
 
 def _width(height: int, width: int, size: int) -> int:
-    """Tokens per row of the grid of a image of this height and width that makes `size` tokens; 0 if no grid fits."""
+    """Tokens per row of the grid of an image of this height and width that makes `size` tokens; 0 if no grid fits."""
     square = height * width / size
     step = round(math.sqrt(square)) if square >= 1 else 0
     if not step or height % step or width % step or (height // step) * (width // step) != size:

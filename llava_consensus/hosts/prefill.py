@@ -37,7 +37,7 @@ class Prefill(Hooks):
         units: images with more tokens than their budget.
         inputs: what the method reads of the tower; None if it reads nothing.
         arguments: of the decoder.
-        origin: [R, S] row of the user's prompt that each row stands for; None if it is the same.
+        origin: [R, S] row of the user's prompt that each row represents; None if it is the same.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class Prefill(Hooks):
 
     def _cut(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> Tensor:
         """Lets the method choose, equal images together. Returns the states with merged tokens in the places of the
-        dropped tokens they stand for.
+        dropped tokens they represent.
         """
         if self.replays:
             self.rows, self.alive, self.key, lefts = self.before[index]

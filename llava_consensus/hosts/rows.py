@@ -29,8 +29,8 @@ class Rows(NamedTuple):
     """The rows that are left, padded on the left."""
 
     size: int  # S
-    index: Tensor  # type: ignore[assignment]  # [R, W] row of the prompt that each is, or stands for
-    at: Tensor | None  # [R, W] the row of the prompt after which each is placed, ascending; None where it is `index`
+    index: Tensor  # type: ignore[assignment]  # [R, W] row of the prompt that each is, or represents
+    at: Tensor | None  # [R, W] the row of the prompt after which each is placed, ascending; None if it is `index`
     real: NDArray[np.bool_]  # [R, W] False for padding
     shown: Tensor  # the same on the device
     removed: Tensor  # [R, 1] how many rows each prompt lost
@@ -137,7 +137,7 @@ class Pool(NamedTuple):
 
 def member_means(values: Tensor, reduction: Reduction) -> Tensor:
     """Mean of values [B, N, ...] over the tokens that each slot was made of, rounded if they are whole numbers:
-    [B, T, ...]. Kept tokens have their own value, bit for bit; a slot that stands for no token is zero.
+    [B, T, ...]. Kept tokens have their own value, bit for bit; a slot that represents no token is zero.
     """
     slots = reduction.source.shape[1]
     whole = not values.is_floating_point()
@@ -212,11 +212,11 @@ def reduced_rows(
 
 
 def _keys(reduction: Reduction, at: Tensor, tail: Tensor, order: str) -> Tensor:
-    """Sort keys [B, T] of reduced tokens: at the place of the token each stands for, ahead of the unit, right after
+    """Sort keys [B, T] of reduced tokens: at the place of the token each represents, ahead of the unit, right after
     it, or behind its whole image.
 
     Args:
-        at: [B, T] column of the token that each stands for.
+        at: [B, T] column of the token that each represents.
         tail: [B, 4, T] keys in each zone.
     """
     kept = reduction.kept.shape[1]

@@ -1,7 +1,7 @@
 """The reduction methods. METHODS is the only list: a new method is one file here and one line in it (docs/adding.md).
 
 METHODS["fastv"]        the class; imports its file, and with it torch
-METHODS.line("fastv")   what it does, in one line, from the index
+METHODS.line("fastv")   its description in one line, from the index
 """
 
 import json
@@ -43,7 +43,7 @@ class About(NamedTuple):
     place: str  # where it acts
     paragraphs: list[str]  # docstrings of its class (the first paragraph) and of its file: idea, paper, what differs
     options: list[Option]
-    counted: dict[str, str]  # functions that count its cost, and what each counts
+    counted: dict[str, str]  # functions that count its cost, and the meaning of each
     cost: str  # on the model of the paper
 
 
@@ -97,7 +97,7 @@ RENAMED = {"downsample": "resize"}  # names of before, in commands and in the co
 
 
 class Methods(Registry):
-    """Methods by name, with what lists say of them."""
+    """Methods by name, with their lines in lists."""
 
     def line(self, name: str) -> str:
         """The first paragraph of a method's docstring, in one line."""
@@ -200,7 +200,7 @@ def known_methods() -> dict[str, str]:
 
 
 def method_name(method: "Method") -> str:
-    """The name a method's class is registered under; the name of the class where it is not registered."""
+    """The name a method's class is registered under; the name of the class if it is not registered."""
     if names := getattr(method, "stages", ""):
         return "+".join(part.partition(":")[0] for part in PLUS.split(names))
     kind = type(method)
@@ -242,7 +242,7 @@ def _composition(name: str, options: dict[str, Any]) -> "Method":
     """Methods one after the other, `NAME:tokens=N,key=value+NAME:key=value` (`reduction/composition.py`).
 
     Raises:
-        OptionError: as `make`, for options that stand beside it, or methods that do not compose.
+        OptionError: as `make`, for options given beside it, or methods that do not compose.
     """
     from llava_consensus.reduction.budget import Budget
     from llava_consensus.reduction.composition import Member, composed

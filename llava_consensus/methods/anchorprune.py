@@ -9,7 +9,7 @@ patch and question in CLIP's space, novelty is measured there and distance on th
 
 Where the vision tower is of no CLIP model it is read as in their code for Qwen2.5-VL: relevance is the largest cosine,
 not negated, of a token as the language model receives it and any word, both distances are between such tokens, and
-attention is received from all rows. What differs: the words are those that stand after the image, where the authors
+attention is received from all rows. Differences: the words are those that follow the image, where the authors
 tokenise the question apart; prompts without such words rank by attention; every tile of an image undoes its own
 windows, where their code undoes those of the first image alone; ties go to the lower index. Their scripts' smallest
 anchors (5, 10 and 20 of 32, 64 and 128; on Qwen2.5-VL 10, 20 and 40 of 64, 128 and 256) are 5/32 of T.
@@ -69,7 +69,7 @@ class AnchorPrune(Selector, ReadsTower):
         return class_flops(shape) + shape.text_tower + total if total else 0.0
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:
-        """The anchor and what expands it; `cross` is the relevance."""
+        """The anchor and its expansion; `cross` is the relevance."""
         sides = tokens.needed(Need.QUESTION)
         saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION), own=True))  # [B, N]
         meaning = directions(tokens.of_tiles(sides.patches.float()))  # [B, N, P]
@@ -92,7 +92,7 @@ class AnchorPrune(Selector, ReadsTower):
 
 
 def relevance(meaning: Tensor, sides: ClipSides, tile: Tensor) -> Tensor:
-    """Relevance [B, N] of tokens [B, N, P] of length 1 to the text of these tiles [B]; -inf where there is none."""
+    """Relevance [B, N] of tokens [B, N, P] of length 1 to the text of these tiles [B]; -inf if there is none."""
     text, real = directions(sides.text.float())[tile], sides.real[tile, None]  # [B, M, P], [B, 1, M]
     cosine = ensure_finite("relevance to the question", meaning @ text.transpose(1, 2))  # [B, N, M]
     if not sides.words:

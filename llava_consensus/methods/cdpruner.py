@@ -1,15 +1,15 @@
 """CDPruner: keep T tokens that differ from each other and have to do with the question (Zhang et al., NeurIPS 2025). A
 determinantal point process over the projected tokens, its kernel their cosines weighted by each patch's relevance to
 the question in CLIP's embedding space, and greedy MAP inference with an incremental Cholesky factor. As in the
-authors' code, relevance is the NEGATED cosine (CLIP patches point away from what they show; where a tower's do not,
-take `relevance=cosine`) and the sentence that asks for a single word is no part of the question. What differs:
+authors' code, relevance is the NEGATED cosine (CLIP patches point away from their content; where a tower's do not,
+take `relevance=cosine`) and the sentence that asks for a single word is no part of the question. Differences:
 relevance is scaled within an image (over all its tiles, never over other frames), not within a batch; past the rank of
 the kernel, where theirs repeats one token, selection continues by the largest remainder; exactly T, none twice.
 
 Where the vision tower is of no CLIP model there is no text side. The authors reduce Qwen2.5-VL after its merger, with
 code they do not publish. Our reading there: relevance is the cosine, not negated, of a token as the language model
-receives it and the model's own embeddings of the words that stand after the image, the template's among them, mean
-over words; prompts without such words choose by diversity alone. The call's notes say so.
+receives it and the model's own embeddings of the words that follow the image, the template's among them, mean
+over words; prompts without such words choose by diversity only. The call's notes say so.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class CDPruner(Selector, ReadsTower):
 
     Args:
         theta: weight of relevance in [0, 1): it becomes exp(a r), a = theta / (2 - 2 theta), as a comment in the
-            authors' code has it; 0 is diversity alone. None, the default, is the relevance itself, as their code runs.
+            authors' code has it; 0 is diversity only. None, the default, is the relevance itself, as their code runs.
         relevance: `negated` | `cosine`, of patch and question in CLIP's space.
     """
 
@@ -78,7 +78,7 @@ class CDPruner(Selector, ReadsTower):
 
 def relevance_products(shape: Shape) -> float:
     """Products for the relevance of a token: its embedding in CLIP's space and the cosine there, or the cosines with
-    the words after the picture.
+    the words after the image.
     """
     return shape.joint * (shape.vision_width + 1) if shape.text_tower else shape.known("question") * shape.width
 
@@ -91,7 +91,7 @@ def relevance(sides: ClipSides, whole: WholePictures, negated: bool = True) -> T
             are equally relevant.
         whole: which tiles make an image, and which of their tokens the image has; the others (padding that anyres
             cuts away) do not count for the scale, and their own values mean nothing.
-        negated: whether patches point away from what they show in CLIP's space.
+        negated: whether patches point away from their content in CLIP's space.
     """
     patches, text = normalize(sides.patches.float(), dim=-1), normalize(sides.text.float(), dim=-1)
     cosine = patches @ text.transpose(1, 2) * sides.real[:, None]  # [U, N_tile, M]
@@ -116,7 +116,7 @@ def greedy_map(kernel: Tensor, count: int) -> Tensor:
     table = torch.cat((kernel, kernel.new_empty(batch, size, count)), dim=2)
     reads, shares = table.flatten(0, 1), table[:, :, size:]
     rows = kernel.new_empty(batch, count, size)
-    remainder = kernel.diagonal(dim1=1, dim2=2).clone()  # -inf for what is chosen
+    remainder = kernel.diagonal(dim1=1, dim2=2).clone()  # -inf for chosen tokens
     offset = counting(batch, device)[:, None] * size if batch > 1 else None
     chosen: list[Tensor] = []  # [B, 1] each
     for step in range(count):

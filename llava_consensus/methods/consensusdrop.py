@@ -3,7 +3,7 @@
 The vision tower says how salient each patch is to itself, a probe of the language model's first layer (SCAP) how much
 the question's words look at it (`saliency.py`). A fuser makes one saliency of both (`selection.py`); the best K tokens
 stay as they are, and the others are folded into M (EGTM, `merging.py`). A prompt without text after its image asks
-nothing, so the vision side decides alone.
+nothing, so only the vision side decides.
 """
 
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class ConsensusDrop(ReadsTower):
         tau_vision, tau_cross: softmax temperature of the vision and of the cross saliency.
         fps_start: where EGTM's sampling starts: at the first token, the most salient one, or the one farthest from the
             mean feature.
-        select: `top` (the paper) | `diverse`, which weighs the fused saliency with the distance to what is kept.
+        select: `top` (the paper) | `diverse`, which weighs the fused saliency with the distance to the kept tokens.
         quality: exponent of the saliency in diverse selection.
         answer_rows: whether rows with labels, the answer in training, count among the text rows that are asked.
     Raises:
@@ -79,10 +79,10 @@ class ConsensusDrop(ReadsTower):
                 )
 
     def flops(self, shape: Shape, budget: Budget) -> float:
-        """Saliency, SCAP with layer 0's two projections, selection, sampling, assignment and merge, for one picture.
+        """Saliency, SCAP with layer 0's two projections, selection, sampling, assignment and merge, for one image.
 
         Raises:
-            OptionError: for a shape that does not say how many text rows follow the picture.
+            OptionError: for a shape that does not say how many text rows follow the image.
         """
         if budget.tokens >= shape.available:
             return 0.0
@@ -143,7 +143,7 @@ class ConsensusDrop(ReadsTower):
         return vision
 
     def _cross(self, tokens: VisualTokens) -> Tensor | None:
-        """Saliency by the question: [B, N]; None where no text follows the pictures."""
+        """Saliency by the question: [B, N]; None if no text follows the images."""
         probe: TextProbe = tokens.needed(Need.PROBE)
         if not probe.rows.shape[1]:
             return None
@@ -157,7 +157,7 @@ class ConsensusDrop(ReadsTower):
         vision, cross, fused = saliencies
         if fused is not None and self.select == "diverse":
             kept = diverse(fused, tokens.of_tiles(tokens.needed(Need.FEATURES)), count, self.quality)
-        elif fused is None and cross is not None:  # the student's best, and among them what the teacher would miss
+        elif fused is None and cross is not None:  # the student's best, with those that the teacher would miss
             student, teacher = (vision, cross) if self.student == "vision" else (cross, vision)
             kept = selection.recover(student, teacher, count, self.rate)
         else:

@@ -1,4 +1,4 @@
-"""ConsensusDrop+: ConsensusDrop whose tokens keep the positions they had among all tokens of their picture.
+"""ConsensusDrop+: ConsensusDrop whose tokens keep the positions they had among all tokens of their image.
 
 The paper closes positions up after the reduction, as LLaVA does, and a model that reads by place then finds the places
 gone. Of all options this is the one that was better at every budget (docs/positions.md).

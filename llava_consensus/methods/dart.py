@@ -3,7 +3,7 @@
 Wen et al., "Stop Looking for Important Tokens in Multimodal Language Models: Duplication Matters More", EMNLP 2025.
 Pivots are the 4 image and 4 text tokens whose rotated keys of layer K - 1 have the largest L1 norm; image pivots stay.
 States that enter layer K pass the decoder's final norm; each pivot in turn adds the not yet chosen visual tokens with
-the lowest cosine to it. No attention weight is read. What differs from the official code: it walks through a Python
+the lowest cosine to it. No attention weight is read. Differences from the official code: it walks through a Python
 set; here image pivots come first, then text pivots, each by rank, ties to the lower index. It keeps 4 + 8 floor(T / 8)
 tokens; here the last rounds are shortened or the last one lengthened until T are there (`exact=false` is the official
 count). In models of fewer than 32 layers K is 2/32 of the depth, rounded, at least 1.

@@ -1,7 +1,7 @@
 """DivPrune: keep the T most different tokens, whatever they show (Alvar et al., CVPR 2025). Greedy max-min selection on
 the cosine distance of projected tokens: first the token whose nearest neighbour is farthest, then always the token
 farthest from all that are chosen. As the authors' code does it, but with the distance to the nearest chosen token kept
-up to date instead of worked out anew at every step; in float32; exactly T, where they round a share; never a token
+up to date instead of worked out again at every step; in float32; exactly T, where they round a share; never a token
 twice, where they repeat one once all distances left are zero; and newline tokens of anyres are no candidates.
 """
 

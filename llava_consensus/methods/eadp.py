@@ -1,4 +1,4 @@
-"""EADP: keep the tokens that stand for the patches the question's most telling words are about (ECCV 2026; official
+"""EADP: keep the tokens that represent the patches the question's most telling words are about (ECCV 2026; official
 code e1a0880, its pruner for Qwen2.5-VL and Qwen3-VL).
 
 A word is telling when few tokens are like it: its likeness to all tokens, as a softmax, has a low entropy. The fifth of
@@ -6,9 +6,9 @@ the words with the lowest entropy are mixed by a softmax of the negated entropy 
 counts, and this is weighed against the mean of all words. The result, brought to 0..1 and smoothed over the grid,
 weighs a facility location: each step keeps the token that adds most to the weighted sum of every token's likeness to
 the kept one it is most like. As in the authors' code likeness to words enters NEGATED, on this model too, where it
-points toward what a patch shows.
+points toward the content of a patch.
 
-What differs: the words are the rows that stand after the image in the prompt, the template's among them; on LLaVA the
+Differences: the words are the rows that follow the image in the prompt, the template's among them; on LLaVA the
 authors compare in CLIP's space with all 77 rows of its text tower, of which a text tower's output keeps one, so there
 too the language model's embeddings are read here. They measure Qwen with plain positions and without DeepStack, which
 their own code around `generate` loses; here both stay. Prompts without words after their image weigh all tokens

@@ -1,9 +1,9 @@
-"""EVS, efficient video sampling: keep the first frame and what changes after it (NVIDIA, arXiv 2510.14624; as vLLM has
+"""EVS, efficient video sampling: keep the first frame and the changes after it (NVIDIA, arXiv 2510.14624; as vLLM has
 it in `vllm/multimodal/evs.py`, and SGLang from there).
 
 A token of a later frame is ranked by 1 less its cosine with the token at the same place in the frame before; the first
 frame comes before all of them, whole. The tiles of a video are its frames; an image of one tile is a video of one
-frame, in which nothing changes. What differs: T is exact. Where it is less than a frame, vLLM keeps the whole first
+frame, in which nothing changes. Differences: T is exact. Where it is less than a frame, vLLM keeps the whole first
 frame; here T tokens of it at even distances stay, so an image is thinned out evenly. Tokens keep their positions, as
 theirs do. Nothing depends on the depth of a model.
 """
@@ -48,7 +48,7 @@ class EVS(Selector):
 
 
 def previous(frame: Tensor, patch: Tensor, frames: int) -> Tensor:
-    """The token at the same place one frame before: [B, N], [B, N] -> [B, N], -1 where there is none."""
+    """The token at the same place one frame before: [B, N], [B, N] -> [B, N], -1 if there is none."""
     size = frame.shape[1]  # no frame has more places than the video has tokens
     place = frame * size + patch
     table = torch.full((len(frame), (frames + 1) * size), -1, device=frame.device)

@@ -1,6 +1,6 @@
 """FastV: after the second decoder layer keep the visual tokens the last prompt token attends to most.
 
-Chen et al., "An Image is Worth 1/2 Tokens After Layer 2", ECCV 2024; written from its text alone. The saliency is the
+Chen et al., "An Image is Worth 1/2 Tokens After Layer 2", ECCV 2024; written from its text only. The saliency is the
 head-mean softmaxed attention of the last prompt token in layer K - 1, the cut is before layer K (from 0). What differs
 from the official code: one attention row is computed from the layer's own queries and keys instead of all maps;
 images are ranked each on its own, rows of a batch too; the cache holds every layer once; ties go to the lower index.
@@ -19,7 +19,7 @@ from llava_consensus.reduction.tokens import Stopwatch
 
 @dataclass(frozen=True, kw_only=True)
 class FastV(InDecoder):
-    """FastV: keep what the last prompt token attends to after decoder layer 2.
+    """FastV: keep the tokens that the last prompt token attends to after decoder layer 2.
 
     Args:
         count: `kept` (T tokens after the cut) | `eq` (T is the mean over layers of the tokens entering them).

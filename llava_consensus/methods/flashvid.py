@@ -5,7 +5,7 @@ A video is cut into segments where the means of two frames differ (cosine below 
 there are 8. Of the b tokens of a frame, T over the frames rounded up, 0.7 b are kept by farthest-point sampling; the
 distance to a token counts by its attention and by its likeness to the frames of its segment. Each other token joins
 the one most like it in the frame before, where their cosine is above 0.8; trees of them become sums, the last frame
-first, and what is left of a frame is clustered by density peaks. A cluster's mean stands at its centre.
+first, and what is left of a frame is clustered by density peaks. A cluster's mean is at its centre.
 
 T is what the language model is handed, 1.25 times the authors' share; their cut to three tenths before layer 20 is
 `flashvid:tokens=N+fastv:layer=20`. As in theirs, numbers of clusters are rounded up frame by frame, so that a few more
@@ -40,7 +40,7 @@ class Trees(NamedTuple):
 
     values: Tensor  # [f, n, D]
     root: Tensor  # [f, n] which of the f n tokens each went into
-    left: Tensor  # [f, n] true where a token stays, and is not among the kept
+    left: Tensor  # [f, n] true if a token stays, and is not among the kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ class FlashVID(AfterTower):
         return arrange(pick(tokens.projected, chosen), chosen, size, self.order, folded, ascending=True)
 
     def compressed(self, video: Tensor, saliency: Tensor, each: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What is left of a video.
+        """The remaining tokens of a video.
 
         Args:
             video: [F, n, D] its tokens.
@@ -129,7 +129,7 @@ class FlashVID(AfterTower):
         return torch.cat(kept), torch.cat(merged), torch.cat(anchors), torch.cat(group)
 
     def _merged(self, part: Tensor, own: Tensor, each: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Merged tokens [M, D] of a segment, the tokens [M] they stand at, and which of the M each of its tokens is in.
+        """Merged tokens [M, D] of a segment, the tokens [M] they are at, and which of the M each of its tokens is in.
 
         Args:
             part: [f, n, D] the segment.

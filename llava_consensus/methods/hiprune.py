@@ -4,7 +4,7 @@ looks at (Liu et al., 2025, arXiv 2508.00553; official code 6e83a12).
 Of T tokens alpha T / 5 are anchors, the most looked at in the earlier block, by all rows of its attention. With the
 tokens left, right, above and below they stay, and the most looked at in the block that feeds the projector fill up to
 T. As in the authors' code a neighbour is found by its number: beside a row's end lies the next row's beginning, and
-above the first row and below the last lie the image's first token and its last. What differs: where anchors and
+above the first row and below the last lie the image's first token and its last. Differences: where anchors and
 neighbours are more than T, the lowest of them stay (the authors' code fails), and ties go to the lower index. The
 earlier block is the ninth of CLIP's 24 and the sixteenth of Qwen2.5-VL's 32 in the authors' code; elsewhere it is the
 one at 9/24 of the depth.
@@ -68,7 +68,7 @@ def looked_at(attention: VisionAttention) -> Tensor:
 
 
 def beside(tokens: VisualTokens, anchors: Tensor, size: int) -> Tensor:
-    """Mask [B, N] of the anchors [B, k] and their neighbours, in tiles of `size` tokens; above and below only where
+    """Mask [B, N] of the anchors [B, k] and their neighbours, in tiles of `size` tokens; above and below only if
     they form a grid.
     """
     place, tile = tokens.patch.gather(1, anchors), tokens.tile.gather(1, anchors)

@@ -6,7 +6,7 @@ class attention and of how much the cosines of a token with the others of its cr
 scale of the attention. Crops get seats in proportion to their scores, rounded down, and the best of them one more each
 until T are given out; in a crop the most attended tokens are kept. A tower without a class token is read as in the
 authors' code for Qwen2.5-VL: int(16 / 9 N / T) crops, at least one, and attention is received from all rows (their code
-then writes ones over it, ours does not). An image of several tiles is ranked whole, as theirs is. What differs: seats
+then writes ones over it, ours does not). An image of several tiles is ranked whole, as theirs is. Differences: seats
 that a small crop cannot fill go to the most attended tokens elsewhere, where the authors hand zeros to the language
 model, and ties go to the lower index. The weights (alpha, 16 crops of 36 tokens) were set for CLIP ViT-L at 24 x 24
 patches; nothing depends on the depth of a model.
@@ -73,7 +73,7 @@ class HoloV(ReadsTower):
             weight = weight / (weight.sum(1, keepdim=True) + EPSILON)
             seats = topped_up((weight * count).floor().long(), weight, count)
             kept = seated(rank(saliency), crops.crop.expand_as(saliency), seats, count)
-            if self.order == "official":  # a crop that is kept whole stands as it was
+            if self.order == "official":  # a crop that is kept whole stays as it was
                 crop = crops.crop[kept]
                 whole = seats.gather(1, crop) >= crops.sizes[crop]
                 place = torch.where(whole, kept, torch.arange(count, device=kept.device))
@@ -86,7 +86,7 @@ class HoloV(ReadsTower):
 
 
 class Crops:
-    """`count` crops of `size` tokens in a row; the first ones are longer by one where it does not divide."""
+    """`count` crops of `size` tokens in a row; the first ones are longer by one if it does not divide."""
 
     def __init__(self, size: int, count: int, device: torch.device) -> None:
         short, longer = divmod(size, count)

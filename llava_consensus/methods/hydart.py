@@ -4,7 +4,7 @@ at and that differ from each other (prune-visualizer; code f12b738).
 Anchors are the most looked at in the earlier block, as in `hiprune`. The places that are left go, one by one, to the
 largest attention in that block, scaled to 0..1 over the unit, less 0.1 times the largest cosine with anchors and
 neighbours and 0.5 times that with the tokens picked since; the cosines are of projected tokens and never negative.
-What differs: where anchors and neighbours are more than T, the lowest of them stay (the code refuses), and ties go to
+Differences: where anchors and neighbours are more than T, the lowest of them stay (the code refuses), and ties go to
 the lower index. The earlier block is the ninth of CLIP's 24 in their code, elsewhere the one at 9/24 of the depth.
 """
 

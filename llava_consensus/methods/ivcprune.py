@@ -5,10 +5,10 @@ Read are the values of layer K - 1, not its queries and keys. A row looks at the
 value's products with theirs, mean over heads. The tokens that the text looks at most are seeds, which then look as the
 text does; a token's saliency is the mean over text and seeds. Whatever their saliency, the seeds stay, and so do the
 tokens whose cosines of the rotary table, mean over all frequencies (and over the three axes of Qwen-VL), are largest,
-and those whose sines are: coordinates that stand for the implicit origin. The rest of T goes by saliency. Positions are
+and those whose sines are: coordinates that represent the implicit origin. The rest of T goes by saliency. Positions are
 kept.
 
-What differs: T is any number, where the authors keep half of n; their tenths of n for cosines and sines and hundredth
+Differences: T is any number, where the authors keep half of n; their tenths of n for cosines and sines and hundredth
 for seeds are the same shares of T here. Text is all rows after the image, theirs without the first of them; each
 image of a prompt is cut, theirs the first. They cut the caches of the layers before K too, afterwards, so that decode
 steps do not see dropped tokens there; here those caches stay as those layers have read them. Their forward for LLaVA, a

@@ -7,10 +7,10 @@ once: each step keeps the token that adds most to the sum over words and tokens 
 words weigh 1 in all, the tokens alpha. The temperature of the words is 0.02 in the authors' code for LLaVA and 0.01 for
 Qwen2.5-VL, here wherever a token is made of several patches.
 
-What differs: the words are the rows that stand after the image in the prompt, the template's among them. The authors
+Differences: the words are the rows that follow the image in the prompt, the template's among them. The authors
 tokenise the question apart, and for LLaVA leave out the sentence that asks for a short answer and 47 common words,
 which no model knows without its tokenizer. Patches of a square image's padding are candidates, which their code for
-LLaVA-1.5 excludes; prompts without words after their image cover tokens alone; vectors are normalised in float32;
+LLaVA-1.5 excludes; prompts without words after their image cover only tokens; vectors are normalised in float32;
 ties go to the lower index.
 """
 
@@ -33,7 +33,7 @@ class MMTok(Selector, ReadsTower):
 
     Args:
         alpha: weight of covered tokens against covered words.
-        word_temperature: of a word's shares; None is 0.02, and 0.01 where a token is made of several patches.
+        word_temperature: of a word's shares; None is 0.02, and 0.01 if a token is made of several patches.
         token_temperature: of a token's shares.
     """
 

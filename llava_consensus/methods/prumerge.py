@@ -2,7 +2,7 @@
 nearest neighbours hold (Shang et al., LLaVA-PruMerge, arXiv 2403.15388, ICCV 2025; official code 097c041).
 
 Outliers of the class attention are kept, each grows by its 32 nearest patches in key space weighted with their
-attention, and one extra token sums up everything that was pruned; all of it before the projector. What differs: the
+attention, and one extra token sums up everything that was pruned; all of it before the projector. Differences: the
 published method lets the image decide how many tokens stay (`budget=adaptive`); a table needs T, so by default the
 T - 1 most attended patches stay, which is the official code's own non-adaptive path, and the extra token is the T-th.
 One batched product replaces the loops over images and tokens. Where nothing was pruned there is no extra token (the
@@ -10,7 +10,7 @@ official code projects a row of zeros).
 
 The authors' code is for LLaVA. A model whose projector takes several patches at a time, or whose tower has no class
 token and ends with the features, is our reading: the tokens are those after the projector, in the place of features
-too; a token's attention is that of its patches together, received from all rows where there is no class token, in the
+too; a token's attention is that of its patches together, received from all rows if there is no class token, in the
 last block; its key is the mean of its patches'; tokens stay in raster order.
 """
 
@@ -31,7 +31,7 @@ from llava_consensus.reduction.tokens import AHEAD, PLACE, Need, Reduction, Visi
 
 @dataclass(frozen=True, kw_only=True)
 class PruMerge(ReadsTower):
-    """The most attended patches, each with its neighbours added, and one token for what was pruned.
+    """The most attended patches, each with its neighbours added, and one token for the pruned ones.
 
     Args:
         budget: `fixed` (T tokens, the extra one among them) | `adaptive` (as published: the number of outliers plus
@@ -69,7 +69,7 @@ class PruMerge(ReadsTower):
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """Class row, key similarities, merge and the projection (two layers) of the merged tokens. After the projector:
-        the class row, or all rows where there is none, similarities and merge.
+        the class row, or all rows if there is none, similarities and merge.
         """
         if budget.tokens >= shape.patches:
             return 0.0
@@ -83,7 +83,7 @@ class PruMerge(ReadsTower):
         return 2.0 * ((shape.patches + 1) * shape.vision_width + merge + project)
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
-        """The kept tokens in order of attention and the extra one, projected anew. An adaptive reduction waits once
+        """The kept tokens in order of attention and the extra one, projected again. An adaptive reduction waits once
         for the device, because its length is not known before.
 
         Raises:
@@ -111,7 +111,7 @@ class PruMerge(ReadsTower):
                 merged = _sums(weights, ensure_finite("features of the vision tower", features), kept, rest)
             out = tokens.needed(Need.PROJECTOR)(merged.to(tokens.projected.dtype))
         count, extra = kept.shape[1], None
-        if rest.shape[1]:  # the extra token stands for the most attended of those pruned
+        if rest.shape[1]:  # the extra token represents the most attended of those pruned
             anchor = rest.gather(1, saliency.gather(1, rest).argmax(1, keepdim=True))
             extra = Folded(out[:, count:], anchor, rest, torch.zeros_like(rest))
         result = arrange(out[:, :count], kept, saliency.shape[1], order, extra)

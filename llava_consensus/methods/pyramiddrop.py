@@ -4,7 +4,7 @@ Xing et al., "PyramidDrop", CVPR 2025. Before layers 8, 16 and 24 of 32 the visu
 attention of the last prompt token, with that layer's own norm, queries and keys; positions close up after each cut. The
 official ratios 1/2, 1/4, 1/8 are the geometric schedule n, n l, n l^2, n l^3 with l = 1/2; a budget T sets l, so that T
 stay after the last cut (`count=kept`; 72 of 576 is the official schedule), or T is the mean over layers (`count=eq`;
-nothing below a quarter of n can be). What differs from the official code: batches with padding and several images
+nothing below a quarter of n can be). Differences from the official code: batches with padding and several images
 work, and the keys of the ranking layer are the only extra projection. In models of fewer than 32 layers the cuts stand
 at the same quarters, rounded. The official lists of layers and ratios can be given as they are, `layers="8 16 24"` and
 `ratios="0.5 0.25 0.125"`.

@@ -4,7 +4,7 @@ many compression methods. How many tokens an image has follows from its size on 
 the model's own encoder reads the smaller image as if the processor had made it. T counts tokens, and a tile is made
 smaller in whole ones, however many patches make a token. The grid has the image's own form: both sides times one
 factor and rounded down, with one row or column more where that fits, of the side that rounding cost more. A token
-stands in the place of the first token of the full image that lies in its cell.
+is in the place of the first token of the full image that lies in its cell.
 
 A tower of fixed size, such as LLaVA's, takes no small image: there it runs on rows x columns patches with its
 position embeddings interpolated bicubically. Tokens are floor(sqrt T) rows of as many columns, or one column more where

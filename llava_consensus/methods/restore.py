@@ -5,9 +5,9 @@ A selector keeps T / 2 tokens. Of the others, those are anchors that are represe
 token's cosines with the rest, times 1 less its largest cosine with a token of a smaller sum (as the code runs; its
 names speak of a larger one). Every other token joins the anchor it is most like, and a merged token is the plain mean.
 Kept tokens stand where they stood, a merged one at the lower median of its members; an image of several tiles is one
-unit. Both methods of this file choose and merge so. `restore` is the merging alone; `restore_calibrated` adds the
+unit. Both methods of this file choose and merge so. `restore` is only the merging; `restore_calibrated` adds the
 authors' calibration of the language model's attention (`reduction/calibration.py`), for which it drops tokens before
-the first decoder layer instead of before the language model. What differs: ties go to the lower index. Nothing depends
+the first decoder layer instead of before the language model. Differences: ties go to the lower index. Nothing depends
 on the depth of a model.
 """
 
@@ -103,7 +103,7 @@ class RestoreCalibrated(InDecoder):
 
     @property
     def merging(self) -> Restore:
-        """The merging alone."""
+        """Only the merging."""
         return Restore(selector=self.selector, vision_layer=self.vision_layer)
 
     @property
@@ -131,10 +131,10 @@ class RestoreCalibrated(InDecoder):
         """Kept and merged tokens.
 
         Raises:
-            OptionError: for a host that does not say what its vision tower saw.
+            OptionError: for a host that does not say the output of its vision tower.
         """
         if view.tower is None:
-            raise OptionError("this host does not show methods between decoder layers what its vision tower saw")
+            raise OptionError("this host does not show methods between decoder layers the output of its vision tower")
         with watch.time("selection"):
             made = self.merging.reduce(view.tower, Budget(view.tokens))
             anchors, owner = made.anchors, made.owner

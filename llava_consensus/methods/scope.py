@@ -3,7 +3,7 @@ official code 6bf7306).
 
 A token is covered by the kept token that its feature is most like. Each step keeps the token by which most coverage is
 gained, times its class attention to the power alpha. As in the authors' code coverage starts at 0, so that what is
-unlike everything kept counts as not covered. What differs: float32 throughout, ties go to the lower index, and
+unlike everything kept counts as not covered. Differences: float32 throughout, ties go to the lower index, and
 attention is the mean over heads, where theirs is the sum, which changes no product's rank. Nothing depends on the depth
 of a model.
 """
@@ -28,7 +28,7 @@ class Scope(Selector, ReadsTower):
     """Keep T tokens, each the one that gains most coverage of all tokens, weighted with its class attention.
 
     Args:
-        alpha: exponent of the attention, at least 0; the official scripts take 1, and 0 is coverage alone.
+        alpha: exponent of the attention, at least 0; the official scripts take 1, and 0 is coverage only.
     """
 
     alpha: NotNegative = 1.0
@@ -55,7 +55,7 @@ def cover(similarity: Tensor, weight: Tensor | None, count: int) -> Tensor:
     is what is covered, and the 1-distance from it is what a token would add, exactly 0 for one that adds nothing.
 
     Args:
-        weight: [B, N] that gains are multiplied with; None where all are 1.
+        weight: [B, N] that gains are multiplied with; None if all are 1.
     Returns:
         [B, count] in the order of the choices, none twice.
     """

@@ -7,8 +7,8 @@ checkpoint that holds them as parts of its vision tower's scorer; the authors pu
 scorer` trains them for a model and writes such a file, which any model of the same width takes.
 
 `balance=1` keeps the best scores (VisionSelector); `balance=0.5` weighs them against the likeness to tokens that are
-kept (IDPruner, as in `idpruner`, whose saliency is attention). What differs: the authors rank the tokens of all
-images of a prompt together, here each image is ranked alone, over all its tiles; they take a file whose names do
+kept (IDPruner, as in `idpruner`, whose saliency is attention). Differences: the authors rank the tokens of all
+images of a prompt together, here each image is ranked separately, over all its tiles; they take a file whose names do
 not match in silence and rank by random weights, here it is refused. Ties go to the lower index.
 """
 
@@ -31,7 +31,7 @@ from llava_consensus.reduction.selection import rank
 from llava_consensus.reduction.tokens import VisualTokens, ensure_finite
 
 PARTS = ("q_proj.weight", "q_proj.bias", "k_proj.weight", "k_proj.bias")
-INSIDE = "_scorer."  # ends what stands in front of the names in a whole checkpoint
+INSIDE = "_scorer."  # ends what is in front of the names in a whole checkpoint
 FRONTS = ("module.", "_orig_mod.")  # that training in parallel and compiling put in front of names
 UNREAD = {"norm.weight"}  # of IDPruner's LLaVA-1.5
 MOST = 8  # tensors that are looked at in a file without a scorer, to name them
@@ -79,7 +79,7 @@ class Scorer(Selector, Tiled):
 
     @property
     def form(self) -> LinearForm | None:
-        """The maps; None where no file is named."""
+        """The maps; None if no file is named."""
         return vars(self)["_form"]
 
     @property
@@ -89,7 +89,7 @@ class Scorer(Selector, Tiled):
 
     @property
     def recorded(self) -> dict[str, str]:
-        """What a run records of `weights`: the name with a checksum of the numbers."""
+        """The record of `weights` in a run: the name with a checksum of the numbers."""
         return {"weights": f"{self.weights} ({self.form.checksum})"} if self.form else {}
 
     def flops(self, shape: Shape, budget: Budget) -> float:
@@ -155,7 +155,7 @@ def read_form(path: Path) -> LinearForm:
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of a file; of a whole checkpoint those of its scorer alone. OptionError for a damaged one."""
+    """The tensors of a file; of a whole checkpoint only those of its scorer. OptionError for a damaged one."""
     try:
         if file.suffix == ".safetensors":
             from safetensors import safe_open
@@ -165,5 +165,5 @@ def _tensors(file: Path) -> dict[str, Tensor]:
                 return {name: tensors.get_tensor(name) for name in names}
         loaded: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True)
         return {name: value for name, value in loaded.items() if INSIDE in name} or loaded
-    except Exception as error:  # each format has errors of its own
+    except Exception as error:  # each format has its own errors
         raise OptionError(f"weights={file}: cannot be read ({' '.join(str(error).split())[:200]})") from error

@@ -3,12 +3,12 @@
 Zhang et al., "SparseVLM", ICML 2025. Text raters are the rows after the image whose share of a softmax of visual
 times text embeddings is above uniform. Saliency is their head-mean attention in the layer before the cut; of the
 dropped tokens the best 30 % are clustered by density peaks on that layer's output, and each cluster's mean goes after
-the picture. Version 1.5, the default, keeps published numbers of tokens; 1.0 keeps rank(attention) * scale + bias and
+the image. Version 1.5, the default, keeps published numbers of tokens; 1.0 keeps rank(attention) * scale + bias and
 cuts after layer 19 too; 2.0 (SparseVLM+) divides the attention by that of all-ones queries and keys, keeps the 14 heads
 with most visual mass, recycles nothing and leaves positions. For other T than the published ones, and other n than 576,
 there is one cut after layer 2 with kept + recycled = T. So T is what is left after the only cut there, and the authors'
-"equivalent tokens" in the published schedules. What differs: equal densities are ordered by index instead of by noise;
-raters and attention rows only, never a map. In models of fewer than 32 layers the cuts stand in proportion, rounded, at
+"equivalent tokens" in the published schedules. Differences: equal densities are ordered by index instead of by noise;
+raters and attention rows only, never a map. In models of fewer than 32 layers the cuts are in proportion, rounded, at
 least one layer apart.
 """
 
@@ -61,7 +61,7 @@ class SparseVLM(InDecoder):
 
     @property
     def adaptive(self) -> bool:
-        """Version 1.0 reads its counts from the data, image by picture."""
+        """Version 1.0 reads its counts from the data, image by image."""
         return self.version == "1.0"
 
     @property
@@ -83,7 +83,7 @@ class SparseVLM(InDecoder):
         planned, left = [], available
         for cut, count in dict(zip(cuts, counts, strict=True)).items():
             kept = min(count, left - 1)
-            # `solve` keeps all T where there is no room for clusters
+            # `solve` keeps all T if there is no room for clusters
             no_clusters = self.version == "2.0" or (listed is None and kept == tokens)
             planned.append(Cut(cut, kept, 0 if no_clusters else recycled(left - kept)[1]))
             left = planned[-1].left
@@ -131,7 +131,7 @@ class SparseVLM(InDecoder):
             return Chosen(kept, merged, chosen.gather(1, centres))
 
     def count_by_rank(self, tokens: int, attention: Tensor, is_rater: Tensor) -> int:
-        """Version 1.0's number of kept tokens of one picture. Waits for the device: the number is a result."""
+        """Version 1.0's number of kept tokens of one image. Waits for the device: the number is a result."""
         scale, bias = self.rank_rule(tokens)
         matrix_rank = int(torch.linalg.matrix_rank(attention.mean(1)[0][is_rater[0]]))
         size = attention.shape[-1]
@@ -156,8 +156,8 @@ def raters(visual: Tensor, text: Tensor, mask: Tensor) -> Tensor:
 
     Args:
         visual: [P, n, D] inputs of layer 0.
-        text: [P, L, D] rows after the picture.
-        mask: [P, L] true where a row is real.
+        text: [P, L, D] rows after the image.
+        mask: [P, L] true if a row is real.
     Returns:
         [P, L] bool.
     """
@@ -168,7 +168,7 @@ def raters(visual: Tensor, text: Tensor, mask: Tensor) -> Tensor:
 
 
 def gravity(probe: TextProbe, columns: Tensor) -> Tensor:
-    """Attention by rotary embedding alone: rotated all-ones queries times keys, scaled. [P, L, v]."""
+    """Attention by rotary embedding only: rotated all-ones queries times keys, scaled. [P, L, v]."""
     cos, sin = (probe.cos, probe.sin) if probe.angles is None else probe.angles()
     rotated = rotate(torch.ones_like(cos[:, None], dtype=torch.float32), cos.float(), sin.float())[:, 0]  # [P, W, d]
     return pick(rotated, probe.rows) @ pick(rotated, columns).transpose(1, 2) * probe.scale

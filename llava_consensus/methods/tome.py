@@ -1,9 +1,9 @@
 """ToMe: merge the most similar tokens a few at a time inside every vision block (Bolya et al., "Token Merging: Your ViT
 But Faster", ICLR 2023). Between attention and MLP the patches are matched by the cosine of their attention keys, mean
-over heads, and the closest pairs become one, weighted by the patches each stands for; attention then counts a token as
+over heads, and the closest pairs become one, weighted by the patches each represents; attention then counts a token as
 often as it has patches (proportional attention, here an additive mask, so that the fast kernel stays). The authors
 publish no vision-language version. Here the blocks up to the feature block merge by a schedule that lands on T exactly,
-as even as their halving limit allows, and the T tokens stand in raster order of their first patch.
+as even as their halving limit allows, and the T tokens are in raster order of their first patch.
 
 On other models than LLaVA the reading is ours. A SigLIP tower has no class token to keep out of it. Where the model
 makes one token of each square of patches, what is left after merging forms no grid, and the method is refused.

@@ -5,7 +5,7 @@ Of the projected tokens the half of the channels that vary least is read. A toke
 frame is the sum over five widths of a Gaussian of its distance to their mean. A frame's share is base x (1 + p - mean
 p), base being T / N and p a softmax, at temperature 0.01, of how unlike the video its tokens are on average. In a frame
 the tokens stay whose sum of likenesses is smallest. The tiles of a video are its frames; an image of several tiles is
-read in the same way, one of a single tile as a video of one frame. What differs: shares come to exactly T (largest
+read in the same way, one of a single tile as a video of one frame. Differences: shares come to exactly T (largest
 remainders, where theirs are rounded), and ties go to the lower index. Nothing depends on the depth of a model.
 """
 

@@ -4,17 +4,17 @@ et al., VisionZip, CVPR 2025; official code 3151f6d).
 Of D + M = T tokens, D are dominant: the class token itself and the D - 1 patches with the largest class attention; M
 of the others, equally spaced, are targets, every other token joins the target with the nearest key, and a contextual
 token is the target plus the mean of those that joined, before the projector. M is 5/32 of T, which gives the published
-splits (54 + 10 at 64). The class token is handed to the language model, as the official code does, and counts as one
+splits (54 + 10 at 64). The class token is passed to the language model, as the official code does, and counts as one
 of the T; at T >= N this host leaves the model as it is, so there is then no class token and nothing is merged. What
-differs: M = 0 works (it divided by zero), only the class token and the contextual tokens are projected anew, and a
+differs: M = 0 works (it divided by zero), only the class token and the contextual tokens are projected again, and a
 image ranked over all its tiles (`tile_budget=global`) has the class token of its first.
 
 A model whose projector takes several patches at a time, or whose tower has no class token, is reduced as the authors do
 it on Qwen2.5-VL (their 68993a3): of T = D + M tokens D are those that receive most attention in the tower, a token's
 being the mean of its patches' (they sum over rows, which ranks the same), keys are averaged over its patches too, and
-contextual tokens are made after the projector and stand at their targets' places. Their M is 5 % of all tokens, here
+contextual tokens are made after the projector and are at their targets' places. Their M is 5 % of all tokens, here
 5/32 of T unless `merged` says another. Their code is for one image in a prompt and for no video; here each image,
-and each frame, is ranked by itself. On all models but Qwen2.5-VL this is our reading; where a tower has a class token
+and each frame, is ranked by itself. On all models but Qwen2.5-VL this is our reading; if a tower has a class token
 beside such a projector (InternVL), the attention of that token ranks.
 """
 
@@ -62,7 +62,7 @@ class VisionZip(ReadsTower):
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """Class row, key similarities of the rest to the targets, merge and projection (two layers) of the merged.
-        After the projector: the class row, or all rows where there is none, the similarities, and the merge.
+        After the projector: the class row, or all rows if there is none, the similarities, and the merge.
         """
         if budget.tokens >= shape.patches:
             return 0.0

@@ -3,7 +3,7 @@ other (Zhang et al., VisPruner, ICCV 2025; official code aefa01a; FasterVLM is `
 
 The most attended patches are kept; the others, in order of attention, are thinned out round by round: the list is
 split into its even and odd places, and up to eight of the even ones that are most similar to an odd one leave. Nothing
-is merged. What differs: the rounds that crashed are repaired (the even half of an odd list is the longer one, and a
+is merged. Differences: the rounds that crashed are repaired (the even half of an odd list is the longer one, and a
 round never drops more than it has), which changes no published budget; similarities are worked out once, in float32,
 and ties go to the patch that comes first. The order of survivors decides the next split, so the loop is numerically
 chaotic: another precision picks another diverse half (docs/faithfulness.md).
@@ -93,7 +93,7 @@ def _rounds(similarity: Tensor, enough: int, count: int) -> Tensor:
 
 
 def list_table(similarity: Tensor) -> tuple[Tensor, Tensor]:
-    """What rounds read of similarities [B, R, R], made so that a round is four operations.
+    """The inputs of rounds from similarities [B, R, R], made so that a round is four operations.
 
     Returns:
         Table [B (R + 1), 2 (R + 1)]: row j says how similar every token is to token j. Column R + 1 + i is -inf: there

@@ -6,8 +6,8 @@ The grid of a tile is cut into 4 x 4 windows. Each keeps an equal share of T / 2
 class token looks at most in the early block; the tokens it looks at most in the block that feeds the projector fill up.
 A kept token becomes the plain mean of itself and the tokens that join it, by cosine of what the language model would
 have received. A tower without a class token is read as in the authors' code for Qwen2.5-VL: windows are 4 x 4 tokens,
-the last ones longer where that does not divide, a window keeps at most T / 2 over their number, rounded up, of the
-tokens that all rows look at most, and so T / 2 are found. What differs: exactly T tokens stay where the windows' shares
+the last ones longer if that does not divide, a window keeps at most T / 2 over their number, rounded up, of the
+tokens that all rows look at most, and so T / 2 are found. Differences: exactly T tokens stay where the windows' shares
 do not come to T / 2, a T / 2 of fewer tokens than windows gives one to as many windows (the authors keep none), seats
 of windows that unpadding cut away go to the most attended elsewhere, any grid is cut (the authors' code for LLaVA knows
 24 x 24), and ties go to the lower index. The authors prune once more in the middle of the language model, which is not

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from tqdm import tqdm
 
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.benchmarks.base import LETTER, SHORT
 from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.models import Answer, Prompt, Runner
-from llava_consensus.evaluation.progress import counted
 from llava_consensus.evaluation.report import overlay
 from llava_consensus.evaluation.report.patches import Patches, patches
 from llava_consensus.evaluation.runs.configuration import RunPlan
@@ -100,7 +100,7 @@ def search(
     """
     found = []
     with runner.attach(make("consensusdrop"), Budget(tokens)):
-        for asked in counted(questions, total=len(questions), unit="q", desc="looking"):
+        for asked in tqdm(questions, unit="q", desc="looking", disable=None):
             _, answer = runner.ask([asked.image()], replace(asked.prompt, max_new_tokens=1))
             found.append((disagreement(_patches(runner, answer)), asked))
     return sorted(found, key=lambda pair: -pair[0])[:count]

@@ -1,1 +1,1 @@
-"""The maths of token reduction and what a method is made of; torch only, no model library."""
+"""The maths of token reduction and the base classes of methods; torch only, no model library."""

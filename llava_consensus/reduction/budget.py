@@ -17,7 +17,7 @@ FEWEST = 8  # part of its budget that an old image of a conversation keeps at le
 
 @dataclass(frozen=True)
 class Budget:
-    """Visual tokens handed to the language model for one image: `tokens` = T = K kept + M merged.
+    """Visual tokens passed to the language model for one image: `tokens` = T = K kept + M merged.
 
     Args:
         tokens: T >= 1, in absolute tokens. T >= N means the unpatched model.
@@ -48,7 +48,7 @@ class Budget:
         return self
 
     def split(self, available: int) -> tuple[int, int]:
-        """K and M for a unit of `available` tokens; M is clamped to what is left after K, K to what there is."""
+        """K and M for a unit of `available` tokens; M is clamped to the rest after K, K to the number of tokens."""
         merged = (40 * self.tokens + 128) // 256 if self.merged is None else self.merged
         kept = min(self.tokens - merged, available)
         return kept, min(merged, available - kept)
@@ -63,7 +63,7 @@ class Budget:
             OptionError: for fewer tokens than tiles.
         """
         left, parts = self.tokens, dict[int, int]()
-        order = sorted(range(len(sizes)), key=lambda tile: (sizes[tile], -tile))  # small ones settle what is left over
+        order = sorted(range(len(sizes)), key=lambda tile: (sizes[tile], -tile))  # small ones take the remainder
         for settled, tile in enumerate(order):
             parts[tile] = min(sizes[tile], left // (len(order) - settled))
             left -= parts[tile]
@@ -81,7 +81,7 @@ class Budget:
         return [Budget(parts[tile], merged.get(tile)) for tile in range(len(sizes))]
 
     def share(self, parts: int) -> list["Budget"]:
-        """The budget divided equally over `parts` tiles; the first tiles take what does not divide."""
+        """The budget divided equally over `parts` tiles; the first tiles take the remainder."""
         return self.over([self.tokens + 1] * parts)
 
 
@@ -147,7 +147,7 @@ def conversation(tokens: Sequence[int], total: int) -> list[int]:
         tokens: of each image without a bound, the oldest first.
         total: of all.
     Raises:
-        OptionError: where they do not fit so.
+        OptionError: if they do not fit so.
     """
     found = list(tokens)
     part = 2
@@ -172,7 +172,7 @@ def of_prompts(
 
     Args:
         budgets: of each image, those of a prompt with the oldest first.
-        sizes: tokens of each picture.
+        sizes: tokens of each image.
         prompts: which prompt each is of.
         total: of one prompt.
     """

@@ -3,9 +3,9 @@ fewer tokens take from it.
 
 Rotated queries and keys that are far from each other have smaller products, and an image of which fewer tokens are
 left has less of the softmax than it had. So the logit of query m and key n gets log s_n + log(2 - D(m - n)) more: s_n
-is how many tokens a key stands for, and D(x) the mean of cos(x t) over the frequencies t of the rotation, which is 1 at
+is how many tokens a key represents, and D(x) the mean of cos(x t) over the frequencies t of the rotation, which is 1 at
 distance 0 and falls with it. The authors add the second term while a prompt is read, the first also in decoding. Maths
-only; torch alone.
+only. Torch only.
 """
 
 import torch
@@ -23,7 +23,7 @@ def far_logits(cos: Tensor, sin: Tensor) -> Tensor:
         [R, W, W], at least 0.
     """
     cos, sin = cos.float(), sin.float()
-    scale = (cos.square() + sin.square()).sum(-1, keepdim=True)  # d, but where a model stretches its rotation
+    scale = (cos.square() + sin.square()).sum(-1, keepdim=True)  # d, unless a model stretches its rotation
     near = (cos @ cos.transpose(1, 2) + sin @ sin.transpose(1, 2)) / scale
     return (MOST - near).clamp_min(1.0).log()
 
@@ -32,12 +32,12 @@ def seen_logits(mask: Tensor, sizes: Tensor, far: Tensor | None, dtype: torch.dt
     """Additive mask of a layer's attention with the calibration in it.
 
     Args:
-        mask: [R, 1, q, W], true where a column is seen.
-        sizes: [R, W] how many tokens each column stands for.
+        mask: [R, 1, q, W], true if a column is seen.
+        sizes: [R, W] how many tokens each column represents.
         far: [R, q, W] of `far_logits`, or None.
         dtype: of the states.
     Returns:
-        [R, 1, q, W], the least number of the dtype where a column is not seen.
+        [R, 1, q, W], the least number of the dtype if a column is not seen.
     """
     added = sizes.float().log()[:, None, None]
     added = added if far is None else added + far[:, None]

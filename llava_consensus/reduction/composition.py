@@ -34,7 +34,7 @@ class Composition(Method):
 
     @property
     def answer_version(self) -> int:  # type: ignore[override]
-        """Raised where that of one of the methods is."""
+        """Raised if that of one of the methods is."""
         return sum(part.method.answer_version for part in self.parts)
 
     @property
@@ -55,7 +55,7 @@ class Composition(Method):
 
     @property
     def adaptive(self) -> bool:
-        """True if what one of them leaves depends on the picture."""
+        """True if the result of one of them depends on the image."""
         return any(part.method.adaptive for part in self.parts)
 
     @property
@@ -103,7 +103,7 @@ class Composition(Method):
         return [shape.patches] * shape.blocks if whole else self.parts[0].method.vision_tokens(first, shape)
 
     def flops(self, shape: Shape, budget: Budget) -> float | None:
-        """The work of each on what it is given; None where that of one is not known."""
+        """The work of each on its input; None if that of one is not known."""
         spent = 0.0
         for method, own, given in self._left(budget, shape.available, shape.layers):
             if own.tokens < given:
@@ -118,7 +118,7 @@ def composed(stages: str, parts: list[Member]) -> Composition:
     """The composition of these methods.
 
     Raises:
-        OptionError: where two act in one place, or not in the order of a model, or a number of tokens is missing.
+        OptionError: if two act in one place, or not in the order of a model, or a number of tokens is missing.
     """
     found = Composition(stages=stages)
     object.__setattr__(found, "parts", tuple(parts))

@@ -1,4 +1,4 @@
-"""One honest account of tokens: what a prompt costs to read with a method and a budget, from sizes alone.
+"""One account of tokens: the cost of a prompt with a method and a budget, from sizes only.
 
     account(make("consensusdrop"), Budget(64), SHAPES["llava-1.5-7b"]).flops.total
 
@@ -56,16 +56,16 @@ class Flops(NamedTuple):
 
     llm: float
     vision: float  # tower and projector
-    method: float | None  # None where the method cannot tell for this shape
+    method: float | None  # None if the method does not know it for this shape
 
     @property
     def total(self) -> float | None:
-        """Their sum; None where a part is not known."""
+        """Their sum; None if a part is not known."""
         return None if self.method is None else self.llm + self.vision + self.method
 
 
 class Account(NamedTuple):
-    """Cost of one prompt. Visual tokens are counted over all its pictures."""
+    """Cost of one prompt. Visual tokens are counted over all its images."""
 
     layers: tuple[int, ...]  # visual tokens that enter each decoder layer
     flops: Flops
@@ -137,8 +137,8 @@ def account(method: Method, budget: Budget, shape: Shape) -> Account:
     """Cost of a prompt of this shape with a method. A budget of all tokens is the unpatched model.
 
     Args:
-        method: what it does not know about its own cost stands in `note`.
-        budget: of one picture.
+        method: what it does not know about its own cost is in `note`.
+        budget: of one image.
         shape: of the model and the prompt; an image has `shape.available` tokens.
     """
     reduced = method.reduces and budget.tokens < shape.available and shape.pictures > 0
@@ -165,13 +165,13 @@ def match(method: Method, budget: Budget, shape: Shape, by: str = "kept") -> Bud
     costs: the nearest whole number of tokens, found by trying them all.
 
     Args:
-        method: what is given the budget.
+        method: the method that gets the budget.
         budget: T.
         shape: of the model and a typical prompt.
         by: `kept` (T as it is: by its own rule a method keeps T) | `entering` | `average` | `flops` (tower, language
             model and the method's own work together).
     Raises:
-        OptionError: where no budget comes within half a token of it, or for another `by`.
+        OptionError: if no budget comes within half a token of it, or for another `by`.
     """
     choose("match", by, MATCHES)
     if by == "kept" or not method.reduces or budget.tokens >= shape.available:

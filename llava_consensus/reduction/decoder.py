@@ -1,4 +1,4 @@
-"""Base of the methods that cut inside the language model: when they cut, what they see there, what they return.
+"""Base of the methods that cut inside the language model: when they cut, their view there, their result.
 
 A host runs the decoder's layers and stops before each layer a `Cut` names; the method chooses among the visual
 tokens still there, from the attention of a few query rows. Letters as in `tokens.py`: P images at one cut, v their
@@ -24,7 +24,7 @@ PUBLISHED_DEPTH = 32  # decoder layers of the models the methods were published 
 
 
 class Cut(NamedTuple):
-    """One cut of one picture."""
+    """One cut of one image."""
 
     layer: int  # the first decoder layer, from 0, that sees the shortened sequence
     kept: int  # visual tokens that stay
@@ -57,13 +57,13 @@ class Chosen(NamedTuple):
 
     kept: Tensor  # [P, K] ascending
     merged: Tensor | None = None  # [P, M, D] hidden states of new tokens, in output order
-    centres: Tensor | None = None  # [P, M] the dropped token each of them stands for
+    centres: Tensor | None = None  # [P, M] the dropped token each of them represents
     measures: Mapping[str, Tensor] = MappingProxyType({})  # [P, ...] numbers about this choice, for the record
     joined: Tensor | None = None  # [P, v] which of the M each token went into, -1 for none
-    in_place: bool = False  # whether new tokens stand where their centres stood; else after the image
+    in_place: bool = False  # whether new tokens take the places of their centres; else after the image
 
     def sizes(self) -> Tensor:
-        """Number of tokens each new one was made of, float32 [P, M]; 1 where `joined` does not say."""
+        """Number of tokens each new one was made of, float32 [P, M]; 1 if `joined` does not say."""
         assert self.centres is not None
         if self.joined is None:
             return torch.ones_like(self.centres, dtype=torch.float32)
@@ -100,7 +100,7 @@ class InDecoder(Method, ABC):
 
     @property
     def reads_prompt(self) -> bool:
-        """The rows of the prompt choose what stays."""
+        """The rows of the prompt choose the tokens that stay."""
         return True
 
     @property
@@ -133,10 +133,10 @@ class InDecoder(Method, ABC):
         return counts
 
     def cuts(self, budget: Budget, available: int, layers: int) -> list[Cut]:
-        """The plan; none where the budget is not below what there is.
+        """The plan; empty if the budget is not below the number of tokens.
 
         Raises:
-            OptionError: for a model of one layer, where there is no place to cut.
+            OptionError: for a model of one layer, if there is no place to cut.
         """
         if budget.tokens >= available:
             return []
@@ -147,7 +147,7 @@ class InDecoder(Method, ABC):
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """Attention of the asked rows at every cut, queries times keys, softmax not counted. All text of the shape is
-        taken to stand after the picture.
+        taken to be after the image.
         """
         rows = 1 if self.asks == "last" else shape.text
         left, spent = shape.patches, 0.0
@@ -174,7 +174,7 @@ def scaled(cuts: tuple[int, ...], layers: int) -> tuple[int, ...]:
 
 
 def only_cut(layer: int | None, published: int, layers: int) -> int:
-    """The layer of a method that cuts once: as the user says, or where it was published.
+    """The layer of a method that cuts once: as the user says, or the published one.
 
     Raises:
         OptionError: for a layer the model does not have.
@@ -206,5 +206,5 @@ def last_row_saliency(view: DecoderView, method: str) -> Tensor:
 
 
 def at_columns(rows: Tensor, columns: Tensor) -> Tensor:
-    """Attention of the visual tokens alone: [P, H, L, W], [P, v] -> [P, H, L, v]."""
+    """Attention of the visual tokens only: [P, H, L, W], [P, v] -> [P, H, L, v]."""
     return rows.gather(3, columns[:, None, None].expand(-1, rows.shape[1], rows.shape[2], -1))

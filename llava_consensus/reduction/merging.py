@@ -1,12 +1,12 @@
 """Tokens made of several: EGTM, the encoder-guided token merge of ConsensusDrop (paper section 3.4), and bipartite soft
 matching (ToMe: Bolya et al., ICLR 2023, section 3).
 
-EGTM folds what was not kept into M tokens: anchors are spread by farthest point sampling on the tower's features, every
+EGTM folds the other tokens into M: anchors are spread by farthest point sampling on the tower's features, every
 other token joins the anchor whose attention key is nearest, and a merged token is the plain mean of the projected
 tokens of its group. Its only loop is over the M sampling steps, four operations each: an anchor depends on those before
 it, and all distances at once would be N x N.
 
-Soft matching merges tokens two by two, again and again, each a mean weighted by the patches it stands for: the tokens
+Soft matching merges tokens two by two, again and again, each a mean weighted by the patches it represents: the tokens
 at even places are matched with those at odd places by the cosine of given points, and the closest pairs become one
 token. Nothing is drawn at random and nothing waits for the device; which points, how many and where is the method's
 business.
@@ -61,7 +61,7 @@ def group(
 
 def nearest(keys: Tensor, anchors: Tensor) -> Tensor:
     """The anchor each token joins, by cosine of its key: [B, R, d_k] float32, [B, M] -> [B, R] in 0..M-1. An anchor
-    joins itself; ties go to the lower anchor. Zeros where there is no anchor.
+    joins itself; ties go to the lower anchor. Zeros if there is no anchor.
     """
     if not anchors.shape[1]:
         return anchors.new_zeros(keys.shape[:2])
@@ -79,7 +79,7 @@ def group_means(projected: Tensor, group: Tensor, count: int) -> Tensor:
 
 
 def medians(group: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The lower median of the members of each group, for merged tokens that stand in the middle of what they hold.
+    """The lower median of the members of each group, for merged tokens that are in the middle of their members.
 
     Args:
         group: [B, R] which of `count` groups each token is in; none is empty.
@@ -103,11 +103,11 @@ def fold(projected: Tensor, rest: Tensor, places: Tensor, group: Tensor) -> Fold
         places: [B, M] of the anchors among the rest, ascending.
         group: [B, R] which of the M each of the rest joins.
     Returns:
-        What `assemble` and `arrange` take; None where there is no anchor.
+        What `assemble` and `arrange` take; None if there is no anchor.
     """
     if not places.shape[1]:
         return None
-    values = projected if rest.shape == projected.shape[:2] else pick(projected, rest)  # no copy where all are merged
+    values = projected if rest.shape == projected.shape[:2] else pick(projected, rest)  # no copy if all are merged
     return Folded(group_means(values, group, places.shape[1]), rest.gather(1, places), rest, group)
 
 
@@ -144,7 +144,7 @@ class Pairing(NamedTuple):
 
 
 def fresh(values: Tensor) -> Bag:
-    """The beginning: every token [U, n, D] stands for itself."""
+    """The beginning: every token [U, n, D] represents itself."""
     units, length = values.shape[:2]
     places = torch.arange(length, device=values.device).expand(units, -1)
     return Bag(values, torch.ones(units, length, device=values.device), places)
@@ -154,7 +154,7 @@ def pair(points: Tensor, count: int, protected: bool = False) -> Pairing:
     """The `count` best pairs, each token at an even place with the odd place most like it (section 3, steps 1-4).
 
     Args:
-        points: [U, t, d] what similarity is measured on, by cosine in float32.
+        points: [U, t, d] vectors for the similarity, by cosine in float32.
         count: r, at most the number of even places (one less with `protected`).
         protected: the token at place 0 is a class token: it never leaves, and those that stay keep their order. Without
             one they stand by falling similarity, as in the authors' code. Ties go to the lower place.

@@ -8,8 +8,8 @@ below, one for each place where a method can act.
     InDecoder    between the layers of the language model (`decoder.py`)
 
 Of those after the tower, a `Ranker` writes one function, the saliency of each token, and a `Selector` the choice of
-tokens. A method has only the options that act where it acts. What a host must collect for it stands in `needs`. Torch
-only.
+tokens. A method has only the options that act where it acts. `needs` names the inputs that a host collects.
+Torch only.
 """
 
 from abc import ABC, abstractmethod
@@ -32,7 +32,7 @@ OfficialOrder = Literal["official", "top_then_merged", "raster"]
 
 
 class Shape(NamedTuple):
-    """Sizes of a model and of one prompt that decide what a prefill costs."""
+    """Sizes of a model and of one prompt that decide the cost of a prefill."""
 
     layers: int  # decoder layers
     width: int  # D
@@ -48,7 +48,7 @@ class Shape(NamedTuple):
     patches: int  # visual tokens of one tile, each one patch of the tower unless `merged` says more
     patch_values: int  # numbers in the pixels of one patch
     text: int  # rows that are not visual tokens
-    question: int | None = None  # of these, rows after the last image; None where it is not known
+    question: int | None = None  # of these, rows after the last image; None if it is not known
     tiles: int = 1  # of one image: the most it can have
     pictures: int = 1  # of the prompt
     classes: int = 1  # class tokens of the vision tower
@@ -57,17 +57,17 @@ class Shape(NamedTuple):
     feature_blocks: int = 0  # vision blocks up to the one that feeds the projector; 0: all but the last, as in LLaVA
     joint: int = 768  # width of the space that CLIP's images and texts share; of ViT-L, as the next
     merged: int = 1  # patches of the tower that make one visual token
-    varies: bool = False  # whether an image has as many tokens as its size asks for; `patches` are then the most
-    text_tower: float = 2.0 * 77 * 12 * 12 * 768**2  # FLOPs of CLIP's text tower for a segment; 0 where there is none
+    varies: bool = False  # whether the number of tokens depends on the size of the image; `patches` are then the most
+    text_tower: float = 2.0 * 77 * 12 * 12 * 768**2  # FLOPs of CLIP's text tower for a segment; 0 if there is none
     single: bool = True  # whether the projector takes the patches one by one
 
     @property
     def available(self) -> int:
-        """N, visual tokens of one picture."""
+        """N, visual tokens of one image."""
         return self.patches * self.tiles
 
     def known(self, name: str) -> int:
-        """A size that may be missing. OptionError where it is."""
+        """A size that may be missing. OptionError if it is."""
         value: int | None = getattr(self, name)
         if value is None:
             raise OptionError(f"shape: {name} is not known, and the cost depends on it. Give Shape(..., {name}=...)")
@@ -96,7 +96,7 @@ class Method:
     title: ClassVar[str] = ""  # in tables, as its paper writes it; empty: the name it is registered under
     place: ClassVar[Place] = Place.TOKENS
     needs: ClassVar[frozenset[Need]] = frozenset()
-    instead: ClassVar[frozenset[Need] | None] = None  # what it needs on a tower that does not give all of `needs`
+    instead: ClassVar[frozenset[Need] | None] = None  # its needs on a tower that does not give all of `needs`
     reduces: ClassVar[bool] = True
     multiplies_nothing: ClassVar[bool] = False  # whether its own work has no matrix product, so that `flops` is 0
     asked = frozenset[str]()  # options that somebody gave, whatever their values: `make` says it
@@ -150,7 +150,7 @@ class Method:
 
     @property
     def width(self) -> int | None:
-        """Width of the projected tokens that it was trained for; None where it takes any."""
+        """Width of the projected tokens that it was trained for; None if it takes any."""
         return None
 
     @property
@@ -160,7 +160,7 @@ class Method:
 
     @property
     def reads_prompt(self) -> bool:
-        """True if the choice of tokens depends on the question asked about the picture."""
+        """True if the choice of tokens depends on the question asked about the image."""
         return bool(self.needs & {Need.PROBE, Need.FINGERPRINT, Need.QUESTION, Need.WORDS})
 
     @property
@@ -181,7 +181,7 @@ class Method:
         return [shape.patches] * shape.blocks
 
     def flops(self, shape: Shape, budget: Budget) -> float | None:
-        """FLOPs of the method's own work for one image, two for each multiply-add; None where they are unknown."""
+        """FLOPs of the method's own work for one image, two for each multiply-add; None if they are unknown."""
         return 0.0 if self.multiplies_nothing else None
 
     def units(self, shape: Shape, budget: Budget) -> list[tuple[Budget, int]]:
@@ -205,10 +205,10 @@ class Method:
 
 @dataclass(frozen=True, kw_only=True)
 class Placed(Method):
-    """Base of the methods that act before the language model: where their tokens stand in its sequence.
+    """Base of the methods that act before the language model: where their tokens are in its sequence.
 
     Args:
-        order: `top_then_merged` | `raster` (a merged token stands at its anchor's place among the kept), and for some
+        order: `top_then_merged` | `raster` (a merged token is at its anchor's place among the kept), and for some
             methods `official` (as their authors order the tokens).
         positions: `renumber` (0..S'-1) | `keep` (original positions; a merged token takes its anchor's) | `mean` (like
             `keep`, but a merged token takes the mean of its members' positions, rounded).
@@ -231,7 +231,7 @@ class AfterTower(Placed, ABC):
 
 
 class Selected(NamedTuple):
-    """The tokens that a `Selector` keeps, and what they were chosen by."""
+    """The tokens that a `Selector` keeps, and the saliencies that it used."""
 
     kept: Tensor  # [B, K] in any order
     vision: Tensor | None = None  # [B, N] saliencies for the record, as in `Reduction`
@@ -261,7 +261,7 @@ class Ranker(Selector, ABC):
 
     @abstractmethod
     def saliency(self, tokens: VisualTokens) -> Tensor:
-        """Saliency of each token, [B, N], from what `needs` names. Ties go to the lower index."""
+        """Saliency of each token, [B, N], from the inputs in `needs`. Ties go to the lower index."""
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:
         """The most salient tokens."""
@@ -271,7 +271,7 @@ class Ranker(Selector, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Tiled(AfterTower):
-    """Base of the methods after the tower that rank tokens, within a tile or over all tiles of a picture.
+    """Base of the methods after the tower that rank tokens, within a tile or over all tiles of an image.
 
     Args:
         tile_budget: `per_tile` (the budget shared over the image's own tiles) | `global` (one ranking over all of
@@ -339,7 +339,7 @@ class InTower(_Spread, ABC):
 
     @abstractmethod
     def schedule(self, tokens: int, patches: int, blocks: int) -> list[int]:
-        """Patches to merge away in each block, `patches - tokens` in all. OptionError where that cannot be."""
+        """Patches to merge away in each block, `patches - tokens` in all. OptionError if that cannot be."""
 
     def bias(self, bag: Bag) -> Tensor | None:
         """Added to the logits of each key before the softmax: [U, t], or None."""
@@ -378,7 +378,7 @@ class AtCells(_Spread, ABC):
 
     @abstractmethod
     def stand_ins(self, cells: Tensor) -> Tensor:
-        """Place of the cell that stands for each, its own for one that stays: pixels [rows, columns, V] -> [rows,
+        """Place of the cell that represents each, its own for one that stays: pixels [rows, columns, V] -> [rows,
         columns]. No cell is stood for by a later one.
         """
 

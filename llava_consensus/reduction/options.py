@@ -46,7 +46,7 @@ def annotations(kind: type) -> dict[str, Any]:
 
 
 class _Kind(NamedTuple):
-    """What an annotation says of its option."""
+    """The content of an annotation."""
 
     kind: Any  # the annotation without None
     optional: bool  # whether None is allowed
@@ -107,7 +107,7 @@ def allowed(annotation: Any) -> str:
 
 
 def options(pairs: Iterable[str]) -> dict[str, Any]:
-    """`key=value` texts as options; a value is read as JSON where it is JSON (0.5, true, null), else as text.
+    """`key=value` texts as options; a value is read as JSON if it is JSON (0.5, true, null), else as text.
 
     Raises:
         OptionError: for a text without a key or `=`, and for a key that is given twice.

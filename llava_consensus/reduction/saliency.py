@@ -55,7 +55,7 @@ def received_saliency(attention: VisionAttention, own: bool = False) -> Tensor:
 
 
 def class_flops(shape: Shape) -> float:
-    """FLOPs of `class_saliency` for all tiles of a picture."""
+    """FLOPs of `class_saliency` for all tiles of an image."""
     queries = 1 if shape.classes else shape.patches
     return 2.0 * shape.tiles * queries * (shape.patches + shape.classes) * shape.vision_width
 
@@ -121,7 +121,7 @@ def text_saliency(
         probe: queries and keys.
         prompt: [B] prompt of each unit.
         columns: [B, N] places of its visual tokens.
-        asking: [B, L] true where a row asks about the unit; None where all do.
+        asking: [B, L] true if a row asks about the unit; None if all do.
         aggregate: as in `cross_saliency`.
         rope: whether queries and keys are rotated.
     """
@@ -179,8 +179,8 @@ def cross_saliency(
 
     Args:
         attention: [B, L, S] rows of `text_attention`, one prompt per unit.
-        asking: [B, L] true where a row asks about the unit; None where all do.
-        columns: [B, N] places of the visual tokens in the sequence; None where the attention is over them alone.
+        asking: [B, L] true if a row asks about the unit; None if all do.
+        columns: [B, N] places of the visual tokens in the sequence; None if the attention is over them only.
         aggregate: `all` (mean of the normalised rows) | `last` (the last row) | `max` (largest over the rows).
     Returns:
         [B, N]; all zero where no row asks.

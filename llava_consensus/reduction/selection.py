@@ -13,7 +13,7 @@ from torch.nn.functional import embedding, normalize, one_hot, pad
 
 from llava_consensus.reduction.tokens import Reduction, ensure_finite
 
-CHUNK = 8  # steps of `greedy` between two summaries of what is chosen
+CHUNK = 8  # steps of `greedy` between two summaries of the chosen tokens
 
 
 @lru_cache(maxsize=128)
@@ -84,7 +84,7 @@ def temperature(saliency: Tensor, tau: float = 1.0) -> Tensor:
     if tau != 1.0:  # divided by the largest first, so that a small tau does not underflow
         peak = saliency.amax(-1, keepdim=True)
         saliency = torch.where(peak > 0, saliency / peak, saliency).pow(1.0 / tau)
-    return (saliency / saliency.sum(-1, keepdim=True)).nan_to_num(nan=1.0 / saliency.shape[-1])  # 0 / 0 where all are 0
+    return (saliency / saliency.sum(-1, keepdim=True)).nan_to_num(nan=1.0 / saliency.shape[-1])  # 0 / 0 if all are 0
 
 
 def convex(vision: Tensor, cross: Tensor, alpha: float) -> Tensor:
@@ -240,7 +240,7 @@ def seated(order: Tensor, group: Tensor, seats: Tensor, count: int) -> Tensor:
 
 
 class Folded(NamedTuple):
-    """Merged tokens and what they were made of. Indices count the unit's own tokens."""
+    """Merged tokens and their members. Indices count the unit's own tokens."""
 
     tokens: Tensor  # [B, M, D]
     anchors: Tensor  # [B, M] ascending
@@ -255,7 +255,7 @@ def assemble(projected: Tensor, kept: Tensor, order: str, folded: Folded | None 
         projected: [B, N, D] all tokens of the unit.
         kept: [B, K] ascending.
         order: `top_then_merged` | `raster`.
-        folded: None where nothing was merged.
+        folded: None if nothing was merged.
     """
     return arrange(pick(projected, kept), kept, projected.shape[1], order, folded, ascending=True)
 
@@ -269,16 +269,16 @@ def arrange(
     ascending: bool = False,
     ahead: Tensor | None = None,
 ) -> Reduction:
-    """The reduced tokens with their bookkeeping, for methods that change what they keep.
+    """The reduced tokens with their bookkeeping, for methods that change the tokens they keep.
 
     Args:
-        kept_tokens: [B, K, D] the tokens that stand for the kept ones.
+        kept_tokens: [B, K, D] the tokens that represent the kept ones.
         kept: [B, K] in the order of `kept_tokens`.
         size: N.
         order: `raster` sorts by place; any other leaves kept tokens as given, and merged ones after them.
-        folded: None where nothing was merged.
+        folded: None if nothing was merged.
         ascending: whether `kept` is known to ascend.
-        ahead: [B, A, D] tokens in front that stand for no patch.
+        ahead: [B, A, D] tokens in front that represent no patch.
     Raises:
         NonFiniteError: for tokens that are NaN or infinite, as where float16 overflows.
     """
@@ -313,8 +313,8 @@ def regroup(projected: Tensor, slot: Tensor, count: int, order: str) -> Reductio
         projected: [B, N, D], equal rows where slots are equal.
         slot: [B, N] which token of the tower a patch is in.
         count: rows to give; no unit has more slots. Where a unit has fewer (a tile of which unpadding cut a part away),
-            the first patches that repeat a token fill up, so that the number depends on the budget alone.
-        order: as for `assemble`; in raster order a token stands at its first patch.
+            the first patches that repeat a token fill up, so that the number depends only on the budget.
+        order: as for `assemble`; in raster order a token is at its first patch.
     """
     places = counting(slot.shape[1], slot.device).expand_as(slot)
     lowest = torch.full_like(slot, slot.shape[1]).scatter_reduce(1, slot, places, "amin")

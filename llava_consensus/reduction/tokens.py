@@ -1,4 +1,4 @@
-"""The nouns of the reduction, with their shapes: what a host hands to a method and what it gets back.
+"""The nouns of the reduction, with their shapes: the inputs of a method and its result.
 
 Letters used everywhere: B units reduced together (a unit is one image, or one tile of it), N visual tokens of a unit,
 U distinct tiles seen by the vision tower, n rows a tile has in a vision block (its patches; a merger may make one token
@@ -56,8 +56,8 @@ class TextProbe(NamedTuple):
     sin: Tensor  # [I, S, d]
     scale: float
     rows: Tensor  # [I, L] place of each text row in the sequence, ascending, padded at the end
-    row_mask: Tensor  # [I, L] true where the row is real
-    key_mask: Tensor  # [I, S] true where the key is not padding; [I, L, S] true where a row sees it
+    row_mask: Tensor  # [I, L] true if the row is real
+    key_mask: Tensor  # [I, S] true if the key is not padding; [I, L, S] true if a row sees it
     padded: bool = True  # whether there may be padding among the text rows
     cap: float = 0.0  # of logits, tanh(x / cap) * cap; 0 for none
     angles: Callable[[], tuple[Tensor, Tensor]] | None = None  # cos, sin if queries and keys are rotated already
@@ -68,7 +68,7 @@ class ClipSides(NamedTuple):
 
     patches: Tensor  # [U, n, P]
     text: Tensor  # [U, M, P] segments of the question asked about each tile, or its words
-    real: Tensor  # [U, M] true where there is a segment
+    real: Tensor  # [U, M] true if there is a segment
     words: bool = False  # whether the space is that of the language model's embeddings
 
 
@@ -76,30 +76,30 @@ class Words(NamedTuple):
     """The text after the image of each unit, as the language model embeds it."""
 
     text: Tensor  # [B, M, D]
-    real: Tensor  # [B, M] true where there is a word
+    real: Tensor  # [B, M] true if there is a word
 
 
 class WholePictures(NamedTuple):
     """The U tiles are all tiles of the images that the units belong to, also those of other units."""
 
     picture: Tensor  # [U] which image a tile belongs to, as in `VisualTokens.picture`
-    present: Tensor  # [U, N_tile] true where a patch is a token of its image; unpadding cuts others away
+    present: Tensor  # [U, N_tile] true if a patch is a token of its image; unpadding cuts others away
 
 
 class VisualTokens(NamedTuple):
     """One batch of units to reduce; the parts that default to None are there when the method's `needs` name them."""
 
-    projected: Tensor  # [B, N, D] what the language model would have received
+    projected: Tensor  # [B, N, D] tokens that the language model would have received
     tile: Tensor  # [B, N] which of the U tiles each token came from
     patch: Tensor  # [B, N] which token of that tile
     tiles_per_unit: int = 1
-    side: int = 0  # tokens in a row of a tile, 0 where they form no grid
+    side: int = 0  # tokens in a row of a tile, 0 if they form no grid
     members: Tensor | None = None  # [N_tile, m] the block rows each token was made of; None: one row each, in order
     pooling: Tensor | None = None  # [U, N_tile, n] share of each block row in each token, where a resampler made them
     slot: Tensor | None = None  # [U, N_tile] which merged token of its tile a patch is in, where a tower merged
     picture: Tensor | None = None  # [B] which image of the call a unit belongs to
     prompt: Tensor | None = None  # [B] which of the I probed prompts asks about a unit
-    asking: Tensor | None = None  # [B, L] true for the text rows of it that ask about a unit; None where all do
+    asking: Tensor | None = None  # [B, L] true for the text rows of it that ask about a unit; None if all do
     columns: Tensor | None = None  # [B, N] place of each token in the full sequence
     attention: VisionAttention | None = None
     earlier: VisionAttention | None = None  # of the block that `early_layer` names
@@ -116,7 +116,7 @@ class VisualTokens(NamedTuple):
         """Part that the host collected for a need that the method has declared.
 
         Raises:
-            LookupError: where it is not there, which is a mistake of the method or of the host.
+            LookupError: if it is not there, which is a mistake of the method or of the host.
         """
         value = getattr(self, need.value)
         if value is None:
@@ -179,14 +179,14 @@ class Reduction(NamedTuple):
 
     tokens: Tensor  # [B, K + M, D] in output order, dtype of the projected tokens
     kept: Tensor  # [B, K] ascending
-    anchors: Tensor  # [B, M] ascending: where merged tokens stand
+    anchors: Tensor  # [B, M] ascending: places of merged tokens
     source: Tensor  # [B, K + M] input token of each output slot: itself, a merged token's anchor, -1 for no patch
-    owner: Tensor  # [B, N] output slot of every input token, -1 where dropped
+    owner: Tensor  # [B, N] output slot of every input token, -1 if dropped
     vision: Tensor | None = None  # [B, N] saliency by the vision tower
     cross: Tensor | None = None  # [B, N] saliency by the question
-    fused: Tensor | None = None  # [B, N] what the tokens were ranked by, where that is neither of the two
+    fused: Tensor | None = None  # [B, N] the score of the ranking, if it is neither of the two
     watch: Stopwatch | None = None  # how long each step took
-    zone: Tensor | None = None  # [B, K + M] where each slot stands: AHEAD, PLACE, AFTER, BEHIND; by `order` where None
+    zone: Tensor | None = None  # [B, K + M] zone of each slot: AHEAD, PLACE, AFTER, BEHIND; by `order` if None
     measures: Mapping[str, Tensor] = MappingProxyType({})  # [B, cuts, ...] numbers about the choice, for the record
 
 

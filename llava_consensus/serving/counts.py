@@ -1,4 +1,4 @@
-"""What the engine counts for `/metrics`, which another process answers: its worker writes numbers into memory of the
+"""Counters of the engine for `/metrics`, which another process answers: its worker writes numbers into memory of the
 server.
 """
 
@@ -34,7 +34,7 @@ class EngineMetrics(Collector):
 
 
 def show() -> None:
-    """Makes the metrics of this process's registry show what its engine will count."""
+    """Makes the metrics of this process's registry show the counters of its engine."""
     # A process of the engine has the memory of its server; one that another server started has that of another
     own = os.environ.get(PLACE, "").startswith(f"/proc/{os.getpid()}/")
     if parent_process() is None and not own:

@@ -36,20 +36,20 @@ from llava_consensus.reduction.tokens import Need
 from llava_consensus.serving.counts import KEPT, SECONDS, counts
 from llava_consensus.serving.plan import Plan
 
-KEPT_BYTES = 256 << 20  # of what towers gave for images, for methods that read the prompt
+KEPT_BYTES = 256 << 20  # of tower outputs for images, for methods that read the prompt
 BEGUN_BYTES = 64 << 20  # of reduced images of prompts that vLLM encodes in several steps
-BATCH_ROWS = 1 << 15  # of prompts that are reduced together, padding included; a longer prompt is reduced alone
+BATCH_ROWS = 1 << 15  # of prompts that are reduced together, padding included; a longer prompt is reduced separately
 BASE = 128  # positions travel in two columns each, as digits that every number format holds exactly
-PLACED = "image_grid_thw"  # what positions of several axes follow from
+PLACED = "image_grid_thw"  # from which positions of several axes follow
 
 
 class EncodedImage(NamedTuple):
     """Output of the tower for one image."""
 
     tiles: Tiles
-    tokens: Tensor  # [n, D'] the rows of the prompt, with what vLLM has beside the features
+    tokens: Tensor  # [n, D'] the rows of the prompt, with the values that vLLM keeps beside the features
     rows: Image
-    inputs: dict[str, Any]  # of the processor, what positions and random draws follow from
+    inputs: dict[str, Any]  # of the processor, from which positions and random draws follow
 
     @property
     def size(self) -> int:
@@ -58,14 +58,14 @@ class EncodedImage(NamedTuple):
         return sum(one.numel() * one.element_size() for one in tensors)
 
     def copied(self) -> "EncodedImage":
-        """A copy in memory of its own: views would keep all images of their batch alive."""
+        """A separate copy in memory: views would keep all images of their batch alive."""
         parts = {name: one.clone() for name, one in self.tiles.parts.items()}
         inputs = {name: one.clone() for name, one in self.inputs.items()}
         return self._replace(tiles=self.tiles._replace(parts=parts), tokens=self.tokens.clone(), inputs=inputs)
 
 
 class FullPrompt(NamedTuple):
-    """A prompt as it would be without reduction, or an image alone."""
+    """A prompt as it would be without reduction, or a single image."""
 
     ids: Tensor  # [S]
     image: Tensor  # [S] which of its images a row is of, or -1
@@ -75,7 +75,7 @@ class FullPrompt(NamedTuple):
 
 
 class ReducedPrompt(NamedTuple):
-    """What is left of the images of one prompt."""
+    """The remaining rows of the images of one prompt."""
 
     images: list[Tensor]  # [K, D'] each
 
@@ -85,7 +85,7 @@ class ReducedPrompt(NamedTuple):
         return sum(one.numel() * one.element_size() for one in self.images)
 
     def copied(self) -> "ReducedPrompt":
-        """A copy in memory of its own."""
+        """A separate copy in memory."""
         return ReducedPrompt([one.clone() for one in self.images])
 
 
@@ -93,7 +93,7 @@ Made = TypeVar("Made", EncodedImage, ReducedPrompt)
 
 
 class Kept(Generic[Made]):
-    """What was put in last, by its key, up to a number of bytes."""
+    """The latest entries by key, up to a number of bytes."""
 
     def __init__(self, most: int) -> None:
         self._known: OrderedDict[Any, Made] = OrderedDict()
@@ -103,7 +103,7 @@ class Kept(Generic[Made]):
         return len(self._known)
 
     def get(self, key: Any) -> Made | None:
-        """What has the key, which is then the latest."""
+        """The entry of the key, which becomes the latest."""
         found = self._known.get(key)
         if found is not None:
             self._known.move_to_end(key)
@@ -147,7 +147,7 @@ class Part(nn.Module):
 
 
 def first_layer(decoder: Any, language: Any) -> Any:
-    """The decoder of transformers whose only layer is vLLM's first one with attention: it computes what SCAP reads.
+    """The decoder of transformers whose only layer is vLLM's first one with attention: it computes the inputs of SCAP.
 
     Args:
         decoder: of a model without weights.
@@ -184,7 +184,7 @@ class Engine:
     """The reduction in one worker.
 
     Args:
-        plan: what is to be done.
+        plan: the work to do.
         model: vLLM's language model.
         blocks: of its vision tower.
         embed: ids [n] and which of them are images [n] -> embeddings [n, D].
@@ -222,7 +222,7 @@ class Engine:
         return self.facts.keeps_positions or self.method.positions != "renumber"
 
     def _install(self, blocks: Sequence[Any], readers: Sequence[Any] | None) -> None:
-        """Hooks that take what the method reads of the tower."""
+        """Hooks that record the inputs of the method in the tower."""
         features, attention = self.plan.blocks()
         if self.needs & {Need.FEATURES, Need.CLASS_FEATURE}:
             if readers is None:
@@ -270,7 +270,7 @@ class Engine:
             self._parts = None
 
     def tiles(self, count: int, size: int, side: int, parts: dict[str, Tensor], members: Tensor | None = None) -> Tiles:
-        """What was read of an image: parts [T, ...], of which `states` [T, C + n, D_v] have class tokens in front."""
+        """Recorded tensors of an image: parts [T, ...]; `states` [T, C + n, D_v] have class tokens in front."""
         classes = self.facts.tower.classes
         if "states" in parts:
             states = parts.pop("states")
@@ -352,7 +352,7 @@ class Engine:
         return prompt_of(ids, real, real.copy(), images, tiles, inputs, self.facts.config)
 
     def _embeds(self, prompt: Prompt, encoded: Sequence[EncodedImage]) -> tuple[Tensor, Tensor]:
-        """The prompts as the language model would read them [R, S, D], and what vLLM has beside the features."""
+        """The prompts as the language model would read them [R, S, D], and values of vLLM beside the features."""
         tokens = torch.cat([image.tokens for image in encoded])
         ids, visual = upload([prompt.ids, visual_rows(prompt.images, prompt.ids.shape)], tokens.device)
         embeds = tokens.new_zeros(*ids.shape, tokens.shape[-1])

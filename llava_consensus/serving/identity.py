@@ -99,7 +99,7 @@ async def checked(scope: Any, receive: Any) -> Any:
         message = await receive()
         body.extend(message.get("body", b""))
         more = message.get("more_body", False)
-    with suppress(ValueError, TypeError):  # vLLM says what is wrong with it
+    with suppress(ValueError, TypeError):  # vLLM reports the error
         if "mm_processor_kwargs" in json.loads(body):
             return None
     waiting = [{"type": "http.request", "body": bytes(body)}]
@@ -111,7 +111,7 @@ async def checked(scope: Any, receive: Any) -> Any:
 
 
 def with_identity(body: bytes, told: Any) -> bytes:
-    """A list of models in which each says what it is."""
+    """A list of models with the description of each."""
     listed = json.loads(body)
     for card in listed["data"]:
         card[IDENTITY] = told

@@ -144,7 +144,7 @@ class Reduced:
             known: dict[tuple[int, ...], EncodedImage] = {}
             self._encode_missing(modality, kwargs, [tuple(key.tolist()) for key in own[KEY]], known)
             others = {name.removeprefix(ALL): value for name, value in own.items() if name.startswith(ALL)}
-            if others:  # vLLM batches items alone whose others are the same
+            if others:  # vLLM batches only items whose other fields are the same
                 self._encode_missing(modality, others, keys[0], known)
             prompts = [
                 FullPrompt(own[PROMPT][place], own[PICTURES][place], [known[key] for key in group], share, question)
@@ -191,7 +191,7 @@ class Reduced:
         return found
 
     def encode(self: Any, modality: str, inputs: dict[str, Any]) -> list[EncodedImage]:
-        """Images through vLLM's tower and projector, with what the method reads."""
+        """Images through vLLM's tower and projector, with the inputs of the method."""
         engine = self.engine
         with engine.collecting() as parts:
             tokens = list(super().embed_multimodal(**inputs))
@@ -209,16 +209,16 @@ class Reduced:
     def tiles(
         self: Any, image: Image, inputs: dict[str, Any], taken: dict[str, Tensor], start: int
     ) -> tuple[Tiles, int]:
-        """What was read of one image of a batch, and where the next one starts.
+        """Recorded tensors of one image of a batch, and the start of the next.
 
         Args:
-            inputs: what the processor made of it.
+            inputs: its processed form.
             taken: parts of all images.
             start: first row of this image in the parts.
         """
         raise NotImplementedError
 
-    # kept positions: a token travels with how far it stands behind the first of its image
+    # kept positions: a token carries its distance from the first of its image
 
     def embed_input_ids(
         self: Any, input_ids: Tensor, multimodal_embeddings: Any = None, *, is_multimodal: Tensor | None = None
@@ -242,7 +242,7 @@ class Reduced:
         inputs_embeds: Any = None,
         **more: Any,
     ) -> Any:
-        """vLLM's own, with every token of an image where it stood."""
+        """vLLM's own, with every token of an image at its place."""
         if self.moves is not None:
             positions = positions[: self.axes] + self.moves[: positions.shape[-1]].T
             positions = positions[0] if self.axes == 1 else positions
@@ -259,9 +259,9 @@ class Reduced:
             embeds.append(place if one.mm_position.is_embed is None else place[one.mm_position.is_embed])
         counts = torch.ones(len(input_tokens), dtype=torch.long)
         for one, place in zip(features, embeds, strict=True):
-            # of an image that the prefix cache has, vLLM hands on no pixels
+            # of an image that the prefix cache has, vLLM passes on no pixels
             rows = int(one.data[f"{one.modality}_{ROWS}"].data)
-            counts[place[-1]] += rows - len(place)  # the last placeholder stands for those that left
+            counts[place[-1]] += rows - len(place)  # the last placeholder represents those that left
         grids = [torch.as_tensor(one.data[PLACED].data)[None] for one in features if PLACED in one.data]
         ids = torch.tensor(input_tokens).repeat_interleave(counts)[None]
         placed = {PLACED: torch.cat(grids)} if grids else {}
@@ -283,7 +283,7 @@ class Pictures:
 
 def ahead(kind: Any, config: Any, name: str) -> Any:
     """A block of a tower behind the last one that vLLM builds, for methods that read its attention: what it is given it
-    hands on as it is.
+    passes on as it is.
     """
 
     def forward(block: Any, hidden_states: Tensor) -> Tensor:

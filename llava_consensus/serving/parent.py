@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them, even where that one is killed: vLLM's engine would wait for its
+"""Processes that end with the one that started them, even if that one is killed: vLLM's engine would wait for its
 next request for ever, with all its memory.
 """
 

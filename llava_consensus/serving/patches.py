@@ -1,4 +1,4 @@
-"""Replaces what vLLM offers no extension point for, only in processes of reduced models."""
+"""Replaces functions of vLLM that have no extension point, only in processes of reduced models."""
 
 import os
 

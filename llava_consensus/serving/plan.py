@@ -26,7 +26,7 @@ PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 
 
 class Plan:
-    """A model and what its server is asked to do.
+    """A model and the settings of its server.
 
     Args:
         config: of the model, with a setting in it.
@@ -107,7 +107,7 @@ class Plan:
         return self._features, blocks
 
     def image(self, modality: str, inputs: Mapping[str, Any], count: int) -> Image:
-        """The rows of one image, given what the processor makes of it and the number of its tokens."""
+        """The rows of one image, given its processed form and the number of its tokens."""
         ids = np.full((1, count), self.facts.placeholder(modality))
         (image,) = self.facts.images(modality, dict(inputs), ids)
         return image

@@ -32,13 +32,13 @@ from llava_consensus.serving.setting import asked, check_keys
 from llava_consensus.serving.supported import ASKED, ROWS, TOKENS
 
 REQUEST = "llava_consensus_request"  # where ours stands among vLLM's arguments, on its way through a processor
-OWN = "reduction_"  # what fields of ours begin with
+OWN = "reduction_"  # prefix of our fields
 COUNT, SHARE = OWN + "count", OWN + "share"  # the budget: a number of tokens or a share, and 0 in the other field
 KEY = OWN + "key"
 PROMPT, PICTURES, INDEX, QUESTION = (OWN + name for name in ("prompt", "pictures", "index", "question"))
 KEYS, COUNTS, SHARES = OWN + "keys", OWN + "counts", OWN + "shares"  # of all images of a prompt
 OF_ALL = {KEYS: KEY, COUNTS: COUNT, SHARES: SHARE}  # and of which fields of each
-ALL = OWN + "all_"  # what the fields of all images of a prompt begin with
+ALL = OWN + "all_"  # prefix of the fields of all images of a prompt
 KNOWN_GIB = 1.0  # of preprocessed images, for methods that read the prompt
 MOST = 1 << 31  # more tokens than an image has
 ASPECT = 50  # longer over shorter side; CLIP's processor makes the shorter side 336 pixels, and memory grows with this
@@ -76,7 +76,7 @@ class Reducing:
         return Plan(self.info.get_hf_config(), self.info.ctx.model_config.model)
 
     def apply(self: Any, inputs: Any, timing_ctx: Any) -> Any:
-        """A prompt with its pictures. OptionError, which vLLM answers with 400, for a bad budget, for no question where
+        """A prompt with its images. OptionError, which vLLM answers with 400, for a bad budget, for no question where
         one is read, and for whatever of a request cannot be processed.
         """
         given, setting = inputs.hf_processor_mm_kwargs, self.plan.setting
@@ -98,7 +98,7 @@ class Reducing:
             arguments[REQUEST] = Request(tokens, list(inputs.prompt), question, hashes)
         try:
             return super().apply(replace(inputs, hf_processor_mm_kwargs=arguments), timing_ctx)
-        except (ValueError, TypeError, OverflowError, NotImplementedError):  # vLLM tells the client by itself
+        except (ValueError, TypeError, OverflowError, NotImplementedError):  # vLLM reports it to the client
             raise
         except Exception as wrong:
             logging.getLogger("vllm").warning("llava-consensus: a request was refused", exc_info=True)
@@ -115,7 +115,7 @@ class Reducing:
         return found
 
     def _check(self, items: Any, question: object) -> None:
-        """Raises OptionError for images that cannot be reduced, or a question that is none where one is read."""
+        """Raises OptionError for images that cannot be reduced, or without a question that the method reads."""
         if any(isinstance(one, EmbeddingItems) for one in items.values()):
             raise OptionError("embeddings in place of images cannot be reduced: send the images")
         if not self._sizing:
@@ -127,7 +127,7 @@ class Reducing:
                 "images and videos in one prompt are not adapted to a method that reads the prompt: send them in two"
             )
         if any(part is None for one in items.values() for part in one.get_all()):
-            raise OptionError("send the image itself, not its id alone: all images of the prompt are looked at")
+            raise OptionError("send the image itself, not only its id: all images of the prompt are looked at")
         if self.plan.clip_name and not self._sizing and not isinstance(question, str):
             raise OptionError(
                 f"{ASKED}={question!r}: {self.plan.setting.method} compares patches with the question by CLIP's text "
@@ -135,7 +135,7 @@ class Reducing:
             )
 
     def get_dummy_mm_inputs(self: Any, mm_counts: Mapping[str, int], **more: Any) -> Any:
-        """Dummy inputs by which vLLM sizes its caches; images and videos in prompts of their own, as a method may
+        """Dummy inputs by which vLLM sizes its caches; images and videos in separate prompts, as a method may
         want them.
         """
         if len(mm_counts) < 2:
@@ -165,7 +165,7 @@ class Reducing:
         return {name: [own(one, i) for i, one in enumerate(group)] for name, group in hashes.items()}
 
     def _apply_hf_processor_main(self: Any, mm_items: Any, hf_kwargs: Any) -> Any:
-        """The images as tensors, with what the engine must know beside them."""
+        """The images as tensors, with the fields that the engine needs."""
         request, arguments = _apart(hf_kwargs)
         if request is None or not mm_items.get_all_counts():
             return super()._apply_hf_processor_main(mm_items, arguments)
@@ -232,7 +232,7 @@ class Reducing:
 
     def _prompt(self: Any, request: Request, modality: str, mm_items: Any, arguments: Any, made: Any) -> dict[str, Any]:
         """The whole prompt for each image: ids, which image each of them is of, which of the images this one is,
-        and where there are several all of them.
+        and if there are several all of them.
         """
         items = self._items(made, arguments)
         count = len(items[modality])
@@ -253,7 +253,7 @@ class Reducing:
         return own
 
     def _get_mm_fields_config(self: Any, hf_inputs: Any, hf_processor_mm_kwargs: Any) -> Any:
-        """Division of the fields over pictures."""
+        """Division of the fields over images."""
         fields = dict(super()._get_mm_fields_config(hf_inputs, _apart(hf_processor_mm_kwargs)[1]))
         for name in hf_inputs:
             modality, _, rest = name.partition("_")
@@ -264,7 +264,7 @@ class Reducing:
         return fields
 
     def _get_prompt_updates(self: Any, mm_items: Any, hf_processor_mm_kwargs: Any, out_mm_kwargs: Any) -> Any:
-        """The placeholders of each image, as many as tokens are left."""
+        """The placeholders of each image, one for each remaining token."""
         request, arguments = _apart(hf_processor_mm_kwargs)
         updates = super()._get_prompt_updates(mm_items, arguments, out_mm_kwargs)
         if request is None:
@@ -272,7 +272,7 @@ class Reducing:
         return [self._shortened(update, out_mm_kwargs) for update in updates]
 
     def _shortened(self, update: Any, made: Any) -> Any:
-        """A replacement with as many placeholders as tokens are left."""
+        """A replacement with one placeholder for each remaining token."""
 
         def content(index: int) -> PromptUpdateDetails:
             item, modality = made[update.modality][index], update.modality

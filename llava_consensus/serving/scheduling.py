@@ -25,7 +25,7 @@ def count_tower_work() -> None:
             nonlocal gone
             tokens = request.get_num_encoder_embeds(place)
             more = tokens_before(request.mm_features[place], tokens) - tokens
-            begun = left - gone < self.max_num_encoder_input_tokens  # an image alone may be larger than the bound
+            begun = left - gone < self.max_num_encoder_input_tokens  # a single image may be larger than the bound
             if (begun and tokens + more + gone > left) or not allocates(request, place, left, waiting):
                 return False
             gone += more

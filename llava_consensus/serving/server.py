@@ -62,7 +62,7 @@ class Configured:
         patch()
         show()
         if of_config(vllm_config.model_config.hf_config).made.reads_prompt:
-            # it would hold every image once for each prompt; the processor has a cache of its own
+            # it would hold every image once for each prompt; the processor has its own cache
             vllm_config.model_config.multimodal_config.mm_processor_cache_gb = 0
         theirs = MODELS_CONFIG_MAP.get(THEIRS.get(vllm_config.model_config.hf_config.model_type))
         if theirs is not None:

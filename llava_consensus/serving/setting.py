@@ -44,7 +44,7 @@ class Setting:
 
     Args:
         method: name in `METHODS`.
-        tokens: visual tokens of one image, a number, a share or `auto`, where a request does not say.
+        tokens: visual tokens of one image, a number or a share, if a request does not say.
         largest: the most an image is given, a number or a share; None: no more than `tokens`.
         options: of the method.
     Raises:
@@ -99,7 +99,7 @@ class Setting:
         own = {"method": self.method, "tokens": self.tokens, "largest": self.largest, "options": self.options}
         found = {"architectures": [FAMILIES[config.model_type]], ENTRY: own}
         if self.made.positions != "renumber" and "qwen" not in config.model_type:
-            found["rope_parameters"] = {"mrope_section": [1, 1, 1]}  # vLLM asks the model for positions where this is
+            found["rope_parameters"] = {"mrope_section": [1, 1, 1]}  # vLLM asks the model for positions if this is
         return found
 
     def __call__(self, config: Any) -> Any:
@@ -143,11 +143,11 @@ def engine_arguments(
     largest: int | float | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Arguments of vLLM's `LLM(...)` that make it answer from `tokens` visual tokens for each picture.
+    """Arguments of vLLM's `LLM(...)` that make it answer from `tokens` visual tokens for each image.
 
     Args:
         method: name in `METHODS`, one that acts after the vision tower.
-        tokens: of one image, a number, a share in (0, 1) of its own, or `auto`.
+        tokens: of one image, a number, or a share in (0, 1) of its tokens.
         largest: the most a request may ask for by `mm_processor_kwargs={"visual_tokens": ...}`; None: `tokens`.
         options: fields of the method, for example `alpha=1.0`.
     Raises:
@@ -161,7 +161,7 @@ def engine_arguments(
 def setting_of(method: Method, given: Budget | Share) -> Setting:
     """Server setting of a method and a budget. OptionError for one that a server cannot take."""
     if isinstance(given, Budget) and given.merged is not None:
-        raise OptionError(f"merged={given.merged}: vLLM is only told the tokens of an image. Leave --merged out")
+        raise OptionError(f"merged={given.merged}: vLLM only knows the tokens of an image. Leave --merged out")
     options = {one.name: getattr(method, one.name) for one in fields(method) if one.init}
     return Setting(method_name(method), amount(given), options=options)
 
@@ -205,7 +205,7 @@ def further(text: str) -> list[str]:
 
 
 def config_of(model: str) -> Any:
-    """The configuration of a checkpoint. OptionError where there is none."""
+    """The configuration of a checkpoint. OptionError if there is none."""
     import transformers
 
     from llava_consensus.hosts.pretrained import load_pretrained

@@ -24,7 +24,7 @@ def send_once() -> None:
 
     @wraps(reads)
     def decode(self: Any, sent: Any) -> Any:
-        if not isinstance(sent[2], int):  # a small one, which stands in the text itself
+        if not isinstance(sent[2], int):  # a small one, which is in the text itself
             return reads(self, sent)
         known = _of_message(self)
         name = (sent[2], sent[0], tuple(sent[1]))

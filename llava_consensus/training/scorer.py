@@ -4,7 +4,7 @@ budget; the loss is that of the answers, and, with a weight that grows from 0.1 
 the hard one.
 
 What differs: weights start with a standard deviation of 0.01, theirs of 0.0001, which minutes of training do not leave;
-and an image's scores are weighed against the mean of its own tokens alone.
+and an image's scores are weighed only against the mean of its tokens.
 """
 
 import contextlib

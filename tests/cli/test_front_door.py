@@ -17,7 +17,6 @@ import pytest
 from llava_consensus import attach, cli
 from llava_consensus.cli import arguments
 from llava_consensus.errors import OptionError
-from llava_consensus.evaluation import progress
 from llava_consensus.methods import METHODS, about, known_methods, make
 
 ROOT = Path(__file__).parents[2]
@@ -163,13 +162,3 @@ def test_a_closed_output_gives_no_traceback() -> None:
     command = f"{sys.executable} -m llava_consensus.cli list >&-"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_progress_in_a_file_is_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress.counted(total=3, unit="q", desc="gqa") as bar:
-        for _ in range(3):
-            bar.update(1)
-    for _ in progress.counted([1], desc="silent", shown=False):
-        pass
-    said = capsys.readouterr().err
-    assert "\r" not in said and "3/3" in said.splitlines()[-1] and "silent" not in said

@@ -12,22 +12,18 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from fakes import config, make_place
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from models import runnable, tiny_llava
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
 
 from llava_consensus import METHODS, load, make
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.benchmarks import Question
-from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.models import Loading, Prompt
 from llava_consensus.evaluation.models.base import Prefill, prefills, shape_of
 from llava_consensus.evaluation.models.llava import LlavaRunner
 from llava_consensus.evaluation.runs.configuration import prepare
 from llava_consensus.evaluation.runs.metrics import AnswerCosts, budget_of, run_costs
 from llava_consensus.hosts.outcomes import CachedLayer
-from llava_consensus.methods.consensusdrop import ConsensusDrop
 from llava_consensus.reduction import costs as account
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES
@@ -228,14 +224,6 @@ def test_every_method_has_an_account() -> None:
                 json.dumps(found.record())
 
 
-def test_counts_of_a_cut_inside_the_model() -> None:
-    found = account.account(Late(), Budget(64), SEVEN)
-    assert (found.entering, found.kept, found.average) == (576, 64, 96.0)
-    assert found.kv_bytes == 2 * 2 * 4096 * (2 * 642 + 30 * 130)
-    assert account.account(Late(), Budget(576), SEVEN).layers == (576,) * 32
-    assert account.account(Late(), Budget(64), SEVEN._replace(pictures=3)).layers[:3] == (3 * 576, 3 * 576, 3 * 64)
-
-
 def test_what_is_not_known_is_said() -> None:
     found = account.account(Secretive(), Budget(64), SEVEN)
     assert found.flops.method is None and found.flops.total is None and "text tower" in found.record()["note"]
@@ -263,16 +251,6 @@ def test_match_that_is_impossible_says_so(method: Any, tokens: int, by: str) -> 
         account.match(method, Budget(tokens), SEVEN, by)
 
 
-def test_match_leaves_alone_what_means_the_same() -> None:
-    for by in account.MATCHES:
-        assert account.match(make("random"), Budget(64, 3), SEVEN, by) == Budget(64, 3)
-        assert account.match(make("full"), Budget(64), SEVEN, by) == Budget(64)
-        assert account.match(Late(), Budget(576), SEVEN, by) == Budget(576)
-    assert account.match(Late(), Budget(64), SEVEN) == Budget(64), "kept: the method's own rule"
-    with pytest.raises(OptionError, match="match='eq'"):
-        account.match(Late(), Budget(64), SEVEN, "eq")
-
-
 def test_match_by_flops_counts_tower_and_own_work() -> None:
     plain = account.account(make("random"), Budget(64), SEVEN).flops.total
     costly = make("consensusdrop")
@@ -283,55 +261,6 @@ def test_match_by_flops_counts_tower_and_own_work() -> None:
         totals = [account.account(method, Budget(found.tokens + by), SEVEN).flops.total for by in (-1, 0, 1)]
         gaps = [abs(total - plain) for total in totals]  # type: ignore[operator]
         assert gaps[1] == min(gaps)
-
-
-shapes = st.builds(
-    Shape,
-    layers=st.integers(1, 6),
-    width=st.integers(8, 64),
-    heads=st.integers(1, 4),
-    kv_heads=st.integers(1, 4),
-    head_width=st.integers(2, 16),
-    inner=st.integers(8, 64),
-    vocabulary=st.integers(2, 99),
-    blocks=st.integers(2, 5),
-    vision_width=st.integers(8, 64),
-    vision_heads=st.integers(1, 4),
-    vision_inner=st.integers(8, 64),
-    patches=st.integers(8, 40),
-    patch_values=st.integers(1, 20),
-    text=st.integers(2, 30),
-    question=st.integers(0, 2),
-    tiles=st.integers(1, 3),
-    pictures=st.integers(0, 3),
-    classes=st.integers(0, 1),
-    projector=st.integers(0, 9999),
-    number_bytes=st.sampled_from([1, 2, 4]),
-)
-
-
-@settings(max_examples=60, deadline=None)
-@given(shape=shapes, tokens=st.integers(3, 130), name=st.sampled_from(["random", "late", "inside", "full"]))
-def test_costs_rise_with_the_budget(shape: Shape, tokens: int, name: str) -> None:
-    named = {"late": Late(layer=1), "inside": Inside()}
-    method = named.get(name) or make(name)
-    fewer, more = (account.account(method, Budget(count), shape) for count in (tokens, tokens + 1))
-    for low, high in ((fewer.average, more.average), (fewer.kv_bytes, more.kv_bytes), (fewer.kept, more.kept)):
-        assert low <= high
-    assert fewer.flops.llm <= more.flops.llm and fewer.flops.vision <= more.flops.vision
-    assert fewer.kept <= fewer.average <= fewer.entering <= shape.pictures * shape.available
-    assert fewer.kv_bytes == sum(fewer.kv_layers) and fewer.flops.total == sum(fewer.flops)  # type: ignore[arg-type]
-
-
-@settings(max_examples=60, deadline=None)
-@given(shape=shapes, tokens=st.integers(3, 130))
-def test_own_work_is_never_negative_and_tiles_share_it(shape: Shape, tokens: int) -> None:
-    for options in ({}, {"tile_budget": "global"}, {"vision_score": "tokens"}):
-        method = make("consensusdrop", **options)
-        found = account.account(method, Budget(tokens), shape)
-        assert found.flops.method is not None and found.flops.method >= 0
-        assert sum(size for _, size in method.units(shape, Budget(tokens))) == shape.available
-        assert sum(own.tokens for own, _ in method.units(shape, Budget(tokens))) == tokens
 
 
 # ---- the account of a run
@@ -376,24 +305,3 @@ def test_a_typical_prompt_stands_for_the_run(host: Any, tmp_path: Path) -> None:
     shape = host.shape(text)._replace(question=question)
     found = budget_of(plan, host)
     assert found == account.match(plan.method, Budget(64), shape, "flops") and found.tokens < 64
-
-
-def test_probe_rows_are_what_the_account_takes_them_for(host: Any) -> None:
-    """`question` counts the rows SCAP projects queries for."""
-    prompt = Prompt("Is there a dog in the image?")
-    _, question = host.rows(prompt)
-    seen: list[int] = []
-    real = ConsensusDrop.reduce
-
-    def reduce(self: Any, tokens: Any, budget: Any) -> Any:
-        seen.append(tokens.probe.rows.shape[1])
-        return real(self, tokens, budget)
-
-    with pytest.MonkeyPatch.context() as patch, host.attach(make("consensusdrop"), Budget(64)):
-        patch.setattr(ConsensusDrop, "reduce", reduce)
-        host.answer([host.encode([open_image(mini_picture())])], [prompt])
-    assert seen == [question]
-
-
-def mini_picture() -> Path:
-    return sorted((ROOT / "playground/mini/eval/gqa/data/images").glob("*.jpg"))[0]

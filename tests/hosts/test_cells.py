@@ -17,7 +17,6 @@ from llava_consensus.methods.divprune import spread_out
 
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 pytestmark = pytest.mark.skipif(VERSION < (5, 23), reason="the tower of Qwen3-VL is given places since 5.23")
-FAMILY_IMAGE = 190  # id of a placeholder there
 ROWS, COLUMNS = 4, 6  # of cells
 
 

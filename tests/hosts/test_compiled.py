@@ -14,7 +14,7 @@ import torch
 import transformers
 
 PAGE = Path(__file__).parents[2] / "docs" / "efficiency.md"
-RECIPE = re.findall(r"```python\n(.*?)```", PAGE.read_text().split("## With torch.compile\n")[1], re.DOTALL)[0]
+RECIPE = re.findall(r"```python\n(.*?)```", PAGE.read_text().split("## Use torch.compile\n")[1], re.DOTALL)[0]
 CURRENT = int(transformers.__version__.split(".")[0]) >= 5
 
 

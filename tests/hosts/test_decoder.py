@@ -1,5 +1,5 @@
-"""Methods that cut between decoder layers, in official LLaVA: batches, padding, beams, loss, detach and exceptions.
-test_attached_answers.py and methods/test_golden_decoder.py hold the answers.
+"""Methods that cut between decoder layers, in official LLaVA: caches, exceptions, kernels and tiled images.
+test_attached_answers.py and methods/test_golden_decoder.py hold the answers, test_llava_host.py the rest.
 """
 
 from pathlib import Path
@@ -14,7 +14,6 @@ from prompts import ANYRES, batch, row, tiles
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.official import PREPARE
 from llava_consensus.methods import METHODS, make
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Place
@@ -33,11 +32,6 @@ def deep(tower_folder: Path) -> Any:
     return tiny_llava(tower_folder, num_hidden_layers=8, tokenizer_padding_side="left")
 
 
-def hooks(model: Any) -> dict[str, int]:
-    """Number of hooks on every module."""
-    return {name: len(one._forward_hooks) + len(one._forward_pre_hooks) for name, one in model.named_modules()}
-
-
 @pytest.mark.parametrize("name", DECODER)
 @torch.no_grad()
 def test_the_cache_holds_what_each_layer_saw_and_no_more(deep: Any, prompt: SimpleNamespace, name: str) -> None:
@@ -46,76 +40,6 @@ def test_the_cache_holds_what_each_layer_saw_and_no_more(deep: Any, prompt: Simp
         entering = attached.outcomes[0].entering
     lengths = [cache.layers[i].keys.shape[2] for i in range(8)]
     assert lengths == [12 + count for count in entering]
-
-
-@torch.no_grad()
-def test_two_conversations_in_turn_know_their_own_cache(deep: Any) -> None:
-    word, given = torch.tensor([[7]]), [(*batch(row(*range(5, 5 + more))), tiles(1)) for more in (1, 2)]
-
-    def step(cache: Any) -> torch.Tensor:
-        return deep(word, past_key_values=cache, use_cache=True).logits
-
-    def read(ids: Any, mask: Any, images: Any) -> Any:
-        return deep(ids, images=images, attention_mask=mask, use_cache=True).past_key_values
-
-    with attach(deep, "restore_calibrated", TOKENS):
-        alone = [step(read(*one)) for one in given]
-        caches = [read(*one) for one in given]
-        assert all(torch.equal(step(cache), logits) for cache, logits in zip(caches, alone, strict=True))
-
-
-@pytest.mark.parametrize("name", WAYS)
-@torch.no_grad()
-def test_left_padded_batches_of_any_number_of_pictures_equal_singles(deep: Any, name: str) -> None:
-    rows = [row(5, 6), row(5, images=2, after=5), row(7, 8, 9, after=2), row(5, after=9)]
-    images, spans = tiles(5), [range(1), range(1, 3), range(3, 4), range(4, 5)]
-    ids, mask = batch(*rows, left=True)
-    with attach(deep, name, tokens=TOKENS) as attached:
-        together = deep.generate(ids, images=images, attention_mask=mask, **GENERATION)
-        of_batch = list(attached.outcomes)
-        alone_outcomes = []
-        for index, (one, span) in enumerate(zip(rows, spans, strict=True)):
-            own = images[span.start : span.stop]
-            alone = deep.generate(torch.tensor([one]), images=own, **GENERATION)
-            alone_outcomes += attached.outcomes
-            assert together.sequences[index].tolist() == alone.sequences[0].tolist()
-            for step in range(5):
-                batched, single = together.scores[step][index], alone.scores[step][0]
-                finite = torch.isfinite(single)
-                assert torch.allclose(batched[finite], single[finite], atol=5e-5)
-    for one, other in zip(of_batch, alone_outcomes, strict=True):
-        assert one.entering == other.entering and torch.equal(
-            one.reductions[0][1].source, other.reductions[0][1].source
-        )
-
-
-@pytest.mark.parametrize("name", WAYS)
-@torch.no_grad()
-def test_full_budget_detach_and_exceptions_leave_the_model_bit_identical(
-    tower_folder: Path, prompt: SimpleNamespace, name: str
-) -> None:
-    for family in ("llama", "mistral"):
-        model = tiny_llava(tower_folder, family, num_hidden_layers=5)
-        dense, before, keys = model(prompt.ids, images=prompt.images).logits, hooks(model), set(vars(model))
-        said = model.generate(prompt.ids, images=prompt.images, max_new_tokens=6, do_sample=False)
-        with attach(model, name, tokens=PATCHES):
-            assert torch.equal(model(prompt.ids, images=prompt.images).logits, dense)
-            again = model.generate(prompt.ids, images=prompt.images, max_new_tokens=6, do_sample=False)
-        assert torch.equal(again, said)
-        with attach(model, name, tokens=TOKENS) as attached:
-            cut = model(prompt.ids, images=prompt.images).logits
-            assert cut.shape == dense.shape and not torch.allclose(cut[0, -1], dense[0, -1], atol=1e-4)
-            assert attached.outcomes[0].after < PATCHES and "shorten" in attached.milliseconds()
-
-        def fail(*args: Any) -> None:
-            raise RuntimeError("boom")
-
-        handle = model.get_model().layers[3].mlp.register_forward_hook(fail)
-        with pytest.raises(RuntimeError, match="boom"), attach(model, name, tokens=TOKENS):
-            model(prompt.ids, images=prompt.images)
-        handle.remove()
-        assert hooks(model) == before and set(vars(model)) == keys and PREPARE not in vars(model)
-        assert torch.equal(model(prompt.ids, images=prompt.images).logits, dense)
 
 
 @torch.no_grad()
@@ -145,38 +69,6 @@ def test_text_alone_and_a_prepared_sequence_that_is_never_read_are_left_alone(
     with attach(deep, name, tokens=TOKENS):
         deep.prepare_inputs_labels_for_multimodal(prompt.ids, None, None, None, None, prompt.images)
         assert torch.equal(deep(text).logits, dense)
-
-
-@pytest.mark.parametrize("name", WAYS)
-@torch.no_grad()
-def test_beams_answer_like_beams_of_one(deep: Any, prompt: SimpleNamespace, name: str) -> None:
-    ids, mask = batch(row(5, 6), row(5, after=9), left=True)
-    with attach(deep, name, tokens=TOKENS) as attached:
-        found = deep.generate(
-            ids, images=tiles(2), attention_mask=mask, max_new_tokens=4, min_new_tokens=4, num_beams=3, do_sample=False
-        )
-        assert [one.row for one in attached.outcomes] == [0, 1]
-        for index, one in enumerate((row(5, 6), row(5, after=9))):
-            alone = deep.generate(
-                torch.tensor([one]), images=tiles(2)[index : index + 1], max_new_tokens=4, min_new_tokens=4,
-                num_beams=3, do_sample=False,
-            )  # fmt: skip
-            assert found[index].tolist() == alone[0].tolist()
-
-
-@pytest.mark.parametrize("name", WAYS)
-def test_loss_counts_text_alone_and_gradients_reach_the_projector(tower_folder: Path, name: str) -> None:
-    model = tiny_llava(tower_folder, num_hidden_layers=5).train()
-    ids, mask = batch(row(5, 6), row(5, after=9))
-    labels = torch.where(mask.bool(), ids, -100)
-    with attach(model, name, tokens=TOKENS):
-        out = model(ids, attention_mask=mask, labels=labels, images=tiles(2))
-        logits = out.logits
-        full = model.prepare_inputs_labels_for_multimodal(ids, None, mask, None, labels, tiles(2))[5]
-    own = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), full[:, 1:].flatten(), ignore_index=-100)
-    assert torch.allclose(out.loss, own, atol=1e-6)
-    out.loss.backward()
-    assert model.get_model().mm_projector[0].weight.grad.abs().sum() > 0
 
 
 @torch.no_grad()

@@ -2,30 +2,22 @@
 attached, for every processor: one that repeats its placeholder, and one that writes between tiles.
 """
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
-import av
-import numpy as np
 import pytest
 import torch
 import transformers
-from fakes import Fake, config, make_data
-from hf_checkpoints import CLIPS, FAMILIES, FILMING, PROCESSORS, checkpoint, host_of
+from hf_checkpoints import CLIPS, FAMILIES, FILMING, PROCESSORS, host_of
 from hf_models import CASES
 from PIL import Image
-from torch.utils.flop_counter import FlopCounterMode
 
 import llava_consensus
 from llava_consensus import attach, make
 from llava_consensus.errors import QuestionError
 from llava_consensus.evaluation.media import Clip
 from llava_consensus.evaluation.models import Prompt
-from llava_consensus.evaluation.runs import loop
-from llava_consensus.evaluation.runs.execution import Execution
-from llava_consensus.evaluation.runs.metrics import AnswerCosts
 from llava_consensus.hosts.images import decoder_of
 from llava_consensus.hosts.tower import block_lists
 from llava_consensus.methods import METHODS
@@ -111,31 +103,6 @@ def test_many_questions_about_one_picture_run_the_tower_once(loaded: tuple[str, 
     assert not runs
 
 
-def test_a_question_without_a_picture_is_asked_beside_others(loaded: tuple[str, Any]) -> None:
-    name, host = loaded
-    with host.attach(*method(name, "consensusdrop")):
-        encoded = host.encode(pictures()[:1])
-        prompts = [Prompt(text, max_new_tokens=NEW) for text in TEXTS[:2]]
-        _, bare = host.answer([encoded, []], prompts)
-    assert bare.before == 0 and bare.text == users_own(host, [{"type": "text", "text": TEXTS[1]}])
-
-
-@torch.no_grad()
-def test_costs_are_those_of_the_pictures_that_were_shown(family: tuple[str, Any]) -> None:
-    """The tower against a count of the matrix products of the model's own encoder, where an image's size decides."""
-    name, host = family
-    costs = AnswerCosts(make("full"), Budget(10**9), host.shape())
-    for image in pictures()[:2]:
-        with FlopCounterMode(display=False) as counter:
-            (one,) = host.encode([image])
-        counted = sum(counter.get_flop_counts()["Global"].values())
-        (answer,) = host.answer([[one]], [Prompt(TEXTS[0], max_new_tokens=1)])
-        found = costs.of(answer.prefill, 1, (), answer.outcomes)["account"]["flops"]["vision"]
-        if host.shape().varies:
-            assert found == pytest.approx(counted, rel=0.5 if name == "qwen2_5_vl" else 0.15)  # windows, a gated MLP
-    assert not costs.of(answer.prefill, 1) if host.shape().varies else costs.of(answer.prefill, 1)
-
-
 def test_a_word_that_stands_for_a_picture_is_refused_in_a_question(loaded: tuple[str, Any]) -> None:
     _, host = loaded
     encoded = host.encode(pictures()[:1])
@@ -183,62 +150,6 @@ def test_a_clip_is_one_video_under_one_budget(filming: tuple[str, Any]) -> None:
             assert answer.after == CASES[name].tokens < answer.before
     assert [answer.text for answer in answers] == expected
     assert len(set(expected)) > 1
-
-
-def test_pictures_and_clips_are_asked_about_together(filming: tuple[str, Any]) -> None:
-    name, host = filming
-    with host.attach(*method(name, "consensusdrop")):
-        clip, picture = host.encode([clips()[0], pictures()[0]])
-        prompts = [Prompt(text, max_new_tokens=NEW) for text in TEXTS[:2]]
-        together = host.answer([[clip], [picture]], prompts)
-        alone = [host.answer([[one]], [prompt])[0] for one, prompt in zip((clip, picture), prompts, strict=True)]
-    assert [answer.text for answer in together] == [answer.text for answer in alone]
-
-
-@pytest.mark.parametrize("name", ["internvl", "qwen2_5_vl"])
-def test_a_run_counts_what_its_pictures_cost(name: str, tmp_path: Path) -> None:
-    data, model = make_data(tmp_path / "data", pictures=2, each=2), tmp_path / "model"
-    CASES[name].build().save_pretrained(model)
-    asked = config(data, model, tokens=20, max_new_tokens=3)
-    done = loop.run(asked, tmp_path / "out", Execution(progress=False), lambda *_: host_of(name, model))
-    lines = [json.loads(line)["metadata"] for line in (done.path / "answers.jsonl").read_text().splitlines()]
-    assert len(lines) == 4 and all(1e5 < one["account"]["flops"]["vision"] < 1e9 for one in lines)
-
-
-class Films(Fake):
-    """The fake benchmark about videos."""
-
-    frames = 8
-
-
-@pytest.mark.parametrize(("name", "shown", "after"), [("video_llava", "clips", 10), ("llava", "frames", 80)])
-def test_a_run_on_videos_says_what_the_model_was_shown(name: str, shown: str, after: int, tmp_path: Path) -> None:
-    if name in CLIPS:
-        pytest.importorskip("torchvision")
-    data = make_data(tmp_path / "data", pictures=2, each=2)
-    for path in (data / "eval" / "fake" / "images").iterdir():
-        write_film(path, 20)
-    model = checkpoint(name, tmp_path / "model")
-    asked = config(data, model, benchmark=Films(), tokens=10, max_new_tokens=3)
-    done = loop.run(asked, tmp_path / "out", Execution(progress=False))
-    described = json.loads((done.path / "config.json").read_text())
-    answers = [json.loads(line) for line in (done.path / "answers.jsonl").read_text().splitlines()]
-    assert described.get("videos", "frames") == shown
-    assert len(answers) == 4 and {one["metadata"]["videos"] for one in answers} == {shown}
-    assert {one["metadata"]["before"] for one in answers} == {8 * 16}
-    assert {one["metadata"]["after"] for one in answers} == {after}
-
-
-def write_film(path: Path, count: int) -> None:
-    """A film of noise, whatever the file is called."""
-    generator = np.random.default_rng(0)
-    with av.open(str(path), "w", format="mp4") as container:
-        stream = container.add_stream("mpeg4", rate=5)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-        for _ in range(count):
-            frame = generator.integers(0, 255, (48, 64, 3), dtype=np.uint8)
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
-        container.mux(stream.encode())
 
 
 # ---- the front page

@@ -16,7 +16,7 @@ from llava_consensus.evaluation import models
 from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.configuration import prepare
 from llava_consensus.evaluation.runs.execution import Execution
-from llava_consensus.hosts import HOSTS, HostEntry, view_of
+from llava_consensus.hosts import HOSTS, view_of
 
 
 @pytest.fixture
@@ -43,12 +43,6 @@ def test_what_a_host_does_not_have_is_refused_before_weights(place: Path, option
     for ask in (lambda: described(place, options), lambda: models.load(str(place / "model"), host_options=options)):
         with pytest.raises(OptionError, match=r"host option row.*: the host of .*model knows rows=all\|even\|odd"):
             ask()
-
-
-def test_a_host_without_options_says_so(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(HOSTS, "llava", HOSTS["llava"]._replace(options={}))
-    with pytest.raises(OptionError, match="knows no options"):
-        described(place, {"rows": "odd"})
 
 
 def test_a_model_that_is_loaded_already_takes_them_too(place: Path) -> None:
@@ -79,8 +73,3 @@ def test_the_command_line_takes_them(capsys: pytest.CaptureFixture[str]) -> None
     for wrong in ("rows", "=odd"):
         assert cli.main(["ask", "a.png", "What?", "--host-option", wrong]) == 2
         assert f"option {wrong!r} must be KEY=VALUE" in capsys.readouterr().err
-
-
-def test_every_option_of_a_host_has_a_choice() -> None:
-    entries: list[HostEntry] = list(HOSTS.values())
-    assert all(len(values) > 1 for entry in entries for values in entry.options.values())

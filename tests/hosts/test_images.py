@@ -1,6 +1,6 @@
 """The image the user passed is the unit of a budget, for what the families' own processors make of images.
 
-tests/golden/processed_images.npz holds ids and shapes that `make_processed_images.py` recorded.
+tests/golden/processed_images.npz holds ids and shapes that the processors of transformers gave.
 """
 
 import json
@@ -122,16 +122,11 @@ def test_crops_are_told_from_several_images_by_pixels() -> None:
 
 def test_a_type_without_an_entry_says_so() -> None:
     """Each run of placeholders counts as one image, and a budget that reduces nothing warns once."""
-    from hf_models import IMAGE, TEXT, VISION, noise, ready
+    from hf_models import IMAGE, noise, vip_llava
 
     from llava_consensus import attach
 
-    vision = transformers.CLIPVisionConfig(**VISION, image_size=56, patch_size=14)
-    config = transformers.VipLlavaConfig(
-        vision_config=vision, text_config=transformers.LlamaConfig(**TEXT), image_token_index=IMAGE,
-        vision_feature_layers=[-1, -2],
-    )  # fmt: skip
-    model = ready(transformers.VipLlavaForConditionalGeneration, config)
+    model = vip_llava()
     ids = torch.tensor([[5, 6, *[IMAGE] * 16, 7, *[IMAGE] * 16, 8]])
     with attach(model, "divprune", tokens=16) as attached, pytest.warns(UserWarning, match="per tile") as warned:
         for _ in range(2):

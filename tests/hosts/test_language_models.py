@@ -63,30 +63,6 @@ def test_the_probe_is_the_attention_of_the_plain_model(kind: str) -> None:
     assert torch.allclose(reduction.cross[0], expected, atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "granite", "cohere2", "glm4", "gemma2", "smollm3", "gpt_neox"])
-def test_a_cut_is_made_by_the_attention_of_the_plain_model(kind: str) -> None:
-    """What FastV keeps, and the logits of a plain model in which later layers do not see the others."""
-    model = llava(kind, attn_implementation="eager")
-    kept = maps(model)[1][-1, PICTURE].topk(5).indices.sort().values
-    hidden = torch.ones(model.config.text_config.num_hidden_layers, 22, dtype=torch.bool)[0]
-    hidden[: PICTURE.start] = hidden[TAIL:] = hidden[PICTURE.start + kept] = False
-
-    def hide(layer: Any, args: Any, kwargs: Any) -> Any:
-        mask = kwargs["attention_mask"].masked_fill(hidden, torch.finfo(torch.float32).min)
-        return args, {**kwargs, "attention_mask": mask}
-
-    handles = [one.register_forward_pre_hook(hide, with_kwargs=True) for one in model.model.language_model.layers[2:]]
-    with torch.no_grad():
-        expected = model(**asked()).logits[0, -1]
-    for handle in handles:
-        handle.remove()
-    with attach(model, "fastv", tokens=5, layer=2) as attached, torch.no_grad():
-        logits = model(**asked()).logits[0, -1]
-        ((_, reduction),) = attached.outcomes[0].reductions
-    assert torch.equal(reduction.kept[0], kept)
-    assert torch.allclose(logits, expected, atol=1e-4)
-
-
 @pytest.mark.parametrize("layer", [1, 2])
 @pytest.mark.parametrize("name", ["gemma3", "aya_vision"])
 def test_layers_of_two_kinds_are_cut_by_the_attention_of_each(name: str, layer: int) -> None:
@@ -120,24 +96,6 @@ def test_what_cannot_be_read_is_named_and_what_asks_nothing_works(kind: str) -> 
     with torch.no_grad():
         expected = model.lm_head(model.model.language_model(inputs_embeds=embeds).last_hidden_state)[0, -1]
     assert torch.allclose(logits, expected * getattr(model, "logit_scale", 1), atol=1e-4)
-
-
-def test_the_check_leaves_the_model_as_it_is() -> None:
-    model = llava("llama").train()
-    layer, fired = model.model.language_model.layers[0], list[str]()
-    layer.mlp.eval()
-    for name, module in layer.named_modules():
-        module.register_forward_hook(lambda *_, name=name: fired.append(name))
-        module.register_forward_pre_hook(lambda *_, name=name: fired.append(name))
-    modes = [module.training for module in model.modules()]
-    torch.manual_seed(3)
-    state = torch.get_rng_state()
-    with torch.autocast("cpu", dtype=torch.bfloat16), attach(model, "consensusdrop", tokens=5):
-        pass
-    with torch.inference_mode(), attach(model, "fastv", tokens=5):
-        pass
-    assert [module.training for module in model.modules()] == modes and not fired
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_weights_that_are_not_there_or_quantised_are_taken() -> None:

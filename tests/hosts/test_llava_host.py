@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -16,60 +15,115 @@ from prompts import ANYRES, CASES, batch, row, tiles
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.images import Image
-from llava_consensus.hosts.inputs import NO_TEXT, Inputs, prompt_of
+from llava_consensus.hosts.inputs import NO_TEXT
 from llava_consensus.hosts.official import PREPARE
-from llava_consensus.methods import make
-from llava_consensus.reduction.saliency import class_saliency, text_attention
+from llava_consensus.hosts.official_model import LlavaTower
+from llava_consensus.reduction.saliency import class_saliency
 from llava_consensus.reduction.tokens import VisionAttention
 
 MAJOR = int(transformers.__version__.split(".")[0])
-needs_kernels = pytest.mark.skipif(MAJOR < 5, reason="transformers 4 asks for no kernel; its probe is tested below")
 needs_5 = pytest.mark.skipif(MAJOR < 5, reason="generate() of transformers 4 does not advance given positions")
 
 
 # ---- attach and detach
 
+CUTS = ("fastv", "sparsevlm") if MAJOR >= 5 else ()  # methods between layers
+PLACES = ("consensusdrop", "tome", "resize", *CUTS)
+GENERATION = dict(do_sample=False, min_new_tokens=5, max_new_tokens=5)
+
+
+def fail(*args: Any) -> None:
+    raise RuntimeError("boom")
+
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("name", PLACES)
 @torch.no_grad()
-def test_full_budget_and_detach_are_bit_identical(tower_folder: Path, prompt: SimpleNamespace, family: str) -> None:
-    model = tiny_llava(tower_folder, family)
-    dense = model(prompt.ids, images=prompt.images).logits
-    said = model.generate(prompt.ids, images=prompt.images, max_new_tokens=6, do_sample=False)
-    for method in ("consensusdrop", "random", "full"):
-        with attach(model, method, tokens=PATCHES):
-            assert torch.equal(model(prompt.ids, images=prompt.images).logits, dense)
-            assert torch.equal(
-                model.generate(prompt.ids, images=prompt.images, max_new_tokens=6, do_sample=False), said
-            )
-    with attach(model, tokens=5) as attached:
-        assert model(prompt.ids, images=prompt.images).logits.shape[1] == dense.shape[1] - PATCHES + 5
-        assert attached.outcomes[0][:4] == (0, PATCHES, 5, 0)
-    assert PREPARE not in vars(model)
-    assert torch.equal(model(prompt.ids, images=prompt.images).logits, dense)
-
-
-@torch.no_grad()
-def test_exception_in_the_middle_of_a_forward_leaves_nothing_behind(
-    tower_folder: Path, prompt: SimpleNamespace
+def test_full_budget_detach_and_exceptions_leave_the_model_bit_identical(
+    tower_folder: Path, prompt: SimpleNamespace, name: str, family: str
 ) -> None:
-    model = tiny_llava(tower_folder)
+    model = tiny_llava(tower_folder, family, num_hidden_layers=5)
+
+    def state() -> dict[str, Any]:
+        return {
+            key: (set(vars(module)), len(module._forward_hooks), len(module._forward_pre_hooks))
+            for key, module in model.named_modules()
+        }
+
     dense = model(prompt.ids, images=prompt.images).logits
-    hooks = {name: len(module._forward_hooks) for name, module in model.named_modules()}
-    keys = set(vars(model))
-
-    def fail(*args: Any) -> None:
-        raise RuntimeError("boom")
-
-    handle = model.get_model().mm_projector.register_forward_hook(fail)
-    with pytest.raises(RuntimeError, match="boom"), attach(model, tokens=5):
-        model(prompt.ids, images=prompt.images)
-    handle.remove()
-    assert {name: len(module._forward_hooks) for name, module in model.named_modules()} == hooks and set(
-        vars(model)
-    ) == keys
+    said = model.generate(prompt.ids, images=prompt.images, **GENERATION)
+    before, config = state(), model.config.to_json_string()
+    with attach(model, name, tokens=PATCHES):
+        assert torch.equal(model(prompt.ids, images=prompt.images).logits, dense)
+        assert torch.equal(model.generate(prompt.ids, images=prompt.images, **GENERATION), said)
+    with attach(model, name, tokens=6) as attached:
+        assert not torch.allclose(model(prompt.ids, images=prompt.images).logits[0, -1], dense[0, -1], atol=1e-4)
+        assert attached.outcomes[0][:2] == (0, PATCHES) and attached.outcomes[0].after in (4, 6)
+    block = LlavaTower(model.get_vision_tower()).blocks[1]
+    for part in (block.mlp, model.get_model().mm_projector, model.get_model().layers[3].mlp):
+        handle = part.register_forward_hook(fail)
+        with pytest.raises(RuntimeError, match="boom"), attach(model, name, tokens=6):
+            model(prompt.ids, images=prompt.images)
+        handle.remove()
+    assert state() == before and model.config.to_json_string() == config and PREPARE not in vars(model)
     assert torch.equal(model(prompt.ids, images=prompt.images).logits, dense)
+
+
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in PLACES), ("prumerge", {"budget": "adaptive"})])
+@torch.no_grad()
+def test_left_padded_batches_of_any_number_of_images_equal_singles(
+    tower_folder: Path, name: str, options: dict[str, Any]
+) -> None:
+    model = tiny_llava(tower_folder, num_hidden_layers=8, tokenizer_padding_side="left")
+    rows = [row(5, 6), row(5, images=2, after=5), row(7, 8, 9, after=2), row(5, after=9)]
+    images, spans = tiles(5, 1), [range(1), range(1, 3), range(3, 4), range(4, 5)]
+    ids, mask = batch(*rows, left=True)
+    given = GENERATION | {"return_dict_in_generate": True, "output_scores": True}
+    with attach(model, name, tokens=6, **options) as attached:
+        together = model.generate(ids, images=images, attention_mask=mask, **given)
+        of_batch, of_singles = list(attached.outcomes), []
+        for index, (one, span) in enumerate(zip(rows, spans, strict=True)):
+            alone = model.generate(torch.tensor([one]), images=images[span.start : span.stop], **given)
+            of_singles += attached.outcomes
+            assert together.sequences[index].tolist() == alone.sequences[0].tolist()
+            for step in range(5):
+                batched, single = together.scores[step][index], alone.scores[step][0]
+                finite = torch.isfinite(single)
+                assert torch.allclose(batched[finite], single[finite], atol=5e-5)
+    for one, other in zip(of_batch, of_singles, strict=True):
+        assert one.entering == other.entering
+        assert torch.equal(one.reductions[0][1].source, other.reductions[0][1].source)
+    assert (len({one.after for one in of_batch}) > 1) == bool(options)
+
+
+@pytest.mark.parametrize("name", PLACES)
+@torch.no_grad()
+def test_beams_answer_like_beams_of_one(tower_folder: Path, name: str) -> None:
+    model = tiny_llava(tower_folder, num_hidden_layers=8, tokenizer_padding_side="left")
+    rows, given = (row(5, 6), row(5, after=9)), GENERATION | {"num_beams": 3}
+    ids, mask = batch(*rows, left=True)
+    with attach(model, name, tokens=6) as attached:
+        found = model.generate(ids, images=tiles(2), attention_mask=mask, **given)
+        assert [one.row for one in attached.outcomes] == [0, 1]
+        for index, one in enumerate(rows):
+            alone = model.generate(torch.tensor([one]), images=tiles(2)[index : index + 1], **given)
+            assert found[index].tolist() == alone[0].tolist()
+
+
+@pytest.mark.parametrize("name", ["consensusdrop", *CUTS])
+def test_loss_counts_text_alone_and_gradients_reach_the_projector(tower_folder: Path, name: str) -> None:
+    model = tiny_llava(tower_folder, num_hidden_layers=5).train()
+    ids, mask = batch(row(5, 6), row(5, after=9))
+    labels = torch.where(mask.bool(), ids, -100)
+    with attach(model, name, tokens=6):
+        out = model(ids, attention_mask=mask, labels=labels, images=tiles(2))
+        targets = model.prepare_inputs_labels_for_multimodal(ids, None, mask, None, labels, tiles(2))[5]
+    words = [[word for word in one if word > 0] for one in ids.tolist()]
+    assert [[word for word in one if word != -100] for one in targets.tolist()] == words
+    own = torch.nn.functional.cross_entropy(out.logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten())
+    assert torch.allclose(out.loss, own, atol=1e-6)
+    out.loss.backward()
+    assert model.get_model().mm_projector[0].weight.grad.abs().sum() > 0
 
 
 @torch.no_grad()
@@ -218,18 +272,6 @@ def test_tile_budgets(tower_folder: Path) -> None:
         model(ids, **arguments)
 
 
-@torch.no_grad()
-def test_newlines_are_structural(tower_folder: Path) -> None:
-    model = tiny_llava(tower_folder, **ANYRES, mm_patch_merge_type="spatial_unpad")
-    ids, _ = batch(row(5))
-    with attach(model, tokens=20) as attached:
-        model(ids, images=[tiles(5)], image_sizes=[(100, 60)])
-    (outcome,) = attached.outcomes
-    assert (
-        outcome.structural == 4 and outcome.after == 20 and outcome.before == 16 + 4 * 8
-    )  # unpadding removed the outer rows
-
-
 # ---- what comes out is right
 
 
@@ -271,50 +313,6 @@ def test_a_merged_token_may_stand_at_the_mean_position_of_its_members(
         expected.append((float(source[slot]), float(members.mean().round())))
     assert any(anchor != mean for anchor, mean in expected), "no token was merged, so nothing is tested"
     assert placed[5:11].tolist() == [5 + mean for _, mean in sorted(expected)]
-
-
-@torch.no_grad()
-def test_generation_in_left_padded_batches_equals_single_prompts(tower_folder: Path) -> None:
-    model = tiny_llava(tower_folder, tokenizer_padding_side="left")
-    rows = [row(5, 6), row(5, after=9), row(7, 8, 9, after=2)]
-    images = tiles(3)
-    ids, mask = batch(*rows, left=True)
-    with attach(model, tokens=6):
-        together = model.generate(ids, images=images, attention_mask=mask, max_new_tokens=6, do_sample=False)
-        for index, one in enumerate(rows):
-            alone = model.generate(
-                torch.tensor([one]), images=images[index : index + 1], max_new_tokens=6, do_sample=False
-            )
-            assert together[index].tolist() == alone[0].tolist()
-
-
-@torch.no_grad()
-def test_beams_run_and_answer_the_reduced_prompt(llava_model: Any, prompt: SimpleNamespace) -> None:
-    with attach(llava_model, tokens=6):
-        beams = llava_model.generate(prompt.ids, images=prompt.images, max_new_tokens=4, num_beams=3, do_sample=False)
-    assert beams.shape[0] == 1
-
-
-def test_training_loss_is_finite_and_visual_rows_have_no_target(tower_folder: Path) -> None:
-    model = tiny_llava(tower_folder).train()
-    ids, mask = batch(row(5, 6), row(5, after=9))
-    labels = torch.where(mask.bool(), ids, -100)
-    with attach(model, tokens=6):
-        out = model.prepare_inputs_labels_for_multimodal(ids, None, mask, None, labels, tiles(2))
-        loss = model(ids, attention_mask=mask, labels=labels, images=tiles(2)).loss
-    loss.backward()
-    assert torch.isfinite(loss)
-    text = [[token for token in one if token > 0] for one in ids.tolist()]
-    assert [[token for token in one if token != -100] for one in out[5].tolist()] == text
-    assert model.get_model().mm_projector[0].weight.grad.abs().sum() > 0
-
-
-@torch.no_grad()
-def test_truncation_judges_the_reduced_length(tower_folder: Path, prompt: SimpleNamespace) -> None:
-    model = tiny_llava(tower_folder, tokenizer_model_max_length=20)
-    assert model(prompt.ids, images=prompt.images).logits.shape[1] == 20
-    with attach(model, tokens=6):
-        assert model(prompt.ids, images=prompt.images).logits.shape[1] == 18  # nothing is lost: 12 ids and 6 tokens
 
 
 @torch.no_grad()
@@ -377,41 +375,6 @@ def test_hooked_saliency_equals_eager_attention_and_changes_no_output(llava_mode
     assert torch.allclose(features, out.hidden_states[-2][:, 1:], atol=1e-5)
 
 
-@needs_kernels
-@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2"])
-@torch.no_grad()
-def test_scap_equals_the_eager_first_layer(family: str) -> None:
-    config = getattr(transformers, f"{family}Config")(
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=99,
-    )
-    config._attn_implementation = "eager"
-    torch.manual_seed(0)
-    decoder = getattr(transformers, f"{family}Model")(config).eval()
-    for parameter in decoder.parameters():
-        if parameter.ndim > 1:
-            torch.nn.init.normal_(parameter, std=0.3)
-    embeds = torch.randn(2, 30, 64)
-    mask = torch.ones(2, 30, dtype=torch.long)
-    mask[0, :4] = 0  # a left-padded row
-    positions = (mask.cumsum(1) - 1).clamp_min(0)
-    eager = decoder(
-        inputs_embeds=embeds, attention_mask=mask, position_ids=positions, output_attentions=True, use_cache=False
-    )
-    image = Image(0, np.arange(12, 22), np.zeros(10, dtype=np.int64), np.arange(10), 1, False, 0)
-    images, real = [image, image._replace(row=1)], mask.bool().numpy()
-    prompt = prompt_of(np.zeros(real.shape, dtype=np.int64), real, real, images, [], [], config)
-    method = make("consensusdrop")
-    inputs = Inputs(prompt, embeds, method, method.needs)
-    inputs.read_probe(decoder, {"inputs_embeds": embeds, "attention_mask": mask, "position_ids": positions})
-    probe: Any = inputs.probe
-    assert torch.allclose(text_attention(probe), eager.attentions[0].mean(1)[:, 22:], atol=1e-5)
-
-
 @torch.no_grad()
 def test_probe_of_a_real_prompt_equals_the_models_own_first_layer(tower_folder: Path, prompt: SimpleNamespace) -> None:
     """The s_c in the record is Norm of the eager layer-0 rows of the full prompt."""
@@ -426,12 +389,3 @@ def test_probe_of_a_real_prompt_equals_the_models_own_first_layer(tower_folder: 
     attention = model(prompt.ids, images=prompt.images, output_attentions=True).attentions[0].mean(1)[0]
     rows = attention[5 + PATCHES :, 5 : 5 + PATCHES]
     assert torch.allclose(cross, (rows / (rows.sum(1, keepdim=True) + 1e-6)).mean(0), atol=1e-5)
-
-
-def test_tower_runs_once_per_attachment_call(llava_model: Any, prompt: SimpleNamespace) -> None:
-    calls = []
-    handle = llava_model.get_vision_tower().register_forward_hook(lambda *_: calls.append(1))
-    with attach(llava_model, tokens=6), torch.no_grad():
-        llava_model.generate(prompt.ids, images=prompt.images, max_new_tokens=4, do_sample=False)
-    handle.remove()
-    assert len(calls) == 1

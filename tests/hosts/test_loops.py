@@ -1,26 +1,27 @@
-"""Models of transformers with a method attached, outside of a plain `generate`: loops of the user's own, later turns,
-kinds of caches and of decoding, and whoever reads the ids.
+"""Models of transformers with a method attached, outside of a plain `generate`: caches, lengths, training, wrappers,
+arguments of calls, words behind several images, and positions of three axes.
 """
 
 import copy
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
-from hf_models import CASES, prompts
+from hf_models import CASES, END, TAG, prompts
 from torch import Tensor
 
-from llava_consensus import attach
-from llava_consensus.errors import OptionError
+from llava_consensus import attach, cli, make
+from llava_consensus.errors import NonFiniteError, OptionError
+from llava_consensus.hosts.inputs import Inputs
 from llava_consensus.methods import METHODS
+from llava_consensus.reduction.saliency import EPSILON
 
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 pytestmark = pytest.mark.skipif(VERSION < (5, 19), reason="methods on models of transformers need >= 5.19")
 NEW = 5
-BEFORE: list[tuple[str, dict[str, Any]]] = [("consensusdrop", {}), ("consensusdrop", {"positions": "mean"})]
-WAYS = [*BEFORE, ("fastv", {})]
 
 
 class Tiny:
@@ -51,46 +52,12 @@ def generate(model: Any, inputs: dict[str, Any], **options: Any) -> Any:
     return model.generate(**inputs, **{**given, **options})
 
 
-def logits(found: Any) -> Tensor:
-    return torch.stack(found.logits, 1)
-
-
 def close(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one, other, atol=1e-4)
 
 
-def answer(found: Any) -> Tensor:
-    return found.sequences[:, -NEW:]
-
-
 def kept(attached: Any) -> list[tuple[int, int]]:
     return [(one.before, one.after) for one in attached.outcomes]
-
-
-@torch.no_grad()
-def loop(model: Any, inputs: dict[str, Any], words: Tensor, mask: Tensor | None, count: str = "") -> Tensor:
-    """Logits of a loop of one's own that says these words [R, t], given the mask of the prompt or none. Positions are
-    counted by the mask, by the cache, or not at all.
-    """
-    if count == "mask":
-        inputs = {**inputs, "position_ids": (mask.cumsum(1) - 1).clamp_min(0)}
-    output = model(**inputs, use_cache=True)
-    found = [output.logits[:, -1]]
-    for word in words[:, :-1].T[..., None]:
-        given: dict[str, Any] = {"past_key_values": output.past_key_values, "use_cache": True}
-        if mask is not None:
-            mask = torch.cat((mask, torch.ones_like(word)), 1)
-            given["attention_mask"] = mask
-        if count == "mask":
-            given["position_ids"] = mask.cumsum(1)[:, -1:] - 1
-        elif count == "cache":
-            given["position_ids"] = torch.full_like(word, output.past_key_values.get_seq_length())
-        output = model(input_ids=word, **given)
-        found.append(output.logits[:, -1])
-    return torch.stack(found, 1)
-
-
-# ---- loops of one's own
 
 
 @torch.no_grad()
@@ -118,50 +85,6 @@ def test_a_copy_of_a_cache_and_one_that_is_used_again(llava: Tiny) -> None:
         assert close(llava.model(input_ids=word, past_key_values=cache).logits, expected)
 
 
-# ---- later turns
-
-
-@pytest.mark.parametrize(("method", "options"), WAYS)
-@torch.no_grad()
-def test_a_later_turn_goes_on_by_the_cache(llava: Tiny, method: str, options: dict[str, Any]) -> None:
-    inputs = llava.inputs("batch")
-    words = torch.arange(11, 14).expand(len(inputs["input_ids"]), -1)
-    with llava.attach(method, **options):
-        turn = generate(llava.model, inputs)
-        whole = torch.cat((turn.sequences, words), 1)
-        mask = torch.cat((inputs["attention_mask"], torch.ones_like(whole[:, inputs["input_ids"].shape[1] :])), 1)
-        cache = turn.past_key_values
-        new = {"input_ids": torch.cat((turn.sequences[:, -1:], words), 1), "past_key_values": copy.deepcopy(cache)}
-        new |= {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1)[:, -4:]}
-        expected = llava.model(**new).logits[:, -1]
-        second = generate(
-            llava.model, {"input_ids": whole, "attention_mask": mask}, past_key_values=copy.deepcopy(cache)
-        )
-        assert close(second.logits[0], expected)
-        assert torch.equal(second.sequences[:, :-NEW], whole)
-        new = {"input_ids": whole[:, -4:], "attention_mask": mask}
-        alone = generate(llava.model, new, past_key_values=copy.deepcopy(cache))
-        assert torch.equal(alone.sequences[:, 4:], answer(second))
-        again = torch.cat((second.sequences, words), 1)  # a third turn, on a cache that two have grown
-        mask = torch.cat((mask, torch.ones_like(again[:, mask.shape[1] :])), 1)
-        third = generate(
-            llava.model, {"input_ids": again, "attention_mask": mask}, past_key_values=second.past_key_values
-        )
-        assert third.sequences.shape[1] == again.shape[1] + NEW
-
-
-# ---- kinds of caches and of decoding
-
-
-@torch.no_grad()
-def test_a_static_cache_of_the_users_own_answers_as_any(llava: Tiny) -> None:
-    inputs = llava.inputs("one")
-    with llava.attach("fastv"):
-        cache = transformers.StaticCache(llava.model.config.get_text_config(), max_cache_len=99)
-        found = llava.model(**inputs, past_key_values=cache).logits[:, -1]
-        assert close(found, llava.model(**inputs).logits[:, -1])
-
-
 def test_guidance_reads_prompts_of_its_own(llava: Tiny) -> None:
     inputs = llava.inputs("one")
     longer = torch.arange(5, 99)[None]  # than the image's prompt
@@ -176,67 +99,6 @@ def test_guidance_reads_prompts_of_its_own(llava: Tiny) -> None:
 
 
 # ---- whoever reads the ids, and lengths
-
-
-class Recorder:
-    """A criterion, processor, prefix function and streamer in one, that keeps the ids it is shown."""
-
-    def __init__(self) -> None:
-        self.criteria: list[Tensor] = []
-        self.processor: list[Tensor] = []
-        self.prefix: list[tuple[int, Tensor]] = []
-        self.streamed: list[Tensor] = []
-
-    def stop(self, input_ids: Tensor, scores: Any, **more: Any) -> Tensor:
-        self.criteria.append(input_ids.clone())
-        return torch.zeros(len(input_ids), dtype=torch.bool)
-
-    def process(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self.processor.append(input_ids.clone())
-        return scores
-
-    def allow(self, number: int, ids: Tensor) -> list[int]:
-        self.prefix.append((number, ids.clone()))
-        return list(range(512))
-
-    def put(self, value: Tensor) -> None:
-        self.streamed.append(value.clone())
-
-    def end(self) -> None:
-        self.streamed.append(torch.tensor(-1))
-
-
-@pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"do_sample": True, "num_return_sequences": 2}])
-@pytest.mark.parametrize("method", ["consensusdrop+", "fastv"])
-def test_whoever_reads_ids_is_shown_the_prompt_as_it_was_given(
-    llava: Tiny, method: str, options: dict[str, Any]
-) -> None:
-    inputs, seen, plain = llava.inputs("batch"), Recorder(), Recorder()
-    whole = inputs["input_ids"].repeat_interleave(2 if options else 1, 0)
-    generate(llava.model, inputs, prefix_allowed_tokens_fn=plain.allow, **options)
-    with llava.attach(method):
-        found = generate(
-            llava.model,
-            inputs,
-            stopping_criteria=transformers.StoppingCriteriaList([seen.stop]),
-            logits_processor=transformers.LogitsProcessorList([seen.process]),
-            prefix_allowed_tokens_fn=seen.allow,
-            streamer=None if options.get("num_beams") else seen,
-            **options,
-        )
-    size, beams = whole.shape[1], options.get("num_beams")
-    assert [ids.shape[1] for ids in seen.processor] == [size + step for step in range(NEW)]
-    assert [ids.shape[1] for ids in seen.criteria] == [size + 1 + step for step in range(NEW)]
-    for ids in (*seen.criteria, *seen.processor):
-        assert torch.equal(ids[:, :size], inputs["input_ids"].repeat_interleave(len(ids) // 2, 0))
-    numbers = {number for number, _ in seen.prefix}
-    assert numbers == {number for number, _ in plain.prefix}
-    prompt = whole if len(numbers) == len(whole) else inputs["input_ids"]  # copies are numbered up to 5.23
-    assert all(torch.equal(ids[:size], prompt[number]) for number, ids in seen.prefix)
-    if not beams:
-        first, *steps, last = seen.streamed
-        assert torch.equal(torch.cat([first, *(step[:, None] for step in steps)], 1), found.sequences)
-        assert int(last) == -1
 
 
 @pytest.mark.parametrize("method", ["full", "consensusdrop", "consensusdrop+", "fastv"])
@@ -262,17 +124,6 @@ def test_lengths_count_the_full_prompt_wherever_they_are_set(llava: Tiny, method
             llava.model.generation_config = config
 
 
-def test_a_shortest_length_counts_the_full_prompt(llava: Tiny) -> None:
-    inputs = llava.inputs("one")
-    size = inputs["input_ids"].shape[1]
-    for method in ("full", "consensusdrop", "fastv"):
-        with llava.attach(method):
-            first = int(answer(generate(llava.model, inputs))[0, 0])
-            ended = {"eos_token_id": first, "pad_token_id": 0, "do_sample": False, "max_length": size + 9}
-            assert llava.model.generate(**inputs, **ended).shape[1] == size + 1
-            assert llava.model.generate(**inputs, **ended, min_length=size + 4).shape[1] >= size + 4
-
-
 def test_features_that_were_encoded_before_are_named(llava: Tiny) -> None:
     inputs = llava.inputs("one")
     features = {"image": llava.model.get_image_features(inputs.pop("pixel_values"), return_dict=True)}
@@ -282,7 +133,7 @@ def test_features_that_were_encoded_before_are_named(llava: Tiny) -> None:
         assert llava.model(**inputs, mm_encoder_outputs=features).logits.shape[1] == inputs["input_ids"].shape[1]
 
 
-# ---- training, and what is no model
+# ---- training, and wrappers
 
 
 @pytest.mark.parametrize("method", ["fastv", "sparsevlm"])
@@ -352,3 +203,133 @@ def test_wrappers_are_refused_by_the_name_of_the_inner_model(llava: Tiny) -> Non
     with attach(wrapper.module, "consensusdrop", 5) as attached:
         assert wrapper(**inputs).logits.shape[1] == inputs["input_ids"].shape[1]
         assert kept(attached) == [(16, 5)]
+
+
+# ---- arguments and inputs that the plain model takes: followed, or refused in one line that names them
+
+
+def one(name: str, *numbers: int) -> dict[str, Any]:
+    """A prompt with these pictures."""
+    pictures = [part for number in numbers for part in (6, CASES[name].picture(number))]
+    return prompts([1, 5, *pictures, 7, 8, 9])
+
+
+@pytest.mark.parametrize("name", ["llava", "llava_next", "pixtral", "mistral_3"])
+@torch.no_grad()
+def test_another_layer_of_the_tower_is_read_if_a_call_names_it(name: str) -> None:
+    model, case = CASES[name].build(), CASES[name]
+    other = {"vision_feature_layer": -3 if name.startswith("llava") else -2}
+    same = {"vision_feature_layer": model.config.vision_feature_layer}
+    plain = model(**one(name, 0), **other).logits
+    with attach(model, "consensusdrop", case.tokens):
+        assert torch.allclose(model(**one(name, 0), **same).logits, model(**one(name, 0)).logits, atol=1e-5)
+        found = model(**one(name, 0), **other).logits
+    model.config.vision_feature_layer = model.model.config.vision_feature_layer = other["vision_feature_layer"]
+    with attach(model, "consensusdrop", case.tokens):
+        assert torch.allclose(model(**one(name, 0)).logits, found, atol=1e-5)
+    with attach(model, "fastv", 4096):
+        assert torch.allclose(model(**one(name, 0)).logits, plain, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["pixtral", "mistral_3", "qwen2_5_vl", "smolvlm", "internvl"])
+def test_the_question_is_words(name: str) -> None:
+    """Breaks, tags and markers of a later image are no part of the question about an earlier one."""
+    inputs, case = one(name, 0, 2), CASES[name]
+    model = case.build()
+    with attach(model, "consensusdrop", case.tokens) as attached, torch.no_grad():
+        read: list[Any] = []
+        budgets = attached.budgets
+        attached.budgets = lambda stage, prompt: read.append(prompt) or budgets(stage, prompt)  # type: ignore[method-assign,func-returns-value]
+        model(**inputs)
+    asked, later = (inputs["input_ids"][0][text].tolist() for text in read[-1].text)
+    assert [word for word in asked if word < 10] == [6, 7, 8, 9] and TAG not in asked
+    assert len(asked) <= 1 + len(later) + 1 and asked.count(END) <= 1  # that of the first image itself
+
+
+@torch.no_grad()
+def test_logits_of_any_rows_and_states_of_the_inner_model() -> None:
+    model, inputs = CASES["llava"].build(), one("llava", 0)
+    with attach(model, "consensusdrop", 5):
+        whole = model(**inputs).logits
+        few = model(**inputs, logits_to_keep=torch.tensor([0, 3])).logits
+        assert torch.allclose(few, whole[:, [0, 3]], atol=1e-5)
+        states = model.model(**inputs).last_hidden_state
+        assert torch.allclose(model.lm_head(states), whole, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_picture_that_is_not_finite_is_named() -> None:
+    model = CASES["llava"].build()
+    inputs = prompts(*([1, CASES["llava"].picture(number), 7, 8] for number in range(3)))
+    inputs["pixel_values"][1] = torch.nan
+    with attach(model, "consensusdrop", 5), pytest.raises(NonFiniteError, match=r"^image 1 of prompt 1: "):
+        model(**inputs)
+
+
+@pytest.mark.parametrize("tokens", [np.int64(8), np.float32(0.5), torch.tensor(8), torch.tensor(0.5)], ids=repr)
+@torch.no_grad()
+def test_numbers_of_numpy_and_torch_are_budgets(tokens: Any) -> None:
+    model = CASES["llava"].build()
+    with attach(model, "visionzip", tokens) as attached:
+        model(**one("llava", 0))
+    assert attached.outcomes[0].after == 8
+
+
+@pytest.mark.parametrize("aggregate", ["all", "last", "max"])
+@torch.no_grad()
+def test_words_ask_about_the_pictures_before_them(aggregate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries and keys are taken once for each prompt, so that many images cost what one of their length does; each
+    image is asked about by the eager first layer's rows behind it.
+    """
+    import hf_models
+
+    case = hf_models.CASES["llava"]
+    model, (first, second, third) = case.build(), map(case.picture, range(3))
+    words = [1, first, 5, 6, second, 7, 9, third, 8], [3, 4, first, 5]
+    inputs, made = hf_models.prompts(*words), []
+    probe = Inputs.probe_of
+    monkeypatch.setattr(Inputs, "probe_of", lambda *given: made.append(probe(*given)) or made[0])
+    with attach(model, "consensusdrop", tokens=case.tokens, alpha=0.0, aggregate=aggregate) as attached:
+        model(**inputs)
+        found = [one.reductions[0][1].cross[0] for one in attached.outcomes]
+    assert (*made[0].query.shape[:3:2], len(made[0].key)) == (2, 5, 2)  # sequences, words behind images, sequences
+    model.set_attn_implementation("eager")
+    attention = model(**inputs, output_attentions=True).attentions[0].mean(1)  # [R, S, S]
+    picture = inputs["input_ids"] == hf_models.IMAGE
+    starts = picture & ~picture.roll(1, 1)
+    for cross, (row, start) in zip(found, starts.nonzero().tolist(), strict=True):
+        end = start + len(first.ids)
+        rows = attention[row, end:][~picture[row, end:]][:, start:end]
+        rows = {"all": rows, "last": rows[-1:], "max": rows.amax(0, keepdim=True)}[aggregate]
+        assert torch.allclose(cross, (rows / (rows.sum(-1, keepdim=True) + EPSILON)).mean(0), atol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_new_positions_are_refused_and_a_default_is_said(family: str) -> None:
+    case = CASES[family]
+    model = case.build()
+    for method in ("consensusdrop", "random", "fastv", "pyramiddrop"):
+        with pytest.raises(OptionError, match=r"positions=renumber: Qwen\w+ has positions of three axes"):
+            attach(model, method, tokens=5, positions="renumber")
+    inputs = prompts([1, 7, case.picture(0), 8, 9])
+    for method, options, notes in (
+        ("consensusdrop", {}, ("positions of three axes are kept",)),
+        ("consensusdrop+", {}, ()),
+        ("consensusdrop", {"positions": "keep"}, ()),
+    ):
+        with attach(model, method, tokens=5, **options) as attached:
+            model.generate(**inputs, max_new_tokens=2, do_sample=False)
+            assert attached.notes == notes
+
+
+def test_the_list_says_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "--host", "qwen2.5-vl"]) == 0
+    assert "positions: kept, as they have three axes" in capsys.readouterr().out
+    assert cli.main(["list", "--host", "llava"]) == 0
+    assert "positions:" not in capsys.readouterr().out
+
+
+def test_a_method_knows_what_it_was_asked() -> None:
+    assert make("consensusdrop", positions="renumber") == make("consensusdrop")
+    assert make("consensusdrop", positions="renumber").asked == {"positions"}
+    assert make("consensusdrop").asked == set()

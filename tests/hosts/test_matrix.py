@@ -16,7 +16,7 @@ from llava_consensus.methods import METHODS, make
 from llava_consensus.reduction.method import Place
 
 CURRENT = int(transformers.__version__.split(".")[0]) >= 5
-DERIVED = [name for name, host in HOSTS.items() if host.line.endswith("(derived)")]  # see derived/test_families.py
+DERIVED = [name for name, host in HOSTS.items() if host.line.endswith("(derived)")]
 CLASSES = {name: host.classes[0] for name, host in HOSTS.items() if host.kind == "hf" and name not in DERIVED}
 PLACES = (
     "full",

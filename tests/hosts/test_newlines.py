@@ -13,15 +13,12 @@ from prompts import ANYRES, batch, row, tiles
 from torch import Tensor
 
 from llava_consensus import attach
-from llava_consensus.errors import OptionError
-from llava_consensus.methods import make
 
 UNPAD = ANYRES | {"mm_patch_merge_type": "spatial_unpad"}
 NEEDS_HF = pytest.mark.skipif(
     tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 19),
     reason="models of transformers need version 5.19 or later",
 )
-METHODS = ["consensusdrop", "visionzip", "tome"]
 
 
 def arguments(left: bool) -> dict[str, Any]:
@@ -59,33 +56,6 @@ def test_dropped_newlines_are_all_that_is_missing(tower_folder: Path, order: str
     assert [outcome[:3] for outcome in before] == [outcome[:3] for outcome in after]
 
 
-@pytest.mark.parametrize("name", METHODS)
-@torch.no_grad()
-def test_a_batch_equals_its_singles(tower_folder: Path, name: str) -> None:
-    model = tiny_llava(tower_folder, **UNPAD, tokenizer_padding_side="left")
-    given = arguments(True)
-    with attach(model, name, 20, newlines="drop"):
-        together = assembled(model, given)
-        pictures = [slice(0, 1), slice(1, 3), slice(3, 4)]
-        for index, own in enumerate(pictures):
-            alone = {key: given[key][index : index + 1] for key in ("input_ids", "attention_mask", "labels")}
-            alone |= {key: given[key][own] for key in ("images", "image_sizes")}
-            ((embeds, labels),) = assembled(model, alone)
-            assert torch.allclose(embeds, together[index][0], atol=1e-5)
-            assert torch.equal(labels, together[index][1])
-
-
-@torch.no_grad()
-def test_a_picture_that_is_not_reduced_keeps_its_newlines(tower_folder: Path) -> None:
-    model = tiny_llava(tower_folder, **UNPAD)
-    ids, _ = batch(row(5))
-    given = dict(images=[tiles(5)], image_sizes=[(100, 60)])
-    dense = model(ids, **given).logits
-    with attach(model, "visionzip", 1000, newlines="drop") as attached:
-        assert torch.equal(model(ids, **given).logits, dense)
-        assert attached.outcomes[0].structural == 4
-
-
 @pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="transformers 4 takes no positions")
 @torch.no_grad()
 def test_positions_that_are_kept_have_gaps_where_newlines_were(tower_folder: Path) -> None:
@@ -98,21 +68,6 @@ def test_positions_that_are_kept_have_gaps_where_newlines_were(tower_folder: Pat
         found.append([(positions[index][real], embeds[index][real]) for index, real in enumerate(mask.bool())])
     for (positions, embeds), (fewer, _) in zip(*found, strict=True):
         assert torch.equal(positions[(embeds != model.model.image_newline).any(1)], fewer)
-
-
-@torch.no_grad()
-def test_they_are_no_part_of_the_total_of_a_prompt(tower_folder: Path) -> None:
-    model = tiny_llava(tower_folder, **UNPAD)
-    ids, _ = batch(row(5, images=2, after=6))
-    given = dict(images=[tiles(5), tiles(5, 3)], image_sizes=[(100, 70), (100, 100)])
-    with attach(model, "visionzip", 0.5) as attached:
-        model(ids, **given)
-        without = [outcome.after for outcome in attached.outcomes]
-        assert all(outcome.structural for outcome in attached.outcomes)
-    for total, left in (sum(without), without), (sum(without) - 1, [without[0] // 2, without[1]]):
-        with attach(model, "visionzip", 0.5, total=total) as attached:
-            model(ids, **given)
-            assert [outcome.after for outcome in attached.outcomes] == left
 
 
 @NEEDS_HF
@@ -147,10 +102,3 @@ def test_those_of_videos_stay() -> None:
         assert outcome.after < outcome.before
         left.append(outcome.structural)
     assert left[0] == left[1] > 0
-
-
-def test_methods_that_cannot_drop_them_say_so() -> None:
-    with pytest.raises(OptionError, match="newlines"):
-        make("fastv", newlines="drop")
-    with pytest.raises(OptionError, match="newlines='no' must be one of keep, drop"):
-        make("visionzip", newlines="no")

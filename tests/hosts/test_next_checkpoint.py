@@ -84,13 +84,6 @@ def test_the_converted_checkpoint_runs_in_the_layout_of_the_paper(converted: Pat
     check_records(converted, tmp_path)
 
 
-def test_dropped_newlines_are_named_in_the_record(official: Path, tmp_path: Path) -> None:
-    for name, structural in (("keep", 38), ("drop", 0)):  # 24 + 24 rows, of which an image of 384 x 304 fills 38
-        config, (answer, _) = records(official, tmp_path / name, 320, "--option", f"newlines={name}")
-        assert config["options"]["newlines"] == name and "host_options" not in config
-        assert counts(answer) == (2400, 320, structural)
-
-
 @NEEDS_HF
 @pytest.mark.parametrize("layout", ["stock", "2880"])
 def test_both_hosts_see_and_say_the_same(official: Path, converted: Path, layout: str) -> None:
@@ -140,3 +133,40 @@ def test_logits_are_equal(official: Path, converted: Path) -> None:
     logits = host.model(ids[None], images=pixels, image_sizes=[image.size]).logits
     assert given.input_ids[given.input_ids != model.config.image_token_index].tolist() == ids[ids >= 0].tolist()
     assert torch.equal(model(**given).logits[..., :-1], logits)
+
+
+# ---- the embedded model
+
+PLACES = ("full", "consensusdrop", "consensusdrop+", "prumerge", "tome", "resize", "sparsevlm")
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    out = tmp_path_factory.mktemp("converted") / "llava-mini-hf"
+    assert cli.main(["model", "convert", "checkpoints/llava-mini", str(out)]) == 0
+    loading = models.Loading("cpu", "float32")
+    return models.load("checkpoints/llava-mini", loading), models.load(str(out), loading)
+
+
+def answers(host: Any, name: str, budget: int = 64) -> list[Any]:
+    """Six questions about six images, one about two of them, and one about none."""
+    benchmark = make_benchmark("gqa")
+    questions = benchmark.load(DATA)[:60:10]
+    with host.attach(make(name), Budget(budget)):
+        folder = benchmark.place(DATA) / benchmark.images
+        pictures = host.encode([open_image(folder / question.images[0]) for question in questions])
+        seen = [*([picture] for picture in pictures), pictures[:2], []]
+        texts = [*(question.text for question in questions), "Which is larger?", "What is two plus two?"]
+        return host.answer(seen, [models.Prompt(text, None, 8) for text in texts])
+
+
+@NEEDS_HF
+@pytest.mark.parametrize("name", PLACES)
+def test_both_hosts_answer_alike(both: tuple[Any, Any], name: str) -> None:
+    official, own = (answers(host, name) for host in both)
+    for left, right in zip(official, own, strict=True):
+        assert (left.text, left[1:5], left.prefill) == (right.text, right[1:5], right.prefill)
+        for one, other in zip(left.outcomes, right.outcomes, strict=True):
+            assert one[:4] == other[:4] and one.entering == other.entering
+            for (_, chosen), (_, again) in zip(one.reductions, other.reductions, strict=True):
+                assert torch.equal(chosen.kept, again.kept) and torch.equal(chosen.owner, again.owner)

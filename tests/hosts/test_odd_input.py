@@ -1,57 +1,14 @@
-"""Odd files and options end in a message, at once. Run: `pytest tests/hosts/test_odd_input.py`."""
+"""A wrong type in a file of a benchmark ends in a message that names the file."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_data
-from run_folders import store
 
 from llava_consensus import cli
-from llava_consensus.cli.arguments import options
-from llava_consensus.errors import DataError, OptionError
-from llava_consensus.evaluation.files import read_json, read_text
-from llava_consensus.methods import make
-
-
-def test_a_pipe_as_a_file_does_not_hang(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for read in (read_json, read_text):
-        with pytest.raises(DataError, match="is a pipe"):
-            read(tmp_path / "pipe")
-
-
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e400", "-1e400", "[" * 100_000])
-def test_an_option_that_is_no_number_is_told(value: str) -> None:
-    with pytest.raises(OptionError, match="alpha="):
-        make("consensusdrop", **options([f"alpha={value}"]))
-
-
-def test_a_report_of_nothing_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["report", "--out", str(tmp_path / "nothing")]) == 3
-    assert "no such folder of results" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "\udcff"])
-def test_an_impossible_name_is_a_message(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["score", "gqa", "--answers", name]) in (2, 3)
-    assert "Traceback" not in capsys.readouterr().err
-
-
-def test_a_result_of_another_shape_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for change in ({"score": "high"}, {"score": [1]}, {"tokens": 3}, {"report": []}, {"answered": None}):
-        folder = store(tmp_path, [1.0, 0.0])
-        path = folder / "metrics.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | change))
-        code, error = cli.main(["report", "--out", str(tmp_path)]), capsys.readouterr().err
-        assert code == 0 or "a file of a run: a value is missing, or is not what it must be" in error
-        path.write_text("{}")
-        assert cli.main(["report", "compare", str(folder), str(folder)]) == 3
-        assert "a value is missing" in capsys.readouterr().err
-        path.unlink()
 
 
 def _set(path: str, *keys: Any) -> Callable[[Path], None]:
@@ -89,14 +46,3 @@ def test_a_wrong_type_in_a_file_is_a_message(
     code = cli.main(["score", name, "--answers", str(tmp_path / "answers.jsonl"), "--data", str(data)])
     output = capsys.readouterr()
     assert code == 3 and output.err.startswith("error: ") and str(data / "eval") in output.err
-
-
-def test_an_overlay_onto_a_folder_is_told_before_anything_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def load(*_: Any, **__: Any) -> Any:
-        raise AssertionError("loaded")
-
-    monkeypatch.setattr("llava_consensus.evaluation.models.load", load)
-    assert cli.main(["ask", "picture.png", "what?", "--overlay", str(tmp_path)]) in (2, 3)
-    assert str(tmp_path) in capsys.readouterr().err

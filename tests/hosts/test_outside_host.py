@@ -9,7 +9,8 @@ import transformers
 
 from llava_consensus import attach, entry_points, hosts
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts import HOSTS, HostEntry, known_hosts, matrix
+from llava_consensus.hosts import FACTS, HOSTS, HostEntry, images, known_hosts, matrix
+from llava_consensus.hosts.images import Call, Family, runs
 from llava_consensus.hosts.remote.entrances import RemoteModel
 from llava_consensus.methods import METHODS
 
@@ -24,26 +25,31 @@ def register(monkeypatch: pytest.MonkeyPatch, place: str, **names: Any) -> None:
     module = ModuleType("outside_host")
     vars(module).update(names)
     monkeypatch.setitem(sys.modules, "outside_host", module)
+    monkeypatch.setattr(images, "TABLE", dict(images.TABLE))  # to which the entry adds its types
     own = entry_points.registered
     monkeypatch.setattr(hosts, "registered", lambda group: {"outside": place} if group == hosts.GROUP else own(group))
     monkeypatch.setattr(entry_points, "registered", hosts.registered)
+
+
+def halves(call: Call) -> list[Any]:
+    """The tiles of every image: two runs of placeholders with a word between them."""
+    lengths = [length for _, _, length in runs(call)]
+    return [lengths[start : start + 2] for start in range(0, len(lengths), 2)]
 
 
 @pytest.mark.skipif(not CURRENT, reason="models of transformers need version 5.19 or later")
 @torch.no_grad()
 def test_every_method_runs_on_a_model_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """The entry says how its processor writes images. Without it each half of an image has a budget of its own."""
-    from made_up_host import ENTRY, TOKENS, MadeUpModel, words
+    from hf_models import IMAGE, noise, prompts, vip_llava
 
-    model = MadeUpModel()
-    rows = [words([5, 6, "image", 7, 8, 9]), words([5, 11, "image", 13, "image", 14]), words([21, "image", 22, 23])]
-    width = max(map(len, rows))
-    ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
-    pixels = torch.randn(4, 64, 12, generator=torch.Generator().manual_seed(0))
-    inputs = {"input_ids": ids, "attention_mask": (ids != 0).long(), "pixel_values": pixels}
+    model, image = vip_llava(), [*[IMAGE] * 16, 61, *[IMAGE] * 16]
+    rows = [[5, 6, *image, 7, 8, 9], [5, 11, *image, 13, *image, 14], [21, *image, 22, 23]]
+    pixels = noise(8, 3, 56, 56, seed=0)
+    inputs = prompts(*rows) | {"pixel_values": pixels}
     singles = [
-        {"input_ids": torch.tensor([row]), "pixel_values": own}
-        for row, own in zip(rows, (pixels[:1], pixels[1:3], pixels[3:]), strict=True)
+        prompts(row) | {"pixel_values": own}
+        for row, own in zip(rows, (pixels[:2], pixels[2:6], pixels[6:]), strict=True)
     ]
     dense = model(**inputs).logits
 
@@ -52,8 +58,10 @@ def test_every_method_runs_on_a_model_of_another_package(monkeypatch: pytest.Mon
 
     with attach(model, "random", 6) as attached:
         model(**inputs)
-        assert [one.before for one in attached.outcomes] == [TOKENS // 2] * 8
-    register(monkeypatch, "outside_host:ENTRY", ENTRY=ENTRY)
+        assert [one.before for one in attached.outcomes] == [16] * 8
+    types = {"types": ("vipllava",), "family": "outside_host:FAMILY"}
+    entry = HostEntry(FACTS, "hf", ("VipLlavaForConditionalGeneration",), "a model of another package", **types)
+    register(monkeypatch, "outside_host:ENTRY", ENTRY=entry, FAMILY=Family(halves, mapped=True))
     assert list(known_hosts()) == [*HOSTS, "outside"]
     for name in METHODS:
         if name in REFUSED:
@@ -63,11 +71,10 @@ def test_every_method_runs_on_a_model_of_another_package(monkeypatch: pytest.Mon
         with attach(model, name, 6) as attached:
             said, outcomes = answer(inputs), attached.outcomes
             assert torch.equal(said, torch.cat([answer(one) for one in singles])), f"{name}: a batch answers like these"
-        assert [(one.row, one.before) for one in outcomes] == [(0, 16), (1, 16), (1, 16), (2, 16)], name
-        assert {one.after for one in outcomes} == {16 if name == "full" else 6}, name
-        with attach(model, name, TOKENS):
+        assert [(one.row, one.before) for one in outcomes] == [(0, 32), (1, 32), (1, 32), (2, 32)], name
+        assert {one.after for one in outcomes} == {32 if name == "full" else 6}, name
+        with attach(model, name, 32):
             assert torch.equal(model(**inputs).logits, dense), name
-        assert "get_image_features" not in vars(model.model) and torch.equal(model(**inputs).logits, dense), name
 
 
 def test_a_model_with_code_of_its_own_has_a_view_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,24 +10,19 @@ from typing import Any
 import numpy
 import pytest
 import remote_cases
-import remote_code
 import torch
 from remote_cases import PICTURE, Double, double, generate, recorded
-from remote_doubles.base import OLD
 from remote_doubles.cogvlm import build_position_ids
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from llava_consensus import attach
 from llava_consensus.cli import main
-from llava_consensus.errors import MissingDependency, OptionError, QuestionError
+from llava_consensus.errors import MissingDependency, OptionError
 from llava_consensus.evaluation.models import Loading, Prompt, check, load
 from llava_consensus.evaluation.models.remote import OWN_PROMPTS as OWN
 from llava_consensus.hosts import HOSTS
 from llava_consensus.methods import METHODS, make
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Place
-from llava_consensus.reduction.saliency import received_saliency
 
 NAMES = ("qwen_vl", "cogvlm", "internvl_chat")
 NEW = 4
@@ -127,17 +122,6 @@ def test_a_loss_counts_the_answer_alone(case: Double) -> None:
     assert torch.allclose(output.loss, expected, atol=1e-5)
 
 
-@pytest.mark.skipif(not OLD, reason="transformers 5 has no caches of tuples: the doubles search greedily there")
-@pytest.mark.parametrize("options", [{"num_beams": 2}, {"num_beams": 2, "num_return_sequences": 2}])
-def test_beams(case: Double, options: dict[str, int]) -> None:
-    inputs = case.inputs([case.rows[0]])
-    if case.name == "cogvlm":
-        pytest.skip("its own code wants an image for each beam")
-    with attach(case.model, "consensusdrop", 16):
-        said = generate(case.model, inputs, **options)
-    assert said.shape == (options.get("num_return_sequences", 1), inputs["input_ids"].shape[1] + NEW)
-
-
 def test_prompts_that_do_not_match_are_refused(case: Double) -> None:
     inputs = case.inputs([case.rows[0]])
     with attach(case.model, "consensusdrop", 16):
@@ -188,73 +172,6 @@ def test_every_method_works_or_is_refused(case: Double) -> None:
             assert attached.outcomes[0].after <= 64, method
 
 
-class SoftmaxOutputs(TorchFunctionMode):
-    """Keeps the results of every softmax in its body."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weights: list[torch.Tensor] = []
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = function(*args, **(kwargs or {}))
-        if getattr(function, "__name__", "") == "softmax":
-            self.weights.append(output.detach())
-        return output
-
-
-@torch.no_grad()
-def test_a_query_is_as_salient_as_what_it_looks_at(folder: Path, seen: list[Any]) -> None:
-    """Qwen-VL: saliency, keys and features of the resampler's queries are those of patches, by its own attention."""
-    case = double("qwen_vl", folder)
-    visual = case.model.transformer.visual
-    inputs = case.inputs([case.rows[0]])
-    states: list[Tensor] = []
-    handles = [
-        visual.attn_pool.attn.register_forward_pre_hook(lambda module, args: states.extend(args[:2])),
-        visual.transformer.resblocks[-1].register_forward_hook(lambda module, args, output: states.append(output)),
-    ]
-    with SoftmaxOutputs() as watch, attach(case.model, "consensusdrop", 16):
-        case.model(**inputs)
-    for handle in handles:
-        handle.remove()
-    block, query, key = states
-    attention = visual.attn_pool.attn
-    weight, bias = attention.in_proj_weight.chunk(3), attention.in_proj_bias.chunk(3)
-    heads = [
-        torch.nn.functional.linear(part, *pair)[:, 0].unflatten(-1, (attention.num_heads, -1)).transpose(0, 1)
-        for part, *pair in ((query, weight[0], bias[0]), (key, weight[1], bias[1]))
-    ]
-    looks = (heads[0] @ heads[1].transpose(1, 2) * 128**-0.5).softmax(-1).mean(0)  # [64, 256]
-    blocks = len(visual.transformer.resblocks)  # whose attention is computed first, block by block
-    patches = watch.weights[blocks - 1].mean(0)
-    received = (patches.sum(0) - patches.diagonal()) / (len(patches) - 1)
-    tokens = seen[0]
-    assert torch.allclose(tokens.of_tiles(received_saliency(tokens.attention))[0], looks @ received, atol=1e-6)
-    assert torch.allclose(tokens.of_tiles(tokens.features)[0], looks @ block[:, 0], atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    "name, tokens, left, sizes",
-    [
-        ("qwen_vl", 256, 128, {"visual": "real"}),
-        ("cogvlm", 1225, 123, {"vision_config": "real"}),
-        ("internvl_chat", 576, 144, {"shown": 336, "image_size": 224, "patch_size": 14}),
-    ],
-)
-def test_pictures_of_the_real_size(folder: Path, name: str, tokens: int, left: int, sizes: dict[str, Any]) -> None:
-    small = dict(width=32, layers=2, heads=2, mlp_ratio=2, output_dim=256, image_start_id=1260)
-    eva = dict(hidden_size=32, num_heads=4, num_hidden_layers=2, intermediate_size=48)
-    real = {
-        "visual": {**small, "image_size": 448, "patch_size": 14, "n_queries": 256},
-        "vision_config": {**eva, "image_size": 490, "patch_size": 14},
-    }
-    sizes = {key: real.get(key, value) for key, value in sizes.items()}
-    case = double(name, folder, tokens=tokens, **sizes)
-    with attach(case.model, "consensusdrop", left) as attached:
-        generate(case.model, case.inputs([case.rows[0]]), new=2)
-    assert [(one.before, one.after) for one in attached.outcomes] == [(tokens, left)]
-
-
 # ---- the harness
 
 
@@ -283,14 +200,6 @@ def test_the_harness_answers_batches_and_counts(case: Double, host: Any) -> None
     assert host.shape().available == case.tokens
 
 
-def test_a_word_that_stands_for_a_picture_is_refused_in_a_question(case: Double, host: Any) -> None:
-    encoded = host.encode([remote_cases.picture(0)])
-    for word in host.reserved:
-        with pytest.raises(QuestionError, match="stands for an image"):
-            host.answer([encoded], [Prompt(f"What is {word}?")])
-    assert host.reserved or case.name == "cogvlm", "its prompts have no word for images"
-
-
 def test_templates(tmp_path: Path) -> None:
     trusted = Loading(trust_remote_code=True)
     for name in ("qwen_vl", "cogvlm"):
@@ -315,7 +224,6 @@ def test_a_benchmark_runs_on_them(name: str, tmp_path: Path, capsys: pytest.Capt
     assert "visual tokens per question: 64 before, 16 after" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(remote_code.held("internvl_chat"), reason="the package is there")
 def test_internvl_chat_is_told_from_llava_and_needs_its_own_package(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         '{"architectures": ["LlavaLlamaForCausalLM"], "mm_vision_tower": "OpenGVLab/InternViT-6B-224px"}'

@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from fakes import FakeHost, config, make_place
+from fakes import config, make_place
 
 from llava_consensus import attach, cli
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.runs.configuration import prepare
-from llava_consensus.evaluation.runs.execution import Execution
-from llava_consensus.evaluation.runs.sweep import cells, sweep
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget, Share, budget, most_first
 
@@ -56,12 +54,6 @@ def test_a_share_outside_its_bound_is_refused(wrong: float) -> None:
         budget(wrong)
 
 
-def test_merged_tokens_of_a_share_follow_from_it() -> None:
-    with pytest.raises(OptionError, match=r"merged=3 beside tokens=0\.1"):
-        budget(0.1, 3)
-    assert Share(0.5).of(256).split(256) == Budget(128).split(256) == (108, 20)
-
-
 def test_the_command_line_knows_a_share_by_its_point() -> None:
     parser = cli.parser()
     assert [parser.parse_args(["eval", "gqa", "--tokens", text]).tokens for text in ("64", "0.1")] == [64, 0.1]
@@ -89,22 +81,6 @@ def test_records_hold_the_share_and_what_it_came_to(tmp_path: Path) -> None:
         said = json.loads(line)["metadata"]
         assert said["share"] == 0.1 and said["budgets"] == [58] and said["after"] == 58 == said["account"]["tokens"]
     assert json.loads((run / "metrics.json").read_text())["account"]["entering"] == 58
-
-
-def test_a_sweep_and_its_tables_go_from_many_tokens_to_small_shares(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = make_place(tmp_path / "data")
-    full = config(data, data / "model", method="full")
-    grid = cells([full], [make("random")], cli.arguments.budgets("0.1 32 0.25"))
-    still = Execution(progress=False)
-    done = list(sweep(grid, tmp_path / "out", still, lambda *_: FakeHost()))
-    assert [cell.name for cell in done] == ["fake full all", *(f"fake random {one}" for one in (32, 0.25, 0.1))]
-    assert [cell.result.metrics["tokens"]["after"] for cell in done if cell.result] == [576, 32, 144, 58]
-    assert cli.main(["report", "--out", str(tmp_path / "out")]) == 0
-    shown = capsys.readouterr().out
-    places = [shown.index(text) for text in ("32 tokens", "25 % of the tokens", "10 % of the tokens")]
-    assert places == sorted(places)
 
 
 @main_stack
@@ -146,14 +122,3 @@ def test_a_budget_above_all_tokens_of_one_row_leaves_that_row_whole(name: str) -
         assert [(one.before, one.after < one.before) for one in attached.outcomes] == [(24, True), (8, False)]
         single = model.generate(**prompts(rows[0]), **told)[:, -3:]
     assert torch.equal(together, torch.cat((single, plain)))
-
-
-@main_stack
-def test_a_share_of_a_tiled_picture_is_divided_over_its_own_tiles() -> None:
-    from hf_models import CASES, prompts
-
-    case = CASES["llava_next"]
-    model = case.build()
-    with attach(model, "consensusdrop", tokens=0.5) as attached:
-        model.generate(**prompts([1, case.picture(0), 3], [1, case.picture(2), 3]), max_new_tokens=2, do_sample=False)
-        assert [(one.before, one.after) for one in attached.outcomes] == [(80, 40), (48, 24)]

@@ -1,6 +1,5 @@
 """Attaching and detaching while another thread generates: what has begun goes on with what it began with."""
 
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +12,6 @@ from models import tiny_llava
 from transformers import StoppingCriteriaList
 
 from llava_consensus import attach
-
-sys.path.insert(0, str(Path(__file__).parent / "derived"))
 
 PLACES = ("at the first step", "before the images are encoded")
 
@@ -68,22 +65,16 @@ class Asked:
         return thread, said, handle
 
 
-@pytest.fixture(params=["official", "transformers", "derived"])
+@pytest.fixture(params=["official", "transformers"])
 def asked(request: pytest.FixtureRequest, tower_folder: Path, prompt: SimpleNamespace) -> Asked:
     if request.param == "official":
         model = tiny_llava(tower_folder, num_hidden_layers=4)
         inputs = dict(inputs=prompt.ids, images=prompt.images, attention_mask=torch.ones_like(prompt.ids))
         return Asked(model, model.get_vision_tower().vision_tower, inputs)
-    if request.param == "transformers":
-        from hf_models import CASES, prompts
+    from hf_models import CASES, prompts
 
-        model = CASES["llava"].build()
-        return Asked(model, model.model.vision_tower, prompts([1, 5, 6, CASES["llava"].picture(0), 7, 8, 9]))
-    import families
-
-    family = families.FAMILIES["paligemma"]
-    model = families.build(family)
-    return Asked(model, model.model.vision_tower, families.prompts(model, family, [0]))
+    model = CASES["llava"].build()
+    return Asked(model, model.model.vision_tower, prompts([1, 5, 6, CASES["llava"].picture(0), 7, 8, 9]))
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -13,7 +13,6 @@ from llava_consensus import attach
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 pytestmark = pytest.mark.skipif(VERSION < (5, 19), reason="methods on models of transformers need >= 5.19")
 FRAMES, PATCHES = 8, 256
-CLASS_ROWS = torch.arange(FRAMES * (PATCHES + 1)) % (PATCHES + 1) == 0
 
 
 @pytest.fixture(scope="module")
@@ -38,32 +37,6 @@ def test_the_budgets_of_a_clip(model: Any, tile_budget: str) -> None:
     counts = [one.tokens.shape[1] for _, one in outcome.reductions]
     shares = [budget // FRAMES + (frame < budget % FRAMES) for frame in range(FRAMES)]
     assert counts == ([budget] if tile_budget == "global" else shares)
-
-
-@torch.no_grad()
-def test_class_tokens_stay_and_patches_that_leave_are_as_if_masked(model: Any) -> None:
-    inputs = prompts([1, 5, 6, clip(), 7, 8, 9])
-    options: dict[str, Any] = {"positions": "keep", "merged": 0, "tile_budget": "global"}
-    with attach(model, "consensusdrop", 114, **options, order="raster") as attached:
-        found = model(**inputs).logits[:, -1]
-        (outcome,) = attached.outcomes
-    stays = torch.zeros(FRAMES * PATCHES, dtype=torch.bool)
-    stays[outcome.reductions[0][1].kept[0]] = True
-    visual = CLASS_ROWS.clone()
-    visual[~CLASS_ROWS] = stays
-    mask = inputs["attention_mask"].clone()
-    mask[0, 3 : 3 + len(visual)] = visual.long()
-    positions = torch.arange(mask.shape[1])[None]
-    expected = model(**{**inputs, "attention_mask": mask}, position_ids=positions).logits[:, -1]
-    assert torch.allclose(found, expected, atol=1e-4)
-
-
-def test_a_budget_of_all_tokens_is_the_model_as_it_was_trained() -> None:
-    small = hf_models.video_llava(56)
-    inputs = prompts([1, 5, 6, clip(size=56), 7, 8, 9])
-    plain = small.generate(**inputs, max_new_tokens=4, do_sample=False)
-    with attach(small, "consensusdrop", 128):
-        assert torch.equal(small.generate(**inputs, max_new_tokens=4, do_sample=False), plain)
 
 
 def test_a_batch_of_clips_and_pictures_answers_like_single_prompts() -> None:

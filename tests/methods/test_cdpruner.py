@@ -2,7 +2,6 @@
 with a whole CLIP model for a tower.
 """
 
-import logging
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,16 +14,13 @@ from units import unit
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
-from llava_consensus.evaluation.models import Loading, Prompt, load
 from llava_consensus.hosts.inputs import BY_WORDS, NO_WORDS
 from llava_consensus.methods import make
 from llava_consensus.methods.cdpruner import SHORT_ANSWER, greedy_map, relevance
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.tokens import ClipSides, WholePictures
 
-ROOT = Path(__file__).parents[2]
 MAJOR = int(transformers.__version__.split(".")[0])
-MINI = ROOT / "checkpoints" / "llava-mini"
 
 
 # ---- maths
@@ -146,38 +142,6 @@ def test_relevance_on_a_host_equals_clips_own_features(clip_folder: SimpleNamesp
 
 
 @torch.no_grad()
-def test_tiles_of_a_picture_share_one_scale_and_the_question_matters(clip_folder: SimpleNamespace) -> None:
-    model = tiny_llava(clip_folder.folder, **ANYRES, mm_patch_merge_type="spatial")
-    ids, _ = batch(row(5))
-    kept = []
-    for question in ("what?", "where is it?"):
-        with attach(model, "cdpruner", tokens=64) as attached:  # 13, 13, 13, 13 and 12
-            with attached.asking([question]):
-                model(ids, images=[tiles(5)], image_sizes=[(100, 100)])
-            parts = [reduction for _, reduction in attached.outcomes[0].reductions]
-        every = torch.cat([part.fused for part in parts])
-        assert every.shape == (5, 16) and sum(float(part.fused.max()) >= 1 for part in parts) == 1
-        kept.append(every)
-    assert not torch.allclose(*kept)
-
-
-@torch.no_grad()
-def test_frames_of_a_video_are_scaled_as_if_each_were_alone(clip_folder: SimpleNamespace) -> None:
-    model, images = tiny_llava(clip_folder.folder), tiles(3)
-    (together, _), (single, _) = batch(row(5, images=3)), batch(row(5))
-    with attach(model, "cdpruner", tokens=6) as attached:
-        with attached.asking(["where is it?"]):
-            model(together, images=images)
-        frames = [outcome.reductions[0][1] for outcome in attached.outcomes]
-        assert len(frames) == 3
-        for index, frame in enumerate(frames):
-            with attached.asking(["where is it?"]):
-                model(single, images=images[index : index + 1])
-            alone = attached.outcomes[0].reductions[0][1]
-            assert torch.allclose(frame.fused, alone.fused, atol=1e-5) and torch.equal(frame.kept, alone.kept)
-
-
-@torch.no_grad()
 def test_pictures_of_a_prompt_are_scaled_by_what_unpadding_leaves_of_each(clip_folder: SimpleNamespace) -> None:
     model = tiny_llava(clip_folder.folder, **ANYRES, mm_patch_merge_type="spatial_unpad")
     (together, _), (single, _) = batch(row(5, images=2)), batch(row(5))
@@ -205,29 +169,3 @@ def test_what_it_needs_is_said_when_it_is_missing(tower_folder: Path, clip_folde
     dense = model(ids, images=tiles(1)).logits
     with attach(model, "cdpruner", tokens=16):
         assert torch.equal(model(ids, images=tiles(1)).logits, dense)  # the full model asks for no question
-
-
-def test_the_embedded_model_answers(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Its vision tower is a whole CLIP model: it runs as `--method cdpruner`, in every batch alike."""
-    import transformers
-    from PIL import Image
-
-    monkeypatch.chdir(MINI.parents[1])
-    transformers.logging.get_logger()  # sets its own level and propagation, so before the next lines
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    caplog.set_level(logging.WARNING, "transformers")
-    host = load("checkpoints/llava-mini", Loading("cpu"))
-    assert "text_model" not in caplog.text  # weights that LLaVA has no place for are no news
-    pictures = [Image.effect_noise((192, 192), 90).convert("RGB") for _ in range(2)]
-    prompts = [Prompt("What color is the ball?", max_new_tokens=3), Prompt("Is there a cat?", max_new_tokens=3)]
-    with host.attach(make("cdpruner"), Budget(64)):
-        encoded = host.encode(pictures)
-        asked = [[encoded[0]], [encoded[0]], [encoded[1]], [encoded[0]]]
-        together = host.answer(asked, [prompts[0], prompts[1], prompts[0], prompts[0]])
-        alone = [host.answer([own], [prompt]) for own, prompt in zip(asked[:3], [*prompts, prompts[0]], strict=True)]
-    assert [(one.before, one.after) for one in together] == [(576, 64)] * 4
-    for index, (one,) in enumerate(alone):
-        mine, theirs = together[index].outcomes[0].reductions[0][1], one.outcomes[0].reductions[0][1]
-        assert one.text == together[index].text and torch.equal(mine.kept, theirs.kept)
-    kept = [answer.outcomes[0].reductions[0][1].kept for answer in together]
-    assert torch.equal(kept[0], kept[3]) and not torch.equal(kept[0], kept[1])

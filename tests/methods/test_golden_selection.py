@@ -292,7 +292,7 @@ def test_eadp_equals_the_official_code(case: str) -> None:
     assert torch.allclose(chosen.cross[0], arrays[f"weight_{case}"], atol=1e-5)
 
 
-LAYOUTS = {"576_64": "", "576_32": "visual.importance_scorer.", "391_98": "module.visual.importance_scorer."}
+LAYOUTS = {"576_64": "", "391_98": "module.visual.importance_scorer."}
 
 
 @pytest.mark.parametrize("case", cases("scorer", "scores"))

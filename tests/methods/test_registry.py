@@ -1,6 +1,5 @@
 """Methods of other packages, registered by entry point."""
 
-import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -125,16 +124,3 @@ def test_lists_show_what_other_packages_register(plugin: None, capsys: pytest.Ca
 def test_what_is_registered_wrongly_says_why(plugin: None, name: str, says: str) -> None:
     with pytest.raises(OptionError, match=says):
         methods.make(name)
-
-
-def test_a_description_ends_with_the_arguments(plugin: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What follows `Args` in a docstring is no part of the last option."""
-    monkeypatch.delitem(sys.modules, "front_plugin", raising=False)
-    (tmp_path / "front_plugin.py").write_text(
-        PLUGIN.replace(
-            "that are skipped.",
-            "that are skipped.\n\n    Args:\n        skip: how many.\n    Note:\n        more\n    ",
-        )
-    )
-    (skip,) = (one for one in methods.about("front").options if one.name == "skip")
-    assert skip == methods.Option("skip", "0", "how many.", "a whole number")

@@ -2,9 +2,13 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import normalize
 from units import at_angles, unit
 
 from llava_consensus.methods import make
+from llava_consensus.methods.divprune import spread_out
 from llava_consensus.methods.mfpruner import elect
 from llava_consensus.methods.random import draw
 from llava_consensus.reduction.budget import Budget
@@ -19,6 +23,11 @@ def test_random_numbers_are_the_same_on_every_machine() -> None:
     numbers = draw(torch.tensor([0, 1]), 20_000)
     assert (numbers[:, :2] * 2**24).tolist() == NUMBERS
     assert (numbers.mean(1) - 0.5).abs().max() < 0.01 and ((numbers < 0.25).float().mean(1) - 0.25).abs().max() < 0.01
+
+
+def test_random_tokens_differ_by_seed() -> None:
+    one, other = (make("random", seed=seed).reduce(unit(), Budget(8)).kept for seed in (0, 1))
+    assert not torch.equal(one, other) and not torch.equal(one[0], one[1])
 
 
 def test_means_of_prumerge_weigh_one_in_all() -> None:
@@ -71,7 +80,8 @@ def test_restore_halves_the_budget_unless_it_says_otherwise() -> None:
         assert bool((result.owner >= 0).all()) == (merged > 0)  # what is not kept is merged, not dropped
 
 
-def test_vscan_has_windows_in_every_tile() -> None:
+@pytest.mark.parametrize("count", [10, 16, 34])
+def test_vscan_has_windows_in_every_tile(count: int) -> None:
     """Two tiles of 6 x 4 in one unit: no window keeps more than its share, whichever tile it is in."""
     tiles = unit(24, batch=2)
     whole = tiles._replace(
@@ -82,24 +92,37 @@ def test_vscan_has_windows_in_every_tile() -> None:
     )
     early, last = (class_saliency(one, own=True).flatten().tolist() for one in (whole.earlier, whole.attention))
     window = [(token // 24, token % 24 // 6 // 2, token % 6 // 3) for token in range(48)]
-    local: list[int] = []  # 8 of 16 tokens, one from each of 2 x 4 windows
+    each, local = max(count // 2 // 8, 1), list[int]()  # half of the tokens, as many from each of 2 x 4 windows
     for token in sorted(range(48), key=lambda place: -early[place]):
-        if window[token] not in {window[other] for other in local}:
+        if [window[other] for other in local].count(window[token]) < each and len(local) < min(count // 2, 8 * each):
             local.append(token)
     others = sorted(set(range(48)) - set(local), key=lambda place: -last[place])
-    result = make("vscan", windows=2).reduce(whole, Budget(16))
-    assert len(local) == 8 and result.anchors.tolist() == [sorted(local + others[:8])]
+    result = make("vscan", windows=2).reduce(whole, Budget(count))
+    assert len(local) == {10: 5, 16: 8, 34: 16}[count] and result.anchors.tolist() == [
+        sorted(local + others[: count - len(local)])
+    ]
 
 
-def test_hydart_chooses_what_is_unlike_if_all_is_looked_at_alike() -> None:
+@pytest.mark.parametrize("last", [None, 1, 2])
+def test_hydart_chooses_what_is_unlike_if_all_is_looked_at_alike(last: int | None) -> None:
+    """Also if the last token is the second or third that is chosen."""
     tokens = unit(24, batch=1)
     even = tokens.earlier._replace(query=torch.zeros_like(tokens.earlier.query))
-    points = torch.nn.functional.normalize(tokens.projected[0], dim=-1)
-    cosine, chosen = (points @ points.T).clamp(0, 1), [0]
-    while len(chosen) < 6:
-        chosen.append(cosine[chosen].amax(0).index_fill(0, torch.tensor(chosen), 2.0).argmin().item())
+
+    def by_hand() -> list[int]:
+        points = torch.nn.functional.normalize(tokens.projected[0], dim=-1)
+        cosine, chosen = (points @ points.T).clamp(0, 1), [0]
+        while len(chosen) < 6:
+            chosen.append(cosine[chosen].amax(0).index_fill(0, torch.tensor(chosen), 2.0).argmin().item())
+        return chosen
+
+    if last is not None:
+        tokens, order = tokens._replace(projected=tokens.projected.abs()), torch.arange(24)
+        order[[by_hand()[last], 23]] = order[[23, by_hand()[last]]]
+        tokens = tokens._replace(projected=tokens.projected[:, order])
+        assert by_hand()[last] == 23
     result = make("hydart", alpha=0).reduce(tokens._replace(earlier=even), Budget(6))
-    assert result.kept.tolist() == [sorted(chosen)]
+    assert result.kept.tolist() == [sorted(by_hand())]
 
 
 @pytest.mark.parametrize("name", ["vidcom2", "evs"])
@@ -113,3 +136,31 @@ def test_a_video_is_ranked_as_a_whole(name: str) -> None:
             found.kept, make(name).reduce(shifted, Budget(tokens)).kept
         )
     assert make(name).tile_budget == "global"
+
+
+def test_worked_example_of_divprune() -> None:
+    assert spread_out(at_angles(0, 20, 30, 100, 260), 4).tolist() == [[4, 3, 0, 2]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(size=st.integers(2, 30), seed=st.integers(0, 999), data=st.data())
+def test_every_pick_is_the_farthest_by_definition(size: int, seed: int, data: st.DataObject) -> None:
+    """In double precision and with any length of the tokens: no other token is farther by more than rounding."""
+    count = data.draw(st.integers(1, size))
+    points = torch.randn(1, size, 7, generator=torch.Generator().manual_seed(seed)).double()
+    distance = 1 - normalize(points[0], dim=-1) @ normalize(points[0], dim=-1).T
+    length = torch.rand(1, size, 1, generator=torch.Generator().manual_seed(seed)) * 100 + 0.1
+    chosen = spread_out(points * length, count)[0].tolist()
+    first = distance.masked_fill(torch.eye(size, dtype=torch.bool), torch.inf).amin(1)
+    assert first[chosen[0]] >= first.max() - 1e-6 and len(set(chosen)) == count
+    for step in range(1, count):
+        nearest = distance[chosen[:step]].amin(0)
+        nearest[chosen[:step]] = -1
+        assert nearest[chosen[step]] >= nearest.max() - 1e-6
+
+
+def test_divprune_never_repeats_a_token() -> None:
+    """The authors' loop picks token 0 again and again here, and LLaVA would receive copies of it."""
+    assert spread_out(torch.ones(1, 6, 3), 4).tolist() == [[0, 1, 2, 3]]
+    twice = torch.cat((at_angles(0, 90, 180), at_angles(0, 90, 180)), 1)
+    assert set((spread_out(twice, 3) % 3).flatten().tolist()) == {0, 1, 2}

@@ -16,7 +16,6 @@ from prompts import tiles
 from llava_consensus import attach
 from llava_consensus.errors import NonFiniteError, OptionError
 from llava_consensus.methods import make
-from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES
 from llava_consensus.reduction.merging import average, fresh, merge, pair
 from llava_consensus.reduction.selection import regroup
@@ -52,18 +51,6 @@ def test_merging_constant_tokens_changes_nothing_and_nan_is_an_error() -> None:
     assert average(same, torch.rand(1, 9), pair(same, 4)).shape == (1, 5, 4)
     with pytest.raises(NonFiniteError, match="values tokens are matched by"):
         pair(same * float("nan"), 2)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "first", "times", "then"),
-    [(192, 17, 16, 16), (128, 20, 11, 19), (64, 23, 6, 22), (32, 24, 15, 23)],
-)
-def test_schedules_land_on_the_budget(tokens: int, first: int, times: int, then: int) -> None:
-    """As even as the halving limit of each block allows, the larger numbers first."""
-    counts = make("tome").schedule(tokens, 576, 23)
-    assert counts == [first] * times + [then] * (23 - times) and 576 - sum(counts) == tokens
-    entering = make("tome").vision_tokens(Budget(tokens), LLAVA_7B)
-    assert entering[0] == 576 and entering[22] == tokens + then and entering[23] == tokens and len(entering) == 24
 
 
 @settings(max_examples=80, deadline=None)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from models import IMAGE, as_units, tiny_llava
-from prompts import ANYRES, batch, row, tiles
+from prompts import ANYRES, row, tiles
 from units import headed, seen, unit
 
 from llava_consensus import attach
@@ -24,15 +24,6 @@ NAMES = ("prumerge", "prumerge_plus", "visionzip", "vispruner")
 # ---- worked examples
 
 
-@pytest.mark.parametrize(("count", "spacing"), [(36, 5), (65, 2), (143, 1)])
-def test_prumerge_plus_published_spacings(count: int, spacing: int) -> None:
-    saliency = torch.linspace(1.0, 1.1, 576)[None].clone()
-    saliency[0, -count:] = 9.0 + torch.arange(count)
-    kept = make("prumerge_plus", budget="adaptive").select(saliency, 0)[0].tolist()
-    strong = list(range(575, 575 - count, -1))
-    assert kept == strong + [place for place in range(0, 575, spacing) if place not in strong]
-
-
 def test_visionzip_without_a_class_token_and_with_plain_means() -> None:
     saliency = [0.05, 0.30, 0.05, 0.05, 0.25, 0.05, 0.05, 0.05]
     angles = [0.0, 45.0, 8.0, 80.0, 45.0, 20.0, 70.0, 90.0]  # of patches 1..8; those of 2 and 5 do not matter
@@ -41,18 +32,6 @@ def test_visionzip_without_a_class_token_and_with_plain_means() -> None:
     assert torch.allclose(mean, torch.tensor([0.0, 2, 5, 2, 25 / 4]))
     without = make("visionzip", class_token=False).reduce(tokens, Budget(4, 2))
     assert without.kept.tolist() == [[1, 4]] and without.tokens.shape == (1, 4, 1)
-
-
-def test_visionzip_after_the_projector() -> None:
-    saliency = [0.05, 0.30, 0.05, 0.05, 0.25, 0.05, 0.05, 0.05]
-    angles = [0.0, 45.0, 8.0, 80.0, 45.0, 20.0, 70.0, 90.0]
-    tokens = seen(saliency, angles, [1.0, 2, 3, 4, 5, 6, 7, 8])._replace(project=None, class_feature=None)
-    result = make("visionzip").reduce(tokens, Budget(4, 2))
-    assert result.kept.tolist() == [[1, 4]] and result.anchors.tolist() == [[0, 5]]
-    assert torch.allclose(result.tokens[0, :, 0], torch.tensor([1.0 + 3, 2, 5, 6 + 19 / 3]))
-    assert result.source.tolist() == [[0, 1, 4, 5]] and result.owner.tolist() == [[0, 1, 0, 3, 2, 3, 3, 3]]
-    behind = make("visionzip", order="top_then_merged").reduce(tokens, Budget(4, 2))
-    assert behind.source.tolist() == [[1, 4, 0, 5]]
 
 
 def test_prumerge_after_the_projector() -> None:
@@ -72,12 +51,6 @@ def test_prumerge_after_the_projector() -> None:
     expected[int(result.anchors[0, 0])] = float(pruned)
     assert result.source[0].tolist() == sorted(expected)
     assert result.tokens[0, :, 0].tolist() == pytest.approx([expected[place] for place in sorted(expected)])
-
-
-def test_visionzip_published_splits() -> None:
-    method = make("visionzip")
-    split = {tokens: method.counts(Budget(tokens), 576) for tokens in (192, 128, 64, 32)}
-    assert split == {192: (1, 161, 30), 128: (1, 107, 20), 64: (1, 53, 10), 32: (1, 26, 5)}
 
 
 # ---- invariants and edges
@@ -116,27 +89,6 @@ def test_prumerge_adaptive_is_for_one_unit() -> None:
         make("prumerge", budget="adaptive").reduce(unit(batch=2), Budget(5))
 
 
-def test_prumerge_does_not_read_pruned_tokens_in_any_order() -> None:
-    given = unit(24, batch=1)
-    result = make("prumerge").reduce(given, Budget(9))
-    rest = [place for place in range(24) if place not in result.kept[0].tolist()]
-    place = torch.arange(24)
-    place[rest] = torch.tensor(rest[::-1])
-    moved = given._replace(
-        features=given.features[:, place],
-        attention=given.attention._replace(key=given.attention.key[:, :, torch.cat((torch.tensor([0]), place + 1))]),
-    )
-    assert torch.allclose(make("prumerge").reduce(moved, Budget(9)).tokens, result.tokens, atol=1e-5)
-
-
-def test_prumerge_without_neighbours_keeps_features_as_they_are() -> None:
-    given = unit(24, batch=1)
-    result = make("prumerge", neighbours=0, order="raster").reduce(given, Budget(24))
-    own = torch.gather(given.features[..., :6] * 2, 1, result.source[..., None].expand(-1, -1, 6))
-    kept = result.source != result.anchors
-    assert torch.allclose(result.tokens[kept], own[kept])
-
-
 def test_prumerge_plus_fixed_walks_or_spreads() -> None:
     saliency = torch.linspace(1.0, 1.1, 576)[None].clone()
     saliency[0, [100, 30]] = torch.tensor([9.0, 8.0])
@@ -168,12 +120,6 @@ def test_visionzip_with_as_many_targets_as_tokens_leaves_them_as_they_are() -> N
     assert torch.allclose(full.tokens, given.features[..., :6] * 2) and full.owner.tolist() == [list(range(24))]
 
 
-def test_vispruner_counts_to_one_and_to_none() -> None:
-    similarity = unit(9, batch=1).features
-    similarity = similarity @ similarity.transpose(1, 2)
-    assert thin(similarity, 1).shape == (1, 1) and thin(similarity, 0).shape == (1, 0)
-
-
 @pytest.mark.parametrize(("size", "count"), [(150, 9), (151, 8), (13, 1)])
 @pytest.mark.parametrize(("long", "nearest"), [(1024, 32), (8, 4), (8, 1)])
 def test_vispruner_thins_out_as_if_everything_were_compared_again_and_again(
@@ -193,14 +139,6 @@ def test_vispruner_thins_out_as_if_everything_were_compared_again_and_again(
             order = one[even][:, odd].amax(1).sort(descending=True, stable=True).indices.tolist()
             left = [even[place] for place in order[min(8, len(left) - count) :]] + odd
         assert thin(similarity, count)[index].tolist() == left
-
-
-def test_entering_of_adaptive_methods_is_a_bound() -> None:
-    assert make("prumerge", budget="adaptive").entering(Budget(64), 576, 2) == [145, 145]
-    assert make("prumerge_plus", budget="adaptive").entering(Budget(64), 576, 1) == [576]
-    assert make("prumerge").entering(Budget(64), 576, 1) == [64] and make("prumerge").entering(Budget(600), 576, 1) == [
-        576
-    ]
 
 
 # ---- on a host
@@ -239,23 +177,6 @@ def test_a_tower_that_ends_with_the_features_is_refused(tower_folder: Path) -> N
         attach(model, "prumerge", tokens=5)
     with attach(model, "visionzip", tokens=5):
         pass
-
-
-@torch.no_grad()
-def test_left_padded_batches_of_adaptive_counts_generate_as_singles(tower_folder: Path) -> None:
-    model = tiny_llava(tower_folder, tokenizer_padding_side="left")
-    rows = [row(5, 6), row(5, after=9), row(7, 8, 9, after=2), row(5, images=2)]
-    images = tiles(5, 1)  # images with different numbers of outliers on both stacks
-    ids, mask = batch(*rows, left=True)
-    parts = [images[:1], images[1:2], images[2:3], images[3:]]
-    with attach(model, "prumerge", tokens=6, budget="adaptive") as attached:
-        together = model.generate(ids, images=images, attention_mask=mask, max_new_tokens=6, do_sample=False)
-        left = [one.after for one in attached.outcomes]
-        for index, (one, own) in enumerate(zip(rows, parts, strict=True)):
-            alone = model.generate(torch.tensor([one]), images=own, max_new_tokens=6, do_sample=False)
-            said = together[index].tolist()  # padded with 0 where it ended before the others
-            assert said == alone[0].tolist() + [0] * (len(said) - alone.shape[1])
-    assert len(set(left)) > 1
 
 
 def rows_of(model: Any, name: str, tokens: int, images: Any, **options: Any) -> tuple[torch.Tensor, Any]:

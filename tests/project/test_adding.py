@@ -167,8 +167,8 @@ def test_what_is_registered_and_is_no_benchmark_is_said(data: Path, source: str,
 def test_a_benchmark_that_is_not_whole_says_what_it_lacks(data: Path) -> None:
     path = data / "site" / "my_package" / "colours.py"
     whole = path.read_text()
-    path.write_text(whole.replace("    def score(", "    def scores(").replace('    title = "Colours"\n', ""))
-    with pytest.raises(OptionError, match="give it `score` and `title`"):
+    path.write_text(whole.replace("    def grade(", "    def grades(").replace('    title = "Colours"\n', ""))
+    with pytest.raises(OptionError, match="give it `grade` and `title`"):
         benchmarks.make("colours")
 
 

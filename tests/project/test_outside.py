@@ -1,4 +1,4 @@
-"""Question files and videos of strangers lead nowhere else, and large images are few at a time.
+"""Question files and videos of strangers lead nowhere else.
 
 Run: `pytest tests/project/test_outside.py`.
 """
@@ -13,7 +13,7 @@ from PIL import Image
 
 from llava_consensus.errors import DataError, ImageError
 from llava_consensus.evaluation.media import read_frames
-from llava_consensus.evaluation.runs import loop, pictures
+from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.execution import Execution, RunResult
 
 
@@ -93,18 +93,3 @@ def test_a_list_of_other_files_is_no_video(tmp_path: Path, kind: str) -> None:
     assert len(read_frames(tmp_path / "real.mp4", 8)) == 8
     with pytest.raises(ImageError, match="not a video"):
         read_frames(tmp_path / "list.mp4", 8)
-
-
-def test_only_so_many_pixels_are_opened_at_once(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures, "AT_ONCE", 20)  # an image has 16 pixels
-
-    class Counted(FakeHost):
-        most = 0
-
-        def encode(self, images: list[Image.Image]) -> list[Any]:
-            self.most = max(self.most, len(images))
-            return super().encode(images)
-
-    host = Counted()
-    loop.run(config(data, data / "model"), tmp_path, Execution(20, progress=False), lambda *_: host)
-    assert host.most == 2 and sorted(host.encoded) == [0, 1, 2, 3]

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from llava_consensus.errors import OptionError
-from llava_consensus.methods import make
 from llava_consensus.methods.prumerge import headless
 from llava_consensus.methods.sparsevlm import SparseVLM
 from llava_consensus.reduction import saliency
@@ -88,10 +87,6 @@ def test_a_budget_is_whole_numbers() -> None:
     assert Budget(4, 0).split(9) == (4, 0) and Budget(4, 4).split(9) == (0, 4) and Budget(1).merged is None
 
 
-def test_rounds_of_dart_as_the_official_code_has_them() -> None:
-    assert make("dart", exact=False).rounds(132) == [16] * 8  # type: ignore[attr-defined]
-
-
 def test_version_one_of_sparsevlm_keeps_by_the_rank_of_the_attention() -> None:
     method = SparseVLM(version="1.0", scale=2.0, bias=1.0)
     attention = torch.zeros(1, 2, 4, 9)
@@ -105,26 +100,3 @@ def test_version_one_of_sparsevlm_keeps_by_the_rank_of_the_attention() -> None:
     )
     square = torch.eye(4)[None, None]
     assert method.count_by_rank(64, square, torch.ones(1, 4, dtype=torch.bool)) == 4
-
-
-def test_cut_points_of_costs() -> None:
-    seven = SHAPES["llava-1.5-7b"]._replace(text=66, question=30)
-    tome, pyramid = make("tome"), make("pyramiddrop", layers="8", ratios="0.5")
-    assert tome.flops(seven, Budget(576)) == tome.flops(seven, Budget(900)) == 0.0
-    assert tome.flops(seven, Budget(575)) > 0.0
-    width, head = seven.width, seven.head_width
-    rows, read = 1, 576 + 66  # the last row asks, all of them are read
-    expected = 2 * seven.heads * head * rows * read + 2 * width * head * (seven.heads * rows + seven.kv_heads * read)
-    assert pyramid.flops(seven, Budget(288)) == expected
-    classless = seven._replace(classes=0)
-    by_class, by_tokens = (make("consensusdrop", vision_score=score) for score in ("class", "tokens"))
-    assert by_class.flops(classless, Budget(64, 0)) == by_tokens.flops(classless, Budget(64, 0))
-    assert by_class.flops(seven, Budget(64, 0)) < by_tokens.flops(seven, Budget(64, 0))
-
-
-@pytest.mark.parametrize(
-    ("method", "options"), [("vispruner", {"ratio": -0.5}), ("pyramiddrop", {"ratios": "0.5 0.25 0"})]
-)
-def test_shares_below_their_bound_are_refused(method: str, options: dict[str, object]) -> None:
-    with pytest.raises(OptionError, match="ratio"):
-        make(method, **options)

@@ -11,7 +11,6 @@ from units import of_batch, unit, without_question
 
 from llava_consensus.errors import NonFiniteError, OptionError
 from llava_consensus.methods import METHODS, make
-from llava_consensus.methods.random import draw
 from llava_consensus.reduction import merging, saliency, selection
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Place
@@ -87,12 +86,6 @@ def test_worked_example_whole_method() -> None:
     assert result.tokens[..., 0].tolist() == [[1.0, 3.0, 11 / 4]]
 
 
-def test_worked_example_raster_order() -> None:
-    result = make("consensusdrop", order="raster", scap_rope=False).reduce(worked_tokens(), Budget(3, 1))
-    assert result.tokens[..., 0].tolist() == [[11 / 4, 1.0, 3.0]]
-    assert result.owner.tolist() == [[0, 1, 0, 2, 0, 0]] and result.source.tolist() == [[0, 1, 3]]
-
-
 def test_temperatures_and_cross_saliency_by_hand() -> None:
     """Temperatures and the two-row cross saliency."""
     s_v = torch.tensor([[0.36, 0.09, 0.18, 0.09, 0.09, 0.09]])
@@ -154,16 +147,6 @@ def test_invariants_of_a_reduction(data: st.DataObject) -> None:
             assert result.source[row, slot] in members
 
 
-@settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 1000), factor=st.floats(0.1, 10))
-def test_scaling_a_saliency_changes_nothing(seed: int, factor: float) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    vision, cross = torch.rand(1, 30, generator=generator), torch.rand(1, 30, generator=generator)
-    one = selection.convex(selection.temperature(vision), selection.temperature(cross), 0.7)
-    other = selection.convex(selection.temperature(vision * factor), selection.temperature(cross), 0.7)
-    assert torch.allclose(one, other, atol=1e-6)
-
-
 def test_alpha_one_ignores_the_question_and_alpha_zero_the_picture() -> None:
     tokens = unit()
     other_text = tokens._replace(probe=unit(seed=9).probe)
@@ -173,11 +156,6 @@ def test_alpha_one_ignores_the_question_and_alpha_zero_the_picture() -> None:
     assert torch.equal(vision.reduce(tokens, budget).kept, vision.reduce(other_text, budget).kept)
     assert torch.equal(cross.reduce(tokens, budget).kept, cross.reduce(other_sight, budget).kept)
     assert not torch.equal(vision.reduce(tokens, budget).kept, cross.reduce(tokens, budget).kept)
-
-
-def test_recovery_at_rate_zero_is_the_student_and_at_one_the_teacher() -> None:
-    assert torch.equal(selection.recover(S_V, S_C, 3, 0.0), selection.top(S_V, 3))
-    assert torch.equal(selection.recover(S_V, S_C, 3, 1.0), selection.top(S_C, 3))
 
 
 @pytest.mark.parametrize("name", AFTER_TOWER)
@@ -363,16 +341,6 @@ def test_what_a_host_did_not_collect_is_named() -> None:
             make(name).reduce(bare, Budget(8))
 
 
-def test_random_draws_differ_by_picture_prompt_and_seed_but_not_by_batch() -> None:
-    noise = draw(torch.tensor([1, 2, 1]), 576)
-    assert torch.equal(noise[0], noise[2]) and not torch.equal(noise[0], noise[1])
-    assert abs(float(draw(torch.arange(200), 576).mean()) - 0.5) < 0.01
-    tokens = unit()
-    assert not torch.equal(
-        make("random").reduce(tokens, Budget(8)).kept, make("random", seed=1).reduce(tokens, Budget(8)).kept
-    )
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -417,18 +385,6 @@ def test_a_method_reads_the_prompt_if_its_choice_changes_with_the_question() -> 
             continue
         one, two = (method.reduce(given, Budget(20)) for given in (tokens, differently))
         assert method.reads_prompt != torch.equal(one.kept, two.kept), name
-
-
-def test_unknown_method_teaches() -> None:
-    with pytest.raises(OptionError, match="Did you mean 'consensusdrop'"):
-        make("consensus_drop")
-
-
-def test_budget_shares_over_tiles() -> None:
-    assert [budget.tokens for budget in Budget(640).share(5)] == [128] * 5
-    assert [budget.tokens for budget in Budget(7).share(3)] == [3, 2, 2]
-    with pytest.raises(OptionError, match="less than one token for each of 5 tiles"):
-        Budget(4).share(5)
 
 
 def test_tiles_pool_to_their_share() -> None:

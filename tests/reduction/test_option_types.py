@@ -1,14 +1,22 @@
 """Options of a method are what their annotations say, however the method is made."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
+import torch
+from units import of_batch, unit
 
+from llava_consensus import make
+from llava_consensus.cli import arguments
 from llava_consensus.errors import OptionError
+from llava_consensus.evaluation.models import Loading
+from llava_consensus.methods import METHODS, truth
 from llava_consensus.methods.consensusdrop import ConsensusDrop
+from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.options import Bounds, NotNegative, Positive, Ratio, allowed, annotations
+from llava_consensus.reduction.selection import diverse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,3 +63,53 @@ def test_a_value_that_an_annotation_does_not_allow_is_refused(
 def test_a_method_checks_its_flags_without_make() -> None:
     with pytest.raises(OptionError, match="scap_rope='no' must be true or false"):
         ConsensusDrop(scap_rope="no")  # type: ignore[arg-type]
+
+
+FLAGS = [(name, field.name) for name in METHODS for field in fields(METHODS[name]) if isinstance(field.default, bool)]
+
+
+def test_words_for_true_and_false_and_neither() -> None:
+    for word in ("no", "No", "false", "OFF", "0", " false ", False, 0):
+        assert truth("exact", word) is False, word
+    for word in ("yes", "True", "on", "1", True, 1):
+        assert truth("exact", word) is True, word
+    for word in ("", "maybe", "nope", "2", None, 0.5, [True]):
+        with pytest.raises(OptionError, match=r"exact=.* must be true or false"):
+            truth("exact", word)
+
+
+def test_every_flag_of_a_method_reads_words() -> None:
+    for method, flag in FLAGS:
+        for word in ("no", "yes", "0", "True"):
+            given = arguments.options([f"{flag}={word}"])  # as --option and NAME:key=value give it
+            assert make(method, **given) == make(method, **{flag: word in ("yes", "True")}), method
+            assert getattr(make(method, **{flag: word}), flag) is (word in ("yes", "True"))  # as lmms-eval gives it
+        with pytest.raises(OptionError, match=f"{flag}='maybe' must be true or false"):
+            make(method, **{flag: "maybe"})
+
+
+def test_code_of_a_checkpoint_runs_only_where_it_is_allowed() -> None:
+    assert Loading(trust_remote_code="no") == Loading()  # type: ignore[arg-type]
+    assert Loading(trust_remote_code="yes").trust_remote_code is True  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="trust_remote_code='perhaps' must be true or false"):
+        Loading(trust_remote_code="perhaps")  # type: ignore[arg-type]
+
+
+def test_diverse_selection_by_hand() -> None:
+    angle = torch.tensor([0.0, 5.0, 90.0, 180.0]).deg2rad()
+    features = torch.stack((angle.cos(), angle.sin()), dim=-1)[None]
+    saliency = torch.tensor([[0.5, 0.4, 0.06, 0.04]])
+    assert diverse(saliency, features, 2, 1.0).tolist() == [[0, 3]]  # 0.04 x 2 beats 0.06 x 1 and 0.4 x 0.004
+    assert diverse(saliency, features, 2, 100.0).tolist() == [[0, 1]]
+    assert diverse(saliency, features, 4, 1.0).tolist() == [[0, 1, 2, 3]]
+    same = torch.ones(1, 5, 2)
+    assert diverse(torch.full((1, 5), 0.2), same, 3, 1.0).tolist() == [[0, 1, 2]]
+
+
+def test_diverse_selection_keeps_the_contract() -> None:
+    tokens, method = unit(seed=3), ConsensusDrop(select="diverse")
+    result = method.reduce(tokens, Budget(12))
+    assert result.tokens.shape[1] == 12 and torch.isfinite(result.tokens).all()
+    for index in range(len(tokens.projected)):
+        alone = method.reduce(of_batch(tokens, index), Budget(12))
+        assert torch.equal(alone.kept[0], result.kept[index]) and torch.equal(alone.owner[0], result.owner[index])

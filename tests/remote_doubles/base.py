@@ -1,5 +1,5 @@
-"""What the doubles share. `generate` is transformers' own on 4.37, for which the models were written, and a greedy loop
-that calls them in the same way on later versions, which no longer take their caches of tuples.
+"""What the doubles share. `generate` is a greedy loop that calls them as that of transformers 4.37 did, for which the
+models were written: later versions no longer take their caches of tuples.
 """
 
 import math
@@ -9,39 +9,30 @@ from zlib import crc32
 
 import numpy
 import torch
-import transformers
 from PIL import Image
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-OLD = int(transformers.__version__.split(".")[0]) < 5
-
 
 class Greedy(PreTrainedModel, GenerationMixin):
-    """A model with a greedy `generate` where that of transformers does not fit it."""
+    """A model with a greedy `generate`."""
 
-    if not OLD:
-
-        @torch.no_grad()
-        def generate(self, inputs: Any = None, input_ids: Any = None, **given: Any) -> Tensor:
-            ids, count, past = inputs if input_ids is None else input_ids, given.pop("max_new_tokens"), None
-            names = ("token_type_ids", "images", "attention_mask", "position_ids")
-            given = {name: given[name] for name in names if given.get(name) is not None}
-            given.setdefault("attention_mask", torch.ones_like(ids))
-            for _ in range(count):
-                step = self.prepare_inputs_for_generation(ids, past_key_values=past, use_cache=True, **given)
-                out = self(**step, return_dict=True)
-                past, word = out.past_key_values, out.logits[:, -1].argmax(-1, keepdim=True)
-                ids = torch.cat((ids, word), 1)
-                given["attention_mask"] = torch.cat((given["attention_mask"], torch.ones_like(word)), 1)
-                if "token_type_ids" in given:
-                    given["token_type_ids"] = torch.cat((given["token_type_ids"], torch.zeros_like(word)), 1)
-            return ids
-
-    @staticmethod
-    def _reorder_cache(cache: Any, order: Tensor) -> Any:
-        return tuple(tuple(states.index_select(0, order) for states in layer) for layer in cache)
+    @torch.no_grad()
+    def generate(self, inputs: Any = None, input_ids: Any = None, **given: Any) -> Tensor:
+        ids, count, past = inputs if input_ids is None else input_ids, given.pop("max_new_tokens"), None
+        names = ("token_type_ids", "images", "attention_mask", "position_ids")
+        given = {name: given[name] for name in names if given.get(name) is not None}
+        given.setdefault("attention_mask", torch.ones_like(ids))
+        for _ in range(count):
+            step = self.prepare_inputs_for_generation(ids, past_key_values=past, use_cache=True, **given)
+            out = self(**step, return_dict=True)
+            past, word = out.past_key_values, out.logits[:, -1].argmax(-1, keepdim=True)
+            ids = torch.cat((ids, word), 1)
+            given["attention_mask"] = torch.cat((given["attention_mask"], torch.ones_like(word)), 1)
+            if "token_type_ids" in given:
+                given["token_type_ids"] = torch.cat((given["token_type_ids"], torch.zeros_like(word)), 1)
+        return ids
 
 
 class LlavaLanguage(Greedy):

@@ -42,11 +42,11 @@ class Timing(NamedTuple):
     """One answer: milliseconds and bytes."""
 
     ttft_ms: float  # image to first token
-    tpot_ms: float | None  # mean of the further tokens; None where there is none
+    tpot_ms: float | None  # mean of the further tokens; None if there is none
     generation_ms: float  # image to the whole answer
     tower_ms: float  # preprocessing, vision tower and projector
     stages_ms: dict[str, float]  # of the reduction; empty for the full model
-    kv_bytes: int | None  # cache after the prefill; None where the runner does not tell
+    kv_bytes: int | None  # cache after the prefill; None if the runner does not know it
     peak_bytes: int | None  # see `peak_bytes`
 
     def record(self) -> Record:
@@ -135,7 +135,7 @@ def _token_ends(model: Any) -> Iterator[list[float]]:
 
 
 def reset_peak() -> None:
-    """Starts the measurement of peak memory anew, on CUDA where this process uses it."""
+    """Starts the measurement of peak memory again, on CUDA where this process uses it."""
     if torch.cuda.is_initialized():
         torch.cuda.reset_peak_memory_stats()
     elif CLEAR.exists():
@@ -224,7 +224,7 @@ def timed(
         method, tokens, options: as `attach` takes them.
         rounds: how often each side is timed, in turns, so that a busy moment hits both.
     Raises:
-        OptionError: as `attach` does, for `rounds` below 1, or for a call that shows the model no picture.
+        OptionError: as `attach` does, for `rounds` below 1, or for a call that shows the model no image.
     """
     at_least("rounds", rounds, 1)
     view, chosen, amount = view_of(model), make(method, **options), budget(tokens)

@@ -39,8 +39,8 @@ BENCHMARKS = Registry(
 
 
 def benchmark_class(name: str) -> type[Benchmark]:
-    """The class of a benchmark: one of BENCHMARKS, a task of lmms-eval (`lmms:NAME`), or one that an installed package
-    registers under the entry point `llava_consensus.benchmarks`.
+    """The class of a benchmark: one of BENCHMARKS, or one that an installed package registers under the entry point
+    `llava_consensus.benchmarks`.
 
     Raises:
         OptionError: for a name that is neither, or a registered one that is no benchmark or cannot be imported.
@@ -49,15 +49,13 @@ def benchmark_class(name: str) -> type[Benchmark]:
     if name in BENCHMARKS:
         ours: type[Benchmark] = BENCHMARKS[name]
         return ours
-    if name.startswith("lmms:"):
-        from llava_consensus.evaluation.benchmarks.lmms import task_class
-
-        return task_class(name.removeprefix("lmms:"))
     found, where = load_registered(GROUP, "benchmark", name, BENCHMARKS)
     if not (isclass(found) and issubclass(found, Benchmark) and is_dataclass(found)):
         raise OptionError(f"{where}: must be a dataclass that derives from Benchmark (docs/adding.md)")
     fixed = ("title", "line", "folder", "metric", "max_new_tokens")
     missing = sorted({*found.__abstractmethods__, *(one for one in fixed if not hasattr(found, one))})
+    if found.grade is Benchmark.grade and found.score is Benchmark.score:
+        missing.insert(0, "grade")
     if missing:
         raise OptionError(f"{where}: is not whole yet, give it `{'` and `'.join(missing)}` (docs/adding.md)")
     if getattr(found, "name", None) != name:

@@ -1,4 +1,4 @@
-"""Base class of benchmarks: description, options, and the join of answers to questions by id.
+"""Base class of benchmarks: files, options, and the scoring of answers joined to questions by id.
 
 Answers are never paired with labels by position: an answer file may be partial, in another order, hold a line twice or
 come from somebody else's LLaVA. Every file error names the path, the line and where the file comes from.
@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 from llava_consensus.errors import DataError, OptionError, listed, plural
 from llava_consensus.evaluation.benchmarks import parsing
 from llava_consensus.evaluation.files import Record, digest, read_lines
-from llava_consensus.evaluation.user_files import is_table, read_answers, read_rows, read_user_text
+from llava_consensus.evaluation.user_files import read_answers
 
 LLAVA_EVAL_ZIP = "LLaVA's eval.zip (link in docs/Evaluation.md of github.com/haotian-liu/LLaVA)"
 SHORT = "\nAnswer the question using a single word or phrase."  # LLaVA's suffix for short answers
@@ -59,8 +59,8 @@ def option(*values: str, line: str, asks: bool = False) -> Any:
 class Benchmark(ABC):
     """A benchmark: its data, prompts, scoring, and the published number it must match.
 
-    A subclass is a frozen dataclass whose fields are its options (`option`). Everything else that is fixed is in the
-    class: `name` in BENCHMARKS, `title` in tables, `line` that says what it is.
+    A subclass is a frozen dataclass whose fields are its options (`option`). It says how answers are scored by `gold`,
+    `grade` and `totals`, or by a `score` of its own.
 
     Raises:
         OptionError: for an option that is none of its values.
@@ -80,7 +80,6 @@ class Benchmark(ABC):
     licence: ClassVar[str] = ""  # of the data, in a few words
     frames: ClassVar[int] = 0  # of each video that are shown; 0 if the files are images
 
-    result_keys: ClassVar[tuple[str, str] | None] = None  # of id and answer in the list that an official script reads
     # (answers, DATA, target) -> what was written, and the ids that are missing, duplicate or unknown
     export: ClassVar[Callable[..., Record] | None] = None
     whole: ClassVar[str] = ""  # why the command exports nothing if a question has no answer; empty: it does
@@ -124,7 +123,29 @@ class Benchmark(ABC):
         require(self.place(data), self.files)
         return read_questions(self.place(data) / self.question_file)
 
-    @abstractmethod
+    def gold(self, data: Path, questions: Sequence[Question]) -> Mapping[int, Any]:
+        """The right answer of every question, by its index. DataError if the files are not about these questions."""
+        raise NotImplementedError
+
+    def grade(self, text: str, question: Question, gold: Any) -> Record:
+        """An answer as scored: `extracted`, `correct` (0 to 1), and `group` and `unit` if totals are taken by them."""
+        raise NotImplementedError
+
+    def totals(self, rows: Sequence[Record]) -> Record:
+        """The numbers of the report from the graded answers, each with its `index`."""
+        return {self.metric: share(rows)}
+
+    def readable(self, text: str, row: Record) -> bool:
+        """Whether the scorer can read an answer, given as graded; others count as wrong and are reported."""
+        return bool(text.strip())
+
+    def key_of_question(self, question: Question) -> Hashable:
+        """By which an answer finds its question, with `key_of_record`."""
+        return question.question_id
+
+    def key_of_record(self, record: Record) -> Hashable:
+        return record["question_id"]
+
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
         """Scores the answers: the result of `report` below.
 
@@ -134,6 +155,13 @@ class Benchmark(ABC):
         Raises:
             DataError: a file is missing or damaged, or the answers are not to these questions.
         """
+        questions = self.load(data)
+        gold = self.gold(data, questions)
+        joined = join(records, questions, self.key_of_question, self.key_of_record)
+        texts = {index: record["text"] for index, record in joined.answers.items() if index in gold}
+        rows = [{"index": index, **self.grade(text, questions[index], gold[index])} for index, text in texts.items()]
+        unreadable = sum(not self.readable(text, row) for text, row in zip(texts.values(), rows, strict=True))
+        return report(self.name, joined, self.totals(rows), rows, unreadable)
 
     def chance(self, questions: Sequence[Question], data: Path) -> float:
         """Score of guessing among the allowed answers of these questions, in the headline's unit: 0 for free answers. A
@@ -146,25 +174,8 @@ class Benchmark(ABC):
         return {}
 
     def read(self, path: Path, data: Path) -> list[Record]:
-        """Reads the answers in a file or folder: LLaVA's lines, or an official form of this benchmark, recognised by
-        its content.
-        """
-        keys = self.result_keys
-        official = [row for _, row in read_rows(path)] if keys and starts_with(path, "[") else []
-        if keys and official and "text" not in official[0]:
-            check_entries(path, official, keys)
-            records = [{"question_id": row[keys[0]], "text": row[keys[1]]} for row in official]
-        else:
-            records = read_answers(path)
-            if not is_table(path):
-                return records
-        # ids of such files may be texts of the questions' own
-        ids = {str(one.question_id): one.question_id for one in self.load(data)}
-        return [
-            {**record, "question_id": ids.get(str(record["question_id"]), record["question_id"])}
-            for record in records
-            if str(record["question_id"]) in ids or record["text"] != ""  # uploads have empty answers outside the split
-        ]
+        """Answers in LLaVA's format, or in an official form of this benchmark, recognised by its content."""
+        return read_answers(path)
 
     def score_file(self, path: Path, data: Path) -> dict[str, Any]:
         """`score` of a file; if that holds finished grades of a judge, their official numbers."""
@@ -217,28 +228,26 @@ def require(folder: Path, files: Sequence[DataFile]) -> None:
         raise DataError(f"missing {'files' if len(absent) > 1 else 'file'}{where}:{names}")
 
 
-def check_entries(path: Path, rows: Any, keys: Iterable[str], of: str = "") -> Any:
+def check_entries(path: Path, rows: Any, keys: Iterable[str]) -> Any:
     """The rows, a list or an object by id. DataError for an entry that is no object with these keys."""
     for name, row in rows.items() if isinstance(rows, dict) else enumerate(rows, start=1):
         absent = [key for key in keys if not isinstance(row, dict) or key not in row]
         if absent:
-            raise DataError(f"{path}, entry {name!r}{of and f' of {of}'}: no {', '.join(absent)}: another file?")
+            raise DataError(f"{path}, entry {name!r}: no {', '.join(absent)}: another file?")
     return rows
 
 
-def check_known(path: Path, questions: Iterable[tuple[Question, Hashable]], known: Any, source: str) -> None:
-    """Raises DataError for a question whose key is not among those of a file of right answers."""
+def labels(path: Path, questions: Iterable[tuple[Question, Hashable]], known: Mapping[Any, Any], source: str) -> Any:
+    """Entries of a file of right answers by index of their question. DataError for a question it does not know."""
+    found = {}
     for question, key in questions:
         if key not in known:
             raise DataError(
                 f"{path} does not know question {key!r} (line {question.index + 1} of the questions): another split or "
                 f"version? Get it: {source}"
             )
-
-
-def starts_with(path: Path, text: str) -> bool:
-    """Whether the content of a file begins so, blanks left aside; False for no file."""
-    return path.is_file() and read_user_text(path).lstrip().startswith(text)
+        found[question.index] = known[key]
+    return found
 
 
 def read_questions(path: Path) -> list[Question]:
@@ -279,7 +288,10 @@ def join(
     duplicate: list[int] = []
     unknown = []
     for number, record in enumerate(records, start=1):
-        _check(record, number)
+        if not isinstance(record, Mapping) or not _is_id(record.get("question_id")):
+            raise DataError(f"answer {number}: no question_id (a number or a text)")
+        if not isinstance(record.get("text"), str):
+            raise DataError(f"answer {number} (question_id {record['question_id']!r}): no text")
         index = _stated_index(record, questions)
         if index is None:
             candidates = places.get(key_of_record(record))
@@ -323,21 +335,18 @@ def report(
 
 
 def judged_report(name: str, joined: Joined, references: Mapping[int, str], metrics: Sequence[str]) -> dict[str, Any]:
-    """The report of a judged benchmark before a judge was asked: its `metrics` are None, and beside them are exact and
-    contained matches with the references (by index): free, the same everywhere, and too strict for long answers.
+    """The report of a judged benchmark before a judge was asked: its `metrics` are None, and beside them is how often
+    the reference (by index) is contained in the answer: free, the same everywhere, and no judgement.
     """
     extracted: list[dict[str, Any]] = [
         {
             "index": index,
             "extracted": parsing.plain(record["text"]),
-            "exact": parsing.exact(record["text"], references[index]),
             "correct": parsing.contains(record["text"], references[index]),
         }
         for index, record in joined.answers.items()
     ]
-    shares = {"exact": "exact", "contains": "correct"}
-    numbers = {name: 100 * mean(row[key] for row in extracted) if extracted else None for name, key in shares.items()}
-    return report(name, joined, {**dict.fromkeys(metrics), **numbers, "judge": None}, extracted)
+    return report(name, joined, {**dict.fromkeys(metrics), "contains": share(extracted), "judge": None}, extracted)
 
 
 def refuse_missing(result: Mapping[str, Any], why: str) -> None:
@@ -361,19 +370,17 @@ def mean(values: Iterable[float]) -> float:
     return total / count if count else 0.0
 
 
+def share(rows: Sequence[Mapping[str, Any]], key: str = "correct") -> float | None:
+    """Mean of graded answers in percent; None of nothing."""
+    return 100 * mean(row[key] for row in rows) if rows else None
+
+
 def percent(value: float | None) -> float | None:
     return None if value is None else 100 * value
 
 
 def _is_id(value: object) -> bool:
     return isinstance(value, int | str) and not isinstance(value, bool)
-
-
-def _check(record: Record, number: int) -> None:
-    if not isinstance(record, Mapping) or not _is_id(record.get("question_id")):
-        raise DataError(f"answer {number}: no question_id (a number or a text)")
-    if not isinstance(record.get("text"), str):
-        raise DataError(f"answer {number} (question_id {record['question_id']!r}): no text")
 
 
 def _stated_index(record: Record, questions: Sequence[Question]) -> int | None:

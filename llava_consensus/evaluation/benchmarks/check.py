@@ -1,7 +1,7 @@
 """Is a benchmark's data all there, and is it the right version? What `llava-consensus data check` says.
 
-Files by presence and content, questions by number, images by name, right answers by what scoring itself checks. Each
-finding says for which use it matters: answering needs the images, scoring the right answers, an export its own files.
+Each finding says for which use it matters: answering needs the images, scoring the right answers, an export its own
+files.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,25 +23,24 @@ class DataFinding(NamedTuple):
 
 def check(benchmark: Benchmark, data: Path) -> Iterator[DataFinding]:
     """Checks files, number of questions, right answers and images, as far as the files at hand allow."""
-    folder, data = benchmark.place(data), Path(data)
+    folder = benchmark.place(data)
     for file in benchmark.files:
         yield _file(folder / file.path, file)
-    wrong: dict[str, tuple[str, ...]] = {}
-    questions: list[Question] = []
-    for blocks in ((SCORING,), (EXPORT, ANSWERING)):
-        try:
-            with misread(f"{folder}: a file of {benchmark.name}"):
-                if SCORING in blocks:
-                    benchmark.score([], data)
-                else:
-                    questions = benchmark.load(data)
-        except DataError as error:
-            wrong[str(error)] = wrong.get(str(error), ()) + blocks
-    present = all(file.optional or (folder / file.path).is_file() for file in benchmark.files)
-    yield from (DataFinding("wrong" if present else "missing", text, blocks) for text, blocks in wrong.items())
-    if questions or not any(ANSWERING in blocks for blocks in wrong.values()):
-        yield _count(benchmark, questions)
-        yield from _pictures(benchmark, folder, questions)
+    try:
+        with misread(f"{folder}: a file of {benchmark.name}"):
+            questions = benchmark.load(data)
+    except DataError as error:
+        yield DataFinding("wrong" if folder.is_dir() else "missing", str(error), USES)
+        return
+    try:
+        with misread(f"{folder}: a file of {benchmark.name}"):
+            benchmark.score([], data)
+    except DataError as error:
+        yield DataFinding("wrong", str(error), (SCORING,))
+    other = benchmark.count not in (None, len(questions))
+    official = f", but the official set has {benchmark.count:,}: a part, or another version" if other else ""
+    yield DataFinding("other" if other else "there", f"{len(questions):,} questions{official}")
+    yield from _images(benchmark, folder, questions)
 
 
 def uses(benchmark: Benchmark, data: Path, findings: Sequence[DataFinding]) -> dict[str, str]:
@@ -61,30 +60,19 @@ def _file(path: Path, file: DataFile) -> DataFinding:
         state = "absent" if file.optional else "missing"
         text = f"{path}{' (optional)' if file.optional else ''}\n  from {file.source}"
         return DataFinding(state, text, (EXPORT,) if file.exported else ())
-    size = "a folder" if path.is_dir() else f"{path.stat().st_size:,} bytes"
     if file.sha256 and digest(path) != file.sha256:
         return DataFinding("other", f"{path}: its content is not that of the known version\n  from {file.source}")
-    return DataFinding("there", f"{path} ({size}{', the known version' if file.sha256 else ''})")
+    return DataFinding("there", f"{path}{' (the known version)' if file.sha256 else ''}")
 
 
-def _count(benchmark: Benchmark, questions: list[Question]) -> DataFinding:
-    text = f"{len(questions):,} questions"
-    if benchmark.count in (None, len(questions)):
-        return DataFinding("there", text if benchmark.count is None else f"{text}, as the official set has")
-    return DataFinding("other", f"{text}, but the official set has {benchmark.count:,}: a part, or another version")
-
-
-def _pictures(benchmark: Benchmark, folder: Path, questions: list[Question]) -> Iterator[DataFinding]:
-    names = list(dict.fromkeys(name for question in questions for name in question.images))
-    media = "videos" if benchmark.frames else "images"
-    if benchmark.picture is not None:
-        yield DataFinding("there", f"{len(names):,} {media}, inside {benchmark.question_file}")
+def _images(benchmark: Benchmark, folder: Path, questions: list[Question]) -> Iterator[DataFinding]:
+    if benchmark.picture is not None:  # they are inside the question file
         return
-    place = folder / benchmark.images
+    names = list(dict.fromkeys(name for question in questions for name in question.images))
+    media, place = "videos" if benchmark.frames else "images", folder / benchmark.images
     absent = [name for name in names if not (place / name).exists()]
     if absent:
         text = f"{len(absent):,} of {len(names):,} {media} in {place}: {listed(absent)}"
         yield DataFinding("missing", text, (ANSWERING,))
     elif names:
-        size = sum((place / name).stat().st_size for name in names)
-        yield DataFinding("there", f"{len(names):,} {media} in {place} ({size:,} bytes)")
+        yield DataFinding("there", f"{len(names):,} {media} in {place}")

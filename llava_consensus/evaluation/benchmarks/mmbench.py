@@ -21,6 +21,7 @@ import zipfile
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -80,7 +81,7 @@ class MMBench(Benchmark):
 
     def load(self, data: Path) -> list[Question]:
         """The rows in file order; an image is named by the index of the first row that has it."""
-        table = self._table(data, FIELDS)
+        table = self._table(data)
         questions = []
         for number, (row, name) in enumerate(zip(table.rows, table.names, strict=True)):
             text = _question_text(self.place(data) / self.question_file, number, row)
@@ -109,49 +110,62 @@ class MMBench(Benchmark):
     def scored_by(self, data: Path) -> str | None:
         return None if self.split == "dev" else "its server"
 
-    def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
-        """Circular `accuracy` in percent over the `questions` with an answer, `single` (each row alone), and how many
-        answers no rule could read (`undecided`). Accuracy by ability is VLMEvalKit's, of what `export` writes.
+    def gold(self, data: Path, questions: Sequence[Question]) -> Mapping[int, Any]:
+        """Options and answer of every row; the answer is None if it is not published."""
+        rows = self._table(data).rows
+        published = not any(_empty(row.get("answer")) for row in rows)
+        return {
+            one.index: (_options(rows[one.index]), rows[one.index]["answer"] if published else None)
+            for one in questions
+        }
+
+    def grade(self, text: str, question: Question, gold: Any) -> Record:
+        options, right = gold
+        letter = read(text, options)
+        if right is None:
+            return {"extracted": letter or ""}
+        turn, unit = divmod(int(question.question_id), ROTATION)
+        return {"extracted": letter or "", "correct": letter == right, "unit": unit, "turn": turn}
+
+    def readable(self, text: str, row: Record) -> bool:
+        return bool(row["extracted"])
+
+    def totals(self, rows: Sequence[Record]) -> Record:
+        """Circular `accuracy` in percent over the `questions` whose unrotated row has an answer, `single` (each row),
+        and how many answers no rule could read (`undecided`). Accuracy by ability is VLMEvalKit's, of an export.
         """
-        joined, rows = self.answered(records, data)
-        letters = [read(row["prediction"], row["options"]) for row in rows]
-        numbers: dict[str, Any] = {
+        numbers: Record = {
             "statistic": "circular",
-            "accuracy": None,
             "rules": f"{RULES}, exact matching",
             "split": self.split,
-            "undecided": sum(letter is None for letter in letters),
+            "accuracy": None,
         }
-        pairs = list(zip(rows, letters, strict=True))
-        extracted: list[dict[str, Any]] = [{"index": row["at"], "extracted": letter or ""} for row, letter in pairs]
-        if not any(_empty(row.get("answer")) for row in self._table(data).rows):
-            for scored, (row, letter) in zip(extracted, pairs, strict=True):
-                scored |= {"correct": letter == row["answer"], "unit": row["index"] % ROTATION}
-            hits = circular(rows)
-            accuracy = base.percent(mean(float(hit) for hit in hits.values())) if hits else None
-            numbers |= {"accuracy": accuracy, "questions": len(hits)}
-            numbers["single"] = base.percent(mean(float(row["correct"]) for row in extracted)) if rows else None
-        return base.report(self.name, joined, numbers, extracted, numbers["undecided"])
+        numbers["undecided"] = sum(not row["extracted"] for row in rows)
+        if any("correct" not in row for row in rows):
+            return numbers
+        asked = {row["unit"]: True for row in sorted(rows, key=itemgetter("unit")) if row["turn"] == 0}
+        for row in rows:
+            if row["unit"] in asked:
+                asked[row["unit"]] &= row["correct"]
+        hits = [{"correct": hit} for hit in asked.values()]
+        return numbers | {"accuracy": base.share(hits), "questions": len(hits), "single": base.share(rows)}
 
     def chance(self, questions: Sequence[Question], data: Path) -> float:
         """Mean over questions of the chance to guess every rotation that is asked, in percent."""
         table = self._table(data).rows
         right: dict[int, float] = {}
         for question in questions:
-            options = sum(not _empty(table[question.index][letter]) for letter in OPTIONS)
             number = int(question.question_id) % ROTATION
-            right[number] = right.get(number, 1.0) / max(options, 1)
+            right[number] = right.get(number, 1.0) / max(len(_options(table[question.index])), 1)
         return 100 * mean(right.values())
 
     def answered(self, records: Sequence[Record], data: Path) -> tuple[Joined, list[dict[str, Any]]]:
         """The answers by question, and the table's rows that have one: with options, prediction and line (`at`)."""
-        table = self._table(data).rows
-        joined = base.join(records, [Question(number, int(row["index"]), (), "") for number, row in enumerate(table)])
+        table, joined = self._table(data).rows, base.join(records, self.load(data))
         rows = []
         for index, record in joined.answers.items():
             row = table[index]
-            options = {letter: row[letter] for letter in OPTIONS if not _empty(row[letter])}
-            more = {"index": int(row["index"]), "options": options, "prediction": record["text"], "at": index}
+            more = {"index": int(row["index"]), "options": _options(row), "prediction": record["text"], "at": index}
             rows.append({**row, **more})
         return joined, rows
 
@@ -175,16 +189,10 @@ class MMBench(Benchmark):
         except binascii.Error as error:
             raise ImageError(f"{path}, index {name}: the image is no base64 ({error})") from error
 
-    def _table(self, data: Path, columns: Sequence[str] = ("index", *OPTIONS)) -> "QuestionTable":
-        """The table; DataError unless it has these columns."""
+    def _table(self, data: Path) -> "QuestionTable":
         base.require(self.place(data), self.files)
         path = self.place(data) / self.question_file
-        status = path.stat()
-        table = _read_table(path, status.st_mtime_ns, status.st_size)
-        absent = [name for name in columns if name not in table.frame]
-        if absent:
-            raise DataError(f"{path}: no column {', '.join(absent)}: not an MMBench table")
-        return table
+        return _read_table(path, path.stat().st_mtime_ns, path.stat().st_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +210,10 @@ class MMBenchCN(MMBench):
 def _empty(value: object) -> bool:
     """True for a cell that pandas reads as empty: only NaN differs from itself."""
     return value is None or value != value
+
+
+def _options(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {letter: row[letter] for letter in OPTIONS if not _empty(row[letter])}
 
 
 def _unset(value: object) -> bool:
@@ -222,25 +234,17 @@ def _question_text(path: Path, number: int, row: Mapping[str, Any]) -> str:
 
 
 def to_xlsx(table: "DataFrame") -> bytes:
-    """A table as an xlsx sheet in which every text stays text, a formula too.
-
-    Raises:
-        DataError: a text that no cell can hold; names the index of its row.
-    """
+    """A table as an xlsx sheet in which every text stays text, a formula too; control characters are left out."""
     import pandas
     from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE  # heavy, like pandas: only now
 
-    for column in table:
-        for index, value in zip(table["index"], table[column], strict=True):
-            if isinstance(value, str) and len(value) > CELL:
-                raise DataError(
-                    f"index {index}, {column}: {len(value):,} characters, and a cell of an xlsx sheet holds {CELL:,}. "
-                    "Answer it again with a smaller --max-new-tokens"
-                )
-            if isinstance(value, str) and (found := ILLEGAL_CHARACTERS_RE.search(value)):
-                raise DataError(
-                    f"index {index}, {column}: the control character {found[0]!r}, which no xlsx sheet can hold"
-                )
+    table = table.map(lambda value: ILLEGAL_CHARACTERS_RE.sub("", value) if isinstance(value, str) else value)
+    longest = max((len(value) for value in table.to_numpy().ravel() if isinstance(value, str)), default=0)
+    if longest > CELL:
+        raise DataError(
+            f"an answer has {longest:,} characters, and a cell of an xlsx sheet holds {CELL:,}. Answer it again with a "
+            "smaller --max-new-tokens"
+        )
     content = io.BytesIO()
     with pandas.ExcelWriter(content, engine="openpyxl") as writer:
         table.to_excel(writer, index=False)
@@ -268,8 +272,9 @@ def _read_table(path: Path, *_stamp: int) -> QuestionTable:
         table = pandas.read_table(path)
     except (ValueError, pandas.errors.ParserError) as error:
         raise DataError(f"{path}: not a table of tabs ({error}): damaged or cut off, fetch it again") from error
-    if "index" not in table:
-        raise DataError(f"{path}: no column index: not an MMBench table")
+    absent = [name for name in FIELDS if name not in table]
+    if absent:
+        raise DataError(f"{path}: no column {', '.join(absent)}: not an MMBench table")
     if not table["index"].map(lambda index: isinstance(index, int)).all():
         raise DataError(f"{path}: an index is no whole number: damaged or cut off, fetch it again")
     rows = table.to_dict("records")
@@ -280,17 +285,3 @@ def _read_table(path: Path, *_stamp: int) -> QuestionTable:
         first.setdefault(image, name)
     names = [first[images[str(row["index"])]] for row in rows]
     return QuestionTable(table, rows, names, {name: images[name] for name in names})
-
-
-def circular(rows: Sequence[Mapping[str, Any]]) -> dict[int, bool]:
-    """Per question, true if every rotation is right: keyed by the question's own index, ascending; one whose unrotated
-    row is missing is not scored. A row has index, answer, prediction and options (letter -> text).
-    """
-    groups: dict[int, list[Mapping[str, Any]]] = {}
-    for row in sorted(rows, key=lambda row: row["index"]):
-        groups.setdefault(row["index"] % ROTATION, []).append(row)
-    return {
-        index: all(read(str(row["prediction"]), row["options"]) == row["answer"] for row in rotations)
-        for index, rotations in groups.items()
-        if rotations[0]["index"] == index
-    }

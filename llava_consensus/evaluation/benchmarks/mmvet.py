@@ -11,8 +11,7 @@ the same answers other grades (LLaVA issue 1905: 27.9), so compare only numbers 
 
 import contextlib
 import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question
 from llava_consensus.evaluation.files import Record, read_json, write_out
-from llava_consensus.evaluation.user_files import read_user_text
 
 FILES = (
     DataFile("llava-mm-vet.jsonl", base.LLAVA_EVAL_ZIP),
@@ -47,29 +45,18 @@ class MMVet(Benchmark):
     whole = "the official evaluator stops at the first of them"
     licence = "CC BY-NC 4.0; images from the web"
 
-    def read(self, path: Path, data: Path) -> list[Record]:
-        """LLaVA's answers, or an official result file: `v1_<question_id>` -> answer text."""
-        whole = _whole(path)
-        if whole is None:
-            return super().read(path, data)
-        ids = {key: key.removeprefix("v1_") for key in whole}
-        return [
-            {"question_id": int(ids[key]) if ids[key].isdecimal() else key, "text": text} for key, text in whole.items()
-        ]
-
     def score_file(self, path: Path, data: Path) -> dict[str, Any]:
         """`score`, or of a finished grade file of the official evaluator the official tables, in percent."""
-        whole = _whole(path) or {}
-        if not whole or not all(isinstance(one, dict) and "score" in one for one in whole.values()):
+        grades = _grades(path)
+        if grades is None:
             return super().score_file(path, data)
-        gold = self.gold(data, self.load(data))
-        graded = {key: one["score"] for key, one in whole.items() if key in gold}
-        if not graded:
+        questions = self.load(data)
+        gold = self.gold(data, questions)
+        capabilities = {key_of(one): gold[one.index]["capability"] for one in questions if key_of(one) in grades}
+        if not capabilities:
             raise DataError(f"{path}: grades of other samples than those of {self.place(data)}")
-        runs = min(len(scores) for scores in graded.values())
-        numbers = tables({key: gold[key]["capability"] for key in graded}, graded, runs)
-        counts = {"asked": len(gold), "graded": len(graded), "missing": len(gold) - len(graded)}
-        counts["unknown"] = len(whole) - len(graded)
+        numbers = tables(capabilities, grades, min(len(grades[key]) for key in capabilities))
+        counts = {"asked": len(gold), "graded": len(capabilities), "missing": len(gold) - len(capabilities)}
         return {"benchmark": self.name, **numbers, "complete": not counts["missing"], "counts": counts}
 
     def scored_by(self, data: Path) -> str | None:
@@ -77,10 +64,8 @@ class MMVet(Benchmark):
 
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
         questions = self.load(data)
-        gold = self.gold(data, questions)
-        joined = base.join(records, questions)
-        references = {index: gold[key_of(questions[index])]["answer"] for index in joined.answers}
-        return base.judged_report(self.name, joined, references, ["total"])
+        references = {index: sample["answer"] for index, sample in self.gold(data, questions).items()}
+        return base.judged_report(self.name, base.join(records, questions), references, ["total"])
 
     def export(self, records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
         questions = self.load(data)
@@ -89,24 +74,26 @@ class MMVet(Benchmark):
         write_out(target, json.dumps(texts, indent=2).encode())
         return joined.audit | {"written": len(texts)}
 
-    def gold(self, data: Path, questions: Sequence[Question]) -> Mapping[str, Mapping[str, Any]]:
-        """`mm-vet.json`, known to have every question that is asked and every field that is used."""
+    def gold(self, data: Path, questions: Sequence[Question]) -> Mapping[int, Any]:
+        """Samples of `mm-vet.json` with every field that is used."""
         path = self.place(data) / FILES[1].path
-        samples: dict[str, Any] = base.check_entries(path, read_json(path, kind=dict), GOLD_FIELDS)
+        samples = base.check_entries(path, read_json(path, kind=dict), GOLD_FIELDS)
         for key, sample in samples.items():
             wrong = [name for name, kind in GOLD_FIELDS.items() if type(sample[name]) is not kind]
             if wrong:
                 raise DataError(f"{path}, entry {key!r}: {', '.join(wrong)} of another type: not MM-Vet's file")
-        base.check_known(path, ((question, key_of(question)) for question in questions), samples, FILES[1].source)
-        return samples
+        keys = ((question, key_of(question)) for question in questions)
+        found: Mapping[int, Any] = base.labels(path, keys, samples, FILES[1].source)
+        return found
 
 
-def _whole(path: Path) -> dict[str, Any] | None:
-    """The content of a file that is one object by sample; None for a file of lines."""
+def _grades(path: Path) -> dict[str, Any] | None:
+    """Scores by sample of the official evaluator's grade file; None for another file."""
     if path.is_file():
         with contextlib.suppress(ValueError, RecursionError):
-            content = json.loads(read_user_text(path))
-            return content if isinstance(content, dict) and "question_id" not in content else None
+            content = json.loads(path.read_bytes())
+            if isinstance(content, dict) and all(isinstance(one, dict) for one in content.values()):
+                return {key: one["score"] for key, one in content.items()}
     return None
 
 
@@ -133,32 +120,26 @@ def tables(
 
     if not capabilities or runs < 1:
         raise ValueError("MM-Vet needs at least one sample and one run")
-    counts: dict[str, Counter[str]] = {"capability": Counter(), "integration": Counter()}
-    sums: dict[tuple[str, str], np.ndarray] = {}  # by table and its column
-    total = np.zeros(runs)
-    columns = {}
+    groups: dict[str, dict[str, set[str]]] = {"capability": {}, "integration": {}}
     for key, names in capabilities.items():
-        joined = "_".join(sorted(set(names)))
-        columns[key] = [*(("capability", name) for name in dict.fromkeys(names)), ("integration", joined)]
-        for table, name in columns[key]:
-            counts[table][name] += 1
-            sums.setdefault((table, name), np.zeros(runs))
-    for key in (key for key in grades if key in columns):
-        scores = np.array(grades[key][:runs], dtype=np.float64)
-        for column in columns[key]:
-            sums[column] += scores
-        total += scores
+        for name in dict.fromkeys(names):
+            groups["capability"].setdefault(name, set()).add(key)
+        groups["integration"].setdefault("_".join(sorted(set(names))), set()).add(key)
+
+    def percents(keys: Collection[str]) -> "np.ndarray":
+        """Of each run, over these samples; summed in the order of the grades, as the official code does."""
+        scores = (np.array(grades[key][:runs], dtype=np.float64) for key in grades if key in keys)
+        total: np.ndarray = sum(scores, np.zeros(runs))
+        return total / len(keys) * 100
 
     def rounded(value: "np.floating") -> float:
         return float(np.round(value, decimals))
 
-    percents = total / len(capabilities) * 100
+    total = percents(capabilities)
+    by_count = {table: sorted(of.items(), key=lambda group: -len(group[1])) for table, of in groups.items()}
     return {
-        "total": rounded(percents.mean()),
-        "std": rounded(percents.std()),
-        "runs": [rounded(percent) for percent in percents],
-        **{
-            table: {name: rounded((sums[table, name] / count * 100).mean()) for name, count in of.most_common()}
-            for table, of in counts.items()
-        },
+        "total": rounded(total.mean()),
+        "std": rounded(total.std()),
+        "runs": [rounded(percent) for percent in total],
+        **{table: {name: rounded(percents(keys).mean()) for name, keys in of} for table, of in by_count.items()},
     }

@@ -184,12 +184,6 @@ def alternatives(reference: str) -> list[list[str]]:
     return [parts for parts in lists if all(parts)]
 
 
-def exact(answer: str, reference: str) -> bool:
-    """True if the whole answer is one of the accepted texts. A reference of several parts is met by no single one."""
-    text = plain(answer)
-    return any(parts == [text] for parts in alternatives(reference))
-
-
 def contains(answer: str, reference: str) -> bool:
     """True if every part of one of the accepted texts occurs in the answer, as whole words."""
     text = plain(answer)

@@ -20,7 +20,6 @@ from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question, mean
 from llava_consensus.evaluation.benchmarks.parsing import pope_can_use, pope_word
 from llava_consensus.evaluation.files import Record, read_lines
-from llava_consensus.evaluation.user_files import read_rows
 
 LABELS = "coco/coco_pope_{}.json"
 LABEL_SOURCE = "output/coco of github.com/AoiDragon/POPE at commit e3e39262c85a6a83f26cf5094022a782cb0df58d"
@@ -37,7 +36,8 @@ FILES = (
     ),
     *(DataFile(LABELS.format(category), LABEL_SOURCE, checksum) for category, checksum in KNOWN.items()),
 )
-RATIOS = ("accuracy", "precision", "recall", "f1", "yes_ratio")
+RATIOS = ("f1", "accuracy", "precision", "recall", "yes_ratio")
+OTHER = {"yes": "no", "no": "yes"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,75 +57,51 @@ class POPE(Benchmark):
     licence = "MIT; COCO images"
 
     def references(self, data: Path) -> Mapping[int, str]:
-        return _labels(self.place(data), self.load(data))
+        return self.gold(data, self.load(data))
 
-    def read(self, path: Path, data: Path) -> list[Record]:
-        """LLaVA's lines, or POPE's own: `question` and `answer` of all questions or of one category, in their order."""
-        rows = [row for _, row in read_rows(path)] if path.is_file() else []
-        if not rows or not all("answer" in row and "question" in row and "question_id" not in row for row in rows):
-            return super().read(path, data)
-        questions = self.load(data)
-        parts = [[one for one in questions if one.category == category] for category in KNOWN]
-        for part in (questions, *parts):
-            pairs = list(zip(part, rows, strict=False))
-            if len(part) == len(rows) and all(f"{one.text}\n".startswith(f"{row['question']}\n") for one, row in pairs):
-                return [
-                    {"question_id": one.question_id, "text": row["answer"], "metadata": {"index": one.index}}
-                    for one, row in pairs
-                ]
-        raise DataError(
-            f"{path}: its {len(rows)} questions are neither all {len(questions)} asked nor those of one category, in "
-            "their order"
-        )
+    def gold(self, data: Path, questions: Sequence[Question]) -> Mapping[int, str]:
+        """The label of every question, once question and label file agree line by line."""
+        labels: dict[int, str] = {}
+        for category in dict.fromkeys(question.category for question in questions):
+            path = self.place(data) / LABELS.format(category)
+            rows = read_lines(path, ("text", "label"))
+            asked = [question for question in questions if question.category == category]
+            if len(rows) != len(asked):
+                raise _mismatch(path, f"it has {len(rows)} lines, but {len(asked)} {category} questions are asked")
+            for number, (question, row) in enumerate(zip(asked, rows, strict=True), start=1):
+                same_image = "image" not in row or (row["image"],) == question.images
+                if not same_image or not f"{question.text}\n".startswith(f"{row['text']}\n"):
+                    ours = f"{', '.join(question.images)}: {question.text.partition(chr(10))[0]!r}"
+                    theirs = f"{row.get('image')}: {row['text']!r}"
+                    raise _mismatch(path, f"line {number} is {theirs}, but the question asked is {ours}")
+                labels[question.index] = "no" if row["label"] == "no" else "yes"
+        return labels
 
-    def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
-        """F1, accuracy, precision, recall and share of yes in percent: mean over categories, and each category."""
-        questions = self.load(data)
-        labels = _labels(self.place(data), questions)
-        joined = base.join(records, questions)
-        answers = {index: pope_word(record["text"]) for index, record in joined.answers.items()}
+    def grade(self, text: str, question: Question, gold: str) -> Record:
+        said = pope_word(text)
+        # the three categories share their images and their questions about objects that are there
+        return {"extracted": said, "correct": said == gold, "group": question.category, "unit": question.images[0]}
+
+    def readable(self, text: str, row: Record) -> bool:
+        return pope_can_use(text)
+
+    def totals(self, rows: Sequence[Record]) -> Record:
+        """Ratios in percent: the mean over the categories that have the ratio, as papers quote F1, and of each."""
         categories: dict[str, dict[str, Any]] = {}
-        for category in dict.fromkeys(questions[index].category for index in answers):
-            of_it = [index for index in answers if questions[index].category == category]
-            categories[category] = metrics([answers[index] for index in of_it], [labels[index] for index in of_it])
-        numbers: dict[str, Any] = {"f1": base.percent(_mean(categories, "f1"))}
-        numbers |= {name: base.percent(_mean(categories, name)) for name in RATIOS if name != "f1"}
-        numbers["categories"] = {
-            category: ratios | {name: base.percent(ratios[name]) for name in RATIOS}
-            for category, ratios in categories.items()
+        for category in dict.fromkeys(row["group"] for row in rows):
+            of_it = [row for row in rows if row["group"] == category]
+            said = [row["extracted"] for row in of_it]
+            right = [row["extracted"] if row["correct"] else OTHER[row["extracted"]] for row in of_it]
+            categories[category] = metrics(said, right)
+        every = {name: [ratios[name] for ratios in categories.values() if ratios[name] is not None] for name in RATIOS}
+        return {
+            **{name: 100 * mean(values) if values else None for name, values in every.items()},
+            "categories": {
+                category: ratios | {name: base.percent(ratios[name]) for name in RATIOS}
+                for category, ratios in categories.items()
+            },
+            "statistic": "f1_mean",
         }
-        extracted = [
-            {
-                "index": index,
-                "extracted": answer,
-                "correct": (answer == "no") == (labels[index] == "no"),
-                "group": questions[index].category,
-                # the three categories share their images and their questions about objects that are there
-                "unit": questions[index].images[0],
-            }
-            for index, answer in answers.items()
-        ]
-        unreadable = sum(not pope_can_use(record["text"]) for record in joined.answers.values())
-        return base.report(self.name, joined, numbers | {"statistic": "f1_mean"}, extracted, unreadable)
-
-
-def _labels(folder: Path, questions: Sequence[Question]) -> dict[int, str]:
-    """The label of every question, by its index, once question and label file agree line by line."""
-    labels: dict[int, str] = {}
-    for category in dict.fromkeys(question.category for question in questions):
-        path = folder / LABELS.format(category)
-        rows = read_lines(path, ("text", "label"))
-        of_category = [question for question in questions if question.category == category]
-        if len(rows) != len(of_category):
-            raise _mismatch(path, f"it has {len(rows)} lines, but {len(of_category)} {category} questions are asked")
-        for number, (question, row) in enumerate(zip(of_category, rows, strict=True), start=1):
-            same_image = "image" not in row or (row["image"],) == question.images
-            if not same_image or not f"{question.text}\n".startswith(f"{row['text']}\n"):
-                ours = f"{', '.join(question.images)}: {question.text.partition(chr(10))[0]!r}"
-                theirs = f"{row.get('image')}: {row['text']!r}"
-                raise _mismatch(path, f"line {number} is {theirs}, but the question asked is {ours}")
-            labels[question.index] = str(row["label"])
-    return labels
 
 
 def _mismatch(path: Path, reason: str) -> DataError:
@@ -159,9 +135,3 @@ def metrics(answers: Sequence[str], labels: Sequence[str]) -> dict[str, float | 
 
 def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
-
-
-def _mean(categories: Mapping[str, Mapping[str, float | None]], name: str) -> float | None:
-    """The plain mean over the categories that have the ratio, as papers quote F1; as a fraction."""
-    values = [value for ratios in categories.values() if (value := ratios[name]) is not None]
-    return mean(values) if values else None

@@ -53,24 +53,20 @@ class RefCOCO(Benchmark):
             for index, row in enumerate(self._rows(data))
         ]
 
-    def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
+    def gold(self, data: Path, questions: Sequence[Question]) -> Mapping[int, Any]:
+        return dict(enumerate(self._rows(data)))
+
+    def grade(self, text: str, question: Question, gold: Any) -> Record:
+        box = numbers(text, 4)
+        value = 0.0 if box is None else overlap(in_pixels(box, gold, self.boxes), gold["bbox"])
+        return {"extracted": box, "correct": value >= RIGHT, "overlap": value}
+
+    def readable(self, text: str, row: Record) -> bool:
+        return row["extracted"] is not None
+
+    def totals(self, rows: Sequence[Record]) -> Record:
         """Accuracy at an overlap of 0.5 and mean overlap, in percent."""
-        rows = self._rows(data)
-        joined = base.join(records, self.load(data))
-        found = {index: numbers(record["text"], 4) for index, record in joined.answers.items()}
-        overlaps = {
-            index: 0.0 if box is None else overlap(in_pixels(box, rows[index], self.boxes), rows[index]["bbox"])
-            for index, box in found.items()
-        }
-        shares = {
-            "accuracy": base.percent(base.mean(value >= RIGHT for value in overlaps.values())),
-            "mean_iou": base.percent(base.mean(overlaps.values())),
-        }
-        extracted = [
-            {"index": index, "extracted": found[index], "correct": value >= RIGHT, "overlap": value}
-            for index, value in overlaps.items()
-        ]
-        return base.report(self.name, joined, shares, extracted, sum(box is None for box in found.values()))
+        return {"accuracy": base.share(rows), "mean_iou": base.share(rows, "overlap")}
 
     def _rows(self, data: Path) -> list[dict[str, Any]]:
         base.require(self.place(data), self.files)
@@ -104,7 +100,7 @@ def in_pixels(box: Box, row: Mapping[str, Any], boxes: str) -> Box:
 
 
 def overlap(one: Box, other: Box) -> float:
-    """Intersection over union of two boxes; 0 where a box has no area."""
+    """Intersection over union of two boxes; 0 if a box has no area."""
     across = max(0.0, min(one[2], other[2]) - max(one[0], other[0]))
     down = max(0.0, min(one[3], other[3]) - max(one[1], other[1]))
     areas = [max(0.0, box[2] - box[0]) * max(0.0, box[3] - box[1]) for box in (one, other)]

@@ -12,7 +12,7 @@ is 0 or None.
 Must match: LLaVA-1.5-7B 58.6 in all, 66.1 images, 37.3 videos (https://arxiv.org/abs/2310.03744, table 4).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question
 from llava_consensus.evaluation.benchmarks.parsing import LETTERS
-from llava_consensus.evaluation.files import Record, read_json, to_lines, write_out
+from llava_consensus.evaluation.files import Record, read_json
 from llava_consensus.evaluation.user_files import read_rows
 
 FILES = (
@@ -29,7 +29,6 @@ FILES = (
     DataFile("SEED-Bench.json", "huggingface.co/datasets/AILab-CVC/SEED-Bench (the first revision)"),
 )
 FIELDS = ("question_id", "question_type_id", "data_type", "answer")
-OFFICIAL = "official question_id"  # as the annotation has it, a text or a number
 KINDS = ("image", "video")
 
 
@@ -49,78 +48,49 @@ class SEED(Benchmark):
     licence = "CC BY-NC 4.0: research only"
 
     def read(self, path: Path, data: Path) -> list[Record]:
-        """LLaVA's answers, or an official upload: lines, or one list, of `question_id` and `prediction`."""
+        """LLaVA's answers, or an official upload: lines of `question_id` and `prediction`."""
         rows = [row for _, row in read_rows(path)] if path.is_file() else []
         if not rows or "prediction" not in rows[0]:
             return super().read(path, data)
         return [{"text": row.get("prediction"), **row} for row in rows]
 
+    def key_of_question(self, question: Question) -> Hashable:
+        return str(question.question_id)
+
+    def key_of_record(self, record: Record) -> Hashable:
+        return str(record["question_id"])
+
+    def gold(self, data: Path, questions: Sequence[Question]) -> Mapping[int, Any]:
+        """Annotations of the questions that have one, with the name of their type."""
+        path = self.place(data) / FILES[1].path
+        content = read_json(path, kind=dict)
+        rows, types = content.get("questions"), content.get("question_type")
+        if not isinstance(rows, list) or not isinstance(types, dict):
+            raise DataError(f"{path}: no list 'questions' and no 'question_type': not SEED-Bench.json")
+        names = {number: name for name, number in types.items()}
+        known: dict[str, list[Record]] = {}
+        for row in base.check_entries(path, rows, FIELDS):
+            kind = names.get(row["question_type_id"], str(row["question_type_id"]))
+            known.setdefault(str(row["question_id"]), []).append({**row, "type": kind})
+        annotations = {key: iter(of_id) for key, of_id in known.items()}
+        found = {one.index: next(annotations.get(str(one.question_id), iter(())), None) for one in questions}
+        return {index: row for index, row in found.items() if row is not None}
+
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
-        """Accuracy in percent over the answered questions, of images and of videos."""
-        questions = self.load(data)
-        annotations, names = _annotations(self.place(data) / FILES[1].path)
-        joined = base.join(records, questions, _of_question, _of_record)
-        texts = {_of_question(questions[index]): record["text"] for index, record in joined.answers.items()}
-        asked = {_of_question(question) for question in questions}
-        gold = {key: row for row in annotations if (key := key_of(row["question_id"])) in asked}
-        numbers = evaluate([row for row in annotations if key_of(row["question_id"]) in texts], texts)
-        numbers["not_annotated"] = len(asked - gold.keys())
-        extracted = [
-            {
-                "index": index,
-                "extracted": record["text"],
-                "correct": record["text"] == gold[key]["answer"],
-                "group": names.get(gold[key]["question_type_id"], str(gold[key]["question_type_id"])),
-            }
-            for index, record in joined.answers.items()
-            if (key := _of_question(questions[index])) in gold
-        ]
-        unreadable = sum(record["text"] not in LETTERS[:4] for record in joined.answers.values())
-        return base.report(self.name, joined, numbers, extracted, unreadable)
+        """As in LLaVA's script the last answer with an id counts for both questions that have it."""
+        said = {str(one["question_id"]): one["text"] for one in records if {"question_id", "text"} <= one.keys()}
+        last = [{**one, "text": said.get(str(one.get("question_id")), one.get("text"))} for one in records]
+        report = super().score(last, data)
+        return report | {"not_annotated": report["counts"]["answered"] - len(report["extracted"])}
 
-    def export(self, records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
-        annotations, _ = _annotations(self.place(data) / FILES[1].path)
-        audit = base.join(records, self.load(data), _of_question, _of_record).audit
-        texts = {_of_record(record): record["text"] for record in records}
-        keys = [key_of(annotation["question_id"]) for annotation in annotations]
-        audit["missing"] = [key for key in keys if key not in texts]
-        base.refuse_missing(audit, "the official script stops at the first of them")
-        pairs = zip(annotations, keys, strict=True)
-        rows = [{"question_id": row[OFFICIAL], "prediction": texts[key]} for row, key in pairs]
-        write_out(target, to_lines(rows))
-        return audit | {"written": len(rows)}
+    def grade(self, text: str, question: Question, gold: Any) -> Record:
+        correct = text == gold["answer"]
+        return {"extracted": text, "correct": correct, "group": gold["type"], "kind": gold["data_type"]}
 
+    def readable(self, text: str, row: Record) -> bool:
+        return text in LETTERS[:4]
 
-def _of_question(question: Question) -> int | str:
-    return key_of(str(question.question_id))
-
-
-def _of_record(record: Record) -> int | str:
-    return key_of(str(record["question_id"]))
-
-
-def _annotations(path: Path) -> tuple[list[dict[str, Any]], dict[int, str]]:
-    """The annotated questions, and the names of types by their id."""
-    content = read_json(path, kind=dict)
-    rows, types = content.get("questions"), content.get("question_type")
-    if not isinstance(rows, list) or not isinstance(types, dict):
-        raise DataError(f"{path}: no list 'questions' and no 'question_type': not SEED-Bench.json")
-    for row in base.check_entries(path, rows, FIELDS, "questions"):
-        row[OFFICIAL], row["question_id"] = row["question_id"], str(row["question_id"])
-    return rows, {number: name for name, number in types.items()}
-
-
-def key_of(question_id: str) -> int | str:
-    """Key of a question in answer files: a number if the annotation's text is one (images), else the text (videos)."""
-    try:
-        return int(question_id)
-    except ValueError:
-        return question_id
-
-
-def evaluate(questions: Sequence[Mapping[str, Any]], answers: Mapping[int | str, str]) -> dict[str, Any]:
-    """`accuracy`, `image` and `video` in percent over `questions`, of which those without an answer count as wrong."""
-    right = [(one["data_type"], answers.get(key_of(one["question_id"])) == one["answer"]) for one in questions]
-    groups = {"accuracy": [hit for _, hit in right]}
-    groups |= {kind: [hit for of_kind, hit in right if of_kind == kind] for kind in KINDS}
-    return {name: base.mean(hits) * 100 if hits else None for name, hits in groups.items()}
+    def totals(self, rows: Sequence[Record]) -> Record:
+        """Accuracy in percent over the answered questions, and of images and of videos."""
+        kinds = {kind: base.share([row for row in rows if row["kind"] == kind]) for kind in KINDS}
+        return {"accuracy": base.share(rows), **kinds}

@@ -14,7 +14,7 @@ import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import base
@@ -23,6 +23,7 @@ from llava_consensus.evaluation.benchmarks.parsing import normalise
 from llava_consensus.evaluation.files import Record, read_json
 
 OCR = "Reference OCR token: "
+PEOPLE = 10  # who answered each question
 FILES = (
     DataFile(
         "llava_textvqa_val_v051_ocr.jsonl",
@@ -65,39 +66,39 @@ class TextVQA(Benchmark):
             return questions
         return [replace(question, text=_without_ocr(question.text)) for question in questions]
 
+    def key_of_question(self, question: Question) -> Hashable:
+        return question.question_id, _cut(question.text, f"{FILES[0].path}, line {question.index + 1}")
+
+    def key_of_record(self, record: Record) -> Hashable:
+        return record["question_id"], _cut(record.get("prompt"), f"the answer to question_id {record['question_id']!r}")
+
+    def gold(self, data: Path, questions: Sequence[Question]) -> Mapping[int, list[str]]:
+        """The ten answers to each question, found by image id and lower-cased question; of two entries the later."""
+        path = self.place(data) / FILES[1].path
+        rows = read_json(path, kind=dict).get("data")
+        if not isinstance(rows, list):
+            raise DataError(f"{path}: no list 'data': not a TextVQA annotation file")
+        known: dict[Hashable, list[str]] = {}
+        for number, row in enumerate(base.check_entries(path, rows, ("image_id", "question", "answers")), start=1):
+            if len(row["answers"]) != PEOPLE:
+                raise DataError(f"{path}, entry {number}: {len(row['answers'])} answers instead of {PEOPLE}")
+            known[row["image_id"], row["question"].lower()] = [str(answer) for answer in row["answers"]]
+        keys = ((question, self.key_of_question(question)) for question in questions)
+        found: Mapping[int, list[str]] = base.labels(path, keys, known, FILES[1].source)
+        return found
+
     def references(self, data: Path) -> Mapping[int, str]:
         """The most frequent of a question's ten answers."""
-        given = _references(self.place(data) / FILES[1].path)
-        questions = super().load(data)
-        known = {question.index: given.get(_key_of_question(question), []) for question in questions}
-        return {index: max(answers, key=answers.count) for index, answers in known.items() if answers}
+        return {index: max(answers, key=answers.count) for index, answers in self.gold(data, self.load(data)).items()}
 
-    def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
-        """Accuracy in percent over the answered questions; `correct` is the share of agreement, 0 to 1."""
-        questions = super().load(data)
-        path = self.place(data) / FILES[1].path
-        references = _references(path)
-        joined = base.join(records, questions, _key_of_question, _key_of_record)
-        answered = [(questions[index], _key_of_question(questions[index])) for index in joined.answers]
-        base.check_known(path, answered, references, FILES[1].source)
-        extracted: list[dict[str, Any]] = []
-        for (question, key), record in zip(answered, joined.answers.values(), strict=True):
-            score = score_answer(record["text"], references[key])
-            extracted.append({"index": question.index, "extracted": score.extracted, "correct": score.value})
-        accuracy = base.percent(mean(row["correct"] for row in extracted)) if extracted else None
-        return base.report(self.name, joined, {"accuracy": accuracy}, extracted)
+    def grade(self, text: str, question: Question, gold: list[str]) -> Record:
+        """`correct` is the share of agreement."""
+        score = score_answer(text, gold)
+        return {"extracted": score.extracted, "correct": score.value}
 
 
 def _without_ocr(text: str) -> str:
     return "\n".join(line for line in text.split("\n") if not line.startswith(OCR))
-
-
-def _key_of_question(question: Question) -> Hashable:
-    return question.question_id, _cut(question.text, f"{FILES[0].path}, line {question.index + 1}")
-
-
-def _key_of_record(record: Record) -> Hashable:
-    return record["question_id"], _cut(record.get("prompt"), f"the answer to question_id {record['question_id']!r}")
 
 
 def _cut(prompt: object, where: str) -> str:
@@ -109,24 +110,10 @@ def _cut(prompt: object, where: str) -> str:
         raise DataError(f"{where}: {error}") from error
 
 
-def _references(path: Path) -> dict[Hashable, list[str]]:
-    """Ten answers by (image id, lower-cased question); of two entries with one key the later counts."""
-    rows = read_json(path, kind=dict).get("data")
-    if not isinstance(rows, list):
-        raise DataError(f"{path}: no list 'data': not a TextVQA annotation file")
-    base.check_entries(path, rows, ("image_id", "question", "answers"), "data")
-    references: dict[Hashable, list[str]] = {}
-    for number, row in enumerate(rows, start=1):
-        if len(row["answers"]) != 10:
-            raise DataError(f"{path}, entry {number} of data: {len(row['answers'])} answers instead of 10")
-        references[row["image_id"], row["question"].lower()] = [str(answer) for answer in row["answers"]]
-    return references
-
-
 def score_answer(prediction: str, references: Sequence[str]) -> Score:
     """One answer against its ten references: the mean over these of min(1, others equal to the answer / 3)."""
-    if len(references) != 10:
-        raise ValueError(f"a question needs exactly 10 reference answers, got {len(references)}")
+    if len(references) != PEOPLE:
+        raise ValueError(f"a question needs exactly {PEOPLE} reference answers, got {len(references)}")
     answer = normalise(prediction)
     hits = [normalise(reference) == answer for reference in references]
     return Score(mean(min(1, float(sum(hits) - hit) / 3) for hit in hits), answer)

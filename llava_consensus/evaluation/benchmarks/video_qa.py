@@ -4,10 +4,8 @@ Data: DATA/eval/GPT_Zero_Shot_QA/<set>_Zero_Shot_QA in Video-LLaVA's layout, unc
 question_id, question), `test_a.json` (answer, by position) and the videos, found by name with any of `SUFFIXES`.
 Asked as Video-LLaVA does: eight frames, llava_v1, greedy, at most 1024 new tokens, the bare question; the first 1,000
 questions, as papers on token reduction do, or all.
-Scored by a judge (`llava-consensus judge`): share of yes, mean score 0 to 5. Without one, only by matches. `export`
-writes the prediction file of Video-LLaVA.
-Video-LLaVA pairs answers by position and, run in several chunks, gives every chunk but the first foreign answers. Here
-they are joined by id, and files that disagree are refused.
+Scored by a judge (`llava-consensus judge`): share of yes, mean score 0 to 5. Without one, only by matches.
+Answers are joined by id, and files that disagree are refused.
 Equal to Video-LLaVA's `eval_video_qa.py` (commit 984e65b) to the last bit: a reply is a Python literal that JSON can
 hold, scores are cut towards zero, `yes` is looked for before `no`. If that script would ask for ever or end with an
 exception, a reply is unreadable here, and counted.
@@ -28,14 +26,12 @@ from typing import Any, ClassVar, NamedTuple
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Joined, Question, option
-from llava_consensus.evaluation.files import Record, read_json, to_lines, write_out
-from llava_consensus.evaluation.user_files import NEWLINE, read_user_text
+from llava_consensus.evaluation.files import Record, read_json
 
 SUFFIXES = (".mp4", ".avi", ".mov", ".mkv", ".gif")  # the last is ours
 SOURCE = "the zero-shot QA files of Video-ChatGPT or Video-LLaVA (links in TRAIN_AND_VALIDATE.md of Video-LLaVA)"
 FILES = (DataFile("test_q.json", SOURCE), DataFile("test_a.json", SOURCE))
 FIRST = 1000
-PREDICTION = ("id", "question", "answer", "pred")
 
 
 class Reading(NamedTuple):
@@ -100,53 +96,13 @@ class VideoQA(Benchmark):
         joined, references = self.join(records, data)
         return base.judged_report(self.name, joined, references, ["accuracy", "average_score"])
 
-    def export(self, records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
-        joined, references = self.join(records, data)
-        questions = self.all(data)
-        rows = []
-        for index, record in joined.answers.items():
-            values = (questions[index].question_id, questions[index].text, references[index], record["text"])
-            rows.append(dict(zip(PREDICTION, values, strict=True)))
-        write_out(target, to_lines(rows))
-        return joined.audit | {"written": len(rows)}
-
-    def read(self, path: Path, data: Path) -> list[Record]:
-        """LLaVA's answers, or a prediction file of Video-LLaVA."""
-        first = read_user_text(path).partition("\n")[0] if path.is_file() else ""
-        return read_predictions(path) if "'pred'" in first or '"pred"' in first else super().read(path, data)
-
-    def score_file(self, path: Path, data: Path) -> dict[str, Any]:
-        """`score`, or of a finished combined file of the official script (`{id: [reply, question]}`) its averages."""
-        replies = _replies(path)
-        if replies is None:
-            return super().score_file(path, data)
-        questions = {str(question.question_id) for question in self.all(data)}
-        known = {key: reply for key, reply in replies.items() if key in questions}
-        if not known:
-            raise DataError(f"{path}: grades of other questions than those of {self.place(data)}")
-        numbers = evaluate(list(known.values()))
-        asked = min(self.count, len(questions)) if len(known) <= FIRST else len(questions)
-        counts = {"asked": asked, "graded": len(known), "missing": max(0, asked - len(known))}
-        counts["unknown"] = len(replies) - len(known)
-        accuracy = {"accuracy": base.percent(numbers["accuracy"])}
-        return {"benchmark": self.name, **numbers, **accuracy, "complete": not counts["missing"], "counts": counts}
-
     def join(self, records: Sequence[Record], data: Path) -> tuple[Joined, dict[int, str]]:
-        """Answers by question, and the right answer of every question; DataError if a record states another."""
-        place = self.place(data)
+        """Answers by question, and the right answer of every question."""
         questions = self.all(data)
-        references = _references(place / FILES[1].path, questions)
+        references = _references(self.place(data) / FILES[1].path, questions)
         joined = base.join(records, questions)
         if max(joined.answers, default=0) < FIRST:  # complete with the first if no answer belongs to a later one
             joined = base.join(records, questions[:FIRST])
-        for index, record in joined.answers.items():
-            stated = record.get("answer")
-            if stated is not None and str(stated) != references[index]:
-                raise DataError(
-                    f"the prediction with id {record['question_id']!r} was paired with the answer {stated!r}, but "
-                    f"{place} has {references[index]!r}: was it made in several chunks? Video-LLaVA then pairs foreign "
-                    "answers. Leave the answers out, or pair them again by id"
-                )
         return joined, references
 
 
@@ -183,37 +139,6 @@ class MSRVTT(VideoQA):
     total = 72_821
 
 
-def _replies(path: Path) -> dict[str, Any] | None:
-    """The parsed replies of a combined file by question; None for any other file."""
-    if path.is_file():
-        with contextlib.suppress(ValueError, RecursionError):
-            content = json.loads(read_user_text(path))
-            if isinstance(content, dict) and content and all(isinstance(one, list) and one for one in content.values()):
-                return {key: one[0] for key, one in content.items()}
-    return None
-
-
-def read_predictions(path: Path) -> list[Record]:
-    """A prediction file of Video-LLaVA as answer records; each keeps the answer it was paired with. Each line is a
-    Python literal, as the official script evaluates them.
-
-    Raises:
-        DataError: for a line on which the official script ends (blank, JSON's null or true, a lacking field).
-    """
-    records = []
-    for number, line in enumerate(NEWLINE.split(read_user_text(path).removesuffix("\n").removesuffix("\r")), start=1):
-        try:
-            row = ast.literal_eval(line.strip())
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            raise DataError(f"{path}, line {number}: not a Python literal: {line[:60]!r}") from None
-        lacking = [name for name in PREDICTION if not isinstance(row, dict) or name not in row]
-        if lacking:
-            raise DataError(f"{path}, line {number}: no {', '.join(lacking)}: {line[:60]!r}")
-        names = {"question_id": "id", "prompt": "question", "text": "pred", "answer": "answer"}
-        records.append({ours: row[name] for ours, name in names.items()})
-    return records
-
-
 def _videos(folder: Path) -> dict[str, str]:
     """File names by name without suffix; of several, the one whose suffix comes first in SUFFIXES."""
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
@@ -235,12 +160,11 @@ def _references(path: Path, questions: Sequence[Question]) -> dict[int, str]:
         place = f"{path}, entry {question.index + 1}"
         if not isinstance(row, Mapping) or not isinstance(row.get("answer"), str | int | float):
             raise DataError(f"{place}: no answer")
-        for field, value in {"question_id": question.question_id, "question": question.text}.items():
-            if row.get(field, value) != value:
-                raise DataError(
-                    f"{place}: {field} is {row[field]!r}, but {FILES[0].path} asks {value!r} there. The official tool "
-                    f"pairs by position and would score foreign answers. Get both: {SOURCE}"
-                )
+        if row.get("question_id", question.question_id) != question.question_id:
+            raise DataError(
+                f"{place}: question_id is {row['question_id']!r}, but {FILES[0].path} asks {question.question_id!r} "
+                f"there. Get both: {SOURCE}"
+            )
         references[question.index] = str(row["answer"])
     return references
 

@@ -5,12 +5,10 @@ https://visualqa.org/download.html (CC BY 4.0). The answers of test-dev are not 
 the score is None and `export` writes what EvalAI (challenge 830) takes. `split=val` asks the validation questions,
 whose answers are published (210 thousand questions).
 Asked as LLaVA does: vicuna_v1, greedy, at most 128 new tokens, one word or phrase.
-Scored by the official evaluation (rules of 2021; `rules=2017` for the older ones). A submission covers all of
-test2015 as LLaVA's converter writes it, byte for byte: questions that were not asked get an empty answer.
-Equal to the official code under Python 2.7 to the last bit, its rounding of exact halves included. Rules 2021 (commit
-a013f00): answer and references are normalised only if the references differ, so `Yes` against ten `yes` is wrong.
-Rules 2017 (a4f1afd, by which most published validation numbers were made): the answer is always normalised, references
-only lose their marks, and only if they differ.
+Scored by the official evaluation. A submission covers all of test2015 as LLaVA's converter writes it, byte for byte:
+questions that were not asked get an empty answer.
+Equal to the official code (since 2021, commit a013f00) under Python 2.7 to the last bit, its rounding of exact halves
+included: answer and references are normalised only if the references differ, so `Yes` against ten `yes` is wrong.
 Must match: LLaVA-1.5-7B 78.5 on test-dev (https://arxiv.org/abs/2310.03744, table 3).
 """
 
@@ -66,14 +64,12 @@ class VQAv2(Benchmark):
     line = "VQA v2 test-dev: open questions; answers are scored by EvalAI, or here where annotations are"
     folder = "vqav2"
     metric = "accuracy"
-    result_keys = ("question_id", "answer")
     column = "vqav2"
     max_new_tokens = 128
     licence = "CC BY 4.0 (annotations); COCO images"
     whole = "EvalAI would count each as wrong"
 
     split: str = option(*SPLITS, line="which questions; only those of val have published answers", asks=True)
-    rules: str = option("2021", "2017", line="of the official evaluation since 2021, or of 2017")
 
     @property
     def files(self) -> tuple[DataFile, ...]:
@@ -105,25 +101,31 @@ class VQAv2(Benchmark):
     def _annotations(self, data: Path) -> Path:
         return self.place(data) / SPLITS[self.split].annotations.path
 
-    def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
-        """Official accuracy in percent over the answered questions; None without annotations."""
-        questions = self.load(data)
-        joined = base.join(records, questions)
+    def gold(self, data: Path, questions: Sequence[Question]) -> Mapping[int, Any]:
+        """The official references of every question; None of each if they are not published."""
         path = self._annotations(data)
-        texts = {index: record["text"] for index, record in joined.answers.items()}
-        numbers: dict[str, Any] = {"accuracy": None, "rules": self.rules, "split": self.split}
         if not path.is_file():
-            extracted = [{"index": index, "extracted": normalise(text)} for index, text in texts.items()]
-            return base.report(self.name, joined, numbers, extracted)
-        annotations = _annotations(path, questions)
-        answers = {questions[index].question_id: text for index, text in texts.items()}
-        numbers |= evaluate([annotations[key] for key in answers], answers, self.rules)
-        scores = numbers.pop("scores")
-        extracted = []
-        for index in texts:
-            score = scores[questions[index].question_id]
-            extracted.append({"index": index, "extracted": score.extracted, "correct": score.value})
-        return base.report(self.name, joined, numbers | {"rounded": 2}, extracted)
+            return {question.index: None for question in questions}
+        known = {}
+        for number, row in enumerate(read_json(path, kind=dict).get("annotations", ()), start=1):
+            texts = [answer.get("answer") for answer in row.get("answers", ())]
+            if not texts or not all(isinstance(text, str) for text in texts):
+                raise DataError(f"{path}, entry {number} of annotations: no answers, or one that is no text")
+            known[row.get("question_id")] = row["answers"]
+        keys = ((question, question.question_id) for question in questions)
+        found: Mapping[int, Any] = base.labels(path, keys, known, OFFICIAL)
+        return found
+
+    def grade(self, text: str, question: Question, gold: Any) -> Record:
+        if gold is None:
+            return {"extracted": normalise(text)}
+        score = score_answer(text, gold)
+        return {"extracted": score.extracted, "correct": score.value}
+
+    def totals(self, rows: Sequence[Record]) -> Record:
+        """Official accuracy in percent over the answered questions; None without annotations."""
+        numbers: Record = {"accuracy": accuracy([row["correct"] for row in rows if "correct" in row])}
+        return {**numbers, "split": self.split, "rounded": 2}
 
     def export(self, records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
         """EvalAI's JSON over the whole of test2015 (of val, for `split=val`); answers normalised as LLaVA does.
@@ -154,32 +156,11 @@ def _read_official(path: Path) -> list[Question]:
     return questions
 
 
-def _annotations(path: Path, questions: Sequence[Question]) -> dict[int | str, Any]:
-    """The annotation of every question, known to have what is scored."""
-    annotations = {}
-    for number, row in enumerate(read_json(path, kind=dict).get("annotations", ()), start=1):
-        try:
-            texts = [answer["answer"] for answer in row["answers"]]
-        except (KeyError, TypeError) as error:
-            raise DataError(f"{path}, entry {number} of annotations: no answers") from error
-        if not texts or not all(isinstance(text, str) for text in texts):
-            raise DataError(f"{path}, entry {number} of annotations: an answer is no text")
-        annotations[row.get("question_id")] = row
-    base.check_known(path, ((question, question.question_id) for question in questions), annotations, OFFICIAL)
-    return annotations
-
-
-def score_answer(answer: str, references: Sequence[Reference], rules: str = "2021") -> Score:
+def score_answer(answer: str, references: Sequence[Reference]) -> Score:
     """One answer: the mean over references of min(1, other references equal to it / 3)."""
-    prediction, texts = flat(answer), [reference["answer"] for reference in references]
-    if rules == "2021":
-        texts = [flat(text) for text in texts]
-        if len(set(texts)) > 1:
-            prediction, *texts = [vqav2_unify_words(vqav2_strip_marks(text)) for text in (prediction, *texts)]
-    else:
-        prediction = vqav2_unify_words(vqav2_strip_marks(prediction))
-        if len(set(texts)) > 1:
-            texts = [vqav2_strip_marks(text) for text in texts]
+    prediction, *texts = map(flat, (answer, *(reference["answer"] for reference in references)))
+    if len(set(texts)) > 1:
+        prediction, *texts = [vqav2_unify_words(vqav2_strip_marks(text)) for text in (prediction, *texts)]
     normalised = [{**reference, "answer": text} for reference, text in zip(references, texts, strict=True)]
     equal = [reference for reference in normalised if reference["answer"] == prediction]
     # as in the official code, every copy of the same record is left out, not only the one at hand
@@ -187,21 +168,12 @@ def score_answer(answer: str, references: Sequence[Reference], rules: str = "202
     return Score(mean(min(1, float(count) / 3) for count in matches), prediction)
 
 
-def evaluate(
-    annotations: Sequence[Mapping[str, Any]], answers: Mapping[int | str, str], rules: str = "2021"
-) -> dict[str, Any]:
-    """`accuracy` over the annotations that have an answer, rounded as the official code rounds it, and `scores` by
-    question id.
-    """
-    scores = {
-        annotation["question_id"]: score_answer(answers[annotation["question_id"]], annotation["answers"], rules)
-        for annotation in annotations
-        if annotation["question_id"] in answers
-    }
+def accuracy(scores: Sequence[float]) -> float | None:
+    """Mean in percent as the official code rounds it; None of nothing."""
     total = 0.0
-    for score in scores.values():
-        total += score.value
-    return {"accuracy": half_up(100 * total / len(scores)) if scores else None, "scores": scores}
+    for score in scores:
+        total += score
+    return half_up(100 * total / len(scores)) if scores else None
 
 
 def half_up(value: float) -> float:

@@ -21,7 +21,7 @@ def source() -> Path:
     """The folder that has both parts.
 
     Raises:
-        DataError: where they were left out, as a build from elsewhere may do.
+        DataError: if they were left out, as a build from elsewhere may do.
     """
     for folder in (HERE / "embedded", HERE.parents[2]):
         if all((folder / part).is_dir() for part in PARTS):

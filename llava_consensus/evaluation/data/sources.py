@@ -19,11 +19,11 @@ MMBENCH = "https://download.openmmlab.com/mmclassification/datasets/mmbench/"
 class Source(NamedTuple):
     name: str  # of the file in DATA/downloads
     url: str
-    to: str  # folder below DATA/eval; of a zip, where it is unpacked
+    to: str  # folder below DATA/eval; of a zip, the folder it is unpacked to
     size: str = ""  # as its publisher writes it
     only: str = ""  # of a zip, the members whose names match this pattern; empty: all of them
     without: str = ""  # of a zip, the leading folder of its members that is left out
-    md5: str = ""  # where one is known
+    md5: str = ""  # if one is known
 
 
 EVAL = Source("eval.zip", DRIVE.format("1atZSBBrAX54yYpxtVVW33zFvcnaHeFPy"), "")

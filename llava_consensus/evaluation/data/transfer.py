@@ -7,19 +7,17 @@ file on the server is still the same one (If-Range), else for the whole.
 """
 
 import os
-import re
 import time
 from pathlib import Path
 
+from tqdm import tqdm
+
 from llava_consensus.errors import ConsensusError, DataError
-from llava_consensus.evaluation.files import digest, replace
-from llava_consensus.evaluation.progress import counted
+from llava_consensus.evaluation.files import digest
 
 TRIES = 5  # in a row in which nothing came
 TIMEOUT = 30.0  # seconds in which a server must begin to answer, and then send something
 AT_ONCE = 1 << 16  # bytes
-PASSING = (408, 425, 429)  # statuses below 500 that may be better the next time
-RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")  # Content-Range: start of a part, and length of the file
 
 
 class TransferError(ConsensusError):
@@ -46,13 +44,12 @@ def fetch(url: str, target: Path, md5: str = "") -> None:
     while not whole:
         before = _size(part)
         try:
-            _receive(url, part, tag, bool(md5))
+            _receive(url, part, tag)
             whole = True
-        except (requests.RequestException, HTTPError, ValueError) as error:
-            status = getattr(getattr(error, "response", None), "status_code", 500)
+        except (requests.RequestException, HTTPError) as error:
+            refused = getattr(getattr(error, "response", None), "status_code", 500) < 500
             failed = 0 if _size(part) > before else failed + 1
-            hopeless = isinstance(error, ValueError) or (status < 500 and status not in PASSING)
-            if failed == TRIES or hopeless:  # ValueError: no address
+            if refused or failed == TRIES:
                 raise TransferError(f"{url}: {error}. The same command resumes from {_size(part):,} bytes") from error
             time.sleep(1)
     if md5 and digest(part, "md5") != md5:
@@ -62,21 +59,20 @@ def fetch(url: str, target: Path, md5: str = "") -> None:
     tag.unlink(missing_ok=True)
 
 
-def _receive(url: str, part: Path, tag: Path, checked: bool) -> None:
+def _receive(url: str, part: Path, tag: Path) -> None:
     """Adds to `part` what is missing of it; when this returns it is as long as the file. `tag` holds the server's mark
-    of this version of the file; with a checksum of the whole (`checked`) a part is resumed without one too.
+    of this version of the file.
     """
     import requests
 
     here, known = _size(part), tag.read_text() if tag.exists() else ""
-    resumed = bool(here and (known or checked))
     headers = {"Accept-Encoding": "identity"}
-    if resumed:
-        headers |= {"Range": f"bytes={here}-", **({"If-Range": known} if known else {})}
+    if here and known:
+        headers |= {"Range": f"bytes={here}-", "If-Range": known}
     with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as answer:
-        if resumed and answer.status_code == 416:  # nothing is left of it, or it is another file
-            if answer.headers.get("Content-Range") == f"bytes */{here}":
-                return
+        if answer.status_code == 416 and answer.headers.get("Content-Range") == f"bytes */{here}":
+            return  # nothing is left of it
+        if answer.status_code == 416:
             part.unlink()
             raise requests.ConnectionError(f"the {here:,} bytes that were here are no part of the file")
         answer.raise_for_status()
@@ -85,20 +81,17 @@ def _receive(url: str, part: Path, tag: Path, checked: bool) -> None:
                 f"{url}: the server sent a page in place of the file, as Google Drive does when a file was asked for "
                 f"too often. Fetch it in a browser, put it at {part.with_suffix('')}, and give the same command"
             )
-        length = answer.headers.get("Content-Length")
-        total = int(length) if length else None
-        if answer.status_code == 206:
-            found = RANGE.fullmatch(answer.headers.get("Content-Range", ""))
-            if not (found and int(found[1]) == here):
-                raise ValueError("the server sent another part of the file than was asked for")
-            total = int(found[2])
-        else:
+        if answer.status_code != 206:
             here = 0
+        elif not answer.headers.get("Content-Range", "").startswith(f"bytes {here}-"):
+            raise requests.ConnectionError("the server sent another part of the file than was asked for")
+        length = answer.headers.get("Content-Length")
+        total = here + int(length) if length else None
         strong = answer.headers.get("ETag", "")
         tag.write_text(answer.headers.get("Last-Modified", "") if strong[:2] in ("", "W/") else strong)
         with (
             open(part, "ab" if here else "wb") as file,
-            counted(total=total, initial=here, unit="B", unit_scale=True, desc=part.stem) as bar,
+            tqdm(total=total, initial=here, unit="B", unit_scale=True, desc=part.stem, disable=None) as bar,
         ):
             for piece in answer.iter_content(AT_ONCE):
                 file.write(piece)
@@ -109,8 +102,3 @@ def _receive(url: str, part: Path, tag: Path, checked: bool) -> None:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def mark(path: Path, text: str) -> None:
-    """Marks an archive as unpacked, so that it may be deleted."""
-    replace(path, text.encode())

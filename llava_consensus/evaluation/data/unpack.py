@@ -13,18 +13,16 @@ def unpack(archive: Path, folder: Path, only: str = "", without: str = "") -> in
 
     Args:
         archive: the zip.
-        folder: made where it is not there.
+        folder: made if absent.
         only: a pattern of names, as shells have them; empty takes all.
         without: a leading folder of the members that is left out.
     Raises:
         DataError: no zip, a damaged or encrypted one, too little room, or no member that matches.
     """
-    if not archive.is_file():
-        raise DataError(f"{archive}: no such file, or no regular one")
     fresh = folder / ".unpacking"  # a member appears in its place whole and checked, or not at all
     try:
         with zipfile.ZipFile(archive) as content:
-            members = [one for one in content.infolist() if not one.is_dir() and _wanted(one.filename, only)]
+            members = [one for one in content.infolist() if not one.is_dir() and fnmatchcase(one.filename, only or "*")]
             if not members:
                 raise DataError(f"{archive}: nothing in it matches {only}: another version. Fetch it again")
             folder.mkdir(parents=True, exist_ok=True)
@@ -47,7 +45,3 @@ def unpack(archive: Path, folder: Path, only: str = "", without: str = "") -> in
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return len(members)
-
-
-def _wanted(name: str, only: str) -> bool:
-    return (not only or fnmatchcase(name, only)) and not name.startswith("__MACOSX/")

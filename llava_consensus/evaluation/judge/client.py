@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from llava_consensus.errors import ConsensusError, DataError, OptionError, missing_extra
-from llava_consensus.evaluation.files import MEND, append, canonical, parse, take_lock, whole_lines
+from llava_consensus.evaluation.files import MEND, append, canonical, parse_lines, take_lock, whole_lines
 from llava_consensus.evaluation.judge.grader import Reply
 
 KEY = "OPENAI_API_KEY"
@@ -150,8 +150,7 @@ class Replies:
 
     def _load(self) -> None:
         lines, end = whole_lines(self.path)
-        for number, line in enumerate(lines, start=1):
-            row = parse(self.path, number, line, ("key",))
+        for number, row in enumerate(parse_lines(self.path, lines, ("key",)), start=1):
             if row.get("event") in ("sent", "failed"):
                 continue  # of earlier versions, which kept a line for each try too
             if not isinstance(row.get("text", 0), str | None):

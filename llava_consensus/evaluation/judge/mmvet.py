@@ -76,7 +76,7 @@ class MMVetGrader(Grader):
         found: dict[str, Candidate] = {}
         for index, record in joined.answers.items():
             key = key_of(questions[index])
-            found[key] = Candidate(index, key, cells(gold[key]["question"], gold[key]["answer"], record["text"]))
+            found[key] = Candidate(index, key, cells(gold[index]["question"], gold[index]["answer"], record["text"]))
         return list(found.values()), joined.counts
 
     def read(self, text: str | None, candidate: Candidate, attempt: int) -> Outcome | None:
@@ -85,12 +85,12 @@ class MMVetGrader(Grader):
         return None if grade is None or math.isnan(grade[0]) else Outcome(*grade)
 
     def report(self, candidates: Sequence[Candidate], outcomes: Outcomes, data: Path, runs: int) -> dict[str, Any]:
-        gold = self.benchmark.gold(data, [])
+        gold = self.benchmark.gold(data, self.benchmark.load(data))
         grades = {key: [one.value for one in said] for key, said in outcomes.items()}
         graded = [one for one in candidates if one.key in grades]
         if not graded:
             return {"total": None, "extracted": []}
-        numbers = tables({one.key: gold[one.key]["capability"] for one in graded}, grades, runs)
+        numbers = tables({one.key: gold[one.index]["capability"] for one in graded}, grades, runs)
         extracted = [
             {"index": one.index, "extracted": str(grades[one.key]), "correct": sum(grades[one.key]) / runs}
             for one in graded

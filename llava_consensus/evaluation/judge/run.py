@@ -17,12 +17,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tqdm import tqdm
+
 from llava_consensus.errors import Interrupted
 from llava_consensus.evaluation.files import ANSWERS, CONFIG, Record, canonical, misread, write_json, write_metrics
 from llava_consensus.evaluation.judge import grader_of
 from llava_consensus.evaluation.judge.client import JudgeClient, JudgeConfig, NoReply, Replies, key_of
 from llava_consensus.evaluation.judge.grader import Candidate, Grader, JudgePrompt, Outcome, Reply
-from llava_consensus.evaluation.progress import counted
 
 log = logging.getLogger(__name__)
 
@@ -188,7 +189,7 @@ def _finish(gradings: Sequence[Grading], replies: Replies, config: JudgeConfig, 
     client = JudgeClient(config, replies) if pending else None  # a complete run needs no server, no key and no package
     try:
         if client:
-            asyncio.run(_ask(pending, client, counted(total=len(pending), unit="q", shown=progress)))
+            asyncio.run(_ask(pending, client, tqdm(total=len(pending), unit="q", disable=None if progress else True)))
     except KeyboardInterrupt:
         done = sum(grading.outcome is not None for grading in gradings)
         flying = client.cut_off if client else 0

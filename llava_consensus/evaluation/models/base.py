@@ -185,7 +185,7 @@ class Runner:
         a video), in left-padded batches.
 
         Raises:
-            QuestionError: for a text that holds a word which stands for an image, or half of a character.
+            QuestionError: for a text that holds a word which represents an image, or half of a character.
             ValueError: when the prompts differ in the length of answer they allow, or an image was encoded for another
                 method than the one that is attached.
         """
@@ -260,7 +260,7 @@ def last_row_alone(head: nn.Module) -> Iterator[None]:
 
 
 def check_text(text: str, reserved: Sequence[str]) -> None:
-    """Raises QuestionError for half of a character, or a word that stands for an image."""
+    """Raises QuestionError for half of a character, or a word that represents an image."""
     if HALF.search(text):
         raise QuestionError(
             f"the question {text[:60]!r} holds half of a character, which no tokenizer reads. Save it as UTF-8"

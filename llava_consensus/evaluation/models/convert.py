@@ -5,7 +5,7 @@
 
 transformers 5 has no conversion of official LLaVA's tensors any more (its script went with version 4), so the names
 are here. Tensors are read one at a time and written shard by shard. The Hugging Face layout has one word more,
-`<image>`, which stands for a visual token and is never generated. The small files of the official checkpoint go along
+`<image>`, which represents a visual token and is never generated. The small files of the official checkpoint go along
 in a folder `official`, and so does a tower that is a whole CLIP model, for methods that read the question by its text
 side.
 """
@@ -173,7 +173,7 @@ SYSTEM = (
     "The assistant gives helpful, detailed, and polite answers to the user's questions. "
 )
 # Prompts of LLaVA-1.5 (`vicuna_v1` of the official package): images of a user come first, then a new line. vLLM gives
-# a template the parts of a message only where it sees a loop over them.
+# a template the parts of a message only if it sees a loop over them.
 TEMPLATE = """
 {{ "SYSTEM" }}
 {%- for message in messages -%}

@@ -45,7 +45,7 @@ class HfEncoded(Encoding):
     """One image or clip with what the model itself needs of it."""
 
     modality: str  # image | video
-    text: str  # that stands for it in prompts
+    text: str  # that represents it in prompts
     output: Any  # of the model's encoder
     inputs: dict[str, Tensor]  # what the positions of its tokens follow from
 
@@ -120,7 +120,7 @@ class HfRunner(Runner):
         return self._placed(self.processor(images=[image], text=text, return_tensors="pt"))
 
     def _placed(self, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Tensors where the model stands, in its dtype where they are no whole numbers."""
+        """Tensors where the model stands, in its dtype if they are no whole numbers."""
         device, dtype = self.model.device, self.model.dtype
         return {name: value.to(device, dtype if value.is_floating_point() else None) for name, value in inputs.items()}
 
@@ -248,7 +248,7 @@ def _in_a_row(values: list[Any]) -> Any:
 
 
 def _together(pictures: list[HfEncoded]) -> dict[str, Tensor]:
-    """Joins the inputs that positions are computed from, over all pictures."""
+    """Joins the inputs that positions are computed from, over all images."""
     names = {name for picture in pictures for name in picture.inputs}
     return {name: torch.cat([picture.inputs[name] for picture in pictures if name in picture.inputs]) for name in names}
 

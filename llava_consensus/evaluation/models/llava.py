@@ -45,7 +45,7 @@ from llava_consensus.reduction.method import Shape
 if TYPE_CHECKING:
     from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
-IMAGE_ID = -200  # IMAGE_TOKEN_INDEX of official LLaVA, which stands for an image in a prompt
+IMAGE_ID = -200  # IMAGE_TOKEN_INDEX of official LLaVA, which represents an image in a prompt
 LEFT = {"tokenizer_padding_side": "left"}
 CONVERSATION = "vicuna_v1"  # default template: that of LLaVA-1.5
 VIDEO_CONVERSATION = "llava_v1"  # of the official scripts for questions about videos (Video-LLaVA)
@@ -201,7 +201,7 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
         raise MissingDependency(f"official LLaVA: {error}. {OFFICIAL}") from error
     config, tower = config_of(Path(path)), tower_of(Path(path))
     check_pictures(config)
-    # what the loader hands on to transformers; on which device the model is, is its own to say
+    # what the loader passes on to transformers; on which device the model is, is its own to say
     changes: dict[str, Any] = loading.from_pretrained_kwargs()
     if loading.device_map is None:
         changes.pop("device_map", None)

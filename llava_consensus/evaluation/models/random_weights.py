@@ -30,7 +30,7 @@ PROMPT = f"{WORD} " * BEFORE + _PICTURES + f" {WORD}" * AFTER  # a chat template
 @dataclass(frozen=True)
 class Size:
     """A published size: the start of the names of transformers' classes, the configurations of both sides, what makes
-    the processor, and the most tokens of a square picture.
+    the processor, and the most tokens of a square image.
     """
 
     family: str
@@ -133,7 +133,7 @@ class RandomModel:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the KV cache of a prompt with one picture."""
+        """Bytes of the KV cache of a prompt with one image."""
         text = self.model.config.get_text_config()
         width = text.hidden_size // text.num_attention_heads
         numbers = 2 * text.num_hidden_layers * text.num_key_value_heads * width

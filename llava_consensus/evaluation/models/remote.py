@@ -145,7 +145,7 @@ class CogVLMRunner(RemoteRunner):
         return {name: built[name] for name in ("input_ids", "token_type_ids")}
 
     def stand_ins(self, pictures: list[int]) -> dict[str, Any]:
-        """An empty tensor in place of each picture."""
+        """An empty tensor in place of each image."""
         return {"images": [[torch.empty(0)] * count for count in pictures]} if any(pictures) else {}
 
     def own_inputs(self, prompt: Prompt, image: Image.Image, folder: Path) -> dict[str, Any]:

@@ -22,12 +22,13 @@ from llava_consensus.evaluation.files import (
     CONFIG,
     Record,
     read_bytes,
+    read_text,
     replace,
     to_lines,
     write_json,
     write_metrics,
 )
-from llava_consensus.evaluation.user_files import read_rows, read_user_text, separator_of
+from llava_consensus.evaluation.user_files import read_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -162,8 +163,9 @@ def _table(path: Path) -> "pd.DataFrame":
     try:
         if path.suffix == ".xlsx":
             return pd.read_excel(path)
-        text = read_user_text(path)
-        return pd.read_csv(io.StringIO(text), sep=separator_of(text))
+        text = read_text(path)
+        separator = max("\t,;", key=text.partition("\n")[0].count)
+        return pd.read_csv(io.StringIO(text), sep=separator)
     except ImportError as error:
         raise DataError(f"{path}: {error}") from error
     except (OSError, ValueError) as error:

@@ -17,7 +17,7 @@ PICTURES, NEXT, VIDEO = MODELS  # names of the tables
 
 @cache
 def printed_tables() -> dict[str, list[dict[str, Any]]]:
-    """Every table of the paper by its name, one dict per printed row; None where the paper prints nothing."""
+    """Every table of the paper by its name, one dict per printed row; None if the paper prints nothing."""
     text = (resources.files("llava_consensus.evaluation.report") / "paper.json").read_text(encoding="utf-8")
     found: dict[str, list[dict[str, Any]]] = json.loads(text)["tables"]
     return found

@@ -17,8 +17,8 @@ class Patches(NamedTuple):
 
     kept: list[int]
     anchors: list[int]
-    owner: list[int]  # [N] output slot of each patch; -1 where it was dropped, or is no token
-    vision: list[float] | None = None  # [N] saliencies, nan where a patch has none; None where the method has none
+    owner: list[int]  # [N] output slot of each patch; -1 if it was dropped, or is no token
+    vision: list[float] | None = None  # [N] saliencies, nan if a patch has none; None if the method has none
     cross: list[float] | None = None
     fused: list[float] | None = None
 
@@ -34,10 +34,10 @@ def patches(outcome: ImageOutcome, side: int, columns: int, rows: int | None = N
     """The patches of a reduced image, or of one that stays as it is.
 
     Args:
-        outcome: of the picture.
+        outcome: of the image.
         side: patches in a row of a tile.
         columns: tiles in a row of the grid; 0 for one square, or tiles that stand by themselves, such as frames.
-        rows: of patches in a tile; None where they are as many as in a row.
+        rows: of patches in a tile; None if they are as many as in a row.
     """
     assert outcome.origin is not None
     if outcome.after < outcome.before and not outcome.reductions:

@@ -89,7 +89,7 @@ class Row:
     metrics: Mapping[str, Any] | None
     answered: int
     folder: Path
-    seeds: tuple["Row", ...] = ()  # the runs of a method that draws, which this one stands for; none for one run alone
+    seeds: tuple["Row", ...] = ()  # the runs of a method that draws, which this one represents; none for a single run
 
     @property
     def benchmark(self) -> str:
@@ -107,7 +107,7 @@ class Row:
 
     @property
     def tokens(self) -> float:
-        """The budget it was given, a fraction where it is a share; 0 where that is every token there is."""
+        """The budget it was given, a fraction if it is a share; 0 if that is every token there is."""
         return self.config["tokens"] or 0
 
     @property
@@ -124,11 +124,11 @@ class Row:
             return fmean(row.score or 0.0 for row in self.seeds)
         if self.metrics is None or self.metrics["report"].get("rounded") is None or self.sample is None:
             return None if self.metrics is None else self.metrics["score"]
-        return self.sample.value  # what the scorer rounds is rounded once, where it is printed
+        return self.sample.value  # what the scorer rounds is rounded once, when it is printed
 
     @property
     def spread(self) -> float | None:
-        """The standard deviation of the score over seeds; None for one run alone."""
+        """The standard deviation of the score over seeds; None for a single run."""
         return stdev(row.score or 0.0 for row in self.seeds) if self.seeds and self.complete else None
 
     @property
@@ -138,12 +138,12 @@ class Row:
 
     @property
     def pictures(self) -> int | None:
-        """Number of images; None where the rows do not make up the score."""
+        """Number of images; None if the rows do not make up the score."""
         return None if self.sample is None else len(self.sample.sums)
 
     @property
     def chance(self) -> float:
-        """Chance level of its questions, in the score's unit; 0 where answers are free, or it is unknown."""
+        """Chance level of its questions, in the score's unit; 0 if answers are free, or it is unknown."""
         known = BENCHMARKS[self.benchmark].guess if self.benchmark in BENCHMARKS else 0.0
         return float((self.metrics or {}).get("chance", known))
 
@@ -341,7 +341,7 @@ def by_setting(rows: Iterable[Row]) -> list[list[Row]]:
 class Line:
     """A line of a table: a method with a budget, and its run of each benchmark."""
 
-    tokens: float  # 0 where every token there is was meant and no finished run tells how many
+    tokens: float  # 0 if every token there is was meant and no finished run has their number
     label: str
     runs: Mapping[str, Row]  # by the benchmark's name
 
@@ -363,7 +363,7 @@ def full_line(rows: Sequence[Row]) -> Line | None:
 
 def reduced_lines(rows: Sequence[Row]) -> list[Line]:
     """Reduced runs, most tokens first, then by position policy, in the line-up's order, others by name, random last.
-    Runs that differ in `seed` alone are one; answers of several versions of a method are lines of their own.
+    Runs that differ only in `seed` are one; answers of several versions of a method are lines of their own.
     """
     made: dict[str, set[int | None]] = {}  # versions of each method among the runs
     for row in rows:

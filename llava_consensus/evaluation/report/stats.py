@@ -56,7 +56,7 @@ class Sample(NamedTuple):
     questions: np.ndarray  # [R] int, their indices
     score: Score
     most: float  # the highest score there is
-    points: np.ndarray  # [P] what each image adds to the score in points; to the accuracy where it is no sum
+    points: np.ndarray  # [P] what each image adds to the score in points; to the accuracy if it is no sum
 
     @property
     def value(self) -> float:
@@ -147,7 +147,7 @@ STATISTICS = {
 
 
 def sample(report: Report, score: float | None) -> Sample | None:
-    """The units of a score; None where the report has no rows, no known statistic, or rows that make another number."""
+    """The units of a score; None if the report has no rows, no known statistic, or rows that make another number."""
     rows = counted(report)
     if score is None or not rows:
         return None
@@ -244,7 +244,7 @@ def interval(values: np.ndarray, reach: float = 0.0) -> Bounds:
 
 
 def bounds(sample: Sample, name: str) -> Bounds | None:
-    """The interval of a score; None from too few pictures."""
+    """The interval of a score; None from too few images."""
     if len(sample.sums) < LEAST:
         return None
     values = draws(sample, name)
@@ -294,7 +294,7 @@ class Comparison:
 
     @cached_property
     def bounds(self) -> Bounds | None:
-        """The interval of the difference; None from too few pictures."""
+        """The interval of the difference; None from too few images."""
         shift = self.draws[:, 0] - self.draws[:, 1]
         return interval(shift, self.first.reach * self.alike) if self.enough else None
 
@@ -309,7 +309,7 @@ class Comparison:
 
     @cached_property
     def p(self) -> float | None:
-        """Two-sided, of no difference; None from too few pictures."""
+        """Two-sided, of no difference; None from too few images."""
         return sign_flips(self.first.points - self.second.points) if self.enough else None
 
 
@@ -323,7 +323,7 @@ def paired(first: Report, second: Report, name: str, count: int = RESAMPLES) -> 
     statistic = first.get("statistic", "mean")
     answers = [{row["index"]: row for row in counted(report)} for report in (first, second)]
     shared = sorted(answers[0].keys() & answers[1].keys())
-    # group, unit and image are properties of the question: the first run's stand for both
+    # group, unit and image are properties of the question: the first run's represent both
     own = [
         [{**answers[0][index], **{key: rows[index].get(key) for key in ("extracted", "correct")}} for index in shared]
         for rows in answers
@@ -421,7 +421,7 @@ def corrected(values: Mapping[Key, float | None]) -> dict[Key, float]:
 
 
 def mark(p: float | None, corrected: float) -> str:
-    """† for p < 0.05, ‡ where it is so after the correction too."""
+    """† for p < 0.05, ‡ if it is so after the correction too."""
     return "" if p is None or p >= SIGNIFICANT else "‡" if corrected < SIGNIFICANT else "†"
 
 
@@ -443,7 +443,7 @@ class MeanDifference(NamedTuple):
     """The mean of paired differences over benchmarks, each divided by its scale, in points."""
 
     difference: float
-    bounds: Bounds | None  # None where a benchmark has too few images
+    bounds: Bounds | None  # None if a benchmark has too few images
     p: float | None
     pictures: int  # of the benchmark with the fewest
 

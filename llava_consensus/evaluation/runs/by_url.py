@@ -2,9 +2,7 @@
 behind its address as there are. No model is loaded here, and no torch.
 
 A server started by `llava-consensus serve` says which method and budget it runs (serving/identity.py). The run is named
-after them, and stops when an answer comes from another setting. Of other servers a few kept answers are asked again
-before a run resumes, so that another model behind the same address is noticed. Every answer is on the disk as soon as
-it has come.
+after them, and stops when an answer comes from another setting. Every answer is on the disk as soon as it has come.
 """
 
 import base64
@@ -12,7 +10,6 @@ import io
 import json
 import logging
 import os
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -21,27 +18,25 @@ from typing import Any
 
 from llava_consensus.errors import ConsensusError, ImageError, OptionError, missing_extra, plural, unknown_name
 from llava_consensus.evaluation.benchmarks import Benchmark, Question
-from llava_consensus.evaluation.checksums import picture_checksums
 from llava_consensus.evaluation.files import Record
 from llava_consensus.evaluation.judge.client import KEY, check_url
 from llava_consensus.evaluation.media import open_image
-from llava_consensus.evaluation.progress import counted
-from llava_consensus.evaluation.runs import DATA, metrics
+from llava_consensus.evaluation.runs import DATA
+from llava_consensus.evaluation.runs.driver import carry_out
 from llava_consensus.evaluation.runs.execution import (
     Execution,
     Result,
     RunResult,
-    check_progress,
     describe,
     error_record,
 )
 from llava_consensus.evaluation.runs.questions import describe_questions, read_questions
-from llava_consensus.evaluation.runs.store import Run, answer_record, open_run, run_name
+from llava_consensus.evaluation.runs.store import answer_record, run_name
 from llava_consensus.reduction.budget import budget
 from llava_consensus.serving.supported import ASKED, HEADER, IDENTITY, TOKENS
 
-SERVED = "served"  # stands for the method in the name of a run, if the server does not name one
-PROBES = 3  # kept answers that are asked again before a run resumes
+SERVED = "served"  # represents the method in the name of a run, if the server does not name one
+AT_LEAST = 4  # questions in a row that a server may fail at; more of them if more are asked at once
 PATIENCE = 600.0  # seconds for one answer
 NO_ANSWER = (AttributeError, IndexError, TypeError, ValueError)  # what reading a body raises that is no chat completion
 UNTOLD = "the server does not say how many visual tokens it read (vLLM: --enable-prompt-tokens-details)"
@@ -55,16 +50,12 @@ class ServerError(ConsensusError):
     exit_code = 5
 
 
-class ServerFault(Exception):
-    """The server failed at one question, after the retries of the openai package: 5xx, 429, or no chat completion."""
-
-
 @dataclass(frozen=True)
 class UrlConfig:
     """A benchmark, and the server that answers it.
 
     Args:
-        benchmark: what is asked, its options chosen; its files are pictures.
+        benchmark: what is asked, its options chosen; its files are images.
         url: base URL of the server, such as http://localhost:8000/v1.
         model: its name there; None is the one that the server has.
         tokens: asked for with each request, a number, a share or `auto`; None leaves it to the server.
@@ -114,26 +105,10 @@ def run(config: UrlConfig, out: Path, execution: Execution) -> RunResult:
         raise OptionError("--url: one process asks as many questions at once as --batch says. Leave --workers out")
     client = Client(config)
     plan = _plan(config, client)
-    with open_run(out, plan.description, {question.index for question in plan.questions}) as folder:
-        for repair in folder.repairs:
-            log.warning("%s", repair)
-        again = set(folder.errors) if execution.retry_errors else set()
-        done = folder.done - again
-        if folder.answers and client.identity is None:
-            _check_same_server(client, plan, folder)
-        pending = [question for question in execution.part(plan.questions) if question.index not in done]
-        begun = time.perf_counter()
-        if pending:
-            if again:
-                folder.forget(again)
-            _ask(client, plan, folder, pending, execution)
-        if len(folder.done) < len(plan.questions):  # a shard
-            return RunResult(folder.path, {}, len(pending))
-        if pending or folder.metrics() is None:
-            timing = metrics.timing(len(pending), time.perf_counter() - begun if pending else 0.0, 1)
-            measured: Any = metrics.measure(plan, folder)  # type: ignore[arg-type]
-            folder.finish(measured | {"timing": timing, "environment": metrics.environment(config.url)})
-        return RunResult(folder.path, folder.metrics() or {}, len(pending))
+    most = max(execution.batch, AT_LEAST)
+    return carry_out(
+        plan, out, execution, lambda pending: _results(client, plan, pending, execution.batch), config.url, most
+    )
 
 
 def _plan(config: UrlConfig, client: "Client") -> UrlPlan:
@@ -162,7 +137,7 @@ class Client:
     """A server and the model that it answers with.
 
     Args:
-        config: says where it is.
+        config: names its address.
     Raises:
         ServerError: see `run`.
     """
@@ -196,7 +171,7 @@ class Client:
         server does not say.
 
         Raises:
-            ServerFault: for 5xx, 429 or a body that is no chat completion, after the client's retries.
+            openai.OpenAIError: after the client's retries.
             ServerError: if the answer names another method, budget or version than `/v1/models` did.
         """
         urls = [f"data:image/png;base64,{base64.b64encode(picture).decode()}" for picture in pictures]
@@ -204,18 +179,15 @@ class Client:
         tokens = self.config.tokens
         own = {} if tokens is None else {"mm_processor_kwargs": {TOKENS: tokens, ASKED: text}}
         create: Any = self.api.chat.completions.with_raw_response.create
-        try:
-            response = create(
-                model=self.model,
-                messages=[{"role": "user", "content": [*shown, {"type": "text", "text": text}]}],
-                max_tokens=length,
-                temperature=0,
-                extra_body=own,
-            )
-            answer = response.parse()
-            content = answer.choices[0].message.content or ""
-        except (self.openai.InternalServerError, self.openai.RateLimitError, *NO_ANSWER) as wrong:
-            raise ServerFault(describe(wrong)) from wrong
+        response = create(
+            model=self.model,
+            messages=[{"role": "user", "content": [*shown, {"type": "text", "text": text}]}],
+            max_tokens=length,
+            temperature=0,
+            extra_body=own,
+        )
+        answer = response.parse()
+        content = answer.choices[0].message.content or ""
         told = response.headers.get(HEADER)
         if told is not None and json.loads(told) != self.identity:
             raise ServerError(
@@ -227,105 +199,37 @@ class Client:
         return content.strip(), sum(read.values()) if read else None
 
 
-def _ask(client: Client, plan: UrlPlan, folder: Run, pending: Sequence[Question], execution: Execution) -> None:
-    """Asks and stores answers as they come. A question that fails is recorded. Faults of the server are recorded only
-    if it answers again afterwards; otherwise they end the call, and those questions are asked by the next one.
-    """
-    done, total, row = len(folder.done), len(plan.questions), 0
-    faults: list[tuple[Question, ServerFault]] = []  # since the last answer
-    with (
-        folder.asking(total),
-        counted(total=total, initial=done, unit="q", desc=plan.benchmark.name, shown=execution.progress) as bar,
-        Threads(execution.batch) as pool,
-    ):
-        futures = {pool.submit(_one, client, plan, question): question for question in pending}
-        for future in as_completed(futures):
-            try:
-                result = future.result()
-            except ServerFault as fault:
-                faults.append((futures[future], fault))
-                if len(faults) > execution.batch:
-                    raise _ends(client, fault) from fault
-                continue
-            if result.answers:
-                _record(folder, faults)
-            folder.add(*result)
-            row = check_progress(row, result)
-            bar.update(1)
-    if faults:
-        known = next((question for question in plan.questions if question.index in folder.answers), None)
-        try:
-            if known is None:
-                raise faults[-1][1]
-            _reply(client, plan, known)  # does it answer anything at all?
-        except (ServerFault, client.openai.OpenAIError) as fault:
-            raise _ends(client, fault) from fault
-        _record(folder, faults)
-
-
-def _record(folder: Run, faults: list[tuple[Question, ServerFault]]) -> None:
-    """Moves faults that concern single questions to errors.jsonl."""
-    folder.add([], [error_record(question, str(fault), "model") for question, fault in faults])
-    faults.clear()
-
-
-def _ends(client: Client, fault: Exception) -> ServerError:
-    words = " ".join(str(fault).split())[:300]
-    return ServerError(f"--url {client.config.url}: {words}. What was answered is kept; the same command resumes")
-
-
-def _check_same_server(client: Client, plan: UrlPlan, folder: Run) -> None:
-    """Asks some answered questions again. ServerError if most of the answers are others now."""
-    answered = [question for question in plan.questions if question.index in folder.answers]
-    probes = answered[:: max(1, len(answered) // PROBES)][:PROBES]
+def _results(client: Client, plan: UrlPlan, pending: Sequence[Question], at_once: int) -> Iterator[Result]:
+    """Answers as they come; nothing more is asked if one raises."""
+    pool = ThreadPoolExecutor(at_once)
     try:
-        other = [q for q in probes if _reply(client, plan, q)[0] != folder.answers[q.index]["text"]]
-    except (ServerFault, client.openai.OpenAIError) as fault:
-        raise _ends(client, fault) from fault
-    if 2 * len(other) > len(probes):
-        raise ServerError(
-            f"--url {client.config.url}: {len(other)} of {len(probes)} questions that {folder.path} has answers to are "
-            "answered otherwise now, so this is another server or setting. Give this one a folder of its own: --out"
-        )
+        futures = [pool.submit(_answer, client, plan, question) for question in pending]
+        yield from (future.result() for future in as_completed(futures))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-class Threads(ThreadPoolExecutor):
-    """Threads that begin nothing more where the body fails."""
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self.shutdown(cancel_futures=error is not None)
-
-
-def _reply(client: Client, plan: UrlPlan, question: Question) -> tuple[str, int | None]:
-    """The server's answer and the visual tokens it read."""
-    folder = plan.benchmark.place(plan.data) / plan.benchmark.images
-    images = [_png(folder / name, plan.benchmark, plan.data) for name in question.images]
-    return client.answer(question.text, images, plan.description["max_new_tokens"])
-
-
-def _one(client: Client, plan: UrlPlan, question: Question) -> Result:
+def _answer(client: Client, plan: UrlPlan, question: Question) -> Result:
     """The record of an answer, or of why there is none."""
-    openai, benchmark = client.openai, plan.benchmark
-    folder = benchmark.place(plan.data) / benchmark.images
+    openai, folder = client.openai, plan.benchmark.place(plan.data) / plan.benchmark.images
     try:
-        text, read = _reply(client, plan, question)
+        images = [_png(folder / name, plan.benchmark, plan.data) for name in question.images]
+        text, read = client.answer(question.text, images, plan.description["max_new_tokens"])
     except ImageError as error:
         return Result([], [error_record(question, str(error))])
-    except (openai.APIConnectionError, openai.AuthenticationError, openai.PermissionDeniedError) as error:
-        if isinstance(error, openai.APITimeoutError):
-            return Result([], [error_record(question, f"no answer within {PATIENCE:g} seconds", "model")])
-        raise _ends(client, error) from error
     except openai.BadRequestError as error:
         return Result([], [error_record(question, describe(error), "question")])
-    except openai.OpenAIError as error:
+    except (openai.AuthenticationError, openai.PermissionDeniedError, openai.APIConnectionError) as error:
+        if not isinstance(error, openai.APITimeoutError):
+            said = " ".join(str(error).split())[:300]
+            raise ServerError(
+                f"--url {client.config.url}: {said}. What was answered is kept; the same command resumes"
+            ) from error
+        return Result([], [error_record(question, f"no answer within {PATIENCE:g} seconds", "model")])
+    except (openai.OpenAIError, *NO_ANSWER) as error:
         return Result([], [error_record(question, describe(error), "model")])
-    metadata = {
-        "before": 0,  # no server says it
-        "after": read or 0,
-        "structural": 0,
-        "notes": [UNTOLD] if read is None and question.images else [],
-        **(picture_checksums([folder / name for name in question.images]) if benchmark.picture is None else {}),
-    }
+    note = [UNTOLD] if read is None and question.images else []
+    metadata = {"before": 0, "after": read or 0, "structural": 0, "notes": note}  # before: no server says it
     return Result([answer_record(run_name(plan.description), question, client.model, text, metadata)], [])
 
 

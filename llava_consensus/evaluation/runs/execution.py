@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 LONGEST = 16_384  # characters of a question: attention to more may need more memory than there is
 IN_A_ROW = 64  # questions the model fails at with none answered between: not the questions' fault
-DEATH = "death"  # cause of a record: processes die of the question
 QUOTED = 300  # characters of an error that are recorded
 
 
@@ -81,11 +80,11 @@ class Execution:
         return questions[(number - 1) * length : number * length]
 
 
-def check_progress(row: int, result: Result) -> int:
-    """Number of consecutive questions the model has failed at, after this result. TooManyErrors for IN_A_ROW."""
+def check_progress(row: int, result: Result, most: int = IN_A_ROW) -> int:
+    """Number of consecutive questions the model has failed at, after this result. TooManyErrors for `most`."""
     failed = [error for error in result.errors if error.get("cause") == "model"]
     row = 0 if result.answers else row + len(failed)
-    if row >= IN_A_ROW:
+    if row >= most:
         raise TooManyErrors(
             f"{row} questions in a row failed and none was answered between them; the last: {failed[-1]['error']}. "
             "They are in errors.jsonl; --retry-errors asks them again"
@@ -105,7 +104,7 @@ def describe(error: Exception) -> str:
 
 
 def error_record(question: "Question", error: str, cause: str | None = None) -> Record:
-    """A line of errors.jsonl. `cause`: `model`, DEATH, `length`, `question`; None for an unreadable image."""
+    """A line of errors.jsonl. `cause`: `model`, `length`, `question`; None for an unreadable image."""
     image = question.images[0] if question.images else None
     record = {"index": question.index, "question_id": question.question_id, "image": image, "error": error}
     return record | ({"cause": cause} if cause else {})

@@ -2,43 +2,39 @@
 
 `run(RunConfig(make("gqa"), make("consensusdrop"), Budget(64)), Path("results"))` is what `llava-consensus eval gqa
 --tokens 64` does. Everything cheap is checked before weights load (`configuration.py`). The vision tower runs once per
-image, however many questions there are about it (`pictures.py`). With several workers each has an `Asker` of its own
+image, however many questions there are about it (`images.py`). With several workers each has an `Asker` of its own
 for its shards (`workers.py`), and the run ends with the same files. Stopped at any moment, the same call resumes, with
 any number of workers, asks nothing twice and ends with the metrics of an undisturbed run (`store.py`).
 """
 
 import logging
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from llava_consensus.errors import ConsensusError, DataError, ImageError, OptionError, QuestionError
+from llava_consensus.errors import ConsensusError, ImageError, OptionError, QuestionError
 from llava_consensus.evaluation import models
-from llava_consensus.evaluation.benchmarks import Question, known_benchmarks
-from llava_consensus.evaluation.checksums import changed_pictures, picture_checksums
-from llava_consensus.evaluation.files import ANSWERS, CONFIG, METRICS, SCORES, Record, misread
+from llava_consensus.evaluation.benchmarks import Question
+from llava_consensus.evaluation.files import Record
 from llava_consensus.evaluation.models import CLIPS, Answer, Encoding, Loading, Runner
-from llava_consensus.evaluation.progress import counted
 from llava_consensus.evaluation.runs import metrics
 from llava_consensus.evaluation.runs.configuration import RunConfig, RunPlan, prepare
+from llava_consensus.evaluation.runs.driver import carry_out
 from llava_consensus.evaluation.runs.execution import (
-    DEATH,
     LONGEST,
     Execution,
     Result,
     RunResult,
-    check_progress,
     describe,
     error_record,
     raise_if_device_failed,
 )
+from llava_consensus.evaluation.runs.images import CAPACITY, EncodingCache, ModelFailed, reader
 from llava_consensus.evaluation.runs.metrics import AnswerCosts, budget_of, shape_of
-from llava_consensus.evaluation.runs.pictures import CAPACITY, EncodingCache, ModelFailed, reader
-from llava_consensus.evaluation.runs.store import AGAIN, Run, answer_record, open_run, run_name
-from llava_consensus.evaluation.runs.workers import Outcome, Shard, is_picklable, one_by_one, run_shards
+from llava_consensus.evaluation.runs.store import answer_record, run_name
+from llava_consensus.evaluation.runs.workers import Shard, run_shards
 from llava_consensus.reduction.budget import Budget, Share
 
 log = logging.getLogger(__name__)
@@ -58,8 +54,7 @@ def run(
         config: what is measured.
         out: folder of all runs; this one gets a folder of its own in it.
         execution: how it is carried out.
-        runner_loader: instead of `models.load`; importable from other processes, for several workers and to isolate a
-            question that kills its process.
+        runner_loader: instead of `models.load`; importable from other processes, for several workers.
     Raises:
         ConsensusError: everything the user can mend, see `errors.py`; Interrupted on Ctrl-C.
     """
@@ -77,168 +72,37 @@ def evaluate(plan: RunPlan, out: Path, execution: Execution, runner_loader: Runn
             f"workers={execution.workers} and device_map={plan.loading.device_map!r}: a map takes all devices for one "
             "model. Take one worker"
         )
-    with open_run(out, plan.description, {question.index for question in plan.questions}) as folder:
-        for repair in folder.repairs:
-            log.warning("%s", repair)
-        stored = folder.metrics()
-        if folder.kept and stored is not None:
-            return _complete(plan, folder, stored)
-        for other in execution.merge:
-            _merge(plan, folder, other)
-        again = _questions_to_retry(plan, folder, execution)
-        done = folder.done - again
-        pending = [question for question in execution.part(plan.questions) if question.index not in done]
-        stored = folder.metrics()
-        if stored is not None and not pending:
-            return _complete(plan, folder, stored)
-        seconds = 0.0
-        if pending:
-            if done:
-                log.info("%s: going on after %d of %d questions", folder.path, len(done), len(plan.questions))
-            _warn_missing(plan, pending)
-            with folder.asking(len(plan.questions)):
-                seconds = _ask(plan, folder, pending, again, execution, runner_loader)
-        if len(folder.done) < len(plan.questions):  # a shard
-            return RunResult(folder.path, {}, len(pending))
-        timing = metrics.timing(len(pending), seconds, execution.workers)
-        environment = metrics.environment(plan.loading.device)
-        folder.finish(metrics.measure(plan, folder) | {"timing": timing, "environment": environment})
-        return RunResult(folder.path, folder.metrics() or {}, len(pending))
 
+    def ask(pending: Sequence[Question]) -> Iterator[Result]:
+        _warn_missing(plan, pending)
+        if execution.workers > 1:
+            return _by_workers(plan, pending, execution, runner_loader)
+        runner = runner_loader(plan.model, plan.loading, plan.host_options)
+        return Asker(plan, runner, metrics.budget_of(plan, runner)).batches(pending, execution.batch)
 
-def _merge(plan: RunPlan, folder: Run, out: Path) -> None:
-    if not (out / folder.path.name / CONFIG).is_file():
-        raise DataError(f"--merge {out}: no {folder.path.name} in it, the folder of the same run")
-    if (out / folder.path.name).samefile(folder.path):
-        raise DataError(f"--merge {out}: is the folder of this run itself. Give those of the other shards")
-    with open_run(out, plan.description, {question.index for question in plan.questions}) as other:
-        answers, errors = (
-            [records[index] for index in sorted(records.keys() - folder.done)]
-            for records in (other.answers, other.errors)
-        )
-    folder.add(answers, errors)
-    log.info("%s: %d answers and %d errors of %s", folder.path, len(answers), len(errors), out)
+    return carry_out(plan, out, execution, ask, plan.loading.device)
 
 
 def _warn_missing(plan: RunPlan, pending: Sequence[Question]) -> None:
     if plan.content is not None:  # they are inside a file
         return
-    folder = plan.benchmark.place(plan.data) / plan.benchmark.images
     names = dict.fromkeys(name for question in pending for name in question.images)
-    absent = [name for name in names if not os.path.exists(folder / name)]  # also for a name that no file can have
+    absent = [name for name in names if not os.path.exists(plan.folder / name)]
     if absent:
-        name = plan.benchmark.name
-        command = f". What is missing: llava-consensus data check {name} --data {plan.data}"
         log.warning(
-            "%s: %d of %d images or videos are not there, %s first, and questions about them get no answer%s",
-            folder, len(absent), len(names), absent[0], command if name in known_benchmarks() else "",
-        )  # fmt: skip
-
-
-def _questions_to_retry(plan: RunPlan, folder: Run, execution: Execution) -> set[int]:
-    """Indexes of questions to ask again: their images have changed since or can be read now, or the model failed at
-    them and `retry_errors` is set.
-    """
-    failed = {
-        question.index
-        for question in plan.questions
-        if (error := folder.errors.get(question.index)) is not None
-        and (execution.retry_errors or ("cause" not in error and _opens(plan, question)))
-    }
-    answered = (question for question in plan.questions if question.index in folder.answers)
-    pictures = {question.index: plan.pictures(question) for question in answered}
-    changed = changed_pictures((folder.path / ANSWERS).stat().st_mtime_ns, pictures, folder.answers)
-    if changed:
-        log.warning(
-            "%s: the images of %d questions were changed since; they are asked again", folder.path, len(changed)
+            "%s: %d of %d images or videos are not there, %s first, and questions about them get no answer. When they "
+            "are there, --retry-errors asks these questions",
+            *(plan.folder, len(absent), len(names), absent[0]),
         )
-    return {*failed, *changed}
 
 
-def _opens(plan: RunPlan, question: Question) -> bool:
-    try:
-        for path in plan.pictures(question):
-            reader(plan)(path)
-    except ImageError:
-        return False
-    return True
-
-
-def _complete(plan: RunPlan, folder: Run, stored: Record) -> RunResult:
-    """Metrics of a complete run; scored anew if only the scoring options differ."""
-    log.info("%s: complete already, nothing was asked", folder.path)
-    rescored = stored.get("choices", {}) != plan.benchmark.chosen
-    if folder.kept and rescored:
-        raise DataError(
-            f"{folder.path}: was scored with other options and kept without its answers, so it cannot be scored "
-            "again. Give another --out"
-        )
-    if rescored or not (folder.path / SCORES).exists():
-        with misread(str(folder.path / METRICS), AGAIN):
-            folder.finish(metrics.measure(plan, folder) | {key: stored[key] for key in ("timing", "environment")})
-    return RunResult(folder.path, folder.metrics() or {}, 0)
-
-
-def _ask(
-    plan: RunPlan, folder: Run, pending: list[Question], again: set[int], execution: Execution, load: RunnerLoader
-) -> float:
-    """Asks what is pending and stores it as it comes. Returns the seconds it took; loading is counted only if several
-    workers load at different times.
-
-    Args:
-        plan, folder, pending, execution, load: see `evaluate`.
-        again: questions of which the folder has a record, which goes when the first new one comes.
-    """
-    start = time.perf_counter()
-    questions = {question.index: question for question in pending}
-    if execution.workers > 1:
-        size = BATCHES * execution.batch
-        shards = [tuple(questions)[first : first + size] for first in range(0, len(pending), size)]
-        outcomes = run_shards(WorkerFactory(plan, execution.batch, execution.workers, load), execution.workers, shards)
-        _store(plan, folder, _recorded(outcomes, questions), again, execution.progress)
-        return time.perf_counter() - start
-    deadly = {*folder.in_flight(), *(index for index, one in folder.errors.items() if one.get("cause") == DEATH)}
-    alone = [question for question in pending if question.index in deadly]
-    rest = [question for question in pending if question.index not in deadly]
-    if alone and is_picklable(load):
-        outcomes = one_by_one(WorkerFactory(plan, 1, 1, load), [question.index for question in alone])
-        _store(plan, folder, _recorded(outcomes, questions), again, execution.progress)
-        alone = []
-    if alone or rest:
-        runner = load(plan.model, plan.loading, plan.host_options)
-        start = time.perf_counter()
-        asker = Asker(plan, runner, metrics.budget_of(plan, runner))
-        for group, size in ((alone, 1), (rest, execution.batch)):
-            _store(plan, folder, _in_this_process(asker, folder, group, size), again, execution.progress)
-    folder.clear_note()
-    return time.perf_counter() - start
-
-
-def _store(plan: RunPlan, folder: Run, results: Iterator[Result], again: set[int], progress: bool) -> None:
-    done, total, row = len(folder.done - again), len(plan.questions), 0
-    with counted(total=total, initial=done, unit="q", desc=plan.benchmark.name, shown=progress) as bar:
-        for result in results:
-            if again:
-                folder.forget(again)
-                again.clear()
-            folder.add(*result)
-            row = check_progress(row, result)
-            bar.update(len(result.answers) + len(result.errors))
-
-
-def _in_this_process(asker: "Asker", folder: Run, questions: list[Question], batch: int) -> Iterator[Result]:
-    """Results in file order; a note on disk holds the questions in flight."""
-    results = asker.batches(questions, batch)
-    for first in range(0, len(questions), batch):
-        with folder.noting([question.index for question in questions[first : first + batch]]):
-            yield next(results)  # stored while the note is still there
-
-
-def _recorded(outcomes: Iterable[Outcome], questions: Mapping[int, Question]) -> Iterator[Result]:
-    """Results of workers; an error record for a question that kills them."""
-    said = "the process that asks only this question dies"
-    for shard, result in outcomes:
-        yield result or Result([], [error_record(questions[index], said, DEATH) for index in shard])
+def _by_workers(
+    plan: RunPlan, pending: Sequence[Question], execution: Execution, load: RunnerLoader
+) -> Iterator[Result]:
+    size, indexes = BATCHES * execution.batch, tuple(question.index for question in pending)
+    shards = [indexes[first : first + size] for first in range(0, len(indexes), size)]
+    factory = WorkerFactory(plan, execution.batch, execution.workers, load)
+    return run_shards(factory, execution.workers, shards)
 
 
 @dataclass(frozen=True)
@@ -311,7 +175,6 @@ class Asker:
             "notes": list(answer.notes),
             **({"videos": CLIPS if plan.clips else "frames"} if plan.benchmark.frames else {}),
             **self._costs.of(answer.prefill, plan.shown(question), budgets, answer.outcomes),
-            **(picture_checksums(plan.pictures(question)) if plan.content is None else {}),
         }
         return answer_record(self._run, question, plan.model, answer.text, metadata)
 

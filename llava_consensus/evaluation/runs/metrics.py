@@ -18,8 +18,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from llava_consensus.errors import DataError, plural
-from llava_consensus.evaluation.files import Record, gc_paused, misread
-from llava_consensus.evaluation.runs.questions import OWN, versions
+from llava_consensus.evaluation.files import Record, misread
+from llava_consensus.evaluation.runs.questions import OWN, Plan, versions
 from llava_consensus.evaluation.runs.store import Run
 from llava_consensus.reduction.budget import Budget, Share
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # runs that ask a server by URL are measured without torch
 log = logging.getLogger(__name__)
 
 COUNTS = ("entering", "kept", "average")
-TYPICAL = 100  # prompts whose mean length stands for a run's when a budget is meant by its FLOPs
+TYPICAL = 100  # prompts whose mean length represents a run's when a budget is meant by its FLOPs
 PARTS = ("llm", "vision", "method", "total")  # of FLOPs
 
 
@@ -131,8 +131,7 @@ def _analytic(method: Method, budget: Budget, shape: Shape, text: int, question:
     return account(method, budget, shape).record()
 
 
-@gc_paused()
-def measure(plan: RunPlan, folder: Run) -> Record:
+def measure(plan: Plan, folder: Run) -> Record:
     """Content of metrics.json: score and costs, titles for tables, `scale`, `column` and `chance` of the benchmark,
     and in `report.extracted` each answer as it was scored, which `Run.finish` keeps in a file of its own.
     """
@@ -177,7 +176,7 @@ def measure(plan: RunPlan, folder: Run) -> Record:
 
 def run_costs(answers: Sequence[Record], by: str) -> Record | None:
     """The entry `account` of metrics.json: means per question. `measured` is what was read and cached, the rest comes
-    from the formulas, in which a number is None if the method cannot tell it.
+    from the formulas, in which a number is None if the method does not know it.
 
     Args:
         answers: records of the whole run.

@@ -4,11 +4,12 @@ from collections.abc import Callable, Hashable, Sequence
 from importlib import metadata
 from pathlib import Path
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import Benchmark, Question
 from llava_consensus.evaluation.checksums import checksum_of
+from llava_consensus.evaluation.files import Record
 from llava_consensus.evaluation.runs import DATA
 
 OWN = "llava-consensus"
@@ -16,6 +17,8 @@ PACKAGES = (OWN, "torch", "transformers", "llava-torch", "tokenizers", "pillow")
 
 
 class Asked(Protocol):
+    """Which questions a run asks: `RunConfig` or `UrlConfig`."""
+
     @property
     def benchmark(self) -> Benchmark: ...
     @property
@@ -26,6 +29,23 @@ class Asked(Protocol):
     def sample(self) -> int | None: ...
     @property
     def max_new_tokens(self) -> int | None: ...
+
+
+class Plan(Protocol):
+    """A run with nothing left open: `RunPlan` or `UrlPlan`."""
+
+    @property
+    def benchmark(self) -> Benchmark: ...
+    @property
+    def data(self) -> Path: ...
+    @property
+    def questions(self) -> list[Question]: ...
+    @property
+    def description(self) -> Record: ...
+    @property
+    def method(self) -> Any: ...
+    @property
+    def match(self) -> str: ...
 
 
 def place(name: str) -> str:

@@ -8,7 +8,6 @@ number of tokens if nothing is reduced:
     errors.jsonl    one line per question without an answer: its image cannot be read, or the model fails at it
     scores.jsonl    each answer as it was scored, a line each; made again from the answers if it is missing
     metrics.json    written last; a run is complete when it is there
-    asking.json     questions in flight in this process, for the next process if this one dies
     lock            held while a process works on the run; the operating system releases it when the process dies
 
 Answers are in the order they came in until the run is complete, then in the order of the questions. Only the end of a
@@ -17,10 +16,8 @@ file and line. Use: `with open_run(out, config, indexes) as run: run.add(answers
 """
 
 import contextlib
-import errno
 import hashlib
 import json
-import marshal
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -35,12 +32,9 @@ from llava_consensus.evaluation.files import (
     ANSWERS,
     CONFIG,
     METRICS,
-    SCORES,
-    WRONG,
     Record,
     append,
     canonical,
-    gc_paused,
     misread,
     parse_lines,
     read_json,
@@ -52,9 +46,8 @@ from llava_consensus.evaluation.files import (
     write_json,
     write_metrics,
 )
-from llava_consensus.evaluation.runs.execution import DeviceFailed
 
-ERRORS, LOCK, ASKING = "errors.jsonl", "lock", "asking.json"
+ERRORS, LOCK = "errors.jsonl", "lock"
 ALL = "all"  # in place of a number of tokens: every token the model has
 AGAIN = "Delete it; the same command makes it again"
 MEND = "Remove the line; the same command asks that question again"
@@ -92,8 +85,6 @@ class Run:
         self.answers: dict[int, Record] = {}  # by question index, in file order
         self.errors: dict[int, Record] = {}
         self.repairs: list[str] = []  # what was dropped from a cut file, in words
-        there = {name for name in (ANSWERS, ERRORS, METRICS, SCORES) if (path / name).exists()}
-        self.kept = there == {METRICS, SCORES}  # complete, and its answers are not with it, as in docs/measured.tar.xz
         self._lock = lock
 
     @property
@@ -117,7 +108,6 @@ class Run:
         path = self.path / METRICS
         return read_json(path, AGAIN, dict) if path.exists() else None
 
-    @gc_paused()
     def finish(self, metrics: Mapping[str, object]) -> None:
         """Completes the run, records in the order of the questions; `report.extracted` goes to scores.jsonl."""
         if any(list(records) != sorted(records) for records in (self.errors, self.answers)):
@@ -144,46 +134,12 @@ class Run:
             count = f"{len(self.done)} of {total}"
             raise Interrupted(f"stopped after {count} questions. The same command resumes: {self.path}") from None
         except ConsensusError:
-            with contextlib.suppress(OSError):  # somebody else has removed it
-                filled = {path.name for path in self.path.iterdir() if path.is_dir() or path.stat().st_size}
-                if filled <= {CONFIG, LOCK}:
-                    shutil.rmtree(self.path, ignore_errors=True)
+            if not any((self.path / name).stat().st_size for name in (ANSWERS, ERRORS)):
+                shutil.rmtree(self.path, ignore_errors=True)
             raise
-
-    def in_flight(self) -> list[int]:
-        """Indexes that the last process noted and did not clear: it died, or its device failed, at one of them.
-
-        A crash in native code, the out-of-memory killer or a failed device end the whole process, and so does anybody
-        who kills it. These questions are asked in a child process: if that dies while its parent lives, the question
-        has killed it.
-        """
-        try:
-            return [int(index) for index in read_json(self.path / ASKING, kind=dict)["asking"]]
-        except (DataError, *WRONG):  # none, or cut
-            return []
-
-    @contextlib.contextmanager
-    def noting(self, indexes: Sequence[int]) -> Iterator[None]:
-        """Keeps a note of questions while the block asks them; see `in_flight`."""
-        # In place and not synced: it is for a process that dies, not for a machine that does.
-        with contextlib.suppress(OSError):
-            (self.path / ASKING).write_text(json.dumps({"asking": indexes}))
-        try:
-            yield
-        except DeviceFailed:
-            raise
-        except BaseException:
-            self.clear_note()
-            raise
-
-    def clear_note(self) -> None:
-        with contextlib.suppress(OSError):
-            (self.path / ASKING).unlink()
 
     def close(self) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        os.close(self._lock)
 
     def __enter__(self) -> "Run":
         return self
@@ -192,7 +148,6 @@ class Run:
         self.close()
 
 
-@gc_paused()
 def open_run(out: Path, config: Mapping[str, object], indexes: Collection[int]) -> Run:
     """Opens the run of a configuration, new or begun, and takes its lock.
 
@@ -206,8 +161,10 @@ def open_run(out: Path, config: Mapping[str, object], indexes: Collection[int]) 
     """
     path = out / run_name(config)
     try:
-        run = Run(path, _lock(path))
+        path.mkdir(parents=True, exist_ok=True)
+        run = Run(path, take_lock(path / LOCK, "this run"))
         try:
+            remove_leftovers(path)
             _check_config(path, json.loads(canonical(config)))
             _load(run, indexes)
         except BaseException:
@@ -220,46 +177,22 @@ def open_run(out: Path, config: Mapping[str, object], indexes: Collection[int]) 
     return run
 
 
-def _lock(path: Path) -> int:
-    """The lock of a run's folder, which is made and cleaned up; -1 for a complete run on a read-only disk."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = take_lock(path / LOCK, "this run")
-    except OSError as error:
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and (path / METRICS).exists():
-            return -1
-        raise
-    remove_leftovers(path)
-    return lock
-
-
 def _check_config(path: Path, config: Record) -> None:
     """Writes config.json into a new folder; in an old one it must be the same."""
     file = path / CONFIG
     if not file.exists():
-        stray = [name for name in (ANSWERS, ERRORS, METRICS) if (path / name).exists() and (path / name).stat().st_size]
-        if stray:
-            raise DataError(
-                f"{path}: has {', '.join(stray)} but no {CONFIG}, so nobody knows what was asked. Move the folder away"
-            )
+        if any((path / name).exists() and (path / name).stat().st_size for name in (ANSWERS, ERRORS, METRICS)):
+            raise DataError(f"{path}: has no {CONFIG}, so nobody knows what was asked. Move the folder away")
         write_json(file, config)
         return
     stored = read_json(file, "Move the folder away, or give another --out.")
     if stored != config:
-        stored = stored if isinstance(stored, dict) else {}
-        keys = [key for key in sorted(stored.keys() | config.keys()) if stored.get(key) != config.get(key)]
-        differences = "; ".join(f"{key}: {stored.get(key)!r} there, {config.get(key)!r} asked for" for key in keys)
-        raise DataError(
-            f"{file}: made by another configuration ({differences}). Move the folder away, or give another --out"
-        )
+        raise DataError(f"{file}: made by another configuration. Move the folder away, or give another --out")
 
 
 def _load(run: Run, indexes: Collection[int]) -> None:
     """Reads what the run holds, then mends what was cut; damage stops it before it changes anything."""
-    if run.kept:
-        return
     cut = []
-    accounts: dict[bytes, Record] = {}
     for name, keys, found in ((ERRORS, ERROR_KEYS, run.errors), (ANSWERS, ANSWER_KEYS, run.answers)):
         path = run.path / name
         lines, end = whole_lines(path)
@@ -272,7 +205,7 @@ def _load(run: Run, indexes: Collection[int]) -> None:
                 raise DataError(f"{where}: index {index!r} is no question of this run. Remove the line")
             if index in run.answers or index in run.errors:
                 raise DataError(f"{where}: question {index} is there a second time. Remove one of the two")
-            found[index] = _with_shared_account(record, accounts)
+            found[index] = record
         if end is not None:
             cut.append((path, end))
     for path, end in cut:
@@ -286,15 +219,6 @@ def _index(record: Record) -> int | None:
     metadata = record["metadata"]
     index = metadata.get("index") if isinstance(metadata, dict) else None
     return index if type(index) is int else None
-
-
-def _with_shared_account(record: Record, accounts: dict[bytes, Record]) -> Record:
-    """The record with the first account that equals its own: most answers cost the same, and memory is short."""
-    account = record.get("metadata", {}).get("account")
-    if account:
-        spelled = marshal.dumps(account, 2)  # version 2 spells equal values alike, faster than repr
-        record["metadata"]["account"] = accounts.setdefault(spelled, account)
-    return record
 
 
 def full_score(out: Path, config: Mapping[str, Any]) -> float | None:

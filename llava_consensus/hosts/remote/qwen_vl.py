@@ -3,7 +3,7 @@
 
 A query has no attention of its own in the tower: what a method reads of patches reaches it by the resampler's attention
 R [256, 1024], so that the saliency of a query is R p, of patches with saliency p, its keys R k and its features R v.
-Positions follow the rows of the cache, so reduced prompts are always numbered anew.
+Positions follow the rows of the cache, so reduced prompts are always numbered again.
 
 Attribute paths were checked against `modeling_qwen.py` in Immerso-AIIP-Ltd/Qwen-VL-Chat at e176543, a copy of the code
 that the checkpoint carries; those of the tower against published copies of its `visual.py`.

@@ -3,7 +3,6 @@
 import json
 import random
 from collections.abc import Callable
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -107,17 +106,6 @@ def test_damaged_lines_name_file_and_line(case: tuple[str, Path]) -> None:
         assert str(path) in str(caught.value), damage[:9]
 
 
-@pytest.mark.parametrize("name", ["gqa", "textvqa"])
-def test_damaged_gold_files_are_named(name: str, data: Path) -> None:
-    records = answers_to(name, data)
-    path = data / "eval" / name / make(name).files[1].path
-    for content in ("{", "[]", "null", '{"a": 1}', '{"data": [{"image_id": 3}]}'):
-        path.write_text(content)
-        with pytest.raises(DataError) as caught:
-            make(name).score(records, data)
-        assert path.name in str(caught.value), content
-
-
 def test_answers_of_another_kind(case: tuple[str, Path]) -> None:
     changes: list[tuple[Change, str]] = [
         (lambda records: [one.pop("text") for one in records], "no text"),
@@ -192,41 +180,7 @@ def test_textvqa_tells_the_questions_of_one_picture_apart(data: Path) -> None:
     assert report["extracted"][1] == {"index": 1, "extracted": "1999", "correct": 1.0}
 
 
-def test_textvqa_needs_prompts_and_ten_answers(data: Path) -> None:
-    records = answers_to("textvqa", data)
-    with pytest.raises(DataError, match="no question found"):
-        make("textvqa").score([{**records[0], "prompt": "one line", "metadata": {}}], data)
-    with pytest.raises(DataError, match="no prompt"):
-        make("textvqa").score([{"question_id": "im1", "text": "a"}], data)
-    path = data / "eval" / "textvqa" / "TextVQA_0.5.1_val.json"
-    content = json.loads(path.read_text())
-    content["data"][1]["answers"].pop()
-    path.write_text(json.dumps(content))
-    with pytest.raises(DataError, match="entry 2 of data: 9 answers"):
-        make("textvqa").score(records, data)
-    content["data"] = content["data"][:1]
-    path.write_text(json.dumps(content))
-    with pytest.raises(DataError, match="another split or version"):
-        make("textvqa").score(records, data)
-
-
 # MME
-
-
-def test_mme_results_folder_is_what_the_official_tool_reads(data: Path, tmp_path: Path) -> None:
-    records = answers_to("mme", data, "Yes")[::-1]
-    export = make("mme").export
-    assert export and export(records, data, tmp_path / "out")["written"] == 8
-    text = (tmp_path / "out" / "scene.txt").read_text()
-    assert text.splitlines()[2] == "0002.txt\tIs 2 red?  Please answer yes or no.\tYes\tYes"
-    again = make("mme").read(tmp_path / "out", data)
-    report = make("mme").score(again, data)
-    assert report["perception"] == 100.0
-    assert [one["correct"] for one in sorted(report["extracted"], key=itemgetter("index"))] == [True, False] * 4
-    with pytest.raises(DataError, match="1 question without an answer"):
-        export(records[1:], data, tmp_path / "out2")
-    with pytest.raises(DataError, match="a tab or a line feed"):
-        export([{**one, "text": "yes\tno"} for one in records], data, tmp_path / "out2")
 
 
 @pytest.mark.parametrize(
@@ -234,7 +188,7 @@ def test_mme_results_folder_is_what_the_official_tool_reads(data: Path, tmp_path
     [
         (lambda rows: rows.insert(0, rows.pop(2)), "lines 1 and 2 are about"),
         (lambda rows: [one.update(text="Is it?" + one["text"]) for one in rows], "not among the official questions"),
-        (lambda rows: [one.update(question_id="posters/1.jpg") for one in rows], "no right answers for posters"),
+        (lambda rows: [one.update(question_id="posters/1.jpg") for one in rows], "missing file: .*posters.txt"),
     ],
 )
 def test_mme_questions_that_are_not_the_official_ones(data: Path, change: Change, words: str) -> None:
@@ -249,14 +203,6 @@ def test_mme_questions_that_are_not_the_official_ones(data: Path, change: Change
 # SEED-Bench
 
 
-def test_seed_upload_needs_every_answer(data: Path, tmp_path: Path) -> None:
-    export, records = make("seed").export, answers_to("seed", data, "A")
-    assert export and export(records, data, tmp_path / "u.jsonl")["written"] == 4
-    assert (tmp_path / "u.jsonl").read_text().splitlines()[3] == '{"question_id": "v0", "prediction": "A"}'
-    with pytest.raises(DataError, match=r"1 question without an answer.*'v0'"):
-        export(records[:3], data, tmp_path / "u2.jsonl")
-
-
 def test_seed_questions_that_are_not_annotated_are_counted(data: Path) -> None:
     path = data / "eval" / "seed_bench" / "SEED-Bench.json"
     content = json.loads(path.read_text())
@@ -266,7 +212,7 @@ def test_seed_questions_that_are_not_annotated_are_counted(data: Path) -> None:
     assert report["not_annotated"] == 1 and len(report["extracted"]) == 3 and report["video"] is None
     content["questions"][0].pop("answer")
     path.write_text(json.dumps(content))
-    with pytest.raises(DataError, match="entry 1 of questions: no answer"):
+    with pytest.raises(DataError, match="entry 1: no answer"):
         make("seed").score([], data)
 
 

@@ -86,7 +86,7 @@ def test_circular_accuracy(data: Path) -> None:
     assert report["accuracy"] == report["single"] == 100.0 and report["questions"] == 2
     one_wrong = make("mmbench").score(answers({**RIGHT, 2000005: "It is a dog"}), data)
     assert one_wrong["accuracy"] == 50.0 and one_wrong["single"] == 80.0
-    assert one_wrong["extracted"][2] == {"index": 2, "extracted": "C", "correct": False, "unit": 5}
+    assert one_wrong["extracted"][2] == {"index": 2, "extracted": "C", "correct": False, "unit": 5, "turn": 2}
     unread = make("mmbench").score(answers({**RIGHT, 6: "?"}), data)
     assert unread["accuracy"] == 50.0 and unread["undecided"] == 1 and "v0.2" in unread["rules"]
     part = make("mmbench").score(answers({5: "A", 6: "A", 1000006: "B"}), data)

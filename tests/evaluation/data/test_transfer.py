@@ -130,15 +130,6 @@ def test_a_file_that_changed_on_the_server_is_fetched_whole(server: Server, targ
     assert target.read_bytes() == BYTES and server.asked == ["bytes=15-" if tag else None]
 
 
-@pytest.mark.parametrize("more", [b"", b"more"])
-def test_a_whole_part_is_taken_and_a_longer_one_fetched_anew(
-    server: Server, target: Path, part: Path, more: bytes
-) -> None:
-    begun(part, BYTES + more)
-    fetch(server.url(), target)
-    assert target.read_bytes() == BYTES and len(server.asked) == (2 if more else 1)
-
-
 def test_a_page_is_not_taken_for_a_file_or_its_rest(server: Server, target: Path, part: Path) -> None:
     begun(part, BYTES[:1234])
     server.way = "page"
@@ -159,13 +150,6 @@ def test_what_may_be_a_part_is_never_taken_for_the_whole(
     with pytest.raises(TransferError, match=f"{why}.*The same command resumes from 1,234 bytes"):
         fetch(server.url(), target)
     assert not target.exists() and part.read_bytes() == BYTES[:1234]
-
-
-def test_a_connection_that_always_breaks_ends_with_what_came(server: Server, target: Path, part: Path) -> None:
-    server.cuts, server.way = 99, "from the beginning"
-    with pytest.raises(TransferError, match=r"The same command resumes from [\d,]+ bytes"):
-        fetch(server.url(), target)
-    assert 0 < part.stat().st_size <= CUT and not target.exists()
 
 
 def test_another_content_than_is_known_is_refused(server: Server, target: Path, part: Path) -> None:

@@ -13,21 +13,12 @@ from llava_consensus.errors import DataError
 from llava_consensus.evaluation.data.mini import remove_leftovers
 from llava_consensus.evaluation.data.unpack import unpack
 
-TEXT = b"a text that is long enough to be compressed, " * 50
 
-
-def zipped(path: Path, members: dict[str, bytes], kind: int = zipfile.ZIP_STORED) -> Path:
+def zipped(path: Path, members: dict[str, bytes]) -> Path:
     """A zip with these members."""
-    with zipfile.ZipFile(path, "w", kind) as archive:
+    with zipfile.ZipFile(path, "w") as archive:
         for name, content in members.items():
             archive.writestr(name, content)
-    return path
-
-
-def changed(path: Path, old: bytes, new: bytes) -> Path:
-    content = path.read_bytes()
-    assert old in content and len(old) == len(new)
-    path.write_bytes(content.replace(old, new))
     return path
 
 
@@ -44,7 +35,7 @@ def test_a_zip_is_unpacked_in_part_and_gone_on_with(tmp_path: Path) -> None:
         unpack(archive, folder, only="none*")
 
 
-@pytest.mark.parametrize("name", ["../a", "/a", "top/../../a", "{}/a"])
+@pytest.mark.parametrize("name", ["../a", "{}/a"])
 def test_nothing_is_written_outside(tmp_path: Path, name: str) -> None:
     archive = zipped(tmp_path / "a.zip", {name.format(tmp_path): b"a"})
     unpack(archive, tmp_path / "in" / "out")
@@ -52,36 +43,14 @@ def test_nothing_is_written_outside(tmp_path: Path, name: str) -> None:
     assert [path.name for path in (tmp_path / "in").iterdir()] == ["out"]
 
 
-@pytest.mark.parametrize("kind", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_damage_in_any_kind_of_compression_is_a_line(tmp_path: Path, kind: int) -> None:
-    archive = zipped(tmp_path / "a.zip", {"a.txt": TEXT}, kind)
-    whole, begin = archive.read_bytes(), 30 + len("a.txt")
-    with zipfile.ZipFile(archive) as content:
-        length = content.infolist()[0].compress_size
-    for place in range(begin, begin + min(length, 60)):
-        archive.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
-        try:
-            unpack(archive, tmp_path / "out")
-        except DataError as error:
-            assert "remove it and give the same command" in str(error)
-            assert list((tmp_path / "out").iterdir()) == []
-        else:  # some bits of a compressed text mean nothing
-            assert (tmp_path / "out" / "a.txt").read_bytes() == TEXT
-            (tmp_path / "out" / "a.txt").unlink()
-
-
-def test_what_is_no_zip_or_encrypted_is_a_line(tmp_path: Path) -> None:
-    archive = tmp_path / "a.zip"
-    for content in (b"no zip", b"", b"PK\x05\x06" + b"\xff" * 18, b"PK\x05\x06" + b"\0" * 10 + b"\xff" * 8):
+def test_damage_and_what_is_no_zip_is_a_line(tmp_path: Path) -> None:
+    archive = zipped(tmp_path / "a.zip", {"a.txt": b"a text " * 50})
+    whole = archive.read_bytes()
+    for content in (b"no zip", b"", whole[:40] + b"X" + whole[41:]):
         archive.write_bytes(content)
-        with pytest.raises(DataError, match="no zip"):
+        with pytest.raises(DataError, match="remove it and give the same command"):
             unpack(archive, tmp_path / "out")
-    zipped(archive, {"a.txt": b"secret"})
-    for mark in (b"PK\x03\x04\x14\0", b"PK\x01\x02\x14\x03\x14\0"):
-        changed(archive, mark + b"\0\0", mark + b"\1\0")
-    with pytest.raises(DataError, match="encrypted"):
-        unpack(archive, tmp_path / "out")
-    assert list((tmp_path / "out").iterdir()) == []
+        assert not list((tmp_path / "out").glob("*"))
 
 
 def test_folders_of_killed_processes_are_removed(tmp_path: Path) -> None:

@@ -6,15 +6,13 @@ Run: `pytest tests/evaluation/runs/test_configuration.py`.
 from pathlib import Path
 
 import pytest
-from fakes import FakeHost, config, make_place
-from PIL import Image
+from fakes import config, make_place
 from tiny_data import make_mme
 
 from llava_consensus.evaluation import checksums
 from llava_consensus.evaluation.benchmarks import make
-from llava_consensus.evaluation.runs import configuration, loop
+from llava_consensus.evaluation.runs import configuration
 from llava_consensus.evaluation.runs.configuration import prepare
-from llava_consensus.evaluation.runs.execution import Execution
 from llava_consensus.evaluation.runs.store import run_name
 from llava_consensus.hosts import HOSTS
 
@@ -66,22 +64,3 @@ def test_a_raised_version_of_answers_is_another_run(
     else:
         monkeypatch.setattr(type(getattr(asked, raised)), "answer_version", 2)
     assert run_name(prepare(asked).description) != before
-
-
-def test_questions_about_a_changed_picture_are_asked_again(tmp_path: Path) -> None:
-    data = make_place(tmp_path / "data")
-
-    def go(out: Path) -> loop.RunResult:
-        return loop.run(config(data, data / "model"), out, Execution(progress=False), lambda *_: FakeHost())
-
-    assert go(tmp_path / "out").asked == 20 and go(tmp_path / "out").asked == 0
-    image = data / "eval" / "fake" / "images" / "1.png"
-    image.write_bytes(image.read_bytes())
-    assert go(tmp_path / "out").asked == 0, "written anew, but the same"
-    Image.new("RGB", (4, 4), (9, 0, 0)).save(image)
-    again = go(tmp_path / "out")
-    assert again.asked == 5 and again.path == go(tmp_path / "whole").path.parents[1] / "out" / again.path.name
-    whole = go(tmp_path / "whole")
-    assert (again.path / "answers.jsonl").read_bytes() == (whole.path / "answers.jsonl").read_bytes()
-    image.unlink()
-    assert go(tmp_path / "out").asked == 0

@@ -4,16 +4,11 @@ Run: `pytest tests/evaluation/runs/test_execution.py`.
 """
 
 import json
-import multiprocessing
-import os
-import signal
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FakeHost, Loader, config, make_model, make_place
+from fakes import FakeHost, config, make_place
 from PIL import Image
 from tiny_data import make_gqa
 
@@ -25,9 +20,7 @@ from llava_consensus.evaluation.models.base import Answer
 from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.execution import LONGEST, DeviceFailed, Execution, TooManyErrors
 from llava_consensus.evaluation.runs.loop import RunResult
-from llava_consensus.evaluation.runs.store import ASKING
 
-FORK = multiprocessing.get_context("fork")
 FILES = ("answers.jsonl", "errors.jsonl")
 
 
@@ -157,89 +150,33 @@ def test_the_real_model_with_poison_questions(tmp_path: Path, capsys: pytest.Cap
     assert answered in output.out and "Traceback" not in output.err
 
 
-FATAL = "what 1 2"
-INDEX = 7  # of that question
+def test_what_is_asked_again_is_kept_until_a_new_answer_comes(data: Path, tmp_path: Path) -> None:
+    def load(*_: str) -> FakeHost:
+        raise DataError("no weights today")
+
+    (data / "eval" / "fake" / "images" / "1.png").unlink()
+    first = go(data, tmp_path / "out")
+    before = content(first)
+    with pytest.raises(DataError, match="no weights"):
+        go(data, tmp_path / "out", load, retry_errors=True)
+    assert content(first) == before
 
 
-class Deadly(FakeHost):
-    """Dies of one question, or has its device fail at it for good."""
-
-    def __init__(self, sticky: bool = False) -> None:
-        super().__init__()
-        self.sticky, self.failed = sticky, False
-
-    def answer(self, encoded: Any, prompts: Any) -> Any:
-        if self.failed or any(prompt.text == FATAL for prompt in prompts):
-            self.failed = True
-            if self.sticky:
-                raise RuntimeError("CUDA error: an illegal memory access was encountered")
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().answer(encoded, prompts)
-
-
-@dataclass(frozen=True)
-class DeadlyLoader:
-    sticky: bool = False
-
-    def __call__(self, *_: str) -> Deadly:
-        return Deadly(self.sticky)
-
-
-@dataclass(frozen=True)
-class KilledLoader:
-    """Loads hosts in whose way somebody stands who kills the run at one question: the first process below `parent`,
-    whichever process asks.
-    """
-
-    parent: int
-
-    def __call__(self, *_: str) -> FakeHost:
-        return Killed(self.parent)
-
-
-class Killed(FakeHost):
-    def __init__(self, parent: int) -> None:
-        super().__init__()
-        self.parent = parent
-
-    def answer(self, encoded: Any, prompts: Any) -> Any:
-        if any(prompt.text == FATAL for prompt in prompts):
-            run = os.getpid() if os.getppid() == self.parent else os.getppid()
-            os.kill(run, signal.SIGKILL)
-            time.sleep(9)
-        return super().answer(encoded, prompts)
-
-
-def died(data: Path, out: Path) -> bool:
-    process = FORK.Process(target=go, args=(data, out, DeadlyLoader()))
-    process.start()
-    process.join()
-    return process.exitcode != 0
-
-
-def test_a_question_that_kills_is_found_by_a_process_apart(data: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert [died(data, out) for _ in range(2)] == [True, False]
-    result = go(data, out, DeadlyLoader())
-    (error,) = [json.loads(line) for line in (result.path / "errors.jsonl").read_text().splitlines()]
-    assert error["index"] == INDEX and error["cause"] == "death" and result.metrics["answered"] == 19
-    assert not (result.path / ASKING).exists()
-    assert go(data, out, DeadlyLoader()).asked == 0
-    mended = go(data, out, Loader(), retry_errors=True)
-    assert mended.asked == 1
-    assert content(mended) == content(go(data, tmp_path / "whole", Loader()))
-
-
-def test_kills_from_outside_lose_nothing(data: Path, tmp_path: Path) -> None:
-    """At the same question again and again: once while the run asks it itself, then while a child process does."""
-    out = tmp_path / "out"
-    for number in range(4):
-        process = FORK.Process(target=go, args=(data, out, KilledLoader(os.getpid())))
-        process.start()
-        process.join()
-        assert process.exitcode == -signal.SIGKILL, number
-    again = go(data, out, Loader())
-    assert again.metrics["errors"] == 0 and content(again) == content(go(data, tmp_path / "whole", Loader()))
+def test_the_last_line_says_what_has_no_answer(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llava_consensus.evaluation.models.load", lambda *_: FakeHost())
+    gqa = make_gqa(tmp_path / "gqa")
+    place, questions = make("gqa").place(gqa), make("gqa").load(gqa)
+    file = place / make("gqa").question_file
+    file.write_text(file.read_text().replace(f'"{questions[0].images[0]}"', '"gone.jpg"', 1))
+    (place / make("gqa").images).mkdir(parents=True)
+    for question in questions:
+        Image.new("RGB", (4, 4)).save(place / make("gqa").images / question.images[0])
+    given = ["--data", str(gqa), "--model", str(data / "model"), "--no-progress", "--device", "cpu"]
+    assert cli.main(["eval", "gqa", *given, "--out", str(tmp_path / "out")]) == 6
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "questions have no answer" in last and "errors.jsonl" in last
 
 
 def test_shards_in_folders_of_their_own_are_merged(data: Path, tmp_path: Path) -> None:
@@ -250,58 +187,3 @@ def test_shards_in_folders_of_their_own_are_merged(data: Path, tmp_path: Path) -
     assert merged.asked == 0 and content(merged) == content(go(data, tmp_path / "whole"))
     with pytest.raises(DataError, match="the folder of the same run"):
         go(data, tmp_path / "new", merge=(tmp_path / "nowhere",))
-
-
-def test_pictures_that_are_back_are_asked_about_unasked(data: Path, tmp_path: Path) -> None:
-    image = data / "eval" / "fake" / "images" / "1.png"
-    image.rename(tmp_path / "away.png")
-    first = go(data, tmp_path / "out")
-    assert (first.metrics["answered"], first.metrics["errors"]) == (15, 5)
-    assert go(data, tmp_path / "out", Delicate({"what": ValueError()})).asked == 0, "it is still missing"
-    (tmp_path / "away.png").rename(image)
-    again = go(data, tmp_path / "out")
-    assert again.asked == 5 and content(again) == content(go(data, tmp_path / "whole"))
-
-
-def test_what_is_asked_again_is_kept_until_a_new_answer_comes(data: Path, tmp_path: Path) -> None:
-    def load(*_: str) -> FakeHost:
-        raise DataError("no weights today")
-
-    image = data / "eval" / "fake" / "images" / "1.png"
-    image.rename(tmp_path / "away.png")
-    first = go(data, tmp_path / "out")
-    before = {path.name: path.read_bytes() for path in first.path.iterdir()}
-    (tmp_path / "away.png").rename(image)
-    with pytest.raises(DataError, match="no weights"):
-        go(data, tmp_path / "out", load)
-    before["lock"] = (first.path / "lock").read_bytes()
-    assert {path.name: path.read_bytes() for path in first.path.iterdir()} == before
-
-
-@pytest.mark.parametrize("json", [False, True])
-def test_the_last_line_says_what_has_no_answer(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, json: bool
-) -> None:
-    monkeypatch.setattr("llava_consensus.evaluation.models.load", lambda *_: FakeHost())
-    data = make_gqa(tmp_path / "data")
-    place, questions = make("gqa").place(data), make("gqa").load(data)
-    file = place / make("gqa").question_file
-    file.write_text(file.read_text().replace(f'"{questions[0].images[0]}"', '"gone.jpg"', 1))
-    (place / make("gqa").images).mkdir(parents=True)
-    for question in questions:
-        Image.new("RGB", (4, 4)).save(place / make("gqa").images / question.images[0])
-    given = ["--data", str(data), "--model", str(make_model(tmp_path / "m")), "--no-progress", "--device", "cpu"]
-    assert cli.main(["eval", "gqa", *given, "--out", str(tmp_path / "out"), *(["--json"] if json else [])]) == 6
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert "questions have no answer" in last and "errors.jsonl" in last
-    swept = ["sweep", "--bench", "gqa", "--methods", "random", "--tokens", "64", *given, "--out", str(tmp_path / "s")]
-    assert cli.main(swept) == 6
-    assert "questions without an answer" in capsys.readouterr().out.splitlines()[-1]
-
-
-def test_a_device_that_failed_for_good_does_not_block_the_run(data: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with pytest.raises(DeviceFailed, match="the same command resumes"):
-        go(data, out, DeadlyLoader(sticky=True))
-    result = go(data, out, DeadlyLoader(sticky=True))
-    assert result.metrics["answered"] == 19 and result.metrics["errors"] == 1

@@ -3,7 +3,6 @@
 Run: `pytest tests/evaluation/runs/test_store.py`.
 """
 
-import errno
 import json
 import math
 import os
@@ -13,15 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FakeHost, config, make_place
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.files import write_json
-from llava_consensus.evaluation.runs import loop
-from llava_consensus.evaluation.runs.execution import Execution
-from llava_consensus.evaluation.runs.loop import RunResult
 from llava_consensus.evaluation.runs.store import ANSWER_KEYS, Run, open_run, run_name
 
 CONFIG: dict[str, Any] = {"benchmark": "gqa", "method": "random", "tokens": 64, "options": {"seed": 0}}
@@ -112,13 +107,7 @@ def test_damage_elsewhere_stops_with_file_and_line(tmp_path: Path, line: bytes, 
 def test_changed_config_is_never_mixed(tmp_path: Path) -> None:
     path = begun(tmp_path) / "config.json"
     path.write_text(json.dumps({**CONFIG, "tokens": 32, "extra": 1}))
-    with pytest.raises(DataError, match=r"extra: 1 there, None asked for; tokens: 32 there, 64 asked for"):
-        open_run(tmp_path, CONFIG, INDEXES)
-
-
-def test_answers_without_config_stop(tmp_path: Path) -> None:
-    (begun(tmp_path) / "config.json").unlink()
-    with pytest.raises(DataError, match=r"answers\.jsonl, errors\.jsonl but no config\.json"):
+    with pytest.raises(DataError, match="made by another configuration"):
         open_run(tmp_path, CONFIG, INDEXES)
 
 
@@ -139,23 +128,6 @@ def test_second_process_is_refused(tmp_path: Path) -> None:
         done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
     assert "BusyError" in done.stderr and f"pid {os.getpid()}" in done.stderr
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == 0
-
-
-def test_a_complete_run_on_a_read_only_disk_is_shown(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, really = go(data, tmp_path / "out"), os.open
-
-    def read_only(path: Any, flags: int, *more: Any) -> int:
-        if flags & (os.O_RDWR | os.O_WRONLY):
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        return really(path, flags, *more)
-
-    monkeypatch.setattr(os, "open", read_only)
-    again = go(data, tmp_path / "out")
-    assert again.asked == 0 and again.metrics == first.metrics
-    with pytest.raises(DataError, match="Choose another folder with --out"):
-        go(data, tmp_path / "other")
 
 
 def test_metrics_are_dropped_when_answers_go_missing(tmp_path: Path) -> None:
@@ -180,19 +152,6 @@ def test_names_are_equal_exactly_for_equal_configurations(one: dict[str, Any], o
     assert (run_name(first) == run_name(second)) == same
     assert run_name(dict(reversed(first.items()))) == run_name(first)
     assert run_name(first).startswith("gqa-random-64-")
-
-
-def test_a_run_of_all_tokens_is_named_so() -> None:
-    assert run_name({**CONFIG, "method": "full", "tokens": None}).startswith("gqa-full-all-")
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    return make_place(tmp_path / "data")
-
-
-def go(data: Path, out: Path) -> RunResult:
-    return loop.run(config(data, data / "model"), out, Execution(3, progress=False), lambda *_: FakeHost())
 
 
 def test_no_nan_is_written(tmp_path: Path) -> None:

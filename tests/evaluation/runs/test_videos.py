@@ -18,14 +18,6 @@ from llava_consensus.evaluation.runs.execution import Execution
 
 av = pytest.importorskip("av")
 
-ORIENTATION = 0x0112  # tag of EXIF
-
-
-def write_gif(path: Path, count: int) -> Path:
-    frames = [Image.new("L", (20, 10), 10 * number) for number in range(count)]
-    frames[0].save(path, save_all=True, append_images=frames[1:])
-    return path
-
 
 def values(frames: list[Image.Image]) -> list[int]:
     """Which frame each image is, by its gray."""
@@ -55,9 +47,8 @@ def test_every_container_gives_the_sampled_frames(tmp_path: Path, suffix: str, l
     assert values(frames) == sample_places(length, 8) and frames[0].size == (64, 48)
 
 
-@pytest.mark.parametrize("suffix", ["mp4", "mkv"])
-def test_frames_are_turned_and_mirrored_as_pictures_by_exif(tmp_path: Path, suffix: str) -> None:
-    """All eight orientations, against Pillow's on a frame with four different corners; another matrix turns nothing."""
+def test_frames_are_turned_as_the_display_matrix_says(tmp_path: Path) -> None:
+    """The quarter turns, against Pillow's by EXIF on a frame with four different corners."""
     with av.open(str(tmp_path / "stored.mp4"), "w") as container:
         stream = container.add_stream("mpeg4", rate=5)
         stream.width, stream.height, stream.pix_fmt = 64, 32, "yuv420p"
@@ -67,89 +58,28 @@ def test_frames_are_turned_and_mirrored_as_pictures_by_exif(tmp_path: Path, suff
     content = (tmp_path / "stored.mp4").read_bytes()
     (stored,) = read_frames(tmp_path / "stored.mp4", 1)
     place = content.index(b"tkhd") + 44  # of the 9 numbers in version 0 of this box
-    matrices = {1: (1, 0, 0, 1), 2: (-1, 0, 0, 1), 3: (-1, 0, 0, -1), 4: (1, 0, 0, -1)}
-    matrices |= {5: (0, 1, 1, 0), 6: (0, 1, -1, 0), 7: (0, -1, -1, 0), 8: (0, -1, 1, 0), None: (1, 1, -1, 1)}
-    for orientation, (a, b, c, d) in matrices.items():
+    for orientation, (a, b, c, d) in {1: (1, 0, 0, 1), 3: (-1, 0, 0, -1), 6: (0, 1, -1, 0), 8: (0, -1, 1, 0)}.items():
         one = 1 << 16
         matrix = struct.pack(">9i", a * one, b * one, 0, c * one, d * one, 0, 0, 0, 1 << 30)
-        path = tmp_path / "turned.mp4"
-        path.write_bytes(content[:place] + matrix + content[place + len(matrix) :])
-        if suffix == "mkv":
-            if orientation in (None, 2, 4, 5, 7):
-                continue  # its header holds turns alone
-            path = remuxed(path, tmp_path / "turned.mkv")
-        if orientation is not None:
-            stored.getexif()[ORIENTATION] = orientation
-        (shown,) = read_frames(path, 1)
-        assert np.array_equal(shown, ImageOps.exif_transpose(stored) if orientation else stored), orientation
+        (tmp_path / "turned.mp4").write_bytes(content[:place] + matrix + content[place + len(matrix) :])
+        stored.getexif()[0x0112] = orientation
+        (shown,) = read_frames(tmp_path / "turned.mp4", 1)
+        assert np.array_equal(shown, ImageOps.exif_transpose(stored)), orientation
 
 
-def remuxed(path: Path, out: Path) -> Path:
-    """The same packets in another container."""
-    with av.open(str(path)) as source, av.open(str(out), "w") as container:
-        stream = container.add_stream_from_template(source.streams.video[0])
-        for packet in source.demux(video=0):
-            if packet.size:
-                packet.stream = stream
-                container.mux(packet)
-    return out
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
-        ("empty.mp4", b"", "0 bytes"),
-        ("text.mp4", b"no video at all\n" * 20, "not a video"),
-        ("head.mp4", b"\x00\x00\x00\x18ftypmp42", "not a video"),
-        ("head.gif", b"GIF89a", "head"),
-    ],
-)
-def test_files_that_are_no_videos(tmp_path: Path, name: str, content: bytes, words: str) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ImageError, match=words) as caught:
-        read_frames(tmp_path / name, 8)
-    assert name in str(caught.value)
-
-
-def test_absent_folder_and_sound(tmp_path: Path) -> None:
-    with pytest.raises(ImageError, match="no such video"):
-        read_frames(tmp_path / "absent.mp4", 8)
-    with pytest.raises(ImageError, match="folder, not a video"):
-        read_frames(tmp_path, 8)
-    with av.open(str(tmp_path / "sound.wav"), "w") as container:
-        stream = container.add_stream("pcm_s16le", rate=8000)
-        frame = av.AudioFrame.from_ndarray(np.zeros((1, 800), np.int16), format="s16", layout="mono")
-        frame.sample_rate = 8000
-        container.mux(stream.encode(frame))
-    with pytest.raises(ImageError, match="no video stream"):
-        read_frames(tmp_path / "sound.wav", 8)
+def test_files_that_are_no_videos(tmp_path: Path) -> None:
+    (tmp_path / "text.mp4").write_bytes(b"no video at all\n" * 20)
+    for name, words in (("text.mp4", "not a video"), ("absent.mp4", "no such video")):
+        with pytest.raises(ImageError, match=words):
+            read_frames(tmp_path / name, 8)
 
 
 @pytest.mark.parametrize("part", [0.2, 0.5, 0.8])
-@pytest.mark.parametrize("suffix", ["mp4", "gif"])
-def test_cut_off(tmp_path: Path, suffix: str, part: float) -> None:
-    path = tmp_path / f"cut.{suffix}"
-    write_gif(path, 20) if suffix == "gif" else write_mp4(path, 20)
+def test_cut_off(tmp_path: Path, part: float) -> None:
+    path = write_mp4(tmp_path / "cut.mp4", 20)
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * part)])
-    with pytest.raises(ImageError, match=r"cut\.(mp4|gif)"):
-        read_frames(path, 8)
-
-
-def test_a_head_that_promises_more_than_there_is(tmp_path: Path) -> None:
-    path = tmp_path / "front.mp4"
-    with av.open(str(path), "w", options={"movflags": "faststart"}) as container:
-        stream = container.add_stream("mpeg4", rate=5)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-        noise = np.random.default_rng(0)
-        for _ in range(30):
-            frame = av.VideoFrame.from_ndarray(noise.integers(0, 255, (48, 64, 3), dtype=np.uint8), format="rgb24")
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
-    whole = path.read_bytes()
-    assert len(read_frames(path, 8)) == 8
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ImageError, match="cut off"):
+    with pytest.raises(ImageError, match=r"cut\.mp4"):
         read_frames(path, 8)
 
 

@@ -12,7 +12,6 @@ from llava_consensus.evaluation.models import Encoding, Runner
 from llava_consensus.evaluation.runs.configuration import RunPlan
 from llava_consensus.evaluation.runs.execution import raise_if_device_failed
 
-AT_ONCE = 1 << 26  # pixels that are opened and not yet encoded: 0.2 GB
 CAPACITY = 256  # images that are kept encoded at once; each frame of a video counts
 
 
@@ -61,15 +60,15 @@ class EncodingCache:
                     fresh[path] = self._read(path)
                 except ImageError as error:
                     self._held[path] = error
-                if sum(_pixels(image) for images in fresh.values() for image in images) > AT_ONCE:
-                    self._held.update(self._encode(fresh))
-                    fresh = {}
         self._held.update(self._encode(fresh))
         found: list[list[Encoding] | ImageError] = []
         for paths in asked:
-            held = [self._held[path] for path in paths]
-            unreadable = next((one for one in held if isinstance(one, ImageError)), None)
-            found.append(unreadable or [one for own in held if not isinstance(own, ImageError) for one in own])
+            encodings: list[Encoding] = []
+            errors = []
+            for held in (self._held[path] for path in paths):
+                errors += [held] if isinstance(held, ImageError) else []
+                encodings += [] if isinstance(held, ImageError) else held
+            found.append(errors[0] if errors else encodings)
         self._ahead.subtract(path for paths in asked for path in paths)
         for path in needed:
             self._held.move_to_end(path)
@@ -95,7 +94,3 @@ class EncodingCache:
                 why = f"{type(error).__name__}: {reason(error)}"
                 return {first: ModelFailed(f"{first}: the model fails at it ({why})")}
         return {path: found for one, images in fresh.items() for path, found in self._encode({one: images}).items()}
-
-
-def _pixels(image: Image.Image | Clip) -> int:
-    return sum(frame.width * frame.height for frame in (image.frames if isinstance(image, Clip) else (image,)))

@@ -1,4 +1,4 @@
-"""Families of transformers that no file of the package describes: tiny random models shaped like the real ones, and
+"""Families of transformers beside those of hf_models: tiny random models shaped like the real ones, and
 images for them as their processors would make them.
 """
 
@@ -66,15 +66,10 @@ class Family:
         kind: its `model_type`.
         config: arguments of its configuration.
         pixels: what a processor gives of these images, by their numbers.
-        rows: visual tokens of each picture.
-        members: [N, m] patches of a tile that make each token of an image; None where they are not written down here.
+        rows: visual tokens of each image.
         tower: whether methods read the tower.
-        tiles: of each picture.
-        beside: positions of a tile beside its patches, behind them.
-        layer: whose attention SCAP reads.
         cuts: whether methods between decoder layers work.
         axes: of positions; several can only be kept.
-        turns: whether the plain model goes on from a cache as if it had read everything at once.
         timm: whether its tower is one of timm.
     """
 
@@ -82,14 +77,9 @@ class Family:
     config: Callable[[], dict[str, Any]]
     pixels: Callable[[list[int]], dict[str, Any]]
     rows: tuple[int, int]
-    members: Callable[[int], Tensor] | None = None
     tower: bool = True
-    tiles: tuple[int, int] = (1, 1)
-    beside: int = 0
-    layer: int = 0
     cuts: bool = True
     axes: int = 1
-    turns: bool = True
     timm: bool = False
 
 
@@ -97,26 +87,9 @@ def noise(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 0.5
 
 
-def in_fours(picture: int) -> Tensor:
-    """Four patches that stand one after the other make a token."""
-    height, width = GRIDS[picture]
-    return torch.arange(height * width).view(-1, 4)
-
-
-def squares(picture: int, side: int = 2, grids: Any = GRIDS) -> Tensor:
-    """A square of patches makes a token."""
-    height, width = grids[picture]
-    place = torch.arange(height * width).view(height // side, side, width // side, side)
-    return place.permute(0, 2, 1, 3).reshape(-1, side * side)
-
-
-def in_tiles(picture: int) -> Tensor:
-    """A square of patches of a tile makes a token."""
-    return squares(0, grids=[(4, 4)])
-
-
-def one_each(count: int) -> Callable[[int], Tensor]:
-    return lambda picture: torch.arange(count)[:, None]
+def squares(height: int, width: int) -> Tensor:
+    """Patches of which each token of an image is made, four in a square."""
+    return torch.arange(height * width).view(height // 2, 2, width // 2, 2).permute(0, 2, 1, 3).reshape(-1, 4)
 
 
 def by_grid(*values: int) -> Callable[[list[int]], dict[str, Any]]:
@@ -192,7 +165,7 @@ def _molmo2_pixels(which: list[int]) -> dict[str, Any]:
     crops, pools = [], []
     for one in which:
         first = 16 * sum(map(len, crops))
-        pools.append(squares(0, grids=[(4, 4)]) + first)
+        pools.append(squares(4, 4) + first)
         if one:
             sides = torch.arange(16, 48).view(2, 4, 4) + first
             wide = torch.cat((sides[0], sides[1]), 1)
@@ -337,37 +310,33 @@ def _video_llama_pixels(which: list[int]) -> dict[str, Any]:
 
 QWEN = by_grid(3 * 2 * 16 * 16)
 FAMILIES: dict[str, Family] = {
-    "qwen3_5": Family("qwen3_5", _qwen3_5(), QWEN, (6, 8), in_fours, layer=3, cuts=False, axes=3),
-    "qwen3_5_moe": Family("qwen3_5_moe", _qwen3_5(**EXPERTS), QWEN, (6, 8), in_fours, layer=3, cuts=False, axes=3),
-    "gemma4": Family("gemma4", _gemma4, _gemma4_pixels, (6, 9), lambda one: squares(one, 3, GEMMA_GRIDS)),
+    "qwen3_5": Family("qwen3_5", _qwen3_5(), QWEN, (6, 8), cuts=False, axes=3),
+    "qwen3_5_moe": Family("qwen3_5_moe", _qwen3_5(**EXPERTS), QWEN, (6, 8), cuts=False, axes=3),
+    "gemma4": Family("gemma4", _gemma4, _gemma4_pixels, (6, 9)),
     "gemma3n": Family("gemma3n", _gemma3n, tiles(1, 1, side=64), (256, 256), tower=False, cuts=False, timm=True),
     "molmo2": Family("molmo2", _molmo2, _molmo2_pixels, (4, 12)),
-    "minicpmv4_6": Family("minicpmv4_6", _minicpm, _minicpm_pixels, (6, 8), layer=3, cuts=False),
-    "lfm2_vl": Family("lfm2_vl", _lfm2, _lfm2_pixels, (6, 8), squares, layer=2, cuts=False),
-    "llama4": Family("llama4", _llama4, tiles(1, 3), (4, 12), in_tiles, tiles=(1, 3), beside=1),
-    "paligemma": Family("paligemma", _paligemma, tiles(1, 1), (16, 16), one_each(16), turns=False),
-    "kimi_k25": Family("kimi_k25", _kimi, by_grid(3, 14, 14), (6, 8), squares),
-    "glm_ocr": Family("glm_ocr", _glm_ocr, by_grid(3 * 2 * 14 * 14), (6, 8), in_fours, axes=3),
+    "minicpmv4_6": Family("minicpmv4_6", _minicpm, _minicpm_pixels, (6, 8), cuts=False),
+    "lfm2_vl": Family("lfm2_vl", _lfm2, _lfm2_pixels, (6, 8), cuts=False),
+    "llama4": Family("llama4", _llama4, tiles(1, 3), (4, 12)),
+    "paligemma": Family("paligemma", _paligemma, tiles(1, 1), (16, 16)),
+    "kimi_k25": Family("kimi_k25", _kimi, by_grid(3, 14, 14), (6, 8)),
+    "glm_ocr": Family("glm_ocr", _glm_ocr, by_grid(3 * 2 * 14 * 14), (6, 8), axes=3),
     "perception_lm": Family("perception_lm", _perception, _perception_pixels, (4, 12), tower=False, timm=True),
-    "granite4_vision": Family(
-        "granite4_vision", _granite, _granite_pixels, (16, 14), tower=False, cuts=False, turns=False
-    ),
-    "paddleocr_vl": Family("paddleocr_vl", _paddle, by_grid(3, 14, 14), (6, 8), squares, axes=3),
-    "video_llama_3": Family("video_llama_3", _video_llama, _video_llama_pixels, (6, 8), in_fours),
+    "granite4_vision": Family("granite4_vision", _granite, _granite_pixels, (16, 14), tower=False, cuts=False),
+    "paddleocr_vl": Family("paddleocr_vl", _paddle, by_grid(3, 14, 14), (6, 8), axes=3),
+    "video_llama_3": Family("video_llama_3", _video_llama, _video_llama_pixels, (6, 8)),
 }
 
 
-def build(family: Family, dtype: torch.dtype = torch.float64, attention: str | None = None) -> Any:
+def build(family: Family) -> Any:
     """A model with weights large enough that every part is seen in its answers."""
     from transformers import AutoModelForImageTextToText
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     config = CONFIG_MAPPING[family.kind](**family.config())
-    if attention is not None:
-        config._attn_implementation = attention
     config._experts_implementation = "eager"  # grouped_mm has no float64
     torch.manual_seed(0)
-    return filled(AutoModelForImageTextToText.from_config(config).to(dtype).eval())
+    return filled(AutoModelForImageTextToText.from_config(config).to(torch.float64).eval())  # of complex angles too
 
 
 def filled(model: Any) -> Any:
@@ -387,7 +356,7 @@ def filled(model: Any) -> Any:
     return model
 
 
-def prompts(model: Any, family: Family, *shown: list[int], dtype: torch.dtype = torch.float64) -> dict[str, Any]:
+def prompts(model: Any, family: Family, *shown: list[int]) -> dict[str, Any]:
     """Left-padded prompts with these images, text after each, and everything a processor would give."""
     rows = []
     for number, pictures in enumerate(shown):
@@ -405,6 +374,4 @@ def prompts(model: Any, family: Family, *shown: list[int], dtype: torch.dtype = 
         if name in taken:
             found[name] = torch.zeros_like(types) if family.kind == "paligemma" else types
     pixels = family.pixels([one for pictures in shown for one in pictures])
-    return found | {
-        name: value.to(dtype) if value.is_floating_point() else value for name, value in pixels.items()
-    }  # fmt: skip
+    return found | {name: value.double() if value.is_floating_point() else value for name, value in pixels.items()}
