@@ -119,9 +119,8 @@ sweep: data  ## a grid: make sweep BENCH="gqa pope" METHODS="consensusdrop rando
 		$(if $(BENCH),--bench "$(BENCH)") $(if $(METHODS),--methods "$(METHODS)") \
 		$(if $(filter command line environment,$(origin TOKENS)),--tokens "$(TOKENS)") $(ARGS)
 
-tables: data  ## every run of the results table (llava_consensus/paper/presets/results.json) on MODEL, then tables.md, tables.csv, tables.tex in OUT
+tables: data  ## every run of the results table (llava_consensus/paper/presets/results.json) on MODEL: OUT/tables/results.md, .csv, .tex
 	$(CLI) paper table results $(RUN) $(ARGS)
-	$(CLI) report --out $(OUT) --preset results $(FEWER) --markdown $(OUT)/tables.md --csv $(OUT)/tables.csv --latex $(OUT)/tables.tex
 
 pages: $(READY)  ## the generated numbers of README.md and docs, from docs/measured*.tar.xz
 	$(PYTHON) -m tools.pages write
@@ -144,6 +143,7 @@ PARETO := tome fastv sparsevlm prumerge_plus visionzip vispruner consensusdrop  
 
 paper: $(DEV_READY) data  ## every table and figure of the paper that MODEL can give, and what needs which weights: make paper SAMPLE=100
 	$(CLI) paper table all $(RUN) $(ARGS)
+	$(CLI) paper study $(RUN) $(ARGS)
 	$(CLI) bench --model $(MODEL) --repeats 3 --out $(OUT)/bench.json
 	$(CLI) bench --model $(MODEL) --repeats 3 --methods "$(PARETO)" --tokens "192 128 64 32" --out $(OUT)/bench-tradeoff.json
 	$(MAKE) figures OUT=$(OUT) ARGS=
@@ -159,7 +159,7 @@ demo: DATA := playground/photo
 endif
 endif
 
-demo: data  ## a page to play with, in the browser: two methods or two questions side by side; make demo ARGS="--port 8000"
+demo: data  ## a page to play with, in the browser: two methods side by side; make demo ARGS="--port 8000"
 	@$(PYTHON) -c "import gradio" 2>/dev/null || $(PYTHON3) requirements/set_up.py demo $(VENV)
 	$(CLI) demo --model $(MODEL) --data $(DATA) $(ARGS)
 

@@ -78,7 +78,8 @@ def attach(
         model: a loaded model of a class some host adapts (`HOSTS`).
         method: name in `METHODS`.
         tokens: T, visual tokens handed to the language model for one image; N or more is the unpatched model. A
-            fraction in (0, 1), such as 0.1, is that share of each image's own tokens.
+            fraction in (0, 1), such as 0.1, is that share of each image's own tokens. For each tile if it is not known
+            how the model groups the tiles of an image.
         merged: M of them, merged; None is the paper's share.
         total: the most visual tokens of one prompt: where its images have more, the older ones are made smaller.
         host_options: what the model's host leaves open (`HOSTS`), for example `{"layout": "2880"}`.

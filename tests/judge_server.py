@@ -42,7 +42,6 @@ class Server:
         self.answered: Counter[str] = Counter()
         self.bodies: list[dict[str, Any]] = []
         self.keys: set[str | None] = set()
-        self.busiest = self._busy = 0
         self._lock = threading.Lock()
         self.stopping = threading.Event()
         server = self
@@ -85,15 +84,8 @@ class Server:
             self.asked[body] += 1
             self.bodies.append(json.loads(body))
             self.keys.add(handler.headers["Authorization"])
-            self._busy += 1
-            self.busiest = max(self.busiest, self._busy)
-        try:
-            act = self.behave(json.loads(body)["messages"][-1]["content"], number)
-            if act.delay:
-                time.sleep(act.delay)
-        finally:
-            with self._lock:
-                self._busy -= 1
+        act = self.behave(json.loads(body)["messages"][-1]["content"], number)
+        time.sleep(act.delay)
         self._act(handler, act)
         if act.kind == "ok":
             with self._lock:

@@ -85,9 +85,7 @@ def judge_config(place: Path, url: str, name: str = "mmvet", **options: Any) -> 
 
 def judge(wanted: JudgeConfig) -> dict[str, Any]:
     """What a judged run measured."""
-    metrics = run(wanted, progress=False).metrics
-    assert metrics is not None
-    return metrics
+    return run(wanted, progress=False).metrics
 
 
 def stored(place: Path) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from typing import Any
 from llava_consensus.evaluation.runs import DATA, MODEL
 
 GROWING = ("*/answers.jsonl", "replies.jsonl")
-SAME = ("config.json", "answers.jsonl", "errors.jsonl", "scores.jsonl", "grades.json")
+SAME = ("config.json", "answers.jsonl", "errors.jsonl", "scores.jsonl")
 PASSING = ("timing", "environment", "replies")  # of metrics: other in every run
 WAYS = ("eval", "sweep", "workers", "judge")
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import pandas as pd
 
-from llava_consensus.evaluation.report.results import scores
 from llava_consensus.evaluation.report.rows import FULL, Row, compare, one_word, over_seeds, policy, read_rows
 from llava_consensus.evaluation.report.section import Section, can_move, half, signed
 from llava_consensus.evaluation.report.stats import (
@@ -112,7 +111,7 @@ class Photo:
     def table(self, *budgets: float, misfits: bool = False) -> str:
         """Scores with intervals at some budgets, a ranking for each position policy; benchmarks that were run there."""
         on = [name for name in BENCHMARKS if all(self.run(name, "visionzip", one) for one in budgets)]
-        return markdown(scores(self.section(MISFITS if misfits else PEERS, budgets, on)))
+        return markdown(self.section(MISFITS if misfits else PEERS, budgets, on).scores())
 
     @property
     def others(self) -> list[float]:

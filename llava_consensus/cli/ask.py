@@ -126,7 +126,7 @@ def _check(given: argparse.Namespace) -> None:
     examples=("demo", "demo --model llava-hf/llava-1.5-7b-hf --port 8000"),
 )
 def demo(given: argparse.Namespace) -> Iterator[str]:
-    """A page in the browser: two methods or two questions side by side."""
+    """A page in the browser: two methods side by side."""
     if given.port is not None and not 1 <= given.port <= PORTS:
         raise OptionError(f"port={given.port} must be in 1..{PORTS}")
     if not given.max_upload > 0:

@@ -6,7 +6,6 @@ efficiency tables hold.
 
 import argparse
 import json
-import logging
 import os
 import platform
 import random
@@ -25,6 +24,7 @@ from llava_consensus.evaluation.runs import DATA, OUT
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from llava_consensus.evaluation.bench.timing import Setting
     from llava_consensus.evaluation.models import Loading, Runner
     from llava_consensus.reduction.budget import Budget, Share
     from llava_consensus.reduction.method import Method
@@ -45,8 +45,7 @@ PROCESSORS = Path("/proc/cpuinfo")
     arguments.MATCH,
     arg("--images", type=Path, metavar="DIR", help=f"images (those of GQA in {DATA}, else noise)"),
     arg("--pictures", type=int, default=1, help="how many of them (%(default)s)"),
-    arg("--repeats", type=int, default=5, help="measured rounds (%(default)s)"),
-    arg("--warmup", type=int, default=1, help="rounds before, which do not count (%(default)s)"),
+    arg("--repeats", type=int, default=5, help="measured rounds, after one that does not count (%(default)s)"),
     arg("--length", type=int, default=20, help="tokens of each answer (%(default)s)"),
     arg(
         "--out",
@@ -61,10 +60,7 @@ PROCESSORS = Path("/proc/cpuinfo")
         help="measure servers of vLLM, with each method and plain, over HTTP (docs/serving.md)",
     ),
     arg("--at-once", default="1 8 32", metavar="NUMBERS", help="with --serve: requests at once (%(default)s)"),
-    arg("--rates", default="", metavar="NUMBERS", help="with --serve: requests a second"),
-    arg(
-        "--requests", default=32, type=int, help="with --serve: of each load (%(default)s), at most 8 for each at once"
-    ),
+    arg("--requests", default=32, type=int, help="with --serve: of each load (%(default)s)"),
     arg(
         "--break-even",
         nargs="?",
@@ -73,7 +69,6 @@ PROCESSORS = Path("/proc/cpuinfo")
         help="from how many visual tokens the first method pays here: requests of so many images (1 2 4 8), the first "
         "of them yours",
     ),
-    arg("--again", action="store_true", help="measure anew over what --out holds"),
     arguments.FORMAT,
     examples=('bench --methods all --tokens "192 64"', "bench --break-even --tokens 64 --model MODEL"),
 )
@@ -87,25 +82,21 @@ def bench(given: argparse.Namespace) -> Iterator[Any]:
     names = list(known_methods()) if given.methods == "all" else given.methods.split()
     made = {name: arguments.one_word_method(name) for name in names}
     budgets, loading = arguments.budgets(given.tokens), arguments.loading(given)
-    protocol = efficiency.Protocol(given.repeats, given.length, given.warmup)
     _check(given)
-    pictures = _pictures(given)
+    pictures, prompt = _pictures(given), Prompt(QUESTION, max_new_tokens=given.length)
     if given.serve:
         yield from _serving(given, made, budgets, pictures)
         return
     runner = _runner(given, loading)
-    prompt = Prompt(QUESTION)
+    described = _description(given, loading, runner)
     if given.break_even:
-        yield from _break_even(
-            given, runner, made[names[0]], budgets[0], pictures[0], _description(given, loading, runner)
-        )
+        yield from _break_even(given, runner, (made[names[0]], budgets[0]), pictures[0], described)
         return
     shape = efficiency.prompt_shape(runner, prompt, pictures[0])
     cases, left_out = efficiency.cases_of(runner, names, budgets, shape, given.match, made.__getitem__)
-    described = {**_description(given, loading, runner), "left_out": left_out}
-    tell = logging.getLogger(__name__).info
-    measuring = efficiency.Bench(runner, pictures, prompt, shape, cases, protocol)
-    measured = measuring.measure(described, given.out, tell, given.again)
+    measured = efficiency.measure(
+        runner, pictures, prompt, shape, cases, {**described, "left_out": left_out}, given.out, given.repeats
+    )
     yield from terminal.written(given.format, tables.bench_tables(measured), tables.csv_rows(measured))
 
 
@@ -114,10 +105,13 @@ def _check(given: argparse.Namespace) -> None:
     from llava_consensus.reduction.options import choose
 
     choose("match", given.match, MATCHES)
-    if given.pictures < 1:
-        raise OptionError(f"pictures={given.pictures} must be at least 1")
-    if given.break_even and not all(word.isdigit() and int(word) for word in given.break_even.split()):
-        raise OptionError(f"break_even={given.break_even!r}: give numbers of images, at least 1, such as '1 2 4 8'")
+    for name, least in (("pictures", 1), ("repeats", 1), ("length", 2)):
+        if getattr(given, name) < least:
+            raise OptionError(f"{name}={getattr(given, name)} must be at least {least}")
+    for name in ("break_even", "at_once"):
+        text = getattr(given, name)
+        if text is not None and not (text.split() and all(word.isdigit() and int(word) for word in text.split())):
+            raise OptionError(f"{name}={text!r}: give whole numbers, at least 1, such as '1 2 4 8'")
     if given.out.is_dir():
         raise DataError(f"--out {given.out}: is a folder. Give the name of a file")
 
@@ -175,33 +169,24 @@ def _description(given: argparse.Namespace, loading: "Loading", runner: "Runner"
 
 
 def _break_even(
-    given: argparse.Namespace, runner: "Runner", method: "Method", budget: "Budget | Share", image: "Image",
-    described: dict[str, Any],
-) -> Iterator[str]:  # fmt: skip
-    """A line for each size of request and the answer; --out gets the numbers, and a plot beside it."""
+    given: argparse.Namespace, runner: "Runner", reduced: "Setting", image: "Image", described: dict[str, Any]
+) -> Iterator[str]:
+    """A line for each size of request and the answer; --out gets the numbers."""
+    import pandas
+
     from llava_consensus.evaluation.bench import break_even
-    from llava_consensus.evaluation.files import canonical, write_json, write_out
+    from llava_consensus.evaluation.files import canonical, write_json
     from llava_consensus.evaluation.models import Prompt
 
     counts = sorted(int(word) for word in given.break_even.split())
-    points = break_even.measure(runner, image, Prompt(QUESTION), (method, budget), counts, given.repeats)
-    yield "first token (ms):"
-    for point in points:
-        yield (
-            f"  {point.images} images, {point.tokens} visual tokens: {point.full_ms:.1f} from all, "
-            f"{point.reduced_ms:.1f} reduced (tower {point.tower_ms:.1f}, reduction {point.reduction_ms:.1f}, "
-            f"prefill {point.reduced_prefill_ms:.1f} instead of {point.prefill_ms:.1f})"
-        )
+    points = break_even.measure(runner, image, Prompt(QUESTION), reduced, counts, given.repeats)
+    rows = [point._asdict() for point in points]
+    yield f"medians of one request:\n{pandas.DataFrame(rows).round(1).to_string(index=False)}"
     yield break_even.sentence(points)
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    rows = [point._asdict() for point in points]
-    write_json(
-        given.out, {**json.loads(canonical(described)), "break_even": break_even.break_even(points), "rows": rows}
-    )
-    write_out(
-        given.out.with_suffix(".png"), break_even.plot(points, f"{described['model']}, {method.title or given.methods}")
-    )
-    yield f"written to {given.out}, plot in {given.out.with_suffix('.png')}"
+    found = {"break_even": break_even.break_even(points), "rows": rows}
+    write_json(given.out, {**json.loads(canonical(described)), **found})
+    yield f"written to {given.out}"
 
 
 def _processor() -> str:
@@ -222,8 +207,7 @@ def _serving(
     check_version()
     if not given.shape:
         Setting("full", 1).overrides(config_of(given.model))
-    loads = [serving.Load(min(given.requests, 8 * count), at_once=count) for count in map(int, given.at_once.split())]
-    loads += [serving.Load(given.requests, rate=float(word)) for word in given.rates.split()]
+    loads = [int(word) for word in given.at_once.split()]
     with tempfile.TemporaryDirectory() as folder:
         runner: Any = _runner(given, arguments.loading(given))
         described = _description(given, arguments.loading(given), runner)
@@ -240,12 +224,12 @@ def _serving(
             overrides = setting_of(method, sizes[0]).overrides(runner.model.config)
             cases += [serving.ServedCase(name, overrides, size if method.reduces else None) for size in own]
         del runner
-        asked = serving.ServedQuestion(QUESTION, pictures, given.length)
+        asked = serving.ServedQuestion(QUESTION, pictures, given.length, given.requests)
         further = f"--dtype {dtype} --max-model-len 1024{' --enforce-eager' * on_cpu}"
         if given.shape:  # vLLM draws the weights
             further += " --load-format dummy --chat-template-content-format openai"
         described = json.loads(canonical({**described, "arguments": further, "length": given.length}))
-        records = stored(given.out, described, given.again).get("measured", [])
+        records = stored(given.out, described).get("measured", [])
         for record in serving.measure(model, cases, loads, asked, given.repeats, further, tuple(records)):
             records.append({**record, "load_average": os.getloadavg()[0]})
             write_json(given.out, {**described, "measured": records})

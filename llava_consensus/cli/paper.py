@@ -6,41 +6,27 @@ runs a grid resumes where it was stopped.
 """
 
 import argparse
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llava_consensus.cli import arguments, terminal
 from llava_consensus.cli.arguments import arg, command
-from llava_consensus.cli.ask import PICTURES
 from llava_consensus.cli.evaluate import carry_out, folders, loaded_once
 from llava_consensus.cli.report import CHANGED, check_results
 from llava_consensus.errors import ConsensusError, DataError, Interrupted, OptionError
 from llava_consensus.evaluation.files import misread
-from llava_consensus.evaluation.runs import DRAWINGS, knows_drawings_alone
 
 if TYPE_CHECKING:
-    from llava_consensus.evaluation.models import Runner
     from llava_consensus.evaluation.report.table import Table
     from llava_consensus.evaluation.runs.loop import RunnerLoader
     from llava_consensus.evaluation.runs.sweep import Cell
     from llava_consensus.paper.preset import Preset, PresetRow
     from llava_consensus.reduction.budget import Share
-    from llava_consensus.reduction.method import Shape
 
-PATCHES, FRAMES = 256, 8  # of a clip of Video-LLaVA, frames as tiles of one image
-SUSTAINED = 1e14  # FLOP/s: a third of what an A100 can in float16
 ALL = "all"
 TABLES = "tables"  # folder in that of results
-STUDY = {  # what the paper's controlled study asks
-    "bench": "pope mme mmbench mmbench_cn textvqa gqa",
-    "retention": "0.25 0.5 0.12 0.06 0.03",
-    "rates": "0.1 0.3 0.5",
-    "layer": None,
-    "scap_bench": "gqa",
-}
 BUDGETS = "288 128"  # of an example, as in the paper's appendix
 ONLY = arg("--bench", metavar="NAMES", help="only these benchmarks (those of each table)")
 AT = arg("--tokens", metavar="NUMBERS", help="only these budgets, such as 64 (those of the table)")
@@ -77,35 +63,23 @@ def table(given: argparse.Namespace) -> Iterator[Any]:
 
 
 def _everything(given: argparse.Namespace) -> Iterator[Any]:
-    """The output of every table and of the study, then a line for each: its file, or what it needs.
+    """The output of every table of the paper, then a line for each: its file, or what it needs.
 
     Raises:
         ConsensusError: the first error of one that failed, when all others are done.
     """
     from llava_consensus.paper import preset as presets
 
-    printed = [preset for preset in map(presets.read, presets.names()) if preset.printed]
-    of_study = str(STUDY["bench"]).split()
-    known_names = dict.fromkeys([*(name for preset in printed for name in preset.benchmarks), *of_study])
-    chosen = known_names if given.bench is None else given.bench.split()
-    if not chosen or not set(chosen) <= set(known_names):
-        raise OptionError(f"--bench {given.bench!r}: must be of {', '.join(known_names)}, which tables and study ask")
     load, became, errors = loaded_once(given), {}, []
-    parts: list[tuple[str, Iterable[str], str, Path, Callable[..., Iterator[Any]]]] = []
-    for preset in printed:
-        file, why = given.out / TABLES / f"{preset.name}.md", _unfit(preset, given)
-        parts.append((preset.title, preset.benchmarks, why, file, partial(_measured, preset, load=load)))
-    parts.append(("The controlled study", of_study, "", given.out / "study.md", study))
-    for title, names, why, file, lines in parts:
-        bench = " ".join(name for name in names if name in chosen)
-        became[title] = why or (str(file) if bench else f"asks none of {given.bench}")
+    for preset in (one for one in map(presets.read, presets.names()) if one.printed):
+        became[preset.title] = _unfit(preset, given) or str(given.out / TABLES / f"{preset.name}.md")
         try:
-            if bench and not why:
-                yield from lines(given=argparse.Namespace(**{**STUDY, **vars(given), "bench": bench, "tokens": None}))
+            if not _unfit(preset, given):
+                yield from _measured(preset, given, load)
         except Interrupted:
             raise
         except ConsensusError as error:
-            became[title] = f"failed ({error})"
+            became[preset.title] = f"failed ({error})"
             errors.append(error)
     yield from (f"{title}: {what}" for title, what in became.items())
     if errors:
@@ -132,7 +106,7 @@ def _measured(preset: "Preset", given: argparse.Namespace, load: "RunnerLoader |
     from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.report.rows import read_row, with_grades
     from llava_consensus.evaluation.report.table import write
-    from llava_consensus.paper.results import Results, csv_rows, read_benches, tables
+    from llava_consensus.paper.results import Results, read_benches
 
     preset, missing = preset.narrowed(given.bench, given.tokens), {}
     preset = preset.keeping_positions() if given.positions else preset
@@ -155,7 +129,7 @@ def _measured(preset: "Preset", given: argparse.Namespace, load: "RunnerLoader |
             errors.append(cell.error)
     if runs:
         results = Results(preset, with_grades(runs, given.out), read_benches(given.out))
-        found, rows = tables(results), csv_rows(results)
+        found, rows = results.tables(), results.csv_rows
         files = write(given.out / TABLES, preset.name, found, rows)
         yield from terminal.written(given.format, found, rows)
         yield f"written: {', '.join(map(str, files))}"
@@ -194,16 +168,12 @@ def plan(given: argparse.Namespace) -> Iterator[Any]:
     """The runs of a table: how many, what each needs, and the command; nothing is loaded."""
     from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.benchmarks.check import ANSWERING, check, uses
-    from llava_consensus.evaluation.report.table import ABSENT, Group, Table
+    from llava_consensus.evaluation.report.table import ABSENT, Table
     from llava_consensus.paper.preset import read
     from llava_consensus.paper.verify import expected
-    from llava_consensus.reduction.costs import SHAPES
 
     preset = read(given.name).narrowed(given.bench, given.tokens)
-    model, lines, unready, flops = given.model or preset.model, [], [], 0.0
-    of_clip = SHAPES["llava-1.5-7b"]._replace(patches=PATCHES, tiles=FRAMES)
-    shapes = {"llava_next_7b": SHAPES["llava-next-7b"], "video_llava": of_clip, "other_vlms": None, "": None}
-    prompt_flops = partial(_prompt_flops, shapes.get(preset.printed, SHAPES["llava-1.5-7b"]))
+    model, lines, unready = given.model or preset.model, [], []
     for name in preset.benchmarks:
         benchmark = benchmarks.make(name)
         runs = 1 + sum(name in preset.asked_at(row.tokens) for row in preset.rows)
@@ -215,15 +185,11 @@ def plan(given: argparse.Namespace) -> Iterator[Any]:
         if elsewhere:
             how = f"judge {name}" if benchmark.judge else f"score {name} --export FILE"
             needs.append(f"{elsewhere} (llava-consensus {how})")
-        flops += sum(map(prompt_flops, [None, *(row.tokens for row in preset.rows)])) * (benchmark.count or 0)
         wide = ABSENT if benchmark.paper is None or not benchmark.count else expected(benchmark)
         lines.append((name, f"{benchmark.count or 0:,}", str(runs), wide, ", ".join(needs) or "nothing"))
     budgets = ", ".join(dict.fromkeys(f"{row.tokens:g}" for row in preset.rows))
     head = ("benchmark", "questions", "runs", "expected ± at all, 1,000, 300", "still needs")
-    yield terminal.drawn(Table(f"{preset.title}, at {budgets} tokens", head, (Group("", tuple(lines)),)))
-    hours = f"{flops / SUSTAINED / 3600:.1f} hours at {1e-12 * SUSTAINED:.0f} TFLOP/s sustained"
-    ours = f"{1e-15 * flops:,.0f} PFLOP of prefills, {hours}; decoding comes on top, shared images are encoded once"
-    yield f"cost: {ours if flops else 'unknown, no account of this model is here'}"
+    yield terminal.drawn(Table(f"{preset.title}, at {budgets} tokens", head, {"": lines}))
     yield f"weights: {model}" + (f", of {preset.weights}" if preset.weights else "")
     if unready:
         yield f"first: llava-consensus data download {' '.join(unready)} --data {given.data}"
@@ -232,27 +198,15 @@ def plan(given: argparse.Namespace) -> Iterator[Any]:
     yield f"then:  llava-consensus paper table {given.name}{asked} --model {model}{own} --data {given.data}"
 
 
-def _prompt_flops(shape: "Shape | None", tokens: int | float | None) -> float:
-    """FLOPs of tower and prefill with a budget (None: all tokens) that is cut before the language model; 0 without a
-    shape.
-    """
-    from llava_consensus.reduction.costs import llm_flops, vision_flops
-
-    if shape is None:
-        return 0.0
-    kept = shape.available if tokens is None else min(shape.available, round(tokens))
-    return llm_flops(shape, [kept] * shape.layers) + vision_flops(shape, [shape.patches] * shape.feature_blocks)
-
-
 @command(
     "paper study",
-    arg("--bench", default=STUDY["bench"], metavar="NAMES", help="benchmarks (%(default)s)"),
-    arg("--retention", default=STUDY["retention"], metavar="SHARES", help="shares of tokens kept (%(default)s)"),
-    arg("--rates", default=STUDY["rates"], metavar="SHARES", help="what recovery adds of the other side (%(default)s)"),
+    arg("--bench", default="pope mme mmbench mmbench_cn textvqa gqa", metavar="NAMES", help="benchmarks (%(default)s)"),
+    arg("--retention", default="0.25 0.5 0.12 0.06 0.03", metavar="SHARES", help="shares of tokens kept (%(default)s)"),
+    arg("--rates", default="0.1 0.3 0.5", metavar="SHARES", help="what recovery adds of the other side (%(default)s)"),
     arg("--layer", type=int, help="decoder layers that see everything (2, less in shallow models)"),
     arg(
         "--scap-bench",
-        default=STUDY["scap_bench"],
+        default="gqa",
         metavar="NAME",
         help="benchmark on which SCAP is compared with every layer; none leaves that out (%(default)s)",
     ),
@@ -278,7 +232,7 @@ def study(given: argparse.Namespace) -> Iterator[Any]:
     groups = (whole, given.out), (reduced + probed, given.out / results.RUNS)
     found = yield from _all_run(groups, given, loaded_once(given))
     content = results.study(found[: len(cells)])
-    yield from _left(given.out / results.STUDY, content, results.study_tables(content), results.study_csv(content))
+    yield from _left(given.out / results.STUDY, content, [results.study_table(content)], results.study_csv(content))
     if probed:
         scap = results.scap(found[-1])
         yield from _left(given.out / results.SCAP, scap, [], scap["layers"])
@@ -340,14 +294,13 @@ def _rates(text: str) -> list[float]:
     "paper figures",
     arguments.OUT_DIR,
     arg("--to", type=Path, metavar="FOLDER", help="where they are written (DIR/figures)"),
-    arg("--examples", metavar="NAME", help="instead, examples: of a benchmark, or of the images in a folder"),
-    arg("--question", action="append", metavar="TEXT", help="asked about each image of a folder; may be repeated"),
+    arg("--examples", metavar="NAME", help="instead, examples of this benchmark"),
     arg("--count", default=4, type=int, help="examples, those with the highest disagreement (%(default)s)"),
     arg("--budgets", default=BUDGETS, metavar="NUMBERS", help="of an example, searched at the first (%(default)s)"),
     arg("--limit", default=200, type=int, help="search the first questions only (%(default)s)"),
     *arguments.LOADED,
     arguments.DATA_DIR,
-    examples=("paper figures --out results", "paper figures --examples gqa", "paper figures --examples photographs"),
+    examples=("paper figures --out results", "paper figures --examples gqa"),
 )
 def figures(given: argparse.Namespace) -> Iterator[str]:
     """Every figure of the paper from result files, as PNG and SVG, or examples of where the two signals look."""
@@ -364,8 +317,7 @@ def figures(given: argparse.Namespace) -> Iterator[str]:
         material, count = results.read(given.out), 0
         for figure, missing in drawings.draw(material, folder):
             count += not missing
-            found = f"not drawn, {missing}. It comes with: {figure.makes}" if missing else figure.title
-            yield f"{figure.name}: {found}"
+            yield f"{figure.name}: " + (f"not drawn, {missing}. It comes with: {figure.makes}" if missing else "drawn")
         tables, rows = results.claims(material)
         if rows:
             write(folder, "claims", tables, rows)
@@ -382,6 +334,7 @@ def _folder(folder: Path) -> Path:
 
 
 def _examples(given: argparse.Namespace) -> Iterator[str]:
+    from llava_consensus.evaluation import benchmarks, models
     from llava_consensus.evaluation.runs.configuration import prepare
     from llava_consensus.methods import make
     from llava_consensus.paper import examples
@@ -392,42 +345,26 @@ def _examples(given: argparse.Namespace) -> Iterator[str]:
         raise OptionError(f"--budgets {given.budgets!r}: must be whole numbers, such as '{BUDGETS}'")
     if given.count < 1:
         raise OptionError(f"count={given.count} must be at least 1")
+    setting = prepare(arguments.config(given, benchmarks.make(given.examples), make("full")))
+    if setting.benchmark.frames:
+        raise OptionError(f"--examples {given.examples}: asks about videos, and examples are drawn of images")
     folder = _folder(given.to or given.out / "examples")
-    photographs = Path(given.examples)
-    if photographs.is_dir():
-        if not given.question or photographs.resolve() == folder.resolve():
-            raise OptionError(f"--examples {photographs}: needs --question TEXT, and another folder for --to")
-        questions = examples.of_folder(photographs, given.question, PICTURES)
-        runner: Runner = arguments.load(given)
-    else:
-        from llava_consensus.evaluation import benchmarks, models
-
-        setting = prepare(arguments.config(given, benchmarks.make(given.examples), make("full")))
-        if setting.benchmark.frames:
-            raise OptionError(f"--examples {given.examples}: asks about videos, and examples are drawn of images")
-        questions = examples.of_plan(setting)
-        runner = models.load(setting.model, setting.loading, setting.host_options)
-    found = examples.search(runner, questions, budgets[0], given.count)
-    drawn = examples.examples(runner, [asked for _, asked in found], budgets)
-    for number, ((share, asked), one) in enumerate(zip(found, drawn, strict=True), 1):
-        examples.drawn(one).save(folder / f"{photographs.name}-{budgets[0]}-{number}.png")
-        yield f"{asked.name}: disagreement {100 * share:.0f} %, {asked.words}"
-    if photographs.is_dir() and knows_drawings_alone(given.model):
-        yield f"note: {DRAWINGS}"
-    yield f"{len(found)} examples: {folder}/{photographs.name}-{budgets[0]}-*.png"
+    runner = models.load(setting.model, setting.loading, setting.host_options)
+    found = examples.search(runner, setting, budgets[0], given.count)
+    for number, (share, question) in enumerate(found, 1):
+        one = examples.example(runner, setting, question, budgets)
+        examples.drawn(one).save(folder / f"{given.examples}-{budgets[0]}-{number}.png")
+        yield f"{question.question_id}: disagreement {100 * share:.0f} %, {one.words}"
+    yield f"{len(found)} examples: {folder}/{given.examples}-{budgets[0]}-*.png"
 
 
 @command(
     "paper verify",
-    arg("--bench", metavar="NAMES", help="benchmarks (gqa pope textvqa; with --answers, all that were published)"),
+    arg("--bench", default="gqa pope textvqa", metavar="NAMES", help="benchmarks (%(default)s)"),
     arg("--published", type=Path, metavar="FILE", help="scores by benchmark, as JSON (LLaVA-1.5-7B's)"),
-    arg("--answers", action="store_true", help="ask no model: score LLaVA's own answer files (eval.zip) under --data"),
     *arguments.LOADED,
     *arguments.RUN,
-    examples=(
-        "paper verify --bench pope --published scores.json --sample 300",
-        "paper verify --answers --data playground/data",
-    ),
+    examples=("paper verify --bench pope --published scores.json --sample 300",),
 )
 def verify(given: argparse.Namespace) -> Iterator[Any]:
     """Before any method is judged: prompts against LLaVA's own, and scores with all tokens against published ones."""
@@ -441,15 +378,10 @@ def verify(given: argparse.Namespace) -> Iterator[Any]:
     from llava_consensus.paper import official
     from llava_consensus.paper.verify import verify_table
 
-    asked = given.bench or " ".join(official.ANSWERS if given.answers else ("gqa", "pope", "textvqa"))
-    made = [benchmarks.make(name) for name in asked.split()]
-    if given.answers:
-        yield terminal.drawn(official.answers_table(made, given.data))
-        return
+    made = [benchmarks.make(name) for name in given.bench.split()]
     known = {one.name: one.paper for one in made if one.paper is not None}
     published = read_json(given.published, "Give benchmark: score", dict) if given.published else known
     plans = [prepare(arguments.config(given, one, make("full"))) for one in made]
-    yield from official.revision_lines(given.model, plans[0].description["weights"])
     load = LoadedOnce(models.load)
     runner = load(plans[0].model, plans[0].loading, plans[0].host_options)
     if isinstance(runner, LlavaRunner):

@@ -111,10 +111,8 @@ def _export(benchmark: "Benchmark", given: argparse.Namespace) -> Iterator[str]:
     ANSWERS,
     arg("--judge-model", required=True, metavar="M", help="the judge, as its server calls it"),
     arg("--judge-url", metavar="U", help="base URL of any OpenAI-compatible server (OpenAI)"),
-    arg("--judge-prompt-from", type=Path, metavar="F", help="official script that the prompt is read from"),
+    arg("--judge-prompt", type=Path, metavar="F", help="JSON file of another prompt, such as the official one"),
     arg("--judge-option", action="append", default=[], metavar="KEY=VALUE", help="field of every request"),
-    arg("--max-requests", type=int, metavar="N", help="send at most N requests, retries included"),
-    arg("--judge-dry-run", action="store_true", help="say what it would cost, send nothing"),
     arg("--judge-timeout", type=float, default=60.0, help="seconds a server may be silent (%(default)s)"),
     arg("--judge-tries", type=int, default=8, help="tries of one request (%(default)s)"),
     arg("--concurrency", type=int, default=8, help="requests under way at once (%(default)s)"),
@@ -131,12 +129,8 @@ def judge(given: argparse.Namespace) -> Iterator[str]:
     own = {name.removeprefix("judge_"): value for name, value in vars(given).items()}
     own |= {"benchmark": given.name, "options": arguments.options(given.judge_option)}
     config = JudgeConfig(**{name: own[name] for name in JudgeConfig.__dataclass_fields__})
-    judged = run(config, given.judge_dry_run, not given.no_progress)
-    if judged.metrics is None:
-        yield f"{given.name}: nothing was sent. To be sent, by estimate: {judged.expected}"
-        return
+    judged = run(config, not given.no_progress)
     yield from lines(judged.metrics)
-    yield f"this call: {judged.spent}"
     yield str(judged.path)
     if judged.metrics["unreadable"]:
         raise JudgeError(

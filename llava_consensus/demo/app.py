@@ -1,4 +1,4 @@
-"""The web page of `llava-consensus demo`: one image, and two methods or two questions side by side.
+"""The web page of `llava-consensus demo`: one image and question, and two methods side by side.
 
 Nothing is fetched from elsewhere: fonts are the system's and analytics are off.
 """
@@ -24,12 +24,10 @@ if TYPE_CHECKING:
     from gradio import Blocks
 
 EXAMPLES = {"gqa": 4, "textvqa": 2}  # images of each benchmark
-TELLING = "What color is the lemon?"  # of playground/mini: methods differ on it
 REPEATS = 3
 INTRO = """# ConsensusDrop: fewer visual tokens, the same answer?
 A vision-language model reads an image as hundreds of **visual tokens**, one for each small patch. A reduction method
-keeps some of them and merges or drops the rest, so that the model answers sooner. Ask with two methods, or two
-questions."""
+keeps some of them and merges or drops the rest, so that the model answers sooner. Ask with two methods."""
 
 
 def build(runner: Runner, model: str, data: Path) -> "Blocks":
@@ -43,12 +41,11 @@ def build(runner: Runner, model: str, data: Path) -> "Blocks":
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     import gradio
 
-    methods = offered(runner)
+    methods = sorted(known_methods(), key=lambda name: (name == "full") - (name == "consensusdrop"))
 
-    def ask(path: str | None, question: str, second: str, left: str, right: str, tokens: float) -> list[Any]:
+    def ask(path: str | None, question: str, left: str, right: str, tokens: float) -> list[Any]:
         try:
-            sides = [(left, question), (right, second.strip() or question)]
-            return [part for method, asked in sides for part in answered(runner, path, method, asked, int(tokens))]
+            return [part for side in (left, right) for part in answered(runner, path, side, question, int(tokens))]
         except ConsensusError as error:  # a visitor knows the name of a file, not its folder
             text = str(error).replace(str(path), Path(path or "").name)
             raise gradio.Error(text, duration=None, print_exception=False) from error
@@ -62,7 +59,6 @@ def build(runner: Runner, model: str, data: Path) -> "Blocks":
             image = gradio.Image(first_image, type="filepath", sources=["upload"], label="Image", height=320)
             with gradio.Column():
                 question = gradio.Textbox(first_question, label="Question", max_length=400)
-                second = gradio.Textbox(label="Another question on the right (optional)", max_length=400)
                 with gradio.Row():
                     left = gradio.Dropdown(methods, value=methods[0], label="Method on the left")
                     right = gradio.Dropdown(methods, value=methods[-1], label="Method on the right")
@@ -73,14 +69,14 @@ def build(runner: Runner, model: str, data: Path) -> "Blocks":
             shown: list[Any] = []
             for _ in range(2):
                 with gradio.Column():
-                    shown += [gradio.Markdown(), gradio.Image(show_label=False, interactive=False)]
+                    shown += [gradio.Textbox(show_label=False, lines=4), gradio.Image(show_label=False)]
         if pairs:
             gradio.Examples(pairs, [image, question], cache_examples=False)
         # one model has one method attached at a time, so visitors are served one after the other
         gradio.on(
-            [button.click, question.submit, second.submit, tokens.release],
+            [button.click, question.submit, tokens.release],
             ask,
-            [image, question, second, left, right, tokens],
+            [image, question, left, right, tokens],
             shown,
             concurrency_limit=1,
         )
@@ -91,11 +87,10 @@ def launch(blocks: "Blocks", address: str, port: int | None, megabytes: float = 
     """Serves a page in threads of its own; returns its address.
 
     Args:
-        blocks: the page.
         address, port: where it is served; None is the first free port from 7860 on.
         megabytes: of an upload at most.
     Raises:
-        OptionError: if the port is taken, the machine lacks the address, or a proxy hides the page from itself.
+        OptionError: if the port is taken or the machine lacks the address.
     """
     import gradio
 
@@ -115,16 +110,11 @@ def launch(blocks: "Blocks", address: str, port: int | None, megabytes: float = 
         )
     except OSError as error:
         raise OptionError(f"--address {address} --port {port}: {error}. Take another --port") from error
-    except Exception as error:  # Gradio asks its own page once, through the proxy of the environment if there is one
-        raise OptionError(
-            f"--address {address}: the page does not answer itself ({' '.join(str(error).split())}). Behind a proxy, "
-            "set NO_PROXY=localhost,127.0.0.1"
-        ) from error
     return str(url)
 
 
 def answered(runner: Runner, path: str | None, method: str, question: str, tokens: int) -> tuple[str, Image | None]:
-    """One side: Markdown with the answer, its tokens and times, and the drawing of `ask --overlay`.
+    """One side: the answer with its tokens and times, and the drawing of `ask --overlay`.
 
     Raises:
         ConsensusError: for a missing or unreadable image, no question, or a method this model cannot have.
@@ -139,31 +129,16 @@ def answered(runner: Runner, path: str | None, method: str, question: str, token
         encoded, answer = runner.ask([image], prompt)
     reduced, full = first_token(runner, image, prompt, [(chosen, budget), (make("full"), budget)], REPEATS)
     lines = [
+        f"{method}: {answer.text}",
         f"{answer.after} of {answer.before} visual tokens",
         f"first token: {reduced:.0f} ms, with all tokens {full:.0f} ms (median of {REPEATS})",
+        *answer.notes,
     ]
-    text = f"### {method}: {_plain(answer.text)}\n" + "".join(f"- {line}\n" for line in (*lines, *answer.notes))
     try:
         seen = seen_by(runner, [image], encoded, answer)
     except OptionError as error:  # tokens of this model form no grid
-        return f"{text}- {error}\n", None
-    return text, card(seen, question, [f"answer: {answer.text}", f"{method}; {counted(seen)}"])
-
-
-def _plain(text: str) -> str:
-    return "".join(f"\\{char}" if char in r"\`*_[]()<>#!|~$" else char for char in " ".join(text.split()))
-
-
-def offered(runner: Runner) -> list[str]:
-    """Methods that can be attached to a model: ConsensusDrop first, all tokens last."""
-    found = []
-    for name in known_methods():
-        try:
-            runner.attach(make(name), Budget(1)).detach()
-        except OptionError:
-            continue
-        found.append(name)
-    return sorted(found, key=lambda name: (name == "full") - (name == "consensusdrop"))
+        return "\n".join([*lines, str(error)]), None
+    return "\n".join(lines), card(seen, question, [f"answer: {answer.text}", f"{method}; {counted(seen)}"])
 
 
 def examples(data: Path) -> list[list[str]]:
@@ -175,8 +150,7 @@ def examples(data: Path) -> list[list[str]]:
         except ConsensusError:
             continue
         folder = benchmark.place(data) / benchmark.images
-        telling = sorted(questions, key=lambda one: not one.text.startswith(TELLING))
-        first = {one.images[0]: one for one in reversed(telling)}  # the first question about each image
-        for one in sorted(first.values(), key=telling.index)[:count]:
+        first = {one.images[0]: one for one in reversed(questions)}  # the first question about each image
+        for one in sorted(first.values(), key=lambda one: one.index)[:count]:
             found.append([str(folder / one.images[0]), one.text.removesuffix(SHORT).split("\n")[0]])
     return found

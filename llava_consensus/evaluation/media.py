@@ -28,6 +28,7 @@ MAX_PIXELS = 89_478_485  # from here on Pillow itself suspects a decompression b
 MAX_PADDED = 8_192  # side of a square that an image is padded to: 1 GB in LLaVA's preprocessing
 _FORMATS = "JPEG MPO PNG GIF BMP DIB WEBP AVIF TIFF JPEG2000 PPM TGA ICO PCX QOI DDS SGI PSD"
 FORMATS = tuple(_FORMATS.split())
+HEIC = (b"heic", b"heix", b"heif", b"mif1", b"msf1", b"hevc")  # brands of the container
 # demuxers of files that name no other file
 VIDEO_FORMATS = "mov,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,gif,h264,hevc,rm,mjpeg,ivf,dv,mxf,wav,mp3"
 INTACT = 0.9  # of the frames that the head of a file promises; with fewer it counts as cut off
@@ -76,6 +77,9 @@ def open_header(path: Path, content: bytes | None = None) -> Image.Image:
         known = [name for name in FORMATS if name in Image.OPEN]
         return Image.open(path if content is None else io.BytesIO(content), formats=known)
     except UnidentifiedImageError as error:
+        head = (path.read_bytes() if content is None else content)[4:12]
+        if head[:4] == b"ftyp" and head[4:] in HEIC:
+            raise ImageError(f"{path}: a HEIC image, which is not read. Convert it to JPEG or PNG") from error
         raise ImageError(f"{path}: not an image in a known format, or its head is damaged") from error
     except Image.DecompressionBombError as error:
         raise ImageError(_too_large(path, f"over {2 * MAX_PIXELS:,} pixels")) from error

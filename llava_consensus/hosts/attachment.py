@@ -81,35 +81,35 @@ class Attachment:
         options: Mapping[str, str] | None = None,
         entrance: Callable[..., Entrance] = Entrance,
     ) -> None:
-        self.options = options or {}
-        self.asked, self.budget, self.total = method, budget, total
-        self.stages = [BudgetedMethod(method, budget)]
+        self._options = options or {}
+        self.asked, self.budget, self._total = method, budget, total
+        self._stages = [BudgetedMethod(method, budget)]
         if isinstance(method, Composition):
             own = method.budgets(budget)
-            self.stages = [BudgetedMethod(part.method, one) for part, one in zip(method.parts, own, strict=True)]
-        self.method = self.stages[0].method
+            self._stages = [BudgetedMethod(part.method, one) for part, one in zip(method.parts, own, strict=True)]
+        self.method = self._stages[0].method
         self.active = False
         self._name, self._warned = type(model).__name__, set[str]()
         self._per_tile = per_tile(model)
         self._scope: ContextVar[Call | None] = ContextVar("llava_consensus_call", default=None)
         self._local, self._latest = threading.local(), Report()
         self._check(model)
-        self.entrance = entrance(self, model, self.options)
+        self.entrance = entrance(self, model, self._options)
         self._clip = self._clip_text(model)
         self._handles: list[Any] = []
-        self.attach()
+        self._attach()
 
     def _check(self, model: Any) -> None:
         """Raises OptionError for what cannot be attached, with the remedy."""
-        if len(self.stages) > 1:
-            check_stages(self.stages, model)
-        if self.total is not None and isinstance(self.budget, Budget) and self.total < self.budget.tokens:
+        if len(self._stages) > 1:
+            check_stages(self._stages, model)
+        if self._total is not None and isinstance(self.budget, Budget) and self._total < self.budget.tokens:
             raise OptionError(
-                f"total={self.total} is below tokens={self.budget.tokens} of one image: give at least that"
+                f"total={self._total} is below tokens={self.budget.tokens} of one image: give at least that"
             )
-        if self.total is not None and self.method.place is not Place.TOKENS:
+        if self._total is not None and self.method.place is not Place.TOKENS:
             raise OptionError(
-                f"total={self.total}: is for methods that act after the vision tower, and "
+                f"total={self._total}: is for methods that act after the vision tower, and "
                 f"{type(self.method).__name__} acts elsewhere: give tokens as a number or a share"
             )
         config: Any = getattr(model, "config", None)
@@ -118,7 +118,7 @@ class Attachment:
                 f"{self._name}: its `generate` passes by its forward, which methods act in. Take another model"
             )
         width = getattr(getattr(config, "text_config", None) or config, "hidden_size", None)
-        for method in (stage.method for stage in self.stages):
+        for method in (stage.method for stage in self._stages):
             if method.width not in (None, width) and width:
                 raise OptionError(
                     f"{type(method).__name__}: trained for tokens of width {method.width}, and those of {self._name} "
@@ -132,7 +132,7 @@ class Attachment:
 
     def _clip_text(self, model: Any) -> Any:
         """CLIP's text side, if a method reads the question and the vision configuration names its CLIP model."""
-        if not any(Need.QUESTION in stage.method.needs for stage in self.stages):
+        if not any(Need.QUESTION in stage.method.needs for stage in self._stages):
             return None
         name = self.entrance.clip_name
         if not name:
@@ -143,7 +143,7 @@ class Attachment:
 
     # State
 
-    def attach(self) -> None:
+    def _attach(self) -> None:
         """Attaches the method, also after `detach`. OptionError for a model that has one already."""
         with _LOCK:
             if self.active:
@@ -160,8 +160,10 @@ class Attachment:
             self.active = True
 
     def detach(self) -> None:
-        """Gives the model back as it was, bit for bit. Calls of other threads that are under way end with the method;
-        those that begin now are plain. Detaching twice does nothing.
+        """Gives the model back as it was, bit for bit. It waits for no call: calls of other threads whose images are
+        encoded end with the method, later ones are plain. A cache that was filled with fewer rows goes on with the
+        hooks that it needs, also under another method; they leave with the last such cache. Detaching twice does
+        nothing, and entering again attaches again.
         """
         with _LOCK:
             self.active = False
@@ -170,7 +172,7 @@ class Attachment:
             self.entrance.remove()
 
     def __enter__(self) -> "Attachment":
-        self.attach()
+        self._attach()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -214,40 +216,40 @@ class Attachment:
         return self.call(questions=questions)
 
     @property
-    def settings(self) -> Mapping[str, Any]:
+    def _settings(self) -> Mapping[str, Any]:
         """Entries of the model's configuration that differ in the call of this context."""
         call = self._scope.get()
         return {} if call is None else call.settings
 
-    def tell(self, report: Report) -> None:
+    def _tell(self, report: Report) -> None:
         """Stores the result of a forward pass."""
         call = self._scope.get()
         if call is not None:
             report = call.report = replace(report, cache=call.report.cache)
         self._local.report = self._latest = report
         if NO_TEXT in report.notes:
-            self.warn(NO_TEXT)
+            self._warn(NO_TEXT)
         outcomes = report.outcomes
-        cuts = self.stages[-1].method.place is Place.DECODER  # whose outcomes follow
+        cuts = self._stages[-1].method.place is Place.DECODER  # whose outcomes follow
         if self._per_tile and not cuts and len(outcomes) > 1 and all(own.after == own.before for own in outcomes):
-            self.warn(
+            self._warn(
                 f"nothing was reduced: how {self._name} groups the tiles of an image is not known, so the budget is "
                 f"per tile (each run of image tokens), and none of {len(outcomes)} runs has more. Give fewer tokens, "
                 "or a share"
             )
 
-    def tell_plain(self) -> None:
+    def _tell_plain(self) -> None:
         """Stores that a prompt shows no image. Within `with attached.call()` others may, and their results stay."""
         if self._scope.get() is None:
             self._local.report = self._latest = Report()
 
-    def finish(self, later: dict[int, ImageOutcome]) -> None:
+    def _finish(self, later: dict[int, ImageOutcome]) -> None:
         """Adds the results of a method between layers to those of the same forward pass."""
         report = self._report
-        whole = len(self.stages) > 1
-        self.tell(replace(report, outcomes=joined_outcomes(report.outcomes, later, whole)))
+        whole = len(self._stages) > 1
+        self._tell(replace(report, outcomes=joined_outcomes(report.outcomes, later, whole)))
 
-    def warn(self, message: str) -> None:
+    def _warn(self, message: str) -> None:
         """Warns once."""
         if message not in self._warned:
             self._warned.add(message)
@@ -288,17 +290,17 @@ class Attachment:
 
     # What a forward pass asks for
 
-    def budgets(self, stage: BudgetedMethod, prompt: Prompt) -> list[Budget | Share]:
+    def _budgets(self, stage: BudgetedMethod, prompt: Prompt) -> list[Budget | Share]:
         """Budget of each image of a batch of prompts."""
         images, whole = prompt.images, whole_images(prompt.images)
         found: list[Any] = [stage.budget] * len(whole)
         sizes = [[int((images[part].token >= 0).sum()) for part in parts] for parts in whole]
-        if self.total is not None:
+        if self._total is not None:
             rows = [images[parts[0]].row for parts in whole]
-            found = list(of_prompts(found, [sum(own) for own in sizes], rows, self.total))
+            found = list(of_prompts(found, [sum(own) for own in sizes], rows, self._total))
         return [share for budget, own in zip(found, sizes, strict=True) for share in over_parts(budget, own)]
 
-    def clip_sides(self, prompt: Prompt, base: nn.Module) -> Callable[[list[int]], ClipSides] | None:
+    def _clip_sides(self, prompt: Prompt, base: nn.Module) -> Callable[[list[int]], ClipSides] | None:
         """Images and questions in CLIP's space, given images; None if the tower is of no whole CLIP model.
 
         Raises:
@@ -314,14 +316,14 @@ class Attachment:
                 f"{rows} texts, one for each prompt"
             )
         norm = next(module for name, module in base.named_modules() if name.endswith("post_layernorm"))
-        method = next(stage.method for stage in self.stages if Need.QUESTION in stage.method.needs)
+        method = next(stage.method for stage in self._stages if Need.QUESTION in stage.method.needs)
         queries = [method.query(question) for question in questions]
         sides: Callable[[list[int]], ClipSides] = self._clip.sides(prompt, queries, norm)
         return sides
 
     def __repr__(self) -> str:
         given = f"{self.budget.share:g} of the" if isinstance(self.budget, Share) else f"{amount(self.budget)}"
-        names = (stage.method.title or type(stage.method).__name__ for stage in self.stages)
+        names = (stage.method.title or type(stage.method).__name__ for stage in self._stages)
         before, after = (sum(getattr(outcome, side) for outcome in self.outcomes) for side in ("before", "after"))
         tokens = "tokens per tile" if self._per_tile else "tokens"
         last = f"last call {before} -> {after} ({after / before:.1%} kept)" if before else "no call yet"

@@ -22,16 +22,16 @@ from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.arguments import (
-    IGNORE,
     Cut,
     Forward,
-    asking_rows,
     compact,
     decoder_arguments,
     held_masks,
     ids_of,
     joined_outcomes,
+    question_rows,
     read_prompt,
+    split_packed,
     waiting_records,
 )
 from llava_consensus.hosts.before_tower import BeforeTower, numbered, tiles_left, units_left, whole_tiles
@@ -103,14 +103,14 @@ class Entrance:
             )
         self.start(owner, model)
         self.fixed = options.get("layout", STOCK) != STOCK  # whether every image has the same grid of tiles
-        methods: list[Method] = [stage.method for stage in owner.stages]
+        methods: list[Method] = [stage.method for stage in owner._stages]
         reader = next((method for method in methods if method.needs & READ), methods[0])
         self.tower = Tower(base, decoder, reader, _LEARNT.setdefault(base, Learnt({}, {}, {})))
         self.family = family_of(model.config)
         self.layers = Layers(decoder, methods[-1]) if methods[-1].place is Place.DECODER else None
         self.before: Any = None
         if methods[0].acts_inside:
-            self.before = BeforeTower(base, kind_of(base.config), methods[0], owner.stages[0].budget)
+            self.before = BeforeTower(base, kind_of(base.config), methods[0], owner._stages[0].budget)
         self.names = argument_names(type(base).forward)[1:]
         self.outer = argument_names(type(model).forward)[1:]
         self.inner = argument_names(type(decoder).forward)[1:]
@@ -118,7 +118,7 @@ class Entrance:
     def start(self, owner: Any, model: Any) -> None:
         """State of a new attachment."""
         self.owner, self.local, self.model = owner, threading.local(), weakref.ref(model)
-        self.entering = [stage for stage in owner.stages if stage.method.place is not Place.DECODER]
+        self.entering = [stage for stage in owner._stages if stage.method.place is not Place.DECODER]
         self.number = next(_NUMBERS)
         self.caches = 0  # shortened ones, for which hooks stay
         self.open = False  # whether new prompts are reduced
@@ -150,7 +150,7 @@ class Entrance:
         if self.before is not None:
             self.before.install()
             setattr(model, ENCODING, functools.partial(self.note_prompt, model))
-        if any(Need.PROBE in stage.method.needs for stage in self.owner.stages):
+        if any(Need.PROBE in stage.method.needs for stage in self.owner._stages):
             self.handles += skip_in_probe(decoder)
         for modality in MODALITIES:
             name = f"get_{modality}_features"
@@ -240,13 +240,15 @@ class Entrance:
         outputs = kwargs.get("mm_encoder_outputs") or {}
         given = {name: records_of(value) for name, value in outputs.items() if hasattr(value, RECORD)}
         waiting, self.local.waiting = getattr(self.local, "waiting", None) or {}, {}
-        if len(given) < len(outputs) and self.open and any(stage.method.reduces for stage in self.owner.stages):
+        if len(given) < len(outputs) and self.open and any(stage.method.reduces for stage in self.owner._stages):
             given |= waiting_records(outputs, waiting)
             if not waiting:
-                self.owner.warn(UNRECORDED)
+                self.owner._warn(UNRECORDED)
         shows = given or any("pixel_values" in name and value is not None for name, value in kwargs.items())
         if shows and self.open:
-            self.local.forward = Forward(base, *read_prompt(base, kwargs, cache), given)
+            model = self.model()
+            pack = split_packed(kwargs, cache, decoder_of(model).config, base is model)
+            self.local.forward = Forward(base, *read_prompt(base, kwargs, cache), pack, given)
         return (), kwargs
 
     def encode(self, name: str, modality: str, *args: Any, **inputs: Any) -> Any:
@@ -283,12 +285,13 @@ class Entrance:
         self._disarm()
         forward, self.local.forward = getattr(self.local, "forward", None), None
         labels, self.local.labels = getattr(self.local, "labels", None), None
+        self.local.pack = None if forward is None else forward.pack
         kwargs = {**dict(zip(self.inner, args, strict=False)), **kwargs}
         cache = cache_in(kwargs)
         book = book_of(cache)
         if forward is None or not forward.encoded:
             if self.open and book is None and (cache is None or not int(cache.get_seq_length())):
-                self.owner.tell_plain()  # a prompt without images
+                self.owner._tell_plain()  # a prompt without images
             return (), self._step(decoder, kwargs, book, cache)
         prompt, short = self._prompt(forward, labels, kwargs["inputs_embeds"])
         return (), self._reduce(decoder, forward.base, prompt, short, kwargs, cache, book)
@@ -320,7 +323,7 @@ class Entrance:
             next_read: list[Tiles] = []
             if fewer:
                 read, why = [whole_tiles(*of) for of in zip(own, fewer.images, strict=True)], ""
-                if len(self.owner.stages) > 1:
+                if len(self.owner._stages) > 1:
                     next_read, why = tiles_left(self.tower, fewer, own, straight, not self.family.mapped)
             else:
                 read, why = self.tower.tiles(record, own, straight, not self.family.mapped)
@@ -329,12 +332,7 @@ class Entrance:
             short, most = short or why, max(most, beams)
             images += [image._replace(row=image.row * beams + beam) for beam in range(beams) for image in own]
             tiles, encoded = tiles + read * beams, encoded + [record.inputs] * (len(own) * beams)
-        unlabelled = None if labels is None else labels.cpu().numpy() == IGNORE
-        asks = asking_rows(self.owner, forward.real, unlabelled, images)
-        size = asks.shape[1] - getattr(self.local, "guesses", 0)
-        for record in (one for records in forward.encoded.values() for one in records):
-            # without a cache each step reads the prompt anew, with what was generated
-            asks[:, record.prompt.setdefault("size", size) :] = False
+        asks = question_rows(self.owner, forward, labels, getattr(self.local, "guesses", 0), images)
         prompt = prompt_of(forward.ids, forward.real, asks, images, tiles, encoded, model.config)
         return prompt._replace(beams=most, left=left, later=later), short
 
@@ -355,7 +353,7 @@ class Entrance:
     def _report(self, prompt: Prompt, cut: Cut, report: Report) -> None:
         """Stores the results of the first beam of each prompt."""
         cut.reported = [number for number, image in enumerate(prompt.images) if image.row % prompt.beams == 0]
-        self.owner.tell(replace(report, outcomes=[report.outcomes[number] for number in cut.reported]))
+        self.owner._tell(replace(report, outcomes=[report.outcomes[number] for number in cut.reported]))
         self.local.cut = cut
 
     def _enter(
@@ -370,14 +368,14 @@ class Entrance:
             if stage.method.acts_inside:
                 units = units_left(own.images, prompt.left)
             else:
-                units = units_of(own.images, owner.budgets(stage, own), stage.method, self.most_tiles())
+                units = units_of(own.images, owner._budgets(stage, own), stage.method, self.most_tiles())
             if units:
                 new, own, found = self._at_entrance(decoder, base, own, units, stage, short, new, cut, book)
-                if stage is not owner.stages[0]:
+                if stage is not owner._stages[0]:
                     whole = joined_outcomes(report.outcomes, dict(enumerate(found.outcomes)), True)
                     found = replace(found, outcomes=whole, notes=report.notes + found.notes)
                 report = found
-            if stage.method.acts_inside and len(owner.stages) > 1:
+            if stage.method.acts_inside and len(owner._stages) > 1:
                 own = own._replace(images=numbered(own.images, prompt.left), tiles=list(prompt.later))
         return new, own, report
 
@@ -401,7 +399,7 @@ class Entrance:
         model, embeds, method = self.model(), kwargs["inputs_embeds"], stage.method
         projector = self.projector(base)
         needs = finite_needs_of(prompt, method, model, projector is not None, short, embeds)
-        clip = self.owner.clip_sides(prompt, base) if Need.QUESTION in needs else None
+        clip = self.owner._clip_sides(prompt, base) if Need.QUESTION in needs else None
         inputs = self.inputs(prompt, embeds, method, needs, projector, clip)
         self.read_probe(inputs, decoder, kwargs)
         groups = inputs.reduce(units)
@@ -413,7 +411,7 @@ class Entrance:
         axes = isinstance(positions, Tensor) and positions.ndim > 2 and method.positions == "renumber"
         outcomes = reduced(unchanged(prompt.images, prompt.beams), groups, drops)
         report = Report(outcomes, inputs.notes + (KEPT,) * axes, inputs.watch)
-        last = stage is self.owner.stages[-1]
+        last = stage is self.owner._stages[-1]
         return new, prompt if last else compact(prompt, rows, model.config), report  # type: ignore[union-attr]
 
     def _between(
@@ -422,10 +420,10 @@ class Entrance:
     ) -> Report:  # fmt: skip
         """Arms the hooks between layers for a prompt whose images they cut."""
         assert self.layers is not None
-        stage, model, count = self.owner.stages[-1], self.model(), self.layers.count
+        stage, model, count = self.owner._stages[-1], self.model(), self.layers.count
         outcomes = [outcome._replace(entering=(outcome.after,) * count) for outcome in report.outcomes]
         report = replace(report, outcomes=outcomes)
-        units = units_of(prompt.images, self.owner.budgets(stage, prompt), stage.method)
+        units = units_of(prompt.images, self.owner._budgets(stage, prompt), stage.method)
         if not units:
             return report
         if cut.cache is not None and int(cut.cache.get_seq_length()) > 0:
@@ -454,19 +452,26 @@ class Entrance:
 
     def end(self, decoder: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """The last states at full length; the cache says what it holds."""
+        self._restore(decoder, output)
+        pack, self.local.pack = getattr(self.local, "pack", None), None
+        if pack is not None:
+            output["last_hidden_state"] = pack.join(output["last_hidden_state"])
+        return output
+
+    def _restore(self, decoder: nn.Module, output: Any) -> None:
         cut: Cut | None = getattr(self.local, "cut", None)
         self.local.cut = None
         armed = getattr(self.local, "armed", None)
         if armed is not None and not (cut and cut.prefill and runs_again(decoder)):
             self._disarm()
         if cut is None or (cut.rows is None and cut.prefill is None):
-            return None
+            return
         cache = cache_in(output) if cut.cache is None else cut.cache
         book, states = cut.book, output["last_hidden_state"]
         if cut.prefill is not None:
             cut.prefill.replays = True
             later = cut.prefill.outcomes(states)
-            self.owner.finish({new: later[old] for new, old in enumerate(cut.reported) if old in later})
+            self.owner._finish({new: later[old] for new, old in enumerate(cut.reported) if old in later})
             own = cut.prefill.finish(0 if book is None else book.missing)
             if own is not None and book is not None:
                 own = book._replace(layers=own.layers, weights=own.weights, missing=own.missing)
@@ -475,7 +480,6 @@ class Entrance:
             self._keep(cache, book._replace(owner=self.number))
         if cut.rows is not None:
             output["last_hidden_state"] = spread_rows(states, cut.rows)
-        return output
 
     def _keep(self, cache: Any, book: Book) -> None:
         """Stores in a cache what it holds."""

@@ -88,12 +88,12 @@ class OfficialEntrance(Entrance):
     view = Official
 
     def __init__(self, owner: Any, model: Any, options: Mapping[str, str]) -> None:
-        methods: list[Method] = [stage.method for stage in owner.stages]
+        methods: list[Method] = [stage.method for stage in owner._stages]
         self.start(owner, model)
         self.options = options
         self.check(model, methods)
         self.layers = Layers(model.get_model(), methods[-1]) if methods[-1].place is Place.DECODER else None
-        self.before = open_tower(model, owner.stages[0]) if methods[0].acts_inside else None
+        self.before = open_tower(model, owner._stages[0]) if methods[0].acts_inside else None
         self.inner = argument_names(type(model.get_model()).forward)[1:]
         self.reader: Reader | None = None
         tower = model.get_vision_tower()
@@ -190,11 +190,11 @@ class OfficialEntrance(Entrance):
         official, tower = self.official(model), model.get_vision_tower()
         if given.input_ids.shape[1] == 1 or given.images is None or tower is None:
             if given.input_ids.shape[1] > 1:
-                owner.tell_plain()
+                owner._tell_plain()
             return official(model, *given)
         if self.options.get("layout", STOCK) != STOCK:
             check_tiles(given.tiles)
-        config = laid_out(model, self.options, owner.settings)
+        config = laid_out(model, self.options, owner._settings)
         limit = getattr(config, LIMIT, None)
         uncut = changed(config, {LIMIT: None}) if self.entering else config
         prompt, pictures = self._known(given, uncut)
@@ -218,7 +218,7 @@ class OfficialEntrance(Entrance):
             report = replace(report, outcomes=outcomes)
         depth = self.layers.count if self.layers is not None else 0
         entering = [one._replace(entering=(one.after,) * depth) for one in report.outcomes]
-        owner.tell(replace(report, outcomes=entering))
+        owner._tell(replace(report, outcomes=entering))
         self.local.prepared = Prepared(weakref.ref(results[4]), prompt, report, after)
         return results
 
@@ -237,7 +237,7 @@ class OfficialEntrance(Entrance):
         """Whether any image has more tokens than its budget."""
         if stage.method.acts_inside:
             return bool(units_left(prompt.images, [self.left(image.tiles) for image in prompt.images]))
-        return bool(units_of(prompt.images, self.owner.budgets(stage, prompt), stage.method, self.most_tiles()))
+        return bool(units_of(prompt.images, self.owner._budgets(stage, prompt), stage.method, self.most_tiles()))
 
     def most_tiles(self) -> int:
         """The most tiles an image of this model can have."""
@@ -245,7 +245,7 @@ class OfficialEntrance(Entrance):
 
     def left(self, tiles: int, slot: Any = None) -> ImageLeft:
         """What a method before the projector leaves of an image of so many tiles."""
-        stage, tower = self.owner.stages[0], LlavaTower(self.running.get_vision_tower())
+        stage, tower = self.owner._stages[0], LlavaTower(self.running.get_vision_tower())
         return ImageLeft(slot, tower.side, shares_left(tiles, tower.size, stage.budget, stage.method))
 
     def encode(  # type: ignore[override]
@@ -263,7 +263,7 @@ class OfficialEntrance(Entrance):
         run = EncoderRun([share for own in left for share in own.shares], (side, side), False)
         acting = any(share < view.size for share in run.shares)
         if acting and reader is not None:
-            check_equal(reader.method, self.owner.stages[0].method, run.shares)
+            check_equal(reader.method, self.owner._stages[0].method, run.shares)
         scales = (1.0, 1.0) if reader is None else reader.scales(view)
         inside, reads = self.before.running(run) if acting else nullcontext(), nullcontext(dict[str, Tensor]())
         with inside, reads if reader is None else reader.reading(view) as parts:
@@ -273,7 +273,7 @@ class OfficialEntrance(Entrance):
             finally:
                 self.local.encoding = False
         split = {name: value.split(tiles) for name, value in parts.items()}
-        draws = any(Need.FINGERPRINT in stage.method.needs for stage in self.owner.stages)
+        draws = any(Need.FINGERPRINT in stage.method.needs for stage in self.owner._stages)
         slots = run.slot.split(tiles) if run.slot is not None else []
         found = []
         for number, (count, features, own) in enumerate(zip(tiles, projected, pixels.split(tiles), strict=True)):
@@ -371,7 +371,7 @@ class OfficialEntrance(Entrance):
                 self._cut(decoder, prepared, kwargs, cache)
             return (), kwargs
         if not cached_rows(cache):  # a prompt without images
-            self.owner.tell_plain()
+            self.owner._tell_plain()
             return (), kwargs
         if OLD:  # whose caches are tuples
             return (), kwargs

@@ -1,22 +1,23 @@
 """Examples, drawn (F1, F19 to F30): what vision alone, the question alone and both together keep of an image.
 
 An example is a figure: the image with heat maps of both saliencies and their fusion, then for each budget what the
-three keep, and the two sets over each other with the consensus framed. Examples are those of a benchmark's questions,
-or of your own images, on which the two signals disagree most.
+three keep, and the two sets over each other with the consensus framed. Examples are those of a benchmark's questions
+on which the two signals disagree most.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from itertools import product
 
 import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
 from llava_consensus.errors import OptionError
+from llava_consensus.evaluation.benchmarks import Question
 from llava_consensus.evaluation.benchmarks.base import LETTER, SHORT
 from llava_consensus.evaluation.media import open_image
-from llava_consensus.evaluation.models import Answer, Prompt, Runner
+from llava_consensus.evaluation.models import Answer, Runner
 from llava_consensus.evaluation.report import overlay
 from llava_consensus.evaluation.report.patches import Patches, patches
 from llava_consensus.evaluation.runs.configuration import RunPlan
@@ -35,52 +36,20 @@ KEY = (
 
 
 @dataclass(frozen=True)
-class ImageQuestion:
-    """A question about one image."""
-
-    name: str
-    image: Callable[[], Image.Image]
-    prompt: Prompt
-    words: str  # without instructions on the form of the answer
-    truth: str = ""
-
-
-@dataclass(frozen=True)
 class Example:
-    """A question with what was kept for it."""
+    """A question about one image, with what was kept for it."""
 
-    asked: ImageQuestion
     image: Image.Image
     side: int  # patches in a row
+    words: str  # without instructions on the form of the answer
+    truth: str = ""
     full: str = ""  # the answer with all tokens
     kept: dict[tuple[int, str], tuple[Patches, str]] = field(default_factory=dict)  # by budget and label, with answer
 
 
-def of_plan(plan: RunPlan) -> list[ImageQuestion]:
-    """The questions of a benchmark that are about one image."""
-    truths, found = plan.benchmark.references(plan.data), []
-    for question in (question for question in plan.questions if len(question.images) == 1):
-        (path,) = plan.pictures(question)
-
-        def image(path: Path = path) -> Image.Image:
-            return open_image(path, content=plan.content(path) if plan.content else None)
-
-        words = " ".join(question.text.removesuffix(SHORT).removesuffix(LETTER).split())
-        name, truth = str(question.question_id), truths.get(question.index, "")
-        found.append(ImageQuestion(name, image, plan.prompt(question), words, truth))
-    return found
-
-
-def of_folder(folder: Path, questions: Sequence[str], kinds: Sequence[str]) -> list[ImageQuestion]:
-    """Every question about every image of a folder."""
-    paths = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in kinds]
-    if not paths:
-        raise OptionError(f"--examples {folder}: has no {', '.join(kinds)} in it")
-    return [
-        ImageQuestion(f"{path.name} {number}", lambda path=path: open_image(path, upright=True), Prompt(words), words)  # type: ignore[misc]
-        for path in paths
-        for number, words in enumerate(questions, 1)
-    ]
+def image_of(plan: RunPlan, question: Question) -> Image.Image:
+    (path,) = plan.pictures(question)
+    return open_image(path, content=plan.content(path) if plan.content else None)
 
 
 def disagreement(found: Patches) -> float:
@@ -90,19 +59,18 @@ def disagreement(found: Patches) -> float:
     return 1 - len(sides[0] & sides[1]) / count
 
 
-def search(
-    runner: Runner, questions: Sequence[ImageQuestion], tokens: int, count: int
-) -> list[tuple[float, ImageQuestion]]:
-    """The questions with the highest disagreement, and it: one token is generated for each.
+def search(runner: Runner, plan: RunPlan, tokens: int, count: int) -> list[tuple[float, Question]]:
+    """The questions about one image with the highest disagreement, and it: one token is generated for each.
 
     Raises:
         OptionError: for a model that has no two saliencies of one square image.
     """
-    found = []
+    found, questions = [], [question for question in plan.questions if len(question.images) == 1]
     with runner.attach(make("consensusdrop"), Budget(tokens)):
-        for asked in tqdm(questions, unit="q", desc="looking", disable=None):
-            _, answer = runner.ask([asked.image()], replace(asked.prompt, max_new_tokens=1))
-            found.append((disagreement(_patches(runner, answer)), asked))
+        for question in tqdm(questions, unit="q", desc="looking", disable=None):
+            prompt = replace(plan.prompt(question), max_new_tokens=1)
+            _, answer = runner.ask([image_of(plan, question)], prompt)
+            found.append((disagreement(_patches(runner, answer)), question))
     return sorted(found, key=lambda pair: -pair[0])[:count]
 
 
@@ -117,18 +85,19 @@ def _patches(runner: Runner, answer: Answer) -> Patches:
     return found
 
 
-def examples(runner: Runner, questions: Iterable[ImageQuestion], budgets: Sequence[int]) -> list[Example]:
-    """Each question with all tokens, and with vision alone, the question alone and both at every budget."""
-    found = [Example(asked, asked.image(), round(runner.visual_tokens**0.5)) for asked in questions]
+def example(runner: Runner, plan: RunPlan, question: Question, budgets: Sequence[int]) -> Example:
+    """A question with all tokens, and with vision alone, the question alone and both at every budget."""
+    image, prompt = image_of(plan, question), plan.prompt(question)
     with runner.attach(make("full"), Budget(runner.visual_tokens)):
-        found = [replace(one, full=runner.ask([one.image], one.asked.prompt)[1].text) for one in found]
-    for tokens in budgets:
-        for label, options in ALPHAS.items():
-            with runner.attach(make("consensusdrop", **options), Budget(tokens)):
-                for one in found:
-                    _, answer = runner.ask([one.image], one.asked.prompt)
-                    one.kept[tokens, label] = _patches(runner, answer), answer.text
-    return found
+        full = runner.ask([image], prompt)[1].text
+    kept = {}
+    for tokens, (label, options) in product(budgets, ALPHAS.items()):
+        with runner.attach(make("consensusdrop", **options), Budget(tokens)):
+            _, answer = runner.ask([image], prompt)
+            kept[tokens, label] = _patches(runner, answer), answer.text
+    words = " ".join(question.text.removesuffix(SHORT).removesuffix(LETTER).split())
+    truth = plan.benchmark.references(plan.data).get(question.index, "")
+    return Example(image, round(runner.visual_tokens**0.5), words, truth, full, kept)
 
 
 # ---- drawing
@@ -147,7 +116,9 @@ def panels(example: Example) -> list[tuple[str, Image.Image]]:
             kept, answer = example.kept[tokens, label]
             known = overlay.fates(kept.kept, [], np.where(np.asarray(kept.owner) >= 0, 0, -1))
             image = overlay.selection(seen, known, outline=COLOURS[label], apart=False)
-            found.append((f"{_counts(label, tokens, kept, seen)}\nanswer: {answer}", image))
+            merged = tokens - len(kept.kept)
+            counts = f"{len(kept.kept)} kept" + (f" + {merged} merged" if merged > 0 else "")
+            found.append((f"{label}\n{counts}\nanswer: {answer}", image))
         sets = {COLOURS[label]: example.kept[tokens, label][0].kept for label in (VISION, CROSS)}
         consensus = example.kept[tokens, BOTH][0]
         image = overlay.overlap(seen, sets, SHARED, consensus.kept, COLOURS[BOTH])
@@ -157,13 +128,5 @@ def panels(example: Example) -> list[tuple[str, Image.Image]]:
 
 def drawn(example: Example) -> Image.Image:
     """One sheet about one example, under its question, right answer and the key to the colours."""
-    asked = example.asked
-    head = (f"{asked.words} Truth: {asked.truth}." if asked.truth else asked.words, KEY)
-    return overlay.contact_sheet(panels(example), 4, legend=False, head=head, width=WIDTH)
-
-
-def _counts(label: str, tokens: int, found: Patches, seen: overlay.View) -> str:
-    """A method and its tokens; kept ones in the padding around the image are counted."""
-    merged, padding = tokens - len(found.kept), overlay.in_padding(seen, found.kept)
-    counts = f"{len(found.kept)} kept" + (f" + {merged} merged" if merged > 0 else "")
-    return f"{label}\n{counts}" + (f"\n{padding} of them in the padding" if padding else "")
+    head = f"{example.words} Truth: {example.truth}." if example.truth else example.words
+    return overlay.contact_sheet(panels(example), 4, [head], WIDTH, KEY)

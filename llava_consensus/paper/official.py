@@ -1,4 +1,4 @@
-"""What official LLaVA made and published, for `llava-consensus paper verify`: prompts and pixels, answers, revisions.
+"""Prompts and pixels that official LLaVA made, for `llava-consensus paper verify`.
 
 `official_prompts.json` is written by LLaVA's own evaluation scripts (tools/official_prompts.py): for ten questions of
 each benchmark the first sixteen digits of the SHA-256 of the prompt's text, of its ids (int64, little endian, -200 for
@@ -8,41 +8,29 @@ cannot be had here. The set `mini` is of the bundled benchmarks.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llava_consensus.errors import ConsensusError, DataError
+from llava_consensus.errors import DataError
 from llava_consensus.evaluation.files import read_json
-from llava_consensus.evaluation.report.table import ABSENT, Group, Table
+from llava_consensus.evaluation.report.table import ABSENT, Table
 
 if TYPE_CHECKING:
     from llava_consensus.evaluation.benchmarks import Benchmark, Question
     from llava_consensus.evaluation.models.llava import LlavaRunner
     from llava_consensus.evaluation.runs.configuration import RunPlan
 
-PROMPTS, REVISIONS = "official_prompts.json", "revisions.json"
+PROMPTS = "official_prompts.json"
 AGAIN = "Install llava-consensus again"
 FIELDS = ("prompt", "ids", "pixels")
-NAMED = 70  # characters of a reason
-# LLaVA-1.5-13B's answers in eval.zip, under DATA/eval, and the score published for each (LLaVA's docs/MODEL_ZOO.md)
-ANSWERS = {
-    "gqa": ("gqa/answers/llava_gqa_testdev_balanced/llava-v1.5-13b.jsonl", 63.3),
-    "sqa": ("scienceqa/answers/llava-v1.5-13b.jsonl", 71.6),
-    "textvqa": ("textvqa/answers/llava-v1.5-13b.jsonl", 61.3),
-    "pope": ("pope/answers/llava-v1.5-13b.jsonl", 85.9),
-    "mme": ("MME/answers/llava-v1.5-13b.jsonl", 1531.3),
-    "mmbench": ("mmbench/answers_upload/mmbench_dev_20230712/llava-v1.5-13b.xlsx", 67.7),
-    "seed": ("seed_bench/answers_upload/llava-v1.5-13b.jsonl", 61.6),
-    "mmvet": ("mm-vet/results/llava-v1.5-13b_gpt-4-grade-1runs.json", 36.1),
-}
 
 
 @cache
-def _shipped(name: str) -> dict[str, Any]:
-    return read_json(Path(str(resources.files("llava_consensus.paper") / name)), AGAIN, dict)
+def _shipped() -> dict[str, Any]:
+    return read_json(Path(str(resources.files("llava_consensus.paper") / PROMPTS)), AGAIN, dict)
 
 
 def digest(content: bytes) -> str:
@@ -70,7 +58,7 @@ def prompts_table(plans: Iterable["RunPlan"], runner: "LlavaRunner", folder: Pat
             continue
         name, recorded = found
         questions = plan.benchmark.load(plan.data)
-        with_ids = _shipped(PROMPTS)[name]["tokenizer"] == tokenizer
+        with_ids = _shipped()[name]["tokenizer"] == tokenizer
         equal, count = dict.fromkeys(FIELDS, 0), dict.fromkeys(FIELDS, 0)
         for sample in recorded["samples"]:
             question = questions[sample["index"]]
@@ -85,15 +73,13 @@ def prompts_table(plans: Iterable["RunPlan"], runner: "LlavaRunner", folder: Pat
     if wrong:
         raise DataError(f"not asked as official LLaVA does: {'; '.join(wrong)}")
     note = "Equal ones of those that LLaVA's own scripts made; -: not recorded, or not comparable."
-    return Table(
-        "Prompts against official LLaVA", ("benchmark", *FIELDS, "compared with"), (Group("", tuple(lines)),), note
-    )
+    return Table("Prompts against official LLaVA", ("benchmark", *FIELDS, "compared with"), {"": lines}, note)
 
 
 def _recorded(benchmark: "Benchmark", data: Path) -> tuple[str, dict[str, Any]] | None:
     """The set and record of a benchmark whose question file is the very one that was recorded."""
     own = _checksum(benchmark.place(data) / benchmark.question_file)
-    for name, content in _shipped(PROMPTS).items():
+    for name, content in _shipped().items():
         recorded: dict[str, Any] | None = content["benchmarks"].get(benchmark.name)
         if recorded is not None and recorded["questions"] == own:
             return name, recorded
@@ -122,47 +108,3 @@ def _compared(
 
 def _checksum(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
-
-
-def answers_table(benchmarks: Sequence["Benchmark"], data: Path) -> Table:
-    """LLaVA's published answers of its 13B, each scored and held to the published digit.
-
-    Args:
-        benchmarks: which.
-        data: folder with `eval` as eval.zip has it, and the right answers beside.
-    Raises:
-        DataError: for a score that differs in the last published digit, or where no file can be scored; the message has
-            every benchmark with its reason.
-    """
-    lines, wrong = [], []
-    for benchmark in benchmarks:
-        path, published = ANSWERS.get(benchmark.name, ("", 0.0))
-        file, ours, verdict = data / "eval" / path, ABSENT, "none published"
-        if path:
-            verdict = "not there" if not file.is_file() else ""
-        if not verdict:
-            try:
-                report = benchmark.score_file(file, data)
-                score = report[benchmark.metric]
-                ours = f"{score:.2f}"
-                verdict = "to the digit" if f"{score:.1f}" == f"{published:.1f}" else "differs"
-                wrong += [f"{benchmark.name} {ours}, published {published:.1f}"] if verdict == "differs" else []
-            except ConsensusError as error:
-                verdict = f"not scored: {' '.join(str(error).split())}"[:NAMED]
-        lines.append((benchmark.title, ours, f"{published:.1f}" if path else ABSENT, verdict, path or ABSENT))
-    if wrong or not any(line[3] == "to the digit" for line in lines):
-        raise DataError("; ".join(wrong or [f"{line[0]}: {line[3]}" for line in lines]))
-    head = ("benchmark", "scored", "published", "verdict", "answers")
-    note = f"Answers of LLaVA-1.5-13B as LLaVA's authors published them (eval.zip), under {data}/eval."
-    return Table("LLaVA's published answers, scored here", head, (Group("", tuple(lines)),), note)
-
-
-def revision_lines(model: str, weights: str) -> Iterator[str]:
-    """What is pinned of a checkpoint: its revision on the hub and checksums; what is unknown says so."""
-    known = _shipped(REVISIONS)
-    pinned = known.get(model)
-    if pinned is None:
-        yield f"{model}: no revision is pinned for it; weights here have sha256 {weights}"
-        return
-    yield f"{model}: revision {pinned['revision']} ({pinned['read']}); sha256 of its weights {pinned['weights']}"
-    yield f"here: sha256 {weights}"

@@ -20,7 +20,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import resources
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,6 @@ from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation.files import misread, read_json
 from llava_consensus.evaluation.report import paper
 from llava_consensus.evaluation.report.rows import FULL, Row, version
-from llava_consensus.evaluation.report.section import Section
 from llava_consensus.methods import PLUS, make
 
 if TYPE_CHECKING:
@@ -75,7 +73,6 @@ class Preset:
     rows: tuple[PresetRow, ...]
     full: Mapping[str, Any] = field(default_factory=dict)
     samples: Mapping[str, int] = field(default_factory=dict)
-    limit: int | None = None  # only the first questions of each
     fewer: Mapping[str, Sequence[str]] = field(default_factory=dict)
     host_options: Mapping[str, str] = field(default_factory=dict)
     weights: str = ""
@@ -193,33 +190,3 @@ def _reduction(config: Mapping[str, Any]) -> str:
     """What a run is found by."""
     chosen = {key: config[key] for key in ("method", "changed", "tokens", "merged")}
     return FULL if chosen["method"] == FULL else json.dumps(chosen, sort_keys=True)
-
-
-def sections(preset: Preset, rows: Iterable[Row]) -> list[Section]:
-    """The preset's runs on each model and data that has any, one section for the budgets that are asked on the same
-    benchmarks; those with most benchmarks first.
-    """
-    budgets: dict[tuple[str, ...], list[float]] = {}
-    for row in preset.rows:
-        budgets.setdefault(tuple(preset.asked_at(row.tokens)), []).append(row.tokens)
-    found = []
-    for runs in matches(preset, (row for row in rows if holds(row, preset.limit, preset.samples.get(row.benchmark)))):
-        for names in sorted(budgets, key=len, reverse=True):
-            chosen = {
-                key: run
-                for key, run in runs.items()
-                if key[1] in names and (key[0] is None or key[0].tokens in budgets[names])
-            }
-            found += [Section(list(chosen.values()))] if any(not run.full for run in chosen.values()) else []
-    return found
-
-
-def holds(row: Row, limit: int | None, sample: int | None = None) -> bool:
-    """True if a run asked the first `limit` questions, or `sample` drawn ones, all of them for None. A run that came to
-    the end of the questions before its own number asked all there are.
-    """
-    own = (row.config["limit"], row.config.get("sample"))
-    if own == (limit, sample) or row.metrics is None:
-        return own == (limit, sample)
-    asked = row.metrics["questions"]
-    return bool(asked < (own[0] or own[1] or inf) and asked <= (limit or sample or inf))

@@ -1,8 +1,8 @@
-"""Results of presets as frames, and their tables: ours beside the paper's, and which differences are significant."""
+"""Results of presets, and their tables: ours beside the paper's, and which differences are significant."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -10,25 +10,24 @@ from typing import Any
 import pandas as pd
 
 from llava_consensus.evaluation.files import read_json
-from llava_consensus.evaluation.report.rows import Row, compare, read_rows
-from llava_consensus.evaluation.report.section import ScoreCell, signed, with_interval
-from llava_consensus.evaluation.report.stats import (
-    LEAST,
-    SIGNIFICANT,
-    above_chance,
-    corrected,
-    mean_difference,
-)
-from llava_consensus.evaluation.report.table import Table, one_decimal, pivoted
+from llava_consensus.evaluation.report.rows import ALL, Line, Row, compare, read_rows
+from llava_consensus.evaluation.report.section import Bench, Grid, Write, signed
+from llava_consensus.evaluation.report.stats import SIGNIFICANT, above_chance, corrected, mean_difference
+from llava_consensus.evaluation.report.table import ABSENT, Table, pivoted
 from llava_consensus.paper import preset
 from llava_consensus.paper.preset import SAME, Preset, PresetRow, Runs, matches
 
-FULL = "all tokens"
-COSTS = {"acc": "Acc", "rel_percent": "Rel (%)", "ttft_ms": "TTFT (ms)", "tpot_ms": "TPOT (ms)", "kv_mb": "KV (MiB)"}
+PRINTED = {  # our column of costs: the paper's
+    "Acc": "acc",
+    "Rel (%)": "rel_percent",
+    "TTFT (ms)": "ttft_ms",
+    "TPOT (ms)": "tpot_ms",
+    "KV (MiB)": "kv_mb",
+}
 
 
 @dataclass(frozen=True)
-class Results:
+class Results(Grid):
     """A preset and its runs, each compared with the reference that has as many tokens."""
 
     preset: Preset
@@ -36,80 +35,127 @@ class Results:
     benches: Sequence[Mapping[str, Any]] = ()  # contents of bench files, for times
 
     @cached_property
-    def lines(self) -> list[PresetRow | None]:
-        return [None, *self.preset.rows]
+    def _by_row(self) -> dict[PresetRow | None, Line]:
+        """The line of each row; None is all tokens."""
+        found = {}
+        for row in (None, *self.preset.rows):
+            tokens, label = (0, ALL) if row is None else (row.tokens, row.label)
+            runs = {name: run for name in self.preset.benchmarks if (run := self.runs.get((row, name))) is not None}
+            found[row] = Line(tokens, label, runs)
+        return found
 
-    @cached_property
-    def cells(self) -> dict[tuple[PresetRow | None, str], ScoreCell]:
-        """Every run with its test, p corrected over all of them."""
-        tests = {}
-        for line, name in self.runs:
-            other = None if line is None else self.preset.reference_of(line)
-            if other is not line and (other, name) in self.runs and other is not None:
-                tests[line, name] = compare(self.runs[line, name], self.runs[other, name])
-        after = corrected({key: test.p for key, test in tests.items() if test is not None})
-        places = [key for line in self.lines for name in self.preset.benchmarks if (key := (line, name)) in self.runs]
-        return {key: ScoreCell(self.runs[key], tests.get(key), after.get(key, 1.0)) for key in places}
+    @property
+    def full(self) -> Line:  # type: ignore[override]
+        return self._by_row[None]
 
-    @cached_property
-    def frame(self) -> pd.DataFrame:
-        """Every run as a line, with interval, test against the reference and the paper's number."""
-        lines = []
-        for (line, name), cell in self.cells.items():
-            lines.append(
-                {
-                    "label": FULL if line is None else line.label,
-                    "method": cell.row.config["method"],
-                    "tokens": None if line is None else line.tokens,
-                    "merged": cell.row.config["merged"],
-                    **cell.record,
-                    "printed": self.printed(line, name),
-                }
-            )
-        return pd.DataFrame(lines, dtype=object)
+    @property
+    def reduced(self) -> Sequence[Line]:  # type: ignore[override]
+        return [self._by_row[row] for row in self.preset.rows]
 
-    def percent(self, line: PresetRow | None, name: str) -> tuple[float, float, float] | None:
+    @property
+    def names(self) -> Sequence[str]:  # type: ignore[override]
+        return list(self.preset.benchmarks)
+
+    @property
+    def against(self) -> str:  # type: ignore[override]
+        return self.preset.reference
+
+    @property
+    def bench(self) -> Bench:  # type: ignore[override]
+        return [row for content in self.benches for row in content["rows"]]
+
+    def _row(self, line: Line) -> PresetRow | None:
+        return next(row for row, other in self._by_row.items() if other is line)
+
+    def reference(self, line: Line) -> Line | None:
+        row = self._row(line)
+        return None if row is None else self._by_row.get(self.preset.reference_of(row) or row)
+
+    def about(self, line: Line) -> str:
+        return ALL if line is self.full else f"{line.tokens:g} tokens"
+
+    def percent(self, row: PresetRow | None, name: str) -> tuple[float, float, float] | None:
         """Score of a complete run and its interval, in percent; the score itself if it has none."""
-        run = self.runs.get((line, name))
+        run = self.runs.get((row, name))
         if run is None or not run.complete or run.score is None:
             return None
         low, high = run.bounds or (run.score, run.score)
         return run.score / run.scale, low / run.scale, high / run.scale
 
-    def printed(self, line: PresetRow | None, name: str) -> float | None:
-        return self.preset.printed_row(line).get(self.preset.benchmarks[name])
-
-    def title(self, name: str) -> str:
-        return next((run.facts.title for (_, found), run in self.runs.items() if found == name), name)
+    def printed(self, line: Line | PresetRow | None, name: str) -> float | None:
+        row = self._row(line) if isinstance(line, Line) else line
+        return self.preset.printed_row(row).get(self.preset.benchmarks[name])
 
     @cached_property
     def near_chance(self) -> list[str]:
         """Benchmarks in which the full model is not above guessing, so scores of reduced runs mean nothing."""
-        full = {name: run for (line, name), run in self.runs.items() if line is None and run.complete}
+        full = {name: run for (row, name), run in self.runs.items() if row is None and run.complete}
         return [name for name, run in full.items() if not above_chance(run.score, run.bounds, run.chance)]
 
     @cached_property
-    def averaged(self) -> list[str]:
+    def averaged(self) -> list[str]:  # type: ignore[override]
         """The benchmarks of the mean: without those that nobody judged, and those near chance."""
         scored = {name for (_, name), run in self.runs.items() if run.score is not None}
         return [name for name in self.preset.benchmarks if name in scored and name not in self.near_chance]
 
-    def mean(self, line: PresetRow | None) -> float | None:
-        """Mean over the averaged benchmarks in percent; None unless all are complete."""
-        scores = [score[0] for name in self.averaged if (score := self.percent(line, name)) is not None]
-        return fmean(scores) if scores and len(scores) == len(self.averaged) else None
-
-    def printed_mean(self, line: PresetRow | None) -> float | None:
-        """The same of the paper's numbers."""
+    def printed_mean(self, line: Line) -> str:
+        """The mean of the paper's numbers over the same benchmarks."""
         columns = {name: scale(self.preset.benchmarks[name]) for name in self.averaged}
         scores = [value / columns[name] for name in columns if (value := self.printed(line, name)) is not None]
-        return fmean(scores) if scores and len(scores) == len(columns) else None
+        return f"{fmean(scores):.1f}" if scores and len(scores) == len(columns) else ABSENT
 
-    def timed(self, line: PresetRow | None) -> Mapping[str, Any]:
-        """The first measurement of a row's method and budget in the bench files; empty without one."""
-        method, tokens = ("full", None) if line is None else (line.method, line.tokens)
-        rows = (row for content in self.benches for row in content["rows"])
-        return next((row for row in rows if row["method"] == method and tokens in (None, row["tokens"])), {})
+    def printed_cell(self, column: str, line: Line, digits: int = 1) -> str:
+        value = self.preset.printed_row(self._row(line)).get(column)
+        return ABSENT if value is None else f"{value:.{digits}f}"
+
+    # ---- tables
+
+    def tables(self) -> list[Table]:
+        """Our scores and the paper's; the differences to the reference; accuracy beside cost and the judge's scores, if
+        the paper's table has them.
+        """
+        whole = self.preset.printed_row(None)
+        lines, costs, judged = self.lines, dict[str, Write](), dict[str, Write]()
+        means = self.mean_columns()
+        scores = self.score_columns() | ({"mean": means["Acc"], "mean, paper": self.printed_mean} if means else {})
+        for title, write in (means | self.cost_columns()).items():
+            costs[title] = write
+            if title in PRINTED:
+                costs[f"{title}, paper"] = partial(self.printed_cell, PRINTED[title])
+        for name, column in self.preset.benchmarks.items():
+            judged[self.title(name)] = partial(self._judged, name)
+            judged[f"{self.title(name)}, paper"] = partial(
+                self.printed_cell, column.replace("_acc", "_score"), digits=2
+            )
+        parts = {name: run.part for name, run in self.full.runs.items() if run.limited}
+        notes = [
+            self.note,
+            "The paper's numbers are for its own checkpoint on the complete benchmarks." if self.preset.printed else "",
+            *(f"{self.title(name)}: {part}." for name, part in parts.items()),
+            f"Not above guessing with all tokens: {', '.join(map(self.title, self.near_chance))}."
+            if self.near_chance
+            else "",
+        ]
+        title = self.preset.title
+        found = [self.tabulated(title, scores, " ".join(filter(None, notes)), lines), self.differences()]
+        if "rel_percent" in whole:
+            timed = "Times: bench*.json in the folder of results, the paper's on its GPU. KV: mean over benchmarks."
+            found.append(self.tabulated(f"{title}: accuracy and cost", costs, timed, lines))
+        if any(name.endswith("_score") for name in whole):
+            note = "Of runs that a judge graded (llava-consensus judge)."
+            found.append(self.tabulated(f"{title}: scores of the judge", judged, note, lines))
+        return found
+
+    def _judged(self, name: str, line: Line) -> str:
+        run = line.runs.get(name)
+        value = run and run.report.get("average_score")
+        return ABSENT if value is None else f"{value:.2f}"
+
+    @property
+    def csv_rows(self) -> list[dict[str, Any]]:
+        frame = self.frame
+        found = [self.printed(self.lines[row.line], row.benchmark) for row in frame.itertuples()]
+        return frame.drop(columns="line").assign(printed=found).to_dict("records")
 
 
 def scale(column: str) -> float:
@@ -190,115 +236,6 @@ def find(preset: Preset, rows: Sequence[Row], benches: Sequence[Mapping[str, Any
     return max(found, key=lambda one: (len({line for line, _ in one.runs if line}), len(one.runs)), default=None)
 
 
-# ---- tables
-
-
-def tables(results: Results) -> list[Table]:
-    """Our scores and the paper's; the differences to the reference; accuracy beside cost and the judge's scores, if the
-    paper's table has them.
-    """
-    printed = results.preset.printed_row(None)
-    found = [beside(results), differences(results)]
-    found += [costs(results)] if "rel_percent" in printed else []
-    return found + ([judged(results)] if any(name.endswith("_score") for name in printed) else [])
-
-
-def _table(results: Results, title: str, columns: Mapping[str, str], cells: Iterable[Any], note: str) -> Table:
-    """A table of (row, column, ours, the paper's)."""
-    whose = bool(results.preset.printed)
-    heads: dict[str, str] = {}
-    for key, words in columns.items():
-        heads |= {key: words, f"{key} paper": "paper"} if whose else {key: words}
-    texts = []
-    for line, key, ours, theirs in cells:
-        place = (FULL, FULL) if line is None else (f"{line.tokens:g} tokens", line.label)
-        texts += [(*place, key, ours), (*place, f"{key} paper", theirs)]
-    return pivoted(title, "", heads, texts, note)
-
-
-def beside(results: Results) -> Table:
-    """Our scores and the paper's."""
-    preset, cells = results.preset, []
-    for line in results.lines:
-        for name in preset.benchmarks:
-            ours = with_interval(results.cells.get((line, name)))
-            cells.append((line, name, ours, one_decimal(results.printed(line, name))))
-        cells.append((line, "mean", one_decimal(results.mean(line)), one_decimal(results.printed_mean(line))))
-    parts = {name: run.part for (line, name), run in results.runs.items() if line is None and run.limited}
-    near = ", ".join(map(results.title, results.near_chance))
-    notes = [
-        "Ours: score ± half of its 95 % interval (MME in points).",
-        "The paper's numbers are for its own checkpoint on the complete benchmarks." if preset.printed else "",
-        *(f"{results.title(name)}: {part}." for name, part in parts.items()),
-        "Mean: of the columns that have scores, MME / 20. † differs from "
-        f"{preset.reference or 'the row it is compared with'} with as many tokens, paired by question (p < 0.05); ‡ "
-        "also after Holm's correction over the table.",
-        f"Not in the mean, because all tokens cannot be told from guessing there: {near}." if near else "",
-    ]
-    columns = {**{name: results.title(name) for name in preset.benchmarks}, "mean": "mean"}
-    return _table(results, preset.title, columns, cells, " ".join(filter(None, notes)))
-
-
-def differences(results: Results) -> Table:
-    """Each row minus its reference, with its interval."""
-    preset, texts, marks = results.preset, [], []
-    for (line, name), cell in results.cells.items():
-        if line is not None and cell.test is not None:
-            other = preset.reference_of(line)
-            label = f"{line.label} minus {other.label}" if line.against and other else line.label
-            marks += [cell.mark] if cell.test.enough else []
-            text = signed(cell.test.difference, cell.test.bounds) + cell.mark
-            texts.append((f"{line.tokens:g} tokens", label, name, text))
-    note = (
-        f"Difference and 95 % interval, paired by question, images resampled together. Of {len(marks)} differences "
-        f"{marks.count('‡')} are significant after Holm's correction (‡), {marks.count('†')} more only without it (†). "
-        f"From fewer than {LEAST} images there is no interval and no test."
-    )
-    title = f"Difference to {preset.reference}" if preset.reference else "Differences"
-    return pivoted(title, "", {name: results.title(name) for name in preset.benchmarks}, texts, note)
-
-
-def costs(results: Results) -> Table:
-    """Acc, Rel, times and KV cache of every row, ours and the paper's."""
-    cells, full = [], results.mean(None)
-    for line in results.lines:
-        acc, timed = results.mean(line), results.timed(line)
-        accounts = [run.metrics["account"] for (row, _), run in results.runs.items() if row is line and run.metrics]
-        caches = [account["measured"]["kv_bytes"] for account in accounts if account and account.get("measured")]
-        ours = {
-            "acc": acc,
-            "rel_percent": 100 * acc / full if acc is not None and full else None,
-            "ttft_ms": timed.get("ttft_ms"),
-            "tpot_ms": timed.get("tpot_ms"),
-            "kv_mb": fmean(caches) / 2**20 if caches else None,
-        }
-        printed = results.preset.printed_row(line)
-        cells += [(line, key, one_decimal(value), one_decimal(printed.get(key))) for key, value in ours.items()]
-    note = (
-        f"Acc and Rel over {', '.join(map(results.title, results.averaged)) or 'no benchmark'}. Times: bench*.json "
-        "in the folder of results (llava-consensus bench with these methods and budgets), the paper's on its GPU. KV: "
-        "the caches of these runs, mean over benchmarks."
-    )
-    return _table(results, f"{results.preset.title}: accuracy and cost", COSTS, cells, note)
-
-
-def judged(results: Results) -> Table:
-    cells = []
-    for line in results.lines:
-        printed = results.preset.printed_row(line)
-        for name, column in results.preset.benchmarks.items():
-            run = results.runs.get((line, name))
-            pair = (run and run.report.get("average_score"), printed.get(column.replace("_acc", "_score")))
-            cells.append((line, name, *("-" if value is None else f"{value:.2f}" for value in pair)))
-    columns = {name: results.title(name) for name in results.preset.benchmarks}
-    note = "Of runs that a judge graded (llava-consensus judge); the others are blank."
-    return _table(results, f"{results.preset.title}: scores of the judge", columns, cells, note)
-
-
-def csv_rows(results: Results) -> list[dict[str, Any]]:
-    return results.frame.to_dict("records")
-
-
 # ---- the paper's claims as families of paired differences
 
 CLAIMS = (  # words; the differences; the preset, or contrasts of study.json and scap.json, that measure them
@@ -327,7 +264,7 @@ def claims(material: Material) -> tuple[list[Table], list[dict[str, Any]]]:
     """
     lines: list[dict[str, Any]] = []
     contrasts = [*(material.study or {}).get("contrasts", ()), *(material.scap or {}).get("contrasts", ())]
-    for number, (words, differences, source) in enumerate(CLAIMS, 1):
+    for rank, (words, differences, source) in enumerate(CLAIMS, 1):
         for policy in ("renumber", "keep", None):
             if isinstance(source, str):
                 family = list(_of_preset(material, source, policy)) if policy else []
@@ -336,7 +273,7 @@ def claims(material: Material) -> tuple[list[Table], list[dict[str, Any]]]:
                 family = [_of_study(contrast) for contrast in own]
             after = corrected({place: line["p"] for place, line in enumerate(family)})
             for place, line in enumerate(family):
-                about = {"claim": f"{number}. {words}: {differences}", "positions": policy or "any"}
+                about = {"claim": f"{rank}. {words}: {differences}", "positions": policy or "any"}
                 lines.append({**about, **line, "p_corrected": after.get(place)})
     texts = []
     groups = pd.DataFrame(lines).groupby(["claim", "positions"], sort=False) if lines else ()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.report.rows import Row
 from llava_consensus.evaluation.report.section import half
-from llava_consensus.evaluation.report.table import ABSENT, Group, Table
+from llava_consensus.evaluation.report.table import ABSENT, Table
 
 HEAD = ("benchmark", "questions (images)", "ours", "published", "± at all questions", "verdict")
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def verify_table(runs: Sequence[Row], published: Mapping[str, float], counts: Ma
         asked = f"{(run.metrics or {}).get('questions')} ({run.pictures})"
         lines.append((run.facts.title, asked, ours, ABSENT if wanted is None else f"{wanted:.1f}", at_all, verdict))
     note = "Ours ± half of the 95 % interval from resampled images; as published: within it."
-    table = Table("All tokens against published scores", HEAD, (Group("", tuple(lines)),), note)
+    table = Table("All tokens against published scores", HEAD, {"": lines}, note)
     if wrong:
         raise DataError(
             f"{'; '.join(wrong)}: judge no method by this model before prompts, files and weights are the published "

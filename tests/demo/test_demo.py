@@ -14,7 +14,7 @@ from PIL import Image
 from llava_consensus import cli
 from llava_consensus.demo import app
 from llava_consensus.demo.seen import card, counted, seen_by
-from llava_consensus.errors import ConsensusError, MissingDependency, OptionError
+from llava_consensus.errors import ConsensusError, OptionError
 from llava_consensus.evaluation.media import Clip
 from llava_consensus.evaluation.models import Loading, load
 from llava_consensus.evaluation.models.base import Encoding
@@ -42,7 +42,7 @@ def test_a_side_has_answer_tokens_times_and_the_drawing(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     Image.new("RGB", (8, 8), (7, 0, 0)).save(path)
     text, drawn = app.answered(SquareHost(), str(path), "consensusdrop", "What is <b>?", 4)
-    assert text.startswith("### consensusdrop: What is \\<b\\>?") and "of 16 visual tokens" in text
+    assert text.startswith("consensusdrop: What is <b>?") and "of 16 visual tokens" in text
     assert "first token: " in text and drawn is not None and drawn.width > 3 * 120
 
 
@@ -63,15 +63,9 @@ def test_what_cannot_be_asked_is_said(tmp_path: Path) -> None:
             app.answered(host, str(path), method, question, 4)
 
 
-def test_methods_that_a_model_refuses_are_not_offered() -> None:
-    found = app.offered(SquareHost())
-    assert "fastv" not in found and (found[0], found[-1]) == ("consensusdrop", "full")
-
-
 def test_examples_are_images_with_a_question() -> None:
     found = app.examples(MINI)
     assert len(found) == 6 and all(Path(path).is_file() for path, _ in found)
-    assert found[0][1] == "What color is the lemon?", "methods differ on it"
     assert app.examples(ROOT / "nowhere") == []
 
 
@@ -113,15 +107,6 @@ def test_a_clip_is_a_strip_of_frames(tmp_path: Path) -> None:
     assert drawn.width > 3 * 120 and counted([seen]).endswith("3 of 12 (3 kept; 9 patches dropped)")
 
 
-def test_frames_shown_as_pictures_are_a_strip_too() -> None:
-    frames = [Image.new("RGB", (20, 20), colour) for colour in ("red", "green", "blue", "white")]
-    origin = torch.zeros(4).long(), torch.arange(4)
-    answer = SimpleNamespace(outcomes=tuple(outcome(4, [place], *origin) for place in range(4)))
-    seen = seen_by(FakeHost(), frames, [encoded(2, (20, 20))] * 4, answer)  # type: ignore[arg-type]
-    assert card(seen, "What happens?", []).height > card(seen[:1], "What happens?", []).height / 4
-    assert counted(seen).startswith("visual tokens the language model saw: 4 of 16")
-
-
 def test_tokens_without_a_grid_are_refused() -> None:
     image = Image.new("RGB", (20, 20))
     tile, token = torch.arange(8) // 4, torch.arange(8) % 4
@@ -146,11 +131,3 @@ def test_bad_arguments_end_before_weights_load(
     monkeypatch.setattr("llava_consensus.cli.ask.find_spec", lambda _: object())
     assert cli.main(["demo", *words]) in (2, 3)
     assert message in capsys.readouterr().err
-
-
-def test_without_gradio_the_line_to_type_is_said(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("llava_consensus.cli.ask.find_spec", lambda _: None)
-    assert cli.main(["demo"]) == MissingDependency.exit_code
-    assert capsys.readouterr().err.strip().endswith("[demo]'")

@@ -8,21 +8,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_data import make_gqa
+from fakes import FakeHost, make_place
+from PIL import Image
+from tiny_data import MADE, make_gqa
 
 from llava_consensus import cli
 from llava_consensus.errors import DataError
+from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import make
 from llava_consensus.evaluation.benchmarks.custom import Custom
+from llava_consensus.evaluation.benchmarks.parsing import pope_can_use
+from llava_consensus.evaluation.media import open_image
 
 ROWS = [{"question_id": 7, "image": "a.png", "text": "What?"}, {"question_id": 8, "image": "b.png", "text": "Who, é?"}]
 LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
+TABLE = 'question_id,image,text\n7,a.png,What?\n8,b.png,"Who, é?"\n'
 FORMS = {
     "lines": LINES.encode(),
+    "no last line end": LINES.strip().encode(),
     "blank lines": f"\n{LINES}\n\n".replace("}\n{", "}\n\n{").encode(),
     "line ends of Windows": LINES.replace("\n", "\r\n").encode(),
     "byte order mark": LINES.encode("utf-8-sig"),
+    "UTF-16": LINES.encode("utf-16"),
+    "UTF-16 without a mark": LINES.encode("utf-16-le"),
     "list": json.dumps(ROWS, indent=1).encode(),
+    "csv": TABLE.encode(),
+    "csv of Excel": TABLE.replace("\n", "\r\n").encode("utf-8-sig"),
+    "semicolons": TABLE.replace(",", ";").replace("Who;", "Who,").encode(),
+    "tsv": TABLE.replace(",", "\t").replace("Who\t", "Who,").encode(),
     "question": LINES.replace('"text"', '"question"').encode(),
     "prompt and id": LINES.replace('"text"', '"prompt"').replace("question_id", "id").encode(),
     "training": json.dumps(
@@ -47,11 +60,49 @@ def test_every_usual_form_is_read(tmp_path: Path, form: str) -> None:
     assert found == [("7", ("a.png",), "What?"), ("8", ("b.png",), "Who, é?")]
 
 
-def test_several_images_and_videos(tmp_path: Path) -> None:
-    (question,) = load(tmp_path, {"id": 1, "images": ["a.png", "b.png"], "question": "What?"})
-    assert question.images == ("a.png", "b.png")
-    (question,) = load(tmp_path, {"video": "a.mp4", "text": "What?"})
-    assert question.images == ("a.mp4",) and Custom(questions=tmp_path / "q.jsonl", pictures=tmp_path).frames == 8
+@pytest.mark.parametrize(
+    ("media", "images"),
+    [
+        ({}, ()),
+        ({"image": None, "images": []}, ()),
+        ({"images": ["a.png", "b.png"]}, ("a.png", "b.png")),
+        ({"image_path": "a.png", "image_width": 30, "image_url": "http://x/a.png?b"}, ("a.png",)),
+        ({"image": ["a.png"], "images": ["a.png"]}, ("a.png",)),
+        ({"video": "a.mp4"}, ("a.mp4",)),
+        ({"videos": ["a.mp4"]}, ("a.mp4",)),
+    ],
+)
+def test_images_and_videos_are_used(tmp_path: Path, media: dict[str, Any], images: tuple[str, ...]) -> None:
+    (question,) = load(tmp_path, {"question_id": 1, "text": "What?", **media})
+    assert question.images == images
+    shown = Custom(questions=tmp_path / "q.jsonl", pictures=tmp_path)
+    assert shown.frames == (8 if any(name.endswith("mp4") for name in images) else 0)
+
+
+REFUSED: list[tuple[Any, str]] = [
+    ({"img": "a.png"}, "the key 'img' seems to name an image"),
+    ({"image": "a.png", "image2": "b.png"}, "the key 'image2' seems"),
+    ({"picture": "scan 7"}, "the key 'picture' seems"),
+    ({"image": {"bytes": "AAAA"}}, "Give the name of a file"),
+    ({"image": 12}, "image is '12'"),
+    ({"image": "data:image/png;base64,AAAA"}, "a data URL. Write its content to a file"),
+    ({"image": "https://x/a.png"}, "Fetch it"),
+    ({"image": "a.png", "images": ["b.png"]}, "name different files"),
+    ({"videos": ["a.mp4", "b.mp4"]}, "several videos"),
+    ({"text": None}, "no question. Name it text, question"),
+    ({"text": 3}, "text is no text but '3'"),
+    ({"question": "Who?"}, "text and question differ"),
+    ({"question_id": [1]}, "neither a number nor a text"),
+    ({"text": "", "conversations": [{"from": "human", "value": "a"}] * 2}, "2 turns of the user"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), REFUSED)
+def test_what_is_not_understood_is_refused_by_line(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    second = {"question_id": 1, "text": "What?", **change}
+    with pytest.raises(DataError, match="line 2: ") as caught:
+        load(tmp_path, f"{LINES.splitlines()[0]}\n{json.dumps(second)}\n".encode())
+    assert words in str(caught.value) and "fetch it again" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -59,19 +110,46 @@ def test_several_images_and_videos(tmp_path: Path) -> None:
     [
         (LINES.encode() + b'{"question_id": 9, "te', "line 3: damaged, not JSON"),
         (b"[1, 2]", "entry 1: expected an object"),
-        (b"just words\n", "line 1: damaged, not JSON"),
-        (b"\xff\xd8\xff\xe0 no text", "not UTF-8 text"),
-        ({"image": "https://x/a.png", "text": "What?"}, "no names of files"),
-        ({"image": "a.png", "video": "a.mp4", "text": "What?"}, "shows a video, and images"),
-        ({"videos": ["a.mp4", "b.mp4"], "text": "What?"}, "several videos"),
-        ({"image": "a.png"}, "no question. Name it text"),
-        ({"question_id": [1], "text": "What?"}, "neither a number nor a text"),
+        (json.dumps(ROWS).encode()[:-9], "line 1: damaged, not JSON"),
+        (b"just words\n", "neither JSON nor a table"),
+        (b"question_id,text\n1,a,b\n", "line 2: more cells than the 2 columns"),
+        (b"\xff\xd8\xff\xe0 no text", "no UTF-8 text"),
+        (json.dumps([{**ROWS[0], "image": None, "video": "a.mp4"}, ROWS[1]]).encode(), "shows a video, and"),
     ],
 )
-def test_what_is_not_understood_is_refused(tmp_path: Path, content: bytes | dict[str, Any], words: str) -> None:
+def test_a_file_of_ones_own_is_never_to_be_fetched_again(tmp_path: Path, content: bytes, words: str) -> None:
     with pytest.raises(DataError) as caught:
         load(tmp_path, content)
-    assert words in str(caught.value)
+    assert words in str(caught.value) and "fetch it again" not in str(caught.value)
+
+
+@pytest.mark.parametrize("form", ["csv", "tsv", "list", "UTF-16"])
+@pytest.mark.parametrize("name", ["gqa", "pope", "vqav2", "seed"])
+def test_answers_are_scored_in_every_form(tmp_path: Path, name: str, form: str) -> None:
+    data, benchmark = MADE[name](tmp_path / "data"), make(name)
+    rows = [{"question_id": one.question_id, "text": "yes, a" if one.index else ""} for one in benchmark.load(data)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    separator = "\t" if form == "tsv" else ","
+    table = "".join(separator.join((str(row["question_id"]), f'"{row["text"]}"')) + "\n" for row in rows)
+    content = {"list": json.dumps(rows), "UTF-16": lines}.get(form, f"question_id{separator}text\n{table}")
+    (tmp_path / "a").write_text(content, encoding="utf-16" if form == "UTF-16" else "utf-8")
+    (tmp_path / "a.jsonl").write_text(lines)
+    assert benchmark.score_file(tmp_path / "a", data) == benchmark.score_file(tmp_path / "a.jsonl", data)
+
+
+def test_a_heic_image_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "a.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
+    with pytest.raises(DataError, match=r"a HEIC image, which is not read\. Convert it to JPEG or PNG"):
+        open_image(tmp_path / "a.heic")
+
+
+@pytest.mark.parametrize(
+    ("text", "usable"),
+    [("Yes", True), ("no.", True), ("Yes, there is.", True), ("There is no dog", True), ("I am not sure", False),
+     ("", False), ("(?)", False), ("NO", False), ("Perhaps. Yes", False)],
+)  # fmt: skip
+def test_an_answer_that_the_scorer_of_pope_cannot_use(text: str, usable: bool) -> None:
+    assert pope_can_use(text) == usable
 
 
 def test_a_score_of_fewer_questions_than_asked_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,6 +161,18 @@ def test_a_score_of_fewer_questions_than_asked_is_an_error(tmp_path: Path, capsy
         assert cli.main([*given, *more]) == 6
         said = capsys.readouterr()
         assert "accuracy" in said.out and f"1 of {len(rows)} questions have no answer" in said.err
+
+
+def test_a_question_file_with_several_images_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_place(tmp_path / "place")
+    for name in ("a.png", "b.png"):
+        Image.new("RGB", (4, 4)).save(tmp_path / name)
+    (tmp_path / "q.csv").write_text('id,images,question\n1,"[""a.png"", ""b.png""]",What?\n')
+    monkeypatch.setattr(models, "load", lambda *_, **__: FakeHost())
+    words = f"eval custom --question-file {tmp_path}/q.csv --image-folder {tmp_path} --answers-file {tmp_path}/a.jsonl"
+    words += f" --model {tmp_path}/place/model --device cpu --no-progress --out {tmp_path}/out"
+    assert cli.main(words.split()) == 0
+    assert json.loads((tmp_path / "a.jsonl").read_text())["metadata"]["before"] == 2 * 576
 
 
 @pytest.mark.parametrize(

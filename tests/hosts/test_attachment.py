@@ -118,19 +118,6 @@ def test_a_replica_of_data_parallel_reads_its_own_weights(name: str) -> None:
         assert torch.equal(twin(**inputs).logits, reduced)
 
 
-@pytest.mark.skipif(MAJOR >= 5, reason="official LLaVA reads `device`, which replicas have not on transformers 5")
-@pytest.mark.parametrize("name", ["consensusdrop", "tome"])
-@torch.no_grad()
-def test_a_replica_of_llava_reads_its_own_weights(tower_folder: Path, prompt: SimpleNamespace, name: str) -> None:
-    model = tiny_llava(tower_folder)
-    with attach(model, name, tokens=4):
-        reduced = model(prompt.ids, images=prompt.images).logits
-        twin = replica(model)
-        for parameter in model.parameters():
-            parameter.zero_()
-        assert torch.equal(twin(prompt.ids, images=prompt.images).logits, reduced)
-
-
 @pytest.mark.parametrize(("name", "before"), [("consensusdrop", False), *((name, True) for name in CUTS[:1])])
 @torch.no_grad()
 def test_a_compiled_model_answers_like_the_plain_one(
@@ -228,20 +215,6 @@ def test_a_budget_of_all_tokens_of_a_tiled_picture_is_the_full_model(tower_folde
 
 
 # ---- what is reported
-
-
-@pytest.mark.parametrize("tokens", [6, PATCHES])
-@torch.no_grad()
-def test_truncated_prompts_report_what_is_left(tower_folder: Path, tokens: int) -> None:
-    model = tiny_llava(tower_folder, tokenizer_model_max_length=9)
-    words, mask = batch(row(5, 6, after=4), row(5, after=2))
-    with attach(model, tokens=tokens) as attached:
-        out = model.prepare_inputs_labels_for_multimodal(words, None, mask, None, None, tiles(2))
-    assert out[4].shape[1] == 9
-    assert [(one.before, one.after) for one in attached.outcomes] == [
-        (PATCHES, min(6, tokens)),
-        (PATCHES, min(7, tokens)),
-    ]
 
 
 @torch.no_grad()

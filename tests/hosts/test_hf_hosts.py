@@ -273,3 +273,17 @@ def test_a_deep_copy_is_attached_by_itself(name: str) -> None:
     assert torch.equal(twin(**inputs).logits, reduced)
     next(hook.__self__ for hook in twin._forward_pre_hooks.values()).owner.detach()
     assert torch.equal(twin(**inputs).logits, plain)
+
+
+@torch.no_grad()
+def test_rows_that_left_show_the_last_row_before_them() -> None:
+    """So that a label right behind an image is predicted by what precedes it."""
+    tiny = Tiny("llava")
+    with tiny.attach("divprune") as attached:
+        logits = tiny.model(**tiny.one()).logits[0]
+        kept = attached.outcomes[0].reductions[0][1].kept[0].tolist()
+    assert len(logits) == tiny.one()["input_ids"].shape[1]
+    for place in set(range(16)) - set(kept):
+        last = max((one for one in kept if one < place), default=-1)  # of the image, which begins at row 3
+        assert torch.equal(logits[3 + place], logits[3 + last])
+    assert len({tuple(row.tolist()) for row in logits}) == len(logits) - 16 + len(kept)

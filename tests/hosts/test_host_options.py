@@ -2,21 +2,18 @@
 where they are not the default.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FakeHost, config, make_place
+from fakes import config, make_place
 
 from llava_consensus import cli
 from llava_consensus.cli import arguments
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation import models
-from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.configuration import prepare
-from llava_consensus.evaluation.runs.execution import Execution
-from llava_consensus.hosts import HOSTS, view_of
+from llava_consensus.hosts import HOSTS
 
 
 @pytest.fixture
@@ -43,28 +40,6 @@ def test_what_a_host_does_not_have_is_refused_before_weights(place: Path, option
     for ask in (lambda: described(place, options), lambda: models.load(str(place / "model"), host_options=options)):
         with pytest.raises(OptionError, match=r"host option row.*: the host of .*model knows rows=all\|even\|odd"):
             ask()
-
-
-def test_a_model_that_is_loaded_already_takes_them_too(place: Path) -> None:
-    class LlavaLlamaForCausalLM:
-        pass
-
-    assert view_of(LlavaLlamaForCausalLM()).options == {"rows": "all"}
-    assert view_of(LlavaLlamaForCausalLM(), {"rows": "odd"}).options == {"rows": "odd"}
-    with pytest.raises(OptionError, match="the host of LlavaLlamaForCausalLM knows"):
-        view_of(LlavaLlamaForCausalLM(), {"rows": "some"})
-
-
-def test_the_loader_is_told(place: Path, tmp_path: Path) -> None:
-    told: list[Mapping[str, str]] = []
-
-    def load(model: str, loading: models.Loading, host_options: Mapping[str, str]) -> FakeHost:
-        told.append(host_options)
-        return FakeHost()
-
-    asked = config(place, place / "model", host_options={"rows": "odd"})
-    loop.run(asked, tmp_path / "out", Execution(progress=False), load)
-    assert told == [{"rows": "odd"}]
 
 
 def test_the_command_line_takes_them(capsys: pytest.CaptureFixture[str]) -> None:

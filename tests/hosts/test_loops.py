@@ -238,8 +238,8 @@ def test_the_question_is_words(name: str) -> None:
     model = case.build()
     with attach(model, "consensusdrop", case.tokens) as attached, torch.no_grad():
         read: list[Any] = []
-        budgets = attached.budgets
-        attached.budgets = lambda stage, prompt: read.append(prompt) or budgets(stage, prompt)  # type: ignore[method-assign,func-returns-value]
+        budgets = attached._budgets
+        attached._budgets = lambda stage, prompt: read.append(prompt) or budgets(stage, prompt)  # type: ignore[method-assign,func-returns-value]
         model(**inputs)
     asked, later = (inputs["input_ids"][0][text].tolist() for text in read[-1].text)
     assert [word for word in asked if word < 10] == [6, 7, 8, 9] and TAG not in asked

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from fakes import config, make_place
 
 from llava_consensus import attach, cli
 from llava_consensus.errors import OptionError
-from llava_consensus.evaluation.runs.configuration import prepare
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget, Share, budget, most_first
 
@@ -52,24 +50,6 @@ def test_a_whole_number_is_no_share() -> None:
 def test_a_share_outside_its_bound_is_refused(wrong: float) -> None:
     with pytest.raises(OptionError, match="1 is one token"):
         budget(wrong)
-
-
-def test_the_command_line_knows_a_share_by_its_point() -> None:
-    parser = cli.parser()
-    assert [parser.parse_args(["eval", "gqa", "--tokens", text]).tokens for text in ("64", "0.1")] == [64, 0.1]
-    assert cli.arguments.budgets("192 0.2 0.1") == [Budget(192), Share(0.2), Share(0.1)]
-    with pytest.raises(OptionError, match="whole numbers or shares"):
-        cli.arguments.budgets("many")
-    with pytest.raises(OptionError, match="above 0 and below 1"):
-        cli.arguments.budgets("1.0")
-
-
-def test_a_share_cannot_be_matched_by_cost(tmp_path: Path) -> None:
-    data = make_place(tmp_path)
-    plain = config(data, data / "model", tokens=0.25)
-    assert prepare(plain).description["tokens"] == 0.25
-    with pytest.raises(OptionError, match=r"match=flops with tokens=0\.25"):
-        prepare(config(data, data / "model", tokens=0.25, match="flops"))
 
 
 def test_records_hold_the_share_and_what_it_came_to(tmp_path: Path) -> None:

@@ -95,27 +95,6 @@ def visual_rows(given: dict[str, Any], inputs: dict[str, Any], stays: list[bool]
     return given["inputs_embeds"][0][words == placeholder]
 
 
-@pytest.mark.parametrize("number", range(4))
-@torch.no_grad()
-def test_onevision_packs_the_tokens_that_are_left_and_no_mixture_of_them(number: int) -> None:
-    """The model resizes the maps of the first and the last picture."""
-    case = CASES["llava_onevision"]
-    model = case.build()
-    twin = copy.deepcopy(model).model
-    inputs = prompts([1, 5, case.picture(number), 7, 8])
-    with attach(model, "resize", tokens=4 * len(inputs["pixel_values"][0])) as attached:  # 4 of each tile
-        reduced = decoder_given(model, inputs)
-    small = torch.stack([resized(tile, 28, 28) for tile in inputs["pixel_values"][0]])
-    states = twin.vision_tower(small, interpolate_pos_encoding=True, output_hidden_states=True).hidden_states[-1]
-    tokens = twin.multi_modal_projector(states).flatten(0, 1)
-    found = reduced["inputs_embeds"][0, 2:-2]
-    newline = (found == twin.image_newline).all(-1)
-    same = (found[~newline, None] - tokens).abs().amax(-1) < 1e-5
-    assert same.any(1).all() and int(newline.sum()) == attached.outcomes[0].structural
-    assert attached.outcomes[0].after == len(same) <= 4 * len(small)
-    assert same.any(0).all() or number in (0, 3)  # where a small map has a place for each of them
-
-
 @torch.no_grad()
 def test_video_llava_reads_smaller_frames_and_smaller_pictures_each_by_its_tower() -> None:
     model, clip, picture = CASES["video_llava"].build(), CASES["video_llava video"].picture(0), square(1)

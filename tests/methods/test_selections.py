@@ -37,10 +37,6 @@ def test_means_of_prumerge_weigh_one_in_all() -> None:
     assert torch.allclose(weights[0], torch.tensor([[0, 0.6, 0.4, 0], [4 / 6, 0, 2 / 6, 0]]))
 
 
-def test_sparsevlm_waits_for_its_counts_in_version_1_alone() -> None:
-    assert [make("sparsevlm", version=version).adaptive for version in ("1.0", "1.5", "2.0")] == [True, False, False]
-
-
 def test_votes_come_before_the_sum() -> None:
     """0 and 1 have two votes each and small sums, 3 has one vote and the largest."""
     cues = torch.tensor([[[5.0, 1, 0, 2]], [[0.5, 5, 0, 0]], [[5.0, 5, 0, 90]]])

@@ -1,9 +1,8 @@
 """Every figure of the paper is drawn from result files, and one without results is named, not drawn empty."""
 
 import json
-import sys
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,6 @@ from PIL import Image
 from run_folders import store
 
 from llava_consensus import cli
-from llava_consensus.errors import DataError, MissingDependency
-from llava_consensus.evaluation.report.results import in_sections
-from llava_consensus.evaluation.report.rows import read_rows
-from llava_consensus.evaluation.report.section import Section
 from llava_consensus.paper import figures, preset
 from llava_consensus.paper.results import Material, NotMeasured, claims, read
 
@@ -63,32 +58,11 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_every_figure_is_drawn_twice_and_alike(results: Path, tmp_path: Path) -> None:
+def test_every_figure_is_drawn_as_two_kinds(results: Path, tmp_path: Path) -> None:
     assert [missing for _, missing in figures.draw(read(results), tmp_path) if missing] == []
     files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert len(files) == 2 * len(figures.FIGURES)
     assert all(Image.open(path).size[0] > 300 for path in tmp_path.glob("*.png"))
-    list(figures.draw(read(results), tmp_path))
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
-
-
-def test_a_figure_of_one_benchmark_overlaps_nowhere(results: Path) -> None:
-    """Caption, panels and legend of each figure, in pixels; the caption names what is drawn."""
-    whole = read(results)
-    assert whole.study is not None
-    study = whole.study | {"rows": [row for row in whole.study["rows"] if row["benchmark"] == "pope"]}
-    material = replace(whole, rows=[row for row in whole.rows if row.benchmark == "pope"], study=study)
-    for figure in figures.FIGURES:
-        with figures.sheet():
-            drawing, words = figure.draw(material)
-            figures.caption(drawing, words)
-            drawing.draw_without_rendering()
-        parts = [panel.get_tightbbox() for panel in drawing.axes]
-        parts += [one.get_window_extent() for one in (drawing._suptitle, *drawing.legends) if one is not None]  # type: ignore[attr-defined]
-        for first, second in combinations([part for part in parts if part is not None], 2):
-            assert not first.padded(-1).overlaps(second.padded(-1)), figure.name
-        assert all(part.x0 >= -1 and part.x1 <= drawing.bbox.x1 + 1 for part in parts if part is not None), figure.name
-        assert "GQA" not in words, "the caption names what is drawn"
 
 
 def test_what_was_not_measured_is_named_with_its_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,14 +74,6 @@ def test_what_was_not_measured_is_named_with_its_command(tmp_path: Path, capsys:
         assert any(line.startswith(f"{figure.name}: not drawn") and figure.makes in line for line in lines)
     page = (Path(__file__).parents[2] / "docs" / "paper.md").read_text()
     assert [figure.name for figure in figures.FIGURES if figure.name not in page] == []
-
-
-def test_folders_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["paper", "figures", "--out", str(tmp_path / "none")]) == 3
-    (tmp_path / "file").touch()
-    assert cli.main(["paper", "figures", "--out", str(tmp_path), "--to", str(tmp_path / "file")]) == 3
-    error = capsys.readouterr().err
-    assert "no such folder of results" in error and "Give another name" in error
 
 
 def settings(material: Material, name: str, *options: str) -> set[tuple[Any, ...]]:
@@ -146,8 +112,8 @@ def test_an_ablation_is_found_at_the_budget_with_most_settings(tmp_path: Path) -
     for name in BENCHMARKS:
         run(tmp_path, name, 5, tokens=192)
         run(tmp_path, name, 5, tokens=192, alpha=0.5)
-    drawing, words = figures.alpha(read(tmp_path))
-    assert words.endswith("cpu: POPE 10 questions / 10 images; 64 tokens") and len(drawing.axes) == 1
+    points = figures._over("alpha", "alpha")(read(tmp_path))
+    assert points.attrs["about"].endswith("cpu; 64 tokens") and set(points.panel) == {"POPE"} and len(points) == 3
 
 
 def test_the_measurement_of_the_right_budgets_is_taken(results: Path) -> None:
@@ -162,11 +128,11 @@ def test_the_measurement_of_the_right_budgets_is_taken(results: Path) -> None:
 
 
 def test_accuracy_over_cost_is_of_the_runs_and_the_measurements(results: Path) -> None:
-    drawing, _ = figures.pareto(read(results))
-    times, _, shares, _ = drawing.axes
-    ours = times.containers[0]
-    assert ours.get_label() == "ConsensusDrop" and ours[0].get_xydata().tolist() == [[26.4, 70], [32.8, 70]]
-    assert shares.containers[0][0].get_xydata()[1].tolist() == pytest.approx([100 * 32.8 / 77.6, 100 * 70 / 90])
+    points = figures.pareto(read(results))
+    own = points[(points.line == "ConsensusDrop") & points.y.notna() & (points.panel == "time to first token")]
+    assert own.x.tolist() == pytest.approx([100 * 32.8 / 77.6, 100 * 26.4 / 77.6])
+    assert own.y.tolist() == pytest.approx([100 * 70 / 90] * 2)
+    assert (points.paper.notna() & points.line.eq("ConsensusDrop")).sum() == 8
 
 
 # ---- claims
@@ -174,7 +140,8 @@ def test_accuracy_over_cost_is_of_the_runs_and_the_measurements(results: Path) -
 
 def test_claims_are_paired_differences_corrected_within_each(results: Path) -> None:
     tables, lines = claims(read(results))
-    found = {(group.heading.partition(".")[0], line[0]): line[1:] for group in tables[0].groups for line in group.lines}
+    groups = tables[0].groups.items()
+    found = {(heading.partition(".")[0], line[0]): tuple(line[1:]) for heading, lines in groups for line in lines}
     assert found["1", "positions: keep"] == ("12", "12", "0", "+2.0 (+1.0 to +3.0)")
     assert found["11", "positions: any"] == ("2", "2", "0", "+40.0 (+39.0 to +41.0)")
     of_alpha = {line["what"]: line for line in lines if line["claim"].startswith("5.")}
@@ -192,33 +159,3 @@ def test_an_ablation_with_positions_kept_is_compared_with_itself(tmp_path: Path)
         run(tmp_path, "pope", right, **changed, positions="keep")
     (line,) = claims(read(tmp_path))[1]
     assert line["positions"] == "keep" and line["difference"] == pytest.approx(50)
-
-
-# ---- score against tokens
-
-
-@pytest.fixture
-def sections(tmp_path: Path) -> list[Section]:
-    """Nine methods at two budgets on two benchmarks."""
-    out = tmp_path / "results"
-    for name in ("gqa", "seed"):
-        store(out, [1] * 9 + [0], method="full", tokens=576, benchmark=name)
-        for place in range(9):
-            method = ("consensusdrop", "random", "tome")[place] if place < 3 else f"method{place}"
-            for tokens in (32, 64):
-                right = min(9, place + tokens // 32)
-                store(out, [1] * right + [0] * (10 - right), method=method, tokens=tokens, benchmark=name)
-    return in_sections(read_rows(out))
-
-
-def test_pictures_are_drawn(sections: list[Section], tmp_path: Path) -> None:
-    figures.score_against_tokens(sections, tmp_path / "figure.png")
-    assert Image.open(tmp_path / "figure.png").size[0] > 300
-    with pytest.raises(DataError, match="make tables"):
-        figures.score_against_tokens([], tmp_path / "none.png")
-
-
-def test_without_matplotlib_the_pip_line_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(MissingDependency, match=r"pip install .*\[plots\]'"), figures.sheet():
-        pass

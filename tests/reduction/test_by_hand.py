@@ -6,14 +6,13 @@ import pytest
 import torch
 
 from llava_consensus.errors import OptionError
-from llava_consensus.methods.prumerge import headless
 from llava_consensus.methods.sparsevlm import SparseVLM
 from llava_consensus.reduction import saliency
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES, paper_flops
 from llava_consensus.reduction.saliency import cross_saliency, text_attention, text_saliency
 from llava_consensus.reduction.selection import correction_factor
-from llava_consensus.reduction.tokens import TextProbe, VisionAttention
+from llava_consensus.reduction.tokens import TextProbe
 
 
 def test_the_last_row_is_the_last_real_one() -> None:
@@ -58,17 +57,6 @@ def test_how_far_down_the_teachers_ranking_recovery_must_look() -> None:
     assert correction_factor(student, teacher, 4, 0.25).item() == pytest.approx(2 / 3)  # 1, of the first 2
     assert correction_factor(student, teacher, 4, 0.0).tolist() == [1.0]
     assert correction_factor(student, teacher, 4, 1.0).tolist() == [1.0]
-
-
-@pytest.mark.parametrize("classes", [0, 1])
-def test_attention_of_one_head_is_the_same_of_queries_that_are_scaled(classes: int) -> None:
-    query, key = torch.randn(2, 4, 9, 8), torch.randn(2, 4, 9, 8)
-    plain, scaled = VisionAttention(query, key, 8**-0.5, classes), VisionAttention(query * 8**-0.5, key, 1.0, classes)
-    width = (one.transpose(1, 2).flatten(2) for one in (query, key))
-    weights = torch.softmax(next(width) @ next(width).transpose(1, 2) / 32**0.5, dim=-1)
-    expected = weights[:, 0, 1:] if classes else weights.mean(1)
-    for attention in (plain, scaled):
-        assert torch.allclose(headless(attention)[0], expected, atol=1e-6)
 
 
 def test_flops_of_the_papers_efficiency_tables() -> None:

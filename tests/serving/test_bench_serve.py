@@ -16,7 +16,7 @@ import pytest
 import small
 
 from llava_consensus.evaluation.bench import serving
-from llava_consensus.evaluation.bench.serving import Load, ServedCase, ServedQuestion
+from llava_consensus.evaluation.bench.serving import ServedCase, ServedQuestion
 
 OVERRIDES = ["--hf-overrides", '{"a": 1}']
 
@@ -111,11 +111,11 @@ def test_servers_take_turns_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "server", started)
     monkeypatch.setattr(serving, "SPIN", 0)
     cases = [ServedCase("plain"), ServedCase("visionzip", {"a": 1}, 5), ServedCase("visionzip", {"a": 1}, 3)]
-    asked, loads = ServedQuestion("w9 w10", [small.picture(1)], length=4), [Load(6, at_once=3), Load(3, rate=50)]
+    asked, loads = ServedQuestion("w9 w10", [small.picture(1)], length=4, requests=6), [3, 1]
     found = list(serving.measure("MODEL", cases, loads, asked, 1, "--dtype float32"))
     requests, starts = len(Streaming.asked), len(commands)
     again = list(serving.measure("MODEL", cases, loads, asked, 1, "--dtype float32", found[:-1]))
-    assert [one["case"] for one in again] == ["visionzip"] and len(Streaming.asked) == requests + 3 * (6 + 3) + 3
+    assert [one["case"] for one in again] == ["visionzip"] and len(Streaming.asked) == requests + 3 * (6 + 6) + 6
     assert not list(serving.measure("MODEL", cases, loads, asked, 1, "--dtype float32", found))
     assert len(commands) == 2 * starts  # not where nothing is left to measure
     del Streaming.asked[requests:], commands[starts:]
@@ -126,5 +126,5 @@ def test_servers_take_turns_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(one["case"], one["tokens"]) for one in found] == [(case.name, case.tokens) for case in cases] * 2
     assert all(one["first_token_p99"] >= one["first_token_p50"] >= 0.01 <= one["per_token"] < 0.1 for one in found)
     urls = [one["messages"][0]["content"][0]["image_url"]["url"] for one in Streaming.asked]
-    assert len(set(urls)) == len(urls) == 2 * 3 * (6 + 3)  # a round to warm up, and one that counts; no image twice
+    assert len(set(urls)) == len(urls) == 2 * 3 * (6 + 6)  # a round to warm up, and one that counts; no image twice
     assert {one.get("mm_processor_kwargs", {}).get("visual_tokens") for one in Streaming.asked} == {None, 5, 3}

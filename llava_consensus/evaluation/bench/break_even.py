@@ -4,16 +4,15 @@ A request shows the image once, twice, four times and so on. Reduction pays from
 the reduced request gives its first token as soon as the full one.
 """
 
-import io
-import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import pandas
 from PIL.Image import Image
 
 from llava_consensus.evaluation.bench.efficiency import prompt_shape
-from llava_consensus.evaluation.bench.timing import Setting, Timing, answer_once, in_rounds
+from llava_consensus.evaluation.bench.timing import Setting, answer_once, in_rounds
 from llava_consensus.evaluation.models.base import Prompt, Runner
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
@@ -48,26 +47,25 @@ def measure(
         rounds: how often each is measured, after one round of warm-up.
     """
     prompt, full = replace(prompt, max_new_tokens=1), (make("full"), Budget(1))
-    cases = [(count, setting) for count in counts for setting in (full, reduced)]
-    times: list[list[Timing]] = [[] for _ in cases]
-    for _, index, timing in in_rounds(
-        cases, rounds, 1, (), lambda case: answer_once(runner, [image] * case[0], prompt, case[1])
-    ):
-        times[index].append(timing)
     tokens = prompt_shape(runner, prompt, image).available  # of one image
-    return [
-        _point(count, count * tokens, times[2 * number], times[2 * number + 1]) for number, count in enumerate(counts)
-    ]
 
+    def take(case: tuple[int, Setting]) -> dict[str, float]:
+        timing = answer_once(runner, [image] * case[0], prompt, case[1])
+        return {name: getattr(timing, name) for name in ("tower_ms", "prefill_ms", "reduction_ms", "ttft_ms")}
 
-def _point(images: int, tokens: int, full: list[Timing], reduced: list[Timing]) -> Point:
-    def median(timings: list[Timing], name: str) -> float:
-        return statistics.median(getattr(timing, name) for timing in timings)
-
-    return Point(
-        images, tokens, median(full, "tower_ms"), median(full, "prefill_ms"), median(reduced, "reduction_ms"),
-        median(reduced, "prefill_ms"), median(full, "ttft_ms"), median(reduced, "ttft_ms"),
-    )  # fmt: skip
+    cases = [(count, setting) for count in counts for setting in (full, reduced)]
+    samples = pandas.DataFrame({"case": index, **times} for _, index, times in in_rounds(cases, rounds, 1, (), take))
+    median = samples.groupby("case").median()
+    points = []
+    for number, count in enumerate(counts):
+        whole, fewer = median.loc[2 * number], median.loc[2 * number + 1]
+        points.append(
+            Point(
+                count, count * tokens, whole.tower_ms, whole.prefill_ms, fewer.reduction_ms, fewer.prefill_ms,
+                whole.ttft_ms, fewer.ttft_ms,
+            )
+        )  # fmt: skip
+    return points
 
 
 def break_even(points: Sequence[Point]) -> int | None:
@@ -94,22 +92,3 @@ def sentence(points: Sequence[Point]) -> str:
     start = f"from about {at} visual tokens" if at else f"at {own.tokens} visual tokens already"
     saved = f"expect the first token {own.full_ms / own.reduced_ms:.2f} times as fast"
     return f"On this machine reduction pays {start}; {has}: {saved}"
-
-
-def plot(points: Sequence[Point], title: str) -> bytes:
-    """First-token time over visual tokens as PNG, with the parts of the reduced request."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 3.2), dpi=120, layout="constrained")
-    axes: Any = figure.subplots()
-    tokens = [point.tokens for point in points]
-    parts = ("tower_ms", "reduction_ms", "reduced_prefill_ms")
-    stacks = [[getattr(point, name) for point in points] for name in parts]
-    axes.stackplot(tokens, *stacks, labels=["vision tower", "reduction", "prefill, reduced"], alpha=0.35)
-    axes.plot(tokens, [point.reduced_ms for point in points], "o-", label="first token, reduced")
-    axes.plot(tokens, [point.full_ms for point in points], "o-", color="black", label="first token, all tokens")
-    axes.set(xlabel="visual tokens of the request", ylabel="milliseconds", title=title, ylim=(0, None))
-    axes.legend(frameon=False, fontsize=8)
-    out = io.BytesIO()
-    figure.savefig(out, format="png")
-    return out.getvalue()

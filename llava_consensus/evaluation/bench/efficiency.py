@@ -14,6 +14,7 @@ from there. Its `rows`, one for each method and budget with the full model first
     samples                       every single measurement
 """
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from typing import Any
 import pandas
 from PIL.Image import Image
 
-from llava_consensus.errors import ConsensusError, DataError, OptionError
+from llava_consensus.errors import ConsensusError, DataError
 from llava_consensus.evaluation.bench.timing import Setting, answer_once, in_rounds, peak_meaning
 from llava_consensus.evaluation.files import Record, read_json, write_json
 from llava_consensus.evaluation.models.base import Prompt, Runner
@@ -33,28 +34,13 @@ from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.costs import account, kv_bytes, match, paper_flops
 from llava_consensus.reduction.method import Method, Shape
 
+log = logging.getLogger(__name__)
+
+WARMUP = 1  # rounds before the measured ones, which do not count
 PAPER_TEXT = 50  # rows of text in the paper's efficiency tables
 TIMES = ("ttft_ms", "tpot_ms", "generation_ms")
 PHASES = ("tower", "reduction", "prefill")
 UNKNOWN_TOWER = "tokens of this model depend on the image, and its tower is not counted"
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """Protocol of a measurement.
-
-    Raises:
-        OptionError: for a number below its bound.
-    """
-
-    repeats: int = 5  # measured rounds, each of them every method and budget on every image
-    length: int = 20  # tokens of each answer
-    warmup: int = 1  # rounds before, which do not count
-
-    def __post_init__(self) -> None:
-        for name, least in (("repeats", 1), ("length", 2), ("warmup", 0)):
-            if getattr(self, name) < least:
-                raise OptionError(f"{name}={getattr(self, name)} must be at least {least}")
 
 
 def prompt_shape(runner: Runner, prompt: Prompt, picture: Image) -> Shape:
@@ -111,74 +97,60 @@ def cases_of(
     return cases, left_out
 
 
-@dataclass(frozen=True)
-class Bench:
-    """Cases measured side by side, and the protocol.
+def measure(
+    runner: Runner,
+    pictures: Sequence[Image],
+    prompt: Prompt,
+    shape: Shape,
+    cases: Sequence[Case],
+    description: Mapping[str, Any],
+    out: Path,
+    repeats: int = 5,
+) -> Record:
+    """Measures all rounds that the file does not have yet, and returns its content.
 
     Args:
-        prompt: about each of `pictures`; `shape` is that of the model with the first.
+        prompt: about each of `pictures`, with the length of each answer; `shape` is that of the model with the first.
         cases: the full model first.
+        description: of model, machine and versions, as JSON values: the same if a measurement resumes.
+    Raises:
+        DataError: the file holds another measurement.
     """
-
-    runner: Runner
-    pictures: Sequence[Image]
-    prompt: Prompt
-    shape: Shape
-    cases: Sequence[Case]
-    protocol: Protocol
-
-    def measure(
-        self, description: Mapping[str, Any], out: Path, tell: Callable[[str], None], again: bool = False
-    ) -> Record:
-        """Measures all rounds that the file does not have yet, and returns its content.
-
-        Args:
-            description: of model, machine and versions, as JSON values: the same where a measurement resumes.
-            out: the file.
-            tell: takes a line about each round.
-            again: measure anew over what the file holds.
-        Raises:
-            DataError: where the file holds another measurement.
-        """
-        protocol = self.protocol
-        how = {"length": protocol.length, "warmup": protocol.warmup}
-        content = {**description, "protocol": how, "memory": peak_meaning(), "shape": self.shape._asdict()}
-        content["order"] = [f"{case.name} {case.tokens}" for case in self.cases]
-        known = stored(out, content, again)
-        samples = [row["samples"] for row in known["rows"]] if known else [[] for _ in self.cases]
-        loads = known.get("load_average", [])
-        tower_known = self.shape.available == self.runner.shape().available
-        prompt = replace(self.prompt, max_new_tokens=protocol.length)
-        items = list(product(self.pictures, self.cases))
-        done = set(product(range(len(loads)), range(len(items))))
-        take = lambda item: answer_once(self.runner, item[0], prompt, item[1].setting).record()  # noqa: E731
-        for turn, index, timing in in_rounds(items, protocol.repeats, protocol.warmup, done, take):
-            samples[index % len(self.cases)].append(timing)
-            if index < len(items) - 1:
-                continue
-            loads.append(os.getloadavg()[0])
-            rows = [_row(*pair, self.shape, tower_known) for pair in zip(self.cases, samples, strict=True)]
-            rows = [{**row, "speedup": rows[0]["ttft_ms"] / row["ttft_ms"]} for row in rows]
-            write_json(out, {**content, "load_average": loads, "rows": rows})
-            tell(f"round {turn + 1} of {protocol.repeats}: {out}")
-        result: Record = read_json(out, kind=dict)
-        return result
+    how = {"length": prompt.max_new_tokens, "warmup": WARMUP}
+    content = {**description, "protocol": how, "memory": peak_meaning(), "shape": shape._asdict()}
+    content["order"] = [f"{case.name} {case.tokens}" for case in cases]
+    known = stored(out, content)
+    samples = [row["samples"] for row in known["rows"]] if known else [[] for _ in cases]
+    loads = known.get("load_average", [])
+    tower_known = shape.available == runner.shape().available
+    items = list(product(pictures, cases))
+    done = set(product(range(len(loads)), range(len(items))))
+    take = lambda item: answer_once(runner, item[0], prompt, item[1].setting).record()  # noqa: E731
+    for turn, index, timing in in_rounds(items, repeats, WARMUP, done, take):
+        samples[index % len(cases)].append(timing)
+        if index < len(items) - 1:
+            continue
+        loads.append(os.getloadavg()[0])
+        rows = [_row(*pair, shape, tower_known) for pair in zip(cases, samples, strict=True)]
+        rows = [{**row, "speedup": rows[0]["ttft_ms"] / row["ttft_ms"]} for row in rows]
+        write_json(out, {**content, "load_average": loads, "rows": rows})
+        log.info("round %d of %d: %s", turn + 1, repeats, out)
+    result: Record = read_json(out, kind=dict)
+    return result
 
 
-def stored(out: Path, description: Mapping[str, Any], again: bool) -> Record:
-    """The content of a file that an earlier measurement of this description wrote; empty if there is none, or `again`.
+def stored(out: Path, description: Mapping[str, Any]) -> Record:
+    """The content of a file that an earlier measurement of this description wrote; empty if there is none.
 
     Raises:
         DataError: for a file that holds another measurement.
     """
-    if again or not out.is_file():
+    if not out.is_file():
         out.parent.mkdir(parents=True, exist_ok=True)
         return {}
     known: Record = read_json(out, "Move it away", dict)
     if changed := sorted(key for key in description if known.get(key) != description[key]):
-        raise DataError(
-            f"{out}: holds another measurement ({', '.join(changed)}). Move it away, say --out FILE, or --again"
-        )
+        raise DataError(f"{out}: holds another measurement ({', '.join(changed)}). Move it away, or give --out FILE")
     return known
 
 

@@ -35,18 +35,8 @@ from llava_consensus.serving.supported import ASKED, TOKENS
 
 SPIN = 1.5  # seconds: a worker of vLLM that had work polls for more for one second, and would slow the next server
 ENVIRONMENT = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_NO_USAGE_STATS": "1"}
+PER_CLIENT = 8
 PLAIN = ("-m", "vllm.entrypoints.openai.api_server", "--model")  # and the model
-
-
-class Load(NamedTuple):
-    """Load of a server: a fixed concurrency, or a rate of requests per second."""
-
-    requests: int
-    at_once: int | None = None
-    rate: float | None = None
-
-    def __str__(self) -> str:
-        return f"{self.at_once} at once" if self.rate is None else f"{self.rate:g} a second"
 
 
 class ServedCase(NamedTuple):
@@ -63,6 +53,7 @@ class ServedQuestion(NamedTuple):
     question: str
     pictures: Sequence[Image]
     length: int  # tokens of each answer
+    requests: int = 32  # of each load, at most PER_CLIENT for each at once
 
 
 class Server(NamedTuple):
@@ -127,7 +118,7 @@ def end_group(process: "subprocess.Popen[bytes]", patience: float = 20) -> None:
 def measure(
     model: str,
     cases: Sequence[ServedCase],
-    loads: Sequence[Load],
+    loads: Sequence[int],
     asked: ServedQuestion,
     repeats: int,
     arguments: str,
@@ -138,14 +129,13 @@ def measure(
     Args:
         model: folder of a checkpoint.
         cases: those of one name share a server.
-        loads: every case meets all of them.
-        asked: what is asked.
+        loads: requests at once; every case meets all of them.
         repeats: measured rounds.
         arguments: of vLLM, the same for all servers.
         done: records that were measured before, which are not measured again.
     """
     items, overrides = list(product(loads, cases)), {case.name: case.overrides for case in cases}
-    places = [(case.name, case.tokens, str(load)) for load, case in items]
+    places = [(case.name, case.tokens, f"{load} at once") for load, case in items]
     known = {(one["round"], places.index((one["case"], one["tokens"], one["load"]))) for one in done}
     if len(known) == repeats * len(items):
         return
@@ -160,9 +150,10 @@ def measure(
         for one in servers.values():
             one.wait()
 
-        def take(item: tuple[Load, ServedCase]) -> Record:
+        def take(item: tuple[int, ServedCase]) -> Record:
             load, case = item
-            bodies = [_body(model, asked, picture, case.tokens) for picture in islice(numbers, load.requests)]
+            fewer = min(asked.requests, PER_CLIENT * load)
+            bodies = [_body(model, asked, picture, case.tokens) for picture in islice(numbers, fewer)]
             time.sleep(SPIN)
             return driven(servers[case.name].port, bodies, load)
 
@@ -186,16 +177,15 @@ def _body(model: str, asked: ServedQuestion, number: int, tokens: int | float | 
     return json.dumps(body).encode()
 
 
-def driven(port: int, bodies: Sequence[bytes], load: Load) -> Record:
-    """Times in seconds. A request of a fixed rate counts from when it was due, so that its wait is in its time."""
+def driven(port: int, bodies: Sequence[bytes], at_once: int) -> Record:
+    """Times in seconds of requests, so many of them at once."""
     start = time.perf_counter()
 
-    def ask(number: int) -> tuple[float, float, float]:
+    def ask(body: bytes) -> tuple[float, float, float]:
         """Seconds to the first token, from it to each further one, and from the start of all to the end."""
-        begun = time.perf_counter() if load.rate is None else start + number / load.rate
-        time.sleep(max(0.0, begun - time.perf_counter()))
+        begun = time.perf_counter()
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=3600)
-        connection.request("POST", "/v1/chat/completions", bodies[number], {"Content-Type": "application/json"})
+        connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
         if answer.status != 200:
             raise RuntimeError(f"status {answer.status}: {answer.read()[:500].decode(errors='replace')}")
@@ -203,8 +193,8 @@ def driven(port: int, bodies: Sequence[bytes], load: Load) -> Record:
         connection.close()
         return times[0] - begun, (times[-1] - times[0]) / max(len(times) - 2, 1), times[-1] - start
 
-    with ThreadPoolExecutor(load.at_once if load.rate is None else len(bodies)) as pool:
-        firsts, steps, ends = map(sorted, zip(*pool.map(ask, range(len(bodies))), strict=True))
+    with ThreadPoolExecutor(at_once) as pool:
+        firsts, steps, ends = map(sorted, zip(*pool.map(ask, bodies), strict=True))
     return {
         "requests_per_second": len(bodies) / ends[-1],
         "first_token_p50": firsts[len(firsts) // 2],

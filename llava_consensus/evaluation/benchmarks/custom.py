@@ -1,6 +1,6 @@
 """Questions from any file, answered and not scored: what LLaVA's `model_vqa` scripts do.
 
-`Custom(questions=Path("q.jsonl"), images=Path("images"))` is given to a run like a benchmark. It is not in
+`Custom(questions=Path("q.jsonl"), pictures=Path("images"))` is given to a run like a benchmark. It is not in
 BENCHMARKS, because it has no files of its own.
 """
 
@@ -22,7 +22,8 @@ IDS = ("question_id", "id")
 TEXTS = ("text", "question", "prompt")
 IMAGES = ("image", "images", "image_path", "image_paths")
 VIDEOS = ("video", "videos", "video_path", "video_paths")
-ADDRESS = re.compile(r"data:|[a-z]+://")
+MEDIA = re.compile(r"image|img|picture|photo|video|clip|frame", re.I)  # in the name of a key
+FILE = re.compile(r"\.(jpe?g|png|gif|bmp|webp|avif|tiff?|heic|heif|mp4|avi|mov|mkv|webm)$", re.I)
 MARKERS = re.compile(r"<(?:image|video)>\n?|\n?<(?:image|video)>")  # in LLaVA's training form
 
 
@@ -31,9 +32,9 @@ class Custom(Benchmark):
     """A question file and a folder of images or videos.
 
     Args:
-        questions: JSON lines or a JSON list. Each row has `question_id` or `id` (else its number counts), a
+        questions: JSON lines, a JSON list, CSV or TSV. Each row has `question_id` or `id` (else its number counts), a
             question in `text`, `question`, `prompt` or LLaVA's `conversations`, and images or a video, if any.
-        images: folder of the images or videos.
+        pictures: folder of the images or videos.
     """
 
     name = "custom"
@@ -93,42 +94,71 @@ def write_answers(run: Path, to: Path) -> None:
 
 @lru_cache(maxsize=1)
 def _questions(path: Path, _content: str) -> tuple[tuple[Question, ...], bool]:
-    """The questions in a file, and whether they show videos. DataError for a row without a text, or with both."""
+    """The questions in a file, and whether they show videos. DataError for a row without a text, or one that names an
+    image or video in a way that is not understood.
+    """
     questions, kinds = [], dict[bool, str]()
     for index, (where, row) in enumerate(read_rows(path)):
         key = next((row[name] for name in IDS if row.get(name) not in (None, "")), index)
         if not isinstance(key, int | str) or isinstance(key, bool):
             raise DataError(f"{where}: question_id {key!r} is neither a number nor a text")
-        images, videos = (_names(where, row, keys) for keys in (IMAGES, VIDEOS))
-        if images or videos:
-            kinds.setdefault(bool(videos), where)
-        if len(kinds) > 1 or (images and videos):
-            raise DataError(f"{where}: shows a video, and images are shown too. Ask about them in two files")
-        if len(videos) > 1:
-            raise DataError(f"{where}: several videos, and a question shows one. Ask about each in a row of its own")
+        names, video = _media(where, row)
+        if names:
+            kinds.setdefault(video, where)
         category = str(row.get("category") or "default")
-        questions.append(Question(index, key, images or videos, _text(where, row), category))
+        questions.append(Question(index, key, names, _text(where, row), category))
+    if len(kinds) > 1:
+        raise DataError(f"{kinds[True]}: shows a video, and {kinds[False]} an image. Ask about them in two files")
     return tuple(questions), True in kinds
 
 
 def _text(where: str, row: Record) -> str:
     """The question of a row; of LLaVA's training form the only turn of the user."""
-    turns = row.get("conversations")
-    if isinstance(turns, list):
+    texts = {name: row[name] for name in TEXTS if row.get(name) not in (None, "")}
+    if not texts and isinstance(turns := row.get("conversations"), list):
         said = [turn.get("value") for turn in turns if isinstance(turn, dict) and turn.get("from") in ("human", "user")]
         if len(said) != 1:
             raise DataError(f"{where}: {len(said)} turns of the user, and one question is asked. Keep one a row")
-        return MARKERS.sub("", str(said[0])).strip()
-    text = next((row[name] for name in TEXTS if row.get(name) not in (None, "")), None)
-    if not isinstance(text, str):
+        texts = {"conversations": MARKERS.sub("", said[0]).strip() if isinstance(said[0], str) else said[0]}
+    if not texts:
         raise DataError(f"{where}: no question. Name it {', '.join(TEXTS)} or conversations, not {str(list(row))[:60]}")
-    return text
+    wrong = [name for name, text in texts.items() if not isinstance(text, str)]
+    if wrong:
+        raise DataError(f"{where}: {wrong[0]} is no text but {str(texts[wrong[0]])[:60]!r}")
+    if len(set(texts.values())) > 1:
+        raise DataError(f"{where}: {' and '.join(texts)} differ, and only one is asked. Keep one of them")
+    return next(iter(texts.values()))
 
 
-def _names(where: str, row: Record, keys: Sequence[str]) -> tuple[str, ...]:
-    """The files that a row names under the first of these keys that it has."""
-    value: Any = next((row[key] for key in keys if row.get(key) not in (None, "", [])), [])
-    names = tuple(value if isinstance(value, list) else [value])
-    if not all(isinstance(name, str) and not ADDRESS.match(name) for name in names):
-        raise DataError(f"{where}: {str(names)[:60]} are no names of files. Save the images and name their files")
-    return names
+def _media(where: str, row: Record) -> tuple[tuple[str, ...], bool]:
+    """The files that a row shows, and whether they are a video."""
+    found: dict[str, tuple[str, ...]] = {}
+    for key, value in row.items():
+        if value in (None, "", []) or not (key in (*IMAGES, *VIDEOS) or MEDIA.search(key)):
+            continue
+        if key in (*IMAGES, *VIDEOS):
+            found[key] = tuple(_file_name(where, key, one) for one in (value if isinstance(value, list) else [value]))
+    used = set(found.values())
+    for key, value in row.items():
+        names_file = isinstance(value, list | dict) or (isinstance(value, str) and bool(FILE.search(value)))
+        if key not in found and MEDIA.search(key) and value not in (None, "", []) and (names_file or not used):
+            raise DataError(
+                f"{where}: the key {key!r} seems to name an image or video. Name it {IMAGES[0]}, {IMAGES[1]} or "
+                f"{VIDEOS[0]}, or remove it"
+            )
+    if len(used) > 1:
+        raise DataError(f"{where}: {' and '.join(found)} name different files. Keep one of them")
+    videos = [key for key in found if key in VIDEOS]
+    if videos and len(used.copy().pop()) > 1:
+        raise DataError(f"{where}: several videos, and a question shows one. Ask about each in a row of its own")
+    return (used.pop() if used else ()), bool(videos)
+
+
+def _file_name(where: str, key: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise DataError(f"{where}: {key} is {str(value)[:60]!r}. Give the name of a file")
+    if value.startswith("data:"):
+        raise DataError(f"{where}: {key} is a data URL. Write its content to a file and give the name of that")
+    if re.match(r"[a-z]+://", value):
+        raise DataError(f"{where}: {key} is the address {value[:60]!r}. Fetch it and give the name of the file")
+    return value

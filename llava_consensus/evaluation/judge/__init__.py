@@ -1,5 +1,5 @@
-"""The judge: a model that grades answers no rule can. Each answer is asked about once, within limits, and every reply
-is kept: `llava-consensus judge mmvet --answers FILE --data DIR --judge-model M`.
+"""The judge: a model that grades answers no rule can. Each answer is asked about once, and every reply is kept:
+`llava-consensus judge mmvet --answers FILE --data DIR --judge-model M`.
 
 `run.py` is one judged run, `client.py` asks the server, `grader.py` and a file per benchmark hold prompt and numbers.
 """

@@ -1,25 +1,27 @@
 """The judged part of a benchmark: its prompt, what is read out of a reply, and the official numbers.
 
-A grader knows no network; `run.py` asks. Official prompts are not ours to ship: `--judge-prompt-from` reads one out of
-the user's copy of the official script, by `ast`, without executing anything. Our own wording has the same structure, so
-replies are read the same way, but its grades are not those of the official prompt. Every run records which it used.
+A grader knows no network; `run.py` asks. Official prompts are not ours to ship: `--judge-prompt` takes a JSON file,
+`{"messages": [{"role": "user", "content": "... {question} ... {answer} ... {prediction} ..."}]}`, with `reminder`
+(added to the last message after a reply that could not be read) and `chinese` (other messages for Chinese questions) if
+the official script has them. Grades by our own wording are not those of the official prompt. Every run records which it
+used.
 """
 
-import ast
 import hashlib
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import Benchmark
-from llava_consensus.evaluation.files import Record
+from llava_consensus.evaluation.files import Record, misread, read_json
 
 OWN = "own wording"
+SLOT = re.compile(r"\{(question|answer|prediction|options)\}")
 CHINESE = re.compile("[\u4e00-\u9fff]")  # one of these in the question, and it is asked in Chinese
 
 Pieces = tuple[str, ...]  # fixed text and names of slots in turn, text first
@@ -59,12 +61,10 @@ class JudgePrompt:
 class Reply(NamedTuple):
     """Reply of a server to one request."""
 
-    text: str | None
-    refused: bool = False
+    text: str | None  # None for a refusal
     model: str | None = None  # as the server reports it
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    failed_tries: int = 0  # retries of the openai package before this one
 
 
 class Outcome(NamedTuple):
@@ -83,7 +83,6 @@ class Candidate:
     fields: Mapping[str, str]  # by slot of the prompt
     options: Mapping[str, str] = field(default_factory=dict)  # texts by letter, if it chose one of several
     settled: Outcome | None = None  # known without a judge: no request is sent
-    copy: int = 0  # number of candidates before it with the same fields; each gets a grade of its own
 
 
 Outcomes = Mapping[str, Sequence[Outcome]]  # by key of the candidate, one for each run
@@ -93,36 +92,25 @@ Outcomes = Mapping[str, Sequence[Outcome]]  # by key of the candidate, one for e
 class Grader(ABC):
     attempts: ClassVar[tuple[Mapping[str, Any], ...]]  # options of each request, until a reply can be read
     fallback: ClassVar[Any] = None  # value if no reply can be read; None leaves the answer without a grade
-    reply_tokens: ClassVar[int]  # of a reply, for the estimate of the cost
-    script: ClassVar[str]  # the official script that holds the prompt
     wording: ClassVar[JudgePrompt]  # the prompt in our own words
     known: ClassVar[Mapping[str, str]]  # names of official versions of the prompt by their hash
 
     benchmark: Benchmark
 
-    def prompt(self, script: Path | None = None) -> JudgePrompt:
-        """The official prompt out of the user's copy of the official script, or our own wording.
-
-        Raises:
-            DataError: the file cannot be read, is no Python, or does not hold this prompt.
-        """
-        if script is None:
+    def prompt(self, file: Path | None = None) -> JudgePrompt:
+        """The prompt in a file, or our own wording. DataError for a file that holds none."""
+        if file is None:
             return self.wording
-        wanted = f"Wanted: {self.script}"
-        try:
-            tree = ast.parse(script.read_bytes())
-        except OSError as error:
-            raise DataError(f"--judge-prompt-from {script}: cannot be read ({error.strerror})") from None
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise DataError(f"--judge-prompt-from {script}: not a Python script ({error}). {wanted}") from None
-        found = self.official(tree)
-        if found is None:
-            raise DataError(f"--judge-prompt-from {script}: no such prompt in it. {wanted}")
-        return replace(found, origin=script.name, version=self.known.get(found.sha256))
-
-    @abstractmethod
-    def official(self, tree: ast.Module) -> JudgePrompt | None:
-        """The prompt in the syntax tree of the official script."""
+        with misread(str(file), "judge/grader.py says what is in it"):
+            content = read_json(file, "Mend it", dict)
+            messages, chinese = (
+                tuple((one["role"], tuple(SLOT.split(one["content"]))) for one in content.get(name, ()))
+                for name in ("messages", "chinese")
+            )
+            found = JudgePrompt(messages, content.get("reminder", ""), file.name, chinese)
+        if not messages:
+            raise DataError(f"--judge-prompt {file}: no messages in it")
+        return replace(found, version=self.known.get(found.sha256))
 
     @abstractmethod
     def candidates(self, records: Sequence[Record], data: Path) -> tuple[list[Candidate], dict[str, int]]:
@@ -135,10 +123,3 @@ class Grader(ABC):
     @abstractmethod
     def report(self, candidates: Sequence[Candidate], outcomes: Outcomes, data: Path, runs: int) -> dict[str, Any]:
         """The official numbers over the graded answers, and `extracted`, each answer as it was graded."""
-
-    @abstractmethod
-    def grades(self, candidates: Sequence[Candidate], outcomes: Outcomes) -> dict[str, Any]:
-        """The content of the official grade file."""
-
-    def summary(self, metrics: Mapping[str, Any]) -> Iterator[str]:
-        yield from ()

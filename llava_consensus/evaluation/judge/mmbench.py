@@ -4,7 +4,6 @@ As there, a question that the rules alone find wrong is not sent to a judge, and
 replies is not asked again. There the letter is then drawn at random; here a row without a letter is wrong.
 """
 
-import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,7 @@ from typing import Any, ClassVar
 from llava_consensus.evaluation.benchmarks.base import mean
 from llava_consensus.evaluation.benchmarks.mmbench import ROTATION, MMBench, read
 from llava_consensus.evaluation.files import Record
-from llava_consensus.evaluation.judge.grader import Candidate, Grader, JudgePrompt, Outcome, Outcomes, Pieces
-
-MATCHING = ("question", "options", "prediction")  # slots of a template, in this order
+from llava_consensus.evaluation.judge.grader import Candidate, Grader, JudgePrompt, Outcome, Outcomes
 
 _CHOOSE = """\
 Somebody answered a multiple-choice question in free words. Say which option those words stand for: reply with its \
@@ -48,22 +45,14 @@ _CHINESE = (_CHOOSE_CN + "题目：", "question", " 选项：", "options", "回�
 
 @dataclass(frozen=True)
 class MMBenchGrader(Grader):
-    reply_tokens = 1
     attempts = ({"temperature": 0},) * 3
     fallback = ""  # no letter: never right
-    script = "vlmeval/dataset/utils/multiple_choice.py of github.com/open-compass/VLMEvalKit"
     wording = JudgePrompt((("user", _ENGLISH),), chinese=(("user", _CHINESE),))
     known: ClassVar[Mapping[str, str]] = {
         "d89f709f371ee46d37d435d006c8c3576dc7fe24df7f52d2ee50c18858afbb83": "VLMEvalKit at e4e0263"
     }
 
     benchmark: MMBench
-
-    def official(self, tree: ast.Module) -> JudgePrompt | None:
-        """The templates in the functions `build_prompt` and `build_prompt_cn`: three empty slots each."""
-        found = {one.name: _template(one) for one in tree.body if isinstance(one, ast.FunctionDef)}
-        english, chinese = found.get("build_prompt"), found.get("build_prompt_cn")
-        return JudgePrompt((("user", english),), chinese=(("user", chinese),)) if english and chinese else None
 
     def candidates(self, records: Sequence[Record], data: Path) -> tuple[list[Candidate], dict[str, int]]:
         """Every answered row in file order; settled are those the rules read, and all of a question they find wrong."""
@@ -94,18 +83,3 @@ class MMBenchGrader(Grader):
         names = ("rules", "undecided", "single", "statistic", "extracted")
         numbers = {name: reports[0][name] for name in names if name in reports[0]}
         return {"accuracy": None if None in accuracies else mean(accuracies), "runs": accuracies, **numbers}
-
-    def grades(self, candidates: Sequence[Candidate], outcomes: Outcomes) -> dict[str, Any]:
-        """Of each row the letter (of the first run), the text it was read from, and the judge if one was asked."""
-        return {
-            key: {"opt": said[0].value or None, "log": said[0].content, "judge": said[0].model}
-            for key, said in outcomes.items()
-        }
-
-
-def _template(function: ast.FunctionDef) -> Pieces:
-    for node in ast.walk(function):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.count("{}") == len(MATCHING):
-            head, *tail = node.value.split("{}")
-            return (head, *(piece for pair in zip(MATCHING, tail, strict=True) for piece in pair))
-    return ()

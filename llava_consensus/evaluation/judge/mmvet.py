@@ -1,12 +1,7 @@
-"""MM-Vet judged: the rounds, tables and grade file of `mm-vet_evaluator.py` (yuweihao/MM-Vet, commit acde843).
+"""MM-Vet judged: the rounds and tables of `mm-vet_evaluator.py` (yuweihao/MM-Vet, commit acde843)."""
 
-Put the grade file where the official script writes its own, and that script computes the same tables without asking
-anybody.
-"""
-
-import ast
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -38,36 +33,15 @@ _ROW = ("question", " | ", "answer", " | ", "prediction", " | ")
 
 @dataclass(frozen=True)
 class MMVetGrader(Grader):
-    reply_tokens = 3
     # warmer each time; the official script does not read the last reply, and grades 0
     attempts = tuple({"max_tokens": 3, "temperature": warmth} for warmth in (0.0, 0.0, 0.5, 1.0, 1.5, 2.0))
     fallback = 0.0
-    script = "mm-vet_evaluator.py of github.com/yuweihao/MM-Vet"
     wording = JudgePrompt((("user", (_TABLE + "\n", *_ROW)),), "\nThe grade, as a number from 0.0 to 1.0: ")
     known: ClassVar[Mapping[str, str]] = {
         "854799be14be8bf599ac96179e8f8edd3b5325ea29731d7d1fb850e7877d4591": "MM-Vet at acde843"
     }
 
     benchmark: MMVet
-
-    def official(self, tree: ast.Module) -> JudgePrompt | None:
-        """The constant named `prompt`, and the text that is added to the joined cells after an unreadable reply."""
-        texts = [
-            node.value.value
-            for node in tree.body
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-            if any(isinstance(target, ast.Name) and target.id == "prompt" for target in node.targets)
-            if isinstance(node.value.value, str)
-        ]
-        reminders = [
-            node.right.value
-            for node in ast.walk(tree)
-            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and _joins(node.left)
-            if isinstance(node.right, ast.Constant) and isinstance(node.right.value, str)
-        ]
-        if not texts or not reminders:
-            return None
-        return JudgePrompt((("user", (texts[-1] + "\n", *_ROW)),), reminders[0])
 
     def candidates(self, records: Sequence[Record], data: Path) -> tuple[list[Candidate], dict[str, int]]:
         questions = self.benchmark.load(data)
@@ -96,22 +70,6 @@ class MMVetGrader(Grader):
             for one in graded
         ]
         return {**numbers, "rounded": 1, "extracted": extracted}
-
-    def grades(self, candidates: Sequence[Candidate], outcomes: Outcomes) -> dict[str, Any]:
-        names = {"model": "model", "content": "content", "score": "value"}
-        return {
-            key: {name: [getattr(one, ours) for one in said] for name, ours in names.items()}
-            for key, said in outcomes.items()
-        }
-
-    def summary(self, metrics: Mapping[str, Any]) -> Iterator[str]:
-        if "capability" in metrics:
-            yield "by capability: " + ", ".join(f"{name} {value}" for name, value in metrics["capability"].items())
-            yield f"runs: {metrics['runs']}, std {metrics['std']}"
-
-
-def _joins(node: ast.AST) -> bool:
-    return any(isinstance(one, ast.Attribute) and one.attr == "join" for one in ast.walk(node))
 
 
 def cells(question: str, truth: str, prediction: str) -> dict[str, str]:

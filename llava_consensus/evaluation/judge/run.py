@@ -1,8 +1,8 @@
-"""One judged run: an estimate, the asking, and the official numbers.
+"""One judged run: the asking, and the official numbers.
 
     OUT/replies.jsonl                       every reply, shared by all judged runs in OUT
-    OUT/<benchmark>-<answers>-<hash>/       config.json first, grades.json (official form), scores.jsonl (each
-                                            answer as graded), metrics.json last
+    OUT/<benchmark>-<answers>-<hash>/       config.json first, scores.jsonl (each answer as graded), metrics.json
+                                            last
 
 `run(JudgeConfig("mmvet", Path("answers.jsonl"), Path("playground/data"), "gpt-4-0613"))`. Stopped at any moment, the
 same call resumes; called again when complete it asks nothing and writes the same numbers.
@@ -13,7 +13,6 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,80 +21,30 @@ from tqdm import tqdm
 from llava_consensus.errors import Interrupted
 from llava_consensus.evaluation.files import ANSWERS, CONFIG, Record, canonical, misread, write_json, write_metrics
 from llava_consensus.evaluation.judge import grader_of
-from llava_consensus.evaluation.judge.client import JudgeClient, JudgeConfig, NoReply, Replies, key_of
+from llava_consensus.evaluation.judge.client import JudgeClient, JudgeConfig, NoReply, Replies
 from llava_consensus.evaluation.judge.grader import Candidate, Grader, JudgePrompt, Outcome, Reply
 
 log = logging.getLogger(__name__)
 
-GRADES = "grades.json"
 MEND = "Mend the one, or fetch the other again"
 NAMED = 5  # answers without a grade that are named
-BYTES_PER_TOKEN, TOKENS_PER_MESSAGE = 4, 4  # of English, for the estimate
 
 
-class Spending(NamedTuple):
-    requests: int
-    prompt_tokens: int
-    completion_tokens: int
-
-    def __str__(self) -> str:
-        return f"{self.requests} requests, {self.prompt_tokens} tokens in, {self.completion_tokens} out"
+class Judged(NamedTuple):
+    path: Path  # folder of the run
+    metrics: Record
 
 
-@dataclass(frozen=True)
-class Judged:
-    """A judged run: its folder, its metrics, and the expected and actual spending of this call."""
+class Grade(NamedTuple):
+    """Outcome for one answer in one run, with the replies it took."""
 
-    path: Path | None  # None: nothing was sent, only estimated
-    metrics: Record | None
-    expected: Spending
-    spent: Spending
-
-
-@dataclass
-class Grading:
-    """The replies about one answer in one run: what to ask next, and the outcome once there is one."""
-
-    grader: Grader
-    prompt: JudgePrompt
-    candidate: Candidate
-    run: int
-    config: JudgeConfig
-    heard: list[Reply] = field(default_factory=list)
+    outcome: Outcome | None
+    heard: Sequence[Reply] = ()
     failure: str = ""  # why there is no outcome
 
-    def __post_init__(self) -> None:
-        self.outcome = self.candidate.settled
 
-    @property
-    def request(self) -> dict[str, Any]:
-        attempt = len(self.heard)
-        options = {**self.grader.attempts[attempt], **self.config.options}
-        body = {
-            "model": self.config.model,
-            "messages": self.prompt.fill(self.candidate.fields, again=attempt > 0),
-            **{name: value for name, value in options.items() if value is not None},
-        }
-        return {"url": self.config.place, "body": body, "draw": [self.run, self.candidate.copy, attempt]}
-
-    def hear(self, reply: Reply) -> None:
-        outcome = self.grader.read(reply.text, self.candidate, len(self.heard))
-        self.heard.append(reply)
-        if outcome is None and len(self.heard) == len(self.grader.attempts):
-            outcome = Outcome(self.grader.fallback, reply.text or "", read=False)
-        self.outcome = outcome and outcome._replace(model=reply.model)
-
-    async def finish(self, client: JudgeClient) -> None:
-        """Asks until there is an outcome, or records why there is none."""
-        try:
-            while self.outcome is None:
-                self.hear(await client.ask(self.request))
-        except NoReply as error:
-            self.failure = str(error)
-
-
-def run(config: JudgeConfig, dry: bool = False, progress: bool = True) -> Judged:
-    """Judges an answer file, or resumes; with `dry` only estimates the cost.
+def run(config: JudgeConfig, progress: bool = True) -> Judged:
+    """Judges an answer file, or resumes.
 
     Raises:
         JudgeError: the judge cannot be asked; every reply is stored, and the same call resumes.
@@ -103,27 +52,21 @@ def run(config: JudgeConfig, dry: bool = False, progress: bool = True) -> Judged
         ConsensusError: everything else the user can mend, see `errors.py`.
     """
     grader = grader_of(config.benchmark)
-    benchmark, prompt = grader.benchmark, grader.prompt(config.prompt_from)
+    benchmark, prompt = grader.benchmark, grader.prompt(config.prompt)
     place = f"{config.answers}, or a file in {benchmark.place(config.data)}"
     with misread(place, MEND):
         records = benchmark.read(config.answers, config.data)
-        found, counts = grader.candidates(records, config.data)
-    candidates = _count_copies(found)
-    gradings = [Grading(grader, prompt, one, number, config) for number in range(config.runs) for one in candidates]
+        candidates, counts = grader.candidates(records, config.data)
     with Replies(config.out) as replies:
-        expected = _recall(gradings, replies, grader.reply_tokens)
-        if dry:
-            return Judged(None, None, expected, _spent([]))
         folder = _open(config, prompt)
-        cost = _finish(gradings, replies, config, progress)
-    outcomes = _outcomes(gradings, config.runs)
+        grades = _grades(grader, prompt, candidates, config, replies, progress)
+    outcomes = _outcomes(grades, config.runs)
     with misread(place, MEND):
         numbers = grader.report(candidates, outcomes, config.data, config.runs)
     lacking = len(candidates) - len(outcomes)
-    used = [reply for grading in gradings for reply in grading.heard]
-    asked = [grading for grading in gradings if grading.heard]
-    given_up = sum(bool(grading.outcome and not grading.outcome.read) for grading in asked)
-    unreadable = 2 * given_up > len(gradings)  # no judge of anything: a default grade is not a score
+    used = [reply for grade in grades.values() for reply in grade.heard]
+    given_up = sum(bool(one.heard and one.outcome and not one.outcome.read) for one in grades.values())
+    unreadable = 2 * given_up > len(grades)  # no judge of anything: a default grade is not a score
     metrics = {
         "benchmark": config.benchmark,
         "metric": benchmark.metric,
@@ -134,99 +77,86 @@ def run(config: JudgeConfig, dry: bool = False, progress: bool = True) -> Judged
         # an alias may move during a run, so the record says in how many replies the server named which model
         "judge": _describe(config, prompt)
         | {"reported": dict(Counter(one.model for one in used if one.model).most_common())},
-        "replies": {
-            "used": len(used),
-            "refused": sum(reply.refused for reply in used),
-            "unreadable": sum(len(one.heard) - bool(one.outcome and one.outcome.read) for one in asked),
-            "given_up": given_up,
-            "failed_tries": sum(reply.failed_tries for reply in used),
+        "replies": {"used": len(used), "given_up": given_up},
+        "spent": {
+            name: sum(getattr(one, name) or 0 for one in used) for name in ("prompt_tokens", "completion_tokens")
         },
-        "spent": _spent(used)._asdict(),
         **numbers,
     }
-    write_json(folder / GRADES, grader.grades(candidates, outcomes))
     write_metrics(folder, {name: value for name, value in metrics.items() if name != "extracted"}, metrics["extracted"])
-    return Judged(folder, metrics, expected, cost)
+    return Judged(folder, metrics)
 
 
-def _spent(replies: Sequence[Reply]) -> Spending:
-    prompt = sum(reply.prompt_tokens or 0 for reply in replies)
-    return Spending(len(replies), prompt, sum(reply.completion_tokens or 0 for reply in replies))
+Place = tuple[int, str]  # a run, and the key of a candidate
 
 
-def _count_copies(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Candidates with the same fields numbered, so that each is a draw of its own, as in the official scripts."""
-    seen: Counter[tuple[str, ...]] = Counter()
-    counted = []
-    for candidate in candidates:
-        fields = tuple(candidate.fields.values())
-        counted.append(replace(candidate, copy=seen[fields]))
-        seen[fields] += 1
-    return counted
+def _grades(
+    grader: Grader,
+    prompt: JudgePrompt,
+    candidates: Sequence[Candidate],
+    config: JudgeConfig,
+    replies: Replies,
+    progress: bool,
+) -> dict[Place, Grade]:
+    """Every answer in every run graded. A complete run needs no server, no key and no package."""
+    client, found = JudgeClient(config, replies), dict[Place, Grade]()
+    bar = tqdm(total=config.runs * len(candidates), unit="q", disable=None if progress else True)
 
+    async def grade(number: int, one: Candidate) -> None:
+        found[number, one.key] = await _grade(grader, prompt, one, number, config, client)
+        bar.update()
 
-def _recall(gradings: Sequence[Grading], replies: Replies, reply_tokens: int) -> Spending:
-    """Replays stored replies; the estimated cost of the rest, if every first reply can be read."""
-    if replies.repair:
-        log.warning("%s", replies.repair)
-    pending = []
-    for grading in gradings:
-        while grading.outcome is None and (reply := replies.known.get(key_of(grading.request))) is not None:
-            grading.hear(reply)
-        pending += [grading.request["body"]["messages"]] if grading.outcome is None else []
-    lengths = [len(message["content"].encode()) for messages in pending for message in messages]
-    prompt = sum(length // BYTES_PER_TOKEN + 1 + TOKENS_PER_MESSAGE for length in lengths)
-    expected = Spending(len(pending), prompt, len(pending) * reply_tokens)
-    done = len(gradings) - len(pending)
-    log.info("%d of %d grades are known; to be sent, by estimate: %s", done, len(gradings), expected)
-    return expected
+    async def all_grades() -> None:
+        tasks = [asyncio.create_task(grade(number, one)) for number in range(config.runs) for one in candidates]
+        try:
+            with bar:
+                for task in asyncio.as_completed(tasks):
+                    await task  # a JudgeError cancels the rest
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await client.close()
 
-
-def _finish(gradings: Sequence[Grading], replies: Replies, config: JudgeConfig, progress: bool) -> Spending:
-    """Asks the open requests; returns their cost, which is logged even if it ends early."""
-    pending = [grading for grading in gradings if grading.outcome is None]
-    known = set(replies.known)
-    client = JudgeClient(config, replies) if pending else None  # a complete run needs no server, no key and no package
     try:
-        if client:
-            asyncio.run(_ask(pending, client, tqdm(total=len(pending), unit="q", disable=None if progress else True)))
+        asyncio.run(all_grades())
     except KeyboardInterrupt:
-        done = sum(grading.outcome is not None for grading in gradings)
-        flying = client.cut_off if client else 0
-        lost = f" {flying} requests were in flight and may be charged." if flying else ""
-        text = f"stopped after {done} of {len(gradings)} grades.{lost} The same command resumes: {replies.path}"
-        raise Interrupted(text) from None
-    finally:
-        cost = _spent([reply for key, reply in replies.known.items() if key not in known])
-        log.info("spent by this call: %s. Every reply is kept in %s", cost, replies.path)
-    failed = [grading for grading in pending if grading.failure]
-    for grading in failed[:NAMED]:
-        log.warning("%s, run %d: not graded: %s", grading.candidate.key, grading.run + 1, grading.failure)
-    return cost
+        text = f"stopped after {len(found)} of {config.runs * len(candidates)} grades"
+        raise Interrupted(f"{text}. The same command resumes: {replies.path}") from None
+    failed = [(place, grade.failure) for place, grade in found.items() if grade.failure]
+    for (number, key), failure in failed[:NAMED]:
+        log.warning("%s, run %d: not graded: %s", key, number + 1, failure)
+    order = {(number, one.key): None for number in range(config.runs) for one in candidates}
+    return {place: found[place] for place in order}
 
 
-async def _ask(pending: Sequence[Grading], client: JudgeClient, bar: Any) -> None:
-    """Finishes all gradings, limited by the client's concurrency. A JudgeError cancels the rest."""
-    tasks = [asyncio.create_task(grading.finish(client)) for grading in pending]
-    try:
-        with bar:
-            for task in asyncio.as_completed(tasks):
-                await task
-                bar.update()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await client.close()
+async def _grade(
+    grader: Grader, prompt: JudgePrompt, one: Candidate, number: int, config: JudgeConfig, client: JudgeClient
+) -> Grade:
+    """Asks until a reply can be read, as often as the grader wants."""
+    if one.settled is not None:
+        return Grade(one.settled)
+    heard: list[Reply] = []
+    for attempt, own in enumerate(grader.attempts):
+        options = {name: value for name, value in {**own, **config.options}.items() if value is not None}
+        body = {"model": config.model, "messages": prompt.fill(one.fields, again=attempt > 0), **options}
+        try:
+            reply = await client.ask({"url": config.place, "body": body, "draw": [number, 0, attempt]})
+        except NoReply as error:
+            return Grade(None, heard, str(error))
+        heard.append(reply)
+        outcome = grader.read(reply.text, one, attempt)
+        if outcome is not None:
+            return Grade(outcome._replace(model=reply.model), heard)
+    return Grade(Outcome(grader.fallback, heard[-1].text or "", read=False, model=heard[-1].model), heard)
 
 
-def _outcomes(gradings: Sequence[Grading], runs: int) -> dict[str, list[Outcome]]:
+def _outcomes(grades: Mapping[Place, Grade], runs: int) -> dict[str, list[Outcome]]:
     """Outcomes of all runs by key of the candidate; one that lacks a grade in a run is left out."""
     found: dict[str, list[Outcome]] = {}
-    for grading in gradings:  # run by run
-        outcome = grading.outcome
-        if outcome is not None and (outcome.value is not None or outcome.read):
-            found.setdefault(grading.candidate.key, []).append(outcome)
+    for (_, key), grade in grades.items():  # run by run
+        if grade.outcome is not None and (grade.outcome.value is not None or grade.outcome.read):
+            found.setdefault(key, []).append(grade.outcome)
     return {key: said for key, said in found.items() if len(said) == runs}
 
 
@@ -255,14 +185,19 @@ def _open(config: JudgeConfig, prompt: JudgePrompt) -> Path:
 
 
 def lines(metrics: Mapping[str, Any]) -> Iterator[str]:
-    """A judged run as text: headline, the grader's own lines, the judge, and the counts of replies."""
+    """A judged run as text: headline, official sub-scores, the judge and what it cost."""
     counts, replies, judge = metrics["counts"], metrics["replies"], metrics["judge"]
     score = "none" if metrics["score"] is None else f"{metrics['score']:.2f}"
     answers = f"{counts['graded']} of {counts['asked']} questions graded"
     yield f"{metrics['benchmark']}: {metrics['metric']} {score}, {answers}"
-    yield from grader_of(metrics["benchmark"]).summary(metrics)
+    if "capability" in metrics:
+        yield "by capability: " + ", ".join(f"{name} {value}" for name, value in metrics["capability"].items())
+    if metrics.get("average_score") is not None:
+        yield f"average score {metrics['average_score']:.2f} of 5"
     reported = ", ".join(f"{name} ({count} replies)" for name, count in judge["reported"].items()) or "nobody"
     yield f"judge: {reported}; prompt: {judge['prompt']['official'] or judge['prompt']['origin']}"
-    odd = f"{replies['refused']} refused, {replies['unreadable']} unreadable, {replies['given_up']} given up"
-    failed = replies["failed_tries"]
-    yield f"replies: {replies['used']} used, {odd}; {failed} failed tries (these may have been charged)"
+    tokens = metrics["spent"]
+    yield (
+        f"replies: {replies['used']} used, {replies['given_up']} answers without one that can be read; "
+        f"{tokens['prompt_tokens']} tokens in, {tokens['completion_tokens']} out"
+    )

@@ -1,11 +1,10 @@
-"""Video QA judged by Video-ChatGPT's protocol: yes or no and a score from 0 to 5, official averages, combined file.
+"""Video QA judged by Video-ChatGPT's protocol: yes or no and a score from 0 to 5, official averages.
 
 Reading and arithmetic are in `benchmarks/video_qa.py`. The official script asks until a reply can be read; here five
 replies are read. Of several runs the means are given.
 """
 
-import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,11 +12,9 @@ from typing import Any, ClassVar
 from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.video_qa import Unreadable, VideoQA, evaluate, parse, understand
 from llava_consensus.evaluation.files import Record
-from llava_consensus.evaluation.judge.grader import Candidate, Grader, JudgePrompt, Outcome, Outcomes, Pieces
+from llava_consensus.evaluation.judge.grader import Candidate, Grader, JudgePrompt, Outcome, Outcomes
 
 NEITHER = "neither"  # group of answers that the accuracy leaves out
-SLOTS = {"question": "question", "answer": "answer", "pred": "prediction", "prediction": "prediction"}
-VERDICT = "'pred'"  # in the wanted prompt, and not in those of Video-ChatGPT's other benchmarks
 
 _SYSTEM = """\
 You check answers to questions about videos. For each you are given the question, the correct answer and the answer of \
@@ -35,24 +32,13 @@ _USER = ("Question: ", "question", "\nCorrect answer: ", "answer", "\nAnswer of 
 
 @dataclass(frozen=True)
 class VideoQAGrader(Grader):
-    reply_tokens = 20
     attempts: ClassVar[tuple[Mapping[str, Any], ...]] = ({},) * 5
-    script = "videollava/eval/video/eval_video_qa.py of github.com/PKU-YuanGroup/Video-LLaVA"
     wording = JudgePrompt((("system", (_SYSTEM,)), ("user", _USER)))
     known: ClassVar[Mapping[str, str]] = {
         "383aa99b2501da0859ec9a3dd4e07ad22f197fbf82255712da941645c65ba1d5": "Video-LLaVA at 984e65b"
     }
 
     benchmark: VideoQA
-
-    def official(self, tree: ast.Module) -> JudgePrompt | None:
-        """The first list of messages that has a slot for each field."""
-        for node in ast.walk(tree):
-            messages = tuple(_messages(node)) if isinstance(node, ast.List) else ()
-            slots = {piece for _, pieces in messages for piece in pieces[1::2]}
-            if slots == set(SLOTS.values()) and any(VERDICT in text for _, pieces in messages for text in pieces[::2]):
-                return JudgePrompt(messages)
-        return None
 
     def candidates(self, records: Sequence[Record], data: Path) -> tuple[list[Candidate], dict[str, int]]:
         """The answered questions, in file order; of two with one id the later counts, as in the official script."""
@@ -84,49 +70,7 @@ class VideoQAGrader(Grader):
         numbers["accuracy"] = base.percent(numbers["accuracy"])
         return {**numbers, "runs": each, "counted": ["yes or no"], "extracted": extracted}
 
-    def grades(self, candidates: Sequence[Candidate], outcomes: Outcomes) -> dict[str, Any]:
-        """The official combined file: of each sample the parsed reply (of the first run) and what was asked."""
-        names = {"q": "question", "a": "answer", "pred": "prediction"}
-        return {
-            one.key: [outcomes[one.key][0].value, {short: one.fields[name] for short, name in names.items()}]
-            for one in candidates
-            if one.key in outcomes
-        }
-
-    def summary(self, metrics: Mapping[str, Any]) -> Iterator[str]:
-        if metrics.get("average_score") is not None:
-            first = metrics["runs"][0]
-            told = f"yes {first['yes_count']}, no {first['no_count']}, neither {first['neither']}"
-            yield f"average score {metrics['average_score']:.2f} of 5; {told}, fields missing {first['unsound']}"
-
 
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known and len(known) == len(values) else None
-
-
-def _messages(node: ast.List) -> Iterator[tuple[str, Pieces]]:
-    for one in node.elts:
-        if isinstance(one, ast.Dict):
-            pairs = zip(one.keys, one.values, strict=True)
-            fields = {key.value: value for key, value in pairs if isinstance(key, ast.Constant)}
-            role, pieces = fields.get("role"), _pieces(fields.get("content"))
-            if isinstance(role, ast.Constant) and pieces:
-                yield str(role.value), pieces
-
-
-def _pieces(node: ast.AST | None) -> Pieces:
-    """A string constant or an f-string as text and slots in turn; empty for anything else."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return (node.value,)
-    if not isinstance(node, ast.JoinedStr):
-        return ()
-    pieces = [""]
-    for one in node.values:
-        if isinstance(one, ast.Constant):
-            pieces[-1] += str(one.value)
-        elif isinstance(one, ast.FormattedValue) and isinstance(one.value, ast.Name) and one.value.id in SLOTS:
-            pieces += [SLOTS[one.value.id], ""]
-        else:
-            return ()
-    return tuple(pieces)

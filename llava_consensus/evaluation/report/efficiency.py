@@ -5,43 +5,50 @@ cache are formulas (docs/accounting.md).
 """
 
 from collections.abc import Mapping
-from typing import Any
-
-import pandas as pd
+from typing import Any, NamedTuple
 
 from llava_consensus.evaluation.report import paper
 from llava_consensus.evaluation.report.rows import LINEUP
-from llava_consensus.evaluation.report.table import ABSENT, Table, groups, number
+from llava_consensus.evaluation.report.table import ABSENT, Table, grouped, number
 
 TABLES = {"llava-1.5-7b": "efficiency_llava_1_5_7b", "llava-1.5-13b": "efficiency_llava_1_5_13b"}  # of a model
 FALLBACK = "llava-1.5-7b"  # beside other models
 FULL_TITLE, OURS = "Baseline", "ConsensusDrop (Ours)"  # what the paper calls them
 LABELS = {variant.method: variant.label for variant in LINEUP if not variant.options}
 GB, MIB, TERA = 1e-9, 2**-20, 1e-12
-MEASURED = {  # path in a row of a bench file: title and unit of its column, key in CSV
-    "ttft_ms": ("TTFT (ms)", 1.0, "ttft_ms"),
-    "quartiles.ttft_ms": ("quartiles", 1.0, "ttft_ms_quartiles"),
-    "speedup": ("speed-up", 1.0, "speedup"),
-    "phases_ms.tower": ("tower", 1.0, "tower_ms"),
-    "phases_ms.reduction": ("reduction", 1.0, "reduction_ms"),
-    "phases_ms.prefill": ("prefill", 1.0, "prefill_ms"),
-    "tpot_ms": ("TPOT (ms)", 1.0, "tpot_ms"),
-    "quartiles.tpot_ms": ("quartiles", 1.0, "tpot_ms_quartiles"),
-    "generation_ms": ("generation (ms)", 1.0, "generation_ms"),
-    "account.flops.llm": ("LLM TFLOPs", TERA, "llm_flops"),
-    "account.flops.total": ("all TFLOPs", TERA, "flops"),
-    "account.kv_bytes": ("KV by formula (MiB)", MIB, "kv_formula_bytes"),
-    "kv_bytes": ("KV measured", MIB, "kv_bytes"),
-    "peak_bytes": ("peak (GB)", GB, "peak_bytes"),
-}
-BESIDE = {  # the same, with the key of the paper's column
-    "ttft_ms": ("TTFT (ms)", 1.0, "ttft_ms"),
-    "speedup": ("speed-up", 1.0, "speedup"),
-    "paper.flops": ("TFLOPs", TERA, "flops_t"),
-    "paper.kv_bytes": ("KV (MiB)", MIB, "kv_mb"),
-    "peak_bytes": ("peak (GB)", GB, "gpu_mem_gb"),
-    "generation_ms": ("generation (ms)", 1.0, "gen_time_ms"),
-}
+
+
+class Column(NamedTuple):
+    path: str  # in a row of a bench file
+    title: str
+    key: str  # in CSV, or of the paper's column
+    unit: float = 1.0
+
+
+MEASURED = (
+    Column("ttft_ms", "TTFT (ms)", "ttft_ms"),
+    Column("quartiles.ttft_ms", "quartiles", "ttft_ms_quartiles"),
+    Column("speedup", "speed-up", "speedup"),
+    Column("phases_ms.tower", "tower", "tower_ms"),
+    Column("phases_ms.reduction", "reduction", "reduction_ms"),
+    Column("phases_ms.prefill", "prefill", "prefill_ms"),
+    Column("tpot_ms", "TPOT (ms)", "tpot_ms"),
+    Column("quartiles.tpot_ms", "quartiles", "tpot_ms_quartiles"),
+    Column("generation_ms", "generation (ms)", "generation_ms"),
+    Column("account.flops.llm", "LLM TFLOPs", "llm_flops", TERA),
+    Column("account.flops.total", "all TFLOPs", "flops", TERA),
+    Column("account.kv_bytes", "KV by formula (MiB)", "kv_formula_bytes", MIB),
+    Column("kv_bytes", "KV measured", "kv_bytes", MIB),
+    Column("peak_bytes", "peak (GB)", "peak_bytes", GB),
+)
+BESIDE = (
+    Column("ttft_ms", "TTFT (ms)", "ttft_ms"),
+    Column("speedup", "speed-up", "speedup"),
+    Column("paper.flops", "TFLOPs", "flops_t", TERA),
+    Column("paper.kv_bytes", "KV (MiB)", "kv_mb", MIB),
+    Column("peak_bytes", "peak (GB)", "gpu_mem_gb", GB),
+    Column("generation_ms", "generation (ms)", "gen_time_ms"),
+)
 
 Row = Mapping[str, Any]
 
@@ -50,52 +57,47 @@ def label(row: Row) -> str:
     return LABELS.get(row["method"]) or str(row["title"])
 
 
-def flat(content: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows of a bench file with nested values under their paths; None for what was not measured."""
-    rows = pd.json_normalize(content["rows"]).reindex(columns=["tokens", *MEASURED, *BESIDE]).astype(object)
-    rows = rows.loc[:, ~rows.columns.duplicated()]
-    found: list[dict[str, Any]] = rows.where(rows.notna(), None).to_dict("records")
+def value(row: Row, column: Column) -> Any:
+    """None if it was not measured."""
+    found: Any = row
+    for key in column.path.split("."):
+        found = found.get(key) if found is not None else None
     return found
+
+
+def text(row: Row, column: Column) -> str:
+    found = value(row, column)
+    if column.key == "speedup" and found is not None:
+        return f"{found:.2f}"
+    return f"{found[0]:.1f} to {found[1]:.1f}" if isinstance(found, list) else number(found, column.unit)
 
 
 def bench_tables(content: Mapping[str, Any]) -> list[Table]:
     """Table of the measurements, and one with the paper's columns beside ours."""
     full, measured, beside = content["rows"][0]["tokens"], [], []
-    for row, values in zip(content["rows"], flat(content), strict=True):
+    for row in content["rows"]:
         heading = f"{row['tokens']} tokens" if row["tokens"] != full else f"All {full} tokens"
         printed = printed_row(content, row)
-        measured.append(
-            (heading, (label(row), *(text(values[path], unit, path) for path, (_, unit, _) in MEASURED.items())))
-        )
-        pairs = ((text(values[path], unit, path), printed.get(key)) for path, (_, unit, key) in BESIDE.items())
-        beside.append((heading, (label(row), *(str(cell or ABSENT) for pair in pairs for cell in pair))))
+        measured.append((heading, (label(row), *(text(row, column) for column in MEASURED))))
+        pairs = ((text(row, column), str(printed.get(column.key) or ABSENT)) for column in BESIDE)
+        beside.append((heading, (label(row), *(cell for pair in pairs for cell in pair))))
     same = content["model"] in TABLES
     whose = content["model"] if same else f"{FALLBACK}, another model than ours: compare speed-ups only"
-    titles = (f"{title}, {side}" for title, _, _ in BESIDE.values() for side in ("ours", "paper"))
-    head = ("method", *(title for title, _, _ in MEASURED.values()))
+    titles = (f"{column.title}, {side}" for column in BESIDE for side in ("ours", "paper"))
+    note = f"Paper: {whose}, RTX 6000 Ada, float16; TFLOPs and KV of both by its formulas (docs/accounting.md)."
+    head = ("method", *(column.title for column in MEASURED))
     return [
-        Table(f"Efficiency of {content['model']}", head, groups(measured), protocol(content)),
-        Table(
-            "The same beside the paper",
-            ("method", *titles),
-            groups(beside),
-            f"Paper: {whose}, RTX 6000 Ada, float16; TFLOPs and KV of both by its formulas (docs/accounting.md).",
-        ),
+        Table(f"Efficiency of {content['model']}", head, grouped(measured), protocol(content)),
+        Table("The same beside the paper", ("method", *titles), grouped(beside), note),
     ]
-
-
-def text(value: Any, unit: float, path: str) -> str:
-    if path == "speedup" and value is not None:
-        return f"{value:.2f}"
-    return f"{value[0]:.1f} to {value[1]:.1f}" if isinstance(value, list) else number(unit)(value)
 
 
 def csv_rows(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     lines = []
-    for row, values in zip(content["rows"], flat(content), strict=True):
+    for row in content["rows"]:
         printed = printed_row(content, row)
-        own = {key: values[path] for path, (_, _, key) in MEASURED.items()}
-        beside = {f"paper_{key}": printed.get(key) for _, _, key in BESIDE.values()}
+        own = {column.key: value(row, column) for column in MEASURED}
+        beside = {f"paper_{column.key}": printed.get(column.key) for column in BESIDE}
         lines.append({"method": label(row), "tokens": row["tokens"], **own, **beside})
     return lines
 
@@ -113,12 +115,8 @@ def protocol(content: Mapping[str, Any]) -> str:
     )
 
 
-def printed_table(model: str) -> str:
-    """Name of the paper's table for a model, or the fallback for one that it did not measure."""
-    return TABLES.get(model, TABLES[FALLBACK])
-
-
 def printed_row(content: Mapping[str, Any], row: Row) -> Row:
-    rows = paper.printed_tables()[printed_table(content["model"])]
+    """The paper's row about a method and budget; of LLaVA-1.5-7B for a model that it did not measure."""
+    rows = paper.printed_tables()[TABLES.get(content["model"], TABLES[FALLBACK])]
     name = {"full": FULL_TITLE, "consensusdrop": OURS}.get(row["method"], str(row["title"]))
     return next((one for one in rows if (one["method"], int(one["tokens"])) == (name, row["tokens"])), {})

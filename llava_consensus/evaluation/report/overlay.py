@@ -3,8 +3,7 @@
 A kept patch stays as it is inside an outline. A merged patch is grey with a pale tint; patches of one merged token have
 one tint, and a dot marks the anchor that stands for them. A dropped patch is nearly white. The three differ in
 lightness, so that they can be told apart without colour vision and in grey print. The grid of patches lies over the
-image as the model saw it, padded to a square (`image_aspect_ratio=pad`); the padding is cut off again, and an anchor
-that lies in the padding is a ring at the nearest edge.
+image as the model saw it, padded to a square (`image_aspect_ratio=pad`); the padding is cut off again.
 
 Reads plain indices (see `reduction.tokens.Reduction`), no model and no torch:
 
@@ -13,6 +12,7 @@ Reads plain indices (see `reduction.tokens.Reduction`), no model and no torch:
 """
 
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 from typing import NamedTuple
 
 import numpy as np
@@ -36,10 +36,9 @@ HUES = (  # Okabe and Ito's, which people with any kind of colour vision tell ap
 )
 GREY = np.array([0.299, 0.587, 0.114], dtype=np.float32)  # ITU-R BT.601
 PANEL, MARGIN, TEXT = 480, 18, 19  # a contact sheet in pixels
-HEAD = 23  # of the first line of a heading
 LINE = 5  # pixels between lines
-SKY, EDGE = (90, 170, 230), (214, 214, 214)  # a patch in the key, and a frame
-KEY = ("kept as it is", "merged: one tint, one token", "anchor of a merged token", "anchor in the padding", "dropped")
+EDGE = (214, 214, 214)  # a frame
+KEY = "Outlined: kept as it is. Tinted: merged, one tint for each token, a dot on its anchor. Nearly white: dropped."
 
 Indices = Sequence[int] | np.ndarray
 Colour = tuple[int, int, int]
@@ -76,14 +75,6 @@ def view(image: Image.Image, grid: tuple[int, int], first: int = 0, side: tuple[
     padded.paste(image.convert("RGB").resize(size, Image.Resampling.LANCZOS), (left, top))
     box = (left, top, left + size[0], top + size[1])
     return View(np.asarray(padded, dtype=np.float32), box, *grid, cell, first)
-
-
-def in_padding(seen: View, places: Indices) -> int:
-    """Number of these patches whose centre lies in the padding around the picture."""
-    row, column = np.divmod(np.asarray(places, dtype=np.int64).reshape(-1), seen.columns)
-    across, down = (column + 0.5) * seen.cell, (row + 0.5) * seen.cell
-    left, top, right, bottom = seen.box
-    return int(((across < left) | (across > right) | (down < top) | (down > bottom)).sum())
 
 
 def fates(kept: Indices, anchors: Indices, owner: Indices) -> Fates:
@@ -187,16 +178,6 @@ def tint(number: int) -> Colour:
     return red, green, blue
 
 
-def dot(draw: ImageDraw.ImageDraw, corner: tuple[int, int], cell: int, colour: Colour, ring: bool = False) -> None:
-    """The mark of an anchor in a patch whose upper left corner is `corner`."""
-    edge, width = max(1, cell // 6), max(1, cell // 12)
-    left, top, across = corner[0] + edge, corner[1] + edge, max(0, cell - 2 * edge - 1)
-    if ring:
-        draw.ellipse([left, top, left + across, top + across], PAPER, INK, 2 * width)
-    else:
-        draw.ellipse([left, top, left + across, top + across], colour, INK, width)
-
-
 def _line(seen: View) -> int:
     return min(8, max(2, seen.cell // 12))
 
@@ -233,13 +214,11 @@ def _edges(draw: ImageDraw.ImageDraw, seen: View, values: np.ndarray, colour: Co
 
 
 def _mark(draw: ImageDraw.ImageDraw, seen: View, place: int, colour: Colour) -> None:
-    """A dot on an anchor's patch; if most of it is in the padding, a ring where the image is nearest."""
+    """A dot on an anchor's patch."""
     row, column = divmod(place, seen.columns)
-    corner = column * seen.cell, row * seen.cell
-    left = max(seen.box[0], min(corner[0], seen.box[2] - seen.cell))
-    top = max(seen.box[1], min(corner[1], seen.box[3] - seen.cell))
-    outside = max(abs(left - corner[0]), abs(top - corner[1])) * 2 > seen.cell
-    dot(draw, (left, top), seen.cell, colour, ring=outside)
+    edge, width = max(1, seen.cell // 6), max(1, seen.cell // 12)
+    left, top, across = column * seen.cell + edge, row * seen.cell + edge, max(0, seen.cell - 2 * edge - 1)
+    draw.ellipse([left, top, left + across, top + across], colour, INK, width)
 
 
 # ---- images side by side, with captions and the key to the colours
@@ -248,96 +227,49 @@ def _mark(draw: ImageDraw.ImageDraw, seen: View, place: int, colour: Colour) -> 
 def contact_sheet(
     panels: Sequence[tuple[str, Image.Image]],
     columns: int,
-    legend: bool = True,
     head: Sequence[str] = (),
     width: int = PANEL,
+    key: str = KEY,
 ) -> Image.Image:
     """Panels in rows, each under its caption, with the key to the overlay's colours at the foot.
 
     Args:
         panels: caption and image.
-        legend: whether the key is there.
-        head: lines above all panels, the first one larger.
+        head: lines above all panels.
         width: of a panel in pixels.
+        key: line below all panels.
     """
     if not panels or columns < 1:
         raise ValueError(f"a contact sheet needs panels and columns, got {len(panels)} and {columns}")
     columns = min(columns, len(panels))
     inner = columns * (width + MARGIN) - MARGIN
-    tiles = [_stacked([_text(caption.split("\n"), width), _framed(image, width)]) for caption, image in panels]
-    rows = [_text(line, inner, size) for line, size in (([*head[:1]], HEAD), (head[1:], TEXT)) if line]
-    rows += [_beside(tiles[first : first + columns], MARGIN) for first in range(0, len(tiles), columns)]
-    rows += _key(inner) if legend else []
-    return ImageOps.expand(_stacked(rows, MARGIN), MARGIN, PAPER)
+    tiles = []
+    for caption, image in panels:
+        size = width, max(1, round(image.height * width / image.width))
+        framed = ImageOps.expand(
+            image.convert("RGB").resize(size, Image.Resampling.LANCZOS).crop((2, 2, *size)), 1, EDGE
+        )
+        tiles.append(_joined([_text(caption, width), framed]))
+    rows = [_text("\n".join(head), inner)] if head else []
+    rows += [_joined(tiles[first : first + columns], MARGIN, across=True) for first in range(0, len(tiles), columns)]
+    return ImageOps.expand(_joined([*rows, _text(key, inner)], MARGIN), MARGIN, PAPER)
 
 
-def _font(size: int) -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
-    return ImageFont.load_default(size)
-
-
-def _text(lines: Sequence[str], width: int, size: int = TEXT) -> Image.Image:
-    wrapped = [part for line in lines for part in _wrapped(line, width, size)]
-    image = Image.new("RGB", (width, max(1, len(wrapped) * (size + LINE))), PAPER)
-    for place, line in enumerate(wrapped):
-        ImageDraw.Draw(image).text((0, place * (size + LINE)), line, INK, _font(size))
+def _text(text: str, width: int) -> Image.Image:
+    lines = [part for line in text.split("\n") for part in wrap(line, width // (TEXT // 2)) or [""]]
+    image = Image.new("RGB", (width, len(lines) * (TEXT + LINE)), PAPER)
+    font = ImageFont.load_default(TEXT)
+    for place, line in enumerate(lines):
+        ImageDraw.Draw(image).text((0, place * (TEXT + LINE)), line, INK, font)
     return image
 
 
-def _wrapped(text: str, width: int, size: int) -> list[str]:
-    lines = [""]
-    for word in text.split():
-        longer = f"{lines[-1]} {word}".strip()
-        if lines[-1] and _font(size).getlength(longer) > width:
-            lines.append(word)
-        else:
-            lines[-1] = longer
-    return lines
-
-
-def _framed(image: Image.Image, width: int) -> Image.Image:
-    size = width, max(1, round(image.height * width / image.width))
-    framed = image.convert("RGB").resize(size, Image.Resampling.LANCZOS)
-    ImageDraw.Draw(framed).rectangle([0, 0, size[0] - 1, size[1] - 1], None, EDGE)
-    return framed
-
-
-def _stacked(images: Sequence[Image.Image], gap: int = 0) -> Image.Image:
-    height = sum(image.height for image in images) + gap * (len(images) - 1)
-    sheet, top = Image.new("RGB", (max(image.width for image in images), height), PAPER), 0
+def _joined(images: Sequence[Image.Image], gap: int = 0, across: bool = False) -> Image.Image:
+    """Images below one another, or side by side on one line."""
+    sizes = np.array([image.size if across else image.size[::-1] for image in images])
+    length, other = int(sizes[:, 0].sum()) + gap * (len(images) - 1), int(sizes[:, 1].max())
+    sheet, place = Image.new("RGB", (length, other) if across else (other, length), PAPER), 0
     for image in images:
-        sheet.paste(image, (0, top))
-        top += image.height + gap
+        sheet.paste(image, (place, other - image.height) if across else (0, place))
+        place += gap + (image.width if across else image.height)
     return sheet
-
-
-def _beside(images: Sequence[Image.Image], gap: int) -> Image.Image:
-    width = sum(image.width for image in images) + gap * (len(images) - 1)
-    sheet, left = Image.new("RGB", (width, max(image.height for image in images)), PAPER), 0
-    for image in images:
-        sheet.paste(image, (left, sheet.height - image.height))
-        left += image.width + gap
-    return sheet
-
-
-def _key(width: int) -> list[Image.Image]:
-    """Rows of swatches and what they mean, no wider than `width`."""
-    rows: list[list[Image.Image]] = [[]]
-    for place, text in enumerate(KEY):
-        length = 1 + round(_font(TEXT).getlength(text))
-        entry = _beside([_swatch(place, TEXT + LINE), _text([text], length)], 8)
-        if rows[-1] and sum(one.width + MARGIN for one in rows[-1]) + entry.width > width:
-            rows.append([])
-        rows[-1].append(entry)
-    return [_beside(row, MARGIN) for row in rows]
-
-
-def _swatch(place: int, side: int) -> Image.Image:
-    """What a patch of each kind in KEY looks like."""
-    tinted = (SKY, tint(0), tint(0), CALM, tuple(round(channel + (255 - channel) * DROPPED) for channel in SKY))
-    swatch = Image.new("RGB", (side, side), tinted[place])
-    draw = ImageDraw.Draw(swatch)
-    if place in (0, 4):
-        draw.rectangle([0, 0, side - 1, side - 1], None, EDGE if place else INK, 1 if place else 2)
-    elif place > 1:
-        dot(draw, (0, 0), side, tint(0), ring=place == 3)
-    return swatch

@@ -1,8 +1,15 @@
-"""Runs of one setting: scores with intervals, and paired tests against a line of reference, as one frame."""
+"""Runs as lines and benchmarks: scores with intervals, means, paired tests against a reference, costs; as one frame and
+as tables.
 
-from collections.abc import Mapping, Sequence
+`Grid` is what all tables have in common: `Section` compares the runs of one setting in a folder of results, and
+`paper.results.Results` those of a preset, beside the paper's numbers. Acc is the plain mean over the paper's benchmarks
+(MME perception / 20), Rel is Acc in percent of all tokens'. Times come from `bench.json`: rows with `method` (its name,
+or its label in tables), `tokens`, `ttft_ms`, `tpot_ms`, `share` (the method's part of the time to first token).
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,6 +18,7 @@ import numpy as np
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.report import paper
 from llava_consensus.evaluation.report.rows import (
+    ALL,
     FULL,
     Line,
     Row,
@@ -22,6 +30,7 @@ from llava_consensus.evaluation.report.rows import (
     reduced_lines,
 )
 from llava_consensus.evaluation.report.stats import (
+    RESAMPLES,
     Comparison,
     Mean,
     MeanDifference,
@@ -32,12 +41,26 @@ from llava_consensus.evaluation.report.stats import (
     mark,
     mean_difference,
 )
-from llava_consensus.evaluation.report.table import ABSENT
+from llava_consensus.evaluation.report.table import ABSENT, Table, grouped, number, p_value
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MOVES = 5.0  # points above chance that all tokens must score for a benchmark to enter an average
+COSTS = {  # of `Grid.frame`: title and unit of its column, which CSV has as it is
+    "average": ("tokens per layer", 1.0),
+    "flops": ("GFLOPs", 1e-9),
+    "flips": ("flips (%)", 1.0),
+    "kv_bytes": ("KV (MiB)", 2**-20),
+    "ttft_ms": ("TTFT (ms)", 1.0),
+    "tpot_ms": ("TPOT (ms)", 1.0),
+    "share": ("selection (% of TTFT)", 100.0),
+}
+
+KNOWN_COSTS = ("average", "flops", "flips", "kv_bytes")  # of the run itself
+
+Bench = Sequence[Mapping[str, Any]]
+Write = Callable[[Line], str]  # the cell of a line
 
 
 class ScoreCell(NamedTuple):
@@ -51,139 +74,59 @@ class ScoreCell(NamedTuple):
     def mark(self) -> str:
         return "" if self.test is None else mark(self.test.p, self.corrected)
 
+
+class Grid:
+    """Lines and benchmarks; a line is a method with a budget, and its run of each benchmark."""
+
+    full: Line | None
+    reduced: Sequence[Line]
+    names: Sequence[str]  # benchmarks
+    averaged: Sequence[str]  # those of the mean
+    against: str  # what every line is compared with
+    bench: Bench  # rows of a bench file
+
+    def reference(self, line: Line) -> Line | None:
+        raise NotImplementedError
+
+    def printed(self, line: Line, name: str) -> float | None:
+        """The paper's number."""
+        return None
+
     @property
-    def record(self) -> dict[str, Any]:
-        """The run's score and its test, unrounded, as columns of a CSV file."""
-        row, test, metrics = self.row, self.test, self.row.metrics or {}
-        low, high = row.bounds or (None, None)
-        below, above = (test and test.bounds) or (None, None)
-        return {
-            "benchmark": row.benchmark,
-            "metric": metrics.get("metric"),
-            "status": "complete" if row.complete else "incomplete",
-            "questions": metrics.get("questions"),
-            "pictures": row.pictures,
-            "answered": metrics.get("answered", row.answered),
-            "score": row.score,
-            "spread": row.spread,
-            "low": low,
-            "high": high,
-            "chance": row.chance,
-            "difference": test and test.difference,
-            "difference_low": below,
-            "difference_high": above,
-            "p": test and test.p,
-            "p_corrected": test and self.corrected,
-            "test": test and test.test,
-        }
-
-
-@dataclass(frozen=True)
-class Section:
-    """Runs that differ in method, budget and benchmark only, each compared with a reference of the same questions.
-
-    Args:
-        against: the method of the reference as the command line takes it, with the same budget and position policy;
-            by default all tokens.
-    """
-
-    rows: Sequence[Row]
-    against: str = FULL
-
-    @cached_property
-    def full(self) -> Line | None:
-        return full_line(self.rows)
-
-    @cached_property
-    def reduced(self) -> list[Line]:
-        return reduced_lines(self.rows)
-
-    @cached_property
     def lines(self) -> list[Line]:
         return [*([self.full] if self.full else []), *self.reduced]
 
-    @cached_property
-    def names(self) -> list[str]:
-        """The benchmarks that were run: those of the paper's Acc in its order, then others by name."""
-        columns = paper.averaged()
-
-        def rank(name: str) -> tuple[int, str]:
-            column = self._column(name)
-            return columns.index(column) if column in columns else len(columns), name
-
-        return sorted({row.benchmark for row in self.rows}, key=rank)
-
-    def _column(self, name: str) -> str:
-        return next(row.facts.column or "" for row in self.rows if row.benchmark == name)
-
     def title(self, name: str) -> str:
-        return next((row.facts.title for row in self.rows if row.benchmark == name and row.metrics), name)
+        runs = (line.runs[name] for line in self.lines if name in line.runs)
+        return next((run.facts.title for run in runs if run.metrics), name)
 
     def about(self, line: Line) -> str:
-        """Heading of a line: its budget, and the position policy if the section has several."""
+        """Heading of a line: its budget, and the position policy if there are several."""
         if line is self.full:
-            return f"All {line.tokens} tokens" if line.tokens else "All tokens"
+            return f"All {line.tokens:g} tokens" if line.tokens else "All tokens"
         full, tokens = self.full.tokens if self.full else 0, line.tokens
         head = f"{100 * tokens:g} % of the tokens" if 0 < tokens < 1 else f"{tokens:g} tokens"
         fewer = f" ({100 * (1 - tokens / full):.1f} % fewer)" if full and 1 <= tokens <= full else ""
         several = len({one.policy for one in self.reduced}) > 1 and line.policy
         return head + fewer + (f", positions={line.policy}" if several else "")
 
-    # ---- cells
+    # ---- cells and means
 
     @cached_property
     def cells(self) -> Mapping[tuple[float, str, str], ScoreCell]:
         """By tokens and label of the line, and benchmark; nothing for what was not run."""
         cells = {}
         for line in self.lines:
+            reference = self.reference(line)
             for name, row in line.runs.items():
-                other = self._reference(line, name)
-                test = None if other is None or other is row else compare(row, other)
-                cells[line.tokens, line.label, name] = ScoreCell(row, test)
+                other = None if reference is None else reference.runs.get(name)
+                paired = other is not None and other is not row and other.complete
+                cells[line.tokens, line.label, name] = ScoreCell(row, compare(row, other) if paired and other else None)
         found = corrected({key: cell.test.p for key, cell in cells.items() if cell.test is not None})
         return cells | {key: cells[key]._replace(corrected=p) for key, p in found.items()}
 
     def cell(self, line: Line, name: str) -> ScoreCell | None:
         return self.cells.get((line.tokens, line.label, name))
-
-    def _reference(self, line: Line, name: str) -> Row | None:
-        chosen = self.full
-        if self.against != FULL:
-            chosen = None if line is self.full else self._others.get((line.tokens, line.policy))
-        other = None if chosen is None else chosen.runs.get(name)
-        return other if other and other.complete else None
-
-    @cached_property
-    def _others(self) -> Mapping[tuple[float, str | None], Line]:
-        """The lines of `against` by budget and position policy. OptionError if it was not run."""
-        found, known = {}, set()
-        for line in self.reduced:
-            row = next(iter(line.runs.values()))
-            word = one_word(row.config["method"], row.config["changed"])
-            known.add(word)
-            if self.against in (word, row.variant):
-                found[line.tokens, line.policy] = line
-        if not found:
-            raise OptionError(f"--against {self.against}: no such runs, only of {', '.join(sorted(known))}")
-        return found
-
-    # ---- averages
-
-    @cached_property
-    def averaged(self) -> list[str]:
-        """The benchmarks of Acc: those of the paper that have scores, and can move if all tokens were run."""
-        scored = {row.benchmark for row in self.rows if row.score is not None or row.metrics is None}
-        full = self.full.runs if self.full else {}
-        still = {name for name, row in full.items() if row.complete and not can_move(row)}
-        papers = [name for name in self.names if self._column(name) in paper.averaged()]
-        return [name for name in papers if name in scored - still]
-
-    @cached_property
-    def common(self) -> list[str]:
-        """The benchmarks that every line with a finished run has finished: costs over these can be compared."""
-        finished = [{name for name, row in line.runs.items() if row.metrics is not None} for line in self.lines]
-        shared = set.intersection(*filter(None, finished)) if any(finished) else set()
-        return [name for name in self.names if name in shared]
 
     def accuracy(self, line: Line) -> Mean | None:
         """Plain mean over the averaged benchmarks, each divided by its scale; None unless every run is complete.
@@ -213,6 +156,8 @@ class Section:
             return None
         return mean_difference(tests, [cell.row.scale for cell in cells])
 
+    # ---- the frame
+
     @cached_property
     def frame(self) -> "pd.DataFrame":
         """Every cell as a line, unrounded: what was run, the score with its interval, the test against the reference,
@@ -226,11 +171,14 @@ class Section:
         return pd.DataFrame(records, dtype=object)
 
     def _record(self, line: Line, cell: ScoreCell) -> dict[str, Any]:
-        row, metrics = cell.row, cell.row.metrics or {}
+        row, test, metrics = cell.row, cell.test, cell.row.metrics or {}
         full = self.full.runs.get(row.benchmark) if self.full and line is not self.full else None
+        low, high = row.bounds or (None, None)
+        below, above = (test and test.bounds) or (None, None)
         known = metrics.get("account") or {}
         account = {**known, **(known.get("measured") or {})}
         account["flops"] = (account.get("flops") or {}).get("total")
+        times = self._times(line)
         return {
             **{key: row.config.get(key) for key in ("model", "data", "limit", "sample")},
             "label": line.label,
@@ -238,10 +186,203 @@ class Section:
             "positions": policy(row.config),
             "tokens": line.tokens or None,
             "merged": row.config["merged"],
-            **cell.record,
+            "benchmark": row.benchmark,
+            "metric": metrics.get("metric"),
+            "status": "complete" if row.complete else "incomplete",
+            "questions": metrics.get("questions"),
+            "pictures": row.pictures,
+            "answered": metrics.get("answered", row.answered),
+            "score": row.score,
+            "spread": row.spread,
+            "low": low,
+            "high": high,
+            "chance": row.chance,
+            "difference": test and test.difference,
+            "difference_low": below,
+            "difference_high": above,
+            "p": test and test.p,
+            "p_corrected": test and cell.corrected,
+            "test": test and test.test,
             "flips": flipped(row, full) if full else None,
             **{key: account.get(key) for key in ("entering", "kept", "average", "flops", "kv_bytes")},
+            **{key: account.get(key, times.get(key)) for key in COSTS if key not in KNOWN_COSTS},
         }
+
+    def _times(self, line: Line) -> Mapping[str, Any]:
+        """The bench row about a line: the full model's, or that of its label or plain method with its budget."""
+        names = {line.label, *(run.config["method"] for run in line.runs.values() if not run.config["changed"])}
+        for row in self.bench:
+            if row["method"] == FULL if line is self.full else row["tokens"] == line.tokens and row["method"] in names:
+                return row
+        return {}
+
+    # ---- tables
+
+    def tabulated(self, title: str, columns: Mapping[str, Write], note: str, lines: Iterable[Line]) -> Table:
+        """Lines under the headings of their budgets; without columns and lines that are empty."""
+        found = []
+        for line in lines:
+            heading = self.about(line)
+            name = line.label.removesuffix(f", positions={line.policy}") if "positions=" in heading else line.label
+            found.append((heading, name, [write(line) for write in columns.values()]))
+        used = [place for place in range(len(columns)) if any(row[place] != ABSENT for *_, row in found)]
+        cells = [(head, (name, *(row[place] for place in used))) for head, name, row in found if set(row) - {ABSENT}]
+        return Table(title, ("method", *(list(columns)[place] for place in used)), grouped(cells), note)
+
+    def score_columns(self) -> dict[str, Write]:
+        """Every benchmark that was run, each score with its interval, the paper's beside it."""
+        columns: dict[str, Write] = {}
+        for name in self.names:
+            runs = [line.runs[name] for line in self.lines if name in line.runs]
+            run = next((row for row in runs if row.metrics), None)
+            asked = "no complete run" if run is None else f"{run.metrics['questions']} questions"  # type: ignore[index]
+            about = f", {run.pictures} images" if run and run.pictures else ""
+            columns[f"{self.title(name)} ({asked}{about})"] = partial(self._score, name)
+            columns[f"{self.title(name)}, paper"] = partial(self._printed, name)
+        return columns
+
+    def _score(self, name: str, line: Line) -> str:
+        return with_interval(self.cell(line, name))
+
+    def _printed(self, name: str, line: Line) -> str:
+        value = self.printed(line, name)
+        return ABSENT if value is None else f"{value:.1f}"
+
+    def mean_columns(self) -> dict[str, Write]:
+        def mean(line: Line) -> str:
+            found = self.accuracy(line)
+            return ABSENT if found is None else f"{found.value:.1f}{half(found.bounds)}{mark(found.p, 1.0)}"
+
+        def share(line: Line) -> str:
+            found = self.relative(line)
+            return ABSENT if found is None else f"{found:.1f}"
+
+        return {"Acc": mean, "Rel (%)": share} if self.averaged else {}
+
+    def cost_columns(self) -> dict[str, Write]:
+        """Means over the benchmarks that every line with a finished run has finished, absent unless known for each."""
+        finished = [{name for name, row in line.runs.items() if row.metrics is not None} for line in self.lines]
+        common = set.intersection(*filter(None, finished)) if any(finished) else set()
+        known = self.frame[self.frame["benchmark"].isin(common or self.names)]
+        means = known.groupby("line")[list(COSTS)].agg(lambda values: values.astype(float).mean(skipna=False))
+
+        def column(key: str, unit: float) -> Write:
+            found = means[key].dropna().to_dict()
+            return lambda line: number(found.get(self.lines.index(line)), unit)
+
+        return {title: column(key, unit) for key, (title, unit) in COSTS.items()}
+
+    @property
+    def note(self) -> str:
+        mean = f" Acc: mean of {', '.join(map(self.title, self.averaged))}." if self.averaged else ""
+        return (
+            f"Score ± half of its 95 % interval (bootstrap over images, {RESAMPLES} resamples). † p < 0.05 against "
+            f"{ALL if self.against == FULL else self.against}, paired; ‡ also after Holm's correction.{mean}"
+        )
+
+    def differences(self) -> Table:
+        """Each line minus its reference, paired by question; p corrected over the lines under one heading."""
+        columns = {self.title(name): self._differences(partial(self._test, name)) for name in self.names}
+        if len(self.averaged) > 1:
+            columns[f"mean of {len(self.averaged)}"] = self._differences(self.difference)
+        note = (
+            "Points with 95 % interval, paired by question; above zero the method of the line is better. p: exact, "
+            "after Holm's correction over the methods of the block."
+        )
+        title = f"Difference to {self.against} with the same budget" if self.against else "Differences"
+        return self.tabulated(title, columns, note, self.reduced)
+
+    def _test(self, name: str, line: Line) -> Comparison | None:
+        cell = self.cell(line, name)
+        return None if cell is None else cell.test
+
+    def _differences(self, test: Callable[[Line], Any]) -> Write:
+        tests = {(self.about(line), line.label): found for line in self.reduced if (found := test(line))}
+        holm: dict[tuple[str, str], float] = {}
+        for heading in {key[0] for key in tests}:
+            holm |= corrected({key: found.p for key, found in tests.items() if key[0] == heading})
+
+        def write(line: Line) -> str:
+            key = self.about(line), line.label
+            p = f", p {p_value(holm[key])}" if key in holm else ""
+            return signed(tests[key].difference, tests[key].bounds) + p if key in tests else ABSENT
+
+        return write
+
+
+@dataclass(frozen=True)
+class Section(Grid):
+    """Runs that differ in method, budget and benchmark only, each compared with a reference of the same questions.
+
+    Args:
+        against: the method of the reference as the command line takes it, with the same budget and position policy;
+            by default all tokens.
+        bench: rows of a bench file, for times.
+    """
+
+    rows: Sequence[Row]
+    against: str = FULL
+    bench: Bench = ()
+
+    @cached_property
+    def full(self) -> Line | None:  # type: ignore[override]
+        return full_line(self.rows)
+
+    @cached_property
+    def reduced(self) -> list[Line]:  # type: ignore[override]
+        return reduced_lines(self.rows)
+
+    @cached_property
+    def names(self) -> list[str]:  # type: ignore[override]
+        """The benchmarks that were run: those of the paper's Acc in its order, then others by name."""
+        columns = paper.averaged()
+
+        def rank(name: str) -> tuple[int, str]:
+            column = self._column(name)
+            return columns.index(column) if column in columns else len(columns), name
+
+        return sorted({row.benchmark for row in self.rows}, key=rank)
+
+    def _column(self, name: str) -> str:
+        return next(row.facts.column or "" for row in self.rows if row.benchmark == name)
+
+    def reference(self, line: Line) -> Line | None:
+        if self.against == FULL:
+            return self.full
+        return None if line is self.full else self._others.get((line.tokens, line.policy))
+
+    @cached_property
+    def _others(self) -> Mapping[tuple[float, str | None], Line]:
+        """The lines of `against` by budget and position policy. OptionError if it was not run."""
+        found, known = {}, set()
+        for line in self.reduced:
+            row = next(iter(line.runs.values()))
+            word = one_word(row.config["method"], row.config["changed"])
+            known.add(word)
+            if self.against in (word, row.variant):
+                found[line.tokens, line.policy] = line
+        if not found:
+            raise OptionError(f"--against {self.against}: no such runs, only of {', '.join(sorted(known))}")
+        return found
+
+    @cached_property
+    def averaged(self) -> list[str]:  # type: ignore[override]
+        """The benchmarks of Acc: those of the paper that have scores, and can move if all tokens were run."""
+        scored = {row.benchmark for row in self.rows if row.score is not None or row.metrics is None}
+        full = self.full.runs if self.full else {}
+        still = {name for name, row in full.items() if row.complete and not can_move(row)}
+        papers = [name for name in self.names if self._column(name) in paper.averaged()]
+        return [name for name in papers if name in scored - still]
+
+    def scores(self) -> Table:
+        """Every benchmark that was run, each score with its interval; means and costs beside them."""
+        columns = self.score_columns() | self.mean_columns() | self.cost_columns()
+        return self.tabulated("Scores", columns, self.note, self.lines)
+
+    def tables(self) -> list[Table]:
+        """Scores with intervals and costs; differences to the method that the section is compared against."""
+        found = [self.scores(), *([self.differences()] if self.against != FULL else [])]
+        return [table for table in found if table.groups]
 
 
 def can_move(row: Row) -> bool:

@@ -1,39 +1,21 @@
 """Tables as data, and their text: Markdown to read, LaTeX (booktabs) to input into a paper, CSV for scripts.
 
-table = Table("Scores", ("method", "GQA"), groups([("64 tokens", ("random", "41.0"))]), "A note.")
+table = Table("Scores", ("method", "GQA"), {"64 tokens": [("random", "41.0")]}, "A note.")
 markdown(table), latex(table), csv_text([{"method": "random", "gqa": 41.0}])
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llava_consensus.errors import DataError
 from llava_consensus.evaluation.files import write_out
 
-BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"  # between which tables stand in a page
 PACKAGES = r"% needs \usepackage{booktabs}"
 ABSENT = "-"
-SPECIAL = {
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    "†": r"$^{\dagger}$",
-    "‡": r"$^{\ddagger}$",
-    "<": "$<$",
-    ">": "$>$",
-}
 
-Cells = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Group:
-    heading: str
-    lines: tuple[Cells, ...]
+Cells = Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -42,15 +24,15 @@ class Table:
 
     title: str
     head: Cells
-    groups: tuple[Group, ...]
+    groups: Mapping[str, Sequence[Cells]]  # lines by heading
     note: str = ""
 
 
-def groups(lines: Iterable[tuple[str, Cells]]) -> tuple[Group, ...]:
+def grouped(lines: Iterable[tuple[str, Cells]]) -> dict[str, list[Cells]]:
     found: dict[str, list[Cells]] = {}
     for heading, cells in lines:
         found.setdefault(heading, []).append(cells)
-    return tuple(Group(heading, tuple(under)) for heading, under in found.items())
+    return found
 
 
 def pivoted(
@@ -68,23 +50,15 @@ def pivoted(
     for heading, name, column, text in cells:
         lines.setdefault((heading, name), {})[column] = text
     found = ((heading, (name, *(own.get(key, ABSENT) for key in columns))) for (heading, name), own in lines.items())
-    return Table(title, (first, *columns.values()), groups(found), note)
+    return Table(title, (first, *columns.values()), grouped(found), note)
 
 
-def one_decimal(value: float | None) -> str:
-    return ABSENT if value is None else f"{value:.1f}"
-
-
-def number(scale: float = 1.0) -> Callable[[float | None], str]:
-    """Writes a value times `scale` with one decimal, and more for what is small."""
-
-    def write(value: float | None) -> str:
-        if value is None:
-            return ABSENT
-        scaled = value * scale
-        return f"{scaled:.1f}" if scaled >= 1 or not scaled else f"{scaled:.3f}"
-
-    return write
+def number(value: float | None, scale: float = 1.0) -> str:
+    """A value times `scale` with one decimal, and more if it is small."""
+    if value is None:
+        return ABSENT
+    scaled = value * scale
+    return f"{scaled:.1f}" if scaled >= 1 or not scaled else f"{scaled:.3f}"
 
 
 def p_value(p: float | None) -> str:
@@ -99,30 +73,25 @@ def markdown(table: Table) -> str:
 
     others = len(table.head) - 1
     lines = [line(table.head), line(["---", *["--:"] * others])]
-    for group in table.groups:
-        lines += [line([f"**{group.heading}**", *[""] * others]), *map(line, group.lines)]
+    for heading, group in table.groups.items():
+        lines += [line([f"**{heading}**", *[""] * others])] if heading else []
+        lines += map(line, group)
     return "\n\n".join(part for part in (f"{table.title}:", "\n".join(lines), table.note) if part)
-
-
-def escape(text: str) -> str:
-    return "".join(SPECIAL.get(sign, sign) for sign in text)
 
 
 def latex(table: Table) -> str:
     """A booktabs table: names to the left, numbers to the right, a rule and a heading for each group."""
 
+    def escape(text: str) -> str:
+        return re.sub(r"[&%$#_{}]", r"\\\g<0>", text).replace("<", "$<$").replace(">", "$>$")
+
     def line(cells: Iterable[str]) -> str:
         return " & ".join(map(escape, cells)) + r" \\"
 
     width, lines = len(table.head), [line(table.head)]
-    for group in table.groups:
-        lines += [r"\midrule", rf"\multicolumn{{{width}}}{{c}}{{\textit{{{escape(group.heading)}}}}} \\"]
-        lines += map(line, group.lines)
-    above = [
-        r"\begin{table}[t]",
-        r"\centering\small",
-        rf"\caption{{{escape(f'{table.title}. {table.note}'.rstrip())}}}",
-    ]
+    for heading, group in table.groups.items():
+        lines += [r"\midrule", rf"\multicolumn{{{width}}}{{c}}{{\textit{{{escape(heading)}}}}} \\", *map(line, group)]
+    above = [r"\begin{table}[t]", r"\centering\small", rf"\caption{{{escape(f'{table.title}. {table.note}')}}}"]
     above += [rf"\begin{{tabular}}{{l{'r' * (width - 1)}}}", r"\toprule"]
     return "\n".join([*above, *lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"])
 
@@ -151,15 +120,3 @@ def write(folder: Path, name: str, tables: Sequence[Table], rows: Sequence[Mappi
     for path, text in texts.items():
         write_out(path, text.encode())
     return list(texts)
-
-
-def replace_block(text: str, block: str, name: str) -> str:
-    """`text` with `block` between the two markers, and not a character changed elsewhere.
-
-    Raises:
-        DataError: unless both markers are there once, in order.
-    """
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise DataError(f"{name}: needs the two lines {BEGIN} and {END}, once each; the tables go between them")
-    head, rest = text.split(BEGIN)
-    return f"{head}{BEGIN}\n{block}\n{END}{rest.split(END)[1]}"

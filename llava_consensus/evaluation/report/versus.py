@@ -14,23 +14,14 @@ RESAMPLES = 10000
 
 
 def find(name: str, out: Path) -> Row:
-    """A run by its folder, or by the name of its folder in `out`, or by a beginning that only one such name has.
-
-    Raises:
-        DataError: no such run, more than one, or one that is not complete.
-    """
-    folder = Path(name)
-    if not folder.is_dir():
-        folders = sorted(path.parent for path in out.glob("*/config.json") if path.parent.name.startswith(name))
-        if len(folders) != 1:
-            names = ", ".join(path.name for path in folders[:5]) or "none"
-            raise DataError(
-                f"{name}: must be the folder of one run, or the beginning of its name in {out}; found {names}"
-            )
-        folder = folders[0]
-    row = read_row(folder)
+    """A complete run by its folder, or by the beginning of the name of its folder in `out`. DataError for any other."""
+    folders = [Path(name)] if Path(name).is_dir() else sorted(path for path in out.glob(f"{name}*") if path.is_dir())
+    if len(folders) != 1:
+        names = ", ".join(path.name for path in folders[:5]) or "none"
+        raise DataError(f"{name}: must be the folder of one run, or the beginning of its name in {out}; found {names}")
+    row = read_row(folders[0])
     if not row.complete:
-        raise DataError(f"{folder}: not complete, so it is not compared. The same `llava-consensus eval` goes on")
+        raise DataError(f"{folders[0]}: not complete, so it is not compared. The same `llava-consensus eval` goes on")
     return row
 
 

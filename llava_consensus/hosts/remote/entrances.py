@@ -196,7 +196,7 @@ class RemoteEntrance(Entrance):
     def __init__(self, view: type[RemoteModel], owner: Any, model: Any, options: Mapping[str, str]) -> None:
         self.start(owner, model)
         self.view, self.layers, self.cache_axis = view, None, view.cache_axis
-        for stage in owner.stages:
+        for stage in owner._stages:
             view.check(stage.method, type(model).__name__)
         count, method = len(view(model).blocks), owner.method
         self.reader = Reader(method, count, count - 1) if method.needs & READ else None
@@ -260,16 +260,16 @@ class RemoteEntrance(Entrance):
             raise OptionError("inputs_embeds: an attached model needs input_ids, which say where the images are")
         images = view.images(inputs)
         if not images:
-            owner.tell_plain()
+            owner._tell_plain()
             return inputs
         ids, real = inputs["input_ids"].cpu().numpy(), real_rows(inputs)
         if inputs.get("labels") is not None or not real[:, -1].all():
             raise OptionError("labels, or padding on the right: this model only answers. Pad on the left, or detach")
         prompt = prompt_of(ids, real, real.copy(), images, [], [], view.module.config)
-        stage, given = owner.stages[0], getattr(self.local, "encoded", None)
-        units = units_of(images, owner.budgets(stage, prompt), stage.method)
+        stage, given = owner._stages[0], getattr(self.local, "encoded", None)
+        units = units_of(images, owner._budgets(stage, prompt), stage.method)
         if not units and given is None:
-            owner.tell(Report(unchanged(images)))
+            owner._tell(Report(unchanged(images)))
             return inputs
         encoded = self.encode(view.pixels(inputs)) if given is None else given
         embeds = view.assembled(inputs, images, encoded)
@@ -277,7 +277,7 @@ class RemoteEntrance(Entrance):
         prompt, cut = prompt._replace(tiles=tiles, encoded=pixels), Cut(None, prompt.real.shape[1], None, None, None)
         short, self.local.inputs = "" if self.reader is None else self.reader.short, inputs
         new, _, report = self._enter(view.module, None, prompt, short, {"inputs_embeds": embeds}, cut, None)
-        owner.tell(report)
+        owner._tell(report)
         embeds, rows = new["inputs_embeds"], cut.rows
         arguments = view.arguments(inputs, rows)
         shown = upload([prompt.real], embeds.device)[0].bool() if rows is None else rows.shown

@@ -281,60 +281,34 @@ def scap(folder: Path) -> Record:
     }
 
 
-# ---- tables, from the content of study.json
+# ---- the table and lines of study.json
 
 
-def study_tables(content: Mapping[str, Any]) -> list[Table]:
-    """Accuracy, gain of recovery over its student, and disagreement of the two sides, under both position policies."""
+def study_table(content: Mapping[str, Any]) -> Table:
+    """Score of every run; of recovery also its gain over the student alone, disagreement and correction factor."""
     rows = content["rows"]
     recovered = [row for row in rows if row["rate"] is not None]
     after = corrected({place: row["p"] for place, row in enumerate(recovered)})
+    gains = {id(row): mark(row["p"], after[place]) for place, row in enumerate(recovered) if place in after}
+    cells = []
+    for row in sorted(rows, key=lambda row: (-row["retention"], row["positions"] or "")):
+        policy = {"keep": ", positions kept", "renumber": ", positions closed up"}.get(row["positions"], "")
+        label = LABELS.get(row["scores"]) or f"recovery, {row['student']} student, r = {row['rate']:g}"
+        text = ABSENT if row["accuracy"] is None else f"{row['accuracy']:.1f}{half(row['interval'])}"
+        if row["gain"] is not None:
+            text += f"; {signed(row['gain'], row['gain_interval'])}{gains.get(id(row), '')}"
+        if row["correction"] is not None:
+            text += f"; {100 * row['disagreement']:.1f} / {100 * row['correction']:.1f}"
+        cells.append((f"Retain {100 * row['retention']:g} % of the tokens{policy}", label, row["benchmark"], text))
+    names = {row["benchmark"]: f"{row['title']} ({row['questions']}, {row['pictures']})" for row in rows}
+    note = (
+        "Questions and images in brackets. Score ± half of its 95 % interval; gain of recovery over its student alone, "
+        "paired by question († p < 0.05, ‡ also after Holm's correction); percent of the K best tokens on which the "
+        "sides differ / correction factor. MME in points."
+    )
     layer = content["description"]["layer"]
     where = "inside the language model" if layer is None else f"after decoder layer {layer}"
-    asked = {row["title"]: f"{row['questions']} questions about {row['pictures']} images" for row in rows}
-
-    def percent(share: float | None) -> str:
-        return ABSENT if share is None else f"{100 * share:.1f}"
-
-    scores = [ABSENT if row["accuracy"] is None else f"{row['accuracy']:.1f}{half(row['interval'])}" for row in rows]
-    gains = [
-        signed(row["gain"], row["gain_interval"]) + (mark(row["p"], after[place]) if place in after else "")
-        for place, row in enumerate(recovered)
-    ]
-    shares = [f"{percent(row['disagreement'])} / {percent(row['correction'])}" for row in recovered]
-    parts = (
-        (
-            f"Selection {where}",
-            zip(rows, scores, strict=True),
-            "Score ± half of its 95 % interval, images resampled together; MME in points. "
-            f"{'; '.join(' '.join(pair) for pair in asked.items())}.",
-        ),
-        (
-            "Gain of recovery over its student alone",
-            zip(recovered, gains, strict=True),
-            "Difference and 95 % interval, paired by question; † p < 0.05, ‡ also after Holm's correction over the "
-            "table. MME in points.",
-        ),
-        (
-            "Disagreement of the two sides, and correction factor",
-            zip(recovered, shares, strict=True),
-            "In percent: share of the K best tokens on which the sides differ / correction factor (K - c) / (K - m): "
-            "c is how far down the teacher's ranking its m corrections are found; it is 100 if its m best are "
-            "all new to the student. Means over images.",
-        ),
-    )
-    names = {row["benchmark"]: row["title"] for row in rows}
-    found = []
-    for title, texts, note in parts:
-        ordered = sorted(texts, key=lambda pair: (-pair[0]["retention"], pair[0]["positions"] or ""))
-        found.append(pivoted(title, "scores", names, ((*_place(row), text) for row, text in ordered), note))
-    return found
-
-
-def _place(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    policy = {"keep": ", positions kept", "renumber": ", positions closed up"}.get(row["positions"], "")
-    label = LABELS.get(row["scores"]) or f"recovery, {row['student']} student, r = {row['rate']:g}"
-    return f"Retain {100 * row['retention']:g} % of the tokens{policy}", label, row["benchmark"]
+    return pivoted(f"Selection {where}", "scores", names, cells, note)
 
 
 def study_csv(content: Mapping[str, Any]) -> list[dict[str, Any]]:

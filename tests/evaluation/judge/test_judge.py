@@ -11,18 +11,17 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from judge_server import MODEL, Act, Server, error
-from judged_data import SECRET, judge, judge_config, make_msvd, stored, write_answers
+from judged_data import SECRET, judge, judge_config, stored, write_answers
 
 pytest.importorskip("openai")
 
 from llava_consensus import cli
-from llava_consensus.errors import BusyError, DataError, MissingDependency, OptionError
-from llava_consensus.evaluation.judge.client import NAME, JudgeError, Replies
-from llava_consensus.evaluation.judge.run import Spending, run
+from llava_consensus.errors import DataError, OptionError
+from llava_consensus.evaluation.judge.client import NAME, JudgeError
+from llava_consensus.evaluation.judge.run import run
 
 YES = "{'pred': 'yes', 'score': 4}"
 
@@ -38,7 +37,6 @@ def command(place: Path, url: str, name: str = "mmvet") -> list[str]:
 def test_mmvet_is_judged_and_a_rerun_asks_nothing(tmp_path: Path, good: Server) -> None:
     wanted = judge_config(tmp_path, good.url)
     first = run(wanted, progress=False)
-    assert first.path is not None and first.metrics is not None
     assert good.total == 5 and good.keys == {f"Bearer {SECRET}"}
     assert {(one["model"], one["max_tokens"], one["temperature"]) for one in good.bodies} == {(MODEL, 3, 0.0)}
     metrics = first.metrics
@@ -46,22 +44,10 @@ def test_mmvet_is_judged_and_a_rerun_asks_nothing(tmp_path: Path, good: Server) 
     assert metrics["capability"]["rec"] == 50.0 and metrics["runs"] == [50.0] and metrics["std"] == 0.0
     assert metrics["judge"]["reported"] == {MODEL: 5} and metrics["judge"]["prompt"]["origin"] == "own wording"
     assert metrics["spent"]["prompt_tokens"] == 500
-    grades = json.loads((first.path / "grades.json").read_text())
-    assert grades["v1_4"] == {"model": [MODEL], "content": ["0.5"], "score": [0.5]}
     written = (first.path / "metrics.json").read_bytes()
-    again = run(wanted, progress=False)
-    assert good.total == 5 and again.spent.requests == 0 and again.expected.requests == 0
+    run(wanted, progress=False)
+    assert good.total == 5
     assert (first.path / "metrics.json").read_bytes() == written
-
-
-def test_a_complete_run_needs_no_server_no_key_and_no_package(
-    tmp_path: Path, good: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted = judge_config(tmp_path, good.url)
-    first = judge(wanted)
-    monkeypatch.delenv("OPENAI_API_KEY")
-    monkeypatch.setitem(sys.modules, "openai", None)
-    assert judge(wanted) == first and good.total == 5
 
 
 def test_video_is_judged(tmp_path: Path) -> None:
@@ -73,14 +59,11 @@ def test_video_is_judged(tmp_path: Path) -> None:
 
     with Server(behave) as server:
         result = run(judge_config(tmp_path, server.url, "msvd"), progress=False)
-        assert result.path is not None and result.metrics is not None
         assert set(server.bodies[0]) == {"model", "messages"}
         assert [one["role"] for one in server.bodies[0]["messages"]] == ["system", "user"]
     metrics = result.metrics
     assert metrics["accuracy"] == metrics["score"] == 75.0 and metrics["average_score"] == (4 + 1 + 2 + 4 + 0 + 4) / 6
     assert metrics["runs"][0]["neither"] == 1 and metrics["runs"][0]["unsound"] == 1
-    asked = {"q": "what does number 0 do?", "a": "act 0", "pred": "act 0"}
-    assert json.loads((result.path / "grades.json").read_text())["v_clip0_0"] == [{"pred": "yes", "score": 4}, asked]
 
 
 def test_several_runs_are_several_draws(tmp_path: Path) -> None:
@@ -95,35 +78,10 @@ def test_only_what_is_new_is_asked(tmp_path: Path, good: Server) -> None:
     wanted = judge_config(tmp_path, good.url)
     judge(wanted)
     other = write_answers(tmp_path / "other.jsonl", {**{number: f"answer {number}" for number in range(4)}, 4: "new"})
-    second = run(replace(wanted, answers=other), progress=False)
-    assert good.total == 6 and second.spent.requests == 1, "the same answer is judged once, whoever gave it"
+    judge(replace(wanted, answers=other))
+    assert good.total == 6, "the same answer is judged once, whoever gave it"
     judge(replace(wanted, runs=3))
     assert good.total == 16
-
-
-def test_equal_requests_are_draws_of_their_own(tmp_path: Path) -> None:
-    make_msvd(tmp_path / "data")
-    for name in ("test_q.json", "test_a.json"):
-        path = tmp_path / "data/eval/GPT_Zero_Shot_QA/MSVD_Zero_Shot_QA" / name
-        rows = json.loads(path.read_text())
-        for row in rows:
-            row["question" if name == "test_q.json" else "answer"] = "the same"
-        path.write_text(json.dumps(rows))
-    write_answers(tmp_path / "answers.jsonl", {f"v_clip{number % 3}_{number}": "same" for number in range(6)})
-    with Server(lambda text, number: Act(text=YES, delay=0.05)) as server:
-        wanted = judge_config(tmp_path, server.url, "msvd", concurrency=2)
-        metrics = judge(wanted)
-        assert server.total == 6 and len(server.asked) == 1 and server.busiest == 2
-        assert judge(wanted) == metrics and server.total == 6
-    assert metrics["counts"]["graded"] == 6 and metrics["replies"]["used"] == 6
-
-
-def test_partial_answers_are_judged_and_marked(tmp_path: Path, good: Server) -> None:
-    wanted = judge_config(tmp_path, good.url)
-    write_answers(wanted.answers, {1: "dog", 2: "left"})
-    metrics = judge(wanted)
-    assert not metrics["complete"] and metrics["counts"]["missing"] == 3 and metrics["total"] == 50.0
-    assert set(metrics["capability"]) == {"rec", "spat"}
 
 
 # A server that misbehaves
@@ -149,8 +107,7 @@ def test_every_trouble_is_overcome_once(tmp_path: Path, trouble: str) -> None:
         metrics = judge(judge_config(tmp_path, server.url, timeout=1.0 if trouble == "hang" else 10.0))
         assert set(server.asked.values()) == {2}
     assert metrics["total"] == 50.0 and metrics["complete"]
-    assert metrics["replies"]["failed_tries"] == 5 and metrics["replies"]["used"] == 5
-    assert metrics["spent"]["prompt_tokens"] == 500
+    assert metrics["replies"]["used"] == 5 and metrics["spent"]["prompt_tokens"] == 500
 
 
 @pytest.mark.parametrize("trouble", NO_COMPLETION)
@@ -174,14 +131,6 @@ def test_a_server_that_refuses_every_request_ends_the_run(tmp_path: Path) -> Non
     for text, words in said.items():
         with Server(lambda *_, text=text: error(400, text)) as server, pytest.raises(JudgeError, match=words):
             judge(judge_config(tmp_path, server.url, concurrency=1))
-
-
-def test_a_judge_that_says_nothing_gives_no_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with Server(lambda *_: Act(text="")) as server:
-        metrics = judge(judge_config(tmp_path, server.url))
-        assert metrics["score"] is None and not metrics["complete"] and metrics["replies"]["given_up"] == 5
-        assert cli.main(command(tmp_path, server.url)) == 5
-    assert "5 answers have no reply that can be read" in capsys.readouterr().err
 
 
 def test_a_server_that_is_always_down_ends_the_run(tmp_path: Path) -> None:
@@ -240,7 +189,7 @@ def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
         assert other.total == 0 and not other.keys
 
 
-def test_refusals_are_counted(tmp_path: Path) -> None:
+def test_a_refusal_is_an_unreadable_reply(tmp_path: Path) -> None:
     filtered = error(400, "content_filter: not this one")
 
     def behave(text: str, number: int) -> Act:
@@ -251,7 +200,7 @@ def test_refusals_are_counted(tmp_path: Path) -> None:
     with Server(behave) as server:
         metrics = judge(judge_config(tmp_path, server.url, "msvd"))
         assert server.total == 4 + 2 + 5
-    assert metrics["replies"]["refused"] == 6 and metrics["replies"]["given_up"] == 1
+    assert metrics["replies"]["given_up"] == 1
     assert metrics["counts"]["ungraded"] == 1 and metrics["accuracy"] == 100.0
     assert judge(judge_config(tmp_path, server.url, "msvd")) == metrics  # given up is given up
 
@@ -261,18 +210,7 @@ def test_a_grade_that_is_no_number_is_an_unreadable_reply(tmp_path: Path, grade:
     odd = [grade]  # the first reply about one of the answers
     with Server(lambda text, _: Act(text=odd.pop() if odd and "answer 4" in text else "1")) as server:
         metrics = judge(judge_config(tmp_path, server.url))
-    assert metrics["total"] == 100.0 and metrics["replies"]["unreadable"] == 1 and metrics["complete"]
-
-
-# Limits
-
-
-@pytest.mark.parametrize("act", [Act(text="0.5", delay=0.1), error(500)], ids=["good", "failing"])
-def test_the_limit_holds_however_many_are_asked_at_once(tmp_path: Path, act: Act) -> None:
-    with Server(lambda *_: act) as server:
-        with pytest.raises(JudgeError, match="the limit is reached, 3 requests"):
-            judge(judge_config(tmp_path, server.url, max_requests=3, concurrency=8))
-        assert server.total <= 3
+    assert metrics["total"] == 100.0 and metrics["replies"]["used"] == 6 and metrics["complete"]
 
 
 # Stopped, killed, cut, damaged
@@ -297,8 +235,7 @@ def test_a_signal_says_what_was_done_and_what_it_cost(tmp_path: Path, number: in
         child.send_signal(number)
         _, said = child.communicate(timeout=30)
         assert child.returncode == 128 + number, said
-        assert "3 requests, 300 tokens in, 9 out" in said, said
-        assert "stopped after 3 of 5 grades. 2 requests were in flight and may be charged. The same command" in said
+        assert "stopped after 3 of 5 grades. The same command" in said
         assert "Traceback" not in said
         assert len(stored(tmp_path)) == 3
         slow.clear()
@@ -321,8 +258,7 @@ def test_killed_in_the_middle_nothing_is_lost_and_nothing_asked_twice(tmp_path: 
         repeated = {json.dumps(json.loads(body), sort_keys=True) for body, count in server.asked.items() if count > 1}
         assert not repeated & heard and len(repeated) <= 2 and len(server.asked) == 6
     metrics = result.metrics
-    assert metrics is not None and metrics["complete"] and metrics["accuracy"] == 100.0
-    assert result.spent == Spending(6 - len(heard), 100 * (6 - len(heard)), 3 * (6 - len(heard)))
+    assert metrics["complete"] and metrics["accuracy"] == 100.0
     assert metrics["spent"]["prompt_tokens"] == 600
 
 
@@ -349,33 +285,7 @@ def test_a_damaged_line_is_named(tmp_path: Path, good: Server, damage: str) -> N
     assert good.total == 5
 
 
-def test_two_judges_do_not_share_a_folder(tmp_path: Path, good: Server) -> None:
-    wanted = judge_config(tmp_path, good.url)
-    with Replies(wanted.out), pytest.raises(BusyError, match="another process"):
-        judge(wanted)
-    judge(wanted)
-
-
 # What is checked before anything is sent
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"concurrency": 0}, "--concurrency 0"),
-        ({"tries": 0}, "--judge-tries 0"),
-        ({"runs": 0}, "--runs 0"),
-        ({"timeout": 0.0}, "--judge-timeout 0"),
-        ({"timeout": float("nan")}, "--judge-timeout nan"),
-        ({"model": ""}, "--judge-model"),
-        ({"max_requests": -1}, "--max-requests -1"),
-        ({"options": {"top_p": float("nan")}}, "--judge-option top_p=nan"),
-    ],
-)
-def test_what_is_asked_for_is_checked(tmp_path: Path, options: dict[str, Any], words: str) -> None:
-    wanted = judge_config(tmp_path, "http://localhost/v1")
-    with pytest.raises(OptionError, match=words):
-        replace(wanted, **options)
 
 
 def test_no_key_for_openai_and_none_needed_elsewhere(
@@ -388,35 +298,17 @@ def test_no_key_for_openai_and_none_needed_elsewhere(
     assert judge(wanted)["complete"]
 
 
-def test_a_missing_package_names_the_line_to_type(
-    tmp_path: Path, good: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(MissingDependency, match=r"pip install .*\[judge\]'"):
-        judge(judge_config(tmp_path, good.url))
-    assert good.total == 0
-
-
 # The command
 
 
 def test_the_command(tmp_path: Path, good: Server, capsys: pytest.CaptureFixture[str]) -> None:
     judge_config(tmp_path, good.url)
     asked = command(tmp_path, good.url)
-    assert cli.main([*asked, "--judge-dry-run"]) == 0
-    output = capsys.readouterr()
-    assert output.out.startswith("mmvet: nothing was sent. To be sent, by estimate: 5 requests")
-    assert good.total == 0
-    assert cli.main([*asked, "--max-requests", "0"]) == 5 and "the limit is reached" in capsys.readouterr().err
-    for wrong in (["--judge-timeout", "0"], ["--judge-tries", "0"], ["--concurrency", "0"], ["--runs", "0"]):
-        assert cli.main([*asked, *wrong]) == 2 and f"{wrong[0]} 0" in capsys.readouterr().err
-    assert good.total == 0
     assert cli.main(asked) == 0
     output = capsys.readouterr()
     assert output.out.startswith("mmvet: total 50.00, 5 of 5 questions graded\nby capability: rec 50.0")
     assert f"judge: {MODEL} (5 replies); prompt: own wording" in output.out
-    assert "this call: 5 requests, 500 tokens in, 15 out" in output.out
-    assert "0 of 5 grades are known; to be sent, by estimate: 5 requests" in output.err
+    assert "500 tokens in, 15 out" in output.out
     assert cli.main([*asked, "--judge-option", "max_tokens=null", "--judge-option", "max_completion_tokens=9"]) == 0
     assert "max_tokens" not in good.bodies[-1] and good.bodies[-1]["max_completion_tokens"] == 9
     assert cli.main(["judge", "mmvett", *asked[2:]]) == 2 and "Did you mean 'mmvet'" in capsys.readouterr().err

@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_folders import BASE, store
+from run_folders import store
 
 from llava_consensus import cli
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
 from llava_consensus.evaluation.files import canonical, write_metrics
 from llava_consensus.evaluation.report import paper, results
-from llava_consensus.evaluation.report.rows import LINEUP, read_rows
+from llava_consensus.evaluation.report.rows import read_rows
 from llava_consensus.evaluation.report.section import Section, with_interval
-from llava_consensus.evaluation.report.table import BEGIN, END, Table, escape, replace_block
-from llava_consensus.evaluation.runs.store import full_score
+from llava_consensus.evaluation.report.table import Table
 
 PRINTED = "a373364999ec61c0bf6d6dfaa862b35a6164cec375eace865c5b93d2e1a466fd"  # sha256 of its tables
 NINE = {one.column: name for name, one in BENCHMARKS.items() if one.column in paper.averaged()}
@@ -55,29 +54,11 @@ def told(folder: Path, **changes: Any) -> Path:
 
 
 def lines_of(one: Table) -> dict[str, list[tuple[str, ...]]]:
-    return {group.heading: list(group.lines) for group in one.groups}
-
-
-def test_lines_means_and_headings(out: Path) -> None:
-    lines = lines_of(results.scores(only(out)))
-    assert list(lines) == [
-        "All 576 tokens",
-        "128 tokens (77.8 % fewer)",
-        "64 tokens (88.9 % fewer)",
-        "32 tokens (94.4 % fewer)",
-    ]
-    full, ours = lines["All 576 tokens"][0], lines["64 tokens (88.9 % fewer)"][0]
-    assert full[0] == "all tokens" and full[3].startswith("87.5") and full[4] == "100.0"
-    assert ours[0] == "ConsensusDrop" and ours[3].startswith("62.5") and ours[4] == "71.4"
-    assert [line[0] for line in lines["64 tokens (88.9 % fewer)"]] == [
-        "ConsensusDrop",
-        "vision-only (alpha 1)",
-        "random",
-    ]
+    return {heading: list(map(tuple, lines)) for heading, lines in one.groups.items()}
 
 
 def test_incomplete_is_never_averaged_over(out: Path) -> None:
-    lines = lines_of(results.scores(only(out)))
+    lines = lines_of(only(out).scores())
     assert lines["128 tokens (77.8 % fewer)"] == [("ConsensusDrop", "incomplete (3 answered)", "-", "-", "-")]
     assert lines["64 tokens (88.9 % fewer)"][2][2:] == ("-", "-", "-")  # random has no POPE
     store(out, [1, 1], tokens=32, questions_asked=3)
@@ -96,7 +77,7 @@ def test_acc_leaves_out_what_nobody_has_judged(tmp_path: Path) -> None:
     section = only(tmp_path)
     found = section.accuracy(section.reduced[0])
     assert section.names == ["gqa", "mmvet"] and section.averaged == ["gqa"]
-    assert found is not None and found.value == 75 and "Acc: mean of GQA." in results.scores(section).note
+    assert found is not None and found.value == 75 and "Acc: mean of GQA." in section.scores().note
 
 
 def test_no_average_has_a_benchmark_that_cannot_move(tmp_path: Path) -> None:
@@ -110,13 +91,6 @@ def test_no_average_has_a_benchmark_that_cannot_move(tmp_path: Path) -> None:
     assert section.averaged == ["gqa"] and found is not None and found.value == 75
     reduced_only = Section([row for row in section.rows if not row.full])
     assert len(reduced_only.averaged) == 3  # nobody knows without the full model
-
-
-def test_what_needs_a_judge_says_how_many_answers_hold_the_reference(tmp_path: Path) -> None:
-    folder = store(tmp_path, [1, 1, 0, 1] * 4, benchmark="msvd")
-    report = json.loads((folder / "metrics.json").read_text())["report"]
-    told(folder, score=None, report=report | {"contains": 75.0})
-    assert "| not judged (75.0 contain the answer) |" in text_of(tmp_path)
 
 
 def test_mme_enters_acc_by_a_twentieth(tmp_path: Path) -> None:
@@ -154,19 +128,13 @@ def test_significant_differences_are_marked(tmp_path: Path) -> None:
     assert marks == {576: "", 192: "", 128: "†", 64: "‡"}  # Holm: 3 / 512 < 0.05, but 2 x 0.031 is not
 
 
-def test_no_interval_where_rows_do_not_make_the_score(tmp_path: Path) -> None:
-    store(tmp_path, [1, 0, 1, 1], score=81.0)
-    section = only(tmp_path)
-    assert lines_of(results.scores(section))["64 tokens"] == [("ConsensusDrop", "81.0", "81.0")]
-
-
 def test_one_method_against_each_of_the_others(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Paired, at the same budget, corrected over the table: by hand 8 of 8 discordant images are 2 / 2**8."""
     assert cli.main(["report", "--out", str(out), "--format", "markdown", "--against", "random"]) == 0
     shown = capsys.readouterr().out
     assert "Difference to random with the same budget" in shown and "† p < 0.05 against random" in shown
     (section,) = results.in_sections(read_rows(out), "random")
-    lines = lines_of(results.differences(section))
+    lines = lines_of(section.differences())
     ours, vision = lines["64 tokens (88.9 % fewer)"]
     assert list(lines) == ["64 tokens (88.9 % fewer)"] and len(ours) == len(vision) == 2  # random has no POPE
     assert ours[1].startswith("+25.0 (+") and ours[1].endswith("p 0.25") and vision[1].startswith("+0.0 (")
@@ -179,7 +147,7 @@ def test_means_of_differences_are_corrected_over_the_methods(tmp_path: Path) -> 
         for method, right in (("consensusdrop", 40), ("fastv", 40 - low), ("dart", 39)):
             store(tmp_path, [1] * right + [0] * (40 - right), method=method, benchmark=name)
     (section,) = results.in_sections(read_rows(tmp_path), "consensusdrop")
-    table = results.differences(section)
+    table = section.differences()
     fastv, dart = sorted(lines_of(table)["64 tokens"], key=lambda cells: cells[0], reverse=True)
     raw = section.difference(section.reduced[[line.label for line in section.reduced].index("FastV")])
     assert table.head[-1] == "mean of 2" and fastv[-1].startswith("-27.5 (") and raw is not None and raw.p is not None
@@ -194,7 +162,7 @@ def test_each_position_policy_has_a_ranking_of_its_own(tmp_path: Path) -> None:
         ("fastv", "keep", {}),
     ):
         store(tmp_path, [1, 0], method=method, options={"positions": own}, changed=changed)
-    lines = lines_of(results.scores(only(tmp_path)))
+    lines = lines_of(only(tmp_path).scores())
     names = {heading: [cells[0] for cells in found] for heading, found in lines.items()}
     assert names == {
         "64 tokens, positions=renumber": ["ConsensusDrop", "random"],
@@ -209,16 +177,8 @@ def test_flipped_answers_are_counted_against_all_tokens(tmp_path: Path) -> None:
         for row, text in zip(report["extracted"], texts, strict=True):
             row["extracted"] = text
         told(folder, report=report)
-    table = results.scores(only(tmp_path))
+    table = only(tmp_path).scores()
     assert table.head[-1] == "flips (%)" and lines_of(table)["64 tokens (88.9 % fewer)"][0][-1] == "25.0"
-
-
-def test_methods_that_are_compared_without_the_simple_ways_are_warned_of(tmp_path: Path) -> None:
-    """Of two methods; `downsample` is what runs of before call `resize`."""
-    for number, method in enumerate(("fastv", "dart", "random", "downsample")):
-        assert ("Not run, and simpler" in text_of(tmp_path)) == (number > 1)
-        store(tmp_path, [1, 0] * 8, method=method)
-    assert "simpler than these methods: uniform_grid." in text_of(tmp_path)
 
 
 def test_a_judges_score_joins_the_run_whose_answers_it_graded(tmp_path: Path) -> None:
@@ -290,25 +250,6 @@ def test_settings_and_questions_are_not_mixed(out: Path) -> None:
     assert [line.runs["gqa"].score for line in full] == [75.0, 0.0]
 
 
-def test_a_table_of_several_versions_says_so(tmp_path: Path) -> None:
-    for version, right in ((None, [0, 0, 0, 1]), (1, [0, 0, 1, 1]), (2, [1, 1, 1, 1])):
-        store(tmp_path, right * 4, **({} if version is None else {"method_version": version}))
-    store(tmp_path, [1, 1, 0, 1] * 4, method="random", method_version=1)
-    text = text_of(tmp_path)
-    for said in ("ConsensusDrop (version unknown)", "ConsensusDrop (version 1)", "ConsensusDrop (version 2)"):
-        assert text.count(f"| {said} |") > 0
-    assert "| random |" in text
-    store(tmp_path, [1, 1, 1, 1] * 4, versions={**BASE["versions"], "host": 2})
-    assert "host version 2" in text_of(tmp_path)
-
-
-def test_full_score_is_of_the_same_setting(out: Path) -> None:
-    assert full_score(out, {**BASE, "tokens": 32, "changed": {"alpha": 0.0}}) == 75.0
-    assert full_score(out, {**BASE, "tokens": 32, "match": "flops"}) == 75.0
-    assert full_score(out, {**BASE, "benchmark": "pope", "questions": "ghi"}) == 100.0
-    assert full_score(out, {**BASE, "limit": 5}) is None
-
-
 def test_scores_are_read_from_their_file(out: Path) -> None:
     before = text_of(out)
     for path in out.glob("*/metrics.json"):
@@ -319,27 +260,6 @@ def test_scores_are_read_from_their_file(out: Path) -> None:
     (out / "003" / "scores.jsonl").write_text("[]\n")
     with pytest.raises(DataError, match=r"003/scores\.jsonl, line 1: .*llava-consensus eval"):
         text_of(out)
-
-
-def test_the_full_model_has_no_budget(out: Path) -> None:
-    before = text_of(out)
-    for path in out.glob("*/config.json"):
-        config = json.loads(path.read_text())
-        if config["method"] == "full":
-            path.write_text(json.dumps(config | {"tokens": None}))
-    assert text_of(out) == before
-    for path in (out / "000", out / "001"):
-        (path / "metrics.json").unlink()
-    text = text_of(out)
-    assert "All tokens" in text and "**64 tokens**" in text
-
-
-def test_labels(out: Path) -> None:
-    store(out, [1, 0], merged=3)
-    store(out, [1, 0], method="fastv", match="flops")
-    labels = {row.label for row in read_rows(out) if not row.full}
-    assert {LINEUP[place].label for place in (0, 1, 4)} <= labels
-    assert {"consensusdrop, fuser=recovery, tau_cross=2.0", "ConsensusDrop, merged=3", "FastV, match=flops"} <= labels
 
 
 ACCOUNT = {
@@ -357,7 +277,9 @@ def test_costs(tmp_path: Path) -> None:
     store(tmp_path, [1, 0], account=ACCOUNT | {"flops": ACCOUNT["flops"] | {"total": None}}, method="fastv")  # type: ignore[operator]
     bench = [{"method": "consensusdrop", "tokens": 64, "ttft_ms": 90.04, "tpot_ms": 12.5, "share": 0.084}]
     (tmp_path / results.BENCH).write_text(json.dumps(bench))
-    found = results.scores(only(tmp_path), results.read_bench(tmp_path / results.BENCH))
+    times = results.read_bench(tmp_path / results.BENCH)
+    (section,) = results.in_sections(read_rows(tmp_path), bench=times)
+    found = section.scores()
     assert [cells[-6:] for cells in lines_of(found)["64 tokens"]] == [
         ("40.5", "3.5", "1.5", "90.0", "12.5", "8.4"),
         ("40.5", "-", "1.5", "-", "-", "-"),
@@ -369,7 +291,7 @@ def test_costs_are_compared_over_the_same_benchmarks(tmp_path: Path) -> None:
     store(tmp_path, [1, 0], account=ACCOUNT | {"measured": None, "average": 1.0}, benchmark="sqa")  # without images
     store(tmp_path, [1, 0], account=ACCOUNT, method="fastv")
     store(tmp_path, None, method="dart", benchmark="pope")
-    found = results.scores(only(tmp_path))
+    found = only(tmp_path).scores()
     place = found.head.index("tokens per layer")
     average = {cells[0]: cells[place] for cells in lines_of(found)["64 tokens"]}
     assert average == {"ConsensusDrop": "40.5", "FastV": "40.5", "DART": "-"}
@@ -385,34 +307,6 @@ def test_csv_has_every_cell(out: Path) -> None:
     assert len(rows) == 8 and {row["status"] for row in rows} == {"complete", "incomplete"}
     (best,) = [row for row in rows if row["label"] == "ConsensusDrop" and row["score"] == "75.0"]
     assert float(best["low"]) <= 75 <= float(best["high"]) and best["difference"] == "-25.0" and best["p"] == "0.125"
-
-
-def test_latex(out: Path) -> None:
-    text = results.written(results.in_sections(read_rows(out)), form="latex")
-    assert text.count(r"\begin{tabular}") == text.count(r"\toprule") == text.count(r"\bottomrule") == 1
-    for line in text.split("\n"):
-        if line.endswith(r"\\") and "multicolumn" not in line:
-            assert line.count("&") == 4
-    assert r"64 tokens (88.9 \% fewer)" in text and "tau\\_cross" in text and "±" not in text
-    assert escape("a_b & 3 % ± <") == r"a\_b \& 3 \% $\pm$ $<$"
-
-
-def test_report_command_writes_what_is_asked(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = tmp_path / "results.md"
-    page.write_text(f"# Title\n{BEGIN}\n{END}\nend\n")
-    files = ["--csv", str(tmp_path / "t.csv"), "--latex", str(tmp_path / "t.tex")]
-    assert cli.main(["report", "--out", str(out), "--format", "csv", *files, "--write", str(page)]) == 0
-    assert capsys.readouterr().out.startswith("model,data")
-    assert "| ConsensusDrop | 50.0 ±" in page.read_text() and page.read_text().endswith(f"{END}\nend\n")
-    assert (tmp_path / "t.csv").read_bytes().startswith(b"model,data")
-    assert "booktabs" in (tmp_path / "t.tex").read_text()
-    assert cli.main(["report", "--out", str(out), "--csv", str(tmp_path / "no" / "t.csv")]) == 3
-
-
-@pytest.mark.parametrize("text", ["", BEGIN, END, f"{END}{BEGIN}", f"{BEGIN}{END}{BEGIN}{END}"])
-def test_missing_markers_are_named(text: str) -> None:
-    with pytest.raises(DataError, match="README"):
-        replace_block(text, "new", "README.md")
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}"])
