@@ -21,15 +21,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.arguments import IGNORE, Cut, asking_rows
+from llava_consensus.hosts.arguments import Cut
 from llava_consensus.hosts.cache import cached_rows
 from llava_consensus.hosts.entrance import Entrance
 from llava_consensus.hosts.facts import TowerFacts
 from llava_consensus.hosts.images import Image, Integers
-from llava_consensus.hosts.inputs import EncodedImage, Inputs, Prompt, fingerprint, prompt_of, unreadable
+from llava_consensus.hosts.inputs import EncodedImage, Inputs, fingerprint, prompt_of, unreadable
 from llava_consensus.hosts.kernels import KernelCall
 from llava_consensus.hosts.outcomes import Report, unchanged
-from llava_consensus.hosts.rows import Rows, drop_rows, upload
+from llava_consensus.hosts.rows import Rows, upload
 from llava_consensus.hosts.taps import Reader, Tap
 from llava_consensus.hosts.tower import READ, Tiles
 from llava_consensus.hosts.units import Unit, prompt_hash, units_of, visual_rows
@@ -262,7 +262,10 @@ class RemoteEntrance(Entrance):
         if not images:
             owner._tell_plain()
             return inputs
-        prompt = self._read(view, inputs, images)
+        ids, real = inputs["input_ids"].cpu().numpy(), real_rows(inputs)
+        if inputs.get("labels") is not None or not real[:, -1].all():
+            raise OptionError("labels, or padding on the right: this model only answers. Pad on the left, or detach")
+        prompt = prompt_of(ids, real, real.copy(), images, [], [], view.module.config)
         stage, given = owner._stages[0], getattr(self.local, "encoded", None)
         units = units_of(images, owner._budgets(stage, prompt), stage.method)
         if not units and given is None:
@@ -276,19 +279,11 @@ class RemoteEntrance(Entrance):
         new, _, report = self._enter(view.module, None, prompt, short, {"inputs_embeds": embeds}, cut, None)
         owner._tell(report)
         embeds, rows = new["inputs_embeds"], cut.rows
-        if rows is not None and not prompt.real[:, -1].all():  # padded on the right, as in training
-            rows, order = right_padded(rows)
-            embeds = embeds.gather(1, order[..., None].expand(-1, -1, embeds.shape[2]))
-        arguments = self._arguments(inputs, prompt, rows) | view.arguments(inputs, rows)
-        real = arguments["attention_mask"].bool()
-        self.local.prepared = Handed(view.features(embeds, arguments, real), real, prompt.real.shape[1])
+        arguments = view.arguments(inputs, rows)
+        shown = upload([prompt.real], embeds.device)[0].bool() if rows is None else rows.shown
+        self.local.prepared = Handed(view.features(embeds, arguments, shown), shown, prompt.real.shape[1])
+        arguments["attention_mask"] = shown.long()
         return {**inputs, **arguments}
-
-    def _read(self, view: RemoteModel, inputs: dict[str, Any], images: list[Image]) -> Prompt:
-        """The prompts, before anything is known of the pixels."""
-        ids, real, labels = inputs["input_ids"].cpu().numpy(), real_rows(inputs), inputs.get("labels")
-        asks = asking_rows(self.owner, real, None if labels is None else labels.cpu().numpy() == IGNORE, images)
-        return prompt_of(ids, real, asks, images, [], [], view.module.config)
 
     def projector(self, base: Any) -> Any:
         """The projector, if it takes patches one by one."""
@@ -302,21 +297,6 @@ class RemoteEntrance(Entrance):
         with inputs.watch.time("probe"), torch.autocast(embeds.device.type, enabled=False), torch.no_grad():
             call = self.view(decoder).first_attention(embeds, self.local.inputs, rotated)
             inputs.probe = inputs.probe_of(call)
-
-    def _arguments(self, inputs: dict[str, Any], prompt: Prompt, rows: Rows | None) -> dict[str, Any]:
-        """Ids, mask and labels of the rows that are left."""
-        ids, labels = inputs["input_ids"], inputs.get("labels")
-        if rows is None:
-            real = upload([prompt.real], ids.device)[0]
-            return {"attention_mask": real}
-        found = {"input_ids": drop_rows(ids, rows), "attention_mask": rows.shown.long()}
-        if labels is not None:  # an image is no answer
-            visual = np.zeros(prompt.real.shape, dtype=bool)
-            for image in prompt.images:
-                visual[image.row, image.places[image.token >= 0]] = True
-            hidden = drop_rows(upload([visual], ids.device)[0], rows).bool() | ~rows.shown
-            found["labels"] = drop_rows(labels, rows).masked_fill(hidden, IGNORE)
-        return found
 
     def encode(  # type: ignore[override]
         self, pixels: Tensor, tiles: list[int] | None = None
@@ -336,15 +316,6 @@ class RemoteEntrance(Entrance):
             )
             for number in range(len(projected))
         ]  # fmt: skip
-
-
-def right_padded(rows: Rows) -> tuple[Rows, Tensor]:
-    """The rows padded on the right, and which of the given ones they are [R, W]."""
-    lengths, width = rows.real.sum(1)[:, None], rows.real.shape[1]
-    columns = np.arange(width)[None]
-    real = columns < lengths
-    order, shown = upload([np.where(real, width - lengths + columns, 0), real], rows.index.device)
-    return rows._replace(index=rows.index.gather(1, order), at=None, real=real, shown=shown.bool()), order
 
 
 def rows_with(rows: NDArray[np.bool_], values: Tensor, embeds: Tensor) -> Tensor:
