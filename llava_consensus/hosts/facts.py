@@ -59,7 +59,6 @@ class TowerFacts(NamedTuple):
     merged: int  # patches of a token
     varies: bool  # whether the number of tokens depends on the size of the image
     offers: frozenset[Need]
-    members: None = None
 
 
 class Facts:

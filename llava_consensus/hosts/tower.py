@@ -7,7 +7,6 @@ differentiated by the attention output of the block (`patch_map.fed_rows`), wher
 up by name in every call, so that weights and adapters that come later are the ones that are read.
 """
 
-import copy
 import functools
 import inspect
 import threading
@@ -450,24 +449,3 @@ def shape_key(inputs: dict[str, Any]) -> Any:
 def records_of(output: Any) -> list[Encoded]:
     """What was recorded while an encoder made this output."""
     return list(getattr(output, RECORD))
-
-
-def joined_outputs(outputs: list[Any]) -> Any:
-    """Outputs of an encoder of several images as one, for prompts that show them in this order. An output can be part
-    of any number of prompts.
-    """
-    new, fields = copy.copy(outputs[0]), dict[str, Any]()
-    fields["pooler_output"] = _in_a_row([output["pooler_output"] for output in outputs])
-    if outputs[0].get("deepstack_features") is not None:
-        layers = zip(*(output["deepstack_features"] for output in outputs), strict=True)
-        fields["deepstack_features"] = [_in_a_row(list(layer)) for layer in layers]
-    for name, value in fields.items():
-        new[name] = value
-    records = [record._replace(prompt={}) for output in outputs for record in records_of(output)]
-    object.__setattr__(new, RECORD, records)
-    return new
-
-
-def _in_a_row(values: list[Any]) -> Any:
-    """Features of images one after the other: tensors, or lists of them."""
-    return torch.cat(values) if isinstance(values[0], Tensor) else [item for value in values for item in value]

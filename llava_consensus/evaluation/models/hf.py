@@ -6,6 +6,7 @@ tags of tiles, line breaks or times of frames between them. It makes that text o
 prompt about the image then holds it.
 """
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -27,7 +28,7 @@ from llava_consensus.hosts.environment import check_version
 from llava_consensus.hosts.facts import Facts, text_side
 from llava_consensus.hosts.patch_map import sides_of
 from llava_consensus.hosts.pretrained import load_pretrained
-from llava_consensus.hosts.tower import joined_outputs
+from llava_consensus.hosts.tower import RECORD, records_of
 from llava_consensus.reduction.method import Shape
 
 CHAT_TEMPLATE = "chat template of the model"
@@ -138,7 +139,7 @@ class HfRunner(Runner):
         outputs: dict[str, list[Any]] = {}
         for picture in pictures:
             outputs.setdefault(picture.modality, []).append(picture.output)
-        encoded = {modality: joined_outputs(own) for modality, own in outputs.items()}
+        encoded = {modality: _joined_outputs(own) for modality, own in outputs.items()}
         return {**self.view.row_inputs(ids, "video" in outputs), **_together(pictures), "mm_encoder_outputs": encoded}
 
     def question_ids(self, prompt: Prompt, pictures: list[Any]) -> Tensor:
@@ -222,6 +223,27 @@ class HfRunner(Runner):
         """Kwargs of the tokenizer: it adds a beginning-of-sequence token, unless the template has one."""
         mark = self.tokenizer.bos_token
         return {"add_special_tokens": mark is None or not text.startswith(mark)}
+
+
+def _joined_outputs(outputs: list[Any]) -> Any:
+    """Outputs of an encoder of several images as one, for prompts that show them in this order. An output can be part
+    of any number of prompts.
+    """
+    new, fields = copy.copy(outputs[0]), dict[str, Any]()
+    fields["pooler_output"] = _in_a_row([output["pooler_output"] for output in outputs])
+    if outputs[0].get("deepstack_features") is not None:
+        layers = zip(*(output["deepstack_features"] for output in outputs), strict=True)
+        fields["deepstack_features"] = [_in_a_row(list(layer)) for layer in layers]
+    for name, value in fields.items():
+        new[name] = value
+    records = [record._replace(prompt={}) for output in outputs for record in records_of(output)]
+    object.__setattr__(new, RECORD, records)
+    return new
+
+
+def _in_a_row(values: list[Any]) -> Any:
+    """Features of images one after the other: tensors, or lists of them."""
+    return torch.cat(values) if isinstance(values[0], Tensor) else [item for value in values for item in value]
 
 
 def _together(pictures: list[HfEncoded]) -> dict[str, Tensor]:

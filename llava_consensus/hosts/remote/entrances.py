@@ -21,15 +21,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.arguments import IGNORE, Cut, asking_rows
+from llava_consensus.hosts.arguments import Cut
 from llava_consensus.hosts.cache import cached_rows
 from llava_consensus.hosts.entrance import Entrance
 from llava_consensus.hosts.facts import TowerFacts
 from llava_consensus.hosts.images import Image, Integers
-from llava_consensus.hosts.inputs import EncodedImage, Inputs, Prompt, fingerprint, prompt_of, unreadable
+from llava_consensus.hosts.inputs import EncodedImage, Inputs, fingerprint, prompt_of, unreadable
 from llava_consensus.hosts.kernels import KernelCall
 from llava_consensus.hosts.outcomes import Report, unchanged
-from llava_consensus.hosts.rows import Rows, drop_rows, upload
+from llava_consensus.hosts.rows import Rows, upload
 from llava_consensus.hosts.taps import Reader, Tap
 from llava_consensus.hosts.tower import READ, Tiles
 from llava_consensus.hosts.units import Unit, prompt_hash, units_of, visual_rows
@@ -56,6 +56,7 @@ class RemoteModel:
 
     @property
     def entrance(self) -> Any:
+        """How rows leave this model."""
         return partial(RemoteEntrance, type(self))
 
     @classmethod
@@ -97,10 +98,12 @@ class RemoteModel:
 
     @property
     def tokens(self) -> int:
+        """Tokens of an image."""
         raise NotImplementedError
 
     @property
     def tower(self) -> TowerFacts:
+        """Sizes of the vision side."""
         side, count = round(self.tokens**0.5), len(self.blocks)
         return TowerFacts(self.tokens, side, range(count), count - 1, self.classes, 1, False, self.offers)
 
@@ -121,6 +124,7 @@ class RemoteModel:
         raise NotImplementedError
 
     def pooling(self) -> list[Tap]:
+        """Taps of what makes tokens of several patches."""
         return []
 
     def first_attention(self, embeds: Tensor, inputs: dict[str, Any], rotated: bool) -> KernelCall:
@@ -148,6 +152,7 @@ class RemoteModel:
         raise NotImplementedError
 
     def arguments(self, inputs: dict[str, Any], rows: Rows | None) -> dict[str, Any]:
+        """Further arguments of the model for the rows that are left."""
         raise NotImplementedError
 
     def features(self, embeds: Tensor, arguments: dict[str, Any], real: Tensor) -> Tensor:
@@ -199,10 +204,12 @@ class RemoteEntrance(Entrance):
             raise OptionError(self.reader.short)
 
     def base(self) -> Any:
+        """The module that encodes images."""
         model = self.model()
         return None if model is None else self.view(model).vision
 
     def install(self) -> None:
+        """Registers the hooks."""
         model: Any = self.model()
         self.open = True
         self.handles = [
@@ -211,6 +218,7 @@ class RemoteEntrance(Entrance):
         ]
 
     def remove(self) -> None:
+        """Removes the hooks."""
         self.open = False
         self._leave()
 
@@ -246,6 +254,7 @@ class RemoteEntrance(Entrance):
         return {**inputs, "attention_mask": torch.cat((prepared.real.to(mask), mask[:, prepared.size :]), dim=1)}
 
     def _prompt(self, view: RemoteModel, inputs: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
+        """The arguments of a prompt."""
         owner, self.local.prepared = self.owner, None
         if inputs.get("input_ids") is None:
             raise OptionError("inputs_embeds: an attached model needs input_ids, which say where the images are")
@@ -253,7 +262,10 @@ class RemoteEntrance(Entrance):
         if not images:
             owner._tell_plain()
             return inputs
-        prompt = self._read(view, inputs, images)
+        ids, real = inputs["input_ids"].cpu().numpy(), real_rows(inputs)
+        if inputs.get("labels") is not None or not real[:, -1].all():
+            raise OptionError("labels, or padding on the right: this model only answers. Pad on the left, or detach")
+        prompt = prompt_of(ids, real, real.copy(), images, [], [], view.module.config)
         stage, given = owner._stages[0], getattr(self.local, "encoded", None)
         units = units_of(images, owner._budgets(stage, prompt), stage.method)
         if not units and given is None:
@@ -267,19 +279,11 @@ class RemoteEntrance(Entrance):
         new, _, report = self._enter(view.module, None, prompt, short, {"inputs_embeds": embeds}, cut, None)
         owner._tell(report)
         embeds, rows = new["inputs_embeds"], cut.rows
-        if rows is not None and not prompt.real[:, -1].all():  # padded on the right, as in training
-            rows, order = right_padded(rows)
-            embeds = embeds.gather(1, order[..., None].expand(-1, -1, embeds.shape[2]))
-        arguments = self._arguments(inputs, prompt, rows) | view.arguments(inputs, rows)
-        real = arguments["attention_mask"].bool()
-        self.local.prepared = Handed(view.features(embeds, arguments, real), real, prompt.real.shape[1])
+        arguments = view.arguments(inputs, rows)
+        shown = upload([prompt.real], embeds.device)[0].bool() if rows is None else rows.shown
+        self.local.prepared = Handed(view.features(embeds, arguments, shown), shown, prompt.real.shape[1])
+        arguments["attention_mask"] = shown.long()
         return {**inputs, **arguments}
-
-    def _read(self, view: RemoteModel, inputs: dict[str, Any], images: list[Image]) -> Prompt:
-        """The prompts, before anything is known of the pixels."""
-        ids, real, labels = inputs["input_ids"].cpu().numpy(), real_rows(inputs), inputs.get("labels")
-        asks = asking_rows(self.owner, real, None if labels is None else labels.cpu().numpy() == IGNORE, images)
-        return prompt_of(ids, real, asks, images, [], [], view.module.config)
 
     def projector(self, base: Any) -> Any:
         """The projector, if it takes patches one by one."""
@@ -293,20 +297,6 @@ class RemoteEntrance(Entrance):
         with inputs.watch.time("probe"), torch.autocast(embeds.device.type, enabled=False), torch.no_grad():
             call = self.view(decoder).first_attention(embeds, self.local.inputs, rotated)
             inputs.probe = inputs.probe_of(call)
-
-    def _arguments(self, inputs: dict[str, Any], prompt: Prompt, rows: Rows | None) -> dict[str, Any]:
-        ids, labels = inputs["input_ids"], inputs.get("labels")
-        if rows is None:
-            real = upload([prompt.real], ids.device)[0]
-            return {"attention_mask": real}
-        found = {"input_ids": drop_rows(ids, rows), "attention_mask": rows.shown.long()}
-        if labels is not None:  # an image is no answer
-            visual = np.zeros(prompt.real.shape, dtype=bool)
-            for image in prompt.images:
-                visual[image.row, image.places[image.token >= 0]] = True
-            hidden = drop_rows(upload([visual], ids.device)[0], rows).bool() | ~rows.shown
-            found["labels"] = drop_rows(labels, rows).masked_fill(hidden, IGNORE)
-        return found
 
     def encode(  # type: ignore[override]
         self, pixels: Tensor, tiles: list[int] | None = None
@@ -328,15 +318,6 @@ class RemoteEntrance(Entrance):
         ]  # fmt: skip
 
 
-def right_padded(rows: Rows) -> tuple[Rows, Tensor]:
-    """The rows padded on the right, and which of the given ones they are [R, W]."""
-    lengths, width = rows.real.sum(1)[:, None], rows.real.shape[1]
-    columns = np.arange(width)[None]
-    real = columns < lengths
-    order, shown = upload([np.where(real, width - lengths + columns, 0), real], rows.index.device)
-    return rows._replace(index=rows.index.gather(1, order), at=None, real=real, shown=shown.bool()), order
-
-
 def rows_with(rows: NDArray[np.bool_], values: Tensor, embeds: Tensor) -> Tensor:
     """Embeddings [R, S, D] with `values` [n, D] at the n true places of `rows` [R, S]."""
     (here,) = upload([rows], embeds.device)
@@ -350,4 +331,5 @@ def real_rows(inputs: dict[str, Any]) -> NDArray[np.bool_]:
 
 
 def whole_image(row: int, places: Integers, token: Integers) -> Image:
+    """An image of one tile."""
     return Image(row, places, np.zeros(len(places), dtype=np.int64), token, 1, False, 0)
