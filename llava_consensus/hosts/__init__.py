@@ -34,7 +34,6 @@ class HostEntry(NamedTuple):
 
     @property
     def defaults(self) -> dict[str, str]:
-        """Default value of each option."""
         return {name: values[0] for name, values in self.options.items()}
 
 
@@ -237,7 +236,6 @@ def attached(
 
 
 def attach_view(view: Any, method: Any, budget: Any, total: int | None = None) -> Any:
-    """Attaches a method to the model of a view."""
     from llava_consensus.hosts.attachment import Attachment
 
     entrance = load_place(view.entrance) if isinstance(view.entrance, str) else view.entrance

@@ -222,7 +222,6 @@ class Attachment:
         return {} if call is None else call.settings
 
     def _tell(self, report: Report) -> None:
-        """Stores the result of a forward pass."""
         call = self._scope.get()
         if call is not None:
             report = call.report = replace(report, cache=call.report.cache)

@@ -92,12 +92,10 @@ class TokenGrid(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns of a tile."""
         return self.rows, self.columns
 
     @property
     def size(self) -> int:
-        """Tokens of a tile."""
         return self.rows * self.columns
 
 
@@ -149,7 +147,6 @@ class BeforeTower:
                     method.schedule(share, size, self.towers["image"].merging)
 
     def _open(self, base: Any, config: Any) -> None:
-        """The towers that the method acts inside, by modality."""
         layer, method = config.vision_feature_layer, self.method
         if not isinstance(layer, int):
             raise OptionError(f"vision_feature_layer={layer}: features of several layers are not adapted")
@@ -173,17 +170,14 @@ class BeforeTower:
         check_masks(self.towers["image"].module.config, method)
 
     def install(self) -> None:
-        """Shadows and hooks in the towers."""
         for tower in dict.fromkeys(self.towers.values()):
             tower.install()
 
     def remove(self) -> None:
-        """Gives the towers back as they were."""
         for tower in dict.fromkeys(self.towers.values()):
             tower.remove()
 
     def _grid(self, base: Any, inputs: dict[str, Any], modality: str, image: Image, number: int) -> TokenGrid:
-        """The tokens of an image as the model makes them."""
         if self.kind in GRIDS:
             frames, height, width = inputs[f"{modality}_grid_thw"][number].tolist()
             return TokenGrid(frames, height // SIDE, width // SIDE)

@@ -116,7 +116,6 @@ class Entrance:
         self.inner = argument_names(type(decoder).forward)[1:]
 
     def start(self, owner: Any, model: Any) -> None:
-        """State of a new attachment."""
         self.owner, self.local, self.model = owner, threading.local(), weakref.ref(model)
         self.entering = [stage for stage in owner._stages if stage.method.place is not Place.DECODER]
         self.number = next(_NUMBERS)
@@ -125,7 +124,6 @@ class Entrance:
         self.handles: list[Any] = []
 
     def base(self) -> Any:
-        """The module that encodes images."""
         return base_of(self.model())
 
     @property
@@ -134,7 +132,6 @@ class Entrance:
         return clip_of(self.model().config)  # type: ignore[union-attr]
 
     def install(self) -> None:
-        """Registers the hooks."""
         model, base = self.model(), self.base()
         if model is None or base is None:
             raise OptionError("the model is gone")
@@ -229,7 +226,6 @@ class Entrance:
             self.local.ids = None
 
     def enter(self, base: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Notes ids and mask of a prompt with images."""
         kwargs = {**dict(zip(self.names, args, strict=False)), **kwargs}
         self.local.forward, cache = None, cache_in(kwargs)
         book = book_of(cache)
@@ -252,7 +248,6 @@ class Entrance:
         return (), kwargs
 
     def encode(self, name: str, modality: str, *args: Any, **inputs: Any) -> Any:
-        """Takes the place of the model's encoder of a modality."""
         forward = getattr(self.local, "forward", None)
         base: Any = self.base() if forward is None else forward.base
         straight = self._straight(modality)

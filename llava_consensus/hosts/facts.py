@@ -79,7 +79,6 @@ class Facts:
 
     @property
     def inner(self) -> Any:
-        """The module that encodes images."""
         return base_of(self.module)
 
     @property
@@ -99,7 +98,6 @@ class Facts:
 
     @property
     def tower(self) -> TowerFacts:
-        """Sizes of the vision side."""
         vision = self.config.vision_config
         lists = block_lists(self.inner, decoder_of(self.module))
         count = max((number for _, number in lists), default=1)
@@ -158,7 +156,6 @@ class Facts:
 
     @property
     def preprocessing(self) -> dict[str, Any]:
-        """Extra arguments of the image processor."""
         return {"image_grid_pinpoints": self.pinpoints} if self.lays_out else {}
 
     def on_grid(self, arguments: dict[str, Any]) -> tuple[dict[str, Any], Integers]:
@@ -183,7 +180,6 @@ class Facts:
     # Inputs
 
     def placeholder(self, modality: str) -> int:
-        """Id of the tokens that represent a modality."""
         kind = "image" if self.kind.startswith("glm4v") or self.kind == "glm46v" else modality
         return int(getattr(self.config, f"{kind}_token_id"))
 

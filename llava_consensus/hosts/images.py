@@ -54,7 +54,6 @@ def runs(call: Call) -> list[tuple[int, int, int]]:
 
 
 def numbers(value: Any) -> Integers:
-    """A tensor or list of whole numbers on the CPU."""
     return value.cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
 
 
@@ -291,7 +290,6 @@ def kind_of(config: Any) -> str:
 
 
 def family_of(config: Any) -> Family:
-    """The entry of a model's type."""
     return TABLE.get(kind_of(config), UNKNOWN)
 
 
@@ -299,7 +297,6 @@ PIXELS = {"image": ("pixel_values", "pixel_values_images"), "video": ("pixel_val
 
 
 def placeholder_of(config: Any, modality: str) -> int | None:
-    """The id that represents tokens of images or videos in a prompt."""
     names = (f"{modality}_token_id", f"{modality}_token_index")
     return next((getattr(config, name) for name in names if getattr(config, name, None) is not None), None)
 

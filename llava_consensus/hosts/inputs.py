@@ -59,7 +59,6 @@ class EncodedImage(NamedTuple):
 
     @property
     def side(self) -> int:
-        """Tokens in a row of a tile."""
         return self.tiles.side
 
 
@@ -161,7 +160,6 @@ class Inputs:
             self.probe = self.probe_of(call)
 
     def probe_of(self, call: Any) -> TextProbe:
-        """The text rows of the prompts by queries and keys of all rows."""
         which, where, mask, keys, padded = self.asking_rows()
         query = call.query.transpose(1, 2)[which, where].transpose(1, 2)  # [R, H, L, d]
         turned = call.key.new_empty(len(query), call.key.shape[2], 0)  # queries and keys are rotated already
@@ -221,7 +219,6 @@ class Inputs:
         ]
 
     def reduce(self, units: list[Unit]) -> list[Reduced]:
-        """All units through the method."""
         found = []
         # autocast would compute saliencies in half precision, and training would keep other tokens than an answer does
         with torch.autocast(self.embeds.device.type, enabled=False):

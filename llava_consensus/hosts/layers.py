@@ -104,7 +104,6 @@ class Layers:
         raise OptionError(f"{type(self.method).__name__}: no layer with attention to cut before, from layer {cut} on")
 
     def cuts_of(self, unit: Unit) -> dict[int, Cut]:
-        """Cuts of an image by layer."""
         found = {}
         for cut in self.method.cuts(unit.budget, len(unit.places), self.count):
             layer = self.readable_layer(cut.layer)
@@ -131,7 +130,6 @@ class Layers:
         return self.masks[self.kinds[index]](self.config, states, two, cache, **extra)
 
     def angles(self, decoder: Any, index: int, hidden: Tensor, arguments: dict[str, Any]) -> Any:
-        """Rotary angles among a layer's arguments."""
         return arguments.get("position_embeddings")
 
     def read(self, layer: nn.Module, spy: Callable[..., Any]) -> Any:
@@ -147,7 +145,6 @@ class Layers:
         return kernels.first_call(lambda: layer.forward(hidden, **without_cache(arguments)))
 
     def rotation(self, decoder: Any, index: int, hidden: Tensor, positions: Tensor) -> Any:
-        """Rotary angles of other positions."""
         return decoder.rotary_emb.forward(hidden, positions, *([self.kinds[index]] if self.rotates_by_kind else []))
 
     def dense(self, index: int, real: Tensor, new: int, ahead: Tensor | None = None) -> Tensor:
@@ -172,7 +169,6 @@ class Hooks:
         self.replays = False  # whether the forward is over, and layers run again for a checkpoint's gradients
 
     def arm(self, numbers: Any, leaves: bool) -> None:
-        """Registers the hooks of these layers."""
         for index in numbers:
             layer = self.decoder.layers[index]
 
@@ -204,11 +200,9 @@ class Hooks:
             self.handles.pop().remove()
 
     def enter(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        """States and arguments as the layer gets them."""
         raise NotImplementedError
 
     def leave(self, index: int, output: Any) -> Any:
-        """The layer's output as the decoder gets it."""
         raise NotImplementedError
 
 

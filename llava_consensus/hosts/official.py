@@ -120,18 +120,15 @@ class OfficialEntrance(Entrance):
             )
 
     def base(self) -> Any:
-        """The vision model."""
         model = self.model()
         tower = None if model is None else model.get_vision_tower()
         return None if tower is None else LlavaTower(tower).vision
 
     @property
     def clip_name(self) -> str:
-        """The CLIP model that the vision tower is of."""
         return str(self.model().get_vision_tower().vision_tower_name)  # type: ignore[union-attr]
 
     def install(self) -> None:
-        """Registers the hooks, and wraps LLaVA's function."""
         model: Any = self.model()
         decoder, self.open = model.get_model(), True
         self.handles = [
@@ -185,7 +182,6 @@ class OfficialEntrance(Entrance):
         return self.prepare(Arguments(*args, **kwargs))
 
     def prepare(self, given: Arguments) -> tuple[Any, ...]:
-        """Its six results, with the images reduced."""
         model, owner = self.running, self.owner
         official, tower = self.official(model), model.get_vision_tower()
         if given.input_ids.shape[1] == 1 or given.images is None or tower is None:
@@ -322,7 +318,6 @@ class OfficialEntrance(Entrance):
         return (None, positions, mask, past, embeds, labels), own, report, after
 
     def projector(self, base: Any) -> Any:
-        """The projector."""
         return self.running.get_model().mm_projector
 
     def read_probe(self, inputs: Inputs, decoder: Any, kwargs: dict[str, Any]) -> None:
@@ -440,7 +435,6 @@ def _forward(owner: Any, *args: Any, **kwargs: Any) -> Any:
 
 @uncompiled
 def _prepare(owner: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    """Takes the place of LLaVA's function."""
     results: tuple[Any, ...] = owner.entrance.called(*args, **kwargs)
     return results
 

@@ -84,7 +84,6 @@ class Official:
 
     @property
     def tower(self) -> TowerFacts:
-        """Sizes of the vision side."""
         tower = LlavaTower(self.module.get_vision_tower())
         return TowerFacts(tower.size, tower.side, range(len(tower.blocks)), tower.fed, 1, 1, False, self.offers)
 
@@ -155,7 +154,6 @@ class LlavaTower:
 
     @property
     def side(self) -> int:
-        """Tokens in a row of a tile."""
         return round(self.size**0.5)
 
     @property
@@ -210,7 +208,6 @@ class Arguments(NamedTuple):
 
     @property
     def tiles(self) -> list[int]:
-        """Number of tiles of each image."""
         if isinstance(self.images, list):
             return [1 if image.ndim == 3 else len(image) for image in self.images]
         return [self.images.shape[1] if self.images.ndim == 5 else 1] * len(self.images)
@@ -259,7 +256,6 @@ class Structure(NamedTuple):
 
 
 def read_structure(official: Function, model: Any, given: Arguments, config: Any, patches: int) -> Structure:
-    """Rows of prompts about tiles of these sizes."""
     tower = model.get_vision_tower()
 
     def number(images: Tensor) -> Tensor:
@@ -340,7 +336,6 @@ def with_encoded(prompt: Prompt, own: list[EncodedImage]) -> Prompt:
 
 
 def for_beams(prompt: Prompt, beams: int) -> Prompt:
-    """Prompts each of which is repeated."""
     ids, real, asks = prompt.ids.repeat(beams, 0), prompt.real.repeat(beams, 0), prompt.asks.repeat(beams, 0)
     images = [one._replace(row=one.row * beams + beam) for beam in range(beams) for one in prompt.images]
     return prompt._replace(

@@ -87,7 +87,6 @@ class OpenTower:
         return twin
 
     def install(self) -> None:
-        """Shadows and hooks."""
         self._shadow(self.module, self._tower)
         self.handles.append(self.projector.register_forward_hook(self._spread))
         if self.method.place is Place.PICTURE:
@@ -99,7 +98,6 @@ class OpenTower:
             self.handles.append(attention.k_proj.register_forward_hook(partial(self._keep_key, attention)))
 
     def remove(self) -> None:
-        """Gives the modules back as they were."""
         while self.handles:
             self.handles.pop().remove()
         while self.shadows:
@@ -193,7 +191,6 @@ class OpenTower:
         return run.projected
 
     def _embed(self, module: Any, plain: Callable[..., Any], pixels: Tensor, *args: Any, **options: Any) -> Any:
-        """Forward of the tower's embeddings."""
         small = getattr(self.local, "state", None)
         if not isinstance(small, Shrinking):
             return plain(pixels, *args, **options)

@@ -81,7 +81,6 @@ def reduced(outcomes: list[ImageOutcome], groups: Sequence[Reduced], drops: Sequ
 
 
 def joined_parts(outcomes: Sequence[ImageOutcome]) -> list[ImageOutcome]:
-    """One outcome for each image, of the outcomes of its parts."""
     found: list[ImageOutcome] = []
     for outcome in outcomes:
         if not outcome.part:

@@ -136,7 +136,6 @@ class Prefill(Hooks):
         return spy
 
     def leave(self, index: int, output: Any) -> Any:
-        """The full length again."""
         if not self.replays and index + 1 in self.cuts and self.method.attention in ("previous", "values"):
             self.layers.stop(self.reading)
             self.reading = None
@@ -341,7 +340,6 @@ class Prefill(Hooks):
 
     @property
     def norm(self) -> Any:
-        """The decoder's final norm."""
         return next(child for name, child in self.decoder.named_children() if name.endswith("norm"))
 
     def _probe(

@@ -248,7 +248,6 @@ def _tails(group: Reduced, images: list[Image], method: Method) -> NDArray[np.in
 
 
 def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Tensors of a container, changed."""
     if isinstance(value, Mapping):
         return {name: each_tensor(item, change) for name, item in value.items()}
     if type(value) in (list, tuple):

@@ -428,7 +428,6 @@ def detached(value: Any) -> Any:
 
 @functools.cache
 def argument_names(function: Any) -> tuple[str, ...]:
-    """Names of the arguments of a function."""
     return tuple(inspect.signature(function).parameters)
 
 

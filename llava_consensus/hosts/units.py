@@ -71,7 +71,6 @@ def shares_of(
 def units_of(
     images: Sequence[Image], budgets: Sequence[Budget | Share], method: Method, most_tiles: int = 1
 ) -> list[Unit]:
-    """Units that have more tokens than their budget."""
     found = []
     for number, (image, budget) in enumerate(zip(images, budgets, strict=True)):
         real = image.token != STRUCTURAL
@@ -138,7 +137,6 @@ def text_after(ids: Integers, asks: NDArray[np.bool_], images: Sequence[Image], 
 
 
 def _run(values: NDArray[np.bool_]) -> int:
-    """Number of true values at the beginning."""
     return int(values.argmin()) if not values.all() else len(values)
 
 

@@ -117,7 +117,6 @@ class Preset:
 
 
 def names() -> list[str]:
-    """The presets that come with the package."""
     return sorted(file.name.removesuffix(".json") for file in FOLDER.iterdir() if file.name.endswith(".json"))
 
 
@@ -187,6 +186,5 @@ def matches(preset: Preset, rows: Iterable[Row], same: Sequence[str] = SAME) -> 
 
 
 def _reduction(config: Mapping[str, Any]) -> str:
-    """What a run is found by."""
     chosen = {key: config[key] for key in ("method", "changed", "tokens", "merged")}
     return FULL if chosen["method"] == FULL else json.dumps(chosen, sort_keys=True)

@@ -210,7 +210,6 @@ def read(out: Path) -> Material:
 
 
 def read_benches(out: Path) -> list[dict[str, Any]]:
-    """Contents of the bench files of a folder, by name of the file."""
     again = "Measure again with llava-consensus bench, or move it away"
     found = [read_json(path, again) for path in sorted(out.glob("bench*.json"))]
     return [content for content in found if isinstance(content, dict) and content.get("rows")]

@@ -20,7 +20,6 @@ class EngineMetrics(Collector):
     """The numbers of an engine as metrics."""
 
     def collect(self) -> Iterator[Metric]:
-        """Current values."""
         numbers = counts()
         if numbers is not None:
             yield CounterMetricFamily(

@@ -103,7 +103,6 @@ class Kept(Generic[Made]):
         return len(self._known)
 
     def get(self, key: Any) -> Made | None:
-        """The entry of the key, which becomes the latest."""
         found = self._known.get(key)
         if found is not None:
             self._known.move_to_end(key)
@@ -222,7 +221,6 @@ class Engine:
         return self.facts.keeps_positions or self.method.positions != "renumber"
 
     def _install(self, blocks: Sequence[Any], readers: Sequence[Any] | None) -> None:
-        """Hooks that record the inputs of the method in the tower."""
         features, attention = self.plan.blocks()
         if self.needs & {Need.FEATURES, Need.CLASS_FEATURE}:
             if readers is None:
@@ -260,7 +258,6 @@ class Engine:
 
     @contextmanager
     def collecting(self) -> Iterator[dict[str, list[Tensor]]]:
-        """The parts that hooks take in the body."""
         parts: dict[str, list[Tensor]] = {}
         self._parts = parts
         try:
@@ -298,7 +295,6 @@ class Engine:
         return found
 
     def _reduce(self, prompts: Sequence[FullPrompt]) -> list[list[Tensor]]:
-        """Reduces prompts together."""
         encoded = [image for prompt in prompts for image in prompt.images]
         prompt, method = self._prompt(prompts), self.method
         budgets = [budget for one in prompts for budget in one.budgets]
@@ -363,7 +359,6 @@ class Engine:
         return embeds[..., : self.width], embeds[..., self.width :]
 
     def _positions(self, prompt: Prompt, encoded: Sequence[EncodedImage]) -> Tensor:
-        """Positions of the full prompts, on the CPU."""
         grids = [image.inputs[PLACED] for image in encoded if PLACED in image.inputs]
         placed = {PLACED: torch.cat(grids)} if grids else {}
         return self.positions(placed, torch.from_numpy(prompt.ids), torch.from_numpy(prompt.real))

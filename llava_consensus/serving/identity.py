@@ -48,7 +48,6 @@ class Identity:
         self.told: dict[str, Any] | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answers as the application does, with the identity beside it."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         if self.told is None:
@@ -111,7 +110,6 @@ async def checked(scope: Any, receive: Any) -> Any:
 
 
 def with_identity(body: bytes, told: Any) -> bytes:
-    """A list of models with the description of each."""
     listed = json.loads(body)
     for card in listed["data"]:
         card[IDENTITY] = told

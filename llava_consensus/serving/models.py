@@ -97,7 +97,6 @@ class Reduced:
                 self.moves = torch.zeros(most, self.axes, dtype=torch.long, device=device)
 
     def embed_multimodal(self: Any, **kwargs: Any) -> Any:
-        """Reduced embeddings of each image."""
         own = {name: kwargs.pop(name) for name in list(kwargs) if OWN in name}
         if not self.reduces or not kwargs:
             return super().embed_multimodal(**kwargs)
@@ -177,7 +176,6 @@ class Reduced:
         return []
 
     def some(self: Any, kwargs: dict[str, Any], places: list[int]) -> dict[str, Any]:
-        """The processor's output for some of the images."""
         lengths = self.lengths(kwargs)
         found: dict[str, Any] = {}
         for name, values in kwargs.items():
@@ -401,13 +399,11 @@ class ConsensusDropInternVL(SquareTower, InternS1ForConditionalGeneration, Suppo
         return Engine(plan, self.language_model.model, self.vision_tower.encoder.layer, self.words)
 
     def lengths(self: Any, kwargs: dict[str, Any]) -> list[int]:
-        """Tiles of each image."""
         return kwargs["image_num_patches"].tolist()
 
     def tiles(
         self: Any, image: Image, inputs: dict[str, Any], taken: dict[str, Tensor], start: int
     ) -> tuple[Tiles, int]:
-        """The tiles of an image."""
         stride, side = round(1 / self.config.downsample_ratio), self.engine.facts.tower.side
         parts, members = part_of(taken, start, image.tiles), squares(side * stride, side * stride, stride)
         return self.engine.tiles(image.tiles, side**2, side, parts, members), start + image.tiles
@@ -441,7 +437,6 @@ class Qwen(Reduced):
         return self.engine.tiles(1, len(members), width // side, parts, members), start + count
 
     def lengths(self: Any, kwargs: dict[str, Any]) -> list[int]:
-        """Patches of each image."""
         return kwargs[PLACED].prod(-1).tolist()
 
 

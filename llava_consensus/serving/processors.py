@@ -165,7 +165,6 @@ class Reducing:
         return {name: [own(one, i) for i, one in enumerate(group)] for name, group in hashes.items()}
 
     def _apply_hf_processor_main(self: Any, mm_items: Any, hf_kwargs: Any) -> Any:
-        """The images as tensors, with the fields that the engine needs."""
         request, arguments = _apart(hf_kwargs)
         if request is None or not mm_items.get_all_counts():
             return super()._apply_hf_processor_main(mm_items, arguments)
@@ -222,7 +221,6 @@ class Reducing:
         return BatchFeature(made)
 
     def _items(self: Any, made: Any, arguments: Any) -> Any:
-        """Images as vLLM hands them to the engine."""
         return MultiModalKwargsItems.from_hf_inputs(made, super()._get_mm_fields_config(made, arguments))
 
     def _image(self, modality: str, item: Any, content: PromptUpdateDetails) -> Image:
@@ -253,7 +251,6 @@ class Reducing:
         return own
 
     def _get_mm_fields_config(self: Any, hf_inputs: Any, hf_processor_mm_kwargs: Any) -> Any:
-        """Division of the fields over images."""
         fields = dict(super()._get_mm_fields_config(hf_inputs, _apart(hf_processor_mm_kwargs)[1]))
         for name in hf_inputs:
             modality, _, rest = name.partition("_")
@@ -264,7 +261,6 @@ class Reducing:
         return fields
 
     def _get_prompt_updates(self: Any, mm_items: Any, hf_processor_mm_kwargs: Any, out_mm_kwargs: Any) -> Any:
-        """The placeholders of each image, one for each remaining token."""
         request, arguments = _apart(hf_processor_mm_kwargs)
         updates = super()._get_prompt_updates(mm_items, arguments, out_mm_kwargs)
         if request is None:
@@ -333,7 +329,6 @@ def trimmed(whole: PromptUpdateDetails, left: int) -> ShortenedContent:
 
 
 def fields_of(budget: Budget | Share) -> tuple[Tensor, Tensor]:
-    """A budget as the fields COUNT and SHARE."""
     count, share = (budget.tokens, 0.0) if isinstance(budget, Budget) else (0, budget.share)
     return torch.tensor(min(count, MOST)), torch.tensor(share, dtype=torch.float64)
 

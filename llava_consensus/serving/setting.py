@@ -71,7 +71,6 @@ class Setting:
 
     @property
     def made(self) -> Method:
-        """The method."""
         return make(self.method, **self.options)
 
     @property
@@ -114,7 +113,6 @@ class Setting:
 
 
 def of_config(config: Any) -> Setting:
-    """The setting in a model's configuration."""
     return Setting(**getattr(config, ENTRY))
 
 

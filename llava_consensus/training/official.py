@@ -128,7 +128,6 @@ class _Reduced(ReducingTrainer):
     """LLaVA's Trainer hooks in the signature of the installed transformers."""
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """LLaVA's groups of parameters."""
         return super().create_optimizer()
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:

@@ -50,7 +50,6 @@ class Timing(NamedTuple):
     peak_bytes: int | None  # see `peak_bytes`
 
     def record(self) -> Record:
-        """The timing as JSON values."""
         return {**self._asdict(), "reduction_ms": self.reduction_ms, "prefill_ms": self.prefill_ms}
 
     @property
@@ -125,7 +124,6 @@ def first_token(
 
 @contextmanager
 def _token_ends(model: Any) -> Iterator[list[float]]:
-    """When each forward of the model inside the body was done."""
     ends: list[float] = []
     handle = model.register_forward_hook(lambda *_: ends.append(now(model.device)))
     try:

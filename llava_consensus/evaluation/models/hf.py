@@ -173,7 +173,6 @@ class HfRunner(Runner):
             )
 
     def _placeholder(self, modality: str) -> str:
-        """Placeholder text of the chat template for an image or clip."""
         token: str = getattr(self.processor, f"{modality}_token")
         return token
 

@@ -227,7 +227,6 @@ def name_of(model: str, loading: Loading | None = None) -> str:
 
 
 def _entry(checkpoint: "Checkpoint", loading: Loading) -> HostEntry:
-    """The host of a checkpoint, from its configuration."""
     file = checkpoint.folder / "config.json"
     config = read_json(file, MEND, dict)
     architectures, kind = config.get("architectures") or [], config.get("model_type")

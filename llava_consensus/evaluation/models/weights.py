@@ -103,7 +103,6 @@ def new_folder(out: Path, source: Path) -> Iterator[Path]:
 
 
 def reason(error: Exception) -> str:
-    """The cause of a failed loading in one line."""
     if "weights_only" in str(error):  # torch's message explains how to run the pickled code
         return "weights hold pickled objects, which can run code and are not read. Convert them to safetensors"
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

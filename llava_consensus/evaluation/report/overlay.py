@@ -205,7 +205,6 @@ def _finished(seen: View, pixels: np.ndarray) -> Image.Image:
 
 
 def _edges(draw: ImageDraw.ImageDraw, seen: View, values: np.ndarray, colour: Colour, width: int) -> None:
-    """A line wherever two patches that touch differ in value."""
     table, cell = values.reshape(seen.rows, seen.columns), seen.cell
     for row, column in np.argwhere(table[1:] != table[:-1]).tolist():
         draw.line([column * cell, (row + 1) * cell, (column + 1) * cell, (row + 1) * cell], colour, width)
@@ -214,7 +213,6 @@ def _edges(draw: ImageDraw.ImageDraw, seen: View, values: np.ndarray, colour: Co
 
 
 def _mark(draw: ImageDraw.ImageDraw, seen: View, place: int, colour: Colour) -> None:
-    """A dot on an anchor's patch."""
     row, column = divmod(place, seen.columns)
     edge, width = max(1, seen.cell // 6), max(1, seen.cell // 12)
     left, top, across = column * seen.cell + edge, row * seen.cell + edge, max(0, seen.cell - 2 * edge - 1)
@@ -265,7 +263,6 @@ def _text(text: str, width: int) -> Image.Image:
 
 
 def _joined(images: Sequence[Image.Image], gap: int = 0, across: bool = False) -> Image.Image:
-    """Images below one another, or side by side on one line."""
     sizes = np.array([image.size if across else image.size[::-1] for image in images])
     length, other = int(sizes[:, 0].sum()) + gap * (len(images) - 1), int(sizes[:, 1].max())
     sheet, place = Image.new("RGB", (length, other) if across else (other, length), PAPER), 0

@@ -89,7 +89,6 @@ class Grid:
         raise NotImplementedError
 
     def printed(self, line: Line, name: str) -> float | None:
-        """The paper's number."""
         return None
 
     @property

@@ -112,7 +112,6 @@ def run(config: UrlConfig, out: Path, execution: Execution) -> RunResult:
 
 
 def _plan(config: UrlConfig, client: "Client") -> UrlPlan:
-    """The questions, and all that the answers depend on."""
     questions, told = read_questions(config), client.identity or {}
     tokens = told.get("tokens") if config.tokens is None else config.tokens
     asked = {} if config.tokens is None else {TOKENS: config.tokens}

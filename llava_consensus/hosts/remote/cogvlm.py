@@ -55,7 +55,6 @@ class CogVLM(RemoteModel):
 
     @property
     def tokens(self) -> int:
-        """Patches of an image."""
         config = self.module.config.vision_config
         return int((config["image_size"] // config["patch_size"]) ** 2)
 
@@ -64,7 +63,6 @@ class CogVLM(RemoteModel):
         return self.vision(pixels)[:, 1:-1]
 
     def project(self, features: Tensor) -> Tensor:
-        """The projector."""
         return self.vision.linear_proj(features)
 
     def states(self, output: Any) -> dict[str, Tensor]:
@@ -120,7 +118,6 @@ class CogVLM(RemoteModel):
         return [whole_image(row, np.flatnonzero(visual[row]), token) for row in np.flatnonzero(counts).tolist()]
 
     def pixels(self, inputs: dict[str, Any]) -> Tensor:
-        """One image of every prompt that has some."""
         images = [image for row in inputs.get("images") or () for image in row]
         rows = int((inputs["token_type_ids"] == VISION).any(1).sum())
         if len(images) != rows:
@@ -128,7 +125,6 @@ class CogVLM(RemoteModel):
         return torch.stack(images)
 
     def assembled(self, inputs: dict[str, Any], images: list[Image], encoded: list[EncodedImage]) -> Tensor:
-        """Words, and patches between the two learned rows."""
         projected, ids = torch.cat([one.projected for one in encoded]), inputs["input_ids"]
         ends = [row.to(projected).expand(len(projected), -1, -1) for row in (self.vision.boi, self.vision.eoi)]
         values = torch.cat((ends[0], projected, ends[1]), dim=1).flatten(0, 1)
@@ -144,7 +140,6 @@ class CogVLM(RemoteModel):
         return positions
 
     def arguments(self, inputs: dict[str, Any], rows: Rows | None) -> dict[str, Any]:
-        """Ids, types and positions of the rows that are left."""
         given = {"input_ids": inputs["input_ids"], "token_type_ids": inputs["token_type_ids"]}
         given["position_ids"] = self._positions(inputs)
         if rows is None:
@@ -160,7 +155,6 @@ class CogVLM(RemoteModel):
         return embeds[(arguments["token_type_ids"] == VISION) & real][None]
 
     def install(self, give: Callable[..., Any]) -> list[Any]:
-        """Reduced features in place of those of the images."""
         return [_Inlet(self.module.model, give)]
 
 

@@ -61,7 +61,6 @@ class QwenVLChat(RemoteModel):
 
     @property
     def tokens(self) -> int:
-        """Queries of the resampler."""
         return int(self.vision.attn_pool.num_queries)
 
     @property
@@ -71,7 +70,6 @@ class QwenVLChat(RemoteModel):
         return start, start + 1, start + 2
 
     def encode(self, pixels: Tensor) -> Tensor:
-        """Images through tower and resampler."""
         return self.vision(pixels)
 
     def states(self, output: Any) -> dict[str, Tensor]:
@@ -90,7 +88,6 @@ class QwenVLChat(RemoteModel):
         return [Tap(attention.in_proj, packed)], float((attention.embed_dim // heads) ** -0.5)
 
     def pooling(self) -> list[Tap]:
-        """What the resampler looks at."""
         return [Tap(self.vision.attn_pool.attn, lambda output: {"pooling": output[1]})]
 
     def first_attention(self, embeds: Tensor, inputs: dict[str, Any], rotated: bool) -> KernelCall:
@@ -128,7 +125,6 @@ class QwenVLChat(RemoteModel):
         return pixels.to(visual.conv1.weight)
 
     def assembled(self, inputs: dict[str, Any], images: list[Image], encoded: list[EncodedImage]) -> Tensor:
-        """Words, and queries in the rows of the spans."""
         words, ids = self.module.transformer.wte, inputs["input_ids"]
         embeds = type(words).forward(words, ids)
         return rows_with(visual_rows(images, ids.shape), torch.cat([one.projected[0] for one in encoded]), embeds)
@@ -141,11 +137,9 @@ class QwenVLChat(RemoteModel):
         return {"input_ids": ids.masked_fill(ids == start, end), "position_ids": None}
 
     def features(self, embeds: Tensor, arguments: dict[str, Any], real: Tensor) -> Tensor:
-        """The whole prompts."""
         return embeds
 
     def install(self, give: Callable[..., Any]) -> list[Any]:
-        """Prompts in place of the embeddings of their ids."""
         return [self.module.transformer.wte.register_forward_hook(partial(_behind, give))]
 
 

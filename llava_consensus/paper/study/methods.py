@@ -82,7 +82,6 @@ class Selection(InDecoder):
 
 
 def other(side: str) -> str:
-    """The teacher of a student."""
     return SIDES[1 - SIDES.index(side)]
 
 
