@@ -63,11 +63,7 @@ def table(given: argparse.Namespace) -> Iterator[Any]:
 
 
 def _everything(given: argparse.Namespace) -> Iterator[Any]:
-    """The output of every table of the paper, then a line for each: its file, or what it needs.
-
-    Raises:
-        ConsensusError: the first error of one that failed, when all others are done.
-    """
+    """Every table of the paper, then a line for each: its file, or its needs. The first error is raised at the end."""
     from llava_consensus.paper import preset as presets
 
     load, became, errors = loaded_once(given), {}, []

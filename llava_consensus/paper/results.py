@@ -111,9 +111,7 @@ class Results(Grid):
     # ---- tables
 
     def tables(self) -> list[Table]:
-        """Our scores and the paper's; the differences to the reference; accuracy beside cost and the judge's scores, if
-        the paper's table has them.
-        """
+        """Our scores and the paper's; differences to the reference; costs and judged scores if the paper has them."""
         whole = self.preset.printed_row(None)
         lines, costs, judged = self.lines, dict[str, Write](), dict[str, Write]()
         means = self.mean_columns()
@@ -198,11 +196,7 @@ class Material:
 
 
 def read(out: Path) -> Material:
-    """Reads a folder of results.
-
-    Raises:
-        DataError: a file is not what its command writes.
-    """
+    """Reads a folder of results. DataError for a file that is not what its command writes."""
     again = "Remove it; llava-consensus paper study makes it again"
     files = [sorted([*out.glob(name), *out.glob(f"*/{name}")])[:1] for name in ("study.json", "scap.json")]
     study, scap = (read_json(file[0], again, dict) if file else None for file in files)

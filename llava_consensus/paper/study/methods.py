@@ -86,11 +86,7 @@ def other(side: str) -> str:
 
 
 def vision_saliency(tower: VisualTokens | None) -> Tensor:
-    """Attention of the class token over an image's tokens, on one scale for all its tiles: [P, n].
-
-    Raises:
-        OptionError: for a host that does not say what its vision tower saw.
-    """
+    """Attention of the class token over the tokens of all tiles: [P, n]. OptionError if the tower does not give it."""
     if tower is None:
         raise OptionError("this host does not show methods between decoder layers what its vision tower saw")
     vision = tower.of_tiles(saliency.class_saliency(tower.needed(Need.ATTENTION)))
@@ -160,8 +156,6 @@ def rank_correlation(first: Tensor, second: Tensor) -> Tensor:
 
 
 def by_position(saliency: Tensor) -> Tensor:
-    """Mean saliency of equal stretches of the visual tokens, as a multiple of what each would have if all had the same:
-    [P, v] -> [P, STRETCHES].
-    """
+    """Mean saliency of equal stretches of the tokens, as a multiple of an even one: [P, v] -> [P, STRETCHES]."""
     even = saliency.mean(1, keepdim=True).clamp_min(torch.finfo(saliency.dtype).tiny)
     return torch.nn.functional.adaptive_avg_pool1d((saliency / even)[:, None], STRETCHES)[:, 0]

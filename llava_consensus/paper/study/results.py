@@ -75,13 +75,7 @@ def grid(
     full: Sequence[RunConfig], retentions: Sequence[Share], rates: Sequence[float], layer: int | None = None
 ) -> list[Cell]:
     """All runs of the study, each checked: under both position policies both sides alone, then recovery with either
-    student at every rate.
-
-    Args:
-        full: the run with all tokens of each benchmark.
-        retentions: shares of an image's tokens that stay.
-        rates: of recovery.
-        layer: how many decoder layers see everything; None is 2, in shallow models in proportion.
+    student at every rate. `layer` as in `Selection`.
     """
     methods = [Selection(scores=side, layer=layer) for side in SIDES]
     methods += [Selection(scores=RECOVERY, student=side, rate=rate, layer=layer) for side in SIDES for rate in rates]
@@ -240,10 +234,8 @@ def _report(run: Row, value: Callable[[Mapping[str, Any]], Any]) -> Report:
 
 
 def scap(folder: Path) -> Record:
-    """The content of scap.json, from the folder of the complete run of `LayerProbe`.
-
-    Raises:
-        OptionError: if no image was compared, because none has as many tokens as the overlap counts.
+    """The content of scap.json, from the folder of a complete run of `LayerProbe`. OptionError if no image was
+    compared.
     """
     run = read_row(folder)
     images = [image for _, image in _measured(run)]
