@@ -8,7 +8,6 @@ or its label in tables), `tokens`, `ttft_ms`, `tpot_ms`, `share` (the method's p
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -306,23 +305,14 @@ class Grid:
         return write
 
 
-@dataclass(frozen=True)
 class Section(Grid):
     """Runs that differ in method, budget and benchmark only, each compared with a reference of the same questions: the
     method `against`, with the same budget and position policy.
     """
 
-    rows: Sequence[Row]
-    against: str = FULL
-    bench: Bench = ()
-
-    @cached_property
-    def full(self) -> Line | None:  # type: ignore[override]
-        return full_line(self.rows)
-
-    @cached_property
-    def reduced(self) -> list[Line]:  # type: ignore[override]
-        return reduced_lines(self.rows)
+    def __init__(self, rows: Sequence[Row], against: str = FULL, bench: Bench = ()) -> None:
+        self.rows, self.against, self.bench = rows, against, bench
+        self.full, self.reduced = full_line(rows), reduced_lines(rows)
 
     @cached_property
     def names(self) -> list[str]:  # type: ignore[override]
