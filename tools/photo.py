@@ -114,7 +114,7 @@ class Photo:
         return markdown(self.section(MISFITS if misfits else PEERS, budgets, on).scores())
 
     def means(self) -> str:
-        """Mean score of each method at the other budgets by position policy, over the benchmarks that were run there."""
+        """Mean scores at the other budgets by position policy, over the benchmarks that were run there."""
         on = [name for name in BENCHMARKS if all(self.run(name, "visionzip", tokens) for tokens in self.others)]
         section = self.section(PEERS, self.others, on)
         records = [
