@@ -29,6 +29,8 @@ PRINTED = {  # our column of costs: the paper's
 class Results(Grid):
     """A preset and its runs, each compared with the reference that has as many tokens."""
 
+    full: Line
+
     def __init__(self, preset: Preset, runs: Runs, benches: Sequence[Mapping[str, Any]] = ()) -> None:
         self.preset, self.runs = preset, runs
         self._by_row: dict[PresetRow | None, Line] = {}  # None is all tokens
