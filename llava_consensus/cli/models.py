@@ -1,6 +1,4 @@
-"""The commands `list`, what there is to choose from; `data`, which brings and checks the files of benchmarks; and
-`model`, which converts a checkpoint and checks that methods are handed what a model computes.
-"""
+"""The commands `list` (what there is to choose from), `data` (files of benchmarks) and `model` (checkpoints)."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -74,7 +72,6 @@ def _about(name: str) -> Iterator[str]:
 
 
 def _hosts(given: argparse.Namespace) -> Iterator[str]:
-    """A line for each host, or everything about one of them."""
     from llava_consensus.hosts import known_hosts
     from llava_consensus.hosts.matrix import UNTRIED, cells
 
@@ -93,7 +90,6 @@ def _hosts(given: argparse.Namespace) -> Iterator[str]:
 
 
 def _host(name: str, line: str) -> Iterator[str]:
-    """Which methods work on a host, and why the others do not."""
     from llava_consensus.hosts.matrix import keeping, refusals
 
     reasons = refusals(name)

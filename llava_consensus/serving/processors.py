@@ -72,7 +72,6 @@ class Reducing:
 
     @cached_property
     def plan(self) -> Plan:
-        """Plan of this model."""
         return Plan(self.info.get_hf_config(), self.info.ctx.model_config.model)
 
     def apply(self: Any, inputs: Any, timing_ctx: Any) -> Any:

@@ -32,7 +32,6 @@ class Point(NamedTuple):
 
     @property
     def gain_ms(self) -> float:
-        """How much sooner the first token comes."""
         return self.full_ms - self.reduced_ms
 
 

@@ -1,8 +1,6 @@
 """A LLaVA checkpoint in the layout of Hugging Face: of 1.5 as `LlavaForConditionalGeneration`, of 1.6 as
 `LlavaNextForConditionalGeneration`.
 
-    llava-consensus model convert checkpoints/llava-mini OUT
-
 transformers 5 has no conversion of official LLaVA's tensors any more (its script went with version 4), so the names
 are here. Tensors are read one at a time and written shard by shard. The Hugging Face layout has one word more,
 `<image>`, which represents a visual token and is never generated. The small files of the official checkpoint go along

@@ -139,7 +139,6 @@ def to_text(prompt: Prompt, pictures: int, wrapped: bool = False) -> str:
 
 
 def to_ids(prompt: Prompt, pictures: int, tokenizer: "PreTrainedTokenizerBase", wrapped: bool = False) -> Tensor:
-    """Token ids [L] of `to_text`."""
     from llava.mm_utils import tokenizer_image_token
 
     text = to_text(prompt, pictures, wrapped)

@@ -93,7 +93,6 @@ class RunKey(NamedTuple):
 
     @property
     def alone(self) -> "RunKey":
-        """The run of recovery's student alone."""
         return self._replace(scores=str(self.student), student=None, rate=None)
 
 
