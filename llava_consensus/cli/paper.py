@@ -1,8 +1,7 @@
 """The commands `paper ...`: the paper's tables, study and figures, made again with any model.
 
 A table is a preset: the name of a file in `llava_consensus/paper/presets`, or a file like those. Its grid is run, and
-its table printed with the paper's numbers beside; Markdown, LaTeX and CSV are left in `DIR/tables`. Every command that
-runs a grid resumes where it was stopped.
+its table printed with the paper's numbers beside; Markdown, LaTeX and CSV are left in `DIR/tables`.
 """
 
 import argparse

@@ -171,9 +171,6 @@ class Engine:
     """The reduction in one worker.
 
     Args:
-        plan: the work to do.
-        model: vLLM's language model.
-        blocks: of its vision tower.
         embed: ids [n] and which of them are images [n] -> embeddings [n, D].
         project: its projector, None if it takes several patches at a time.
         readers: modules that read the output of each block, if the block itself cannot be watched.

@@ -1,6 +1,4 @@
-"""Plan of a training: `TrainingPlan`, and the conversations in LLaVA's data format. Both are checked before any weight
-loads.
-"""
+"""Plan of a training, and the conversations in LLaVA's data format, both checked before any weight loads."""
 
 import os
 from collections.abc import Iterator
