@@ -201,7 +201,7 @@ def positions_of(
         first = real.argmax(1)[:, None]
         if given is None:
             if not past and not rows.padded:
-                return None, True  # the decoder counts as many rows as it gets
+                return None, True  # the decoder counts the rows it gets
             (positions,) = upload([past + first + rank], device)
         else:
             rank, first = upload([rank, first], device)

@@ -361,7 +361,7 @@ def _tiles_of(
     early: list[KernelCall],
 ) -> Tiles:  # fmt: skip
     """Tensors of an image from the kernel calls and outputs of a block. Without a map, tiles are as they were encoded,
-    and of tokens that are resized (OneVision) each is read at the patch in its middle; otherwise nothing is.
+    and of tokens that are resized (OneVision) each is read at the patch in its middle, if possible.
     """
     if mapped is None:
         size, parts, scale = int(image.token.max()) + 1, {}, 1.0

@@ -128,7 +128,7 @@ class Reduced:
         return super().embed_input_ids(ids, None, is_multimodal=visual)
 
     def _asked(self: Any, modality: str, kwargs: dict[str, Any], own: dict[str, Any]) -> list[Tensor]:
-        """Images of prompts that say what is asked about them. A prompt is reduced once for all of its images, also if
+        """Images of prompts that carry their question. A prompt is reduced once for all of its images, also if
         vLLM asks for them in several steps.
         """
         keys = [tuple(tuple(key.tolist()) for key in group) for group in own[KEYS]]
@@ -221,7 +221,7 @@ class Reduced:
     def embed_input_ids(
         self: Any, input_ids: Tensor, multimodal_embeddings: Any = None, *, is_multimodal: Tensor | None = None
     ) -> Tensor:
-        """Embeddings of what is read in this step; where its images stand is put aside for `forward`."""
+        """Embeddings of the tokens read in this step; the places of its images are stored for `forward`."""
         if self.moves is not None:
             self.moves.zero_()
             if multimodal_embeddings is not None and len(multimodal_embeddings):
@@ -280,8 +280,8 @@ class Pictures:
 
 
 def ahead(kind: Any, config: Any, name: str) -> Any:
-    """A block of a tower behind the last one that vLLM builds, for methods that read its attention: what it is given it
-    passes on as it is.
+    """A block of a tower behind the last one that vLLM builds, for methods that read its attention:
+    it passes its input through.
     """
 
     def forward(block: Any, hidden_states: Tensor) -> Tensor:
