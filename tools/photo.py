@@ -113,6 +113,25 @@ class Photo:
         on = [name for name in BENCHMARKS if all(self.run(name, "visionzip", one) for one in budgets)]
         return markdown(self.section(MISFITS if misfits else PEERS, budgets, on).scores())
 
+    def means(self) -> str:
+        """Mean scores at the other budgets by position policy, over the benchmarks that were run there."""
+        on = [name for name in BENCHMARKS if all(self.run(name, "visionzip", tokens) for tokens in self.others)]
+        section = self.section(PEERS, self.others, on)
+        records = [
+            {
+                "method": line.label.removesuffix(f", positions={line.policy}"),
+                "setting": f"{line.tokens:g}, {line.policy}",
+                "mean": f"{mean.value:.1f}{half(mean.bounds)}",
+            }
+            for line in section.reduced
+            if (mean := section.accuracy(line))
+        ]
+        settings = [f"{tokens:g}, {way}" for tokens in self.others for way in ("renumber", "keep")]
+        frame = pd.DataFrame(records).pivot(index="method", columns="setting", values="mean")[settings].fillna(ABSENT)
+        titles, whole = ", ".join(section.title(name) for name in on), section.full and section.accuracy(section.full)
+        note = f"Mean of {titles}" + (f"; all tokens: {whole.value:.1f}{half(whole.bounds)}" if whole else "")
+        return f"{frame.to_markdown(colalign=('left', *['right'] * len(settings)))}\n\n{note}."
+
     @property
     def others(self) -> list[float]:
         """The other budgets that peers were run at."""
