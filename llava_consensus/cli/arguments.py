@@ -97,7 +97,7 @@ LOADING = (
     pairs("--host-option", help="option of the model, such as layout=2880 for 2 x 2 tiles; a wrong key lists them"),
 )
 LOADED = (
-    arg("--model", default=MODEL, help="checkpoint folder or hub name (%(default)s)"),
+    arg("--model", "--model-path", default=MODEL, help="checkpoint folder or hub name (%(default)s)"),
     *LOADING,
 )
 REDUCED = (
@@ -106,8 +106,13 @@ REDUCED = (
     arg("--tokens", type=lambda text: number(text), help="visual tokens of an image, or a share like 0.1 (64)"),
     arg("--merged", type=int, help="merged tokens among --tokens (the paper's ratio, 10 of 64)"),
     OPTION,
-    arg("--conversation", help="template of the prompts (the model's own)"),
-    arg("--max-new-tokens", type=int, help="bound on the answer's length (the benchmark's own, else 128)"),
+    arg("--conversation", "--conv-mode", help="template of the prompts (the model's own)"),
+    arg(
+        "--max-new-tokens",
+        "--max_new_tokens",
+        type=int,
+        help="bound on the answer's length (the benchmark's own, else 128)",
+    ),
 )
 RUN = (
     DATA_DIR,
@@ -149,11 +154,7 @@ def method(given: argparse.Namespace) -> "Method":
 
 
 def one_word_method(text: str) -> "Method":
-    """The method of one word: `NAME` or `NAME:key=value,key=value`, or several with `+` between them.
-
-    Raises:
-        OptionError: for a text that is neither, or a method that is not there.
-    """
+    """The method of `NAME`, `NAME:key=value,key=value`, or several with `+` between them."""
     from llava_consensus.methods import PLUS, make
 
     if PLUS.search(text):

@@ -2,7 +2,9 @@
 behind its address as there are. No model is loaded here, and no torch.
 
 A server started by `llava-consensus serve` says which method and budget it runs (serving/identity.py). The run is named
-after them, and stops when an answer comes from another setting. Every answer is on the disk as soon as it has come.
+after them, and stops when an answer comes from another setting. Of other servers a few kept answers are asked again
+before a run resumes, so that another model behind the same address is noticed. Every answer is on the disk as soon as
+it has come.
 """
 
 import base64
@@ -13,6 +15,7 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +34,12 @@ from llava_consensus.evaluation.runs.execution import (
     error_record,
 )
 from llava_consensus.evaluation.runs.questions import describe_questions, read_questions
-from llava_consensus.evaluation.runs.store import answer_record, run_name
+from llava_consensus.evaluation.runs.store import Run, answer_record, run_name
 from llava_consensus.reduction.budget import budget
 from llava_consensus.serving.supported import ASKED, HEADER, IDENTITY, TOKENS
 
 SERVED = "served"  # represents the method in the name of a run, if the server does not name one
-AT_LEAST = 4  # questions in a row that a server may fail at; more of them if more are asked at once
+PROBES = 3  # kept answers that are asked again before a run resumes
 PATIENCE = 600.0  # seconds for one answer
 NO_ANSWER = (AttributeError, IndexError, TypeError, ValueError)  # what reading a body raises that is no chat completion
 UNTOLD = "the server does not say how many visual tokens it read (vLLM: --enable-prompt-tokens-details)"
@@ -48,6 +51,10 @@ class ServerError(ConsensusError):
     """The server cannot be asked; what was answered is kept."""
 
     exit_code = 5
+
+
+class ServerFault(Exception):
+    """The server failed at one question, after the retries of the openai package: 5xx, 429, or no chat completion."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +112,13 @@ def run(config: UrlConfig, out: Path, execution: Execution) -> RunResult:
         raise OptionError("--url: one process asks as many questions at once as --batch says. Leave --workers out")
     client = Client(config)
     plan = _plan(config, client)
-    most = max(execution.batch, AT_LEAST)
     return carry_out(
-        plan, out, execution, lambda pending: _results(client, plan, pending, execution.batch), config.url, most
+        plan,
+        out,
+        execution,
+        lambda pending: _results(client, plan, pending, execution.batch),
+        config.url,
+        partial(_check_same_server, client, plan) if client.identity is None else None,
     )
 
 
@@ -170,7 +181,7 @@ class Client:
         server does not say.
 
         Raises:
-            openai.OpenAIError: after the client's retries.
+            ServerFault: for 5xx, 429 or a body that is no chat completion, after the client's retries.
             ServerError: if the answer names another method, budget or version than `/v1/models` did.
         """
         urls = [f"data:image/png;base64,{base64.b64encode(picture).decode()}" for picture in pictures]
@@ -178,15 +189,18 @@ class Client:
         tokens = self.config.tokens
         own = {} if tokens is None else {"mm_processor_kwargs": {TOKENS: tokens, ASKED: text}}
         create: Any = self.api.chat.completions.with_raw_response.create
-        response = create(
-            model=self.model,
-            messages=[{"role": "user", "content": [*shown, {"type": "text", "text": text}]}],
-            max_tokens=length,
-            temperature=0,
-            extra_body=own,
-        )
-        answer = response.parse()
-        content = answer.choices[0].message.content or ""
+        try:
+            response = create(
+                model=self.model,
+                messages=[{"role": "user", "content": [*shown, {"type": "text", "text": text}]}],
+                max_tokens=length,
+                temperature=0,
+                extra_body=own,
+            )
+            answer = response.parse()
+            content = answer.choices[0].message.content or ""
+        except (self.openai.InternalServerError, self.openai.RateLimitError, *NO_ANSWER) as wrong:
+            raise ServerFault(describe(wrong)) from wrong
         told = response.headers.get(HEADER)
         if told is not None and json.loads(told) != self.identity:
             raise ServerError(
@@ -199,33 +213,84 @@ class Client:
 
 
 def _results(client: Client, plan: UrlPlan, pending: Sequence[Question], at_once: int) -> Iterator[Result]:
-    """Answers as they come; nothing more is asked if one raises."""
-    pool = ThreadPoolExecutor(at_once)
+    """Answers as they come; nothing more is asked if one raises. Faults of the server are results only if it answers
+    again afterwards; otherwise they end the call, and those questions are asked by the next one.
+    """
+    pool, faults = ThreadPoolExecutor(at_once), dict[int, tuple[Question, ServerFault]]()  # since the last answer
+    asked = {question.index for question in pending}
+    known = next((question for question in plan.questions if question.index not in asked), None)
     try:
-        futures = [pool.submit(_answer, client, plan, question) for question in pending]
-        yield from (future.result() for future in as_completed(futures))
+        futures = {pool.submit(_answer, client, plan, question): question for question in pending}
+        for future in as_completed(futures):
+            try:
+                result = future.result()
+            except ServerFault as fault:
+                faults[futures[future].index] = (futures[future], fault)
+                if len(faults) > at_once:
+                    raise _ends(client, fault) from fault
+                continue
+            if result.answers:
+                known = futures[future]
+                yield _recorded(faults)
+                faults.clear()
+            yield result
+        if faults:
+            _, fault = next(iter(faults.values()))
+            if known is None:
+                raise _ends(client, fault) from fault
+            _reply(client, plan, known)  # does it answer anything at all?
+            yield _recorded(faults)
+    except ServerFault as fault:
+        raise _ends(client, fault) from fault
     finally:
         pool.shutdown(cancel_futures=True)
 
 
+def _recorded(faults: dict[int, tuple[Question, ServerFault]]) -> Result:
+    return Result([], [error_record(question, str(fault), "model") for question, fault in faults.values()])
+
+
+def _ends(client: Client, fault: Exception) -> ServerError:
+    said = " ".join(str(fault).split())[:300]
+    return ServerError(f"--url {client.config.url}: {said}. What was answered is kept; the same command resumes")
+
+
+def _check_same_server(client: Client, plan: UrlPlan, folder: Run) -> None:
+    """Asks some answered questions again. ServerError if most of the answers are others now."""
+    answered = [question for question in plan.questions if question.index in folder.answers]
+    probes = answered[:: max(1, len(answered) // PROBES)][:PROBES]
+    try:
+        other = [one for one in probes if _reply(client, plan, one)[0] != folder.answers[one.index]["text"]]
+    except (ServerFault, client.openai.OpenAIError) as fault:
+        raise _ends(client, fault) from fault
+    if 2 * len(other) > len(probes):
+        raise ServerError(
+            f"--url {client.config.url}: {len(other)} of {len(probes)} questions that {folder.path} has answers to are "
+            "answered otherwise now, so this is another server or setting. Give this one a folder of its own: --out"
+        )
+
+
+def _reply(client: Client, plan: UrlPlan, question: Question) -> tuple[str, int | None]:
+    """The server's answer, and the visual tokens it read."""
+    folder = plan.benchmark.place(plan.data) / plan.benchmark.images
+    images = [_png(folder / name, plan.benchmark, plan.data) for name in question.images]
+    return client.answer(question.text, images, plan.description["max_new_tokens"])
+
+
 def _answer(client: Client, plan: UrlPlan, question: Question) -> Result:
     """The record of an answer, or of why there is none."""
-    openai, folder = client.openai, plan.benchmark.place(plan.data) / plan.benchmark.images
+    openai = client.openai
     try:
-        images = [_png(folder / name, plan.benchmark, plan.data) for name in question.images]
-        text, read = client.answer(question.text, images, plan.description["max_new_tokens"])
+        text, read = _reply(client, plan, question)
     except ImageError as error:
         return Result([], [error_record(question, str(error))])
     except openai.BadRequestError as error:
         return Result([], [error_record(question, describe(error), "question")])
     except (openai.AuthenticationError, openai.PermissionDeniedError, openai.APIConnectionError) as error:
         if not isinstance(error, openai.APITimeoutError):
-            said = " ".join(str(error).split())[:300]
-            raise ServerError(
-                f"--url {client.config.url}: {said}. What was answered is kept; the same command resumes"
-            ) from error
+            raise _ends(client, error) from error
         return Result([], [error_record(question, f"no answer within {PATIENCE:g} seconds", "model")])
-    except (openai.OpenAIError, *NO_ANSWER) as error:
+    except openai.OpenAIError as error:
         return Result([], [error_record(question, describe(error), "model")])
     note = [UNTOLD] if read is None and question.images else []
     metadata = {"before": 0, "after": read or 0, "structural": 0, "notes": note}  # before: no server says it

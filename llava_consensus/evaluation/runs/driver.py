@@ -11,7 +11,7 @@ from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import Question
 from llava_consensus.evaluation.files import CONFIG, METRICS, SCORES, Record, misread
 from llava_consensus.evaluation.runs import metrics
-from llava_consensus.evaluation.runs.execution import IN_A_ROW, Execution, Result, RunResult, check_progress
+from llava_consensus.evaluation.runs.execution import Execution, Result, RunResult, check_progress
 from llava_consensus.evaluation.runs.questions import Plan
 from llava_consensus.evaluation.runs.store import AGAIN, Run, open_run
 
@@ -20,7 +20,9 @@ Ask = Callable[[Sequence[Question]], Iterable[Result]]  # the results of pending
 log = logging.getLogger(__name__)
 
 
-def carry_out(plan: Plan, out: Path, execution: Execution, ask: Ask, device: str, most: int = IN_A_ROW) -> RunResult:
+def carry_out(
+    plan: Plan, out: Path, execution: Execution, ask: Ask, device: str, check: Callable[[Run], None] | None = None
+) -> RunResult:
     """Asks what is not answered yet and scores the answers; a complete run is read.
 
     Args:
@@ -29,11 +31,13 @@ def carry_out(plan: Plan, out: Path, execution: Execution, ask: Ask, device: str
         execution: how it is carried out.
         ask: answers questions.
         device: that answers, for the record.
-        most: questions in a row that may fail.
+        check: is given a run that has answers before it is continued or read.
     """
     with open_run(out, plan.description, {question.index for question in plan.questions}) as folder:
         for repair in folder.repairs:
             log.warning("%s", repair)
+        if check is not None and folder.answers:
+            check(folder)
         for other in execution.merge:
             _merge(plan, folder, other)
         again = set(folder.errors) if execution.retry_errors else set()
@@ -49,7 +53,7 @@ def carry_out(plan: Plan, out: Path, execution: Execution, ask: Ask, device: str
             with folder.asking(len(plan.questions)):
                 results = ask(pending)
                 begun = time.perf_counter()  # one process has loaded its model by now
-                _store(plan, folder, results, again, execution.progress, most)
+                _store(plan, folder, results, again, execution.progress)
                 seconds = time.perf_counter() - begun
         if len(folder.done) < len(plan.questions):  # a shard
             return RunResult(folder.path, {}, len(pending))
@@ -59,7 +63,7 @@ def carry_out(plan: Plan, out: Path, execution: Execution, ask: Ask, device: str
         return RunResult(folder.path, folder.metrics() or {}, len(pending))
 
 
-def _store(plan: Plan, folder: Run, results: Iterable[Result], again: set[int], progress: bool, most: int) -> None:
+def _store(plan: Plan, folder: Run, results: Iterable[Result], again: set[int], progress: bool) -> None:
     """Stores results as they come; records of questions that are asked `again` go when the first new one is there."""
     done, row = len(folder.done - again), 0
     disable = None if progress else True  # None: shown on a terminal only
@@ -69,7 +73,7 @@ def _store(plan: Plan, folder: Run, results: Iterable[Result], again: set[int], 
                 folder.forget(again)
                 again = set()
             folder.add(*result)
-            row = check_progress(row, result, most)
+            row = check_progress(row, result)
             bar.update(len(result.answers) + len(result.errors))
 
 

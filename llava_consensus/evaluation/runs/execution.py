@@ -80,11 +80,11 @@ class Execution:
         return questions[(number - 1) * length : number * length]
 
 
-def check_progress(row: int, result: Result, most: int = IN_A_ROW) -> int:
-    """Number of consecutive questions the model has failed at, after this result. TooManyErrors for `most`."""
+def check_progress(row: int, result: Result) -> int:
+    """Number of consecutive questions the model has failed at, after this result. TooManyErrors for IN_A_ROW."""
     failed = [error for error in result.errors if error.get("cause") == "model"]
     row = 0 if result.answers else row + len(failed)
-    if row >= most:
+    if row >= IN_A_ROW:
         raise TooManyErrors(
             f"{row} questions in a row failed and none was answered between them; the last: {failed[-1]['error']}. "
             "They are in errors.jsonl; --retry-errors asks them again"

@@ -19,8 +19,8 @@ from PIL import Image
 
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.media import open_image
-from llava_consensus.evaluation.runs.by_url import UNTOLD, ServerError, UrlConfig, run
-from llava_consensus.evaluation.runs.execution import Execution, TooManyErrors
+from llava_consensus.evaluation.runs.by_url import PROBES, UNTOLD, ServerError, UrlConfig, run
+from llava_consensus.evaluation.runs.execution import Execution
 from llava_consensus.evaluation.user_files import read_answers
 
 pytest.importorskip("openai")
@@ -37,7 +37,9 @@ class Chat(ThreadingHTTPServer):
         self.dies_after = 10**9
         self.tells: dict[str, Any] = {"prompt_tokens_details": {"multimodal_tokens": {"image": 5}}}
         self.gate = threading.Barrier(1)
+        self.words = " {} words\n"  # what it answers
         self.told: dict[str, Any] | None = None  # which reduction it says it runs
+        self.body: bytes | None = None  # sent in place of an answer
 
     @property
     def url(self) -> str:
@@ -64,13 +66,13 @@ class Handler(BaseHTTPRequestHandler):
         if status := own.statuses[text]:
             self.send(status, {"error": {"message": "no such thing", "type": "BadRequestError"}})
             return
-        message = {"role": "assistant", "content": f" {len(text)} words\n"}
+        message = {"role": "assistant", "content": own.words.format(len(text))}
         self.send(200, {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": own.tells})
 
     def send(self, status: int, content: Any) -> None:
-        data = json.dumps(content).encode()
+        data = self.server.body or json.dumps(content).encode()
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", "application/json" if self.server.body is None else "text/html")
         if self.server.told is not None:
             self.send_header("visual-reduction", json.dumps(self.server.told))
         self.send_header("Content-Length", str(len(data)))
@@ -96,7 +98,7 @@ def test_a_server_answers_several_at_once_and_a_stopped_run_goes_on(chat: Chat, 
         run(config, tmp_path / "out", QUIET)
     chat.gate, chat.dies_after = threading.Barrier(1), 10**9
     result = run(config, tmp_path / "out", QUIET)
-    assert result.asked == 20 - 8 and len(chat.asked) == 20
+    assert result.asked == 20 - 8 and len(chat.asked) == 20 + PROBES
     texts = [body["messages"][0]["content"][-1]["text"] for body in chat.asked]
     assert set(texts) == {one.text for one in Fake().load(data)} and result.metrics["answered"] == 20
     body = next(one for one in chat.asked if one["messages"][0]["content"][-1]["text"] == texts[0])
@@ -132,6 +134,14 @@ def test_a_question_that_fails_is_recorded_and_asked_again_by_retry_errors(chat:
 TOLD = {"method": "visionzip", "options": {}, "tokens": 64, "largest": None, "total": None, "positions": "renumber"}
 
 
+def test_another_server_behind_the_same_address_is_noticed(chat: Chat, tmp_path: Path) -> None:
+    config = UrlConfig(Fake(), chat.url, data=make_data(tmp_path / "data", 4, 5))
+    run(config, tmp_path / "out", QUIET)
+    chat.words = "no"
+    with pytest.raises(ServerError, match=r"3 of 3 questions .* answered otherwise now.*--out"):
+        run(config, tmp_path / "out", QUIET)
+
+
 def test_a_run_is_named_after_the_reduction_of_its_server_and_no_two_are_mixed(chat: Chat, tmp_path: Path) -> None:
     config = UrlConfig(Fake(), chat.url, data=make_data(tmp_path / "data", 4, 5))
     chat.told = TOLD
@@ -158,19 +168,24 @@ def test_a_run_is_named_after_the_reduction_of_its_server_and_no_two_are_mixed(c
             run(config, tmp_path / "out", QUIET)
 
 
-@pytest.mark.parametrize("kind", [502, 429])
+@pytest.mark.parametrize("kind", [502, 429, "html"])
 def test_a_gateway_that_fails_ends_the_run_and_is_no_score(
-    chat: Chat, tmp_path: Path, kind: int, monkeypatch: pytest.MonkeyPatch
+    chat: Chat, tmp_path: Path, kind: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("openai._base_client.BaseClient._calculate_retry_timeout", lambda *_: 0.0)
     config = UrlConfig(Fake(), chat.url, data=make_data(tmp_path / "data", 4, 5))
     questions = Fake().load(config.data)
-    chat.statuses.update({one.text: kind for one in questions[5:]})
-    with pytest.raises(TooManyErrors, match="--retry-errors asks them again"):
-        run(config, tmp_path / "out", QUIET)
+    if kind == "html":
+        chat.body = b"<html>hello</html>"
+        with pytest.raises(ServerError):
+            run(config, tmp_path / "out", QUIET)
+        chat.body = None
+    chat.statuses.update({one.text: kind for one in questions[5:]} if kind != "html" else {})
+    if kind != "html":
+        with pytest.raises(ServerError, match="the same command resumes"):
+            run(config, tmp_path / "out", QUIET)
     chat.statuses.clear()
-    again = run(config, tmp_path / "out", replace(QUIET, retry_errors=True))
-    assert again.metrics["answered"] == 20 and again.asked == 15
+    assert run(config, tmp_path / "out", QUIET).metrics["answered"] == 20
 
     chat.statuses[questions[3].text] = 500  # one question that the server cannot answer stops nothing
     assert run(config, tmp_path / "other", QUIET).metrics["errors"] == 1
