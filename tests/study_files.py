@@ -68,7 +68,6 @@ def scap(late: bool = True, pictures: int = 50) -> dict[str, Any]:
         "questions": 100,
         "pictures": pictures,
         "retention": 0.25,
-        "layers": [],
         "positions": positions,
         "contrasts": [contrast(of, 40.0 if late else -40.0, pictures=pictures) for of in ("late", "rotation")],
     }

@@ -126,9 +126,7 @@ class _Version(argparse.Action):
 
 @contextlib.contextmanager
 def _stops() -> Iterator[list[int]]:
-    """Treats SIGTERM and SIGHUP like Ctrl-C: the command reports its progress and how to resume. Yields the signals
-    received.
-    """
+    """Treats SIGTERM and SIGHUP like Ctrl-C: the command tells how to resume. Yields the signals received."""
     came: list[int] = []
 
     def stop(number: int, _: object) -> None:

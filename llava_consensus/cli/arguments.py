@@ -154,11 +154,7 @@ def method(given: argparse.Namespace) -> "Method":
 
 
 def one_word_method(text: str) -> "Method":
-    """The method of one word: `NAME` or `NAME:key=value,key=value`, or several with `+` between them.
-
-    Raises:
-        OptionError: for a text that is neither, or a method that is not there.
-    """
+    """The method of `NAME`, `NAME:key=value,key=value`, or several with `+` between them."""
     from llava_consensus.methods import PLUS, make
 
     if PLUS.search(text):

@@ -174,9 +174,7 @@ def sweep(given: argparse.Namespace) -> Iterator[Any]:
 def carry_out(
     grid: "Sequence[Cell]", given: argparse.Namespace, out: Path | None = None, load: "RunnerLoader | None" = None
 ) -> "Iterator[tuple[str, Cell]]":
-    """Runs every cell; yields a line about it, and the cell with its result or error. `out` is in place of `--out`, and
-    `load` of `models.load`.
-    """
+    """Runs every cell; yields a line about it, and the cell with its result or error. `out` replaces `--out`."""
     from llava_consensus.evaluation.runs import sweep as grids
 
     cells = grids.sweep(grid, out or given.out, arguments.execution(given), load)

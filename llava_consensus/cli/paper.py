@@ -6,7 +6,7 @@ runs a grid resumes where it was stopped.
 """
 
 import argparse
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,6 @@ from llava_consensus.errors import ConsensusError, DataError, Interrupted, Optio
 from llava_consensus.evaluation.files import misread
 
 if TYPE_CHECKING:
-    from llava_consensus.evaluation.report.table import Table
     from llava_consensus.evaluation.runs.loop import RunnerLoader
     from llava_consensus.evaluation.runs.sweep import Cell
     from llava_consensus.paper.preset import Preset, PresetRow
@@ -63,11 +62,7 @@ def table(given: argparse.Namespace) -> Iterator[Any]:
 
 
 def _everything(given: argparse.Namespace) -> Iterator[Any]:
-    """The output of every table of the paper, then a line for each: its file, or what it needs.
-
-    Raises:
-        ConsensusError: the first error of one that failed, when all others are done.
-    """
+    """Every table of the paper, then a line for each: its file, or its needs. The first error is raised at the end."""
     from llava_consensus.paper import preset as presets
 
     load, became, errors = loaded_once(given), {}, []
@@ -208,7 +203,7 @@ def plan(given: argparse.Namespace) -> Iterator[Any]:
         "--scap-bench",
         default="gqa",
         metavar="NAME",
-        help="benchmark on which SCAP is compared with every layer; none leaves that out (%(default)s)",
+        help="benchmark on which it is recorded where SCAP looks; none leaves that out (%(default)s)",
     ),
     *arguments.LOADED,
     *arguments.RUN,
@@ -217,6 +212,8 @@ def plan(given: argparse.Namespace) -> Iterator[Any]:
 def study(given: argparse.Namespace) -> Iterator[Any]:
     """Selection inside the language model by vision, by the question, by both; the model's decoder must allow cuts."""
     from llava_consensus.evaluation import benchmarks
+    from llava_consensus.evaluation.files import write_json
+    from llava_consensus.evaluation.report.table import write
     from llava_consensus.methods import make
     from llava_consensus.paper.study import results
 
@@ -232,10 +229,14 @@ def study(given: argparse.Namespace) -> Iterator[Any]:
     groups = (whole, given.out), (reduced + probed, given.out / results.RUNS)
     found = yield from _all_run(groups, given, loaded_once(given))
     content = results.study(found[: len(cells)])
-    yield from _left(given.out / results.STUDY, content, [results.study_table(content)], results.study_csv(content))
+    write_json(given.out / results.STUDY, content)
+    tables = [results.study_table(content)]
+    write(given.out, Path(results.STUDY).stem, tables, results.study_csv(content))
+    yield from terminal.written(None, tables, [])
+    yield f"written: {given.out / results.STUDY}"
     if probed:
-        scap = results.scap(found[-1])
-        yield from _left(given.out / results.SCAP, scap, [], scap["layers"])
+        write_json(given.out / results.SCAP, results.scap(found[-1]))
+        yield f"written: {given.out / results.SCAP}"
 
 
 def _check_layer(layer: int | None, model: str, revision: str | None) -> None:
@@ -260,18 +261,6 @@ def _all_run(
             yield line
             done.append(cell)
     return folders(done)
-
-
-def _left(
-    file: Path, content: Mapping[str, Any], tables: "Sequence[Table]", rows: Sequence[Mapping[str, Any]]
-) -> Iterator[Any]:
-    from llava_consensus.evaluation.files import write_json
-    from llava_consensus.evaluation.report.table import write
-
-    write_json(file, content)
-    write(file.parent, file.stem, tables, rows)
-    yield from terminal.written(None, tables, [])
-    yield f"written: {file}"
 
 
 def _shares(text: str) -> "list[Share]":

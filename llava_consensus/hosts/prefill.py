@@ -82,11 +82,7 @@ class Prefill(Hooks):
 
     def _check(self, size: int) -> None:
         """Raises OptionError for prompts that a cut cannot handle."""
-        if self.layers.chunk and size > self.layers.chunk:
-            raise OptionError(
-                f"attention_chunk_size={self.layers.chunk} is less than this prompt of {size} rows, whose chunks a cut "
-                "between layers would move. Take a method that acts before the language model"
-            )
+        self.layers.check(size)
         if self.method.calibrates and self.layers.kernel not in ("sdpa", "eager"):
             raise OptionError(
                 f"attn={self.layers.kernel}: attention is calibrated by adding to its logits, which this kernel does "

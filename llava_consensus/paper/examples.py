@@ -60,11 +60,7 @@ def disagreement(found: Patches) -> float:
 
 
 def search(runner: Runner, plan: RunPlan, tokens: int, count: int) -> list[tuple[float, Question]]:
-    """The questions about one image with the highest disagreement, and it: one token is generated for each.
-
-    Raises:
-        OptionError: for a model that has no two saliencies of one square image.
-    """
+    """The questions with the highest disagreement, and it. OptionError without two saliencies of one square image."""
     found, questions = [], [question for question in plan.questions if len(question.images) == 1]
     with runner.attach(make("consensusdrop"), Budget(tokens)):
         for question in tqdm(questions, unit="q", desc="looking", disable=None):

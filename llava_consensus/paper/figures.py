@@ -168,9 +168,7 @@ def scap_by_place(material: Material) -> pd.DataFrame:
 
 
 def _ablation(material: Material, name: str, *keys: str) -> pd.DataFrame:
-    """The runs of the settings that the paper prints, on the benchmarks that all of them have: the options `keys` of
-    each method, its score and interval and the paper's number in percent.
-    """
+    """The printed settings that were run, on the benchmarks that all have: options `keys`, our score, the paper's."""
     results = material.of(preset.read(name))
     rows = [row for row in results.preset.rows if row.printed and any(row is one for one, _ in results.runs)]
     names = [one for one in results.preset.benchmarks if all((row, one) in results.runs for row in rows)]
@@ -242,9 +240,7 @@ def pareto(material: Material) -> pd.DataFrame:
 
 
 def over_ratio(material: Material) -> pd.DataFrame:
-    """A panel for each measured quantity over the share of tokens that is taken away. Seconds and bytes of the paper
-    are shown beside a model of the same size only, ratios beside any.
-    """
+    """A panel for each quantity over the share of tokens taken away; seconds of the paper for a model of its size."""
     quantities = {  # title -> ours, the paper's
         "time to first token (ms)": ("ttft_ms", "ttft_ms"),
         "speed-up": ("speedup", "speedup"),

@@ -40,13 +40,7 @@ def digest(content: bytes) -> str:
 
 def prompts_table(plans: Iterable["RunPlan"], runner: "LlavaRunner", folder: Path) -> Table:
     """A line for each benchmark: how many of its recorded prompts, ids and pixels this model and data give too.
-
-    Args:
-        plans: one with all tokens for each benchmark.
-        runner: the loaded model.
-        folder: its checkpoint, which has the tokenizer's file.
-    Raises:
-        DataError: for one that differs; the message names the first of each benchmark.
+    DataError for one that differs; the message names the first of each benchmark.
     """
     tokenizer = _checksum(folder / "tokenizer.model")
     lines: list[tuple[str, ...]] = []

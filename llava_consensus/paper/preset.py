@@ -121,12 +121,7 @@ def names() -> list[str]:
 
 
 def read(name: str) -> Preset:
-    """The preset called `name`, or the one in a file.
-
-    Raises:
-        OptionError: for a name that is neither.
-        DataError: for a file that is no preset.
-    """
+    """The preset called `name`, or that in a file. OptionError for neither, DataError for a file that is no preset."""
     shipped = Path(str(FOLDER / f"{name}.json"))
     path = shipped if shipped.is_file() else Path(name)
     if not path.is_file():

@@ -11,7 +11,7 @@ import pandas as pd
 
 from llava_consensus.evaluation.files import read_json
 from llava_consensus.evaluation.report.rows import ALL, Line, Row, compare, read_rows
-from llava_consensus.evaluation.report.section import Bench, Grid, Write, signed
+from llava_consensus.evaluation.report.section import Grid, Write, signed
 from llava_consensus.evaluation.report.stats import SIGNIFICANT, above_chance, corrected, mean_difference
 from llava_consensus.evaluation.report.table import ABSENT, Table, pivoted
 from llava_consensus.paper import preset
@@ -26,43 +26,21 @@ PRINTED = {  # our column of costs: the paper's
 }
 
 
-@dataclass(frozen=True)
 class Results(Grid):
     """A preset and its runs, each compared with the reference that has as many tokens."""
 
-    preset: Preset
-    runs: Runs
-    benches: Sequence[Mapping[str, Any]] = ()  # contents of bench files, for times
+    full: Line
 
-    @cached_property
-    def _by_row(self) -> dict[PresetRow | None, Line]:
-        """The line of each row; None is all tokens."""
-        found = {}
-        for row in (None, *self.preset.rows):
+    def __init__(self, preset: Preset, runs: Runs, benches: Sequence[Mapping[str, Any]] = ()) -> None:
+        self.preset, self.runs = preset, runs
+        self._by_row: dict[PresetRow | None, Line] = {}  # None is all tokens
+        for row in (None, *preset.rows):
             tokens, label = (0, ALL) if row is None else (row.tokens, row.label)
-            runs = {name: run for name in self.preset.benchmarks if (run := self.runs.get((row, name))) is not None}
-            found[row] = Line(tokens, label, runs)
-        return found
-
-    @property
-    def full(self) -> Line:  # type: ignore[override]
-        return self._by_row[None]
-
-    @property
-    def reduced(self) -> Sequence[Line]:  # type: ignore[override]
-        return [self._by_row[row] for row in self.preset.rows]
-
-    @property
-    def names(self) -> Sequence[str]:  # type: ignore[override]
-        return list(self.preset.benchmarks)
-
-    @property
-    def against(self) -> str:  # type: ignore[override]
-        return self.preset.reference
-
-    @property
-    def bench(self) -> Bench:  # type: ignore[override]
-        return [row for content in self.benches for row in content["rows"]]
+            own = {name: run for name in preset.benchmarks if (run := runs.get((row, name))) is not None}
+            self._by_row[row] = Line(tokens, label, own)
+        self.full, *self.reduced = self._by_row.values()
+        self.names, self.against = list(preset.benchmarks), preset.reference
+        self.bench = [row for content in benches for row in content["rows"]]  # contents of bench files, for times
 
     def _row(self, line: Line) -> PresetRow | None:
         return next(row for row, other in self._by_row.items() if other is line)
@@ -111,9 +89,7 @@ class Results(Grid):
     # ---- tables
 
     def tables(self) -> list[Table]:
-        """Our scores and the paper's; the differences to the reference; accuracy beside cost and the judge's scores, if
-        the paper's table has them.
-        """
+        """Our scores and the paper's; differences to the reference; costs and judged scores if the paper has them."""
         whole = self.preset.printed_row(None)
         lines, costs, judged = self.lines, dict[str, Write](), dict[str, Write]()
         means = self.mean_columns()
@@ -198,11 +174,7 @@ class Material:
 
 
 def read(out: Path) -> Material:
-    """Reads a folder of results.
-
-    Raises:
-        DataError: a file is not what its command writes.
-    """
+    """Reads a folder of results. DataError for a file that is not what its command writes."""
     again = "Remove it; llava-consensus paper study makes it again"
     files = [sorted([*out.glob(name), *out.glob(f"*/{name}")])[:1] for name in ("study.json", "scap.json")]
     study, scap = (read_json(file[0], again, dict) if file else None for file in files)

@@ -17,9 +17,7 @@ ROUNDED = 0.05  # a published score has one decimal
 
 
 def expected(benchmark: "Benchmark") -> str:
-    """Half of the 95 % interval of the published score at all questions, 1,000 and 300 of them, in its unit: that of
-    independent answers, which questions about shared images widen.
-    """
+    """Half of the 95 % interval of the published score at all questions, 1,000 and 300, if they are independent."""
     assert benchmark.paper is not None and benchmark.count
     share, unit = benchmark.paper / benchmark.scale / 100, 100 * benchmark.scale
     halves = (1.96 * unit * sqrt(share * (1 - share) / count) for count in (benchmark.count, 1000, 300))
@@ -27,14 +25,8 @@ def expected(benchmark: "Benchmark") -> str:
 
 
 def verify_table(runs: Sequence[Row], published: Mapping[str, float], counts: Mapping[str, int | None]) -> Table:
-    """A line for each run with all tokens.
-
-    Args:
-        runs: of one model, complete.
-        published: scores by benchmark.
-        counts: questions of each whole benchmark, for the width of an interval that all of them would have.
-    Raises:
-        DataError: a score is outside the interval of its run; the message names the benchmarks and has the table.
+    """A line for each run with all tokens; `counts`: questions of each whole benchmark. DataError, with the table, if a
+    published score is outside the interval of its run.
     """
     lines, wrong = [], []
     for run in runs:

@@ -119,12 +119,7 @@ class Kept(Generic[Made]):
 
 
 class Part(nn.Module):
-    """One of the three projections that vLLM has in one, as transformers calls it.
-
-    Args:
-        attention: vLLM's attention module.
-        which: 0 for queries, 1 for keys, 2 for values, which are never read.
-    """
+    """Queries (0), keys (1) or values (2, never read) of vLLM's packed projection, as transformers calls it."""
 
     def __init__(self, attention: Any, which: int) -> None:
         super().__init__()
@@ -146,13 +141,8 @@ class Part(nn.Module):
 
 
 def first_layer(decoder: Any, language: Any) -> Any:
-    """The decoder of transformers whose only layer is vLLM's first one with attention: it computes the inputs of SCAP.
-
-    Args:
-        decoder: of a model without weights.
-        language: vLLM's language model.
-    Raises:
-        OptionError: for layers that are not like Llama's.
+    """The decoder of transformers, without weights, whose only layer becomes vLLM's first with attention: it computes
+    the inputs of SCAP. OptionError for layers that are not like Llama's.
     """
     theirs: Any = next((layer for layer in language.layers if hasattr(layer, "self_attn")), None)
     layer = decoder.layers[0]

@@ -37,11 +37,7 @@ def identity_of(setting: Any) -> dict[str, Any]:
 
 
 class Identity:
-    """ASGI middleware of vLLM's API server.
-
-    Args:
-        app: the application that answers.
-    """
+    """ASGI middleware of vLLM's API server."""
 
     def __init__(self, app: Any) -> None:
         self.app = app

@@ -128,9 +128,7 @@ class Reduced:
         return super().embed_input_ids(ids, None, is_multimodal=visual)
 
     def _asked(self: Any, modality: str, kwargs: dict[str, Any], own: dict[str, Any]) -> list[Tensor]:
-        """Images of prompts that carry their question. A prompt is reduced once for all of its images, also if
-        vLLM asks for them in several steps.
-        """
+        """Images of prompts with their question, reduced once for a prompt, also if vLLM asks in several steps."""
         keys = [tuple(tuple(key.tolist()) for key in group) for group in own[KEYS]]
         questions = [question.numpy().tobytes().decode() for question in own[QUESTION]]
         budgets = [tuple(map(budget_of, *pair)) for pair in zip(own[COUNTS], own[SHARES], strict=True)]
@@ -207,13 +205,7 @@ class Reduced:
     def tiles(
         self: Any, image: Image, inputs: dict[str, Any], taken: dict[str, Tensor], start: int
     ) -> tuple[Tiles, int]:
-        """Recorded tensors of one image of a batch, and the start of the next.
-
-        Args:
-            inputs: its processed form.
-            taken: parts of all images.
-            start: first row of this image in the parts.
-        """
+        """Recorded tensors of one image of a batch, which begins in row `start`, and the start of the next."""
         raise NotImplementedError
 
     # kept positions: a token carries its distance from the first of its image
@@ -280,9 +272,7 @@ class Pictures:
 
 
 def ahead(kind: Any, config: Any, name: str) -> Any:
-    """A block of a tower behind the last one that vLLM builds, for methods that read its attention:
-    it passes its input through.
-    """
+    """A block behind the last one that vLLM builds, for methods that read its attention; it passes its input on."""
 
     def forward(block: Any, hidden_states: Tensor) -> Tensor:
         block.self_attn(hidden_states=block.layer_norm1(hidden_states))
@@ -292,9 +282,7 @@ def ahead(kind: Any, config: Any, name: str) -> Any:
 
 
 def tower_named(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Weights with the tower's as vLLM's modules are called: transformers 5.19 saves them without `vision_model`, which
-    vLLM 0.32 does not know.
-    """
+    """Weights by the names of vLLM 0.32: transformers 5.19 saves the tower's without `vision_model`."""
     for name, weight in weights:
         yield re.sub(r"^(model\.)?vision_tower\.(?!vision_model\.)", "vision_tower.vision_model.", name), weight
 
@@ -454,9 +442,7 @@ class ConsensusDropQwen25(Qwen, Qwen2_5_VLForConditionalGeneration):
 
 
 class Qwen3Info(Pictures, Qwen3VLProcessingInfo):
-    """Processing info of Qwen3-VL without videos: their frames have text between them, so the number of tokens each
-    keeps is known too late.
-    """
+    """Processing info of Qwen3-VL without videos, whose frames have text between them."""
 
 
 class Qwen3Processor(Reducing, Qwen3VLMultiModalProcessor):

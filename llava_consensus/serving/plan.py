@@ -26,14 +26,7 @@ PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 
 
 class Plan:
-    """A model and the settings of its server.
-
-    Args:
-        config: of the model, with a setting in it.
-        folder: of its checkpoint, or a name.
-    Raises:
-        OptionError: for a method that the model cannot have.
-    """
+    """A model's configuration with a setting in it. OptionError for a method that the model cannot have."""
 
     def __init__(self, config: Any, folder: str) -> None:
         self.setting: Setting = of_config(config)
@@ -42,9 +35,7 @@ class Plan:
 
     @cached_property
     def facts(self) -> Facts:
-        """Facts of a model without weights. Its language model has one layer, the first with attention, see
-        `engine.first_layer`.
-        """
+        """Facts of a model without weights, whose language model has one layer, see `engine.first_layer`."""
         config = copy.deepcopy(self.config)
         text = config.text_config
         kinds = getattr(text, "layer_types", None)

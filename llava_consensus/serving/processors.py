@@ -135,9 +135,7 @@ class Reducing:
             )
 
     def get_dummy_mm_inputs(self: Any, mm_counts: Mapping[str, int], **more: Any) -> Any:
-        """Dummy inputs by which vLLM sizes its caches; images and videos in separate prompts, as a method may
-        want them.
-        """
+        """Dummy inputs by which vLLM sizes its caches; images and videos in separate prompts."""
         if len(mm_counts) < 2:
             self._sizing = True
             try:

@@ -40,20 +40,11 @@ REFUSED: dict[str, tuple[str, ...]] = {  # arguments of vLLM, and the values tha
 
 @dataclass(frozen=True)
 class Setting:
-    """A method and its budgets, as a server has them.
-
-    Args:
-        method: name in `METHODS`.
-        tokens: visual tokens of one image, a number or a share, if a request does not say.
-        largest: the most an image is given, a number or a share; None: no more than `tokens`.
-        options: of the method.
-    Raises:
-        OptionError: for an unknown name, a value outside its bound, or a method that an engine cannot have.
-    """
+    """A method and its budgets, as a server has them. OptionError for one that an engine cannot have."""
 
     method: str
-    tokens: int | float
-    largest: int | float | None = None
+    tokens: int | float  # of an image, a number or a share, if a request does not say
+    largest: int | float | None = None  # the most an image is given; None: no more than `tokens`
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -79,11 +70,7 @@ class Setting:
         return self.tokens if self.largest is None else self.largest
 
     def overrides(self, config: Any) -> dict[str, Any]:
-        """vLLM's `hf_overrides` for a model of this configuration.
-
-        Raises:
-            OptionError: for a model that is not adapted.
-        """
+        """vLLM's `hf_overrides` for a model of this configuration. OptionError for one that is not adapted."""
         if config.model_type not in FAMILIES:
             raise OptionError(
                 f"models of type {config.model_type!r} are not adapted to vLLM here; adapted are {', '.join(FAMILIES)}"
@@ -102,9 +89,7 @@ class Setting:
         return found
 
     def __call__(self, config: Any) -> Any:
-        """The configuration with the overrides in it: `hf_overrides` may be a function, and this is one. vLLM first
-        tries it on a made-up configuration, to see whether it changes the model's type.
-        """
+        """The configuration with the overrides in it. vLLM first tries this function on a made-up configuration."""
         if config.model_type.startswith("dummy_"):
             return config
         for name, value in self.overrides(config).items():

@@ -54,12 +54,7 @@ def installed() -> str | None:
 
 
 def check_version() -> None:
-    """Checks the installed vLLM, whose private parts the plugin uses; an unknown version with the same parts is fine.
-
-    Raises:
-        OptionError: naming the first private function that is not there or has other parameters.
-        MissingDependency: without vLLM.
-    """
+    """Refuses a vLLM in which a private function that the plugin uses is not there or has other parameters."""
     found = installed()
     if found is None:
         raise missing_extra("vllm", "vllm")

@@ -65,9 +65,7 @@ def _tower(folder: Path) -> Path:
 
 
 def run(plan: TrainingPlan, data: Conversations, folder: Path, states: Path) -> transformers.Trainer:
-    """Trains, as LLaVA's scripts do; returns the Trainer. OptionError for an argument after the `--` that LLaVA's
-    parser does not take.
-    """
+    """Trains, as LLaVA's scripts do. OptionError for an argument after the `--` that LLaVA's parser does not take."""
     training = _module()
     trainers: list[transformers.Trainer] = []
     if plan.deepspeed is not None and "RANK" in os.environ:

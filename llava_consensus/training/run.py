@@ -33,12 +33,7 @@ RESULT = "training.json"
 
 
 def train(plan: TrainingPlan, name: str) -> Record:
-    """Trains a plan with the method of this name, or resumes it; returns the description of the finished training.
-
-    Raises:
-        ConsensusError: for a model, data or method that cannot be trained, a package that is not installed, or a folder
-            that holds something else.
-    """
+    """Trains a plan with the method of this name, or resumes it; returns the description of the finished training."""
     data = read(plan.conversations, plan.images)
     plan.check(name, data)
     host, checkpoint = models.name_of(plan.model), models.find(plan.model)

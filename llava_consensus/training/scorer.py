@@ -73,9 +73,7 @@ class ScorerWeights(nn.Module):
 
 
 def train_scorer(plan: TrainingPlan) -> list[float]:
-    """Trains a scorer and stores it in `plan.out`; returns the loss of each step. Soft masks sum to one of the plan's
-    budgets. ConsensusError for data or a model that it cannot be trained on.
-    """
+    """Trains a scorer and stores it in `plan.out`; returns the loss of each step."""
     data = read(plan.conversations, plan.images)
     data = data._replace(entries=[entry for entry in data.entries if "image" in entry])
     if not data.entries:

@@ -91,9 +91,7 @@ class ReducingTrainer(_Trainer):
             return super().train(resume_from_checkpoint=None if last is None else str(last), **more)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Tensor], *more: Any) -> Tensor:
-        """One forward and backward pass with the method attached, at the budget drawn for the step. DataError for a
-        batch in which no row has an answer, whose loss is not a number.
-        """
+        """A step with the method attached, at its budget. DataError if no row has an answer: its loss is no number."""
         if not bool((inputs[LABELS] != UNLABELLED).any()):
             raise DataError(
                 "no row of a batch has an answer left: its conversations are cut to model_max_length before their "

@@ -39,13 +39,7 @@ class Point(NamedTuple):
 def measure(
     runner: Runner, image: Image, prompt: Prompt, reduced: Setting, counts: Sequence[int], rounds: int
 ) -> list[Point]:
-    """A point for each number of images, all measured in turns.
-
-    Args:
-        reduced: method and budget of each image.
-        counts: numbers of images in a request.
-        rounds: how often each is measured, after one round of warm-up.
-    """
+    """A point for each number of images in a request, all measured in turns after one round of warm-up."""
     prompt, full = replace(prompt, max_new_tokens=1), (make("full"), Budget(1))
     tokens = prompt_shape(runner, prompt, image).available  # of one image
 
@@ -69,9 +63,7 @@ def measure(
 
 
 def break_even(points: Sequence[Point]) -> int | None:
-    """Visual tokens of a request from which reduction pays, linear between points. 0 if it pays at all of them, None if
-    it does not pay at the last one.
-    """
+    """Visual tokens of a request from which reduction pays, linear between points; 0 if always, None if never."""
     if points[-1].gain_ms <= 0:
         return None
     last = max((number for number, point in enumerate(points) if point.gain_ms <= 0), default=-1)

@@ -73,12 +73,7 @@ def cases_of(
     by: str,
     make_method: Callable[[str], Method] = make,
 ) -> tuple[list[Case], list[Record]]:
-    """The cases that this model can have, the full model first, and of the others why not.
-
-    Args:
-        by: what a budget counts, see `reduction.costs.match`.
-        make_method: makes a method of its name.
-    """
+    """The cases that this model can have, the full model first, and of the others why not; `by` as in `costs.match`."""
     cases = [Case("full", shape.available, (make("full"), Budget(shape.available)))]
     left_out: list[Record] = []
     for given_budget in budgets:
@@ -107,14 +102,8 @@ def measure(
     out: Path,
     repeats: int = 5,
 ) -> Record:
-    """Measures all rounds that the file does not have yet, and returns its content.
-
-    Args:
-        prompt: about each of `pictures`, with the length of each answer; `shape` is that of the model with the first.
-        cases: the full model first.
-        description: of model, machine and versions, as JSON values: the same if a measurement resumes.
-    Raises:
-        DataError: the file holds another measurement.
+    """Measures all rounds that the file does not have yet, and returns its content. `shape` is that of the model with
+    the first image; DataError if the file holds a measurement of another `description`.
     """
     how = {"length": prompt.max_new_tokens, "warmup": WARMUP}
     content = {**description, "protocol": how, "memory": peak_meaning(), "shape": shape._asdict()}
@@ -140,11 +129,7 @@ def measure(
 
 
 def stored(out: Path, description: Mapping[str, Any]) -> Record:
-    """The content of a file that an earlier measurement of this description wrote; empty if there is none.
-
-    Raises:
-        DataError: for a file that holds another measurement.
-    """
+    """What an earlier measurement of this description wrote; empty without a file, DataError for another."""
     if not out.is_file():
         out.parent.mkdir(parents=True, exist_ok=True)
         return {}
@@ -155,12 +140,7 @@ def stored(out: Path, description: Mapping[str, Any]) -> Record:
 
 
 def _row(case: Case, samples: list[Record], shape: Shape, tower_known: bool) -> Record:
-    """A row but for its speed-up.
-
-    Args:
-        samples: of this case, as the file has them.
-        shape: of the model and the prompt; `tower_known`: whether it says what the vision tower reads.
-    """
+    """A row but for its speed-up; `tower_known`: whether the shape says what the vision tower reads."""
     numbers = pandas.DataFrame(samples).drop(columns="stages_ms").astype(float)
     stages = pandas.DataFrame([sample["stages_ms"] for sample in samples]).median()
     median, first, third = numbers.median(), numbers.quantile(0.25), numbers.quantile(0.75)

@@ -78,11 +78,8 @@ class Server(NamedTuple):
 
 @contextmanager
 def server(command: Callable[[str], list[str]], environment: Record | None = None) -> Iterator[Server]:
-    """A server that starts, and ends with the body: all of its processes, also one that is still starting.
-
-    Args:
-        command: words after Python's own, given vLLM's arguments that say host and port.
-        environment: variables beside those of this process.
+    """A server that starts, and ends with the body: all of its processes, also one that is still starting. `command`
+    gives the words after Python's own, of vLLM's arguments that say host and port.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -124,15 +121,8 @@ def measure(
     arguments: str,
     done: Sequence[Record] = (),
 ) -> Iterator[Record]:
-    """A record for each case and load in each round, after a round that does not count.
-
-    Args:
-        model: folder of a checkpoint.
-        cases: those of one name share a server.
-        loads: requests at once; every case meets all of them.
-        repeats: measured rounds.
-        arguments: of vLLM, the same for all servers.
-        done: records that were measured before, which are not measured again.
+    """A record for each case and load (requests at once) in each round that is not `done`, after a round that does not
+    count. Cases of one name share a server.
     """
     items, overrides = list(product(loads, cases)), {case.name: case.overrides for case in cases}
     places = [(case.name, case.tokens, f"{load} at once") for load, case in items]
@@ -204,9 +194,7 @@ def driven(port: int, bodies: Sequence[bytes], at_once: int) -> Record:
 
 
 def lines(records: Sequence[Record]) -> Iterator[str]:
-    """A table in Markdown: medians over rounds, and in brackets the median of the ratios to plain vLLM in the same
-    round.
-    """
+    """A table in Markdown: medians over rounds, in brackets those of the ratios to plain vLLM in the same round."""
     yield "| server | tokens | requests | requests/s | first token p50, p99 (ms) | per token (ms) |"
     yield f"| :-- |{' --: |' * 5}"
     frame = pandas.DataFrame([{**one, "tokens": str(one["tokens"] or "all")} for one in records]).set_index("round")

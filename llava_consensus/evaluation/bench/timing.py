@@ -93,14 +93,8 @@ def answer_once(runner: Runner, picture: Shown, prompt: Prompt, setting: Setting
 def in_rounds(
     items: Sequence[Item], repeats: int, warmup: int, done: Container[tuple[int, int]], take: Callable[[Item], Result]
 ) -> Iterator[tuple[int, int, Result]]:
-    """Measures every item in turn in every round, so that a busy moment of the machine hits all of them.
-
-    Args:
-        warmup: rounds before the first measured one, which are not yielded.
-        done: round and index of what was measured before.
-        take: measures one item.
-    Yields:
-        Round, index of the item, and result.
+    """Measures every item in turn in every round, so that a busy moment of the machine hits all of them. Yields round,
+    index and result; rounds of warm-up, and what is `done` by round and index, are left out.
     """
     todo = [(turn, index) for turn in range(repeats) for index in range(len(items)) if (turn, index) not in done]
     for _ in range(warmup if todo else 0):
@@ -141,9 +135,7 @@ def reset_peak() -> None:
 
 
 def peak_bytes() -> int | None:
-    """Most memory since `reset_peak`, weights included: allocated by torch on CUDA, resident in all on Linux; None
-    elsewhere.
-    """
+    """Most memory since `reset_peak`, weights included: allocated by torch on CUDA, else resident; None if unknown."""
     if torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated()
     return _bytes_in(STATUS, "VmHWM")

@@ -11,11 +11,7 @@ from llava_consensus.evaluation.judge.grader import Grader
 
 
 def grader_of(name: str) -> Grader:
-    """The grader of a benchmark.
-
-    Raises:
-        OptionError: for a benchmark that has none or does not exist, with near misses.
-    """
+    """The grader of a benchmark. OptionError, with near misses, for one that has none."""
     benchmark = benchmarks.make(name)
     if benchmark.judge is None:
         judged = [one for one, other in benchmarks.BENCHMARKS.items() if other.judge]

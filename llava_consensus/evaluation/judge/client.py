@@ -49,11 +49,7 @@ class NoReply(Exception):
 
 @dataclass(frozen=True)
 class JudgeConfig:
-    """Configuration of a judged run.
-
-    Raises:
-        OptionError: for a value out of its bounds, and for a key in what is recorded.
-    """
+    """Configuration of a judged run. OptionError for a value out of its bounds, and for a key in what is recorded."""
 
     benchmark: str  # one that has a judge
     answers: Path  # LLaVA's answer file, or the official one of the benchmark
@@ -105,11 +101,8 @@ def key_of(request: Mapping[str, Any]) -> str:
 
 
 class Replies:
-    """The replies so far, by the hash of their request, and the file they are appended to. One process at a time.
-
-    Raises:
-        BusyError: another process holds it.
-        DataError: the file cannot be written, or a line of it is damaged. A last line cut by a kill is dropped.
+    """The replies so far, by the hash of their request, and the file they are appended to. One process at a time:
+    BusyError for another. A last line cut by a kill is dropped; DataError for a damaged one.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -44,13 +44,7 @@ class Grade(NamedTuple):
 
 
 def run(config: JudgeConfig, progress: bool = True) -> Judged:
-    """Judges an answer file, or resumes.
-
-    Raises:
-        JudgeError: the judge cannot be asked; every reply is stored, and the same call resumes.
-        Interrupted: Ctrl-C or a signal that asks to stop; the same.
-        ConsensusError: everything else the user can mend, see `errors.py`.
-    """
+    """Judges an answer file, or resumes. JudgeError if the judge cannot be asked: every reply is stored."""
     grader = grader_of(config.benchmark)
     benchmark, prompt = grader.benchmark, grader.prompt(config.prompt)
     place = f"{config.answers}, or a file in {benchmark.place(config.data)}"

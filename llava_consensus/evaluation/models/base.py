@@ -136,9 +136,7 @@ class Runner:
         return self.rows(prompt, len(pictures))
 
     def own_inputs(self, prompt: Prompt, image: "Image", folder: Path) -> dict[str, Any]:
-        """Kwargs of the model's own `generate` for one prompt about an image. Models that read images from files
-        find it in the folder.
-        """
+        """Kwargs of the model's own `generate` for one prompt about an image, which may be read from the folder."""
         raise NotImplementedError
 
     def prompt_ids(self, prompt: Prompt, pictures: int = 1) -> Tensor:
@@ -181,13 +179,8 @@ class Runner:
 
     @torch.inference_mode()
     def answer(self, encoded: list[list[Encoding]], prompts: list[Prompt]) -> list[Answer]:
-        """Greedy answers to one prompt about each list of encoded images (none for a question about text, several for
-        a video), in left-padded batches.
-
-        Raises:
-            QuestionError: for a text that holds a word which represents an image, or half of a character.
-            ValueError: when the prompts differ in the length of answer they allow, or an image was encoded for another
-                method than the one that is attached.
+        """Greedy answers to one prompt about each list of encoded images (none for a question about text, several for a
+        video), in left-padded batches.
         """
         for prompt in prompts:
             check_text(prompt.text, self.reserved)
@@ -206,9 +199,7 @@ class Runner:
         return [answers[row] for row in range(len(prompts))]
 
     def ask(self, pictures: "list[Image | Clip]", prompt: Prompt) -> tuple[list[Encoding], Answer]:
-        """Encodes images and answers one prompt about them, for commands that ask once. DataError for whatever the
-        model's code raises: a checkpoint that loads can still be damaged.
-        """
+        """Encodes images and answers one prompt about them. DataError for whatever the model's code raises."""
         try:
             encoded = self.encode(pictures)
             return encoded, self.answer([encoded], [prompt])[0]
@@ -273,9 +264,7 @@ def check_text(text: str, reserved: Sequence[str]) -> None:
 
 
 def _check_batch(attachment: Attachment, encoded: list[list[Encoding]], prompts: list[Prompt]) -> None:
-    """Raises ValueError when the prompts differ in the length of answer they allow, or an image was encoded for
-    another method than the one that is attached: what this one reads was not collected.
-    """
+    """Raises ValueError for answers of unequal length, or an image that was encoded for another method."""
     if len({prompt.max_new_tokens for prompt in prompts}) != 1:
         raise ValueError("the prompts of one batch must allow answers of one length")
     method, budget = attachment.asked, attachment.budget
@@ -292,12 +281,6 @@ def answers_of(
 ) -> list[Answer]:
     """Texts with the account of their tokens, and a note if a prompt has more rows than the `limit` positions the model
     was made for: it is answered, but from positions never seen in training, or official LLaVA has cut it.
-
-    Args:
-        call: that gave the texts.
-        texts: of each prompt.
-        text_rows: of each prompt, see `Runner.rows`.
-        limit: None if any number of rows is fine.
     """
     outcomes = [tuple(outcome for outcome in call.report.outcomes if outcome.row == row) for row in range(len(texts))]
     answers = []
@@ -316,11 +299,6 @@ def prefills(
 ) -> list[Prefill]:
     """Prefill sizes of each row of a batch. A row's own padding is taken off its share of the cache; what the cache
     holds beyond the longest row stays in.
-
-    Args:
-        layers: the cache of the batch.
-        text: of each row, see `Runner.rows`.
-        outcomes: of each row, its images.
     """
     structural = [sum(outcome.structural for outcome in row_outcomes) for row_outcomes in outcomes]
     rows = [count + more for (count, _), more in zip(text, structural, strict=True)]

@@ -143,11 +143,7 @@ class HfRunner(Runner):
         return {**self.view.row_inputs(ids, "video" in outputs), **_together(pictures), "mm_encoder_outputs": encoded}
 
     def question_ids(self, prompt: Prompt, pictures: list[Any]) -> Tensor:
-        """Ids [L] of a prompt about these images, with a row for every token of theirs.
-
-        Raises:
-            OptionError: for several images where the model would have encoded each of them in another way alone.
-        """
+        """A row for every visual token. OptionError for several images that the model encodes otherwise when alone."""
         if self.view.tiled_alone and sum(picture.modality == "image" for picture in pictures) > 1:
             raise OptionError(
                 f"{len(pictures)} images in one prompt: {type(self.model).__name__} cuts an image into tiles only "
@@ -205,12 +201,7 @@ class HfRunner(Runner):
         return prompt
 
     def ids_of(self, text: str, pictures: list[tuple[str, str]]) -> Tensor:
-        """Ids [L] of a prompt in which each placeholder is replaced.
-
-        Args:
-            text: of the chat template.
-            images: modality and text of each, in order.
-        """
+        """Ids [L] of a text of the chat template, each placeholder replaced by the text of its (modality, text)."""
         parts = {
             f"{modality}s_replacements": [part for kind, part in pictures if kind == modality]
             for modality in ("image", "video")
@@ -226,9 +217,7 @@ class HfRunner(Runner):
 
 
 def _joined_outputs(outputs: list[Any]) -> Any:
-    """Outputs of an encoder of several images as one, for prompts that show them in this order. An output can be part
-    of any number of prompts.
-    """
+    """Outputs of an encoder of several images as one, for prompts that show them in this order."""
     new, fields = copy.copy(outputs[0]), dict[str, Any]()
     fields["pooler_output"] = _in_a_row([output["pooler_output"] for output in outputs])
     if outputs[0].get("deepstack_features") is not None:
@@ -279,12 +268,7 @@ def check(model: str, conversation: str | None, videos: bool, options: Mapping[s
 
 
 def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> HfRunner:
-    """A checkpoint of transformers with its processor.
-
-    Raises:
-        ConsensusError: for a checkpoint that cannot be loaded or is damaged, a version of transformers or a processor
-            that is not adapted, or a package that the processor needs.
-    """
+    """A checkpoint of transformers with its processor."""
     check_version(transformers.__version__)
     with loading_errors(path):
         processor = processor_of(path, loading.trust_remote_code)

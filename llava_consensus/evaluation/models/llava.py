@@ -148,9 +148,7 @@ def to_ids(prompt: Prompt, pictures: int, tokenizer: "PreTrainedTokenizerBase", 
 
 
 def _text_side(folder: Path) -> dict[str, Any]:
-    """Cost figures of CLIP's text tower, from a folder that holds a whole CLIP model; empty for others, which means
-    ViT-L's.
-    """
+    """Cost figures of CLIP's text tower, from the folder of a whole CLIP model; empty for others."""
     file = folder / "config.json"
     text = json.loads(file.read_text()).get("text_config") if file.is_file() else None
     if not text:
@@ -229,11 +227,7 @@ def quietly_loaded(
 
 
 def load_own_tower(path: str, model: "PreTrainedModel") -> None:
-    """Puts the checkpoint's tower weights into a model that was loaded with another tower.
-
-    Raises:
-        DataError: if the checkpoint has none, or they are not those of this tower.
-    """
+    """Puts the checkpoint's tower weights into a model with another tower. DataError unless they fit."""
     tower = model.get_vision_tower().vision_tower
     files = weight_files(Path(path))
     state = {name.removeprefix(PREFIX): values for file in files for name, values in tensors_of(file, PREFIX)}

@@ -166,9 +166,6 @@ def load(
         model: local folder or `owner/name`.
         loading: options of the loader.
         host_options: see `HostEntry`; the default for each that is left out.
-    Raises:
-        ConsensusError: for a model that is not there, cannot be loaded or is not of a kind any host adapts, or an
-            option that its host does not have.
     """
     model = fspath(model)
     loading = pinned(model, loading or Loading())
@@ -196,18 +193,9 @@ def check(
     videos: bool = False,
     host_options: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Checks what can be known of a model without its weights.
-
-    Args:
-        model, loading, host_options: as for `load`.
-        conversation: template of the prompt; None is the host's own.
-        videos: whether the questions are about videos, for which a host may have a template of its own.
-    Returns:
-        Entries of a run's description beside these arguments: the host's defaults filled in, under `host_options` those
-        that are not the default, and under `videos` whether videos are shown as clips.
-    Raises:
-        ConsensusError: for a folder that is no checkpoint, a class no host adapts, or a name or option the host does
-            not know.
+    """Checks what can be known of a model without its weights. Returns entries of a run's description: the host's
+    defaults filled in, under `host_options` those that are not the default, and under `videos` whether videos are shown
+    as clips.
     """
     loading = loading or Loading()
     checkpoint = find(model, loading.revision)
@@ -285,12 +273,7 @@ class Checkpoint(NamedTuple):
 
 
 def find(model: str, revision: str | None = None) -> Checkpoint:
-    """A model's folder with its configuration; of a model of the hub no weights are downloaded yet.
-
-    Raises:
-        DataError: for a model or a revision that is not there, or not open to this user.
-        OptionError: for a revision of a folder.
-    """
+    """A model's folder with its configuration; of a model of the hub no weights are downloaded yet."""
     check_checkpoint(model)
     folder = Path(model).expanduser()
     if folder.is_dir():
@@ -382,9 +365,7 @@ def from_auto(auto: Any, path: str, loading: Loading) -> Any:
 
 
 def refuse_incomplete(path: str, model: type, info: Mapping[str, Any]) -> None:
-    """Raises DataError if a tensor is missing, of another shape, or left over although the model is of its kind.
-    `info` is the `output_loading_info` of transformers.
-    """
+    """Raises DataError if a tensor is missing, of another shape, or left over; `info` is from `output_loading_info`."""
     kinds = ("missing_keys", "mismatched_keys", "unexpected_keys")  # of a misshapen tensor the shapes come along
     missing, mismatched, unexpected = (
         sorted(key if isinstance(key, str) else str(key[0]) for key in info.get(kind, ())) for kind in kinds

@@ -29,9 +29,7 @@ PROMPT = f"{WORD} " * BEFORE + _PICTURES + f" {WORD}" * AFTER  # a chat template
 
 @dataclass(frozen=True)
 class Size:
-    """A published size: the start of the names of transformers' classes, the configurations of both sides, what makes
-    the processor, and the most tokens of a square image.
-    """
+    """A published size; `family` begins the names of transformers' classes, `tokens` is of a square image."""
 
     family: str
     vision: Mapping[str, Any]

@@ -43,12 +43,8 @@ class Origin(NamedTuple):
 
 def import_samples(path: Path, origin: Origin, out: Path, metric: str | None = None) -> Path:
     """Write the folder of a run for `*_samples_*.jsonl` of lmms-eval's `--log_samples`: lines with `doc_id`, and a
-    number from 0 to 1 under the name of the metric.
-
-    Returns:
-        the folder: named by benchmark, method, tokens and the file's content, so that a second import changes nothing.
-    Raises:
-        DataError: the file cannot be read, or the metric is missing, ambiguous or holds no number.
+    number from 0 to 1 under the name of the metric. Its name has the file's content, so a second import changes
+    nothing.
     """
     samples = read_lines(path, ("doc_id",))
     names = [name for name in samples[0] if name not in LOGGED] if samples else []

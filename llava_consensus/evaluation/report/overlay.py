@@ -63,9 +63,7 @@ class Fates(NamedTuple):
 
 
 def view(image: Image.Image, grid: tuple[int, int], first: int = 0, side: tuple[int, int] = SIDE) -> View:
-    """An image in the middle of rows x columns of patches, padded as LLaVA pads; `side` bounds the longer side of the
-    grid in pixels.
-    """
+    """An image in the middle of rows x columns of patches, padded as LLaVA pads; `side` bounds the longer side."""
     cell = max(1, round(min(max(*image.size, side[0]), side[1]) / max(grid)))
     (width, height), (down, across) = image.size, (grid[0] * cell, grid[1] * cell)
     scale = min(across / width, down / height)
@@ -109,12 +107,8 @@ def selection(
     outline: Colour = INK,
     apart: bool = True,
 ) -> Image.Image:
-    """Kept patches as they are inside an outline, merged ones tinted, all others nearly white.
-
-    Args:
-        shown: `kept`, `merged` or both; the patches of the other kind look as if they were dropped.
-        outline: its colour.
-        apart: whether each merged token has its own tint, and its anchor a dot.
+    """Kept patches as they are inside an outline, merged ones tinted (`apart`: each token in its own tint, with a dot
+    on its anchor), all others nearly white, with them the kinds that are not `shown`.
     """
     here = slice(seen.first, seen.first + seen.rows * seen.columns)
     owner = known.owner[here]
@@ -137,11 +131,7 @@ def selection(
 
 
 def heat(seen: View, values: Sequence[float]) -> Image.Image:
-    """A saliency of the view's patches over the grey image, from its least to its 99th percentile; bright is salient.
-
-    Raises:
-        MissingDependency: without matplotlib, whose colour map it is.
-    """
+    """A saliency of the patches over the grey image, from its least to its 99th percentile; bright is salient."""
     try:
         from matplotlib import colormaps
     except ImportError as error:
@@ -156,9 +146,7 @@ def heat(seen: View, values: Sequence[float]) -> Image.Image:
 def overlap(
     seen: View, sets: Mapping[Colour, Sequence[int]], both: Colour, framed: Sequence[int], frame: Colour
 ) -> Image.Image:
-    """A Venn diagram on the image: patches in one of two sets in its colour, those in both in a third, and an outline
-    around a further set.
-    """
+    """A Venn diagram on the image: both sets and what they share in three colours, a further set outlined."""
     masks = [_mask(seen, places) for places in sets.values()]
     shared = masks[0] & masks[1]
     pixels = 0.45 * (seen.pixels @ GREY)[..., None] + 0.55 * np.array(PAPER, dtype=np.float32)
@@ -229,14 +217,7 @@ def contact_sheet(
     width: int = PANEL,
     key: str = KEY,
 ) -> Image.Image:
-    """Panels in rows, each under its caption, with the key to the overlay's colours at the foot.
-
-    Args:
-        panels: caption and image.
-        head: lines above all panels.
-        width: of a panel in pixels.
-        key: line below all panels.
-    """
+    """Panels in rows, each under its caption, with the key to the overlay's colours at the foot."""
     if not panels or columns < 1:
         raise ValueError(f"a contact sheet needs panels and columns, got {len(panels)} and {columns}")
     columns = min(columns, len(panels))

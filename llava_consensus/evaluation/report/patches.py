@@ -31,13 +31,8 @@ class _Unit(NamedTuple):
 
 
 def patches(outcome: ImageOutcome, side: int, columns: int, rows: int | None = None) -> Patches:
-    """The patches of a reduced image, or of one that stays as it is.
-
-    Args:
-        outcome: of the image.
-        side: patches in a row of a tile.
-        columns: tiles in a row of the grid; 0 for one square, or tiles that stand by themselves, such as frames.
-        rows: of patches in a tile; None if they are as many as in a row.
+    """The patches of an image. `side` and `rows` are those of a tile, `columns` the tiles in a row of the grid: 0 for
+    one square, or tiles that stand by themselves, such as frames.
     """
     assert outcome.origin is not None
     if outcome.after < outcome.before and not outcome.reductions:

@@ -44,9 +44,7 @@ def read_bench(path: Path) -> list[dict[str, Any]]:
 
 
 def written(sections: Sequence[Section], form: str = "markdown") -> str:
-    """All tables as `markdown`, `latex` or `csv`: a part for every model, data and setting; CSV has every cell as a
-    line.
-    """
+    """All tables as `markdown`, `latex` or `csv`: a part for every setting; CSV has every cell as a line."""
     import pandas as pd
 
     if form == "csv":

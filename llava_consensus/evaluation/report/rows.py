@@ -223,9 +223,7 @@ def compare(first: Row, second: Row, count: int = RESAMPLES) -> Comparison | Non
 
 
 def flipped(row: Row, full: Row) -> float | None:
-    """Share of answers that differ from those with all tokens, in percent, mean over seeds; None unless both runs keep
-    what was read from their answers.
-    """
+    """Percent of answers unlike those with all tokens, mean over seeds; None unless both runs keep them."""
     if row.seeds:
         parts = [flipped(one, full) for one in row.seeds]
         return None if None in parts else fmean(part for part in parts if part is not None)
@@ -253,11 +251,7 @@ def read_row(folder: Path) -> Row:
 
 
 def read_rows(out: Path) -> list[Row]:
-    """Every run below a folder of results that has an answer, with a judge's score where it needs one and has it.
-
-    Raises:
-        DataError: a file is not what a run writes; it is named.
-    """
+    """Every run below a folder of results that has an answer, with a judge's score where it needs one and has it."""
     grades, rows = _read_judged(out), [read_row(path.parent) for path in sorted(out.glob(f"*/{CONFIG}"))]
     return [judged for row in rows if row.answered or row.metrics for judged in _with_grades(row, grades)]
 
@@ -269,9 +263,7 @@ def with_grades(rows: Mapping[Any, Row], out: Path) -> dict[Any, Row]:
 
 
 def _read_judged(out: Path) -> dict[str, list[tuple[Record, Record]]]:
-    """(config, metrics) of every run that `llava-consensus judge` finished, by the sha256 of the file of answers it
-    graded, so that grades of other answers are never taken.
-    """
+    """(config, metrics) of every judged run, by the sha256 of the file of answers that it graded."""
     runs: dict[str, list[tuple[Record, Record]]] = {}
     for path in sorted((out / JUDGED).glob(f"*/{METRICS}")):
         away = f"{path.parent} is not the folder of a judged run: move it away"
@@ -286,9 +278,7 @@ def _read_judged(out: Path) -> dict[str, list[tuple[Record, Record]]]:
 
 
 def _with_grades(row: Row, grades: Mapping[str, Sequence[tuple[Record, Record]]]) -> list[Row]:
-    """A run as it is, or where it needs a judge and has some, a row with the score of each of them; incomplete grades
-    do not count.
-    """
+    """A run as it is, or if it needs a judge and has some, with the score of each; incomplete grades do not count."""
     if not grades or row.metrics is None or row.score is not None:
         return [row]
     found = []

@@ -8,7 +8,6 @@ or its label in tables), `tokens`, `ttft_ms`, `tpot_ms`, `share` (the method's p
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -128,9 +127,8 @@ class Grid:
         return self.cells.get((line.tokens, line.label, name))
 
     def accuracy(self, line: Line) -> Mean | None:
-        """Plain mean over the averaged benchmarks, each divided by its scale; None unless every run is complete.
-
-        Its interval and p come from adding the benchmarks' independent resamples.
+        """Plain mean over the averaged benchmarks, each divided by its scale; None unless every run is complete. Its
+        interval and p come from adding the independent resamples.
         """
         runs = [line.runs.get(name) for name in self.averaged]
         done = [row for row in runs if row is not None and row.complete]
@@ -159,9 +157,7 @@ class Grid:
 
     @cached_property
     def frame(self) -> "pd.DataFrame":
-        """Every cell as a line, unrounded: what was run, the score with its interval, the test against the reference,
-        and what a question costs.
-        """
+        """Every cell as a line, unrounded: score with interval, test against the reference, cost of a question."""
         import pandas as pd
 
         places = [(place, line, name) for place, line in enumerate(self.lines) for name in self.names]
@@ -309,27 +305,14 @@ class Grid:
         return write
 
 
-@dataclass(frozen=True)
 class Section(Grid):
-    """Runs that differ in method, budget and benchmark only, each compared with a reference of the same questions.
-
-    Args:
-        against: the method of the reference as the command line takes it, with the same budget and position policy;
-            by default all tokens.
-        bench: rows of a bench file, for times.
+    """Runs that differ in method, budget and benchmark only, each compared with a reference of the same questions: the
+    method `against`, with the same budget and position policy.
     """
 
-    rows: Sequence[Row]
-    against: str = FULL
-    bench: Bench = ()
-
-    @cached_property
-    def full(self) -> Line | None:  # type: ignore[override]
-        return full_line(self.rows)
-
-    @cached_property
-    def reduced(self) -> list[Line]:  # type: ignore[override]
-        return reduced_lines(self.rows)
+    def __init__(self, rows: Sequence[Row], against: str = FULL, bench: Bench = ()) -> None:
+        self.rows, self.against, self.bench = rows, against, bench
+        self.full, self.reduced = full_line(rows), reduced_lines(rows)
 
     @cached_property
     def names(self) -> list[str]:  # type: ignore[override]
@@ -393,9 +376,7 @@ def can_move(row: Row) -> bool:
 
 
 def with_interval(cell: ScoreCell | None) -> str:
-    """A score with half of its interval, marked if it differs from the reference; of several seeds with their spread.
-    Of an incomplete run why there is none.
-    """
+    """A score with half of its interval, mark and spread over seeds; of an incomplete run why there is none."""
     if cell is None:
         return ABSENT
     row = cell.row

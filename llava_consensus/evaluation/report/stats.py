@@ -200,9 +200,7 @@ def _codes(values: Sequence[Hashable]) -> tuple[int, np.ndarray]:
 
 
 def _named(row: Answer, name: str, *keys: str) -> Hashable:
-    """Cluster of a row: the first of these keys that it has, else itself. An image of MME may be in two tasks: it
-    is two, as the official pairs are.
-    """
+    """Cluster of a row: the first of these keys that it has, else itself; by task, as official pairs of MME are."""
     for key in keys:
         if row.get(key) is not None:
             return (row.get("group") if name == "mme" else "", row[key])
@@ -314,11 +312,8 @@ class Comparison:
 
 
 def paired(first: Report, second: Report, name: str, count: int = RESAMPLES) -> Comparison | None:
-    """Paired comparison of two scorers' reports over the questions that both answered, for any statistic in them: of
-    one question type, for example.
-
-    Args:
-        name: seeds the bootstrap, the benchmark's name.
+    """Two scorers' reports over the questions that both answered, for example of one question type; `name` seeds the
+    bootstrap.
     """
     statistic = first.get("statistic", "mean")
     answers = [{row["index"]: row for row in counted(report)} for report in (first, second)]
@@ -449,9 +444,7 @@ class MeanDifference(NamedTuple):
 
 
 def mean_draws(tests: Sequence[Comparison], scales: Sequence[float]) -> np.ndarray:
-    """Resampled means [resamples, 2] over benchmarks of what is compared. The benchmarks' resamples are independent, so
-    they are added draw by draw.
-    """
+    """Resampled means [resamples, 2] over benchmarks; their resamples are independent, so they add draw by draw."""
     return np.mean([test.draws / scale for test, scale in zip(tests, scales, strict=True)], axis=0)
 
 

@@ -38,13 +38,8 @@ def grouped(lines: Iterable[tuple[str, Cells]]) -> dict[str, list[Cells]]:
 def pivoted(
     title: str, first: str, columns: Mapping[str, str], cells: Iterable[tuple[str, str, str, str]], note: str = ""
 ) -> Table:
-    """A table of cells that come in any order.
-
-    Args:
-        first: heading of the column of names.
-        columns: heading of each further column, by its key.
-        cells: (heading of the group, name of the line, key of the column, text); groups and lines keep the order in
-            which they appear.
+    """A table of cells (heading of the group, name of the line, key of the column, text) that come in any order; groups
+    and lines keep the order in which they appear.
     """
     lines: dict[tuple[str, str], dict[str, str]] = {}
     for heading, name, column, text in cells:

@@ -27,9 +27,7 @@ def find(name: str, out: Path) -> Row:
 
 def lines(first: Row, second: Row) -> list[str]:
     """Both scores, their difference with interval and p, and the same for each question type, p corrected (Holm).
-
-    Raises:
-        DataError: other questions, or scores that their scorers' rows do not make up.
+    DataError for runs that cannot be paired.
     """
     name = first.benchmark
     if version(first) != version(second):

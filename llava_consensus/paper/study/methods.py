@@ -6,10 +6,8 @@ the attention of the tower's class token, the cross-modal side that of the promp
 both. Every choice is recorded with how far the two sides agree on the K best tokens, and, for recovery, with the
 correction factor (`reduction/selection.py`).
 
-`LayerProbe` puts SCAP beside the true attention of every decoder layer. SCAP is the attention of the words after the
-image in the first layer, computed before the language model runs (`reduction/saliency.py`). The method drops nothing:
-it stops before every layer, computes that layer's attention of the same words from the layer's own queries and keys,
-and records how its ranking of the visual tokens compares with SCAP's.
+`LayerProbe` drops nothing and records where SCAP looks (`reduction/saliency.py`), with rotation of queries and keys and
+without.
 """
 
 from dataclasses import dataclass
@@ -24,8 +22,7 @@ from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, last_row_saliency, only_cut
 from llava_consensus.reduction.method import Shape
 from llava_consensus.reduction.options import Ratio
-from llava_consensus.reduction.saliency import AGGREGATES, cross_saliency, rotate, text_attention
-from llava_consensus.reduction.selection import agreement, rank
+from llava_consensus.reduction.saliency import cross_saliency, rotate, text_attention
 from llava_consensus.reduction.tokens import Need, Stopwatch, TextProbe, VisualTokens
 
 Side = Literal["vision", "cross"]
@@ -86,11 +83,7 @@ def other(side: str) -> str:
 
 
 def vision_saliency(tower: VisualTokens | None) -> Tensor:
-    """Attention of the class token over an image's tokens, on one scale for all its tiles: [P, n].
-
-    Raises:
-        OptionError: for a host that does not say what its vision tower saw.
-    """
+    """Attention of the class token over the tokens of all tiles: [P, n]. OptionError if the tower does not give it."""
     if tower is None:
         raise OptionError("this host does not show methods between decoder layers what its vision tower saw")
     vision = tower.of_tiles(saliency.class_saliency(tower.needed(Need.ATTENTION)))
@@ -99,46 +92,27 @@ def vision_saliency(tower: VisualTokens | None) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerProbe(InDecoder):
-    """Drop nothing, and record how every layer's attention ranks the visual tokens beside SCAP. T is the number of
-    best tokens whose overlap is counted.
-    """
+    """Drop nothing, and record by place what SCAP, the attention of the first decoder layer, finds salient."""
 
     positions: Literal["renumber", "keep"] = "keep"
 
-    title: ClassVar[str] = "Attention of every layer"
+    title: ClassVar[str] = "SCAP by place"
     asks: ClassVar[str] = "text"
     attention: ClassVar[str] = "own"
 
     def plan(self, tokens: int, available: int, layers: int) -> list[Cut]:
-        """A stop before every layer, at which all tokens stay."""
-        return [Cut(layer, available) for layer in range(layers)]
+        """A stop before the first layer, at which all tokens stay."""
+        return [Cut(0, available)]
 
     def select(self, view: DecoderView, watch: Stopwatch) -> Chosen:
-        """All tokens. Records `correlation_...` and `overlap_...` with SCAP for each way to aggregate the rows, and in
-        the first layer where SCAP looks with rotation (`rotated`) and without (`plain`).
-        """
+        """All tokens, with SCAP by place as it is (`rotated`), and without rotation (`plain`)."""
         with watch.time("saliency"), torch.no_grad():
-            own = saliencies(view, rope=True)
-            memory = view.memory if view.memory is not None else {}
-            first = memory or own
             measures = {}
-            for aggregate, saliency in own.items():
-                measures[f"correlation_{aggregate}"] = rank_correlation(first[aggregate], saliency)
-                measures[f"overlap_{aggregate}"] = agreement(first[aggregate], saliency, view.tokens)
-            if not memory:
-                memory.update(own)
-                measures["rotated"] = by_position(own["all"])
-                measures["plain"] = by_position(saliencies(view, rope=False)["all"])
+            for name, probe in (("rotated", view.probe), ("plain", turned_back(view.probe))):
+                attention = text_attention(probe, name == "rotated")
+                measures[name] = by_position(cross_saliency(attention, probe.row_mask, view.columns, "all"))
         everything = torch.arange(view.cut.kept, device=view.columns.device).expand_as(view.columns)
         return Chosen(everything, measures=measures)
-
-
-def saliencies(view: DecoderView, rope: bool) -> dict[str, Tensor]:
-    """The attention of the text rows over the visual tokens, [P, v], for each way to aggregate the rows."""
-    attention = text_attention(view.probe if rope else turned_back(view.probe), rope)
-    return {
-        aggregate: cross_saliency(attention, view.probe.row_mask, view.columns, aggregate) for aggregate in AGGREGATES
-    }
 
 
 def turned_back(probe: TextProbe) -> TextProbe:
@@ -151,17 +125,7 @@ def turned_back(probe: TextProbe) -> TextProbe:
     return probe._replace(query=query, key=rotate(probe.key, cos, -sin))
 
 
-def rank_correlation(first: Tensor, second: Tensor) -> Tensor:
-    """Spearman's rank correlation of two saliencies [P, v], equal values ordered by index: [P]."""
-    size = first.shape[1]
-    places = (rank(saliency).argsort(dim=1).double() for saliency in (first, second))
-    distance = (next(places) - next(places)).square().sum(1)
-    return 1 - 6 * distance / max(size * (size * size - 1), 1)
-
-
 def by_position(saliency: Tensor) -> Tensor:
-    """Mean saliency of equal stretches of the visual tokens, as a multiple of what each would have if all had the same:
-    [P, v] -> [P, STRETCHES].
-    """
+    """Mean saliency of equal stretches of the tokens, as a multiple of an even one: [P, v] -> [P, STRETCHES]."""
     even = saliency.mean(1, keepdim=True).clamp_min(torch.finfo(saliency.dtype).tiny)
     return torch.nn.functional.adaptive_avg_pool1d((saliency / even)[:, None], STRETCHES)[:, 0]

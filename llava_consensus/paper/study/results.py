@@ -21,11 +21,8 @@ A contrast is a mean over the benchmarks in which all tokens are above guessing,
                   the next
     images      of the benchmark that has the fewest; from too few `interval` and `p` are null
 
-`scap.json` compares SCAP, the attention of the first layer, with the attention of every layer:
+`scap.json` says where SCAP, the attention of the first layer, looks:
 
-    layers        for each decoder layer, from 1, and `aggregate` ("all", "last" or "max" of the text rows):
-                  Spearman's rank `correlation` of SCAP with the layer's own attention, and the `overlap` of their best
-                  tokens
     positions     SCAP's mean saliency with and without rotation of queries and keys, in 24 equal stretches of patch
                   indices, as a multiple of an even one: 1 is no preference
     contrasts     "late": SCAP in the last third of the patches minus that in the first, in percent of no preference;
@@ -59,7 +56,6 @@ from llava_consensus.evaluation.runs.sweep import Cell, cells
 from llava_consensus.paper.study.methods import PUBLISHED_LAYER, RECOVERY, SIDES, LayerProbe, Selection
 from llava_consensus.reduction.budget import Share
 from llava_consensus.reduction.decoder import only_cut
-from llava_consensus.reduction.saliency import AGGREGATES
 
 STUDY, SCAP = "study.json", "scap.json"
 RUNS = "study"  # folder in that of results, so that tables of methods do not mix with the study's selections
@@ -75,13 +71,7 @@ def grid(
     full: Sequence[RunConfig], retentions: Sequence[Share], rates: Sequence[float], layer: int | None = None
 ) -> list[Cell]:
     """All runs of the study, each checked: under both position policies both sides alone, then recovery with either
-    student at every rate.
-
-    Args:
-        full: the run with all tokens of each benchmark.
-        retentions: shares of an image's tokens that stay.
-        rates: of recovery.
-        layer: how many decoder layers see everything; None is 2, in shallow models in proportion.
+    student at every rate. `layer` as in `Selection`.
     """
     methods = [Selection(scores=side, layer=layer) for side in SIDES]
     methods += [Selection(scores=RECOVERY, student=side, rate=rate, layer=layer) for side in SIDES for rate in rates]
@@ -89,7 +79,7 @@ def grid(
 
 
 def probing(full: RunConfig, retention: Share) -> Cell:
-    """The run that compares SCAP with the attention of every layer, at the overlap of the best tokens of this share."""
+    """The run with all tokens that records where SCAP looks."""
     return Cell(prepare(full).reduced_by(LayerProbe(), retention, "kept"))
 
 
@@ -240,24 +230,18 @@ def _report(run: Row, value: Callable[[Mapping[str, Any]], Any]) -> Report:
 
 
 def scap(folder: Path) -> Record:
-    """The content of scap.json, from the folder of the complete run of `LayerProbe`.
-
-    Raises:
-        OptionError: if no image was compared, because none has as many tokens as the overlap counts.
-    """
+    """The content of scap.json, from the folder of a complete run of `LayerProbe`. OptionError without images."""
     run = read_row(folder)
     images = [image for _, image in _measured(run)]
     if not images:
-        raise OptionError(f"{folder}: no image with text after it was compared with the layers' attention")
-
-    def mean(name: str) -> Any:
-        return np.mean([image[name] for image in images], axis=0).tolist()
+        raise OptionError(f"{folder}: no image with text after it was looked at")
 
     def lean(image: Mapping[str, Any], name: str) -> float:
         stretches = np.ravel(image[name])
         third = len(stretches) // 3
         return float(stretches[-third:].mean() - stretches[:third].mean())
 
+    means = {name: np.mean([image[name] for image in images], axis=0)[0].tolist() for name in ("rotated", "plain")}
     late = _report(run, lambda image: lean(image, "rotated"))
     tests = {
         "late": paired(late, _report(run, lambda image: 0.0), run.benchmark),
@@ -269,14 +253,7 @@ def scap(folder: Path) -> Record:
         "questions": len(images),
         "pictures": run.pictures,
         "retention": run.tokens,
-        "layers": [
-            {"layer": layer, "aggregate": aggregate, "correlation": correlation, "overlap": overlap}
-            for aggregate in AGGREGATES
-            for layer, (correlation, overlap) in enumerate(
-                zip(mean(f"correlation_{aggregate}"), mean(f"overlap_{aggregate}"), strict=True), 1
-            )
-        ],
-        "positions": [{"rotated": name == "rotated", "saliency": mean(name)[0]} for name in ("rotated", "plain")],
+        "positions": [{"rotated": name == "rotated", "saliency": mean} for name, mean in means.items()],
         "contrasts": [{"of": of, **_mean([test], [1.0])} for of, test in tests.items() if test],
     }
 
