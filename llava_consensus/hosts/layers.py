@@ -72,7 +72,7 @@ class Layers:
         return LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING
 
     def check(self, size: int) -> None:
-        """Raises OptionError for prompts of so many rows that cannot be cut."""
+        """Raises OptionError if a prompt of `size` rows cannot be cut."""
         if self.chunk and size > self.chunk:
             raise OptionError(
                 f"attention_chunk_size={self.chunk} is less than this prompt of {size} rows, whose chunks a cut "

@@ -1,7 +1,7 @@
 """Vision towers that work on fewer patches: blocks that merge them (ToMe), and embeddings of a smaller image.
 
-`forward` of the tower and of its blocks is shadowed on the instance as long as a method is attached, and does what it
-always did unless this thread is in `OpenTower.running`. The tower passes its tokens in one row, so that the projector
+`forward` of the tower and of its blocks is shadowed on the instance as long as a method is attached, and behaves as
+before unless this thread is in `OpenTower.running`. The tower passes its tokens in one row, so that the projector
 works on these only; a hook behind the projector then gives every patch a copy of the token it was merged into, so that
 the model lays its features out as always.
 """

@@ -103,7 +103,7 @@ def restore_rows(full: Tensor, short: Tensor, rows: Rows) -> Tensor:
 
 def spread_rows(short: Tensor, rows: Rows, axis: int = 1) -> Tensor:
     """States of the rows that are left at the length of the prompt: a removed row repeats the last one before it, so
-    that a label right behind an image is predicted by what precedes it.
+    that a label right behind an image is predicted by the row before it.
     """
     at = rows.index if rows.at is None else rows.at
     (every,) = upload([np.tile(np.arange(rows.size), (len(at), 1))], short.device)

@@ -178,7 +178,7 @@ def checked(where: str, candidate: Any) -> "type[Method]":
     Args:
         where: its name and place, for the message.
     Raises:
-        OptionError: unless it is a dataclass that derives from one of the bases and implements what the base requires.
+        OptionError: unless it is a dataclass that derives from one of the bases and implements its abstract methods.
     """
     from llava_consensus.reduction.decoder import InDecoder
     from llava_consensus.reduction.method import AfterTower, AtCells, AtPicture, InTower
