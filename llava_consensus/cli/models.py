@@ -34,7 +34,7 @@ class HostError(ConsensusError):
 def choices(given: argparse.Namespace) -> Iterator[str]:
     """Methods, hosts and benchmarks; or everything about one method."""
     if given.hosts or given.host is not None:
-        yield from _hosts(given)
+        yield from _hosts() if given.host is None else _host(given.host)
         return
     from llava_consensus.evaluation.benchmarks import known_benchmarks
     from llava_consensus.hosts import OTHER, known_hosts
@@ -71,16 +71,11 @@ def _about(name: str) -> Iterator[str]:
     yield f"  {described.cost}"
 
 
-def _hosts(given: argparse.Namespace) -> Iterator[str]:
+def _hosts() -> Iterator[str]:
     from llava_consensus.hosts import known_hosts
     from llava_consensus.hosts.matrix import UNTRIED, cells
 
     hosts = known_hosts()
-    if given.host is not None:
-        if given.host not in hosts:
-            raise unknown_name("host", given.host, list(hosts))
-        yield from _host(given.host, hosts[given.host].line)
-        return
     for host, reasons in cells().items():
         missing = [method for method, reason in reasons.items() if reason and reason != UNTRIED]
         without = f" without {', '.join(missing)}" if 0 < len(missing) <= 6 else ""
@@ -89,11 +84,15 @@ def _hosts(given: argparse.Namespace) -> Iterator[str]:
     yield "why a method does not work on one of them: llava-consensus list --host NAME"
 
 
-def _host(name: str, line: str) -> Iterator[str]:
+def _host(name: str) -> Iterator[str]:
+    from llava_consensus.hosts import known_hosts
     from llava_consensus.hosts.matrix import keeping, refusals
 
+    hosts = known_hosts()
+    if name not in hosts:
+        raise unknown_name("host", name, list(hosts))
     reasons = refusals(name)
-    yield f"{name}: {line}"
+    yield f"{name}: {hosts[name].line}"
     yield f"works: {', '.join(method for method, reason in reasons.items() if not reason)}"
     for reason in dict.fromkeys(filter(None, reasons.values())):
         methods = [method for method, why in reasons.items() if why == reason]
