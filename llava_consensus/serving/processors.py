@@ -1,8 +1,7 @@
 """vLLM's processor of a model with the placeholders of each image shortened to the tokens that are left of it.
 
-What the engine must know of an image travels beside its pixels: the budget, a key of the image, and for methods that
-read the prompt the whole of it as it would have been without reduction. The hash by which vLLM keeps images, their
-embeddings and the cache of prompts says all of that, so that nothing is taken for another.
+What the engine must know of an image travels beside its pixels: the budget, a key, and for methods that read the prompt
+the whole of it without reduction. The hash by which vLLM keeps images and prompts says all of that.
 """
 
 import hashlib
@@ -72,7 +71,6 @@ class Reducing:
 
     @cached_property
     def plan(self) -> Plan:
-        """Plan of this model."""
         return Plan(self.info.get_hf_config(), self.info.ctx.model_config.model)
 
     def apply(self: Any, inputs: Any, timing_ctx: Any) -> Any:
