@@ -16,10 +16,10 @@ import transformers
 
 from llava_consensus.hosts.images import Image
 from llava_consensus.hosts.inputs import prompt_of
-from llava_consensus.hosts.layers import Layers
 from llava_consensus.hosts.official import OfficialEntrance, Prepared
 from llava_consensus.hosts.official_model import LlavaTower
 from llava_consensus.hosts.outcomes import Report, unchanged
+from llava_consensus.hosts.pinned import PinnedLayers, layers_of
 from llava_consensus.hosts.taps import Reader
 from llava_consensus.hosts.tower import READ, Tiles, argument_names
 from llava_consensus.methods import METHODS, make
@@ -138,7 +138,7 @@ class BareLanguage(OfficialEntrance):
     def __init__(self, owner: Any, model: Any, options: Any) -> None:
         self.owner, self.local, self.options = owner, threading.local(), options
         self.model, self.reader, self.before = weakref.ref(model), None, None
-        self.layers = Layers(model.model, owner.method)
+        self.layers = layers_of(model.model, owner.method)
         self.inner = argument_names(type(model.model).forward)[1:]
         self.entering, self.handles, self.number, self.caches, self.open = [], [], 1, 0, False
 
@@ -151,6 +151,8 @@ class BareLanguage(OfficialEntrance):
             decoder.register_forward_pre_hook(self.begin, with_kwargs=True),
             decoder.register_forward_hook(self.end, with_kwargs=True),
         ]
+        if isinstance(self.layers, PinnedLayers):
+            self.handles += self.layers.widen(decoder)
 
     def remove(self) -> None:
         self.open = False
@@ -172,7 +174,7 @@ class BareLanguage(OfficialEntrance):
 
 def runnable() -> list[str]:
     """The methods that run on official LLaVA here: not those that read a question by a text tower it has not, and on
-    transformers 4, not those that cut between layers, nor those that keep positions in front of them.
+    transformers 4, whose `generate` does not advance given positions, not those that keep positions in front of it.
     """
     advances = int(transformers.__version__.split(".")[0]) >= 5
     return [
@@ -180,5 +182,5 @@ def runnable() -> list[str]:
         for name, one in METHODS.items()
         if Need.QUESTION not in one.needs
         and one.place is not Place.CELLS
-        and (advances or not one.reduces or (one.place is not Place.DECODER and make(name).positions == "renumber"))
+        and (advances or one.place is Place.DECODER or not one.reduces or make(name).positions == "renumber")
     ]

@@ -20,11 +20,10 @@ from torch import Tensor, nn
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.arguments import IGNORE, Cut, asking_rows, compact, held_masks
 from llava_consensus.hosts.before_tower import ImageLeft, check_equal, shares_left, units_left
-from llava_consensus.hosts.cache import book_of, cache_in, cached_rows
+from llava_consensus.hosts.cache import Book, book_of, cache_in, cached_rows
 from llava_consensus.hosts.entrance import Entrance
 from llava_consensus.hosts.inputs import EncodedImage, Inputs, Prompt, prompt_of
 from llava_consensus.hosts.kernels import OLD, uncompiled
-from llava_consensus.hosts.layers import Layers
 from llava_consensus.hosts.next_grid import STOCK, check_layout, check_pictures, check_tiles
 from llava_consensus.hosts.official_model import (
     Arguments,
@@ -43,6 +42,7 @@ from llava_consensus.hosts.official_model import (
 )
 from llava_consensus.hosts.open_tower import EncoderRun
 from llava_consensus.hosts.outcomes import Report, unchanged
+from llava_consensus.hosts.pinned import Held, PinnedLayers, angles_of, layers_of
 from llava_consensus.hosts.rows import gather, upload
 from llava_consensus.hosts.taps import Reader
 from llava_consensus.hosts.tower import READ, Tiles, argument_names
@@ -52,6 +52,7 @@ from llava_consensus.reduction.saliency import rotate
 from llava_consensus.reduction.tokens import Need, TextProbe
 
 PREPARE = "prepare_inputs_labels_for_multimodal"
+COUNTING = "_prepare_generated_length"  # function of transformers 5 that settles how long an answer may be
 LIMIT = "tokenizer_model_max_length"  # entry of the configuration: rows that a sequence is cut to
 AFTER = "_reduction_after"  # attribute of a cache
 
@@ -80,6 +81,7 @@ class Prepared(NamedTuple):
     prompt: Prompt
     report: Report
     after: After | None  # if positions are kept
+    size: int = 0  # rows of the full prompts
 
 
 class OfficialEntrance(Entrance):
@@ -92,7 +94,7 @@ class OfficialEntrance(Entrance):
         self.start(owner, model)
         self.options = options
         self.check(model, methods)
-        self.layers = Layers(model.get_model(), methods[-1]) if methods[-1].place is Place.DECODER else None
+        self.layers = layers_of(model.get_model(), methods[-1]) if methods[-1].place is Place.DECODER else None
         self.before = open_tower(model, owner._stages[0]) if methods[0].acts_inside else None
         self.inner = argument_names(type(model.get_model()).forward)[1:]
         self.reader: Reader | None = None
@@ -141,8 +143,12 @@ class OfficialEntrance(Entrance):
         if self.before is not None:
             self.before.install()
         object.__setattr__(model, PREPARE, partial(_prepare, self.owner))
+        if isinstance(self.layers, PinnedLayers):
+            self.handles += self.layers.widen(decoder)
         if self.layers is not None:
             object.__setattr__(decoder, "forward", partial(_forward, self.owner))
+        if not OLD:
+            object.__setattr__(model, COUNTING, partial(_count, self.owner))
 
     def remove(self) -> None:
         """From now on new prompts are read whole. Hooks stay as long as a shortened cache does, which needs them."""
@@ -154,6 +160,7 @@ class OfficialEntrance(Entrance):
             vars(block).pop("forward", None)
         if model is not None:
             vars(model).pop(PREPARE, None)
+            vars(model).pop(COUNTING, None)
             vars(model.get_model()).pop("forward", None)
         self._leave()
 
@@ -206,6 +213,7 @@ class OfficialEntrance(Entrance):
 
         results = official(Overlay(model, config=uncut if reduces else config, encode_images=encode), *given)
         prompt = with_encoded(prompt, [encoded[picture] for picture in pictures])
+        size = prompt.real.shape[1] if limit is None else min(prompt.real.shape[1], limit)
         report, after = Report(unchanged(prompt.images)), None
         if reduces:
             results, prompt, report, after = self._reduced(model, results, prompt, config)
@@ -215,7 +223,7 @@ class OfficialEntrance(Entrance):
         depth = self.layers.count if self.layers is not None else 0
         entering = [one._replace(entering=(one.after,) * depth) for one in report.outcomes]
         owner._tell(replace(report, outcomes=entering))
-        self.local.prepared = Prepared(weakref.ref(results[4]), prompt, report, after)
+        self.local.prepared = Prepared(weakref.ref(results[4]), prompt, report, after, size)
         return results
 
     def official(self, model: Any) -> Any:
@@ -368,8 +376,8 @@ class OfficialEntrance(Entrance):
         if not cached_rows(cache):  # a prompt without images
             self.owner._tell_plain()
             return (), kwargs
-        if OLD:  # whose caches are tuples
-            return (), kwargs
+        if OLD:
+            cache = Held(cache, getattr(self.local, "book", None))
         book = book_of(cache)
         if book is not None and book.owner == self.number:
             kwargs.update(held_masks(kwargs, cache, book))
@@ -398,6 +406,12 @@ class OfficialEntrance(Entrance):
         report = self._between(decoder, self.base(), prompt, "", kwargs, cut, report)
         self._report(prompt, cut, report)
 
+    def _keep(self, cache: Any, book: Book) -> None:
+        if OLD:  # a tuple cannot store it
+            self.local.book = book
+        else:
+            super()._keep(cache, book)
+
     @uncompiled
     def end(self, decoder: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """The last states at full length; the cache says what it holds."""
@@ -407,16 +421,6 @@ class OfficialEntrance(Entrance):
         if cache is not None:
             setattr(cache, AFTER, after)
         return restored
-
-
-def angles_of(decoder: Any, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [R, S, d] of positions [R, S], on any version."""
-    if hasattr(decoder, "rotary_emb"):
-        cos, sin = decoder.rotary_emb(states, positions)
-        return cos, sin
-    longest = max(decoder.config.max_position_embeddings, states.shape[-2])
-    cos, sin = decoder.layers[0].self_attn.rotary_emb(states, seq_len=longest)
-    return cos[positions], sin[positions]
 
 
 def _skip_unread(owner: Any, plain: Any, hidden: Any, *args: Any, **kwargs: Any) -> Any:
@@ -437,6 +441,14 @@ def _forward(owner: Any, *args: Any, **kwargs: Any) -> Any:
 def _prepare(owner: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
     results: tuple[Any, ...] = owner.entrance.called(*args, **kwargs)
     return results
+
+
+def _count(owner: Any, inputs_tensor: Tensor, **given: Any) -> Any:
+    """Takes the place of the function in which `generate` settles its lengths: `max_length` counts the full prompt."""
+    model, prepared = owner.entrance.model(), getattr(owner.entrance.local, "prepared", None)
+    if prepared is not None and prepared.embeds() is inputs_tensor:
+        inputs_tensor = inputs_tensor.new_empty(len(inputs_tensor), prepared.size)
+    return getattr(type(model), COUNTING)(model, inputs_tensor=inputs_tensor, **given)
 
 
 def _ahead(kwargs: dict[str, Any], cache: Any) -> dict[str, Any]:

@@ -61,12 +61,7 @@ class Official:
         """Raises OptionError for a method that no model of this kind can have."""
         if method.acts_inside and (why := refusal("llava", "clip_vision_model", method.place)):
             raise OptionError(f"{type(method).__name__} {why}")
-        if OLD and method.place is Place.DECODER:
-            raise OptionError(
-                f"{type(method).__name__} cuts between decoder layers, which needs transformers >= 5.19, and "
-                f"{transformers.__version__} is installed. Take a method that acts after the tower"
-            )
-        if OLD and method.positions != "renumber":
+        if OLD and method.place is not Place.DECODER and method.positions != "renumber":
             raise OptionError(
                 f"positions={method.positions} needs transformers >= 5: "
                 f"generate() of {transformers.__version__} does not advance given positions"

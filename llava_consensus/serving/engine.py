@@ -1,4 +1,4 @@
-"""From images to the embeddings that are left of them, inside vLLM's worker. What vLLM's modules give is read as
+"""From images to the embeddings that are left of them, inside vLLM's worker. Outputs of vLLM's modules are read as
 `hosts.tower` reads it, and `hosts.inputs` and `hosts.rows` do the rest.
 """
 

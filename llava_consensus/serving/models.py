@@ -128,7 +128,7 @@ class Reduced:
         return super().embed_input_ids(ids, None, is_multimodal=visual)
 
     def _asked(self: Any, modality: str, kwargs: dict[str, Any], own: dict[str, Any]) -> list[Tensor]:
-        """Images of prompts that say what is asked, reduced once for a prompt, also if vLLM asks in several steps."""
+        """Images of prompts with their question, reduced once for a prompt, also if vLLM asks in several steps."""
         keys = [tuple(tuple(key.tolist()) for key in group) for group in own[KEYS]]
         questions = [question.numpy().tobytes().decode() for question in own[QUESTION]]
         budgets = [tuple(map(budget_of, *pair)) for pair in zip(own[COUNTS], own[SHARES], strict=True)]
@@ -213,7 +213,7 @@ class Reduced:
     def embed_input_ids(
         self: Any, input_ids: Tensor, multimodal_embeddings: Any = None, *, is_multimodal: Tensor | None = None
     ) -> Tensor:
-        """Embeddings of what is read in this step; where its images stand is put aside for `forward`."""
+        """Embeddings of the tokens read in this step; the places of its images are stored for `forward`."""
         if self.moves is not None:
             self.moves.zero_()
             if multimodal_embeddings is not None and len(multimodal_embeddings):

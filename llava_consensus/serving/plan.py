@@ -1,4 +1,4 @@
-"""What a server knows of an image before it is encoded: the number of tokens that stay, and what is read of the tower.
+"""Facts about an image that a server needs before encoding: the number of tokens that stay, and the tensors to record.
 All of it follows from the model's configuration, by `hosts.facts` of a model without weights.
 """
 

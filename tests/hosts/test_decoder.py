@@ -19,8 +19,9 @@ from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Place
 
 MAJOR = int(transformers.__version__.split(".")[0])
-pytestmark = pytest.mark.skipif(MAJOR < 5, reason="methods between layers need transformers >= 5.19")
-DECODER = [name for name, one in METHODS.items() if one.place is Place.DECODER]
+DECODER = [  # a cut before the first layer is refused on transformers 4
+    name for name, one in METHODS.items() if one.place is Place.DECODER and (MAJOR >= 5 or one.attention != "none")
+]
 WAYS = ("fastv", "sparsevlm")  # that drop rows, and that make new ones
 TOKENS = 6
 GENERATION = dict(do_sample=False, return_dict_in_generate=True, output_scores=True, min_new_tokens=5, max_new_tokens=5)
@@ -38,7 +39,7 @@ def test_the_cache_holds_what_each_layer_saw_and_no_more(deep: Any, prompt: Simp
     with attach(deep, name, tokens=TOKENS) as attached:
         cache = deep(prompt.ids, images=prompt.images, use_cache=True).past_key_values
         entering = attached.outcomes[0].entering
-    lengths = [cache.layers[i].keys.shape[2] for i in range(8)]
+    lengths = [cache[i][0].shape[2] if MAJOR < 5 else cache.layers[i].keys.shape[2] for i in range(8)]
     assert lengths == [12 + count for count in entering]
 
 

@@ -32,8 +32,6 @@ from llava_consensus.training.official import check as check_training
 from llava_consensus.training.plan import TrainingPlan
 
 FIXED = {"layout": "2880"}
-# cuts between layers need transformers 5
-FASTV = [("fastv", 9)] if int(transformers.__version__.split(".")[0]) >= 5 else []
 NEEDS_HF = pytest.mark.skipif(
     tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 19),
     reason="models of transformers need version 5.19 or later",
@@ -41,7 +39,7 @@ NEEDS_HF = pytest.mark.skipif(
 SIZES = [(100, 40), (30, 110)]  # of which the checkpoint's own layout would cut rows or columns away
 
 
-@pytest.mark.parametrize(("method", "tokens"), [("full", 1), ("consensusdrop", 20), ("visionzip", 40), *FASTV])
+@pytest.mark.parametrize(("method", "tokens"), [("full", 1), ("consensusdrop", 20), ("visionzip", 40), ("fastv", 9)])
 @torch.no_grad()
 def test_official_pictures_are_laid_out_as_an_edited_configuration_would(
     tower_folder: Path, method: str, tokens: int

@@ -27,7 +27,7 @@ needs_5 = pytest.mark.skipif(MAJOR < 5, reason="generate() of transformers 4 doe
 
 # ---- attach and detach
 
-CUTS = ("fastv", "sparsevlm") if MAJOR >= 5 else ()  # methods between layers
+CUTS = ("fastv", "sparsevlm")  # methods between layers
 PLACES = ("consensusdrop", "tome", "resize", *CUTS)
 GENERATION = dict(do_sample=False, min_new_tokens=5, max_new_tokens=5)
 

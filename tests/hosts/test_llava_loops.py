@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from models import tiny_llava
+from models import PATCHES, tiny_llava
 from prompts import batch, row, tiles
 from torch import Tensor
 
@@ -17,8 +17,8 @@ from llava_consensus import attach
 CURRENT = int(transformers.__version__.split(".")[0]) >= 5
 NEW, TOKENS = 5, 6
 KEPT: list[tuple[str, dict[str, Any]]] = [("consensusdrop+", {}), ("consensusdrop", {"positions": "mean"})]
-WAYS: list[tuple[str, dict[str, Any]]] = [("consensusdrop", {})]
-WAYS += [("sparsevlm", {}), *KEPT[1:]] if CURRENT else []  # version 4 is refused cuts and kept positions
+WAYS: list[tuple[str, dict[str, Any]]] = [("consensusdrop", {}), ("sparsevlm", {})]
+WAYS += KEPT[1:] if CURRENT else []  # version 4 is refused kept positions
 KINDS = {
     "one": ([row(5, 6)], 1),
     "batch": ([row(5, 6), row(5, images=2, after=9)], 3),
@@ -71,3 +71,16 @@ def test_a_loop_of_ones_own_answers_like_generate(model: Any, method: str, optio
         assert close(loop(model, given, words, True), expected)
         if kind != "batch":
             assert close(loop(model, given, words, False), expected)
+
+
+@pytest.mark.skipif(not CURRENT, reason="version 4 counts the answer only")
+@pytest.mark.parametrize("method", ["full", "consensusdrop", "consensusdrop+", "fastv"])
+@torch.no_grad()
+def test_lengths_count_the_full_prompt_wherever_they_are_set(model: Any, method: str) -> None:
+    given = inputs("one")
+    size = given["inputs"].shape[1] - 1 + PATCHES
+    config = transformers.GenerationConfig(max_length=size + 4, pad_token_id=0)
+    with attach(model, method, TOKENS):
+        for options in ({"max_length": size + 4}, {"generation_config": config}):
+            assert model.generate(**given, do_sample=False, **options).shape[1] == 4
+        assert model.generate(**given, do_sample=False, max_new_tokens=3).shape[1] == 3

@@ -91,10 +91,12 @@ def test_every_cell_of_official_llava(cells: dict[str, dict[str, str]], official
         if METHODS[method].place is Place.CELLS:
             assert "tower of Qwen3-VL" in refusal
             continue
-        if not CURRENT and (METHODS[method].place is Place.DECODER or make(method).positions != "renumber"):
+        if not CURRENT and METHODS[method].place is not Place.DECODER and make(method).positions != "renumber":
             assert "needs transformers >= 5" in refusal
             continue
         assert refusal == "", method
+        if not CURRENT and method == "restore_calibrated":  # refused when it cuts a prompt
+            continue
         with attach(official, method, tokens=0.5) as attached, attached.asking(["what?"]):
             official.generate(prompt.ids, images=prompt.images, max_new_tokens=2, min_new_tokens=2, do_sample=False)
         (outcome,) = attached.outcomes

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from models import BareLanguage
-from transformers import LlamaConfig, LlamaForCausalLM, __version__
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.methods import make, sparsevlm
@@ -35,7 +35,6 @@ CONFIG = dict(
 )
 BEFORE, AFTER = 35, 20  # text rows around the image
 STEPS = 3  # rows decoded after the prompt
-pytestmark = pytest.mark.skipif(__version__ < "5", reason="methods between layers need transformers >= 5.19")
 TOLERANCE = 1e-5  # of their float32; ours is float64 but for rotary angles, which differ by CPU
 
 

@@ -1,0 +1,140 @@
+"""transformers 4.37.2, official LLaVA's own pin: its attention asks for no kernel, so that queries and keys are
+computed here by the module's own projections, and its caches are tuples.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.cache import Book
+from llava_consensus.hosts.kernels import OLD, KernelCall
+from llava_consensus.hosts.layers import Layers
+from llava_consensus.hosts.units import Unit
+from llava_consensus.reduction.decoder import Cut
+from llava_consensus.reduction.saliency import rotate
+
+
+def layers_of(decoder: Any, method: Any) -> Layers:
+    """The layers of a decoder, on any version."""
+    return PinnedLayers(decoder, method) if OLD else Layers(decoder, method)
+
+
+def angles_of(decoder: Any, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [R, S, d] of positions [R, S], on any version."""
+    if hasattr(decoder, "rotary_emb"):
+        cos, sin = decoder.rotary_emb(states, positions)
+        return cos, sin
+    return _angles(decoder.layers[0].self_attn, states, positions)
+
+
+def _angles(attention: Any, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    longest = max(attention.config.max_position_embeddings, states.shape[-2])
+    cos, sin = attention.rotary_emb(states, seq_len=longest)
+    return cos[positions], sin[positions]
+
+
+@torch.no_grad()
+def _call(attention: Any, states: Tensor, arguments: dict[str, Any]) -> KernelCall:
+    """Queries, keys and values [R, H, S, d] of an attention module for its input [R, S, D]."""
+    query, key, value = (
+        project(states).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+        for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
+    cos, sin = _angles(attention, value, arguments["position_ids"])
+    query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+    return KernelCall(attention, query, key, value, arguments["attention_mask"], {}, None)
+
+
+class PinnedLayers(Layers):
+    def __init__(self, decoder: nn.Module, method: Any) -> None:
+        super().__init__(decoder, method)
+        if self.kernel not in ("sdpa", "eager"):
+            raise OptionError(f"attn_implementation={self.kernel!r}: cutting between layers needs sdpa or eager")
+        self.sees_ahead = False
+        self.reach = int(self.config.max_position_embeddings)
+
+    @staticmethod
+    def mask_functions() -> dict[str, Any]:
+        """None: masks are made here."""
+        return {}
+
+    def check(self, size: int) -> None:
+        if self.window and size >= self.window:
+            raise OptionError(
+                f"sliding_window={self.window} is narrower than this prompt of {size} rows: methods that cut between "
+                f"layers need every row to be seen on transformers {transformers.__version__}, or transformers >= 5"
+            )
+
+    def cuts_of(self, unit: Unit) -> dict[int, Cut]:
+        found = super().cuts_of(unit)
+        if 0 in found:
+            raise OptionError(
+                "a cut before the first decoder layer needs transformers >= 5: generate() of "
+                f"{transformers.__version__} takes the length of the prompt from that layer's cache"
+            )
+        return found
+
+    def mask(self, index: int, hidden: Tensor, two: Tensor | None, cache: Any, ahead: Tensor | None) -> Tensor:
+        """Additive mask [R, 1, n, columns] of one layer, by the length of its own cache."""
+        rows, new = hidden.shape[:2]
+        if two is None:
+            held = 0 if cache is None else cache.get_seq_length(index)
+            two = torch.ones(rows, held + new, dtype=torch.bool, device=hidden.device)
+        seen = self.dense(index, two, new)
+        return torch.zeros_like(seen, dtype=hidden.dtype).masked_fill(~seen, torch.finfo(hidden.dtype).min)
+
+    def angles(self, decoder: Any, index: int, hidden: Tensor, arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        return angles_of(decoder, hidden, arguments["position_ids"])
+
+    def read(self, layer: Any, spy: Callable[..., Any]) -> Any:
+        thread = threading.get_ident()
+
+        def show(attention: Any, args: Any, kwargs: dict[str, Any]) -> None:
+            # other threads, and copies of the module, have this hook too
+            if threading.get_ident() == thread and attention is layer.self_attn:
+                call = _call(attention, kwargs["hidden_states"], kwargs)
+                spy(lambda *_, **more: None, attention, call.query, call.key, call.value, call.mask)
+
+        return layer.self_attn.register_forward_pre_hook(show, with_kwargs=True)
+
+    def stop(self, reading: Any) -> None:
+        reading.remove()
+
+    def own_call(self, layer: Any, hidden: Tensor, arguments: dict[str, Any]) -> KernelCall:
+        return _call(layer.self_attn, layer.input_layernorm(hidden), arguments)
+
+    def widen(self, decoder: Any) -> list[Any]:
+        """Hooks on the tables of angles, which would be as long as a layer's own cache, and so too short for positions
+        that are kept. The first layer is never cut, and asks for all of them.
+        """
+
+        def reach(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+            self.reach = max(self.reach, kwargs["seq_len"])
+            return args, {**kwargs, "seq_len": self.reach}
+
+        tables = [layer.self_attn.rotary_emb for layer in decoder.layers]
+        return [table.register_forward_pre_hook(reach, with_kwargs=True) for table in tables]
+
+
+class Held:
+    """A cache of tuples (key, value) for each layer. It has the book of the last prompt if its lengths are those of the
+    book and of rows that came after.
+    """
+
+    def __init__(self, layers: Any, book: Book | None) -> None:
+        self.layers, self.reduction_book = layers, None
+        if book is None or len(layers[0][0]) % len(book.real):
+            return
+        sizes = [book.layers[n].index.shape[1] if n in book.layers else book.size for n in range(len(layers))]
+        more = {self.get_seq_length(number) - size for number, size in enumerate(sizes)}
+        if len(more) == 1 and min(more) >= 0:
+            self.reduction_book = book
+
+    def get_seq_length(self, index: int = 0) -> int:
+        """Rows that a layer holds."""
+        return int(self.layers[index][0].shape[-2])
