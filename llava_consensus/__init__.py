@@ -77,12 +77,12 @@ def attach(
     Args:
         model: a loaded model of a class some host adapts (`HOSTS`).
         method: name in `METHODS`.
-        tokens: T, visual tokens handed to the language model for one image; N or more is the unpatched model. A
+        tokens: T, visual tokens that the language model gets for one image; N or more is the unpatched model. A
             fraction in (0, 1), such as 0.1, is that share of each image's own tokens. For each tile if it is not known
             how the model groups the tiles of an image.
         merged: M of them, merged; None is the paper's share.
         total: the most visual tokens of one prompt: where its images have more, the older ones are made smaller.
-        host_options: what the model's host leaves open (`HOSTS`), for example `{"layout": "2880"}`.
+        host_options: options of the model's host (`HOSTS`), for example `{"layout": "2880"}`.
         options: fields of the method, for example `alpha=1.0`.
     Raises:
         OptionError: for an unknown name, or a value outside its bound.

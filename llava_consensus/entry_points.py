@@ -27,7 +27,7 @@ class Registry(UserDict[str, Any]):
         super().__init__({name: f"{package}.{place}" for name, place in places.items()})
 
     def __getitem__(self, name: str) -> Any:
-        found = self.data[name]  # a place, or a class that somebody has put in
+        found = self.data[name]  # `module:name`, or a class that was assigned
         return load_place(found) if isinstance(found, str) else found
 
 
@@ -41,7 +41,7 @@ def load_registered(group: str, kind: str, name: str, known: Iterable[str]) -> t
 
     Args:
         group: of entry points.
-        kind: what is looked for, in a word.
+        kind: word for these entries, such as "method".
         known: names of this package, for the message about a name that is neither.
     Raises:
         OptionError: nothing is registered under the name, or it cannot be imported.

@@ -75,7 +75,7 @@ def any_case(name: str, known: Iterable[str]) -> str:
 
 
 def missing_extra(what: str, extra: str) -> MissingDependency:
-    """An error for an absent optional package: `what` needs the extra named `extra`."""
+    """Error for a missing optional package, required by `what` and installed with the extra `extra`."""
     return MissingDependency(
         f"{what}: not installed. Type: pip install 'llava-consensus[{extra}]', in a clone: pip install -e '.[{extra}]'"
     )

@@ -81,7 +81,7 @@ class Choice(NamedTuple):
     bounds: tuple[float, float] | None
     entering: int  # visual tokens entering the first layer
     mean: float  # and on average over layers
-    place: str  # what the vision tower costs follows from it
+    place: str  # determines the cost of the vision tower
     by_authors: bool  # whether the table is by the authors of the method
 
 
@@ -208,7 +208,7 @@ def _choice(score: Evidence, family: Family) -> Choice:
 
 
 def warnings(model: str, task: str) -> list[str]:
-    """What fails, and what positions change, each with the numbers of its source."""
+    """Known failures and effects of positions, each with the numbers of its source."""
     name = family_of(model)
     family = FAMILIES.get(name or "")
     found: list[str] = []

@@ -19,7 +19,6 @@ from PIL import Image
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile
 from llava_consensus.evaluation.models import Loading
 from llava_consensus.evaluation.models.base import Answer, Prefill, Runner
-from llava_consensus.evaluation.models.hf import Grid
 from llava_consensus.evaluation.runs.configuration import RunConfig
 from llava_consensus.hosts.outcomes import ImageOutcome
 from llava_consensus.methods import make
@@ -91,7 +90,7 @@ class FakeAttachment:
 class FakeEncoded(int):
     """An image of one colour, whose tokens form a square."""
 
-    tiles = Grid(24)
+    tiles = SimpleNamespace(side=24)
 
 
 class FakeHost:

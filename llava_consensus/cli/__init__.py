@@ -1,9 +1,7 @@
-"""The front door: arguments in, one call, numbers out. `llava-consensus --help` lists the commands, and
-`llava-consensus COMMAND --help` shows what each takes, with examples.
+"""The front door: arguments in, one call, numbers out.
 
 Whatever a user can mend ends with `error: ...` and the exit code of its kind (`errors.py`). Nothing heavy is imported
-before it is needed, and of the files of commands only the one that was asked for. Control characters of what is printed
-are escaped (`printable`).
+before it is needed, and of the files of commands only the one that was asked for.
 """
 
 import argparse

@@ -1,8 +1,5 @@
 """Declaration of commands, the arguments that several commands share, and the one place where their texts become
-objects: method, budget, benchmark, run. Nothing below the command line parses.
-
-A command is a function under `@command(name, arguments..., examples=...)`: its parser and its examples are made of
-that, and its docstring is its help. A name of two words is a command within a group (`model convert`).
+objects: method, budget, benchmark, run. A command is a function under `@command`, whose docstring is its help.
 """
 
 import argparse

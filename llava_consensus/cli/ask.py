@@ -1,9 +1,4 @@
-"""The commands `ask`, one question about one image or video, and `demo`, a page to play with in the browser.
-
-`llava-consensus ask photo.jpg "What is on the table?" --overlay kept.png` prints the answer and how many visual tokens
-the language model saw, and draws what was kept and merged. Of a video some frames are shown, as one clip if the model
-takes clips, else as separate images.
-"""
+"""The commands `ask`, one question about one image or video, and `demo`, a page to play with in the browser."""
 
 import argparse
 import re
@@ -18,6 +13,7 @@ from llava_consensus.cli import arguments
 from llava_consensus.cli.arguments import arg, command
 from llava_consensus.errors import DataError, OptionError, missing_extra
 from llava_consensus.evaluation.runs import DATA, DRAWINGS, knows_drawings_alone
+from llava_consensus.reduction.options import at_least
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -98,9 +94,8 @@ def _draw(runner: "Runner", shown: "list[Any]", encoded: "list[Any]", answer: "A
 
 def _check(given: argparse.Namespace) -> None:
     for name in ("frames", "max_new_tokens"):
-        value = getattr(given, name)
-        if value is not None and value < 1:
-            raise OptionError(f"{name}={value} must be at least 1")
+        if getattr(given, name) is not None:
+            at_least(name, getattr(given, name), 1)
     if URL.match(given.picture):
         raise OptionError(f"PICTURE {given.picture}: addresses are not fetched. Save the image and give its file")
     file = given.overlay

@@ -1,8 +1,4 @@
-"""The command `bench`: what methods cost in time and memory, on a checkpoint or on random weights of a published size.
-
-`llava-consensus bench --shape llava-1.5-7b --dtype float16 --tokens "432 288 144 57 28"` measures what the paper's
-efficiency tables hold.
-"""
+"""The command `bench`: what methods cost in time and memory, on a checkpoint or random weights of a size."""
 
 import argparse
 import json
@@ -18,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from llava_consensus.cli import arguments, terminal
 from llava_consensus.cli.arguments import arg, command
-from llava_consensus.errors import DataError, OptionError
+from llava_consensus.errors import DataError
 from llava_consensus.evaluation.runs import DATA, OUT
 
 if TYPE_CHECKING:
@@ -102,16 +98,14 @@ def bench(given: argparse.Namespace) -> Iterator[Any]:
 
 def _check(given: argparse.Namespace) -> None:
     from llava_consensus.reduction.costs import MATCHES
-    from llava_consensus.reduction.options import choose
+    from llava_consensus.reduction.options import at_least, choose, numbers
 
     choose("match", given.match, MATCHES)
     for name, least in (("pictures", 1), ("repeats", 1), ("length", 2)):
-        if getattr(given, name) < least:
-            raise OptionError(f"{name}={getattr(given, name)} must be at least {least}")
-    for name in ("break_even", "at_once"):
-        text = getattr(given, name)
-        if text is not None and not (text.split() and all(word.isdigit() and int(word) for word in text.split())):
-            raise OptionError(f"{name}={text!r}: give whole numbers, at least 1, such as '1 2 4 8'")
+        at_least(name, getattr(given, name), least)
+    for name, text in (("break_even", given.break_even), ("at_once", given.at_once)):
+        if text is not None:
+            at_least(name, int(min(numbers(name, text, whole=True), default=0)), 1)
     if given.out.is_dir():
         raise DataError(f"--out {given.out}: is a folder. Give the name of a file")
 

@@ -1,6 +1,4 @@
-"""The commands `list`, what there is to choose from; `data`, which brings and checks the files of benchmarks; and
-`model`, which converts a checkpoint and checks that methods are handed what a model computes.
-"""
+"""The commands `list` (what there is to choose from), `data` (files of benchmarks) and `model` (checkpoints)."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -36,7 +34,7 @@ class HostError(ConsensusError):
 def choices(given: argparse.Namespace) -> Iterator[str]:
     """Methods, hosts and benchmarks; or everything about one method."""
     if given.hosts or given.host is not None:
-        yield from _hosts(given)
+        yield from _hosts() if given.host is None else _host(given.host)
         return
     from llava_consensus.evaluation.benchmarks import known_benchmarks
     from llava_consensus.hosts import OTHER, known_hosts
@@ -73,17 +71,11 @@ def _about(name: str) -> Iterator[str]:
     yield f"  {described.cost}"
 
 
-def _hosts(given: argparse.Namespace) -> Iterator[str]:
-    """A line for each host, or everything about one of them."""
+def _hosts() -> Iterator[str]:
     from llava_consensus.hosts import known_hosts
     from llava_consensus.hosts.matrix import UNTRIED, cells
 
     hosts = known_hosts()
-    if given.host is not None:
-        if given.host not in hosts:
-            raise unknown_name("host", given.host, list(hosts))
-        yield from _host(given.host, hosts[given.host].line)
-        return
     for host, reasons in cells().items():
         missing = [method for method, reason in reasons.items() if reason and reason != UNTRIED]
         without = f" without {', '.join(missing)}" if 0 < len(missing) <= 6 else ""
@@ -92,12 +84,15 @@ def _hosts(given: argparse.Namespace) -> Iterator[str]:
     yield "why a method does not work on one of them: llava-consensus list --host NAME"
 
 
-def _host(name: str, line: str) -> Iterator[str]:
-    """Which methods work on a host, and why the others do not."""
+def _host(name: str) -> Iterator[str]:
+    from llava_consensus.hosts import known_hosts
     from llava_consensus.hosts.matrix import keeping, refusals
 
+    hosts = known_hosts()
+    if name not in hosts:
+        raise unknown_name("host", name, list(hosts))
     reasons = refusals(name)
-    yield f"{name}: {line}"
+    yield f"{name}: {hosts[name].line}"
     yield f"works: {', '.join(method for method, reason in reasons.items() if not reason)}"
     for reason in dict.fromkeys(filter(None, reasons.values())):
         methods = [method for method, why in reasons.items() if why == reason]

@@ -1,8 +1,7 @@
 """The commands `paper ...`: the paper's tables, study and figures, made again with any model.
 
 A table is a preset: the name of a file in `llava_consensus/paper/presets`, or a file like those. Its grid is run, and
-its table printed with the paper's numbers beside; Markdown, LaTeX and CSV are left in `DIR/tables`. Every command that
-runs a grid resumes where it was stopped.
+its table printed with the paper's numbers beside; Markdown, LaTeX and CSV are left in `DIR/tables`.
 """
 
 import argparse
@@ -216,8 +215,9 @@ def study(given: argparse.Namespace) -> Iterator[Any]:
     from llava_consensus.evaluation.report.table import write
     from llava_consensus.methods import make
     from llava_consensus.paper.study import results
+    from llava_consensus.reduction.options import numbers
 
-    retentions, rates = _shares(given.retention), _rates(given.rates)
+    retentions, rates = _shares(given.retention), numbers("rates", given.rates)
     _check_layer(given.layer, given.model, given.revision)
     full = [arguments.config(given, benchmarks.make(name), make("full")) for name in given.bench.split()]
     cells, probed = results.grid(full, retentions, rates, given.layer), []
@@ -272,13 +272,6 @@ def _shares(text: str) -> "list[Share]":
     return shares
 
 
-def _rates(text: str) -> list[float]:
-    try:
-        return [float(word) for word in text.split()]
-    except ValueError:
-        raise OptionError(f"--rates {text!r}: must be numbers from 0 to 1, such as '0.1 0.3 0.5'") from None
-
-
 @command(
     "paper figures",
     arguments.OUT_DIR,
@@ -328,12 +321,12 @@ def _examples(given: argparse.Namespace) -> Iterator[str]:
     from llava_consensus.methods import make
     from llava_consensus.paper import examples
     from llava_consensus.reduction.budget import Budget
+    from llava_consensus.reduction.options import at_least
 
     budgets = [one.tokens for one in arguments.budgets(given.budgets) if isinstance(one, Budget)]
     if not budgets or len(budgets) < len(given.budgets.split()):
         raise OptionError(f"--budgets {given.budgets!r}: must be whole numbers, such as '{BUDGETS}'")
-    if given.count < 1:
-        raise OptionError(f"count={given.count} must be at least 1")
+    at_least("count", given.count, 1)
     setting = prepare(arguments.config(given, benchmarks.make(given.examples), make("full")))
     if setting.benchmark.frames:
         raise OptionError(f"--examples {given.examples}: asks about videos, and examples are drawn of images")

@@ -1,6 +1,4 @@
-"""The commands `report` (tables of all results), `report compare` (two runs, by question) and `report import` (results
-of other tools as runs).
-"""
+"""The commands `report`, `report compare` (two runs, by question) and `report import` (results of other tools)."""
 
 import argparse
 from collections.abc import Iterator

@@ -1,6 +1,4 @@
-"""Commands on answer files, without a model: `score`, by a benchmark's own rules or into the form its server takes, and
-`judge`, by a judge model. They work on anybody's LLaVA answer files.
-"""
+"""Commands on anybody's LLaVA answer files, without a model: `score`, by a benchmark's own rules, and `judge`."""
 
 import argparse
 import json

@@ -13,6 +13,9 @@ def drawn(content: "Table") -> str:
 
 def written(kind: str | None, tables: "Sequence[Table]", rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Tables in a format of `--format`; None is Markdown. CSV holds `rows`, which are not rounded."""
-    from llava_consensus.evaluation.report.table import rendered
+    from llava_consensus.evaluation.report.table import csv_text, latex, markdown
 
-    yield from (text if kind == "csv" else f"{text}\n" for text in rendered(tables, rows, kind or "markdown"))
+    if kind == "csv":
+        yield csv_text(rows)
+    else:
+        yield from (f"{(latex if kind == 'latex' else markdown)(table)}\n" for table in tables)

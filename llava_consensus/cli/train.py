@@ -1,6 +1,4 @@
-"""The command `train`: a model is adapted to fewer visual tokens, or trained faster with them; or a scorer is trained,
-by which the method `scorer` ranks a model's visual tokens (docs/training.md).
-"""
+"""The command `train`: adapts a model to fewer visual tokens, or trains a scorer (docs/training.md)."""
 
 import argparse
 from collections.abc import Iterator

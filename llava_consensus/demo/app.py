@@ -84,7 +84,7 @@ def build(runner: Runner, model: str, data: Path) -> "Blocks":
 
 
 def launch(blocks: "Blocks", address: str, port: int | None, megabytes: float = 20.0) -> str:
-    """Serves a page in threads of its own; returns its address.
+    """Serves a page in background threads; returns its address.
 
     Args:
         address, port: where it is served; None is the first free port from 7860 on.

@@ -111,8 +111,8 @@ def card(shown: Sequence[Seen], question: str, lines: Sequence[str]) -> Image:
     """One sheet about one answer.
 
     Args:
-        shown: its images: one, or the frames of a video.
-        question: what was asked.
+        shown: images to draw: one, or the frames of a video.
+        question: text of the question.
         lines: below the question: answer, truth, counts.
     """
     views = [(one.fates, grid) for one in shown for grid in one.views]

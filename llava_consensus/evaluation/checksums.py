@@ -1,4 +1,4 @@
-"""Checksums of what a run depends on: question files and weights.
+"""Checksums of the inputs of a run: question files and weights.
 
 The checksum of a large file is cached in ~/.cache by its size and times, so that weights are read once.
 """

@@ -1,8 +1,8 @@
 """Files of results: read in one way, appended to with one write, replaced in one step.
 
 Everything that is written survives a kill: only the end of a file that is appended to can be cut, and `whole_lines`
-tells a cut last line from damage. At the end: one process at a time in a folder (`take_lock`), and values of another
-type than expected (`misread`).
+distinguishes a cut last line from damage. At the end: one process at a time in a folder (`take_lock`), and values of
+another type than expected (`misread`).
 """
 
 import contextlib
@@ -71,7 +71,7 @@ def whole_lines(path: Path) -> tuple[list[bytes], int | None]:
 
 
 def parse_lines(path: Path, lines: Iterable[bytes], keys: Sequence[str], remedy: str = MEND) -> Iterator[Record]:
-    """Each line of a file as an object that has the keys. DataError names file, line, what is wrong and the remedy."""
+    """Each line of a file as an object that has the keys. DataError names file, line, fault and remedy."""
     for number, line in enumerate(lines, start=1):
         start = repr(line[:60].decode(errors="replace"))
         try:
@@ -131,7 +131,7 @@ def read_json(path: Path, remedy: str = FETCH, kind: type | None = None) -> Any:
     """The content of a JSON file.
 
     Args:
-        remedy: what a user can do about a file that is none; ends the message.
+        remedy: advice for a file that is not valid JSON; ends the message.
         kind: dict or list, if the content must be one.
     Raises:
         DataError: the file cannot be read, is not JSON, or holds another kind of value.
@@ -240,7 +240,7 @@ def take_lock(path: Path, what: str) -> int:
     """Takes the lock file `path`, made if absent: a descriptor to close. The system releases it when a process dies.
 
     Raises:
-        BusyError: another process has it; `what` says in words what that one works on.
+        BusyError: another process has it; `what` describes its work in the message.
     """
     lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:

@@ -7,7 +7,7 @@ it, benchmarks do not).
 Refused with an ImageError: missing, empty, truncated and foreign files, and images whose decoded size would exhaust
 memory. Only raster formats are decoded, so nothing here ever starts a program (Pillow runs Ghostscript for EPS).
 
-Of a video `count` frames are shown, at equal steps from the first to the last as Video-LLaVA samples them, so a video
+`count` frames of a video are used, at equal steps from the first to the last as Video-LLaVA samples them, so a video
 of one frame shows it `count` times. Frames are turned as the file's display matrix says. Any container and codec that
 PyAV reads (extra `video`).
 """
@@ -44,7 +44,7 @@ class Clip(NamedTuple):
 def open_image(path: str | Path, upright: bool = False, content: bytes | None = None) -> Image.Image:
     """The image as RGB; `upright` turns it as its EXIF says. ImageError if it cannot be read.
 
-    `content` is the image itself if it is no file of its own; `path` then only names it.
+    `content` is the image itself if it is not a separate file; `path` then only names it.
     """
     path = Path(path)
     if content is None:
@@ -164,7 +164,7 @@ def read_clip(path: str | Path, count: int) -> Clip:
     try:
         length, rate = _length(av, path)
         kept, decoded = _pick(av, path, sample_places(length, count))
-        if 0 < decoded < length:  # packets without a frame of their own, as old .avi files have them
+        if 0 < decoded < length:  # packets without a frame, as old .avi files have them
             length = decoded
             kept, decoded = _pick(av, path, sample_places(length, count))
     except (av.FFmpegError, OSError, ValueError) as error:

@@ -1,7 +1,7 @@
 """Files that people bring to `eval custom`, `score`, `judge` and `report import`: JSON lines, a JSON list, CSV or TSV.
 
 UTF-8 or UTF-16, with or without a byte order mark, any line ends; blank lines are skipped. A user wrote these files, so
-an error names the line and says what to change.
+an error names the line and the remedy.
 """
 
 import csv

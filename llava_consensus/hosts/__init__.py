@@ -13,22 +13,22 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.environment import keep_freed_memory
 from llava_consensus.hosts.next_grid import LAYOUTS
 
-INNER = ("get_base_model", "module")  # where PEFT, and what spreads a model over devices, have the model itself
+INNER = ("get_base_model", "module")  # attributes by which PEFT and parallel wrappers hold the model
 
 
 class HostEntry(NamedTuple):
     """A host: one family of models."""
 
-    view: str  # the class of its views of a model, as `module:class`: `FACTS`, or one for code of its own
+    view: str  # the class of its views of a model, as `module:class`: `FACTS`, or one for a model's custom code
     kind: str  # how the evaluation loads it (`KINDS` there), or a module of another package with `check` and `load`
     classes: tuple[str, ...]  # model classes it adapts
     line: str  # about it
-    types: tuple[str, ...] = ()  # what configurations call the classes (`model_type`)
+    types: tuple[str, ...] = ()  # `model_type` of the classes' configurations
     options: Mapping[str, tuple[str, ...]] = MappingProxyType({})  # its options: the values of each, the default first
-    clips: bool = False  # whether a video can be shown to it as one clip, and not as images
+    clips: bool = False  # whether it accepts a video as one clip, and not as images
     towers: tuple[str, ...] = ()  # where its classes are another host's too: words, one of which its towers' names have
     remote: bool = False  # whether code is run that the user must trust
-    lacks: tuple[str, ...] = ()  # of a derived family, what derivation finds that the usual checkpoint does not have
+    lacks: tuple[str, ...] = ()  # of a derived family, parts derived that the usual checkpoint lacks
     family: str = ""  # how its processor writes images (`images.Family`), as `module:name`, if we have no entry for it
     answer_version: int = 1  # raised by hand where the same model and method come to answer otherwise
 
@@ -43,7 +43,7 @@ GROUP = "llava_consensus.hosts"  # entry points of other packages, each a `HostE
 FACTS = f"{OURS}.facts:Facts"  # of all models of transformers
 
 
-# What a family may lack: a tower that can be read, positions of one axis.
+# Parts that a family may lack: a tower that can be read, positions of one axis.
 TOWER, ONE_AXIS = "tower", "one axis"
 
 
@@ -182,7 +182,7 @@ OTHER = _derived("any other vision-language model of transformers that takes `mm
 
 
 def view_of(model: Any, options: Mapping[str, str] | None = None) -> Any:
-    """A host's view of a model that is loaded, compiled or not: what a method is attached to.
+    """A host's view of a model that is loaded, compiled or not: methods attach to it.
 
     Args:
         model: of a class some host adapts.
@@ -268,7 +268,7 @@ def known_hosts() -> dict[str, HostEntry]:
 
 
 def chosen(entry: HostEntry, model: str, given: Mapping[str, str] | None) -> dict[str, str]:
-    """Every option of a host: as given, or its default. OptionError for what the host of `model` does not have."""
+    """Every option of a host: as given, or its default. OptionError for options that the host of `model` lacks."""
     given = given or {}
     for name, value in given.items():
         if value not in entry.options.get(name, ()):

@@ -97,7 +97,7 @@ def asking_rows(
     owner: Any, real: NDArray[np.bool_], unlabelled: NDArray[np.bool_] | None, images: list[Image]
 ) -> NDArray[np.bool_]:
     """Rows [R, S] that may ask about images: the real ones, in training without those of answers. A row of an image is
-    no answer, though it may have a label. Labels on the whole text of a prompt tell no answer from a question.
+    no answer, though it may have a label. Labels on the whole text of a prompt do not separate answers from questions.
     """
     if unlabelled is None or any(stage.method.answer_rows for stage in owner._stages):
         return real.copy()
@@ -115,7 +115,7 @@ def question_rows(
     asks = asking_rows(owner, forward.real, None if labels is None else labels.cpu().numpy() == IGNORE, images)
     size = asks.shape[1] - (guesses if forward.pack is None else 0)
     for record in (item for records in forward.encoded.values() for item in records):
-        # without a cache each step reads the prompt anew, with what was generated
+        # without a cache each step reads the prompt again, with the generated tokens
         asks[:, record.prompt.setdefault("size", size) :] = False
     return asks
 
@@ -141,7 +141,7 @@ def decoder_arguments(
     held, index, padded = rows.shown[:, :0], rows.index, rows.padded
     if cached and prompt.real.shape[1] < cut.size:
         raise OptionError("images in a later turn on a cache are not supported: pass the whole conversation")
-    if cached:  # the cache holds rows of prompts, and behind them what was generated
+    if cached:  # the cache holds rows of prompts, followed by generated tokens
         held = rows.shown.new_ones(len(rows.real), cached)
         before = torch.arange(past - cached, past, device=embeds.device).expand(len(held), -1)
         if book is not None:
@@ -175,7 +175,7 @@ def decoder_arguments(
 
 
 def held_masks(kwargs: dict[str, Any], cache: Any, book: Book) -> dict[str, Any]:
-    """Masks and token types that are as long as what a shortened cache holds."""
+    """Masks and token types that are as long as a shortened cache."""
     new = next(kwargs[name].shape[1] for name in ("input_ids", "inputs_embeds") if kwargs.get(name) is not None)
     whole, mask = int(cache.get_seq_length()) + new, kwargs.get("attention_mask")
     if isinstance(mask, Tensor) and mask.ndim == 2:
@@ -201,7 +201,7 @@ def positions_of(
         first = real.argmax(1)[:, None]
         if given is None:
             if not past and not rows.padded:
-                return None, True  # the decoder counts as many rows as it gets
+                return None, True  # the decoder counts the rows it gets
             (positions,) = upload([past + first + rank], device)
         else:
             rank, first = upload([rank, first], device)
@@ -278,7 +278,7 @@ def _in_order(mask: Tensor, columns: int, rows: Rows, held: Tensor, size: int, w
     first = mask.shape[-1] - size if mask.shape[-1] < past + size else past
     ahead = _seen(mask)[:, :1, :, first : first + size].expand(len(index), -1, -1, -1).triu(1)  # images of Gemma 3
     ahead = ahead | ahead.transpose(2, 3)
-    ahead = ahead | torch.diag_embed(ahead.any(3))  # a merged token and the one it stands for
+    ahead = ahead | torch.diag_embed(ahead.any(3))  # a merged token and the one it replaces
     ahead = ahead.gather(2, index[:, None, :, None].expand(-1, 1, -1, size))
     ahead = ahead.gather(3, index[:, None, None].expand(-1, 1, index.shape[1], -1))
     at = torch.arange(past + index.shape[1], device=index.device)
@@ -336,7 +336,7 @@ def ids_of(base: Any, embeds: Tensor) -> Tensor:
 
 
 def waiting_records(outputs: dict[str, Any], waiting: dict[str, list[Encoded]]) -> dict[str, list[Encoded]]:
-    """What was recorded of outputs that `generate` encoded before, if something has copied them on their way here
+    """Records of outputs that `generate` encoded before, if something has copied them on their way here
     (offloaded weights).
     """
     for modality, records in waiting.items():
@@ -357,7 +357,7 @@ def check_arguments(kwargs: dict[str, Any], shape: tuple[int, ...]) -> None:
 
 
 def split_packed(kwargs: dict[str, Any], cache: Any, config: Any, whole: bool) -> Pack | None:
-    """Gives each prompt of packed ones a row of its own in `kwargs`; None if none are packed. Checks arguments.
+    """Gives each packed prompt a separate row in `kwargs`; None if none are packed. Checks arguments.
 
     Args:
         config: of the decoder.
@@ -385,7 +385,7 @@ def read_prompt(base: nn.Module, kwargs: dict[str, Any], cache: Any) -> tuple[In
     if ids is None:
         ids = ids_of(base, kwargs["inputs_embeds"])
     if isinstance(mask, dict) or (isinstance(mask, Tensor) and mask.ndim == 4 and is_static(cache)):
-        # masks that generate makes for a static cache; the decoder makes them anew. A real row sees itself.
+        # masks that generate makes for a static cache; the decoder makes them again. A real row sees itself.
         mask = next((value for value in mask.values() if value is not None), None) if isinstance(mask, dict) else mask
         if mask is not None:
             seen = mask[:, 0, :, past:].diagonal(dim1=1, dim2=2)

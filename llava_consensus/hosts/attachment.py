@@ -63,7 +63,7 @@ class Attachment:
 
     Args:
         model: a model of transformers.
-        method: what reduces.
+        method: the reduction method.
         budget: of one image, a number of tokens, or a share of those it has.
         total: the most tokens of the images of one prompt; None is any number.
         options: of its family (`HostEntry.options`).
@@ -100,7 +100,7 @@ class Attachment:
         self._attach()
 
     def _check(self, model: Any) -> None:
-        """Raises OptionError for what cannot be attached, with the remedy."""
+        """Raises OptionError for an unsupported combination, with the remedy."""
         if len(self._stages) > 1:
             check_stages(self._stages, model)
         if self._total is not None and isinstance(self.budget, Budget) and self._total < self.budget.tokens:
@@ -161,7 +161,7 @@ class Attachment:
 
     def detach(self) -> None:
         """Gives the model back as it was, bit for bit. It waits for no call: calls of other threads whose images are
-        encoded end with the method, later ones are plain. A cache that was filled with fewer rows goes on with the
+        encoded end with the method, later ones are plain. A cache that was filled with fewer rows keeps the
         hooks that it needs, also under another method; they leave with the last such cache. Detaching twice does
         nothing, and entering again attaches again.
         """
@@ -179,7 +179,7 @@ class Attachment:
         self.detach()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Attachment":
-        """A copy of an attached model is attached; what its calls reported stays with the original."""
+        """A copy of an attached model is attached; the reports of its calls stay with the original."""
         twin = object.__new__(type(self))
         memo[id(self)] = twin
         for name, value in vars(self).items():
@@ -189,7 +189,7 @@ class Attachment:
         return twin
 
     def __reduce__(self) -> Any:
-        """Raises OptionError: what is attached belongs to this process."""
+        """Raises OptionError: an attachment belongs to its process."""
         raise OptionError("a model with a method attached cannot be pickled: detach first, or save its state_dict()")
 
     # Calls
@@ -287,7 +287,7 @@ class Attachment:
                 spent[name] = spent.get(name, 0.0) + time
         return spent
 
-    # What a forward pass asks for
+    # Called during a forward pass
 
     def _budgets(self, stage: BudgetedMethod, prompt: Prompt) -> list[Budget | Share]:
         """Budget of each image of a batch of prompts."""

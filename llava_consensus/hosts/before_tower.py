@@ -1,4 +1,4 @@
-"""Methods before the projector: inside the blocks of a vision tower (ToMe), on the image it is shown (resize), or on
+"""Methods before the projector: inside the blocks of a vision tower (ToMe), on the image before it (resize), or on
 cells of the image (PixelPrune). They work on LLaVA and its kind, whose tokens are the patches of CLIP, SigLIP or DINOv2
 (`open_tower`), and on Qwen-VL and GLM-4V, whose encoders take images of any size.
 
@@ -60,7 +60,7 @@ def refusal(kind: str, vision: str, place: Place) -> str:
 
 
 def shares_left(tiles: int, size: int, budget: Budget | Share, method: Any) -> list[int]:
-    """Tokens that a method before the projector leaves of each of so many tiles of `size` tokens."""
+    """Tokens that a method before the projector leaves of each of `tiles` tiles of `size` tokens."""
     shares = shares_of([size] * tiles, budget, method)
     return [min(share.tokens, size) for share in shares] if len(shares) == tiles else [size] * tiles
 
@@ -100,7 +100,7 @@ class TokenGrid(NamedTuple):
 
 
 class ImageLeft(NamedTuple):
-    """What is left of one image."""
+    """The remaining tokens of one image."""
 
     slot: Tensor  # [T, N] token of its tile that each place is a copy of
     columns: int  # places in a row of a tile
@@ -108,7 +108,7 @@ class ImageLeft(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What is left of the images of a record."""
+    """The remaining tokens of the images of a record."""
 
     images: list[ImageLeft]
     record: Encoded | None  # of the tokens that are left, if the next method reads the tower
@@ -193,7 +193,7 @@ class BeforeTower:
         """Takes the place of the model's encoder of a modality, for prompts [R, S].
 
         Args:
-            tower: that records what the next method of a composition reads.
+            tower: records the tensors that the next method of a composition reads.
             plain: the encoder.
         """
         record = SimpleNamespace(inputs=inputs, count=None)
@@ -299,7 +299,7 @@ class BeforeTower:
 def smaller_grids(
     inputs: dict[str, Any], modality: str, small: list[list[tuple[int, int]]], patch: int
 ) -> dict[str, Any]:
-    """Arguments of the encoder of Qwen-VL and GLM-4V, every tile of a video an entry of its own.
+    """Arguments of the encoder of Qwen-VL and GLM-4V, every tile of a video a separate entry.
 
     Args:
         small: of each image, rows and columns of tokens of each smaller tile.

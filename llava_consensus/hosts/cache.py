@@ -1,7 +1,7 @@
 """A KV cache that holds fewer rows than its prompt had, and says the prompt's length.
 
-`generate`, and models that count positions by the cache, then go on from the full length. Masks are as long as what
-the cache holds: they ask `get_query_offset` and the layers.
+`generate`, and models that count positions by the cache, then continue from the full length. Masks are as long as
+the cache: they ask `get_query_offset` and the layers.
 """
 
 import functools
@@ -25,7 +25,7 @@ def without_cache(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 class Book(NamedTuple):
-    """What a shortened cache holds of the prompts that were read."""
+    """Contents of a shortened cache: the rows kept of each prompt."""
 
     size: int  # rows of the prompts
     missing: int  # of these, rows that the first layer does not hold

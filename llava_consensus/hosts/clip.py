@@ -87,7 +87,7 @@ class ClipText:
 @contextmanager
 def without_unused_report() -> Iterator[None]:
     """Keeps transformers from listing weights a model has no place for, as of one side of a whole CLIP model. A report
-    of missing or misshapen weights is shown.
+    of missing or misshapen weights is printed.
     """
 
     def needs_reading(record: logging.LogRecord) -> bool:

@@ -30,7 +30,7 @@ class CutImage:
     reported: bool  # whether it is of the first beam of its prompt
     merged: int = 0  # of the tokens left, those made at the last cut
     entering: list[int] = field(default_factory=list)  # visual tokens that entered each layer so far
-    measures: dict[str, list[Tensor]] = field(default_factory=dict)  # what the method says of its choices, cut by cut
+    measures: dict[str, list[Tensor]] = field(default_factory=dict)  # the method's statistics of its choices, per cut
     centres: Tensor | None = None  # [M] which of its n tokens those made at the last cut represent
     joined: Tensor | None = None  # [n] which of the M each of them went into, -1 for none
 

@@ -2,9 +2,9 @@
 
     model      pre-hook    notes rows of the answer
     base       pre-hook    notes ids and the mask; in later steps on a shortened cache, shortens 2D masks
-    encoders   wrapped     what was read of the tower travels on the output
+    encoders   wrapped     tensors recorded in the tower travel on the output
     decoder    pre-hook    chooses tokens, and gathers the rows that stay in every argument with a row axis
-    decoder    post-hook   puts the last states back to full length, and notes in the cache what it holds
+    decoder    post-hook   puts the last states back to full length, and stores a `Book` in the cache
 
 Everything outside of the decoder sees the prompt that the user passed.
 """
@@ -78,7 +78,7 @@ UNRECORDED = (
 )
 ENCODING = "_maybe_prepare_encoder_kwargs_for_generation"  # the step of `generate` that encodes images
 _NUMBERS = itertools.count(1)
-# what was learnt of towers, by the module with `get_image_features`
+# facts found out about towers, by the module with `get_image_features`
 _LEARNT: "weakref.WeakKeyDictionary[nn.Module, Learnt]" = weakref.WeakKeyDictionary()
 
 
@@ -92,7 +92,7 @@ class Entrance:
     """
 
     cache_axis = 2  # of rows in the keys of its cache
-    inputs = Inputs  # class of what its methods are given
+    inputs = Inputs  # class that builds the inputs of its methods
 
     def __init__(self, owner: Any, model: Any, options: Mapping[str, str]) -> None:
         base = base_of(model)
@@ -292,8 +292,8 @@ class Entrance:
         return (), self._reduce(decoder, forward.base, prompt, short, kwargs, cache, book)
 
     def _prompt(self, forward: Forward, labels: Tensor | None, embeds: Tensor) -> tuple[Prompt, str]:
-        """The prompts of a forward with what was read of their images, and why the tower lacks attention that the
-        method reads.
+        """The prompts of a forward with the tensors recorded for their images, and why the tower lacks attention that
+        the method reads.
         """
         model: Any = self.model()
         images: list[Image] = []
@@ -434,8 +434,8 @@ class Entrance:
         return replace(report, watch=report.watch or cut.prefill.watch)
 
     def _step(self, decoder: Any, kwargs: dict[str, Any], book: Book | None, cache: Any) -> dict[str, Any]:
-        """Rows behind a shortened prompt: renumbered positions go on from its shorter length, and layers of different
-        lengths get masks of their own.
+        """Rows behind a shortened prompt: renumbered positions continue from its shorter length, and layers of
+        different lengths get separate masks.
         """
         if book is None or book.owner != self.number:  # hooks of a detached method continue from its own caches
             return kwargs
@@ -446,7 +446,7 @@ class Entrance:
     # Behind the decoder
 
     def end(self, decoder: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """The last states at full length; the cache says what it holds."""
+        """The last states at full length; the cache gets its `Book`."""
         self._restore(decoder, output)
         pack, self.local.pack = getattr(self.local, "pack", None), None
         if pack is not None:
@@ -477,7 +477,7 @@ class Entrance:
             output["last_hidden_state"] = spread_rows(states, cut.rows)
 
     def _keep(self, cache: Any, book: Book) -> None:
-        """Stores in a cache what it holds."""
+        """Stores a `Book` in the cache it describes."""
         if hasattr(cache, "layers"):
             if book_of(cache) is None:
                 self._hold(cache)

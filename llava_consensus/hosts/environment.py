@@ -20,8 +20,8 @@ def check_version(transformers: str) -> None:
 
 def check_llava_version() -> None:
     """Raises OptionError for a version of transformers on which official LLaVA does not run: the metadata of this
-    project can only say what models of transformers need. From 5.24 on generate() hands models a `cache`, and LLaVA's
-    own code takes `past_key_values`.
+    project can only state the requirements of transformers models. From 5.24 on generate() hands models a `cache`, and
+    LLaVA's own code takes `past_key_values`.
     """
     installed = version("transformers")
     if _numbers(installed) != (4, 37) and not (5, 19) <= _numbers(installed) < (5, 24):

@@ -1,5 +1,5 @@
-"""What the configuration of a model of transformers says: sizes of its vision side, and how it takes images. Nothing
-here runs the model; harness and server know from it what a prompt costs before they read one.
+"""Facts from the configuration of a transformers model: sizes of its vision side, and how it takes images. Nothing
+here runs the model; harness and server compute the cost of a prompt from it before they read one.
 """
 
 import inspect
@@ -221,7 +221,7 @@ class Facts:
 
 
 def _first(size: int | list[int]) -> int:
-    """Height in pixels of what a configuration may give height and width of."""
+    """Height in pixels of a size that is an int or (height, width)."""
     return size if isinstance(size, int) else size[0]
 
 

@@ -32,7 +32,7 @@ class Image(NamedTuple):
     tiles: int
     video: bool
     first: int  # number of its first tile among those of its modality
-    part: tuple[int, int] = (0, 1)  # which part of what the user passed this is, and of how many
+    part: tuple[int, int] = (0, 1)  # index of this part of the user's image, and their number
 
 
 class Call(NamedTuple):
@@ -162,7 +162,7 @@ def sliced(call: Call) -> list[Any]:
 
 
 def by_rows(call: Call) -> list[Any]:
-    """Molmo 2: an overview, and a grid of crops, each row of tokens with a word of its own behind it."""
+    """Molmo 2: an overview, and a grid of crops, each row of tokens followed by its own separator."""
     grids = numbers(call.inputs["image_grids"]).tolist()
     return [[size for size in (height * width, tall * wide) if size] for height, width, tall, wide in grids]
 
@@ -200,7 +200,7 @@ def _shown(view: Tensor, parts: Tensor) -> bool:
 
 
 def frames(call: Call) -> list[Any]:
-    """LLaVA-NeXT-Video, OneVision: equal frames; what is left over is a newline."""
+    """LLaVA-NeXT-Video, OneVision: equal frames; the remaining row is a newline."""
     count, number = call.pixels.shape[:2]
     size = int(call.here.sum()) // count
     return [[size // number] * number + [STRUCTURAL] * (size % number)] * count
@@ -249,7 +249,7 @@ class Family(NamedTuple):
     around: tuple[int, int] = (0, 0)  # markers that the processor puts in front of and behind each image
     projects: bool = False  # whether `multi_modal_projector` takes patch by patch (VisionZip, PruMerge project again)
     mapped: bool = False  # whether tiles must be found by the map of patches (`tower.py`)
-    known: bool = True  # whether images are what the user passed; else each run of placeholders counts as one
+    known: bool = True  # whether images are those the user passed; else each run of placeholders counts as one
 
 
 GRID = Family(by_grid, around=(1, 1))
@@ -276,7 +276,7 @@ TABLE = {
     "molmo2": Family(by_rows, mapped=True),
     **dict.fromkeys(("gemma4", "gemma3n", "perception_lm", "granite4_vision"), Family(mapped=True)),
     "paligemma": Family(equal),
-    **dict.fromkeys(("qwen", "cogvlm"), Family()),  # of 2023, with code of their own
+    **dict.fromkeys(("qwen", "cogvlm"), Family()),  # of 2023, with custom code
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe"), GRID),
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "kimi_k25", "glm_ocr", "paddleocr_vl", "video_llama_3"), MAPPED_GRID),
 }
@@ -364,7 +364,7 @@ def _of_tiles(sizes: list[Any]) -> tuple[Integers, Integers, int]:
 
 
 def parts_of(image: Image) -> list[Image]:
-    """The tiles of an image as images of their own if they differ in size, as what is read of a tower has one size."""
+    """The tiles of an image as separate images if they differ in size, as recorded tensors need equal sizes."""
     real = image.token != STRUCTURAL
     tiles, counts = np.unique(image.tile[real], return_counts=True)
     if len(set(counts.tolist())) < 2 or image.video or len(tiles) != image.tiles or not real.all():

@@ -1,4 +1,4 @@
-"""The inputs of a method (`VisualTokens`) from what is known at the entrance of the language model."""
+"""The inputs of a method (`VisualTokens`), built at the entrance of the language model."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -40,12 +40,12 @@ class Prompt(NamedTuple):
     real: NDArray[np.bool_]  # [R, S] False for padding
     asks: NDArray[np.bool_]  # [R, S] rows that may be part of a question: no padding, and no answer in training
     images: list[Image]
-    tiles: list[Tiles]  # of each image, what was read of the tower
+    tiles: list[Tiles]  # of each image, tensors recorded in the tower
     encoded: list[dict[str, Any]]  # of each image, the arguments of its encoder
     text: list[Integers]  # of each image, the columns of the text that asks about it
     beams: int = 1  # rows of each prompt, next to each other
     grouped: bool = True  # whether it is known how the family's processor lays out tiles
-    left: Sequence[Any] = ()  # of each image, what a method before the projector has left (`ImageLeft`), or None
+    left: Sequence[Any] = ()  # of each image, tokens left by a method before the projector, or None
     later: Sequence[Tiles] = ()  # of each image, the tiles that the next method reads
 
 
@@ -105,7 +105,7 @@ def finite_needs_of(
 
 
 def unreadable(method: Method, missing: Iterable[Need], model: str, why: str = "") -> OptionError:
-    """The error for a method that reads what the vision side of a model does not have."""
+    """The error for a method that reads tensors which the vision side of a model does not have."""
     names = ", ".join(sorted(need.name.lower() for need in missing))
     return OptionError(
         f"{type(method).__name__} needs {names}, which the vision side of {model} does not have"
@@ -182,8 +182,8 @@ class Inputs:
         return which, where, mask.bool(), keys.bool(), not bool(real.all())
 
     def batches(self, units: list[Unit]) -> list[UnitBatch]:
-        """Units that go through the method together: equal in what they have. One at a time if their numbers of tokens
-        are not known beforehand.
+        """Units that go through the method together: equal in shapes and needs. One at a time if their numbers of
+        tokens are not known beforehand.
         """
         groups: dict[Any, list[Unit]] = {}
         for number, unit in enumerate(units):

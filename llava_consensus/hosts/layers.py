@@ -1,7 +1,7 @@
 """Drop visual tokens between decoder layers with hooks that are armed only in the forward passes that need them.
 
     pre-hook of a layer    at a cut the method chooses; from the first cut on, the rows that are left are gathered in
-                           the states and in every argument with a row axis, and the layer gets a mask of its own
+                           the states and in every argument with a row axis, and the layer gets a separate mask
     post-hook of a layer   puts the layer's output back into the states at their full length
 
 Because each layer puts its rows back, everything between layers keeps the shapes it knows: DeepStack additions, the
@@ -72,7 +72,7 @@ class Layers:
         return LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING
 
     def check(self, size: int) -> None:
-        """Raises OptionError for prompts of so many rows that cannot be cut."""
+        """Raises OptionError if a prompt of `size` rows cannot be cut."""
         if self.chunk and size > self.chunk:
             raise OptionError(
                 f"attention_chunk_size={self.chunk} is less than this prompt of {size} rows, whose chunks a cut "
@@ -121,7 +121,7 @@ class Layers:
         return found
 
     def mask(self, index: int, hidden: Tensor, two: Tensor | None, cache: Any, ahead: Tensor | None) -> Any:
-        """Attention mask of one layer, in the format of its kernel, by the length of its own cache.
+        """Attention mask of one layer, in the format of its kernel, by the length of its cache.
 
         Args:
             two: [R, columns] False for padding, or None.
@@ -274,8 +274,8 @@ class Step(Hooks):
 def later_step(
     layers: Layers | None, decoder: Any, kwargs: dict[str, Any], book: Book, cache: Any, mask: Tensor | None
 ) -> tuple[dict[str, Any], Step | None]:
-    """Arguments of the decoder for rows behind a shortened prompt, whose renumbered positions go on from its shorter
-    length, and the hooks by which layers of different lengths get masks of their own.
+    """Arguments of the decoder for rows behind a shortened prompt, whose renumbered positions continue from its shorter
+    length, and the hooks by which layers of different lengths get separate masks.
 
     Args:
         mask: [R, length] 2D mask that the model was given, or None.

@@ -1,5 +1,5 @@
-"""Which method works on which host: every method is attached to a model that is not there. What its vision side
-offers is what the host's view says of the usual checkpoint (`offer`); it is the code that attaches which refuses, and
+"""Which method works on which host: every method is attached to a model that is not loaded. The vision side
+of the usual checkpoint is described by the host's view (`offer`); the refusal comes from the attaching code, which
 says why.
 
     refusals("qwen2.5-vl")["visionzip"]   # why not; "" where it works on images
@@ -33,7 +33,7 @@ def keeping() -> list[str]:
 
 
 def offers_of(entry: HostEntry) -> frozenset[Need]:
-    """What the vision side of a host's usual checkpoint gives of what methods ask for, known without one."""
+    """Needs of methods that the vision side of a host's usual checkpoint meets, known without loading it."""
     if entry.kind != "hf":
         view = load_place(entry.view)
         offer: frozenset[Need] = view.offers
@@ -50,7 +50,7 @@ def offers_of(entry: HostEntry) -> frozenset[Need]:
 @cache
 def refusals(host: str) -> dict[str, str]:
     """Why the host of that name refuses each method, method and model called so; nothing where it works, and `UNTRIED`
-    if that is known of copies of the model's code alone.
+    if that is known only of copies of the model's code.
     """
     entry = known_hosts()[host]
     refused: dict[str, str] = {}

@@ -5,12 +5,12 @@ from typing import Any
 
 from llava_consensus.errors import OptionError
 
-# How LLaVA-NeXT lays out the tiles of an image, a base view and then a grid of tiles. `stock` is what the checkpoint
-# says: the grid that fits the image best, rows and columns of padding cut away, a newline after each row. `2880` is
-# what the numbers of the paper, of VisPruner and of CDPruner are for: always 2 x 2 tiles, nothing cut away, no
+# How LLaVA-NeXT lays out the tiles of an image, a base view and then a grid of tiles. `stock` follows the checkpoint:
+# the grid that fits the image best, rows and columns of padding cut away, a newline after each row. `2880` is
+# the layout behind the numbers of the paper, VisPruner and CDPruner: always 2 x 2 tiles, nothing cut away, no
 # newlines, so that every image has 5 x 576 tokens and 640 of them are 128 of each tile.
 STOCK, FIXED = LAYOUTS = ("stock", "2880")
-# what llava-torch 1.2.2.post1 follows: it takes any other ratio for `square`, and any spatial merge for `spatial`
+# as in llava-torch 1.2.2.post1, which takes any other ratio for `square`, and any spatial merge for `spatial`
 RATIOS = ("square", "pad", "anyres")
 MERGES = ("flat", "spatial", "spatial_unpad")
 ACROSS = 2  # tiles in a row of the fixed grid

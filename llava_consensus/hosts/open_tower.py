@@ -1,7 +1,7 @@
 """Vision towers that work on fewer patches: blocks that merge them (ToMe), and embeddings of a smaller image.
 
-`forward` of the tower and of its blocks is shadowed on the instance as long as a method is attached, and does what it
-always did unless this thread is in `OpenTower.running`. The tower hands its tokens on in one row, so that the projector
+`forward` of the tower and of its blocks is shadowed on the instance as long as a method is attached, and behaves as
+before unless this thread is in `OpenTower.running`. The tower passes its tokens in one row, so that the projector
 works on these only; a hook behind the projector then gives every patch a copy of the token it was merged into, so that
 the model lays its features out as always.
 """
@@ -56,7 +56,7 @@ class EncoderRun:
 
 
 class OpenTower:
-    """A tower of CLIP, SigLIP or DINOv2, and what a method does inside.
+    """A tower of CLIP, SigLIP or DINOv2, and the steps of a method inside.
 
     Args:
         module: the vision model.
@@ -70,7 +70,7 @@ class OpenTower:
         self.module, self.projector, self.method, self.layer = module, projector, method, layer
         inner, kind = getattr(module, "vision_model", module), module.config.model_type
         self.blocks: Any = list(getattr(inner.encoder, "layers", None) or inner.encoder.layer)
-        self.merging = feature_block + 1  # blocks that merge; nobody reads those behind
+        self.merging = feature_block + 1  # blocks that merge; later ones are not read
         self.classes = int(kind in ("clip_vision_model", "dinov2"))
         self.embeddings = inner.embeddings
         self.own_sizes = kind == "dinov2"  # whether its embeddings take images of any size

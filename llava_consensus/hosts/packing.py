@@ -1,5 +1,5 @@
-"""Packed sequences: several prompts in one row, whose positions begin anew (padding-free training). Methods and the
-decoder are given a row for each prompt, so that every method reduces it as if it were alone.
+"""Packed sequences: several prompts in one row, whose positions begin again at 0 (padding-free training). Methods and
+the decoder are given a row for each prompt, so that every method reduces it as a single prompt.
 """
 
 from typing import Any, NamedTuple
@@ -42,7 +42,7 @@ class Pack(NamedTuple):
 
 
 def pack_of(kwargs: dict[str, Any], past: int, config: Any) -> Pack | None:
-    """The prompts of a packed call, told apart as transformers does; None for any other call.
+    """The prompts of a packed call, separated as transformers does; None for any other call.
 
     Args:
         past: rows that the cache holds.

@@ -113,7 +113,7 @@ class Mapped(NamedTuple):
 
 
 def _heads(calls: list[KernelCall], tile: Tile) -> tuple[Tensor, Tensor]:
-    """Queries and keys [H, n, d] of a tile, keys as many as queries."""
+    """Queries and keys [H, n, d] of a tile, with equal counts of both."""
     call = calls[tile.call]
     position = tile.position.to(call.query.device)
     query, key = call.query[tile.entry][:, position], call.key[tile.entry][:, position]

@@ -35,7 +35,7 @@ class Prefill(Hooks):
         decoder: that runs.
         prompt: as the decoder is given it.
         units: images with more tokens than their budget.
-        inputs: what the method reads of the tower; None if it reads nothing.
+        inputs: tensors of the tower that the method reads; None if it reads nothing.
         arguments: of the decoder.
         origin: [R, S] row of the user's prompt that each row represents; None if it is the same.
     """
@@ -81,7 +81,7 @@ class Prefill(Hooks):
         self.before: dict[int, Any] = {}  # state before each cut, for layers that run again
 
     def _check(self, size: int) -> None:
-        """Raises OptionError for what a cut would do wrong."""
+        """Raises OptionError for prompts that a cut cannot handle."""
         self.layers.check(size)
         if self.method.calibrates and self.layers.kernel not in ("sdpa", "eager"):
             raise OptionError(
@@ -267,7 +267,7 @@ class Prefill(Hooks):
         return hidden
 
     def _note(self, index: int, numbers: list[int], places: Tensor, chosen: Chosen, hidden: Tensor) -> Tensor:
-        """Stores what was chosen of images [P, v places], and puts merged tokens into the states."""
+        """Stores the tokens chosen of images [P, v places], and puts merged tokens into the states."""
         images = [self.images[number] for number in numbers]
         (row,) = upload([np.array([[image.row] for image in images])], hidden.device)
         gone = torch.ones_like(places, dtype=torch.bool).scatter(1, chosen.kept, False)
@@ -305,7 +305,7 @@ class Prefill(Hooks):
     def _view(
         self, numbers: list[int], cut: Cut, short: Tensor, rows: Rows, call: kernels.KernelCall | None, angles: Any
     ) -> tuple[DecoderView, Tensor]:
-        """What the method sees of these images, and the rows of the prompt that their tokens are: [P, v]."""
+        """The method's view of these images, and the rows of the prompt that their tokens are: [P, v]."""
         images, device, width = [self.images[number] for number in numbers], short.device, rows.index.shape[1]
         length = max(len(image.text) for image in images)
         texts = np.stack([np.pad(image.text, (0, length - len(image.text))) for image in images])
@@ -355,7 +355,7 @@ class Prefill(Hooks):
         key = call.key[batch][:, :, :width]  # a static cache hands over columns that are still empty
         still = key.new_ones(()).expand(len(batch), width, key.shape[3])
         cap = float(call.options.get("softcap") or 0.0)
-        if isinstance(call.mask, Tensor) and call.mask.ndim == 4:  # saliency sees what the kernel saw, windows too
+        if isinstance(call.mask, Tensor) and call.mask.ndim == 4:  # saliency uses the kernel's mask, windows too
             seen = call.mask if call.mask.dtype == torch.bool else call.mask > torch.finfo(call.mask.dtype).min / 2
             seen = seen.expand(len(self.alive), -1, -1, -1)
             shown = seen[batch[:, None], 0, asked][..., :width]  # [P, L, W]

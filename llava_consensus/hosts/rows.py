@@ -81,7 +81,7 @@ def drop_rows(value: Any, rows: Rows) -> Any:
 
 
 def joined_rows(first: Rows, then: Rows) -> Rows:
-    """The rows that are left of a prompt after those of `then` left what `first` had left."""
+    """The rows that are left of a prompt after those of `then` reduced those of `first`."""
     at, later = (rows.index if rows.at is None else rows.at for rows in (first, then))
     return then._replace(
         size=first.size,
@@ -102,8 +102,8 @@ def restore_rows(full: Tensor, short: Tensor, rows: Rows) -> Tensor:
 
 
 def spread_rows(short: Tensor, rows: Rows, axis: int = 1) -> Tensor:
-    """States of the rows that are left at the length of the prompt: a row that left shows the last one before it, so
-    that a label right behind an image is predicted by what precedes it.
+    """States of the rows that are left at the length of the prompt: a removed row repeats the last one before it, so
+    that a label right behind an image is predicted by the row before it.
     """
     at = rows.index if rows.at is None else rows.at
     (every,) = upload([np.tile(np.arange(rows.size), (len(at), 1))], short.device)
@@ -230,7 +230,7 @@ def _keys(reduction: Reduction, at: Tensor, tail: Tensor, order: str) -> Tensor:
 
 def _tails(group: Reduced, images: list[Image], method: Method) -> NDArray[np.int64]:
     """Sort keys [B, 4, T] of the slots of each unit in every zone. A unit whose rows are mixed with those of other
-    tiles has no place of its own: tokens that belong ahead of it come behind the image, and those after it after them.
+    tiles has no place: tokens that belong ahead of it come behind the image, and those after it after them.
     """
     kept, slots = group.reduction.kept.shape[1], group.reduction.tokens.shape[1]
     if group.reduction.zone is None and (method.order == "raster" or kept == slots):

@@ -1,4 +1,4 @@
-"""What a method reads of a vision tower by hooks on its modules: of official LLaVA, on whose own pin attention asks for
+"""Tensors of a vision tower, read by hooks on its modules: of official LLaVA, on whose pin attention asks for
 no kernel, and of models that carry their own code.
 """
 
@@ -16,7 +16,7 @@ from llava_consensus.reduction.tokens import Need
 
 
 class Tap(NamedTuple):
-    """A module, and what its output says of images, by the names of `Tiles.parts`."""
+    """A module, and a function from its output to tensors by the names of `Tiles.parts`."""
 
     module: nn.Module
     read: Callable[[Any], dict[str, Tensor]]

@@ -1,6 +1,6 @@
-"""What methods read of the vision tower, in any family, while the model encodes its images.
+"""Records the tensors of the vision tower that methods read, in any family, while the model encodes its images.
 
-`get_image_features` and `get_video_features` run as they are, in `generate` and in `forward`. What was recorded
+`get_image_features` and `get_video_features` run as they are, in `generate` and in `forward`. The tensors recorded
 meanwhile travels on their output to the entrance of the language model. The blocks of the tower are recorded at their
 attention kernels. Which patches make which token is found once for each shape of images: the features are
 differentiated by the attention output of the block (`patch_map.fed_rows`), where the graph begins. Modules are looked
@@ -32,7 +32,7 @@ Block = tuple[str, int]  # name of a list of blocks, and which of them
 
 
 class Encoded(NamedTuple):
-    """Images of one modality that were encoded, and what was recorded meanwhile."""
+    """Images of one modality that were encoded, and the tensors recorded meanwhile."""
 
     inputs: dict[str, Any]
     key: Any  # shapes
@@ -65,7 +65,7 @@ class Tiles(NamedTuple):
 
 
 class Learnt(NamedTuple):
-    """What is known of a tower, by shapes of images."""
+    """Facts about a tower, by shapes of images."""
 
     fed: dict[Any, Fed]
     maps: dict[Any, tuple[list[Mapped | None], int]]  # and the class tokens
@@ -309,7 +309,7 @@ class Tower:
     def tiles(
         self, record: Encoded, images: list[Image], straight: bool, square: bool = True
     ) -> tuple[list[Tiles], str]:
-        """What was read of each image, and why the attention that the method reads is not there, "" if it is.
+        """The tensors recorded of each image, and why the attention that the method reads is absent ("" if present).
 
         Args:
             straight: whether each token is one patch, in order, so that no map is needed.
@@ -360,8 +360,8 @@ def _tiles_of(
     image: Image, mapped: Mapped | None, calls: list[KernelCall], states: list[Tensor], classes: int,
     early: list[KernelCall],
 ) -> Tiles:  # fmt: skip
-    """What the kernel calls and outputs of a block say of an image. Without a map, tiles are as they were encoded, and
-    of tokens that are resized (OneVision) each is read at the patch in its middle. If that cannot be, nothing is read.
+    """Tensors of an image from the kernel calls and outputs of a block. Without a map, tiles are as they were encoded,
+    and of tokens that are resized (OneVision) each is read at the patch in its middle, if possible.
     """
     if mapped is None:
         size, parts, scale = int(image.token.max()) + 1, {}, 1.0
@@ -447,5 +447,5 @@ def shape_key(inputs: dict[str, Any]) -> Any:
 
 
 def records_of(output: Any) -> list[Encoded]:
-    """What was recorded while an encoder made this output."""
+    """Records made while an encoder made this output."""
     return list(getattr(output, RECORD))

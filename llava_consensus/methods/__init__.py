@@ -31,8 +31,8 @@ class Option(NamedTuple):
 
     name: str
     default: str  # as it is written on the command line
-    text: str  # what it means; empty where no class says so
-    values: str  # what it may be; empty for a text
+    text: str  # its meaning; empty if undocumented
+    values: str  # allowed values; empty for a text
 
 
 class About(NamedTuple):
@@ -41,7 +41,7 @@ class About(NamedTuple):
     at: str  # module:Class
     title: str  # in tables; empty: its name
     place: str  # where it acts
-    paragraphs: list[str]  # docstrings of its class (the first paragraph) and of its file: idea, paper, what differs
+    paragraphs: list[str]  # docstrings of its class (the first paragraph) and of its file: idea, paper, differences
     options: list[Option]
     counted: dict[str, str]  # functions that count its cost, and the meaning of each
     cost: str  # on the model of the paper
@@ -178,7 +178,7 @@ def checked(where: str, candidate: Any) -> "type[Method]":
     Args:
         where: its name and place, for the message.
     Raises:
-        OptionError: unless it is a dataclass that derives from one of the bases and writes what that one asks for.
+        OptionError: unless it is a dataclass that derives from one of the bases and implements its abstract methods.
     """
     from llava_consensus.reduction.decoder import InDecoder
     from llava_consensus.reduction.method import AfterTower, AtCells, AtPicture, InTower

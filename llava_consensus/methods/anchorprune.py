@@ -11,7 +11,7 @@ Where the vision tower is of no CLIP model it is read as in their code for Qwen2
 not negated, of a token as the language model receives it and any word, both distances are between such tokens, and
 attention is received from all rows. Differences: the words are those that follow the image, where the authors
 tokenise the question apart; prompts without such words rank by attention; every tile of an image undoes its own
-windows, where their code undoes those of the first image alone; ties go to the lower index. Their scripts' smallest
+windows, where their code undoes those of only the first image; ties go to the lower index. Their scripts' smallest
 anchors (5, 10 and 20 of 32, 64 and 128; on Qwen2.5-VL 10, 20 and 40 of 64, 128 and 256) are 5/32 of T.
 """
 

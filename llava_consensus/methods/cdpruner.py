@@ -107,12 +107,12 @@ def relevance(sides: ClipSides, whole: WholePictures, negated: bool = True) -> T
 def greedy_map(kernel: Tensor, count: int) -> Tensor:
     """`count` tokens of each kernel [B, N, N] in the order they are chosen: [B, count]. Ties go to the lower place.
 
-    Each step takes the token with the largest remainder p and eliminates it from the kernel: with its row u of what is
-    left of the kernel, the remainders fall by u^2 / p. Rows are made when they are needed: a row of the kernel less
+    Each step takes the token with the largest remainder p and eliminates it from the kernel: with its row u of the
+    remaining kernel, the remainders fall by u^2 / p. Rows are made when they are needed: a row of the kernel less
     `shares` times the earlier rows, where shares are the u / p of those rows at this token.
     """
     batch, size, device = *kernel.shape[:2], kernel.device
-    # Row j is what the step that chooses j reads: its row of the kernel and its shares, [B, N, N + T] in one table
+    # Row j is read by the step that chooses j: its row of the kernel and its shares, [B, N, N + T] in one table
     table = torch.cat((kernel, kernel.new_empty(batch, size, count)), dim=2)
     reads, shares = table.flatten(0, 1), table[:, :, size:]
     rows = kernel.new_empty(batch, count, size)

@@ -12,8 +12,8 @@ from llava_consensus.methods.consensusdrop import ConsensusDrop
 
 @dataclass(frozen=True, kw_only=True)
 class ConsensusDropPlus(ConsensusDrop):
-    """ConsensusDrop with kept positions: a token stands where it stood among all tokens, a merged one where its anchor
-    stood. Everything else, and every option, is ConsensusDrop's.
+    """ConsensusDrop with kept positions: a token stays at its position among all tokens, a merged one at that of its
+    anchor. Everything else, and every option, is ConsensusDrop's.
     """
 
     positions: Literal["renumber", "keep", "mean"] = "keep"

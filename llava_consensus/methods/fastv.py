@@ -1,11 +1,11 @@
 """FastV: after the second decoder layer keep the visual tokens the last prompt token attends to most.
 
 Chen et al., "An Image is Worth 1/2 Tokens After Layer 2", ECCV 2024; written from its text only. The saliency is the
-head-mean softmaxed attention of the last prompt token in layer K - 1, the cut is before layer K (from 0). What differs
+head-mean softmaxed attention of the last prompt token in layer K - 1, the cut is before layer K (from 0). Differences
 from the official code: one attention row is computed from the layer's own queries and keys instead of all maps;
 images are ranked each on its own, rows of a batch too; the cache holds every layer once; ties go to the lower index.
 Official scripts count tokens after the cut (`count=kept`); `count=eq` gives T its other meaning, the mean over layers
-of what enters them. In models of fewer than 32 layers K is 2/32 of the depth, rounded, at least 1.
+of the tokens that enter them. In models of fewer than 32 layers K is 2/32 of the depth, rounded, at least 1.
 """
 
 from dataclasses import dataclass

@@ -5,12 +5,12 @@ A video is cut into segments where the means of two frames differ (cosine below 
 there are 8. Of the b tokens of a frame, T over the frames rounded up, 0.7 b are kept by farthest-point sampling; the
 distance to a token counts by its attention and by its likeness to the frames of its segment. Each other token joins
 the one most like it in the frame before, where their cosine is above 0.8; trees of them become sums, the last frame
-first, and what is left of a frame is clustered by density peaks. A cluster's mean is at its centre.
+first, and the remaining tokens of a frame are clustered by density peaks. A cluster's mean is at its centre.
 
-T is what the language model is handed, 1.25 times the authors' share; their cut to three tenths before layer 20 is
-`flashvid:tokens=N+fastv:layer=20`. As in theirs, numbers of clusters are rounded up frame by frame, so that a few more
-than T may come, and a sum is divided by one more than its own children, which makes no mean of a deep tree. What
-differs: no noise on the density (theirs, 1e-6, decides where a frame has few clusters); in a segment of one frame
+T is the number of tokens the language model gets, 1.25 times the authors' share; their cut to three tenths before layer
+20 is `flashvid:tokens=N+fastv:layer=20`. As in theirs, numbers of clusters are rounded up frame by frame, so that a few
+more than T may come, and a sum is divided by one more than its own children, which makes no mean of a deep tree.
+Differences: no noise on the density (theirs, 1e-6, decides where a frame has few clusters); in a segment of one frame
 theirs clusters kept tokens once more, so that a place may come twice; ties go to the lower index. An image is a video
 of one frame.
 """
@@ -113,7 +113,7 @@ class FlashVID(AfterTower):
             saliency: [F, n] attention of each.
             each: tokens that are left of a frame.
         Returns:
-            Kept tokens [K]; merged ones [M, D], where those stand [M], and which of the M each of the F n tokens is in.
+            Kept tokens [K]; merged ones [M, D], their places [M], and which of the M each of the F n tokens is in.
         """
         count, size, first, total = math.ceil(each * self.alpha), video.shape[1], 0, 0
         kept, merged, anchors, group = list[Tensor](), [video[0, :0]], list[Tensor](), list[Tensor]()

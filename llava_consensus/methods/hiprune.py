@@ -28,7 +28,7 @@ BESIDE = 5  # an anchor and its neighbours
 
 @dataclass(frozen=True, kw_only=True)
 class HiPrune(Selector, ReadsBlocks):
-    """Keep what a middle vision block looks at with its neighbours, and what the last one looks at.
+    """Keep tokens that a middle vision block attends to with their neighbours, and those the last one attends to.
 
     Args:
         alpha: share of the tokens that are anchors and their neighbours, in [0, 1].

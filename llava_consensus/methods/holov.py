@@ -26,12 +26,12 @@ from llava_consensus.reduction.saliency import class_flops, class_saliency
 from llava_consensus.reduction.selection import arrange, pick, rank, seated, topped_up
 from llava_consensus.reduction.tokens import AHEAD, Need, Reduction, VisionAttention, VisualTokens, ensure_finite
 
-SCALE, EPSILON = 1e3, 1e-6  # of the attention, and of what is divided by
+SCALE, EPSILON = 1e3, 1e-6  # scale of the attention, and guard of divisors
 
 
 @dataclass(frozen=True, kw_only=True)
 class HoloV(ReadsTower):
-    """Every crop of the image keeps as many of its most attended tokens as its attention and variety earn.
+    """Every crop of the image keeps a number of its most attended tokens, set by its attention and variety.
 
     Args:
         crops: how many there are; None is 16, or without a class token 16/9 of N / T.

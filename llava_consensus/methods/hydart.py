@@ -25,7 +25,7 @@ from llava_consensus.reduction.tokens import Need, VisualTokens, ensure_finite
 
 @dataclass(frozen=True, kw_only=True)
 class HyDART(HiPrune):
-    """Keep what a middle vision block looks at with its neighbours, and attended tokens that differ from them.
+    """Keep tokens that a middle vision block attends to with their neighbours, and attended tokens unlike them.
 
     Args:
         near: weight of the likeness to anchors and neighbours.

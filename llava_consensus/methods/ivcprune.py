@@ -1,5 +1,5 @@
 """IVC-Prune: half way through the decoder keep the visual tokens that are like the text by their values, and those
-whose rotary coordinates the others are told apart by (ICLR 2026; official code 03afd9c, its forward for Qwen2.5-VL).
+whose rotary coordinates distinguish the others (ICLR 2026; official code 03afd9c, its forward for Qwen2.5-VL).
 
 Read are the values of layer K - 1, not its queries and keys. A row looks at the visual tokens by a softmax of its
 value's products with theirs, mean over heads. The tokens that the text looks at most are seeds, which then look as the
@@ -34,7 +34,7 @@ LAYER, DEPTH = 16, 28  # where the cut was published, and the fewest layers of a
 
 @dataclass(frozen=True, kw_only=True)
 class IVCPrune(InDecoder):
-    """IVC-Prune: keep what values find like the text, and the tokens of the extreme rotary coordinates.
+    """IVC-Prune: keep tokens like the text by their values, and the tokens of the extreme rotary coordinates.
 
     Args:
         layer: K, how many layers see everything; None is 16, less in decoders of fewer than 28 layers.

@@ -2,9 +2,9 @@
 Efficient Vision-Language Understanding"; official code dluo112/MFPruner 023e74d).
 
 Attention of the class token, unlikeness (1 less the mean cosine of a projected token with the others) and relevance to
-the question in CLIP's space each vote for their best T tokens. Tokens of three votes stay, then those of two; what is
-missing is filled by the sum of the three cues. As in the authors' code relevance is the NEGATED cosine (take
-`relevance=cosine` where a tower's patches do not point away from their content, see CDPruner), and unlikeness alone is
+the question in CLIP's space each vote for their best T tokens. Tokens of three votes stay, then those of two; seats
+that are left are filled by the sum of the three cues. As in the authors' code relevance is the NEGATED cosine (take
+`relevance=cosine` where a tower's patches do not point away from their content, see CDPruner), and only unlikeness is
 not brought to 0..1. Differences: of two-vote tokens that are too many the best by the sum stay, where theirs are in
 the order of a Python set; the sentence that asks for a single word is no part of the question; relevance is scaled
 within an image. Without CLIP's text side relevance is as CDPruner's there. Nothing depends on the depth of a model.

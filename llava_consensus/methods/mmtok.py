@@ -2,10 +2,10 @@
 2508.18264; official code d1522cd).
 
 A token covers each word, and each token, by a share: a softmax over all tokens of its cosines with them, of projected
-tokens and the language model's embeddings for words, of the tower's features for tokens. What is covered once counts
-once: each step keeps the token that adds most to the sum over words and tokens of the largest share kept so far. The
-words weigh 1 in all, the tokens alpha. The temperature of the words is 0.02 in the authors' code for LLaVA and 0.01 for
-Qwen2.5-VL, here wherever a token is made of several patches.
+tokens and the language model's embeddings for words, of the tower's features for tokens. Coverage counts
+only once: each step keeps the token that adds most to the sum over words and tokens of the largest share kept so far.
+The words weigh 1 in all, the tokens alpha. The temperature of the words is 0.02 in the authors' code for LLaVA and 0.01
+for Qwen2.5-VL, here wherever a token is made of several patches.
 
 Differences: the words are the rows that follow the image in the prompt, the template's among them. The authors
 tokenise the question apart, and for LLaVA leave out the sentence that asks for a short answer and 47 common words,
@@ -29,7 +29,7 @@ from llava_consensus.reduction.tokens import Need, VisualTokens, ensure_finite
 
 @dataclass(frozen=True, kw_only=True)
 class MMTok(Selector, ReadsTower):
-    """Keep T tokens, each the one that adds most to what the kept ones cover of the question's words and all tokens.
+    """Keep T tokens, each the one that adds most to the kept tokens' coverage of the question's words and all tokens.
 
     Args:
         alpha: weight of covered tokens against covered words.

@@ -4,8 +4,8 @@ official code xiwenc1/OTPrune 3414730).
 Every channel of the projected tokens is divided by its norm over the tokens, G being the products of all pairs that are
 left. The tokens are chosen that make the determinant of I + gamma G G large, one by one: a bound of the optimal
 transport between all and kept tokens, by the authors. As in their code channels are normalised and not tokens, gamma is
-0.01, an image of several tiles is one unit, and the question, which their function is given, is not read. What
-differs: float32, exactly T where they round a share, newline tokens of anyres are no candidates, and a channel that is
+0.01, an image of several tiles is one unit, and the question, which their function is given, is not read. Differences:
+float32, exactly T where they round a share, newline tokens of anyres are no candidates, and a channel that is
 zero everywhere stays zero. Gamma was set for N = 576 tokens of 4,096 channels, whose products grow with channels / N;
 nothing depends on the depth of a model.
 """

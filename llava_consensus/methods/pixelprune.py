@@ -5,12 +5,12 @@ A cell is the square of patches that makes one token. In raster order each is pr
 between (A, B, C): by B where C equals A and not B, else by A; in the first row by A, in the first column by B. A cell
 that its prediction does not differ from by more than the threshold leaves, and the prediction represents it. With
 threshold 0 nothing is lost but the mass that copies have in the tower's attention; above 0, predictions are made of
-what represents the cells, so that errors do not add up.
+the cells' representatives, so that errors do not add up.
 
-The tower runs on the cells that stay, with their own positions, and a token that stays keeps its coordinates; what
-leaves follows from the image alone, and T only says whether to reduce at all. Differences: an image is predicted
-diagonal by diagonal, which gives the same cells. Qwen3-VL, as in the authors' code; on Qwen2.5-VL windows of the tower
-would have to be made again, and no array says how. A video of several frames is refused, where theirs fails.
+The tower runs on the cells that stay, with their own positions, and a token that stays keeps its coordinates; the
+cells that leave depend only on the image, and T only says whether to reduce at all. Differences: an image is
+predicted diagonal by diagonal, which gives the same cells. Qwen3-VL, as in the authors' code; on Qwen2.5-VL windows of
+the tower would have to be made again, and no array says how. A video of several frames is refused, where theirs fails.
 """
 
 from dataclasses import dataclass

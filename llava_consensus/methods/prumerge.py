@@ -1,5 +1,5 @@
-"""PruMerge: keep the patches the class token attends to far more than to the rest, and add to each of them what its
-nearest neighbours hold (Shang et al., LLaVA-PruMerge, arXiv 2403.15388, ICCV 2025; official code 097c041).
+"""PruMerge: keep the patches the class token attends to far more than to the rest, and add to each of them its
+nearest neighbours (Shang et al., LLaVA-PruMerge, arXiv 2403.15388, ICCV 2025; official code 097c041).
 
 Outliers of the class attention are kept, each grows by its 32 nearest patches in key space weighted with their
 attention, and one extra token sums up everything that was pruned; all of it before the projector. Differences: the
@@ -36,7 +36,7 @@ class PruMerge(ReadsTower):
     Args:
         budget: `fixed` (T tokens, the extra one among them) | `adaptive` (as published: the number of outliers plus
             one; T then only says whether to reduce at all).
-        weights: `raw` (the official code: neighbours weigh what the class token gives them) | `mean` (the paper: those
+        weights: `raw` (the official code: neighbours are weighted by class attention) | `mean` (the paper: those
             weights divided by their sum).
         neighbours: patches added to each kept one, at least 0.
         order: `official` (by attention, descending, the extra token last; after the projector, `raster`) |
@@ -136,7 +136,7 @@ class PruMerge(ReadsTower):
 
 
 def _sums(weights: Tensor, values: Tensor, kept: Tensor, rest: Tensor) -> Tensor:
-    """The kept tokens with their neighbours added, and what was pruned, where anything was: weights [B, K + 1, N] of
+    """The kept tokens with their neighbours added, and the sum of pruned ones, if any: weights [B, K + 1, N] of
     values [B, N, D] -> [B, K + 1, D] or [B, K, D].
     """
     merged = weights @ values

@@ -1,14 +1,14 @@
 """PruMerge+: PruMerge with patches sampled evenly over the image beside the attended ones (Shang et al.,
 LLaVA-PruMerge, arXiv 2403.15388, ICCV 2025; official code 097c041).
 
-The outliers of the class attention are kept, then every s-th patch, then all of them are merged as in PruMerge. What
-differs: the published spacing follows from the number of outliers (`budget=adaptive`); for a fixed T we take the rule
-of EffiVLM-Bench's port: outliers, then every (N / K)-th patch until K are found, the rest by attention where it drew at
-random. That walk can end before the last rows of the image; `spread=even` spaces the samples so that it never does.
-The official code has a path of a fixed ratio too, 1/8 by default: the N/8 most attended patches and every 8th from the
-4th on. It takes a patch that is both twice; `spread=ratio` takes the next one by attention instead. Three crashes are
-repaired: no outlier counts as one for the spacing, a spacing is never below one, and images of one batch do not share
-their outliers.
+The outliers of the class attention are kept, then every s-th patch, then all of them are merged as in PruMerge.
+Differences: the published spacing follows from the number of outliers (`budget=adaptive`); for a fixed T we take the
+rule of EffiVLM-Bench's port: outliers, then every (N / K)-th patch until K are found, the rest by attention where it
+drew at random. That walk can end before the last rows of the image; `spread=even` spaces the samples so that it never
+does. The official code has a path of a fixed ratio too, 1/8 by default: the N/8 most attended patches and every 8th
+from the 4th on. It takes a patch that is both twice; `spread=ratio` takes the next one by attention instead. Three
+crashes are repaired: no outlier counts as one for the spacing, a spacing is never below one, and images of one batch
+do not share their outliers.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class PruMergePlus(PruMerge):
     """The most attended patches and evenly sampled ones, each with its neighbours added, and one token for the rest.
 
     Args:
-        spread: `walk` (EffiVLM-Bench: every (N / K)-th patch until there are enough) | `even` (as many as are wanted,
+        spread: `walk` (EffiVLM-Bench: every (N / K)-th patch until there are enough) | `even` (the wanted number,
             equally spaced over the whole image) | `ratio` (the official fixed ratio: half of them by attention, half
             equally spaced); for `budget=fixed` only.
     """

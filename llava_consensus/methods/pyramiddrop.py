@@ -5,7 +5,7 @@ attention of the last prompt token, with that layer's own norm, queries and keys
 official ratios 1/2, 1/4, 1/8 are the geometric schedule n, n l, n l^2, n l^3 with l = 1/2; a budget T sets l, so that T
 stay after the last cut (`count=kept`; 72 of 576 is the official schedule), or T is the mean over layers (`count=eq`;
 nothing below a quarter of n can be). Differences from the official code: batches with padding and several images
-work, and the keys of the ranking layer are the only extra projection. In models of fewer than 32 layers the cuts stand
+work, and the keys of the ranking layer are the only extra projection. In models of fewer than 32 layers the cuts are
 at the same quarters, rounded. The official lists of layers and ratios can be given as they are, `layers="8 16 24"` and
 `ratios="0.5 0.25 0.125"`.
 """
@@ -29,8 +29,8 @@ class PyramidDrop(InDecoder):
     Args:
         count: `kept` (T tokens after the last cut) | `eq` (T is the mean over layers of the tokens entering them).
         layers: the first layer, from 0, that sees fewer tokens, for each cut; empty: the published ones.
-        ratios: what each cut leaves of the image's tokens, for as many cuts; T then only says whether to reduce at
-            all. Empty: what T makes of them.
+        ratios: share of the image's tokens that each cut leaves; T then only says whether to reduce at
+            all. Empty: computed from T.
     """
 
     count: Literal["kept", "eq"] = "kept"
@@ -78,7 +78,7 @@ class PyramidDrop(InDecoder):
         return cuts
 
     def _share(self, tokens: int, available: int, cuts: tuple[int, ...], layers: int) -> float:
-        """l: what each cut leaves of what entered it."""
+        """l: the share of the entering tokens that each cut leaves."""
         if self.count == "kept":
             return (tokens / available) ** (1 / len(cuts))
         spans = [end - start for start, end in zip((0, *cuts), (*cuts, layers), strict=True)]

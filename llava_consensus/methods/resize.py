@@ -7,7 +7,7 @@ factor and rounded down, with one row or column more where that fits, of the sid
 is in the place of the first token of the full image that lies in its cell.
 
 A tower of fixed size, such as LLaVA's, takes no small image: there it runs on rows x columns patches with its
-position embeddings interpolated bicubically. Tokens are floor(sqrt T) rows of as many columns, or one column more where
+position embeddings interpolated bicubically. Tokens are floor(sqrt T) rows and columns, or one column more where
 that fits: 192, 128, 64 and 32 give 182, 121, 64 and 30, never more than T, and it is these that are counted. So it is
 with the tiles of a tiled image, each of which is made smaller.
 """

@@ -1,10 +1,10 @@
-"""RESTORE's token merging: half of the budget by a selector, half made of what it leaves (Cho et al., ICML 2026, arXiv
-2606.01711, section 3; official code 9b27e68).
+"""RESTORE's token merging: half of the budget by a selector, half merged from the other tokens (Cho et al., ICML 2026,
+arXiv 2606.01711, section 3; official code 9b27e68).
 
 A selector keeps T / 2 tokens. Of the others, those are anchors that are representative and distinctive: the sum of a
 token's cosines with the rest, times 1 less its largest cosine with a token of a smaller sum (as the code runs; its
 names speak of a larger one). Every other token joins the anchor it is most like, and a merged token is the plain mean.
-Kept tokens stand where they stood, a merged one at the lower median of its members; an image of several tiles is one
+Kept tokens keep their positions, a merged one is at the lower median of its members; an image of several tiles is one
 unit. Both methods of this file choose and merge so. `restore` is only the merging; `restore_calibrated` adds the
 authors' calibration of the language model's attention (`reduction/calibration.py`), for which it drops tokens before
 the first decoder layer instead of before the language model. Differences: ties go to the lower index. Nothing depends
@@ -108,7 +108,7 @@ class RestoreCalibrated(InDecoder):
 
     @property
     def calibrates(self) -> bool:
-        """True: this is what it adds to the merging."""
+        """True: adds calibration to the merging."""
         return True
 
     @property

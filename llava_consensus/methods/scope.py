@@ -2,7 +2,7 @@
 official code 6bf7306).
 
 A token is covered by the kept token that its feature is most like. Each step keeps the token by which most coverage is
-gained, times its class attention to the power alpha. As in the authors' code coverage starts at 0, so that what is
+gained, times its class attention to the power alpha. As in the authors' code coverage starts at 0, so that a token
 unlike everything kept counts as not covered. Differences: float32 throughout, ties go to the lower index, and
 attention is the mean over heads, where theirs is the sum, which changes no product's rank. Nothing depends on the depth
 of a model.
@@ -51,8 +51,8 @@ class Scope(Selector, ReadsTower):
 def cover(similarity: Tensor, weight: Tensor | None, count: int) -> Tensor:
     """`count` tokens from how much each covers of each of R things, [B, N, R], which is overwritten: [B, count].
 
-    The matrix is kept at the larger of what a token covers and what is covered already. So the row of the last choice
-    is what is covered, and the 1-distance from it is what a token would add, exactly 0 for one that adds nothing.
+    The matrix holds the larger of a token's coverage and the current coverage. So the row of the last choice
+    is the current coverage, and the 1-distance from it is a token's gain, exactly 0 for one that adds nothing.
 
     Args:
         weight: [B, N] that gains are multiplied with; None if all are 1.

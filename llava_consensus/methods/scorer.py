@@ -31,7 +31,7 @@ from llava_consensus.reduction.selection import rank
 from llava_consensus.reduction.tokens import VisualTokens, ensure_finite
 
 PARTS = ("q_proj.weight", "q_proj.bias", "k_proj.weight", "k_proj.bias")
-INSIDE = "_scorer."  # ends what is in front of the names in a whole checkpoint
+INSIDE = "_scorer."  # end of the prefix of the names in a whole checkpoint
 FRONTS = ("module.", "_orig_mod.")  # that training in parallel and compiling put in front of names
 UNREAD = {"norm.weight"}  # of IDPruner's LLaVA-1.5
 MOST = 8  # tensors that are looked at in a file without a scorer, to name them

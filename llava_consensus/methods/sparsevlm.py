@@ -6,10 +6,10 @@ dropped tokens the best 30 % are clustered by density peaks on that layer's outp
 the image. Version 1.5, the default, keeps published numbers of tokens; 1.0 keeps rank(attention) * scale + bias and
 cuts after layer 19 too; 2.0 (SparseVLM+) divides the attention by that of all-ones queries and keys, keeps the 14 heads
 with most visual mass, recycles nothing and leaves positions. For other T than the published ones, and other n than 576,
-there is one cut after layer 2 with kept + recycled = T. So T is what is left after the only cut there, and the authors'
-"equivalent tokens" in the published schedules. Differences: equal densities are ordered by index instead of by noise;
-raters and attention rows only, never a map. In models of fewer than 32 layers the cuts are in proportion, rounded, at
-least one layer apart.
+there is one cut after layer 2 with kept + recycled = T. So T is the number left after the only cut there, and the
+authors' "equivalent tokens" in the published schedules. Differences: equal densities are ordered by index instead of by
+noise; raters and attention rows only, never a map. In models of fewer than 32 layers the cuts are in proportion,
+rounded, at least one layer apart.
 """
 
 from dataclasses import dataclass
@@ -145,7 +145,7 @@ def recycled(dropped: int) -> tuple[int, int]:
 
 
 def solve(tokens: int, available: int) -> int:
-    """The largest k with k + clusters = T; T itself where the clusters alone are more (then nothing is recycled)."""
+    """The largest k with k + clusters = T; T itself if there are more clusters than that (then nothing is recycled)."""
     if recycled(available)[1] > tokens:
         return tokens
     return next(k for k in reversed(range(tokens)) if k + recycled(available - k)[1] == tokens)

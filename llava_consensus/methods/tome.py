@@ -6,7 +6,7 @@ publish no vision-language version. Here the blocks up to the feature block merg
 as even as their halving limit allows, and the T tokens are in raster order of their first patch.
 
 On other models than LLaVA the reading is ours. A SigLIP tower has no class token to keep out of it. Where the model
-makes one token of each square of patches, what is left after merging forms no grid, and the method is refused.
+makes one token of each square of patches, the tokens left after merging form no grid, and the method is refused.
 """
 
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ class ToMe(InTower):
     """Merge the most similar patches inside every vision block until T are left.
 
     Args:
-        rate: `constant` (as many patches merge in every block) | `decreasing` (the authors' other schedule: from twice
-            the mean in the first block to none in the last).
+        rate: `constant` (the same number of patches merge in every block) | `decreasing` (the authors' other schedule:
+            from twice the mean in the first block to none in the last).
         proportional: attend to a merged token in proportion to the patches in it; off is the authors' option for models
             trained with merging.
     """
@@ -46,7 +46,7 @@ class ToMe(InTower):
     def schedule(self, tokens: int, patches: int, blocks: int) -> list[int]:
         """Patches to merge away in each block, `patches - tokens` in all, the larger numbers first.
 
-        A block can merge away half of its patches at most, so the last blocks give what they can and the ones before
+        A block can merge away half of its patches at most, so the last blocks merge half and the ones before
         share the rest evenly: 192 of 576 in 23 blocks is 17 sixteen times, then 16.
 
         Raises:
@@ -69,7 +69,7 @@ class ToMe(InTower):
 
     def _decreasing(self, tokens: int, patches: int, blocks: int) -> list[int]:
         """The authors' list for the largest whole r that merges no more than is wanted, from 2 r to 0, and the rest one
-        each from the first block on; what a block cannot merge goes to the next.
+        each from the first block on; patches that a block cannot merge go to the next.
 
         Raises:
             OptionError: for a budget that cannot be reached so.

@@ -5,8 +5,8 @@ Of D + M = T tokens, D are dominant: the class token itself and the D - 1 patche
 of the others, equally spaced, are targets, every other token joins the target with the nearest key, and a contextual
 token is the target plus the mean of those that joined, before the projector. M is 5/32 of T, which gives the published
 splits (54 + 10 at 64). The class token is passed to the language model, as the official code does, and counts as one
-of the T; at T >= N this host leaves the model as it is, so there is then no class token and nothing is merged. What
-differs: M = 0 works (it divided by zero), only the class token and the contextual tokens are projected again, and a
+of the T; at T >= N this host leaves the model as it is, so there is then no class token and nothing is merged.
+Differences: M = 0 works (it divided by zero), only the class token and the contextual tokens are projected again, and a
 image ranked over all its tiles (`tile_budget=global`) has the class token of its first.
 
 A model whose projector takes several patches at a time, or whose tower has no class token, is reduced as the authors do

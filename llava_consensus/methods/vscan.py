@@ -4,15 +4,15 @@ the last one, and every other token merged into the kept one that it is most lik
 
 The grid of a tile is cut into 4 x 4 windows. Each keeps an equal share of T / 2, rounded down, of the tokens that the
 class token looks at most in the early block; the tokens it looks at most in the block that feeds the projector fill up.
-A kept token becomes the plain mean of itself and the tokens that join it, by cosine of what the language model would
-have received. A tower without a class token is read as in the authors' code for Qwen2.5-VL: windows are 4 x 4 tokens,
-the last ones longer if that does not divide, a window keeps at most T / 2 over their number, rounded up, of the
-tokens that all rows look at most, and so T / 2 are found. Differences: exactly T tokens stay where the windows' shares
-do not come to T / 2, a T / 2 of fewer tokens than windows gives one to as many windows (the authors keep none), seats
-of windows that unpadding cut away go to the most attended elsewhere, any grid is cut (the authors' code for LLaVA knows
-24 x 24), and ties go to the lower index. The authors prune once more in the middle of the language model, which is not
-a part of this method: `fastv` and `pyramiddrop` cut there. The early block is the sixth of CLIP's 24 in the authors'
-code; elsewhere it is the one at a quarter of the depth.
+A kept token becomes the plain mean of itself and the tokens that join it, by cosine of the features that the language
+model would have received. A tower without a class token is read as in the authors' code for Qwen2.5-VL: windows are 4 x
+4 tokens, the last ones longer if that does not divide, a window keeps at most T / 2 over their number, rounded up, of
+the tokens that all rows look at most, and so T / 2 are found. Differences: exactly T tokens stay where the windows'
+shares do not come to T / 2, a T / 2 of fewer tokens than windows gives one to T / 2 windows (the authors keep none),
+seats of windows that unpadding cut away go to the most attended elsewhere, any grid is cut (the authors' code for LLaVA
+knows 24 x 24), and ties go to the lower index. The authors prune once more in the middle of the language model, which
+is not a part of this method: `fastv` and `pyramiddrop` cut there. The early block is the sixth of CLIP's 24 in the
+authors' code; elsewhere it is the one at a quarter of the depth.
 """
 
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class VScan(ReadsBlocks):
         return merged + 2 * class_flops(shape) if units else 0.0
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
-        """`budget.tokens` tokens, each the mean of what joined it. Gradients flow to the projected tokens only."""
+        """`budget.tokens` tokens, each the mean of its members. Gradients flow to the projected tokens only."""
         size = tokens.projected.shape[1]
         with torch.no_grad():
             attention: VisionAttention = tokens.needed(Need.ATTENTION)

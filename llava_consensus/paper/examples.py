@@ -1,8 +1,5 @@
-"""Examples, drawn (F1, F19 to F30): what vision alone, the question alone and both together keep of an image.
-
-An example is a figure: the image with heat maps of both saliencies and their fusion, then for each budget what the
-three keep, and the two sets over each other with the consensus framed. Examples are those of a benchmark's questions
-on which the two signals disagree most.
+"""Examples, drawn (F1, F19 to F30): what vision alone, the question alone and both together keep of an image. They are
+those of a benchmark's questions on which the two signals disagree most.
 """
 
 from collections.abc import Sequence

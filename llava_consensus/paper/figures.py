@@ -1,8 +1,8 @@
 """Every figure of the paper from result files: `llava-consensus paper figures --out results --to FOLDER`.
 
 `FIGURES` is the only list: each entry makes a frame of points, and `lines` draws it.
-A figure whose results are missing is named with the command that makes them, and not drawn. Grey is what the paper
-prints: another model on other data, so compare shapes, not levels. Needs the extra `plots`.
+A figure whose results are missing is named with the command that makes them, and not drawn. Grey is for the paper's
+values: another model on other data, so compare shapes, not levels. Needs the extra `plots`.
 
 Columns of a frame: `panel`, `line`, `x`, `y`, and where they are known `low` and `high` (ends of an interval), `size`
 (of a bubble) and `paper` (the printed number). `attrs` has the caption.
@@ -335,7 +335,7 @@ FIGURES = (
 
 
 def draw(material: Material, folder: Path) -> Iterator[tuple[FigureOf, str]]:
-    """Every figure as PNG and SVG in a folder, each with what is missing; nothing if it was drawn."""
+    """Every figure as PNG and SVG in a folder, each with its missing results; empty if it was drawn."""
     for figure in FIGURES:
         with sheet():
             try:

@@ -34,7 +34,6 @@ def _shipped() -> dict[str, Any]:
 
 
 def digest(content: bytes) -> str:
-    """Sixteen digits of a SHA-256, as the file of prompts has them."""
     return hashlib.sha256(content).hexdigest()[:16]
 
 

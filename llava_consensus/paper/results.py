@@ -77,7 +77,6 @@ class Results(Grid):
         return [name for name in self.preset.benchmarks if name in scored and name not in self.near_chance]
 
     def printed_mean(self, line: Line) -> str:
-        """The mean of the paper's numbers over the same benchmarks."""
         columns = {name: scale(self.preset.benchmarks[name]) for name in self.averaged}
         scores = [value / columns[name] for name in columns if (value := self.printed(line, name)) is not None]
         return f"{fmean(scores):.1f}" if scores and len(scores) == len(columns) else ABSENT

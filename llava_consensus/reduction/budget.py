@@ -1,4 +1,4 @@
-"""The budget: how many visual tokens the language model reads for one image, as a number or as a share of its own.
+"""The budget: how many visual tokens the language model reads for one image, as a number or as a share of its tokens.
 
 `budget(64)` is `Budget(64)`, `budget(0.1)` is `Share(0.1)`; `of(N)` of each is the budget of an image of N tokens.
 """
@@ -55,7 +55,7 @@ class Budget:
 
     def over(self, sizes: Sequence[int]) -> list["Budget"]:
         """This budget shared over the tiles of one image: equal parts, which add up to T. A tile of fewer tokens than
-        its part keeps all of them, and the others share what it leaves.
+        its part keeps all of them, and the others share the rest.
 
         Args:
             sizes: tokens of each tile, more than T in all.

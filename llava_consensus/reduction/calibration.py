@@ -1,5 +1,5 @@
-"""RESTORE's calibration of attention (Cho et al., arXiv 2606.01711), which gives an image back what kept positions and
-fewer tokens take from it.
+"""RESTORE's calibration of attention (Cho et al., arXiv 2606.01711), which restores the attention an image loses by
+kept positions and fewer tokens.
 
 Rotated queries and keys that are far from each other have smaller products, and an image of which fewer tokens are
 left has less of the softmax than it had. So the logit of query m and key n gets log s_n + log(2 - D(m - n)) more: s_n

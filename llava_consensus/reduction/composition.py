@@ -1,5 +1,5 @@
-"""Compositions: methods that act in different places, one after the other. Each acts on what the one before it left:
-`resize:tokens=256+consensusdrop` shrinks an image to 256 tokens in the tower, of which the language model is handed T;
+"""Compositions: methods that act in different places, one after the other. Each acts on the output of the one before
+it: `resize:tokens=256+consensusdrop` shrinks an image to 256 tokens in the tower, of which the language model gets T;
 `consensusdrop:tokens=128+fastv` hands it 128, of which T are left behind FastV's layer. Torch only.
 """
 
@@ -18,7 +18,7 @@ class Member(NamedTuple):
     """A method of a composition."""
 
     method: Method
-    tokens: int | None = None  # that it leaves of an image; None: T, or as many as the image says
+    tokens: int | None = None  # that it leaves of an image; None: T, or a number that follows from the image
 
 
 @dataclass(frozen=True, kw_only=True)

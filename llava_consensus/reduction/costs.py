@@ -7,9 +7,9 @@ Counted as FLOPs, two for each multiply-add (docs/accounting.md):
     language model  every layer l with its true input of S_l rows: projections 2 S_l (2 D H d + 2 D H_kv d), gated MLP
                     6 S_l D I, attention scores and values 4 S_l^2 H d over the whole square (a causal kernel may skip
                     half of it); `lm_head` once, for the row that gives the first token
-    vision tower    patch embedding of what enters, and every block that is run: 8 n D_v^2 + 4 n^2 D_v for the n =
+    vision tower    patch embedding of its input, and every block that is run: 8 n D_v^2 + 4 n^2 D_v for the n =
                     patches + class token that enter it, 4 n' D_v I_v for the n' that enter the next one; projector on
-                    what leaves the last
+                    the output of the last
     method          its own matrix products (`Method.flops`)
 
 Not counted: norms, activations, softmax, rotary embedding, sorting, gathering. KV bytes: 2 H_kv d S_l numbers in each
@@ -27,8 +27,8 @@ from llava_consensus.reduction.options import choose
 MATCHES = ("kept", "entering", "average", "flops")
 
 # Llama-2 / Vicuna and CLIP ViT-L/14-336: config.json of liuhaotian/llava-v1.5-7b, llava-v1.5-13b, llava-v1.6-vicuna-7b
-# and openai/clip-vit-large-patch14-336. 66 rows of text: what the paper's KV column means (docs/accounting.md), 35 of
-# them before the image with `vicuna_v1`. LLaVA-NeXT: the paper's fixed layout of 2 x 2 tiles and the base view,
+# and openai/clip-vit-large-patch14-336. 66 rows of text: the meaning of the paper's KV column (docs/accounting.md), 35
+# of them before the image with `vicuna_v1`. LLaVA-NeXT: the paper's fixed layout of 2 x 2 tiles and the base view,
 # without newlines.
 _CLIP: dict[str, Any] = dict(
     blocks=24,
@@ -137,7 +137,7 @@ def account(method: Method, budget: Budget, shape: Shape) -> Account:
     """Cost of a prompt of this shape with a method. A budget of all tokens is the unpatched model.
 
     Args:
-        method: what it does not know about its own cost is in `note`.
+        method: costs that it does not know are in `note`.
         budget: of one image.
         shape: of the model and the prompt; an image has `shape.available` tokens.
     """
@@ -161,8 +161,8 @@ def account(method: Method, budget: Budget, shape: Shape) -> Account:
 
 
 def match(method: Method, budget: Budget, shape: Shape, by: str = "kept") -> Budget:
-    """The budget a method must be given so that it costs what a plain reduction to T tokens before the language model
-    costs: the nearest whole number of tokens, found by trying them all.
+    """The budget at which a method costs the same as a plain reduction to T tokens before the language model:
+    the nearest whole number of tokens, found by trying them all.
 
     Args:
         method: the method that gets the budget.

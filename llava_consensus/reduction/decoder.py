@@ -48,7 +48,7 @@ class DecoderView(NamedTuple):
     visual_inputs: Tensor  # [P, n, D] the image's tokens as they entered layer 0
     text_inputs: Tensor  # [P, L, D] the asked rows as they entered layer 0
     norm: Callable[[Tensor], Tensor]  # the decoder's final norm
-    tower: VisualTokens | None = None  # what the method's `needs` name of the vision tower, of the image's n tokens
+    tower: VisualTokens | None = None  # tensors of the vision tower that the method `needs`, of the image's n tokens
     memory: dict[str, Tensor] | None = None  # of these images; found again at their next cut
 
 

@@ -103,7 +103,7 @@ def fold(projected: Tensor, rest: Tensor, places: Tensor, group: Tensor) -> Fold
         places: [B, M] of the anchors among the rest, ascending.
         group: [B, R] which of the M each of the rest joins.
     Returns:
-        What `assemble` and `arrange` take; None if there is no anchor.
+        Arguments of `assemble` and `arrange`; None if there is no anchor.
     """
     if not places.shape[1]:
         return None
@@ -157,7 +157,7 @@ def pair(points: Tensor, count: int, protected: bool = False) -> Pairing:
         points: [U, t, d] vectors for the similarity, by cosine in float32.
         count: r, at most the number of even places (one less with `protected`).
         protected: the token at place 0 is a class token: it never leaves, and those that stay keep their order. Without
-            one they stand by falling similarity, as in the authors' code. Ties go to the lower place.
+            one they are sorted by falling similarity, as in the authors' code. Ties go to the lower place.
     """
     points = normalize(ensure_finite("values tokens are matched by", points).float(), dim=-1)
     best, into = (points[:, ::2] @ points[:, 1::2].transpose(1, 2)).max(dim=-1)  # [U, a]

@@ -99,7 +99,7 @@ class Method:
     instead: ClassVar[frozenset[Need] | None] = None  # its needs on a tower that does not give all of `needs`
     reduces: ClassVar[bool] = True
     multiplies_nothing: ClassVar[bool] = False  # whether its own work has no matrix product, so that `flops` is 0
-    asked = frozenset[str]()  # options that somebody gave, whatever their values: `make` says it
+    asked = frozenset[str]()  # options given explicitly, even at their defaults; set by `make`
     blocks_ahead: ClassVar[int] = 0  # from the vision block whose output is read to the one whose attention is read
     early: ClassVar[float] = 0.0  # share of the vision blocks that ends with the one of EARLIER
 
@@ -155,7 +155,7 @@ class Method:
 
     @property
     def recorded(self) -> dict[str, str]:
-        """Options that a run records otherwise than as they were given: files, with a checksum of what is in them."""
+        """Options that a run records otherwise than as they were given: files, with a checksum of their content."""
         return {}
 
     @property
@@ -366,7 +366,7 @@ class AtPicture(_Spread, ABC):
 @dataclass(frozen=True, kw_only=True)
 class AtCells(_Spread, ABC):
     """Base of the methods by which the vision tower sees some cells of an image, the squares of patches that make a
-    token. How many is known of the image alone, so images are reduced one by one, each waiting once for the device.
+    token. The count depends on the image, so images run one at a time with one GPU sync each.
     """
 
     place: ClassVar[Place] = Place.CELLS
@@ -379,7 +379,7 @@ class AtCells(_Spread, ABC):
     @abstractmethod
     def stand_ins(self, cells: Tensor) -> Tensor:
         """Place of the cell that represents each, its own for one that stays: pixels [rows, columns, V] -> [rows,
-        columns]. No cell is stood for by a later one.
+        columns]. No cell is represented by a later one.
         """
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:

@@ -1,4 +1,4 @@
-"""Options of a method: their annotations say what they may be, and one function checks them.
+"""Options of a method: their annotations define the allowed values, and one function checks them.
 
 order: Literal["top_then_merged", "raster"]     one of these
 alpha: Ratio                                    a number in [0, 1]

@@ -176,8 +176,8 @@ def greedy(table: Tensor, count: int, first: Tensor | None = None, start: Tensor
     the bag's rows. Bags have CHUNK choices, so that a step reads few rows however many tokens are chosen.
 
     Args:
-        table: [B, N + 1, N], row j being what each token loses when j is chosen. Its diagonal and its last row, which
-            sums up what was chosen in full bags, are overwritten.
+        table: [B, N + 1, N], row j being the loss of each token when j is chosen. Its diagonal and its last row, which
+            sums up the choices in full bags, are overwritten.
         count: tokens to choose.
         first: [B, 1] the first choice; None: by `start`.
         start: [B, N] losses before the first step, infinite for tokens that are not to be chosen.

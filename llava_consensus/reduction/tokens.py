@@ -195,7 +195,7 @@ AHEAD, PLACE, AFTER, BEHIND = range(4)  # before its unit, at its source, right 
 
 def ensure_finite(stage: str, values: Tensor) -> Tensor:
     """`values`, or NonFiniteError naming the stage. On an accelerator the check is queued, so nothing waits for it, and
-    what it finds ends the program later with the same words.
+    a failure ends the program later with the same message.
     """
     # The 2-norm is the fastest pass on a CPU. It can overflow where no value does, so then the largest value decides.
     if values.device.type == "cpu" and float(torch.linalg.vector_norm(values.detach())) < float("inf"):

@@ -1,4 +1,4 @@
-"""From images to the embeddings that are left of them, inside vLLM's worker. What vLLM's modules give is read as
+"""From images to the embeddings that are left of them, inside vLLM's worker. Outputs of vLLM's modules are read as
 `hosts.tower` reads it, and `hosts.inputs` and `hosts.rows` do the rest.
 """
 
@@ -53,7 +53,6 @@ class EncodedImage(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of it."""
         tensors = (self.tokens, *self.tiles.parts.values(), *self.inputs.values())
         return sum(one.numel() * one.element_size() for one in tensors)
 
@@ -81,7 +80,6 @@ class ReducedPrompt(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of it."""
         return sum(one.numel() * one.element_size() for one in self.images)
 
     def copied(self) -> "ReducedPrompt":
@@ -173,9 +171,6 @@ class Engine:
     """The reduction in one worker.
 
     Args:
-        plan: the work to do.
-        model: vLLM's language model.
-        blocks: of its vision tower.
         embed: ids [n] and which of them are images [n] -> embeddings [n, D].
         project: its projector, None if it takes several patches at a time.
         readers: modules that read the output of each block, if the block itself cannot be watched.
@@ -355,7 +350,6 @@ class Engine:
 
 
 def states_of(output: Any) -> Tensor:
-    """States in the output of a block."""
     return output[0] if isinstance(output, tuple) else output
 
 

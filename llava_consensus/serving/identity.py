@@ -1,7 +1,5 @@
-"""A server says which reduction it runs: in each model of `/v1/models`, and in a header of every answer.
-
-`llava-consensus serve` passes `Identity` to vLLM by its public option `--middleware`. It also refuses budgets that vLLM
-would silently ignore.
+"""A server says which reduction it runs: in each model of `/v1/models`, and in a header of every answer. It also
+refuses budgets that vLLM would silently ignore.
 """
 
 import json

@@ -128,7 +128,7 @@ class Reduced:
         return super().embed_input_ids(ids, None, is_multimodal=visual)
 
     def _asked(self: Any, modality: str, kwargs: dict[str, Any], own: dict[str, Any]) -> list[Tensor]:
-        """Images of prompts that say what is asked, reduced once for a prompt, also if vLLM asks in several steps."""
+        """Images of prompts with their question, reduced once for a prompt, also if vLLM asks in several steps."""
         keys = [tuple(tuple(key.tolist()) for key in group) for group in own[KEYS]]
         questions = [question.numpy().tobytes().decode() for question in own[QUESTION]]
         budgets = [tuple(map(budget_of, *pair)) for pair in zip(own[COUNTS], own[SHARES], strict=True)]
@@ -213,7 +213,7 @@ class Reduced:
     def embed_input_ids(
         self: Any, input_ids: Tensor, multimodal_embeddings: Any = None, *, is_multimodal: Tensor | None = None
     ) -> Tensor:
-        """Embeddings of what is read in this step; where its images stand is put aside for `forward`."""
+        """Embeddings of the tokens read in this step; the places of its images are stored for `forward`."""
         if self.moves is not None:
             self.moves.zero_()
             if multimodal_embeddings is not None and len(multimodal_embeddings):
@@ -267,7 +267,6 @@ class Pictures:
     """Mixed into vLLM's processing info of a family whose videos are not served."""
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        """Only images."""
         return {"image": None, "video": 0}
 
 
@@ -288,7 +287,6 @@ def tower_named(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Te
 
 
 def part_of(taken: dict[str, Tensor], start: int, count: int) -> dict[str, Tensor]:
-    """Some tiles of the parts [T, ...] of all."""
     return {name: values[start : start + count] for name, values in taken.items()}
 
 
@@ -310,7 +308,6 @@ class SquareTower(Reduced):
     """CLIP or SigLIP under a LLaVA-type model, and a projector of one patch at a time."""
 
     def make_engine(self: Any, plan: Plan) -> Engine:
-        """Builds the engine from the blocks and the language model of this model."""
         blocks = self.vision_tower.vision_model.encoder.layers
         attention = plan.blocks()[1].get("", 0)
         if attention == len(blocks):
@@ -383,7 +380,6 @@ class ConsensusDropInternVL(SquareTower, InternS1ForConditionalGeneration, Suppo
     """InternVL, whose projector makes one token of four patches."""
 
     def make_engine(self: Any, plan: Plan) -> Engine:
-        """Builds the engine from the blocks and the language model of this model."""
         return Engine(plan, self.language_model.model, self.vision_tower.encoder.layer, self.words)
 
     def lengths(self: Any, kwargs: dict[str, Any]) -> list[int]:
@@ -401,7 +397,6 @@ class Qwen(Reduced):
     """Images of any size, windows, and a merger of four patches."""
 
     def make_engine(self: Any, plan: Plan) -> Engine:
-        """Builds the engine from the blocks, the merger and the language model of this model."""
         blocks, merger = self.visual.blocks, self.visual.merger
         readers = [*(block.norm1 for block in blocks[1:]), getattr(merger, "ln_q", None) or merger.norm]
         return Engine(plan, self.language_model.model, blocks, self.words, readers=readers)
@@ -476,7 +471,6 @@ class ConsensusDropGemma4(Reduced, Gemma4ForConditionalGeneration, SupportsMRoPE
     """Gemma 4, whose tower is that of transformers: images of any shape, padded, a square of patches pooled."""
 
     def make_engine(self: Any, plan: Plan) -> Engine:
-        """Builds the engine from the blocks and the language model of this model."""
         return Engine(plan, self.language_model.model, self.vision_tower.encoder.layers, self.words)
 
     def words(self: Any, ids: Tensor, visual: Tensor) -> Tensor:

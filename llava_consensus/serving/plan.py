@@ -1,4 +1,4 @@
-"""What a server knows of an image before it is encoded: the number of tokens that stay, and what is read of the tower.
+"""Facts about an image that a server needs before encoding: the number of tokens that stay, and the tensors to record.
 All of it follows from the model's configuration, by `hosts.facts` of a model without weights.
 """
 
@@ -78,7 +78,6 @@ class Plan:
 
     @property
     def _features(self) -> int:
-        """The block whose output is read."""
         fed = self.facts.tower.feature_block
         return self.tower.features_block((self._blocks, fed))[1] if self.tower.lists else fed
 
@@ -104,11 +103,9 @@ class Plan:
         return image
 
     def left(self, image: Image, budget: Budget | Share) -> int:
-        """Tokens that are left of an image, newlines among them."""
         return sum(left_of(image, budget, self.method, self.facts.most_tiles))
 
     def drops(self, image: Image) -> bool:
-        """Whether newlines of the image leave if it is reduced."""
         return self.method.newlines == "drop" and not image.video
 
 

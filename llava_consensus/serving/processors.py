@@ -1,8 +1,7 @@
 """vLLM's processor of a model with the placeholders of each image shortened to the tokens that are left of it.
 
-What the engine must know of an image travels beside its pixels: the budget, a key of the image, and for methods that
-read the prompt the whole of it as it would have been without reduction. The hash by which vLLM keeps images, their
-embeddings and the cache of prompts says all of that, so that nothing is taken for another.
+What the engine must know of an image travels beside its pixels: the budget, a key, and for methods that read the prompt
+the whole of it without reduction. The hash by which vLLM keeps images and prompts says all of that.
 """
 
 import hashlib
@@ -31,7 +30,7 @@ from llava_consensus.serving.server import admit_own_arguments, tell_bad_media
 from llava_consensus.serving.setting import asked, check_keys
 from llava_consensus.serving.supported import ASKED, ROWS, TOKENS
 
-REQUEST = "llava_consensus_request"  # where ours stands among vLLM's arguments, on its way through a processor
+REQUEST = "llava_consensus_request"  # our key among vLLM's arguments, on its way through a processor
 OWN = "reduction_"  # prefix of our fields
 COUNT, SHARE = OWN + "count", OWN + "share"  # the budget: a number of tokens or a share, and 0 in the other field
 KEY = OWN + "key"
@@ -54,7 +53,7 @@ class Request:
     tokens: int | float  # as it was asked for
     prompt: list[int]  # before placeholders are put in
     question: str  # for methods that read it by CLIP's text tower
-    hashes: Any  # of its images, where what becomes of one depends on the others or on the prompt
+    hashes: Any  # of its images, if the result of one depends on the others or on the prompt
 
 
 class Reducing:
@@ -72,7 +71,6 @@ class Reducing:
 
     @cached_property
     def plan(self) -> Plan:
-        """Plan of this model."""
         return Plan(self.info.get_hf_config(), self.info.ctx.model_config.model)
 
     def apply(self: Any, inputs: Any, timing_ctx: Any) -> Any:
@@ -92,7 +90,7 @@ class Reducing:
             self._check(inputs.mm_data_items, question)
             question = question if self.plan.clip_name and not self._sizing else ""
             hashes = None
-            if self.plan.method.reads_prompt:  # what vLLM would cache is of one prompt alone: `_made` caches images
+            if self.plan.method.reads_prompt:  # vLLM would cache per prompt: `_made` caches images
                 inputs = replace(inputs, hf_processor_mm_kwargs={}, mm_uuid_items=None, cache=None)
                 hashes = super()._get_mm_hashes(inputs)
             arguments[REQUEST] = Request(tokens, list(inputs.prompt), question, hashes)
@@ -199,7 +197,7 @@ class Reducing:
         return found
 
     def _made(self: Any, mm_items: Any, arguments: Any, hashes: Any) -> Any:
-        """The images as tensors; by their hashes, those that were shown before are not preprocessed again."""
+        """The images as tensors; by their hashes, repeated ones are not preprocessed again."""
         if hashes is None:
             return super()._apply_hf_processor_main(mm_items, arguments)
         made: dict[str, Any] = {}

@@ -1,6 +1,6 @@
 """Configuration and requests of vLLM's servers: a model's configuration is checked and completed before an engine
-starts (`MODELS_CONFIG_MAP` of vLLM), and requests may set only what harms no other request. Nothing heavy is imported
-here.
+starts (`MODELS_CONFIG_MAP` of vLLM), and requests may set only options that harm no other request. Nothing heavy is
+imported here.
 """
 
 from functools import wraps
@@ -12,7 +12,7 @@ BFLOAT16 = frozenset({"qwen3_5"})  # `model_type` of models that vLLM runs in no
 
 
 def check(config: Any) -> None:
-    """Raises OptionError for what a server is asked for beside the reduction and does not go with it."""
+    """Raises OptionError for server options that are incompatible with reduction."""
     import torch
     from vllm.platforms import current_platform
 
@@ -45,7 +45,7 @@ class Configured:
 
     @staticmethod
     def verify_and_update_config(vllm_config: Any) -> None:
-        """Checks the configuration, and prepares what is counted; then does what vLLM does for such a model."""
+        """Checks the configuration, and prepares the counters; then calls vLLM's own check for such a model."""
         from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as THEIRS
         from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
@@ -98,7 +98,7 @@ def tell_bad_media() -> None:
         """vLLM's own."""
 
         async def load_from_url_async(self, *given: Any, **named: Any) -> Any:
-            """As vLLM does. OptionError, which vLLM answers with 400, in place of what it has no answer for."""
+            """As in vLLM, but raises OptionError, which vLLM answers with 400, for errors that vLLM does not handle."""
             try:
                 return await super().load_from_url_async(*given, **named)
             except (VLLMError, ValueError):

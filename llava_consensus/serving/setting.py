@@ -66,7 +66,6 @@ class Setting:
 
     @property
     def most(self) -> int | float:
-        """The largest budget."""
         return self.tokens if self.largest is None else self.largest
 
     def overrides(self, config: Any) -> dict[str, Any]:

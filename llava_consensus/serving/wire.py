@@ -7,7 +7,7 @@ from typing import Any
 
 
 def send_once() -> None:
-    """Makes vLLM's messages of this process so. What is sent can be read by any vLLM, and the other way round."""
+    """Makes vLLM's messages of this process so. Any vLLM can read them, and the other way round."""
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
     theirs, reads = MsgpackEncoder._encode_tensor, MsgpackDecoder._decode_tensor
@@ -36,7 +36,7 @@ def send_once() -> None:
 
 
 def _of_message(coder: Any) -> dict[Any, Any]:
-    """What was met in the message under way, which is known by its list of buffers."""
+    """Objects met in the current message, which is identified by its list of buffers."""
     buffers, known = getattr(coder, "_met", (None, {}))
     if buffers is not coder.aux_buffers:
         buffers, known = coder.aux_buffers, {}

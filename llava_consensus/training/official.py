@@ -22,12 +22,7 @@ from torch import nn
 from llava_consensus.errors import MissingDependency, OptionError
 from llava_consensus.evaluation.files import read_json
 from llava_consensus.evaluation.media import open_image, shrink_to_pad
-from llava_consensus.evaluation.models.llava import (
-    CONVERSATION,
-    FLAG,
-    MEND,
-    tower_of,
-)
+from llava_consensus.evaluation.models.llava import CONVERSATION, FLAG, MEND, tower_of
 from llava_consensus.hosts.clip import without_unused_report
 from llava_consensus.hosts.environment import OFFICIAL
 from llava_consensus.hosts.next_grid import check_pictures

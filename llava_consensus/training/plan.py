@@ -1,6 +1,4 @@
-"""Plan of a training: `TrainingPlan`, and the conversations in LLaVA's data format. Both are checked before any weight
-loads.
-"""
+"""Plan of a training, and the conversations in LLaVA's data format, both checked before any weight loads."""
 
 import os
 from collections.abc import Iterator
@@ -16,7 +14,7 @@ from llava_consensus.evaluation.media import check_file
 from llava_consensus.evaluation.models.loading import ATTENTIONS, Loading
 from llava_consensus.reduction.budget import Budget, Share, amount
 from llava_consensus.reduction.method import Method, Place
-from llava_consensus.reduction.options import choose
+from llava_consensus.reduction.options import at_least, choose
 from llava_consensus.reduction.tokens import Need
 
 PROJECTOR, LORA, FULL, SCORER = "projector", "lora", "full", "scorer"
@@ -56,8 +54,7 @@ class TrainingPlan:
         choose("dtype", self.precision, PRECISIONS)
         choose("attention", self.attention, ATTENTIONS)
         for name, least in (("steps", 1), ("batch", 1), ("accumulate", 1), ("save_every", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise OptionError(f"{name}={getattr(self, name)} must be at least {least}")
+            at_least(name, getattr(self, name), least)
         if self.learning_rate is not None and not 0 < self.learning_rate < float("inf"):
             raise OptionError(f"learning_rate={self.learning_rate} must be above 0")
         if self.method is not None and not self.budgets:

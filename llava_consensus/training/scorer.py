@@ -113,7 +113,6 @@ class ScorerTrainer(transformers.Trainer):
 
 
 def store(weights: nn.Module, out: Path) -> None:
-    """Stores the four tensors of a scorer, whole or not at all."""
     out.parent.mkdir(parents=True, exist_ok=True)
     replace(out, save({name: weights.state_dict()[name].float().cpu().contiguous() for name in PARTS}))
 

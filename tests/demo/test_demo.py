@@ -18,7 +18,6 @@ from llava_consensus.errors import ConsensusError, OptionError
 from llava_consensus.evaluation.media import Clip
 from llava_consensus.evaluation.models import Loading, load
 from llava_consensus.evaluation.models.base import Encoding
-from llava_consensus.evaluation.models.hf import Grid
 from llava_consensus.hosts.outcomes import ImageOutcome
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
@@ -84,7 +83,7 @@ def outcome(count: int, kept: list[int], tile: torch.Tensor, token: torch.Tensor
 
 
 def encoded(side: int | None, size: tuple[int, int]) -> Encoding:
-    return Encoding(Grid(side), False, size, make("random"), Budget(2))
+    return Encoding(SimpleNamespace(side=side), False, size, make("random"), Budget(2))
 
 
 def test_a_picture_of_any_shape_is_one_grid() -> None:

@@ -84,7 +84,7 @@ def test_the_command_draws_what_the_mini_model_keeps(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["gqa", "--count", "0"], "count=0 must be at least 1"),
+        (["gqa", "--count", "0"], "count=0 must be a whole number of at least 1"),
         (["gqa", "--budgets", "0.5"], "must be whole numbers"),
         (["gqa", "--budgets", "0"], "must be at least 1"),
         (["nope"], "unknown benchmark"),

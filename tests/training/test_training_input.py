@@ -71,7 +71,7 @@ def plan(tmp_path: Path, **changes: Any) -> TrainingPlan:
     ("changes", "message"),
     [
         ({"tune": "adapter"}, "tune='adapter' must be one of"),
-        ({"steps": 0}, "steps=0 must be at least 1"),
+        ({"steps": 0}, "steps=0 must be a whole number of at least 1"),
         ({"learning_rate": 0.0}, "must be above 0"),
         ({"precision": "int8"}, "dtype='int8' must be one of"),
         ({"attention": "x"}, "attention='x' must be one of"),

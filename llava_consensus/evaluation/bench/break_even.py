@@ -1,7 +1,5 @@
-"""Does reduction pay on this machine? First-token time over the visual tokens of a request, from all and from fewer.
-
-A request shows the image once, twice, four times and so on. Reduction pays from the number of visual tokens at which
-the reduced request gives its first token as soon as the full one.
+"""Does reduction pay on this machine? From the number of visual tokens on at which a reduced request, which shows an
+image once, twice, four times and so on, gives its first token as soon as the full one.
 """
 
 from collections.abc import Sequence
@@ -32,7 +30,6 @@ class Point(NamedTuple):
 
     @property
     def gain_ms(self) -> float:
-        """How much sooner the first token comes."""
         return self.full_ms - self.reduced_ms
 
 

@@ -60,7 +60,6 @@ class Case:
 
     @property
     def title(self) -> str:
-        """Title in tables: the method's, with its options."""
         name, _, options = self.name.partition(":")
         return ", ".join(filter(None, [self.setting[0].title or name, options.replace(",", ", ")]))
 

@@ -142,7 +142,6 @@ def peak_bytes() -> int | None:
 
 
 def peak_meaning() -> str:
-    """Meaning of `peak_bytes` on this device."""
     if torch.cuda.is_initialized():
         return "allocated by torch on the device, at most while answering"
     return "resident set of the process, at most while answering" if STATUS.exists() else "not measured here"

@@ -1,7 +1,7 @@
 """Base class of benchmarks: files, options, and the scoring of answers joined to questions by id.
 
 Answers are never paired with labels by position: an answer file may be partial, in another order, hold a line twice or
-come from somebody else's LLaVA. Every file error names the path, the line and where the file comes from.
+come from another LLaVA. Every file error names the path, the line and where the file comes from.
 """
 
 from abc import ABC, abstractmethod
@@ -30,7 +30,7 @@ class Question:
     images: tuple[str, ...]  # none for a question about text only, several for the frames of a video
     text: str  # everything that is asked, suffix included
     category: str = "default"
-    prompt: str | None = None  # what the answer file records as prompt, if LLaVA records something else
+    prompt: str | None = None  # prompt in the answer file, if LLaVA's differs
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ def option(*values: str, line: str, asks: bool = False) -> Any:
     """A field of a benchmark that is an option.
 
     Args:
-        values: what it may be; the first is the default.
-        line: what it means, for the message about another value.
-        asks: whether it changes what is asked: it is then part of a run's configuration. Others only score again.
+        values: allowed values; the first is the default.
+        line: its meaning, for the message about another value.
+        asks: whether it changes the questions: it is then part of a run's configuration. Others affect only the score.
     """
     return field(default=values[0], metadata={"values": values, "line": line, "asks": asks})
 
@@ -60,7 +60,7 @@ class Benchmark(ABC):
     """A benchmark: its data, prompts, scoring, and the published number it must match.
 
     A subclass is a frozen dataclass whose fields are its options (`option`). It says how answers are scored by `gold`,
-    `grade` and `totals`, or by a `score` of its own.
+    `grade` and `totals`, or by its own `score`.
 
     Raises:
         OptionError: for an option that is none of its values.
@@ -73,17 +73,17 @@ class Benchmark(ABC):
     folder: ClassVar[str]  # under DATA/eval
     metric: ClassVar[str]  # key of the headline number in the report
     scale: ClassVar[float] = 1.0  # the headline is divided by it to be a percentage in a mean of benchmarks
-    guess: ClassVar[float] = 0.0  # what guessing scores, if that does not depend on the questions
+    guess: ClassVar[float] = 0.0  # score of guessing, if that does not depend on the questions
     column: ClassVar[str | None] = None  # of the paper's tables (report/paper.json) that this headline belongs in
     judge: ClassVar[str | None] = None  # `module:Class` of its grader (judge/grader.py), if a judge model scores it
     max_new_tokens: ClassVar[int]
     licence: ClassVar[str] = ""  # of the data, in a few words
-    frames: ClassVar[int] = 0  # of each video that are shown; 0 if the files are images
+    frames: ClassVar[int] = 0  # frames of each video in a prompt; 0 if the files are images
 
-    # (answers, DATA, target) -> what was written, and the ids that are missing, duplicate or unknown
+    # (answers, DATA, target) -> the written content, and the ids that are missing, duplicate or unknown
     export: ClassVar[Callable[..., Record] | None] = None
     whole: ClassVar[str] = ""  # why the command exports nothing if a question has no answer; empty: it does
-    # (DATA, name) -> the content of an image that is no file of its own
+    # (DATA, name) -> the content of an image that is not a separate file
     picture: ClassVar[Callable[..., bytes] | None] = None
 
     def __post_init__(self) -> None:
@@ -211,7 +211,7 @@ class Benchmark(ABC):
 
 
 class Joined(NamedTuple):
-    """Answers by the index of their question, ascending, and what `join` counted."""
+    """Answers by the index of their question, ascending, and the counts of `join`."""
 
     answers: dict[int, Record]
     counts: dict[str, int]

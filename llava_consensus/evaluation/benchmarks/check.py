@@ -1,4 +1,4 @@
-"""Is a benchmark's data all there, and is it the right version? What `llava-consensus data check` says.
+"""Checks that a benchmark's data is complete and of the right version: `llava-consensus data check`.
 
 Each finding says for which use it matters: answering needs the images, scoring the right answers, an export its own
 files.

@@ -1,7 +1,7 @@
-"""Questions from any file, answered and not scored: what LLaVA's `model_vqa` scripts do.
+"""Questions from any file, answered and not scored, as LLaVA's `model_vqa` scripts do.
 
-`Custom(questions=Path("q.jsonl"), pictures=Path("images"))` is given to a run like a benchmark. It is not in
-BENCHMARKS, because it has no files of its own.
+`Custom(questions=Path("q.jsonl"), pictures=Path("images"))` is passed to a run like a benchmark. It is not in
+BENCHMARKS, because it has no data files.
 """
 
 import re

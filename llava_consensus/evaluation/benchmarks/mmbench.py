@@ -3,7 +3,7 @@
 Data: DATA/eval/mmbench and DATA/eval/mmbench_cn; one table each from
 https://download.openmmlab.com/mmclassification/datasets/mmbench (Apache-2.0; images of many origins, inside the
 table as base64). `split=test` takes the test table, whose answers are not published: the score is None then, and the
-server (https://mmbench.opencompass.org.cn) takes what `export` writes.
+server (https://mmbench.opencompass.org.cn) accepts the output of `export`.
 Asked as LLaVA does: every row once (the rotations are rows), vicuna_v1, greedy, at most 1,024 new tokens, hint,
 question and options, then the option's letter, asked for in Chinese in `mmbench_cn`. Options end at the first empty
 one, and pandas takes an option like "None" or "N/A" for empty, as in LLaVA's script. Images are turned to RGB first.
@@ -38,7 +38,7 @@ FIELDS = ("index", "question", "hint", "A", "B", "C", "D", "image")
 OPTIONS = ("A", "B", "C", "D")
 DROPPED = ["hint", "category", "source", "image", "comment", "l2-category"]  # not part of a submission
 CELL = 32_767  # characters a cell of an xlsx sheet holds
-FORMULA = ("=", "+", "-", "@")  # what a spreadsheet may take for a formula
+FORMULA = ("=", "+", "-", "@")  # a spreadsheet may read such a cell as a formula
 SHEET = b"PK"  # how an xlsx file begins
 SHORTEST = 64  # characters; a shorter image is the index of the row that has it
 SERVER = "https://download.openmmlab.com/mmclassification/datasets/mmbench/{}"

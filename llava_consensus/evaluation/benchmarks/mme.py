@@ -2,7 +2,7 @@
 
 Data: DATA/eval/MME; questions from LLaVA's eval.zip, images and right answers (`MME_Benchmark_release_version`) on
 request from https://github.com/BradyFU/Awesome-Multimodal-Large-Language-Models (branch Evaluation; research only, no
-licence stated); the right answers alone are also in its eval_tool (`eval_tool/Your_Results/<task>.txt`).
+licence stated); only the right answers are also in its eval_tool (`eval_tool/Your_Results/<task>.txt`).
 Asked as LLaVA does: vicuna_v1, greedy, at most 128 new tokens, one word or phrase.
 Scored as the official tool does, equal to the last bit: acc + acc+ per task, which are 100 times the share of right
 answers and 100 times the share of images with both questions right. The tool takes its lines two by two and never

@@ -1,4 +1,4 @@
-"""What an answer says: letters of options, yes or no, numbers, and texts made comparable. Texts in, values out.
+"""Parses answers: letters of options, yes or no, numbers, and texts made comparable. Texts in, values out.
 
 Every function equals the official scorer of its benchmark to the last bit, oddities included.
 """
@@ -131,7 +131,7 @@ def gqa_prediction(text: str) -> str:
 
 
 def tokenise(text: str) -> str:
-    """Lower case, no commas or question marks, `'s` as a word of its own."""
+    """Lower case, no commas or question marks, `'s` as a separate word."""
     return text.lower().replace(",", "").replace("?", "").replace("'s", " 's").strip()
 
 
@@ -164,7 +164,7 @@ def normalise(text: str) -> str:
 
 
 def vqav2_strip_marks(text: str) -> str:
-    """As `strip_marks`, but one comma between two ASCII digits is what makes all marks vanish."""
+    """As `strip_marks`, but all marks vanish only if a comma is between two ASCII digits."""
     return strip_marks(text, _ASCII_COMMA_IN_NUMBER, _ASCII_LONE_PERIOD)
 
 

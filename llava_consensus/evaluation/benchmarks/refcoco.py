@@ -1,11 +1,11 @@
-"""RefCOCO: the box of what a sentence describes, in words; right if it overlaps the true one by half.
+"""RefCOCO: the box of the object a sentence describes, as text; right if it overlaps the true one by half.
 
 Data: DATA/eval/refcoco; `refcoco_val.jsonl` in the form that Qwen-VL's and InternVL's evaluations read (`image`,
 `sent`, `bbox` as left, top, right, bottom in pixels, `width`, `height`), images from COCO train2014. A line may hold
 `text`, the whole prompt for a model that was trained on other words, and `boxes`, the unit of that model's numbers.
 Asked as LLaVA-1.5 was trained: its sentence for a region, greedy, at most 128 new tokens.
 Scored by the intersection over the union of the two boxes: accuracy at 0.5, and the mean. The first four numbers of an
-answer are the box; `boxes` says in what they count.
+answer are the box; `boxes` names their unit.
 """
 
 from collections.abc import Mapping, Sequence

@@ -37,7 +37,7 @@ _OCR_FIRST = re.compile("Question: (.*?) Short answer:", re.DOTALL)
 
 class Score(NamedTuple):
     value: float  # 0..1
-    extracted: str  # what was read out of the answer
+    extracted: str  # parsed answer
 
 
 @dataclass(frozen=True, kw_only=True)

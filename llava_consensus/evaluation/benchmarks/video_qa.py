@@ -203,7 +203,7 @@ def understand(value: Any) -> Reading:
 
 
 def evaluate(values: Sequence[Any]) -> dict[str, Any]:
-    """The official averages over parsed replies. What the script cannot divide is None.
+    """The official averages over parsed replies. A division by zero in the script is None.
 
     Returns:
         `accuracy` yes/(yes+no), 0 to 1; `average_score`; `count`, `yes_count`, `no_count`; `neither` (a verdict that

@@ -2,7 +2,7 @@
 
 Data: DATA/eval/vqav2; question lists from LLaVA's eval.zip, images (`test2015`) from COCO, annotations from
 https://visualqa.org/download.html (CC BY 4.0). The answers of test-dev are not published: without an annotations file
-the score is None and `export` writes what EvalAI (challenge 830) takes. `split=val` asks the validation questions,
+the score is None and `export` writes the file for EvalAI (challenge 830). `split=val` asks the validation questions,
 whose answers are published (210 thousand questions).
 Asked as LLaVA does: vicuna_v1, greedy, at most 128 new tokens, one word or phrase.
 Scored by the official evaluation. A submission covers all of test2015 as LLaVA's converter writes it, byte for byte:

@@ -1,5 +1,5 @@
-"""The embedded model and the generator of its benchmarks, copied to where one works: what the defaults of every command
-name, relative to that folder. An installed package carries both (setup.py), a checkout has them beside the package.
+"""The embedded model and the generator of its benchmarks, copied to the working folder: the defaults of every command
+name them relative to that folder. An installed package carries both (setup.py), a checkout has them beside the package.
 """
 
 import os
@@ -40,8 +40,8 @@ def remove_leftovers(start: Path) -> None:
 
 
 def copy(to: Path) -> tuple[Path, Path]:
-    """Copies what is not there yet; returns the folders of the model and the generator below `to`. The model is in the
-    layout of transformers, which needs no other package; on transformers 4 in that of LLaVA, which alone runs there.
+    """Copies missing files; returns the folders of the model and the generator below `to`. The model is in the
+    layout of transformers, which needs no other package; on transformers 4 in that of LLaVA: only that runs there.
     """
     found = source()
     checkpoint, generator = (to / part for part in PARTS)

@@ -1,14 +1,14 @@
 """URLs of the official files of each benchmark, and their places below DATA/eval. SOURCES is the only list.
 
-Addresses are those of LLaVA's docs/Evaluation.md, and of the pages it names. Sizes are what the publishers write; the
-server's own is shown before a transfer and checked after it. Hashes of known versions stand with the benchmarks
+Addresses are those of LLaVA's docs/Evaluation.md, and of the pages it names. Sizes are those that the publishers state;
+the server's size is printed before a transfer and checked after it. Hashes of known versions are with the benchmarks
 (`DataFile.sha256`) and are compared by `data check`.
 """
 
 from typing import NamedTuple
 
 DRIVE = "https://drive.usercontent.google.com/download?id={}&export=download&confirm=t"
-COCO = "http://images.cocodataset.org/zips/"  # has no https of its own name
+COCO = "http://images.cocodataset.org/zips/"  # has no https certificate for its name
 GQA = "https://downloads.cs.stanford.edu/nlp/data/gqa/"
 POPE = "https://raw.githubusercontent.com/AoiDragon/POPE/e3e39262c85a6a83f26cf5094022a782cb0df58d/output/coco/"
 SQA = "https://raw.githubusercontent.com/lupantech/ScienceQA/main/data/scienceqa/"
@@ -90,7 +90,7 @@ SOURCES: dict[str, tuple[Source, ...]] = {
         Source("MSRVTT_Zero_Shot_QA.zip", DRIVE.format("1yXh9lz7flQ5Ui2IRSd6Qi6RqSEeUJwl3"), "GPT_Zero_Shot_QA"),
     ),
 }
-BY_HAND = {  # what has no public address
+BY_HAND = {  # data without a public address
     "mme": "images and right answers: on request from the authors of MME, as their repository says "
     "(github.com/BradyFU/Awesome-Multimodal-Large-Language-Models, branch Evaluation)",
     "seed": "SEED-Bench.json in its first revision, and the videos' middle frames, made from videos under licences of "

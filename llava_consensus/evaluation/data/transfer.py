@@ -2,8 +2,8 @@
 
     fetch(source.url, Path("downloads/val2014.zip"), md5=source.md5)
 
-What has come so far is `<file>.part`. The same call, or another process after a kill, asks for the rest of it if the
-file on the server is still the same one (If-Range), else for the whole.
+The part received so far is `<file>.part`. The same call, or another process after a kill, asks for the rest of it if
+the file on the server is still the same one (If-Range), else for the whole.
 """
 
 import os
@@ -60,7 +60,7 @@ def fetch(url: str, target: Path, md5: str = "") -> None:
 
 
 def _receive(url: str, part: Path, tag: Path) -> None:
-    """Adds to `part` what is missing of it; when this returns it is as long as the file. `tag` holds the server's mark
+    """Appends the missing bytes to `part`; when this returns it is as long as the file. `tag` holds the server's mark
     of this version of the file.
     """
     import requests

@@ -1,7 +1,5 @@
-"""The judge: a model that grades answers no rule can. Each answer is asked about once, and every reply is kept:
-`llava-consensus judge mmvet --answers FILE --data DIR --judge-model M`.
-
-`run.py` is one judged run, `client.py` asks the server, `grader.py` and a file per benchmark hold prompt and numbers.
+"""The judge: a model that grades answers no rule can. `run.py` is one judged run, `client.py` asks the server,
+`grader.py` and a file per benchmark hold prompt and numbers.
 """
 
 from llava_consensus.entry_points import load_place

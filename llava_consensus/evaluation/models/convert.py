@@ -1,13 +1,8 @@
-"""A LLaVA checkpoint in the layout of Hugging Face: of 1.5 as `LlavaForConditionalGeneration`, of 1.6 as
-`LlavaNextForConditionalGeneration`.
+"""A LLaVA checkpoint in the layout of Hugging Face, 1.5 or 1.6; transformers 5 has no conversion any more.
 
-    llava-consensus model convert checkpoints/llava-mini OUT
-
-transformers 5 has no conversion of official LLaVA's tensors any more (its script went with version 4), so the names
-are here. Tensors are read one at a time and written shard by shard. The Hugging Face layout has one word more,
-`<image>`, which represents a visual token and is never generated. The small files of the official checkpoint go along
-in a folder `official`, and so does a tower that is a whole CLIP model, for methods that read the question by its text
-side.
+Tensors are read one at a time and written shard by shard. The Hugging Face layout has one word more, `<image>`, which
+is never generated. The small files of the official checkpoint go along in a folder `official`, and so does a tower that
+is a whole CLIP model, for methods that read the question by its text side.
 """
 
 import ast

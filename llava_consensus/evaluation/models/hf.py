@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -32,12 +33,6 @@ from llava_consensus.hosts.tower import RECORD, records_of
 from llava_consensus.reduction.method import Shape
 
 CHAT_TEMPLATE = "chat template of the model"
-
-
-class Grid(NamedTuple):
-    """The grid that the tokens of one tile form."""
-
-    side: int  # tokens in a row, 0 if there is none
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +98,7 @@ class HfRunner(Runner):
         side = view.tower.side or sides_of(arguments, [size])[0]
         text = self._placeholder(one.modality) * size if view.lays_out else one.text
         return HfEncoded(
-            Grid(side),
+            SimpleNamespace(side=side),  # 0 without a grid
             image.tiles > 1,
             picture.frames[0].size if isinstance(picture, Clip) else picture.size,
             attachment.asked,
@@ -231,12 +226,10 @@ def _joined_outputs(outputs: list[Any]) -> Any:
 
 
 def _in_a_row(values: list[Any]) -> Any:
-    """Features of images one after the other: tensors, or lists of them."""
     return torch.cat(values) if isinstance(values[0], Tensor) else [item for value in values for item in value]
 
 
 def _together(pictures: list[HfEncoded]) -> dict[str, Tensor]:
-    """Joins the inputs that positions are computed from, over all images."""
     names = {name for picture in pictures for name in picture.inputs}
     return {name: torch.cat([picture.inputs[name] for picture in pictures if name in picture.inputs]) for name in names}
 
@@ -268,7 +261,6 @@ def check(model: str, conversation: str | None, videos: bool, options: Mapping[s
 
 
 def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> HfRunner:
-    """A checkpoint of transformers with its processor."""
     check_version(transformers.__version__)
     with loading_errors(path):
         processor = processor_of(path, loading.trust_remote_code)

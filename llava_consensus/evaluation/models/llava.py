@@ -1,12 +1,8 @@
 """Official LLaVA, checked, loaded and asked: by the package's own loader, templates and `generate`.
 
-The vision tower runs once for an image, however many questions are asked about it, and prompts are answered in
-left-padded batches.
-
-Some checkpoints, such as LLaVA 1.6, have a vision tower that was trained along (`unfreeze_mm_vision_tower`). The
-official loader would load it while the language model is being made, which current transformers refuse. Here the
-language model is loaded without it, then the tower from its name, then the checkpoint's own tower weights over it: all
-of them and no others, never silently the stock tower.
+Some checkpoints, such as LLaVA 1.6, have a vision tower that was trained along (`unfreeze_mm_vision_tower`). Current
+transformers refuse to load it while the language model is being made. Here the language model is loaded without it,
+then the tower from its name, then the checkpoint's own tower weights over it: all of them and no others.
 """
 
 import contextlib
@@ -139,7 +135,6 @@ def to_text(prompt: Prompt, pictures: int, wrapped: bool = False) -> str:
 
 
 def to_ids(prompt: Prompt, pictures: int, tokenizer: "PreTrainedTokenizerBase", wrapped: bool = False) -> Tensor:
-    """Token ids [L] of `to_text`."""
     from llava.mm_utils import tokenizer_image_token
 
     text = to_text(prompt, pictures, wrapped)

@@ -1,7 +1,5 @@
 """A LoRA checkpoint of LLaVA and the model it was trained on, as one checkpoint: PEFT merges the adapter, and weights
 that were trained whole (`non_lora_trainables.bin`: the projector) replace those of the base.
-
-    llava-consensus model merge llava-v1.5-7b-lora vicuna-7b-v1.5 OUT
 """
 
 from importlib.util import find_spec

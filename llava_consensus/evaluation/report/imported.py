@@ -1,8 +1,4 @@
-"""Per-question results of lmms-eval, and answers in LLaVA's format, as runs: `llava-consensus report import`.
-
-A run made so holds a score, and for each question whether it was right, so that `report compare` pairs it with another
-import of the same questions.
-"""
+"""Per-question results of lmms-eval, and answers in LLaVA's format, as runs: `llava-consensus report import`."""
 
 import hashlib
 import json

@@ -23,13 +23,6 @@ class Patches(NamedTuple):
     fused: list[float] | None = None
 
 
-class _Unit(NamedTuple):
-    """A reduction, and the places of its tokens in the drawing."""
-
-    reduction: Reduction
-    place: Tensor
-
-
 def patches(outcome: ImageOutcome, side: int, columns: int, rows: int | None = None) -> Patches:
     """The patches of an image. `side` and `rows` are those of a tile, `columns` the tiles in a row of the grid: 0 for
     one square, or tiles that stand by themselves, such as frames.
@@ -46,14 +39,14 @@ def patches(outcome: ImageOutcome, side: int, columns: int, rows: int | None = N
     owner[place] = torch.arange(len(place))
     stays = torch.ones(len(place), dtype=torch.bool)
     anchors: list[int] = []
-    units: list[_Unit] = []
+    units: list[tuple[Reduction, Tensor]] = []  # with the places of its tokens in the drawing
     slot = len(place)
     for part, reduction in outcome.reductions:
         whole = reduction.owner.shape[1] == len(place)
         here = (torch.ones_like(stays) if whole else tile == tile[0] + part).nonzero()[:, 0]
         own = reduction.owner[0].cpu()
         owner[place[here]] = torch.where(own >= 0, own + slot, -1)
-        units.append(_Unit(reduction, place[here]))
+        units.append((reduction, place[here]))
         slot += reduction.source.shape[1]
         stays[here] = False
         stays[here[reduction.kept[0].cpu()]] = True
@@ -62,18 +55,15 @@ def patches(outcome: ImageOutcome, side: int, columns: int, rows: int | None = N
     return Patches(place[stays].tolist(), anchors, owner.tolist(), *saliencies)
 
 
-def _saliency(units: list[_Unit], name: str, count: int) -> list[float] | None:
-    """One saliency of every patch, of all units."""
+def _saliency(units: list[tuple[Reduction, Tensor]], name: str, count: int) -> list[float] | None:
     found = torch.full((count,), torch.nan, dtype=torch.float64)
-    values = [(unit.place, getattr(unit.reduction, name)) for unit in units]
-    known = [(place, value) for place, value in values if value is not None]
+    known = [(place, value) for unit, place in units if (value := getattr(unit, name)) is not None]
     for place, value in known:
         found[place] = value[0].detach().to("cpu", torch.float64)
     return found.tolist() if known else None
 
 
 def _places(tile: Tensor, token: Tensor, side: int, columns: int, area: int) -> Tensor:
-    """Number of each token's patch in the drawing."""
     if not columns:
         return tile * area + token
     row = (tile - 1) // columns * side + token // side

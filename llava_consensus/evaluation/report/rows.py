@@ -97,7 +97,6 @@ class Row:
 
     @property
     def facts(self) -> Facts:
-        """Facts of the benchmark: as the run says, else as the benchmark's class does."""
         if self.metrics and "titles" in self.metrics:
             return Facts(self.metrics["titles"]["benchmark"], self.metrics["scale"], self.metrics["column"])
         if self.benchmark not in BENCHMARKS:
@@ -128,7 +127,6 @@ class Row:
 
     @property
     def spread(self) -> float | None:
-        """The standard deviation of the score over seeds; None for a single run."""
         return stdev(row.score or 0.0 for row in self.seeds) if self.seeds and self.complete else None
 
     @property
@@ -210,7 +208,6 @@ class Row:
 
     @cached_property
     def bounds(self) -> Bounds | None:
-        """The 95 % interval of the score; None without a sample, or from too few images."""
         return None if self.sample is None else bounds(self.sample, self.benchmark)
 
 

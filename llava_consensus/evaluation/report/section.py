@@ -357,7 +357,6 @@ class Section(Grid):
         return [name for name in papers if name in scored - still]
 
     def scores(self) -> Table:
-        """Every benchmark that was run, each score with its interval; means and costs beside them."""
         columns = self.score_columns() | self.mean_columns() | self.cost_columns()
         return self.tabulated("Scores", columns, self.note, self.lines)
 

@@ -97,13 +97,6 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     return pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\r\n")
 
 
-def rendered(tables: Sequence[Table], rows: Sequence[Mapping[str, Any]], form: str) -> list[str]:
-    """Printed form of tables: one text for each as `markdown` or `latex`, or its rows as `csv`."""
-    if form == "csv":
-        return [csv_text(rows)]
-    return [{"markdown": markdown, "latex": latex}[form](table) for table in tables]
-
-
 def write(folder: Path, name: str, tables: Sequence[Table], rows: Sequence[Mapping[str, Any]]) -> list[Path]:
     """Write NAME.md and NAME.tex of `tables` and NAME.csv of `rows`."""
     folder.mkdir(parents=True, exist_ok=True)

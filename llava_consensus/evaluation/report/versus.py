@@ -1,7 +1,4 @@
-"""Any two runs of a benchmark against each other, question by question: `llava-consensus report compare RUN_A RUN_B`.
-
-A pure function of two run folders' files; by question type where the scorer's rows name a `group`.
-"""
+"""Any two runs of a benchmark against each other, question by question, and by question type (`group` of a row)."""
 
 from pathlib import Path
 

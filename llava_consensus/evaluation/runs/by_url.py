@@ -1,5 +1,5 @@
-"""A run whose questions go to a server by URL (`eval --url`): any server with OpenAI's chat API, with as many machines
-behind its address as there are. No model is loaded here, and no torch.
+"""A run whose questions go to a server by URL (`eval --url`): any server with OpenAI's chat API, with any number of
+machines behind its address. No model is loaded here, and no torch.
 
 A server started by `llava-consensus serve` says which method and budget it runs (serving/identity.py). The run is named
 after them, and stops when an answer comes from another setting. Of other servers a few kept answers are asked again
@@ -41,14 +41,14 @@ from llava_consensus.serving.supported import ASKED, HEADER, IDENTITY, TOKENS
 SERVED = "served"  # represents the method in the name of a run, if the server does not name one
 PROBES = 3  # kept answers that are asked again before a run resumes
 PATIENCE = 600.0  # seconds for one answer
-NO_ANSWER = (AttributeError, IndexError, TypeError, ValueError)  # what reading a body raises that is no chat completion
+NO_ANSWER = (AttributeError, IndexError, TypeError, ValueError)  # raised on a body that is no chat completion
 UNTOLD = "the server does not say how many visual tokens it read (vLLM: --enable-prompt-tokens-details)"
 
 log = logging.getLogger(__name__)
 
 
 class ServerError(ConsensusError):
-    """The server cannot be asked; what was answered is kept."""
+    """The server cannot be asked; finished answers are kept."""
 
     exit_code = 5
 
@@ -62,7 +62,7 @@ class UrlConfig:
     """A benchmark, and the server that answers it.
 
     Args:
-        benchmark: what is asked, its options chosen; its files are images.
+        benchmark: benchmark to run, its options chosen; its files are images.
         url: base URL of the server, such as http://localhost:8000/v1.
         model: its name there; None is the one that the server has.
         tokens: asked for with each request, a number, a share or `auto`; None leaves it to the server.
@@ -101,10 +101,10 @@ class UrlPlan:
 
 
 def run(config: UrlConfig, out: Path, execution: Execution) -> RunResult:
-    """Asks a server what is not answered yet, `execution.batch` questions at once, and scores the answers.
+    """Asks a server the open questions, `execution.batch` questions at once, and scores the answers.
 
     Raises:
-        ServerError: the server cannot be reached, has no such model, or lets nobody in.
+        ServerError: the server cannot be reached, has no such model, or refuses access.
         ConsensusError: everything else the user can mend, see `errors.py`; Interrupted on Ctrl-C.
     """
     execution.check()
@@ -235,9 +235,9 @@ def _results(client: Client, plan: UrlPlan, pending: Sequence[Question], at_once
                 faults.clear()
             yield result
         if faults:
-            _, fault = next(iter(faults.values()))
+            _, first = next(iter(faults.values()))
             if known is None:
-                raise _ends(client, fault) from fault
+                raise _ends(client, first) from first
             _reply(client, plan, known)  # does it answer anything at all?
             yield _recorded(faults)
     except ServerFault as fault:

@@ -34,7 +34,7 @@ REDUCTION = 1  # raise it when reduction/ or hosts/ change the answers of every 
 
 
 def _answer_versions(config: "RunConfig") -> Record:
-    """Versions in the name of a run: of other packages, and of the answers of our own code."""
+    """Versions in the name of a run: of other packages, and of the answers of our code."""
     packages = versions(*(("av",) if config.benchmark.frames else ()))
     del packages[OWN]  # a release that changes no answer asks nothing again
     host = known_hosts()[models.name_of(config.model, config.loading)].answer_version
@@ -46,7 +46,7 @@ class RunConfig:
     """Configuration of a run: everything that may change an answer; `Execution` holds the rest.
 
     Args:
-        benchmark: what is asked, its options chosen.
+        benchmark: benchmark to run, its options chosen.
         method: how visual tokens are reduced.
         budget: of one image; None, and of no meaning, for a method that reduces nothing.
         match: by which count the budget is meant, `kept` | `entering` | `average` | `flops` (`reduction.costs.match`).
@@ -54,11 +54,12 @@ class RunConfig:
         data: folder that holds `eval/<benchmark>/...` in LLaVA's layout.
         limit: the first N questions, for a smoke test: biased, as they share images or are of one kind.
         sample: N questions drawn at random from all: the same ones for every run, and those of a smaller
-            sample among them. What counts as one (`Benchmark.together`) comes whole, so that there may be a few more.
+            sample among them. Questions that belong together (`Benchmark.together`) come whole,
+            so that there may be a few more.
         loading: how the model is loaded.
         conversation: template of the prompts; None is the model's own.
         max_new_tokens: bound on an answer's length; None is the benchmark's own.
-        host_options: what the model's host leaves open (`hosts.HostEntry`); the default for each that is left out.
+        host_options: options of the model's host (`hosts.HostEntry`); the default for each that is left out.
     """
 
     benchmark: Benchmark
@@ -107,7 +108,7 @@ class RunPlan(RunConfig):
 
     @property
     def content(self) -> Callable[[Path], bytes] | None:
-        """Reads an image that is no file of its own (MMBench's are inside its table); None if all are files."""
+        """Reads an image that is not a separate file (MMBench's are inside its table); None if all are files."""
         read = self.benchmark.picture
         return None if read is None else lambda path: read(self.data, path.name)
 
@@ -164,7 +165,7 @@ def prepare(config: RunConfig) -> RunPlan:
     if benchmark.frames:
         from llava_consensus.evaluation.media import decoder  # only now: it takes a while
 
-        decoder()  # or says what to install
+        decoder()  # raises with the package to install
     return RunPlan(**vars(checked), questions=read_questions(checked), description=_describe(checked, of_host))
 
 

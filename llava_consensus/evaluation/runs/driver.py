@@ -1,4 +1,4 @@
-"""The course of every run, whoever answers: open, resume, ask, store, score. Needs no torch: runs by URL use it too."""
+"""The steps of every run, local or by URL: open, resume, ask, store, score. Needs no torch: runs by URL use it too."""
 
 import logging
 import time
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 def carry_out(
     plan: Plan, out: Path, execution: Execution, ask: Ask, device: str, check: Callable[[Run], None] | None = None
 ) -> RunResult:
-    """Asks what is not answered yet and scores the answers; a complete run is read.
+    """Asks the open questions and scores the answers; a complete run is read.
 
     Args:
         plan: of the run.
@@ -66,7 +66,7 @@ def carry_out(
 def _store(plan: Plan, folder: Run, results: Iterable[Result], again: set[int], progress: bool) -> None:
     """Stores results as they come; records of questions that are asked `again` go when the first new one is there."""
     done, row = len(folder.done - again), 0
-    disable = None if progress else True  # None: shown on a terminal only
+    disable = None if progress else True  # None: only on a terminal
     with tqdm(total=len(plan.questions), initial=done, unit="q", desc=plan.benchmark.name, disable=disable) as bar:
         for result in results:
             if again:

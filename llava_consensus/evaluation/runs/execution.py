@@ -1,6 +1,6 @@
 """Execution of a run: batches, workers, shards, and questions without an answer. Needs no torch: the parser uses it.
 
-One question must not stop the others: what a model raises about it is written to errors.jsonl, and the run goes on.
+One question must not stop the others: the model's exception is written to errors.jsonl, and the run continues.
 `--retry-errors` asks them again.
 """
 
@@ -57,8 +57,8 @@ class Execution:
     """Execution of a run. Nothing in it changes an answer, so nothing of it is in the run's name."""
 
     batch: int = 16  # questions answered together
-    workers: int = 1  # processes, each with a model of its own, on a device of its own if there are several
-    progress: bool = True  # whether a bar with questions per second is shown
+    workers: int = 1  # processes, each with its model, and its device if there are several
+    progress: bool = True  # whether to display a bar with questions per second
     retry_errors: bool = False  # whether questions that failed before are asked again
     allow_outside: bool = False  # whether images and videos may lie outside the folder of the benchmark's images
     shard: tuple[int, int] | None = None  # (2, 4): only the second of four parts of the questions, of equal length

@@ -24,7 +24,7 @@ Reader = Callable[[Path], Opened]
 
 
 def reader(plan: RunPlan) -> Reader:
-    """Opens a file of a run, or raises ImageError: the one image in it, or the frames of a video that are shown, as
+    """Opens a file of a run, or raises ImageError: its only image, or the sampled frames of a video, as
     images or as one clip.
     """
     frames, content = plan.benchmark.frames, plan.content

@@ -1,8 +1,8 @@
 """The evaluation loop: check, load, match, attach, ask, append, score; and resume a killed run.
 
-`run(RunConfig(make("gqa"), make("consensusdrop"), Budget(64)), Path("results"))` is what `llava-consensus eval gqa
---tokens 64` does. Everything cheap is checked before weights load (`configuration.py`). The vision tower runs once per
-image, however many questions there are about it (`images.py`). With several workers each has an `Asker` of its own
+`run(RunConfig(make("gqa"), make("consensusdrop"), Budget(64)), Path("results"))` does the same as `llava-consensus eval
+gqa --tokens 64`. Everything cheap is checked before weights load (`configuration.py`). The vision tower runs once per
+image, however many questions there are about it (`images.py`). With several workers each has its own `Asker`
 for its shards (`workers.py`), and the run ends with the same files. Stopped at any moment, the same call resumes, with
 any number of workers, asks nothing twice and ends with the metrics of an undisturbed run (`store.py`).
 """
@@ -51,8 +51,8 @@ def run(
     """Evaluates one configuration, resumes it, or reads its complete result.
 
     Args:
-        config: what is measured.
-        out: folder of all runs; this one gets a folder of its own in it.
+        config: model, method, budget and benchmark.
+        out: folder of all runs; this one gets a subfolder.
         execution: how it is carried out.
         runner_loader: instead of `models.load`; importable from other processes, for several workers.
     Raises:
@@ -205,7 +205,7 @@ def _measures(answer: Answer) -> Record:
 
 @dataclass(frozen=True)
 class WorkerFactory:
-    """Makes what a worker does, in the worker's process: it loads a runner of its own, then asks shards."""
+    """Creates a worker's task, in the worker's process: it loads its runner, then asks shards."""
 
     plan: RunPlan
     batch: int

@@ -41,7 +41,7 @@ def budget_of(plan: RunPlan, runner: Runner) -> Budget | Share:
     """The budget the plan's method is given on this model: all tokens of an image if the method reduces nothing.
 
     Raises:
-        OptionError: no budget costs what the plan says.
+        OptionError: no budget matches the cost in the plan.
     """
     shape = shape_of(plan, runner)
     available = shape.available
@@ -69,7 +69,7 @@ def budget_of(plan: RunPlan, runner: Runner) -> Budget | Share:
 
 
 def shape_of(plan: RunPlan, runner: Runner) -> Shape:
-    """Sizes of the model with a prompt of what a question shows: an image of the most tiles, or a clip of frames."""
+    """Sizes of the model with a prompt of the largest input: an image of the most tiles, or a clip of frames."""
     shape = runner.shape()
     return shape._replace(tiles=plan.benchmark.frames) if plan.clips else shape
 
@@ -133,7 +133,7 @@ def _analytic(method: Method, budget: Budget, shape: Shape, text: int, question:
 
 def measure(plan: Plan, folder: Run) -> Record:
     """Content of metrics.json: score and costs, titles for tables, `scale`, `column` and `chance` of the benchmark,
-    and in `report.extracted` each answer as it was scored, which `Run.finish` keeps in a file of its own.
+    and in `report.extracted` each answer as it was scored, which `Run.finish` keeps in a separate file.
     """
     answers = [folder.answers[index] for index in sorted(folder.answers)]
     if not answers:
@@ -175,12 +175,12 @@ def measure(plan: Plan, folder: Run) -> Record:
 
 
 def run_costs(answers: Sequence[Record], by: str) -> Record | None:
-    """The entry `account` of metrics.json: means per question. `measured` is what was read and cached, the rest comes
-    from the formulas, in which a number is None if the method does not know it.
+    """The entry `account` of metrics.json: means per question. `measured` counts the tokens read and cached, the rest
+    comes from the formulas, in which a number is None if the method does not know it.
 
     Args:
         answers: records of the whole run.
-        by: what the budget was matched by.
+        by: cost by which the budget was matched.
     """
     rows = [answer["metadata"]["account"] for answer in answers if "account" in answer["metadata"]]
     if not rows or len(rows) != len(answers):

@@ -88,7 +88,7 @@ def read_questions(config: Asked) -> list[Question]:
 
 
 def describe_questions(config: Asked) -> dict[str, object]:
-    """What is asked, down to the content of question files, as a run's config.json says it."""
+    """Description of the questions, with the content of question files, for a run's config.json."""
     benchmark = config.benchmark
     files = [benchmark.place(config.data.expanduser()) / file.path for file in benchmark.files]
     return {

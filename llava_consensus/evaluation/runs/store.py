@@ -1,4 +1,4 @@
-"""A run on disk: what was asked, what came back, and how to resume after a SIGKILL in the middle of a write.
+"""A run on disk: its questions and answers, and how to resume after a SIGKILL in the middle of a write.
 
 A run is the folder `OUT/<benchmark>-<method>-<tokens>-<hash of the whole configuration>`, with `all` in place of the
 number of tokens if nothing is reduced:
@@ -78,13 +78,16 @@ def answer_record(run: str, question: Question, model: str, text: str, metadata:
 
 
 class Run:
-    """An open run: what it holds, and the only way to add to it. Made by `open_run`; holds its lock until closed."""
+    """An open run: its answers and errors, and the only way to add to them.
+
+    Made by `open_run`; holds its lock until closed.
+    """
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
         self.answers: dict[int, Record] = {}  # by question index, in file order
         self.errors: dict[int, Record] = {}
-        self.repairs: list[str] = []  # what was dropped from a cut file, in words
+        self.repairs: list[str] = []  # descriptions of lines dropped from cut files
         self._lock = lock
 
     @property
@@ -191,7 +194,7 @@ def _check_config(path: Path, config: Record) -> None:
 
 
 def _load(run: Run, indexes: Collection[int]) -> None:
-    """Reads what the run holds, then mends what was cut; damage stops it before it changes anything."""
+    """Reads the run's files, then repairs cut ones; damage stops it before it changes anything."""
     cut = []
     for name, keys, found in ((ERRORS, ERROR_KEYS, run.errors), (ANSWERS, ANSWER_KEYS, run.answers)):
         path = run.path / name

@@ -80,7 +80,7 @@ class LoadedOnce:
         self._host: Runner
 
     def __reduce__(self) -> tuple[type, tuple[RunnerLoader]]:
-        """For another process, which loads a runner of its own."""
+        """For another process, which loads its own runner."""
         return LoadedOnce, (self._loader,)
 
     def __call__(self, model: str, loading: Loading, host_options: Mapping[str, str]) -> Runner:

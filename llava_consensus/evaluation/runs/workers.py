@@ -1,4 +1,4 @@
-"""Several processes on this machine, each with a model of its own, that ask the questions of a run in shards.
+"""Several processes on this machine, each with its own model, that ask the questions of a run in shards.
 
 `for result in run_shards(start, 2, shards): ...` yields results as they are done, in any order. Only the parent writes
 files. Workers end when their parent does, however it ends.
@@ -31,7 +31,7 @@ _WORK: Work | None = None
 
 
 class WorkerError(ConsensusError):
-    """A worker died; what was answered is kept."""
+    """A worker died; finished answers are kept."""
 
 
 def run_shards(start: StartWorker, workers: int, shards: Sequence[Shard]) -> Iterator[Result]:
@@ -57,7 +57,7 @@ def run_shards(start: StartWorker, workers: int, shards: Sequence[Shard]) -> Ite
         processes = list((pool._processes or {}).values())  # taken before `shutdown` forgets them
         pool.shutdown(wait=False, cancel_futures=True)
         for process in processes:
-            process.kill()  # finished shards were handed over
+            process.kill()  # finished shards have arrived
         for process in processes:
             process.join()
     if died:

@@ -1,5 +1,5 @@
 """CogVLM-chat of 2023 and its v1.1 (`CogVLMForCausalLM`): an EVA2-CLIP tower with a class token, 1225 patches between
-two learned rows, and a Vicuna in which the rows of an image have weights of their own (visual experts).
+two learned rows, and a Vicuna in which the rows of an image have separate weights (visual experts).
 
 Token types say which rows those are, and are reduced with them. All patches of an image are at one position, so that no
 word moves when some of them leave. The two learned rows, begin and end of an image, stay.

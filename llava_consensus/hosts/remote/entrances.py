@@ -36,7 +36,7 @@ from llava_consensus.hosts.units import Unit, prompt_hash, units_of, visual_rows
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 
-PLACE_OF_IMAGE = -200  # in place of the ids of image rows, where prompts are told apart
+PLACE_OF_IMAGE = -200  # replaces the ids of image rows when prompts are compared
 
 
 class RemoteModel:
@@ -124,7 +124,7 @@ class RemoteModel:
         raise NotImplementedError
 
     def pooling(self) -> list[Tap]:
-        """Taps of what makes tokens of several patches."""
+        """Taps on the module that pools patches into tokens."""
         return []
 
     def first_attention(self, embeds: Tensor, inputs: dict[str, Any], rotated: bool) -> KernelCall:
@@ -156,16 +156,16 @@ class RemoteModel:
         raise NotImplementedError
 
     def features(self, embeds: Tensor, arguments: dict[str, Any], real: Tensor) -> Tensor:
-        """What the inlet hands out, given the rows that are left [R, W, D]."""
+        """Output of the inlet, given the rows that are left [R, W, D]."""
         raise NotImplementedError
 
     def install(self, give: Callable[..., Any]) -> list[Any]:
-        """Puts `give(result)` behind the inlet; what is returned has `remove`."""
+        """Puts `give(result)` behind the inlet; the returned handles have `remove`."""
         raise NotImplementedError
 
 
 class RemoteInputs(Inputs):
-    """Prompts are told apart by all their rows."""
+    """Prompts are compared by all their rows."""
 
     def _fingerprint(self, units: list[Unit]) -> Tensor:
         prompt = self.prompt
@@ -177,7 +177,7 @@ class RemoteInputs(Inputs):
 
 
 class Handed(NamedTuple):
-    """What one forward has prepared for the functions further in, and for the steps after it."""
+    """Data that one forward prepares for the functions further in, and for the steps after it."""
 
     features: Tensor | None  # for the inlet; None once they are taken
     real: Tensor  # [R, W] False for padding
@@ -223,7 +223,7 @@ class RemoteEntrance(Entrance):
         self._leave()
 
     def give(self, result: Tensor) -> Tensor:
-        """What the inlet returns: the features that a forward has prepared, once, or the result of the model's own."""
+        """Output of the inlet: the features that a forward has prepared, once, or the result of the model's own."""
         prepared: Handed | None = getattr(self.local, "prepared", None)
         if prepared is None or prepared.features is None:
             return result
@@ -301,7 +301,7 @@ class RemoteEntrance(Entrance):
     def encode(  # type: ignore[override]
         self, pixels: Tensor, tiles: list[int] | None = None
     ) -> list[EncodedImage]:
-        """Images [P, 3, h, w] of one tile each through tower and projector, and what the method reads of them."""
+        """Images [P, 3, h, w] of one tile each through tower and projector, and the tensors that the method reads."""
         view, reader = self.view(self.model()), self.reader
         scales = (1.0, 1.0) if reader is None else reader.scales(view)
         with nullcontext(dict[str, Tensor]()) if reader is None else reader.reading(view) as parts:

@@ -1,7 +1,7 @@
 """Qwen-VL and Qwen-VL-Chat of 2023 (`QWenLMHeadModel`): a ViT without class token, 1024 patches, and a resampler, whose
 256 queries each look at all patches. The language model reads the queries.
 
-A query has no attention of its own in the tower: what a method reads of patches reaches it by the resampler's attention
+A query has no attention in the tower: a method's tensors of patches are carried over by the resampler's attention
 R [256, 1024], so that the saliency of a query is R p, of patches with saliency p, its keys R k and its features R v.
 Positions follow the rows of the cache, so reduced prompts are always numbered again.
 
@@ -65,7 +65,7 @@ class QwenVLChat(RemoteModel):
 
     @property
     def marks(self) -> tuple[int, int, int]:
-        """Ids of the start of an image, of its end, and of what fills its rows up."""
+        """Ids of the start of an image, of its end, and of its filler rows."""
         start: int = self.module.config.visual["image_start_id"]
         return start, start + 1, start + 2
 
@@ -148,7 +148,7 @@ def _behind(give: Callable[..., Any], module: Any, args: Any, output: Tensor) ->
 
 
 class _Reader:
-    """A tower that gives the pixels it is handed, to read images as the model itself does."""
+    """A tower that returns its input pixels, to read images as the model itself does."""
 
     def __init__(self, tower: Any) -> None:
         self._tower = tower

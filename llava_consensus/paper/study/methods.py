@@ -1,13 +1,9 @@
 """The methods of the controlled study (the paper's section 3), which no table of methods has.
 
-`Selection` keeps tokens inside the language model by what the vision tower finds salient, what the question looks at,
-or both. Pruning is FastV's: after decoder layer 2 (counted from 1) the best tokens of a score stay. The vision side is
-the attention of the tower's class token, the cross-modal side that of the prompt's last token in that layer, head means
-both. Every choice is recorded with how far the two sides agree on the K best tokens, and, for recovery, with the
-correction factor (`reduction/selection.py`).
-
-`LayerProbe` drops nothing and records where SCAP looks (`reduction/saliency.py`), with rotation of queries and keys and
-without.
+`Selection` keeps tokens inside the language model, as FastV does after decoder layer 2 (counted from 1), by the
+attention of the tower's class token, that of the prompt's last token in that layer (head means), or both, and records
+how far the two agree on the K best tokens. `LayerProbe` drops nothing and records where SCAP looks
+(`reduction/saliency.py`), with rotation of queries and keys and without.
 """
 
 from dataclasses import dataclass

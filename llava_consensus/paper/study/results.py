@@ -1,25 +1,17 @@
 """The runs of the study, and the content of study.json and scap.json, which is read from their folders only.
 
-`study.json` has the setting of all runs (`description`), a row for each run, and `contrasts`. Fields of a row:
+`study.json` has the setting of all runs (`description`), a row for each run, and `contrasts`. A row has the options of
+its run (null for all tokens), `accuracy` (divided by `scale` in percent) with `chance` and the 95 % `interval`, and
+means over its images: `agreement`, the overlap of the two sides' K best tokens as a share of K, and `correction`.
+`gain` is the accuracy minus that of the student alone, with `gain_interval` and `p`, paired by question.
 
-    scale         divisor of `accuracy` to a percentage: 1, and 20 for MME
-    chance        score of guessing on these questions, in the unit of `accuracy`; older files do not have it
-    positions     "keep" or "renumber"; null for all tokens
-    retention     share of an image's tokens that are left; 1.0 for all tokens
-    scores        ranking of tokens: "vision", "cross", "recovery" (the student's, corrected by the teacher's), "full"
-    student       "vision" or "cross", and `rate`, share of the kept tokens that the teacher adds; null unless
-                  `scores` is "recovery"
-    interval      95 %, bootstrap over images; null if the scorer's rows do not make up the score
-    agreement     overlap of the two sides' K best tokens as a share of K, mean over images; null for all tokens
-    gain          accuracy minus that of the student alone, with `gain_interval` and `p`, paired by question
-
-A contrast is a mean over the benchmarks in which all tokens are above guessing, paired by question, in points:
+A contrast is a mean over the benchmarks in which all tokens are above guessing, paired by question, in points, without
+`interval` and `p` from too few images:
 
     of            "gain": recovery minus its student alone; "sides": vision alone minus the question alone; and of what
                   is measured image by image, in percent: "disagreement" and "correction" at the least retention minus
                   those at the most, "rise" of the gain between the same, and "fall" of the correction from one rate to
                   the next
-    images      of the benchmark that has the fewest; from too few `interval` and `p` are null
 
 `scap.json` says where SCAP, the attention of the first layer, looks:
 
@@ -93,7 +85,6 @@ class RunKey(NamedTuple):
 
     @property
     def alone(self) -> "RunKey":
-        """The run of recovery's student alone."""
         return self._replace(scores=str(self.student), student=None, rate=None)
 
 

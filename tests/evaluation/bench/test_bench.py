@@ -310,9 +310,9 @@ def test_the_command_prints_the_paper_beside_what_it_measured(
     ("arguments", "code", "why"),
     [
         (["--tokens", "many"], 2, "--tokens 'many': must be whole numbers"),
-        (["--pictures", "0"], 2, "pictures=0 must be at least 1"),
-        (["--repeats", "0"], 2, "repeats=0 must be at least 1"),
-        (["--length", "1"], 2, "length=1 must be at least 2"),
+        (["--pictures", "0"], 2, "pictures=0 must be a whole number of at least 1"),
+        (["--repeats", "0"], 2, "repeats=0 must be a whole number of at least 1"),
+        (["--length", "1"], 2, "length=1 must be a whole number of at least 2"),
         (["--out", "."], 3, "--out .: is a folder"),
         (["--images", "nowhere"], 3, "--images nowhere: no .jpg or .png there"),
     ],
