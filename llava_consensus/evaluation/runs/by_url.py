@@ -235,9 +235,9 @@ def _results(client: Client, plan: UrlPlan, pending: Sequence[Question], at_once
                 faults.clear()
             yield result
         if faults:
-            _, fault = next(iter(faults.values()))
+            _, first = next(iter(faults.values()))
             if known is None:
-                raise _ends(client, fault) from fault
+                raise _ends(client, first) from first
             _reply(client, plan, known)  # does it answer anything at all?
             yield _recorded(faults)
     except ServerFault as fault:
