@@ -1,4 +1,4 @@
-"""The commands `eval` and `sweep`: one run, or a grid of runs; and what other commands need to run a grid."""
+"""The commands `eval` and `sweep`: one run, or a grid of runs; and helpers of other commands that run a grid."""
 
 import argparse
 import json

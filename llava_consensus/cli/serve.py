@@ -52,7 +52,7 @@ def serve(given: argparse.Namespace) -> Iterator[str]:
 
 
 def line(given: argparse.Namespace) -> list[str]:
-    """The words of vLLM's command. OptionError for what cannot be served."""
+    """The words of vLLM's command. OptionError if the setting cannot be served."""
     from llava_consensus.serving.setting import Setting, config_of, further
     from llava_consensus.serving.supported import check_version
 

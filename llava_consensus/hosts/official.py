@@ -107,7 +107,7 @@ class OfficialEntrance(Entrance):
                 raise OptionError(self.reader.short)
 
     def check(self, model: Any, methods: list[Method]) -> None:
-        """Raises OptionError for what cannot be attached, with the remedy."""
+        """Raises OptionError for an unsupported combination, with the remedy."""
         for method in methods:
             self.view.check(method)
         check_pictures(vars(model.config))
@@ -248,7 +248,7 @@ class OfficialEntrance(Entrance):
         return most_tiles(self.running, laid_out(self.running, self.options))
 
     def left(self, tiles: int, slot: Any = None) -> ImageLeft:
-        """What a method before the projector leaves of an image of so many tiles."""
+        """Tokens that a method before the projector leaves of an image of `tiles` tiles."""
         stage, tower = self.owner._stages[0], LlavaTower(self.running.get_vision_tower())
         return ImageLeft(slot, tower.side, shares_left(tiles, tower.size, stage.budget, stage.method))
 
@@ -349,7 +349,7 @@ class OfficialEntrance(Entrance):
             inputs.probe = TextProbe(query, key, turned, turned, scale, where, mask, keys, padded)
 
     def _at_entrance(self, *given: Any) -> Any:
-        """Units through a method; notes what positions follow the prompts."""
+        """Units through a method; notes the positions that follow the prompts."""
         (*_, stage, _, _, cut, _), found = given, super()._at_entrance(*given)
         self.local.keeps = stage.method.positions != "renumber"
         if not self.local.keeps:
@@ -414,7 +414,7 @@ class OfficialEntrance(Entrance):
 
     @uncompiled
     def end(self, decoder: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """The last states at full length; the cache says what it holds."""
+        """The last states at full length; the cache gets its `Book`."""
         after, self.local.after = getattr(self.local, "after", None), None
         restored = super().end(decoder, args, kwargs, output)
         cache = cache_in(output) if after is not None else None
@@ -453,7 +453,7 @@ def _count(owner: Any, inputs_tensor: Tensor, **given: Any) -> Any:
 
 def _ahead(kwargs: dict[str, Any], cache: Any) -> dict[str, Any]:
     """Positions of rows behind a prompt that has kept its positions: those that are counted by the cache, or on from
-    the last row that is left, are ahead by as many rows as have left.
+    the last row that is left, are ahead by the number of rows that have left.
     """
     after: After | None = getattr(cache, AFTER, None)
     if after is None:

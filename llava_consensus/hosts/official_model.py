@@ -1,4 +1,4 @@
-"""Official LLaVA as its configuration describes it, its tower, and what each row of its prompts is.
+"""Official LLaVA as its configuration describes it, its tower, and the kind of each row of its prompts.
 
 LLaVA's own function that assembles prompts is run once more, on numbers in place of embeddings. They go through all of
 its branches and come out where the embeddings would have, so that they say which row is which word, patch or newline.
@@ -233,7 +233,7 @@ def blank_images(encoded: list[EncodedImage], tiled: bool, dtype: torch.dtype) -
 
 
 def encoded_in(images: Any) -> list[EncodedImage] | None:
-    """What `blank_images` represent; None for images with pixels."""
+    """The images that `blank_images` represent; None for images with pixels."""
     parts = images if isinstance(images, list) else [images]
     if not parts or not hasattr(parts[0], RECORD):
         return None
@@ -296,7 +296,7 @@ def _images(rows: Integers, real: NDArray[np.bool_], tiles: list[int], patches: 
     return images, pictures
 
 
-# What is left of them
+# Their remaining rows
 
 
 def aligned(rows: Rows, left: bool, limit: int | None) -> Rows:
@@ -319,7 +319,7 @@ def counted(outcomes: list[ImageOutcome], prompt: Prompt, real: NDArray[np.bool_
 
 
 def with_encoded(prompt: Prompt, own: list[EncodedImage]) -> Prompt:
-    """Prompts with what was read of each of their images."""
+    """Prompts with the tensors read of each of their images."""
     pixels = [{} if one.pixels is None else {"pixel_values": one.pixels} for one in own]
     tiles, left = [one.tiles for one in own], [one.left for one in own]
     if None in left:

@@ -1,5 +1,5 @@
-"""transformers 4.37.2, official LLaVA's own pin: its attention asks for no kernel, so that queries and keys are
-computed here by the module's own projections, and its caches are tuples.
+"""transformers 4.37.2, official LLaVA's own pin: its attention asks for no kernel, so that queries and keys are read
+where the module's own projections return them, and its caches are tuples.
 """
 
 import threading
@@ -38,12 +38,15 @@ def _angles(attention: Any, states: Tensor, positions: Tensor) -> tuple[Tensor, 
     return cos[positions], sin[positions]
 
 
-@torch.no_grad()
-def _call(attention: Any, states: Tensor, arguments: dict[str, Any]) -> KernelCall:
-    """Queries, keys and values [R, H, S, d] of an attention module for its input [R, S, D]."""
+def _projections(attention: Any) -> list[nn.Module]:
+    """In the order in which they run."""
+    return [attention.q_proj, attention.k_proj, attention.v_proj]
+
+
+def _call(attention: Any, projected: list[Tensor], arguments: dict[str, Any]) -> KernelCall:
+    """Queries, keys and values [R, H, S, d] from the outputs [R, S, H d] of the projections."""
     query, key, value = (
-        project(states).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
-        for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+        states.detach().unflatten(-1, (-1, attention.head_dim)).transpose(1, 2) for states in projected
     )
     cos, sin = _angles(attention, value, arguments["position_ids"])
     query, key = rotate(query, cos, sin), rotate(key, cos, sin)
@@ -92,21 +95,31 @@ class PinnedLayers(Layers):
         return angles_of(decoder, hidden, arguments["position_ids"])
 
     def read(self, layer: Any, spy: Callable[..., Any]) -> Any:
-        thread = threading.get_ident()
+        attention, thread, projected = layer.self_attn, threading.get_ident(), list[Tensor]()
+        parts = _projections(attention)
 
-        def show(attention: Any, args: Any, kwargs: dict[str, Any]) -> None:
-            # other threads, and copies of the module, have this hook too
-            if threading.get_ident() == thread and attention is layer.self_attn:
-                call = _call(attention, kwargs["hidden_states"], kwargs)
+        # other threads, and copies of the modules, have these hooks too
+        def note(module: nn.Module, args: Any, output: Tensor) -> None:
+            if threading.get_ident() == thread and module in parts:
+                projected.append(output)
+
+        def show(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+            if threading.get_ident() == thread and module is attention:
+                call = _call(attention, projected, kwargs)
                 spy(lambda *_, **more: None, attention, call.query, call.key, call.value, call.mask)
 
-        return layer.self_attn.register_forward_pre_hook(show, with_kwargs=True)
+        hooks = [part.register_forward_hook(note) for part in parts]
+        return [attention.register_forward_hook(show, with_kwargs=True), *hooks]
 
     def stop(self, reading: Any) -> None:
-        reading.remove()
+        for hook in reading:
+            hook.remove()
 
     def own_call(self, layer: Any, hidden: Tensor, arguments: dict[str, Any]) -> KernelCall:
-        return _call(layer.self_attn, layer.input_layernorm(hidden), arguments)
+        with torch.no_grad():
+            normed = layer.input_layernorm(hidden)
+            projected = [part(normed) for part in _projections(layer.self_attn)]
+        return _call(layer.self_attn, projected, arguments)
 
     def widen(self, decoder: Any) -> list[Any]:
         """Hooks on the tables of angles, which would be as long as a layer's own cache, and so too short for positions

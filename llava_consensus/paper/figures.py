@@ -1,6 +1,6 @@
 """Every figure of the paper from result files: `llava-consensus paper figures --out results --to FOLDER`.
 
-Each entry of `FIGURES` makes a frame of points, and `lines` draws it. Grey is what the paper prints: another model on
+Each entry of `FIGURES` makes a frame of points, and `lines` draws it. Grey is for the paper's values: another model on
 other data, so compare shapes, not levels. Needs the extra `plots`.
 
 Columns of a frame: `panel`, `line`, `x`, `y`, and where they are known `low` and `high` (ends of an interval), `size`
@@ -333,7 +333,7 @@ FIGURES = (
 
 
 def draw(material: Material, folder: Path) -> Iterator[tuple[FigureOf, str]]:
-    """Every figure as PNG and SVG in a folder, each with what is missing; nothing if it was drawn."""
+    """Every figure as PNG and SVG in a folder, each with its missing results; empty if it was drawn."""
     for figure in FIGURES:
         with sheet():
             try:

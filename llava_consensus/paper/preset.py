@@ -1,14 +1,14 @@
 """Presets: grids of runs as files that anyone can read and copy, one for each table of the paper (`presets/*.json`).
 
     {"title": "T5: weight of the vision side", "about": "alpha of the convex fuser at 128 tokens",
-     "printed": "ablation_alpha",                     the table of paper.json whose numbers are shown beside ours
+     "printed": "ablation_alpha",                     the table of paper.json whose numbers are listed beside ours
      "reference": "consensusdrop",                    the method that every row is compared with, at the same tokens
      "benchmarks": {"pope": "pope_f1", ...},          benchmark -> its column in that table
      "rows": [{"label": "alpha 0.3", "method": "consensusdrop:alpha=0.3", "tokens": 128,
                "printed": {"alpha": 0.3}}, ...]}      the printed row: the one with these values; left out if none is
 
 A row may have `merged` (how many of its tokens are merged ones) and `against` (the method it is compared with instead
-of the reference). `tokens` may be a list, which stands for one row each. A preset may have `full` (the printed row of
+of the reference). `tokens` may be a list, which means one row each. A preset may have `full` (the printed row of
 all tokens), `samples` (benchmark -> number of questions, drawn at random), `fewer` (budget -> the only benchmarks asked
 at it), `host_options`, and `needs`: `weights`, `model` (a checkpoint), `remote_code`, `hosts` (names of
 `llava-consensus list`). A preset of which the paper prints nothing has an empty `printed` and empty columns.
@@ -85,7 +85,7 @@ class Preset:
         return [name for name in self.benchmarks if name in chosen]
 
     def reference_of(self, row: PresetRow) -> PresetRow | None:
-        """The row with as many tokens that another is compared with."""
+        """The row with the same number of tokens that another is compared with."""
         method = row.against or self.reference
         same = (other for other in self.rows if other.method == method and other.tokens == row.tokens)
         return next((other for other in same if other.merged is None), None)
@@ -107,7 +107,7 @@ class Preset:
         return replace(self, benchmarks={name: self.benchmarks[name] for name in names}, rows=tuple(rows))
 
     def keeping_positions(self) -> "Preset":
-        """A copy with positions kept in every row, and a name of its own."""
+        """A copy with positions kept in every row, and a separate name."""
 
         def kept(method: str) -> str:
             return method and f"{method}{',' if ':' in method else ':'}positions=keep"
@@ -146,7 +146,7 @@ def _preset(content: dict[str, Any], path: Path) -> Preset:
     return Preset(path.stem, rows=tuple(rows), **{**needs, "hosts": tuple(needs.get("hosts", ()))}, **content)
 
 
-# ---- its runs in a folder of results: found by what was asked, whatever version of this code answered
+# ---- its runs in a folder of results: found by their questions, whatever version of this code answered
 
 Runs = Mapping[tuple[PresetRow | None, str], Row]  # by row and benchmark; None is all tokens
 

@@ -1,4 +1,4 @@
-"""All tokens before any method: does a model score what was published, within the sampling error of these questions?"""
+"""Checks that a model with all tokens reaches its published score, within the sampling error of these questions."""
 
 from collections.abc import Mapping, Sequence
 from math import sqrt

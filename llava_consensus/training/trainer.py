@@ -58,7 +58,7 @@ def settings(plan: TrainingPlan, states: Path) -> dict[str, Any]:
 
 
 def inner(model: Any) -> Any:
-    """The model that a host adapts, out of what wraps it: processes, DeepSpeed, a compiler, adapters."""
+    """The model that a host adapts, without its wrappers: processes, DeepSpeed, a compiler, adapters."""
     from accelerate.utils import extract_model_from_parallel
 
     model = extract_model_from_parallel(model, keep_torch_compile=False)
@@ -84,7 +84,7 @@ class ReducingTrainer(_Trainer):
     def train(self, resume_from_checkpoint: Any = None, **more: Any) -> Any:
         """Trains from the last state that is complete, whatever the caller has found."""
         last = last_state(Path(self.args.output_dir))
-        # Trainers store the state of numpy's generator; transformers 4.37 does not tell torch that it may be read.
+        # Trainers store the state of numpy's generator; transformers 4.37 does not register it as safe to load.
         rebuilds: Any = numpy.zeros(0).__reduce__()[0]
         kinds: list[Any] = [rebuilds, numpy.ndarray, numpy.dtype, type(numpy.dtype(numpy.uint32))]
         with torch.serialization.safe_globals(kinds):
@@ -200,8 +200,8 @@ class Examples(torch.utils.data.Dataset[dict[str, Tensor]]):
         return {"input_ids": ids, LABELS: labels, **tensors}
 
     def _rows(self, entry: dict[str, Any], pictures: list[tuple[str, str]]) -> tuple[Tensor, Tensor]:
-        """Ids [L] of a conversation, and labels [L]: what the template adds for each answer. DataError if the ids of a
-        conversation do not begin with those of its beginning.
+        """Ids [L] of a conversation, and labels [L]: the tokens the template adds for each answer. DataError if the ids
+        of a conversation do not begin with those of its beginning.
         """
         messages = [message(turn) for turn in entry["conversations"]]
         ids = self._ids(messages, False, pictures)

@@ -72,13 +72,13 @@ def cog(tmp_path: Path) -> Iterator[Any]:
 
 
 def broken_detach(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Attachment.attach
+    original = Attachment._attach
 
     def attach(self: Any) -> None:
         original(self)
         self.entrance.model().register_forward_hook(lambda *args: None)
 
-    monkeypatch.setattr(Attachment, "attach", attach)
+    monkeypatch.setattr(Attachment, "_attach", attach)
 
 
 def broken_budget(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Requests a second, and times to the first token and between tokens, of servers with a method and of plain vLLM, asked
 over HTTP as clients ask them. The servers of one run are all up and take turns.
 
-Every request shows an image that none has shown before: nothing that is measured is a hit of a cache.
+Every request has a new image, so no measurement is a cache hit.
 """
 
 import base64
@@ -40,7 +40,7 @@ PLAIN = ("-m", "vllm.entrypoints.openai.api_server", "--model")  # and the model
 
 
 class ServedCase(NamedTuple):
-    """A server, and what its requests ask for."""
+    """A server, and the budget of its requests."""
 
     name: str  # plain, or of a method
     overrides: Record | None = None  # vLLM's `hf_overrides`; None: plain vLLM
@@ -104,7 +104,7 @@ def server(command: Callable[[str], list[str]], environment: Record | None = Non
 
 
 def end_group(process: "subprocess.Popen[bytes]", patience: float = 20) -> None:
-    """Ends a process that leads a process group. It has these seconds to end what it started; the rest is killed."""
+    """Ends a process that leads a process group. It has these seconds to end its children; the rest is killed."""
     with suppress(ProcessLookupError):  # nothing of the group is left
         os.killpg(process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
@@ -153,7 +153,7 @@ def measure(
 
 
 def _body(model: str, asked: ServedQuestion, number: int, tokens: int | float | None) -> bytes:
-    """A question about an image that none has shown before: one of the given, moved on by some pixels all over, as a
+    """A question about a new image: one of the given, moved on by some pixels all over, as a
     change of a few may be lost where it is resized and cut.
     """
     picture, file = asked.pictures[number % len(asked.pictures)], io.BytesIO()
@@ -168,7 +168,7 @@ def _body(model: str, asked: ServedQuestion, number: int, tokens: int | float | 
 
 
 def driven(port: int, bodies: Sequence[bytes], at_once: int) -> Record:
-    """Times in seconds of requests, so many of them at once."""
+    """Times in seconds of requests, `at_once` of them at a time."""
     start = time.perf_counter()
 
     def ask(body: bytes) -> tuple[float, float, float]:

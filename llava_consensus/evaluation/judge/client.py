@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 KEY = "OPENAI_API_KEY"
 OPENAI = "https://api.openai.com/v1"
 NAME, LOCK = "replies.jsonl", "replies.lock"
-COMPLAINT = 300  # characters of a server's error message that are shown
+COMPLAINT = 300  # characters of a server's error message that are printed
 # of a content filter, in the error messages of OpenAI, Azure and servers like them
 REFUSALS = re.compile(r"content.?(filter|policy)|ResponsibleAI|moderation|safety|flagged|prohibited", re.I)
 OF_THIS_REQUEST = (400, 403, 413, 422)  # may be about one request only: too long, invalid, refused
@@ -49,7 +49,7 @@ class NoReply(Exception):
 
 @dataclass(frozen=True)
 class JudgeConfig:
-    """Configuration of a judged run. OptionError for a value out of its bounds, and for a key in what is recorded."""
+    """Configuration of a judged run. OptionError for a value out of its bounds, and for a key in recorded text."""
 
     benchmark: str  # one that has a judge
     answers: Path  # LLaVA's answer file, or the official one of the benchmark

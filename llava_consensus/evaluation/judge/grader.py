@@ -1,4 +1,4 @@
-"""The judged part of a benchmark: its prompt, what is read out of a reply, and the official numbers.
+"""The judged part of a benchmark: its prompt, the parser of replies, and the official numbers.
 
 A grader knows no network; `run.py` asks. Official prompts are not ours to ship: `--judge-prompt` takes a JSON file,
 `{"messages": [{"role": "user", "content": "... {question} ... {answer} ... {prediction} ..."}]}`, with `reminder`
@@ -71,7 +71,7 @@ class Outcome(NamedTuple):
     """Result for one answer. If nothing was read and there is no value, the answer stays without a grade."""
 
     value: Any  # MM-Vet: the grade, 0 to 1; video: the parsed reply; MMBench: the letter
-    content: str  # what it was read from
+    content: str  # the text it was read from
     read: bool = True  # a value may also follow from a rule when no reply could be read
     model: str | None = None  # as the server reports it
 
@@ -118,7 +118,7 @@ class Grader(ABC):
 
     @abstractmethod
     def read(self, text: str | None, candidate: Candidate, attempt: int) -> Outcome | None:
-        """What the reply to request number `attempt` (from 0) says; None asks again."""
+        """Outcome of the reply to request number `attempt` (from 0); None asks again."""
 
     @abstractmethod
     def report(self, candidates: Sequence[Candidate], outcomes: Outcomes, data: Path, runs: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """MMBench judged: a judge names the option that an answer means, if VLMEvalKit's rules cannot read it.
 
-As there, a question that the rules alone find wrong is not sent to a judge, and a judge who names no letter in three
+As there, a question that the rules already find wrong is not sent to a judge, and a judge who names no letter in three
 replies is not asked again. There the letter is then drawn at random; here a row without a letter is wrong.
 """
 

@@ -179,7 +179,7 @@ def _open(config: JudgeConfig, prompt: JudgePrompt) -> Path:
 
 
 def lines(metrics: Mapping[str, Any]) -> Iterator[str]:
-    """A judged run as text: headline, official sub-scores, the judge and what it cost."""
+    """A judged run as text: headline, official sub-scores, the judge and its cost."""
     counts, replies, judge = metrics["counts"], metrics["replies"], metrics["judge"]
     score = "none" if metrics["score"] is None else f"{metrics['score']:.2f}"
     answers = f"{counts['graded']} of {counts['asked']} questions graded"

@@ -1,5 +1,5 @@
 """Models as the evaluation asks them: found and loaded (`loading.py`), asked (`base.py` and a file for each kind of
-model), held against what they compute themselves (`check_host.py`), and written in another layout (`convert.py`).
+model), compared with the unpatched model (`check_host.py`), and written in another layout (`convert.py`).
 """
 
 from llava_consensus.evaluation.media import Clip

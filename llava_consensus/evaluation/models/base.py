@@ -36,7 +36,7 @@ FULL = make("full"), Budget(1)
 @dataclass(frozen=True)
 class Prompt:
     """One question: its text without image tokens, the conversation template (None is the model's own), and the bounds
-    on the answer's length in tokens (the lower one for timing alone).
+    on the answer's length in tokens (the lower one only for timing).
     """
 
     text: str
@@ -111,7 +111,7 @@ class Runner:
             with self.attach(*FULL) as attachment:
                 yield attachment
 
-    # ---- what each kind of model says
+    # ---- implemented by each kind of model
 
     def grid_columns(self, size: tuple[int, int]) -> int:
         """Tiles in a row of the grid after the base view of an image of this width and height; 0 without a grid."""
@@ -295,8 +295,8 @@ def answers_of(
 def prefills(
     layers: Sequence[CachedLayer], text: Sequence[tuple[int, int]], outcomes: Sequence[Sequence[ImageOutcome]]
 ) -> list[Prefill]:
-    """Prefill sizes of each row of a batch. A row's own padding is taken off its share of the cache; what the cache
-    holds beyond the longest row stays in.
+    """Prefill sizes of each row of a batch. A row's own padding is taken off its share of the cache; rows that the
+    cache holds beyond the longest row stay in.
     """
     structural = [sum(outcome.structural for outcome in row_outcomes) for row_outcomes in outcomes]
     rows = [count + more for (count, _), more in zip(text, structural, strict=True)]
@@ -330,7 +330,7 @@ def shape_of(
     text: int,
     **more: Any,
 ) -> Shape:
-    """Sizes that decide what a prompt of one image of the most tiles and `text` other rows costs. Every block of the
+    """Sizes that decide the cost of a prompt of one image of the most tiles and `text` other rows. Every block of the
     tower counts, whichever feeds the projector: models run them all. `more` are further fields of `Shape`.
     """
     tower, heads, size = view.tower, language.num_attention_heads, vision.patch_size

@@ -1,5 +1,5 @@
-"""From the name of a model to the model: where its files are (`find("owner/name")`), which host adapts it, what is
-known of it without weights (`check`), and how it is loaded (`load("owner/name", Loading(dtype="bfloat16", bits=4))`).
+"""From the name of a model to the model: where its files are (`find("owner/name")`), which host adapts it, facts
+known without its weights (`check`), and how it is loaded (`load("owner/name", Loading(dtype="bfloat16", bits=4))`).
 How a kind of model is checked, loaded and asked is a file beside this one (KINDS).
 
 A model of the hub is its snapshot in huggingface_hub's cache, pinned by commit.
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 DEVICE_MAPS = (None, "auto", "balanced", "balanced_low_0", "sequential")
 ATTENTIONS = ("auto", "sdpa", "flash_attention_2", "eager")
-CLIPS = "clips"  # how a run says that a video was shown as one, under one budget
+CLIPS = "clips"  # marks in a run that a video was one clip, under one budget
 # Modules of the kinds of models that our hosts adapt. Each has
 #     check(folder, conversation, videos, options)   entries of a run's description, without weights
 #     load(folder, loading, view, options)           the `Runner`
@@ -55,7 +55,7 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 SMALL = ("*.json", "*.txt", "*.model", "*.jinja", "*.py", "non_lora_trainables.bin")
 WEIGHTS = ("*.safetensors", "*.bin")  # only the first format that a model has is downloaded, and read
 # Unexpected on purpose: the text side of a CLIP checkpoint whose vision side is the tower, a tower that LLaVA reads
-# from a folder of its own, and buffers that older versions of transformers stored.
+# from a separate folder, and buffers that older versions of transformers stored.
 UNREAD = re.compile(
     r"(^|\.)(text_model|text_projection|visual_projection|vision_tower)\.|(^|\.)logit_scale$"
     r"|rotary_emb\.inv_freq$|position_ids$|(^|\.)masked_bias$"
@@ -193,9 +193,9 @@ def check(
     videos: bool = False,
     host_options: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Checks what can be known of a model without its weights. Returns entries of a run's description: the host's
-    defaults filled in, under `host_options` those that are not the default, and under `videos` whether videos are shown
-    as clips.
+    """Checks a model without its weights. Returns entries of a run's description: the host's
+    defaults filled in, under `host_options` those that are not the default, and under `videos` whether videos are
+    passed as clips.
     """
     loading = loading or Loading()
     checkpoint = find(model, loading.revision)
@@ -240,7 +240,7 @@ def _entry(checkpoint: "Checkpoint", loading: Loading) -> HostEntry:
 
 
 def _of_kind(entry: HostEntry, name: str) -> Callable[..., Any]:
-    """`check` or `load` of the kind of model that a host adapts, for another package's host of its own module."""
+    """`check` or `load` of the kind of model that a host adapts; another package names its own module."""
     function: Callable[..., Any] = getattr(import_module(KINDS.get(entry.kind, entry.kind)), name)
     return function
 

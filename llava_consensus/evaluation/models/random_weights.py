@@ -1,8 +1,8 @@
-"""Models of a published size with random weights: what times, memory and FLOPs are measured on without a checkpoint.
+"""Models of a published size with random weights: for measuring times, memory and FLOPs without a checkpoint.
 
     plan("llava-1.5-7b", Loading(dtype="float16")).runner()
 
-A plan knows what its weights take before any of them is allocated. They are drawn by the model's own initialisation,
+A plan knows the size of its weights before any of them is allocated. They are drawn by the model's own initialisation,
 straight in the type and on the device that are measured.
 """
 

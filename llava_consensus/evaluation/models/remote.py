@@ -105,7 +105,7 @@ class QwenVLRunner(RemoteRunner):
         return pixels
 
     def words(self, prompt: Prompt, pictures: int) -> dict[str, Tensor]:
-        """`<img>`, as many fillers as an image has rows, `</img>`, the question, and `Answer:`."""
+        """`<img>`, a filler for each row of an image, `</img>`, the question, and `Answer:`."""
         start, end, pad = self.view.marks
         words = self.tokenizer(prompt.text + ANSWER, return_tensors="pt").input_ids[0]
         picture = torch.tensor([start, *[pad] * self.visual_tokens, end])
@@ -191,7 +191,7 @@ def runner_of(view: QwenVLChat | CogVLM, tokenizer: "PreTrainedTokenizerBase | N
 
 
 def check(model: str, conversation: str | None, videos: bool, options: Mapping[str, str]) -> dict[str, Any]:
-    """Checks a checkpoint with code of its own, before any of that code runs."""
+    """Checks a checkpoint with custom code, before any of that code runs."""
     made_by = read_json(Path(model) / "config.json", MEND, dict).get("architectures") or []
     if "LlavaLlamaForCausalLM" in made_by:
         return {"conversation": chosen_conversation(conversation)}
@@ -205,7 +205,7 @@ def check(model: str, conversation: str | None, videos: bool, options: Mapping[s
 
 
 def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> Runner:
-    """A checkpoint with code of its own, which the user trusts (checked before), and its tokenizer."""
+    """A checkpoint with custom code, which the user trusts (checked before), and its tokenizer."""
     kind = load_place(view)
     if kind is InternVLChat:
         return _internvl_chat(path, loading)

@@ -1,4 +1,4 @@
-"""Tables of what `llava-consensus bench` measured, and the same columns as the paper prints them.
+"""Tables of measurements of `llava-consensus bench`, and the same columns as the paper prints them.
 
 The paper measured LLaVA-1.5 7B and 13B on one RTX 6000 Ada in float16. Compare speed-ups with its times; FLOPs and
 cache are formulas (docs/accounting.md).
@@ -13,7 +13,7 @@ from llava_consensus.evaluation.report.table import ABSENT, Table, grouped, numb
 
 TABLES = {"llava-1.5-7b": "efficiency_llava_1_5_7b", "llava-1.5-13b": "efficiency_llava_1_5_13b"}  # of a model
 FALLBACK = "llava-1.5-7b"  # beside other models
-FULL_TITLE, OURS = "Baseline", "ConsensusDrop (Ours)"  # what the paper calls them
+FULL_TITLE, OURS = "Baseline", "ConsensusDrop (Ours)"  # their names in the paper
 LABELS = {variant.method: variant.label for variant in LINEUP if not variant.options}
 GB, MIB, TERA = 1e-9, 2**-20, 1e-12
 

@@ -1,6 +1,6 @@
-"""Drawings of the kept, merged and dropped patches of a picture. All drawings of patches are made here.
+"""Drawings of the kept, merged and dropped patches of an image. All drawings of patches are made here.
 
-Kept, merged and dropped (KEY) differ in lightness, so that they can be told apart without colour vision and in grey
+Kept, merged and dropped (KEY) differ in lightness, so that they can be distinguished without colour vision and in grey
 print. The grid of patches lies over the image as the model saw it, padded to a square; the padding is cut off again.
 
 Reads plain indices (see `reduction.tokens.Reduction`), no model and no torch:
@@ -22,8 +22,8 @@ SIDE = (768, 1152)  # least and greatest width in pixels of the padded square in
 MERGED, DROPPED = 0.62, 0.9  # how far a merged patch goes toward its tint, and a dropped one toward white
 PALE = 0.5  # how far a tint goes toward white
 PAPER, INK = (255, 255, 255), (30, 30, 30)
-CALM = (176, 196, 214)  # the one tint where merged tokens are not told apart
-HUES = (  # Okabe and Ito's, which people with any kind of colour vision tell apart
+CALM = (176, 196, 214)  # the one tint if merged tokens are not distinguished
+HUES = (  # Okabe and Ito's, distinct with any kind of colour vision
     (86, 180, 233),
     (230, 159, 0),
     (0, 158, 115),
@@ -85,7 +85,7 @@ def fates(kept: Indices, anchors: Indices, owner: Indices) -> Fates:
 def overlay(
     image: Image.Image, kept: Indices, anchors: Indices, owner: Indices, grid: int | tuple[int, int]
 ) -> Image.Image:
-    """The image with every patch shown as kept, merged (tinted by anchor) or dropped; `owner` holds output slots."""
+    """The image with every patch drawn as kept, merged (tinted by anchor) or dropped; `owner` holds output slots."""
     shape = (grid, grid) if isinstance(grid, int) else grid
     known = fates(kept, anchors, owner)
     if known.owner.size != shape[0] * shape[1]:
@@ -144,7 +144,7 @@ def heat(seen: View, values: Sequence[float]) -> Image.Image:
 def overlap(
     seen: View, sets: Mapping[Colour, Sequence[int]], both: Colour, framed: Sequence[int], frame: Colour
 ) -> Image.Image:
-    """A Venn diagram on the image: both sets and what they share in three colours, a further set outlined."""
+    """A Venn diagram on the image: both sets and their overlap in three colours, a further set outlined."""
     masks = [_mask(seen, places) for places in sets.values()]
     shared = masks[0] & masks[1]
     pixels = 0.45 * (seen.pixels @ GREY)[..., None] + 0.55 * np.array(PAPER, dtype=np.float32)

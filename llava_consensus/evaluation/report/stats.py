@@ -1,23 +1,23 @@
-"""All statistics of reports: what a score is made of, its interval, paired tests, corrections, means. numpy only.
+"""All statistics of reports: the samples of a score, its interval, paired tests, corrections, means. numpy only.
 
     found = sample(metrics["report"], metrics["score"])   # None if the scorer's rows do not make up the score
     bounds(found, "gqa")                                  # 95 %, bootstrap over images
     Comparison(found, other, "gqa")                       # paired by question: difference, interval, p (`rows.compare`)
 
-What a scorer's report holds for this (docs/adding.md): `extracted`, one row per question with `index`, `correct`
+A scorer's report holds for this (docs/adding.md): `extracted`, one row per question with `index`, `correct`
 (0..1), and where it matters `group` (question type, POPE's way, MME's task) and `unit` (rows that count together: the
 two of MME's image, MMBench's circular group); `statistic`, a key of STATISTICS, absent means `mean`; `counted`, the
 groups that enter the headline, absent means all; `rounded`, the decimals the headline is rounded to, if it is. A new
 statistic is one function of sums and one line in STATISTICS. The run adds `picture` to each row.
 
-Questions about one image go right and wrong together, so images are what is drawn and swapped; a row that names no
-image is its own. The bootstrap draws them with replacement (Efron and Tibshirani 1993, chapters 6, 13 and 16), within
-groups where the statistic has a term per group. Two runs are compared by swapping their answers image by image
-(Edgington 1969), all swaps at once, of what each image adds to the score (McNemar's test where each has one
+Questions about one image go right and wrong together, so images are the unit that is drawn and swapped; a row that
+names no image is its own. The bootstrap draws them with replacement (Efron and Tibshirani 1993, chapters 6, 13 and 16),
+within groups where the statistic has a term per group. Two runs are compared by swapping their answers image by image
+(Edgington 1969), all swaps at once, of each image's contribution to the score (McNemar's test where each has one
 question), for F1 of its right answers. Images with equal sums are interchangeable, so a draw is one multinomial over
-the distinct ones: exact, and 100,000 questions cost what 1,000 do.
+the distinct ones: exact, and 100,000 questions cost the same as 1,000.
 
-Where no answer differs, resamples do not vary, and the interval is what so many images can exclude
+Where no answer differs, resamples do not vary, and the interval has the half width that the number of images allows
 (`Sample.reach`), in a cell and in its part of a mean alike. From fewer than LEAST images there is a score, and no
 interval, no test and no mark.
 """
@@ -41,7 +41,7 @@ LEVEL = 95.0  # percent
 SEED = 20260
 SIGNIFICANT = 0.05
 
-Report = Mapping[str, Any]  # what a scorer says
+Report = Mapping[str, Any]  # output of a scorer
 Answer = Mapping[str, Any]  # one of its answers as scored
 Score = Callable[[np.ndarray], np.ndarray]  # sums [..., C] -> scores [...]
 Key = TypeVar("Key", bound=Hashable)
@@ -51,12 +51,12 @@ Bounds = tuple[float, float]  # the ends of an interval
 class Sample(NamedTuple):
     """Per-image sums that make up a score."""
 
-    sums: np.ndarray  # [P, C] float64, what each image adds
+    sums: np.ndarray  # [P, C] float64, contribution of each image
     strata: np.ndarray  # [P] int, images that are drawn among each other
     questions: np.ndarray  # [R] int, their indices
     score: Score
     most: float  # the highest score there is
-    points: np.ndarray  # [P] what each image adds to the score in points; to the accuracy if it is no sum
+    points: np.ndarray  # [P] contribution of each image to the score, in points; to the accuracy if it is no sum
 
     @property
     def value(self) -> float:
@@ -90,8 +90,8 @@ class Rows(NamedTuple):
 class Statistic(NamedTuple):
     """Rule by which rows make a score."""
 
-    by_group: bool  # whether groups have terms of their own
-    adds: Callable[[Rows], Sequence[np.ndarray]]  # what each unit adds in each group: C / G arrays [U, G]
+    by_group: bool  # whether groups have separate terms
+    adds: Callable[[Rows], Sequence[np.ndarray]]  # contribution of each unit in each group: C / G arrays [U, G]
     score: Score  # their sums [..., C], group by group -> [...]
     most: float = 100.0  # the highest score, of each group where the score is a sum over groups
 
@@ -234,8 +234,8 @@ def draws(sample: Sample, name: str, count: int = RESAMPLES) -> np.ndarray:
 
 
 def interval(values: np.ndarray, reach: float = 0.0) -> Bounds:
-    """The middle LEVEL percent of resampled scores (percentile interval), wider by `reach`, the half width of what does
-    not vary in them.
+    """The middle LEVEL percent of resampled scores (percentile interval), wider by `reach`, the half width of the part
+    that does not vary in them.
     """
     low, middle, high = map(float, np.percentile(values, [(100 - LEVEL) / 2, 50, (100 + LEVEL) / 2]))
     return middle - math.hypot(middle - low, reach), middle + math.hypot(high - middle, reach)
@@ -254,7 +254,7 @@ def bounds(sample: Sample, name: str) -> Bounds | None:
 class Comparison:
     """A paired comparison of two runs' scores over the same images, first less second."""
 
-    first: Sample  # what the two scores are made of
+    first: Sample  # the samples of the two scores
     second: Sample
     benchmark: str  # seeds the draws, which are independent for different names
     count: int = RESAMPLES  # resamples
@@ -332,7 +332,7 @@ def sign_flips(*benchmarks: np.ndarray) -> float:
     """Two-sided p of no difference: the share of all ways to swap images in which the sum is as far from 0.
 
     Args:
-        benchmarks: [P] each, what each image adds to the difference.
+        benchmarks: [P] each, contributions of images to the difference.
     Returns:
         exact, above 1e-12 where there are too many sums to count one by one. Of several benchmarks, or of steps that
         are no multiples of a number large enough to count in, an upper bound, from rounded sums or steps.
@@ -394,7 +394,7 @@ def _flipped(steps: np.ndarray) -> _Flipped:
 
 
 def _measure(one: float, other: float, least: float) -> float:
-    """The greatest common measure of two lengths; what is shorter than `least` is rounding."""
+    """The greatest common measure of two lengths; lengths below `least` are rounding errors."""
     while other > least:
         one, other = other, abs(one - other * round(one / other))
     return one

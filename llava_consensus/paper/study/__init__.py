@@ -1,1 +1,1 @@
-"""The controlled study of the paper's section 3: what vision and language each find salient, and what either misses."""
+"""The controlled study of the paper's section 3: tokens that vision and language each find salient, or miss."""
