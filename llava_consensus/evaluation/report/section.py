@@ -232,11 +232,12 @@ class Grid:
             run = next((row for row in runs if row.metrics), None)
             asked = "no complete run" if run is None else f"{run.metrics['questions']} questions"  # type: ignore[index]
             about = f", {run.pictures} images" if run and run.pictures else ""
-            columns[f"{self.title(name)} ({asked}{about})"] = lambda line, name=name: with_interval(
-                self.cell(line, name)
-            )
+            columns[f"{self.title(name)} ({asked}{about})"] = partial(self._score, name)
             columns[f"{self.title(name)}, paper"] = partial(self._printed, name)
         return columns
+
+    def _score(self, name: str, line: Line) -> str:
+        return with_interval(self.cell(line, name))
 
     def _printed(self, name: str, line: Line) -> str:
         value = self.printed(line, name)
