@@ -127,7 +127,6 @@ SHARDED = (
     arg("--shard", type=lambda text: shard(text), metavar="N/COUNT", help="one of COUNT equal parts; then --merge"),
     arg("--merge", action="append", default=[], type=Path, metavar="DIR", help="take answers from these results too"),
 )
-METHODS_HELP = "each NAME or NAME:key=value,...; or all"
 
 
 def benchmark(name: str, given: argparse.Namespace) -> "Benchmark":

@@ -140,7 +140,7 @@ def _by_url(given: argparse.Namespace) -> Iterator[str]:
 @command(
     "sweep",
     arg("--bench", default="gqa pope textvqa", metavar="NAMES", help="benchmarks, or all (%(default)s)"),
-    arg("--methods", default=LINEUP, metavar="NAMES", help=arguments.METHODS_HELP),
+    arg("--methods", default=LINEUP, metavar="NAMES", help="each NAME or NAME:key=value,...; or all"),
     arg("--tokens", default="192 128 64 32", metavar="NUMBERS", help="budgets, or shares such as 0.1 (%(default)s)"),
     *arguments.LOADED,
     *arguments.RUN,

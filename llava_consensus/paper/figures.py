@@ -1,8 +1,7 @@
 """Every figure of the paper from result files: `llava-consensus paper figures --out results --to FOLDER`.
 
-`FIGURES` is the only list: each entry makes a frame of points, and `lines` draws it.
-A figure whose results are missing is named with the command that makes them, and not drawn. Grey is for the paper's
-values: another model on other data, so compare shapes, not levels. Needs the extra `plots`.
+Each entry of `FIGURES` makes a frame of points, and `lines` draws it. Grey is for the paper's values: another model on
+other data, so compare shapes, not levels. Needs the extra `plots`.
 
 Columns of a frame: `panel`, `line`, `x`, `y`, and where they are known `low` and `high` (ends of an interval), `size`
 (of a bubble) and `paper` (the printed number). `attrs` has the caption.
@@ -38,7 +37,6 @@ MARKERS = "os^DvPX"
 BEST = 7  # lines of f07
 MERGED = 20  # of 128 tokens, which the paper merges
 PARETO = ("ConsensusDrop", "VisPruner", "SparseVLM")
-MIB, GB, TERA = 2**-20, 1e-9, 1e-12
 
 
 @contextlib.contextmanager
@@ -259,10 +257,10 @@ def over_ratio(material: Material) -> pd.DataFrame:
             line=[
                 efficiency.label(row) + (f", {content['model']}" if len(material.measured) > 1 else "") for row in rows
             ],
-            kv=MIB * frame.kv_bytes,
+            kv=efficiency.MIB * frame.kv_bytes,
             kv_saved=100 * (1 - frame.kv_bytes / frame.kv_bytes.iloc[0]),
-            flops=[TERA * row["paper"]["flops"] if row.get("paper") else np.nan for row in rows],
-            peak=GB * frame.peak_bytes.astype(float) if on_gpu else np.nan,
+            flops=[efficiency.TERA * row["paper"]["flops"] if row.get("paper") else np.nan for row in rows],
+            peak=efficiency.GB * frame.peak_bytes.astype(float) if on_gpu else np.nan,
         )
         printed = [efficiency.printed_row(content, row) for row in rows]
         same = content["model"] in efficiency.TABLES

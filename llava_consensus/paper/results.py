@@ -244,7 +244,8 @@ def claims(material: Material) -> tuple[list[Table], list[dict[str, Any]]]:
             after = corrected({place: line["p"] for place, line in enumerate(family)})
             for place, line in enumerate(family):
                 about = {"claim": f"{rank}. {words}: {differences}", "positions": policy or "any"}
-                lines.append({**about, **line, "p_corrected": after.get(place)})
+                low, high = line.pop("bounds") or (None, None)
+                lines.append({**about, **line, "low": low, "high": high, "p_corrected": after.get(place)})
     texts = []
     groups = pd.DataFrame(lines).groupby(["claim", "positions"], sort=False) if lines else ()
     for (claim, policy), family in groups:
@@ -266,9 +267,8 @@ def claims(material: Material) -> tuple[list[Table], list[dict[str, Any]]]:
 def _of_study(contrast: Mapping[str, Any]) -> dict[str, Any]:
     setting = {key: contrast.get(key) for key in ("of", "retention", "student", "rate")}
     words = ", ".join(f"{key} {value}" for key, value in setting.items() if value is not None)
-    low, high = contrast["interval"] or (None, None)
     test = {key: contrast[key] for key in ("difference", "p", "pictures")}
-    return {"what": words, "low": low, "high": high, **test}
+    return {"what": words, "bounds": contrast["interval"], **test}
 
 
 def _of_preset(material: Material, name: str, policy: str) -> Iterable[dict[str, Any]]:
@@ -285,8 +285,4 @@ def _of_preset(material: Material, name: str, policy: str) -> Iterable[dict[str,
         tests = [compare(results.runs[other, name], results.runs[line, name]) for name in names if other is not line]
         if found := [test for test in tests if test is not None]:
             scales = [results.runs[line, test.benchmark].scale for test in found]
-            mean = mean_difference(found, scales)
-            low, high = mean.bounds or (None, None)
-            words = f"{line.label}, {line.tokens:g} tokens"
-            test = {"difference": mean.difference, "p": mean.p, "pictures": mean.pictures}
-            yield {"what": words, "low": low, "high": high, **test}
+            yield {"what": f"{line.label}, {line.tokens:g} tokens", **mean_difference(found, scales)._asdict()}

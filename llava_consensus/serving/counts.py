@@ -1,6 +1,4 @@
-"""Counters of the engine for `/metrics`, which another process answers: its worker writes numbers into memory of the
-server.
-"""
+"""Counters of the engine for `/metrics`: its worker writes numbers into memory of the server, which answers."""
 
 import mmap
 import os

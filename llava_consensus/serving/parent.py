@@ -1,6 +1,4 @@
-"""Processes that end with the one that started them, even if that one is killed: vLLM's engine would wait for its
-next request for ever, with all its memory.
-"""
+"""Processes that end with the one that started them, even if it is killed: vLLM's engine would wait for ever."""
 
 import ctypes
 import os

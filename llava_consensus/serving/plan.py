@@ -1,6 +1,4 @@
-"""Facts about an image that a server needs before encoding: the number of tokens that stay, and the tensors to record.
-All of it follows from the model's configuration, by `hosts.facts` of a model without weights.
-"""
+"""What a server knows of an image before it is encoded, from the model's configuration, by `hosts.facts`."""
 
 import copy
 from collections.abc import Mapping
@@ -103,15 +101,10 @@ class Plan:
         return image
 
     def left(self, image: Image, budget: Budget | Share) -> int:
-        return sum(left_of(image, budget, self.method, self.facts.most_tiles))
+        """Tokens that are left of an image, newlines among them."""
+        units = units_of([image], [budget], self.method, self.facts.most_tiles)
+        gone = sum(len(unit.places) - unit.budget.tokens for unit in units)
+        return len(image.places) - gone - (structural_rows(image) if units and self.drops(image) else 0)
 
     def drops(self, image: Image) -> bool:
         return self.method.newlines == "drop" and not image.video
-
-
-def left_of(image: Image, budget: Budget | Share, method: Method, most_tiles: int) -> tuple[int, int]:
-    """Tokens, and newlines, that are left of an image."""
-    units = units_of([image], [budget], method, most_tiles)
-    gone, structural = sum(len(unit.places) - unit.budget.tokens for unit in units), structural_rows(image)
-    drops = units and method.newlines == "drop" and not image.video
-    return len(image.places) - structural - gone, 0 if drops else structural

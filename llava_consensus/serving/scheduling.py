@@ -1,6 +1,4 @@
-"""vLLM's bound on the images that are encoded in a step, in tokens as the tower gives them: those that are left of a
-image say little of its work, and a step that encodes 32 images keeps 32 clients waiting for their first token.
-"""
+"""vLLM's bound on the images that are encoded in a step, in tokens as the tower gives them, not those left."""
 
 from functools import wraps
 from typing import Any

@@ -1,7 +1,4 @@
-"""Configuration and requests of vLLM's servers: a model's configuration is checked and completed before an engine
-starts (`MODELS_CONFIG_MAP` of vLLM), and requests may set only options that harm no other request. Nothing heavy is
-imported here.
-"""
+"""Configuration and requests of vLLM's servers, checked before an engine starts. Nothing heavy is imported here."""
 
 from functools import wraps
 from typing import Any

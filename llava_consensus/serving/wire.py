@@ -1,6 +1,4 @@
-"""Tensors that several items of one message of vLLM have in common, sent once and received as one: a method that reads
-the prompt needs all N images of it with each of them, which would be N x N on the way to the engine and its workers.
-"""
+"""Tensors that several items of a message of vLLM have in common, sent once: all N images go with each of them."""
 
 from functools import wraps
 from typing import Any

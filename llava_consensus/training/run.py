@@ -1,6 +1,4 @@
-"""A training from its plan to its checkpoint, which has the files and tensors of the one it started from, so that it
-loads wherever that one does. The folder holds the Trainer's states, by which the same command resumes.
-"""
+"""A training from its plan to its checkpoint; the folder holds the Trainer's states, to resume from."""
 
 import contextlib
 import os

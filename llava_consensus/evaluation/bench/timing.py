@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -71,7 +72,7 @@ def answer_once(runner: Runner, picture: Shown, prompt: Prompt, setting: Setting
         model = runner.model
         watch = Stopwatch(model.device)
         reset_peak()
-        with _token_ends(model) as ends:
+        with _forward_ends(model) as ends:
             start = now(model.device)
             with watch.time("tower"):
                 encoded = runner.encode(shown)
@@ -117,9 +118,11 @@ def first_token(
 
 
 @contextmanager
-def _token_ends(model: Any) -> Iterator[list[float]]:
+def _forward_ends(model: Any, most: float = inf) -> Iterator[list[float]]:
+    """The ends of the model's forwards in the block, at most so many: to see one, the device is waited for."""
     ends: list[float] = []
-    handle = model.register_forward_hook(lambda *_: ends.append(now(model.device)))
+    device = next(model.parameters()).device
+    handle = model.register_forward_hook(lambda *_: ends.append(now(device)) if len(ends) < most else None)
     try:
         yield ends
     finally:
@@ -235,15 +238,11 @@ def timed(
 
 def _once(module: Any, call: Callable[[], object]) -> tuple[float, float]:
     """Seconds from the begin of a call to the end of the model's first forward, and to its own end."""
-    ends: list[float] = []
     device = next(module.parameters()).device
-    handle = module.register_forward_hook(lambda *_: ends.append(now(device)) if not ends else None)
-    try:
+    with _forward_ends(module, 1) as ends:
         start = now(device)
         call()
         end = now(device)
-    finally:
-        handle.remove()
     if not ends:
         raise OptionError("call: did not run the model. Give for example lambda: model.generate(**inputs)")
     return ends[0] - start, end - start

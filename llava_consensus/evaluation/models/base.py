@@ -1,6 +1,4 @@
-"""A model that can be asked: images in, answers out, with a method attached or not (`Runner`), and its inputs and
-outputs. Each kind of model is a file beside this one; `loading.py` chooses among them.
-"""
+"""A model that can be asked (`Runner`): images in, answers out, with a method attached or not."""
 
 import math
 import threading

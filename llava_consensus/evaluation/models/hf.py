@@ -1,9 +1,8 @@
 """A model of transformers, checked, loaded and asked: by its own processor, chat template and `generate`. An image or
 clip goes through the tower once, however many questions it has.
 
-A processor puts a text of its own where the placeholder of an image stands: more placeholders, in some models with
-tags of tiles, line breaks or times of frames between them. It makes that text once, together with the pixels, and every
-prompt about the image then holds it.
+A processor puts a text of its own where the placeholder of an image stands, in some models with tags or times between
+placeholders. It makes that text once, together with the pixels, and every prompt about the image then holds it.
 """
 
 import copy

@@ -1,9 +1,7 @@
 """Drawings of the kept, merged and dropped patches of an image. All drawings of patches are made here.
 
-A kept patch stays as it is inside an outline. A merged patch is grey with a pale tint; patches of one merged token have
-one tint, and a dot marks the anchor that represents them. A dropped patch is nearly white. The three differ in
-lightness, so that they can be distinguished without colour vision and in grey print. The grid of patches lies over the
-image as the model saw it, padded to a square (`image_aspect_ratio=pad`); the padding is cut off again.
+Kept, merged and dropped (KEY) differ in lightness, so that they can be distinguished without colour vision and in grey
+print. The grid of patches lies over the image as the model saw it, padded to a square; the padding is cut off again.
 
 Reads plain indices (see `reduction.tokens.Reduction`), no model and no torch:
 

@@ -2,8 +2,7 @@
 
     printed_tables()["llava_1_5_7b"][0]["gqa"]      # 62.0
 
-They belong to the paper's checkpoints and complete benchmarks. FastV, ToMe and other peers' rows were copied from paper
-to paper and are disputed; faithful implementations beat them (docs/results.md says more).
+Rows of FastV, ToMe and other peers were copied from paper to paper and are disputed (docs/results.md).
 """
 
 import json
