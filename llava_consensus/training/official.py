@@ -160,9 +160,7 @@ def _arguments(plan: TrainingPlan, folder: Path, states: Path) -> list[str]:
 
 
 def _accelerator(official: Any, **options: Any) -> Any:
-    """accelerate has taken options of loaders in one object since 1.0, which transformers 4.37 does not know; nor does
-    that version ask for the same order of the data in one process and in several, as later ones do.
-    """
+    """Options that accelerate takes in one object since 1.0, for transformers 4.37, with the order of later versions."""
     loader = {name: options.pop(name) for name in OF_LOADERS if name in options}
     if loader:
         from accelerate.utils import DataLoaderConfiguration
