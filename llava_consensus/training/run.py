@@ -79,7 +79,7 @@ def _whole(model: nn.Module) -> Iterator[None]:
 
 
 def _export(model: nn.Module, host: str, source: Path, out: Path) -> None:
-    """Writes the checkpoint, adapters merged, with the tensors and types of `source`. DataError if one is not finite."""
+    """Writes the checkpoint, adapters merged, with the tensors and types of `source`. DataError unless finite."""
     values = merged(model)
     broken = sorted(name for name, value in values.items() if not bool(torch.isfinite(value).all()))
     if broken:
