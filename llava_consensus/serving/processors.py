@@ -225,9 +225,7 @@ class Reducing:
         return self.plan.image(modality, inputs, int(embeds_of(content).sum()))
 
     def _prompt(self: Any, request: Request, modality: str, mm_items: Any, arguments: Any, made: Any) -> dict[str, Any]:
-        """The whole prompt for each image: ids, which image each of them is of, which of the images this one is,
-        and if there are several all of them.
-        """
+        """The whole prompt for each image: ids, the image of each, the place of this one, and if several all."""
         items = self._items(made, arguments)
         count = len(items[modality])
         updates = self._get_mm_prompt_updates(mm_items, arguments, items)

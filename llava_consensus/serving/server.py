@@ -67,9 +67,7 @@ class Configured:
 
 
 def admit_own_arguments() -> None:
-    """Makes servers of this process take our own `mm_processor_kwargs` of any client, and no others: vLLM takes all or
-    none, and others can end an engine. `media_io_kwargs` stay as vLLM has them.
-    """
+    """Makes servers take our own `mm_processor_kwargs` of any client, and no others, which can end an engine."""
     from vllm.renderers import online_renderer
 
     from llava_consensus.serving.setting import check_keys

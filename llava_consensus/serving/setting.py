@@ -169,9 +169,7 @@ def asked(value: Any) -> Budget | Share:
 
 
 def further(text: str) -> list[str]:
-    """Arguments in `--vllm`. OptionError for those that do not go with a reduction; options from a file or in JSON are
-    checked by vLLM's own process (`serving/server.py`).
-    """
+    """Arguments in `--vllm`. OptionError for those that do not go with a reduction (see `serving/server.py`)."""
     try:
         words = shlex.split(text)
     except ValueError as wrong:

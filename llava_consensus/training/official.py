@@ -160,12 +160,11 @@ def _arguments(plan: TrainingPlan, folder: Path, states: Path) -> list[str]:
 
 
 def _accelerator(official: Any, **options: Any) -> Any:
-    """accelerate has taken options of loaders in one object since 1.0, which transformers 4.37 does not know; nor does
-    that version ask for the same order of the data in one process and in several, as later ones do.
-    """
+    """Options that accelerate takes in one object since 1.0, for 4.37 of transformers, which does not know it."""
     loader = {name: options.pop(name) for name in OF_LOADERS if name in options}
     if loader:
         from accelerate.utils import DataLoaderConfiguration
 
+        # 4.37 does not ask for the same order of the data in one process and in several, as later versions do
         options["dataloader_config"] = DataLoaderConfiguration(**{"use_seedable_sampler": True, **loader})
     return official(**options)

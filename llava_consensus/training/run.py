@@ -79,9 +79,7 @@ def _whole(model: nn.Module) -> Iterator[None]:
 
 
 def _export(model: nn.Module, host: str, source: Path, out: Path) -> None:
-    """Writes the checkpoint, adapters merged: tensor for tensor and type for type that of `source`, with the trained
-    values in it. DataError for values that are not finite.
-    """
+    """Writes the checkpoint, adapters merged, with the tensors and types of `source`. DataError unless finite."""
     values = merged(model)
     broken = sorted(name for name, value in values.items() if not bool(torch.isfinite(value).all()))
     if broken:

@@ -200,9 +200,7 @@ class Examples(torch.utils.data.Dataset[dict[str, Tensor]]):
         return {"input_ids": ids, LABELS: labels, **tensors}
 
     def _rows(self, entry: dict[str, Any], pictures: list[tuple[str, str]]) -> tuple[Tensor, Tensor]:
-        """Ids [L] of a conversation, and labels [L]: the tokens the template adds for each answer. DataError if the ids
-        of a conversation do not begin with those of its beginning.
-        """
+        """Ids [L] of a conversation, and labels [L]: what the template adds for each answer."""
         messages = [message(turn) for turn in entry["conversations"]]
         ids = self._ids(messages, False, pictures)
         labels = torch.full_like(ids, UNLABELLED)

@@ -44,9 +44,7 @@ SQUARE, TILED = "LlavaForConditionalGeneration", "LlavaNextForConditionalGenerat
 
 
 def convert(source: Path, out: Path) -> str:
-    """Writes an official checkpoint in the layout of Hugging Face; returns a line about it. The folder appears when it
-    is whole. ConsensusError for a checkpoint that is another or damaged, or an `out` that exists or cannot be written.
-    """
+    """Writes an official checkpoint in the layout of Hugging Face; returns a line about it."""
     if not (source / "config.json").is_file():
         raise DataError(f"{source}: no config.json in it, so it is no checkpoint")
     config = read_json(source / "config.json", MEND, dict)
@@ -134,9 +132,7 @@ def _configuration(config: dict[str, Any], tower: dict[str, Any], image_id: int)
 
 
 def _write_processor(source: Path, tower: Path, out: Path, config: dict[str, Any]) -> int:
-    """Tokenizer with `<image>`, image processor that pads as LLaVA does, and the template of its prompts. Returns
-    the id of `<image>`: the first that the tokenizer has free, which a model may have rows for already.
-    """
+    """Tokenizer with `<image>`, image processor and template of prompts. Returns the first free id, of `<image>`."""
     import transformers
 
     tokenizer = load_pretrained(transformers.PreTrainedTokenizerFast, source)

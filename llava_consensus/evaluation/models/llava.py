@@ -121,9 +121,7 @@ class LlavaRunner(Runner):
 
 
 def to_text(prompt: Prompt, pictures: int, wrapped: bool = False) -> str:
-    """A prompt in its conversation template, placeholders of its images in front, as LLaVA's own runners write it;
-    `wrapped` in the start and end tokens some checkpoints want (`mm_use_im_start_end`).
-    """
+    """A prompt in its conversation template, as LLaVA's own runners write it; `wrapped` by `mm_use_im_start_end`."""
     from llava.constants import DEFAULT_IM_END_TOKEN, DEFAULT_IM_START_TOKEN, DEFAULT_IMAGE_TOKEN
     from llava.conversation import conv_templates
 

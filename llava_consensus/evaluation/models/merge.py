@@ -16,9 +16,7 @@ PREFIX = "base_model.model."  # of names as PEFT writes them
 
 
 def merge(lora: Path, base: Path, out: Path) -> str:
-    """Writes the merged checkpoint; returns a line about it. The folder appears when it is whole. DataError for a
-    folder that is no LoRA checkpoint, an adapter that does not fit the base, or an `out` that exists.
-    """
+    """Writes the merged checkpoint, whole or not at all; returns a line about it."""
     if find_spec("peft") is None:
         raise missing_extra("LoRA checkpoints need peft", "eval")
     if not (lora / SETTINGS).is_file():

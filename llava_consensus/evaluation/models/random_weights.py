@@ -147,9 +147,7 @@ class RandomModel:
 
 
 def plan(name: str, loading: Loading, host_options: Mapping[str, str] | None = None) -> RandomModel:
-    """A model of a size in `SIZES` that is not allocated yet; its dtype is float16 on CUDA, float32 elsewhere, unless
-    `loading` says it. OptionError for an unknown size, options only for checkpoints, or an old transformers.
-    """
+    """A model of a size in `SIZES` that is not allocated yet; by default float16 on CUDA, float32 elsewhere."""
     if name not in SIZES:
         raise unknown_name("shape", name, SIZES)
     if loading.bits or loading.device_map:

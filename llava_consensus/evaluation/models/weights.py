@@ -80,9 +80,7 @@ def rewrite(source: Path, out: Path, values: dict[str, Tensor]) -> int:
 
 @contextmanager
 def new_folder(out: Path, source: Path) -> Iterator[Path]:
-    """A folder to write into, which becomes `out` if the body ends without an error and vanishes otherwise. DataError
-    for an `out` that exists, and in place of whatever a damaged `source` or a full disk raises.
-    """
+    """A folder that becomes `out` if the body ends without an error, and vanishes otherwise with a DataError."""
     if out.exists():
         raise DataError(f"{out}: is there already. Give a folder that is not")
     fresh = out.with_name(f".{out.name}{FRESH}")

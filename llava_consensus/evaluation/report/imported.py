@@ -77,9 +77,7 @@ def _picture(sample: Record) -> Record:
 
 
 def import_answers(path: Path, origin: Origin, out: Path, benchmark: "Benchmark", data: Path) -> Path:
-    """Write the folder of a run for answers in LLaVA's format, scored by a benchmark's own rules from its files in
-    `data`; no images are needed. DataError if files cannot be read or the answers are to other questions.
-    """
+    """Write the folder of a run for LLaVA's answers, scored by a benchmark's own rules from its files in `data`."""
     read_bytes(path)  # first: what was typed is named before what it needs
     questions = benchmark.load(data)
     report = benchmark.score_file(path, data)

@@ -301,11 +301,9 @@ def _setting(row: Row) -> str:
 
 
 def by_setting(rows: Iterable[Row]) -> list[list[Row]]:
-    """Rows in groups that differ in method, budget and benchmark only, in the order of their first rows.
-
-    Within a group the runs of a benchmark asked the same questions: other versions of its questions (or another
-    conversation, judge, ...) follow in groups of their own, the version with most runs first. Runs that no judge has
-    graded join those of the judge that graded most.
+    """Rows in groups that differ in method, budget and benchmark only. Within a group the runs of a benchmark asked the
+    same questions: other versions of its questions follow in groups of their own, the version with most runs first.
+    Runs that no judge has graded join those of the judge that graded most.
     """
     keyed = [(row, _setting(row), version(row, "judge"), row.config.get("judge")) for row in rows]
     judges: dict[tuple[str, str], Counter[str]] = {}
