@@ -165,7 +165,7 @@ def _description(given: argparse.Namespace, loading: "Loading", runner: "Runner"
 def _break_even(
     given: argparse.Namespace, runner: "Runner", reduced: "Setting", image: "Image", described: dict[str, Any]
 ) -> Iterator[str]:
-    """A line for each size of request and the answer; --out gets the numbers."""
+    """A line for each size of request and the answer; --out gets the numbers, and the curve beside it."""
     import pandas
 
     from llava_consensus.evaluation.bench import break_even
@@ -180,7 +180,9 @@ def _break_even(
     given.out.parent.mkdir(parents=True, exist_ok=True)
     found = {"break_even": break_even.break_even(points), "rows": rows}
     write_json(given.out, {**json.loads(canonical(described)), **found})
-    yield f"written to {given.out}"
+    title = f"{given.shape or Path(given.model).name}, {counts[0]} to {counts[-1]} images"
+    break_even.plot(points, title).savefig(given.out.with_suffix(".png"))
+    yield f"written to {given.out} and {given.out.with_suffix('.png').name}"
 
 
 def _processor() -> str:

@@ -4,7 +4,7 @@ image once, twice, four times and so on, gives its first token as soon as the fu
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pandas
 from PIL.Image import Image
@@ -14,6 +14,9 @@ from llava_consensus.evaluation.bench.timing import Setting, answer_once, in_rou
 from llava_consensus.evaluation.models.base import Prompt, Runner
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class Point(NamedTuple):
@@ -81,3 +84,20 @@ def sentence(points: Sequence[Point]) -> str:
     start = f"from about {at} visual tokens" if at else f"at {own.tokens} visual tokens already"
     saved = f"expect the first token {own.full_ms / own.reduced_ms:.2f} times as fast"
     return f"On this machine reduction pays {start}; {has}: {saved}"
+
+
+def plot(points: Sequence[Point], title: str) -> "Figure":
+    """First-token time over visual tokens, with the parts of the reduced request."""
+    from matplotlib.figure import Figure
+
+    frame = pandas.DataFrame(points).set_index("tokens")
+    parts = {"tower_ms": "vision tower", "reduction_ms": "reduction", "reduced_prefill_ms": "prefill, reduced"}
+    lines = {"reduced_ms": "first token, reduced", "full_ms": "first token, all tokens"}
+    figure = Figure(figsize=(6, 3.2), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    frame[list(parts)].rename(columns=parts).plot.area(ax=axes, alpha=0.35, linewidth=0)
+    frame[list(lines)].rename(columns=lines).plot(ax=axes, marker="o", color=["tab:red", "black"])
+    top = 1.05 * frame[list(lines)].to_numpy().max()
+    axes.set(xlabel="visual tokens of the request", ylabel="milliseconds", title=title, ylim=(0, top))
+    axes.legend(frameon=False, fontsize=8)
+    return figure

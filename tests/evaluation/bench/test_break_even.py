@@ -41,10 +41,11 @@ def test_requests_of_more_images_have_more_tokens() -> None:
     assert all(0 < one.tower_ms + one.prefill_ms <= one.full_ms and one.reduction_ms > 0 for one in points)
 
 
-def test_the_command_writes_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_numbers_and_a_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "pays.json"
     words = ["bench", "--break-even", "1 2", "--model", MINI, "--tokens", "64", "--repeats", "1", "--out", str(out)]
     assert cli.main([*words, "--methods", "uniform_grid"]) == 0
     assert "On this machine reduction" in capsys.readouterr().out
     assert [row["images"] for row in json.loads(out.read_text())["rows"]] == [1, 2]
+    assert Image.open(out.with_suffix(".png")).size == (720, 384)
     assert cli.main([*words[:1], "--break-even", "0"]) != 0
