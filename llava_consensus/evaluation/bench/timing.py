@@ -72,7 +72,7 @@ def answer_once(runner: Runner, picture: Shown, prompt: Prompt, setting: Setting
         model = runner.model
         watch = Stopwatch(model.device)
         reset_peak()
-        with _forward_ends(model) as ends:
+        with _forward_ends(model, model.device) as ends:
             start = now(model.device)
             with watch.time("tower"):
                 encoded = runner.encode(shown)
@@ -118,10 +118,9 @@ def first_token(
 
 
 @contextmanager
-def _forward_ends(model: Any, most: float = inf) -> Iterator[list[float]]:
+def _forward_ends(model: Any, device: torch.device, most: float = inf) -> Iterator[list[float]]:
     """The ends of the model's forwards in the block, at most so many: to see one, the device is waited for."""
     ends: list[float] = []
-    device = next(model.parameters()).device
     handle = model.register_forward_hook(lambda *_: ends.append(now(device)) if len(ends) < most else None)
     try:
         yield ends
@@ -239,7 +238,7 @@ def timed(
 def _once(module: Any, call: Callable[[], object]) -> tuple[float, float]:
     """Seconds from the begin of a call to the end of the model's first forward, and to its own end."""
     device = next(module.parameters()).device
-    with _forward_ends(module, 1) as ends:
+    with _forward_ends(module, device, 1) as ends:
         start = now(device)
         call()
         end = now(device)
