@@ -103,9 +103,10 @@ class PinnedLayers(Layers):
             if threading.get_ident() == thread and module in parts:
                 projected.append(output)
 
-        def show(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        # a thread that meets the hook while it is removed may call it without kwargs
+        def show(module: nn.Module, args: Any, *kwargs_output: Any) -> None:
             if threading.get_ident() == thread and module is attention:
-                call = _call(attention, projected, kwargs)
+                call = _call(attention, projected, kwargs_output[0])
                 spy(lambda *_, **more: None, attention, call.query, call.key, call.value, call.mask)
 
         hooks = [part.register_forward_hook(note) for part in parts]
