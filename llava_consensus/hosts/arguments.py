@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.cache import CACHE_NAMES, Book, is_static
+from llava_consensus.hosts.cache import CACHE_NAMES, Book, is_static, makes_cache
 from llava_consensus.hosts.images import Image, Integers
 from llava_consensus.hosts.inputs import Prompt, prompt_of
 from llava_consensus.hosts.outcomes import ImageOutcome
@@ -153,9 +153,7 @@ def decoder_arguments(
     renumbers = method.positions == "renumber"
     positions = kwargs.get("position_ids")
     # without a cache and a mask, transformers takes gaps in positions for the ends of packed sequences
-    caches = kwargs.get("use_cache")
-    packs = cache is None and not (getattr(decoder.config, "use_cache", True) if caches is None else caches)
-    shown = padded or packs
+    shown = padded or (cache is None and not makes_cache(kwargs, decoder.config))
     new["attention_mask"] = mask_of(kwargs.get("attention_mask"), rows, held, shown, prompt.real.shape[1], decoder)
     new["position_ids"], shifts = positions_of(positions, rows, pool, prompt.real, past, book, method)
     shift = rows.removed if shifts else torch.zeros_like(rows.removed)

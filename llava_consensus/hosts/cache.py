@@ -24,6 +24,12 @@ def without_cache(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: None if name in CACHE_NAMES else value for name, value in arguments.items()}
 
 
+def makes_cache(arguments: dict[str, Any], config: Any) -> bool:
+    """Whether a decoder that gets these arguments makes a cache if none is passed."""
+    given = arguments.get("use_cache")
+    return bool(getattr(config, "use_cache", True) if given is None else given)
+
+
 class Book(NamedTuple):
     """Contents of a shortened cache: the rows kept of each prompt."""
 

@@ -44,7 +44,7 @@ from llava_consensus.hosts.open_tower import EncoderRun
 from llava_consensus.hosts.outcomes import Report, unchanged
 from llava_consensus.hosts.pinned import Held, PinnedLayers, angles_of, layers_of
 from llava_consensus.hosts.rows import gather, upload
-from llava_consensus.hosts.taps import Reader
+from llava_consensus.hosts.taps import Reader, split_heads
 from llava_consensus.hosts.tower import READ, Tiles, argument_names
 from llava_consensus.hosts.units import units_of
 from llava_consensus.reduction.method import Method, Place
@@ -335,9 +335,7 @@ class OfficialEntrance(Entrance):
         embeds, places, layer = kwargs["inputs_embeds"], kwargs["position_ids"], decoder.layers[0]
         attention = layer.self_attn
 
-        def heads(states: Tensor) -> Tensor:  # [R, n, H d] -> [R, H, n, d]
-            return states.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
-
+        heads = partial(split_heads, width=attention.head_dim)
         with inputs.watch.time("probe"), torch.autocast(embeds.device.type, enabled=False), torch.no_grad():
             normed = layer.input_layernorm(embeds)
             which, where, mask, keys, padded = inputs.asking_rows()

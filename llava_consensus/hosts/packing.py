@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.cache import makes_cache
 from llava_consensus.hosts.rows import row_axis, upload
 
 SEGMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")  # of packed rows
@@ -68,8 +69,7 @@ def pack_of(kwargs: dict[str, Any], past: int, config: Any) -> Pack | None:
     else:
         step = np.diff(positions.expand(count, -1).cpu().numpy(), axis=1)
         starts, again = np.pad(step != 1, ((0, 0), (1, 0))), bool((step < 0).any())
-    caches = kwargs.get("use_cache")
-    caches = getattr(config, "use_cache", True) if caches is None else caches
+    caches = makes_cache(kwargs, config)
     if again and mask is not None:
         raise OptionError("attention_mask: prompts that are packed into one row are told apart by position_ids alone")
     if again and caches and not flash:

@@ -14,6 +14,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.cache import Book
 from llava_consensus.hosts.kernels import OLD, KernelCall
 from llava_consensus.hosts.layers import Layers
+from llava_consensus.hosts.taps import split_heads
 from llava_consensus.hosts.units import Unit
 from llava_consensus.reduction.decoder import Cut
 from llava_consensus.reduction.saliency import rotate
@@ -45,9 +46,7 @@ def _projections(attention: Any) -> list[nn.Module]:
 
 def _call(attention: Any, projected: list[Tensor], arguments: dict[str, Any]) -> KernelCall:
     """Queries, keys and values [R, H, S, d] from the outputs [R, S, H d] of the projections."""
-    query, key, value = (
-        states.detach().unflatten(-1, (-1, attention.head_dim)).transpose(1, 2) for states in projected
-    )
+    query, key, value = (split_heads(states.detach(), width=attention.head_dim) for states in projected)
     cos, sin = _angles(attention, value, arguments["position_ids"])
     query, key = rotate(query, cos, sin), rotate(key, cos, sin)
     return KernelCall(attention, query, key, value, arguments["attention_mask"], {}, None)

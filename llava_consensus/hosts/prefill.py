@@ -77,7 +77,6 @@ class Prefill(Hooks):
         self.full: dict[int, Tensor] = {}  # states that a layer's output is put back into
         self.given: dict[Any, Any] = {}  # arguments that were gathered already
         self.start: Tensor | None = None
-        self.memories: dict[tuple[int, ...], dict[str, Tensor]] = defaultdict(dict)
         self.before: dict[int, Any] = {}  # state before each cut, for layers that run again
 
     def _check(self, size: int) -> None:
@@ -330,7 +329,7 @@ class Prefill(Hooks):
             tower = self.inputs.tokens(self.inputs.indexed([[image.unit for image in images]])[0])
         view = DecoderView(
             images[0].unit.budget.tokens, cut, states[pair, columns], states[pair, asked], columns, probe,
-            embeds[pair, whole], embeds[pair, text], self.norm, tower, self.memories[tuple(numbers)],
+            embeds[pair, whole], embeds[pair, text], self.norm, tower,
         )  # fmt: skip
         return view, index.gather(1, columns)
 

@@ -80,6 +80,6 @@ class Reader:
                 handle.remove()
 
 
-def split_heads(states: Tensor, heads: int) -> Tensor:
-    """[T, n, H d] -> [T, H, n, d]."""
-    return states.unflatten(-1, (heads, -1)).transpose(1, 2)
+def split_heads(states: Tensor, heads: int = -1, width: int = -1) -> Tensor:
+    """[T, n, H d] -> [T, H, n, d], by the number of heads H or by their width d."""
+    return states.unflatten(-1, (heads, width)).transpose(1, 2)

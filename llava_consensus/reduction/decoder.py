@@ -49,7 +49,6 @@ class DecoderView(NamedTuple):
     text_inputs: Tensor  # [P, L, D] the asked rows as they entered layer 0
     norm: Callable[[Tensor], Tensor]  # the decoder's final norm
     tower: VisualTokens | None = None  # tensors of the vision tower that the method `needs`, of the image's n tokens
-    memory: dict[str, Tensor] | None = None  # of these images; found again at their next cut
 
 
 class Chosen(NamedTuple):

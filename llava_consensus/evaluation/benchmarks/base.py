@@ -175,11 +175,11 @@ class Benchmark(ABC):
 
     def read(self, path: Path, data: Path) -> list[Record]:
         """Answers in LLaVA's format, or in an official form of this benchmark, recognised by its content."""
+        records = read_answers(path)
+        if not any(isinstance(record["question_id"], str) for record in records):
+            return records
         ids = {str(question.question_id): question.question_id for question in self.load(data)}  # tables have texts
-        return [
-            {**record, "question_id": ids.get(str(record["question_id"]), record["question_id"])}
-            for record in read_answers(path)
-        ]
+        return [{**one, "question_id": ids.get(str(one["question_id"]), one["question_id"])} for one in records]
 
     def score_file(self, path: Path, data: Path) -> dict[str, Any]:
         """`score` of a file; if that holds finished grades of a judge, their official numbers."""

@@ -65,7 +65,7 @@ class UrlConfig:
         benchmark: benchmark to run, its options chosen; its files are images.
         url: base URL of the server, such as http://localhost:8000/v1.
         model: its name there; None is the one that the server has.
-        tokens: asked for with each request, a number, a share or `auto`; None leaves it to the server.
+        tokens: asked for with each request, a number or a share; None leaves it to the server.
         data, limit, sample, max_new_tokens: as in `RunConfig`.
     Raises:
         OptionError: for a value outside its bound.
@@ -227,7 +227,7 @@ def _results(client: Client, plan: UrlPlan, pending: Sequence[Question], at_once
             except ServerFault as fault:
                 faults[futures[future].index] = (futures[future], fault)
                 if len(faults) > at_once:
-                    raise _ends(client, fault) from fault
+                    raise
                 continue
             if result.answers:
                 known = futures[future]
@@ -237,10 +237,10 @@ def _results(client: Client, plan: UrlPlan, pending: Sequence[Question], at_once
         if faults:
             _, first = next(iter(faults.values()))
             if known is None:
-                raise _ends(client, first) from first
+                raise first
             _reply(client, plan, known)  # does it answer anything at all?
             yield _recorded(faults)
-    except ServerFault as fault:
+    except (ServerFault, client.openai.OpenAIError) as fault:
         raise _ends(client, fault) from fault
     finally:
         pool.shutdown(cancel_futures=True)

@@ -191,6 +191,18 @@ def test_a_gateway_that_fails_ends_the_run_and_is_no_score(
     assert run(config, tmp_path / "other", QUIET).metrics["errors"] == 1
 
 
+def test_a_server_that_is_gone_when_it_is_asked_again_ends_the_run(
+    chat: Chat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last question fails four times, which is no fault of the question if nothing is answered after it."""
+    monkeypatch.setattr("openai._base_client.BaseClient._calculate_retry_timeout", lambda *_: 0.0)
+    config = UrlConfig(Fake(), chat.url, data=make_data(tmp_path / "data", 2, 2))
+    questions = Fake().load(config.data)
+    chat.statuses[questions[-1].text], chat.dies_after = 500, len(questions) - 1 + 4
+    with pytest.raises(ServerError, match="the same command resumes"):
+        run(config, tmp_path / "out", Execution(1, progress=False))
+
+
 def test_what_cannot_be_asked_is_refused_in_a_line(chat: Chat, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"unknown model of .*'large'.*small"):
         run(UrlConfig(Fake(), chat.url, "large"), tmp_path, QUIET)
