@@ -185,7 +185,7 @@ def _check_config(path: Path, config: Record) -> None:
     file = path / CONFIG
     if not file.exists():
         if any((path / name).exists() and (path / name).stat().st_size for name in (ANSWERS, ERRORS, METRICS)):
-            raise DataError(f"{path}: has no {CONFIG}, so nobody knows what was asked. Move the folder away")
+            raise DataError(f"{path}: has no {CONFIG}, so the questions of this run are unknown. Move the folder away")
         write_json(file, config)
         return
     stored = read_json(file, "Move the folder away, or give another --out.")
