@@ -41,7 +41,8 @@ def recommend(given: argparse.Namespace) -> Iterator[str]:
     for rows in tables[:MOST]:
         unit = "% of the full model" if rows[0].benchmark in evidence.RELATIVE else rows[0].benchmark
         budget = f"{rows[0].tokens} % of the tokens" if percent else f"{rows[0].tokens} of {family.tokens} tokens"
-        yield f"{family.title}, {budget}, {unit}: {rows[0].source}"
+        full = "" if rows[0].full is None or rows[0].full == 100 else f" (all tokens: {rows[0].full:g})"
+        yield f"{family.title}, {budget}, {unit}{full}: {rows[0].source}"
         for one in rows[:MOST]:
             interval = f" ({one.bounds[0]:g} to {one.bounds[1]:g}, {one.questions} questions)" if one.bounds else ""
             sign = " %" if percent else ""

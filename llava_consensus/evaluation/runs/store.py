@@ -185,7 +185,7 @@ def _check_config(path: Path, config: Record) -> None:
     file = path / CONFIG
     if not file.exists():
         if any((path / name).exists() and (path / name).stat().st_size for name in (ANSWERS, ERRORS, METRICS)):
-            raise DataError(f"{path}: has no {CONFIG}, so nobody knows what was asked. Move the folder away")
+            raise DataError(f"{path}: has no {CONFIG}, so the questions of this run are unknown. Move the folder away")
         write_json(file, config)
         return
     stored = read_json(file, "Move the folder away, or give another --out.")
@@ -225,8 +225,8 @@ def _index(record: Record) -> int | None:
 
 
 def full_score(out: Path, config: Mapping[str, Any]) -> float | None:
-    """The score of the finished run in a folder of runs that keeps every token and differs from a configuration in
-    method and budget only; None without one.
+    """The score with all tokens: of the finished run in a folder of runs that differs from a configuration in method
+    and budget only, else the one kept with the embedded questions; None without either.
 
     Raises:
         DataError: a file of such a run is damaged.
@@ -240,7 +240,19 @@ def full_score(out: Path, config: Mapping[str, Any]) -> float | None:
         with misread(str(path), AGAIN):
             if metrics["tokens"]["before"] == metrics["tokens"]["after"] and metrics["score"] is not None:
                 return float(metrics["score"])
-    return None
+    return _kept_score(config)
+
+
+def _kept_score(config: Mapping[str, Any]) -> float | None:
+    file = Path(config["data"]) / "scores.json"
+    if not file.is_file():
+        return None
+    kept = read_json(file, "Delete it", dict)
+    entry = kept["benchmarks"].get(config["benchmark"])
+    same = entry is not None and entry["questions"] == config["questions"] and "sample" not in config
+    if not same or any(config.get(key) != value for key, value in kept["setting"].items()):
+        return None
+    return float(entry["score"])
 
 
 def _without_reduction(config: Mapping[str, Any]) -> dict[str, Any]:
