@@ -311,10 +311,7 @@ class Servers:
         self.plain = plain.groupby("load").median()
         self.ratios = others.groupby(["case", "load", "tokens"])[keys].median()  # within a round
         self.loads, self.budgets = list(dict.fromkeys(frame["load"])), list(dict.fromkeys(others["tokens"].astype(int)))
-        self.methods = {}
-        for case in dict.fromkeys(others["case"]):
-            name, _, options = case.partition(":")
-            self.methods[case] = ", ".join(filter(None, [LABELS.get(name) or METHODS.title(name), options]))
+        self.methods = {case: LABELS.get(case) or METHODS.title(case) for case in dict.fromkeys(others["case"])}
         busy = frame["load_average"]
         rounds = frame["round"].nunique()
         self.rounds = f"{rounds} rounds, at a load average of {busy.min():.1f} to {busy.max():.1f}"
@@ -352,7 +349,7 @@ class Servers:
             )
             parts.append(f"{label} {requests} of plain's requests a second, first token {first}")
         return (
-            f"`vllm bench serve` beside it, {tokens} tokens, {self.bench['requests']} requests about images of noise, {self.rounds} "
+            f"`vllm bench serve` beside it, {tokens} tokens, {self.bench['requests']} images of noise, {self.rounds} "
             f"([samples](efficiency/{WITNESS})), {' and '.join(self.loads)}: {'; '.join(parts)}."
         )
 
