@@ -84,16 +84,12 @@ def parameters_of(file: Path, name: str) -> tuple[str, ...] | None:
     except (OSError, SyntaxError):
         return None
     node: ast.AST | None = None
+    declared = lambda one: getattr(getattr(one, "target", None), "id", None)  # noqa: E731
     for part in name.split("."):
-        node = next((one for one in body if part in (getattr(one, "name", None), _target(one))), None)
+        node = next((one for one in body if part in (getattr(one, "name", ""), declared(one))), None)
         body = getattr(node, "body", [])
     if isinstance(node, ast.AnnAssign):
         return ()
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return None
     return tuple(one.arg for one in [*node.args.args, *node.args.kwonlyargs] if one.arg != "self")
-
-
-def _target(line: ast.AST) -> str | None:
-    """The name that a line declares with its type."""
-    return getattr(line.target, "id", None) if isinstance(line, ast.AnnAssign) else None

@@ -40,8 +40,6 @@ def memory(server: Server, count: int, pictures: int) -> Iterator[dict[str, int]
 def main() -> None:
     reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     reader.add_argument("--model", default="", help="folder of a checkpoint; without it a tiny LLaVA")
-    reader.add_argument("--method", default="consensusdrop")
-    reader.add_argument("--tokens", default="6")
     reader.add_argument("--count", type=int, default=3000, help="requests")
     reader.add_argument("--pictures", type=int, default=3000)
     reader.add_argument("--out", type=Path, required=True)
@@ -50,7 +48,7 @@ def main() -> None:
         folder = Path(given.model or made)
         if not given.model:
             small.llava(folder)
-        with serving(folder, f"--method {given.method} --tokens {given.tokens} --largest 0.9", ARGUMENTS) as server:
+        with serving(folder, "--tokens 6 --largest 0.9", ARGUMENTS) as server:
             found = [server.memory()]
             for one in memory(server, given.count, given.pictures):
                 found.append(one)
