@@ -123,6 +123,7 @@ class Pool(NamedTuple):
 
     picked: Tensor  # [R, W] index into: all R S rows, then all new tokens, batch after batch
     groups: list[Reduced]
+    images: list[Image]  # of the prompts
 
     def take(self, values: Tensor, new: list[Tensor]) -> Tensor:
         """Rows [R, W, ...] of values [R, S, ...] and of the new tokens' own [B, T, ...]."""
@@ -133,6 +134,24 @@ class Pool(NamedTuple):
         """Rows [R, W, ...] of values [R, S, ...], those of merged tokens being means over their members."""
         flat = values.flatten(0, 1)
         return self.take(values, [member_means(flat[group.units.flat], group.reduction) for group in self.groups])
+
+    def spread(self, positions: Tensor, rows: Rows) -> Tensor:
+        """Positions [R, W] of positions [R, S]: the rows of an image are evenly over the span that the image had."""
+        number = np.zeros(tuple(positions.shape), dtype=np.int64)  # of the image that a row is in; 0 for text
+        for which, image in enumerate(self.images, 1):
+            number[image.row, image.places[0] : image.places[-1] + 1] = which
+        (numbers,) = upload([number], positions.device)
+        held = numbers.gather(1, rows.index.clamp_min(0))  # [R, W]
+        member = one_hot(held, len(self.images) + 1)  # [R, W, images + 1]
+        rank = member.cumsum(1).gather(2, held[..., None])[..., 0] - 1
+        steps = (member.sum(1) - 1).clamp_min(1).gather(1, held)
+        edge = positions.new_zeros(len(positions), len(self.images) + 1)
+        first, last = (
+            edge.scatter_reduce(1, numbers, positions, side, include_self=False).gather(1, held)
+            for side in ("amin", "amax")
+        )
+        even = (first + rank * (last - first) / steps).round().to(positions.dtype)
+        return torch.where(held > 0, even, drop_rows(positions, rows))
 
 
 def member_means(values: Tensor, reduction: Reduction) -> Tensor:
@@ -208,7 +227,7 @@ def reduced_rows(
     chosen = chosen.gather(1, order)
     shown = shown.bool() if not kept_real.all() else torch.ones((), dtype=torch.bool, device=device).expand(shown.shape)
     rows = Rows(size, source[chosen], keys >> 40, kept_real, shown, gone, bool(removed.any()))
-    return rows, Pool(taken[chosen], groups)
+    return rows, Pool(taken[chosen], groups, images)
 
 
 def _keys(reduction: Reduction, at: Tensor, tail: Tensor, order: str) -> Tensor:
