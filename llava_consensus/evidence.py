@@ -35,6 +35,7 @@ class Family(NamedTuple):
     """Models that share a language model and a number of visual tokens."""
 
     title: str
+    hub: str  # name of a checkpoint
     pattern: str  # of model names
     types: tuple[str, ...]  # `model_type` of configurations
     published: str  # name in the ledger
@@ -44,15 +45,50 @@ class Family(NamedTuple):
 
 
 FAMILIES = {
-    "llava-1.5": Family("LLaVA-1.5-7B", r"llava-?v?1[._]5", ("llava", "llava_llama"), "llava-1.5-7b", 576, 32),
-    "llava-next": Family("LLaVA-NeXT-7B", r"llava-?(v?1[._]6|next)", ("llava_next",), "llava-next-7b", 2880, 32),
-    "llava-onevision": Family(
-        "LLaVA-OneVision-7B", r"llava-?(onevision|ov)", ("llava_onevision",), "llava-onevision-7b", 100, 28
+    "llava-1.5": Family(
+        "LLaVA-1.5-7B",
+        "llava-hf/llava-1.5-7b-hf",
+        r"llava-?v?1[._]5",
+        ("llava", "llava_llama"),
+        "llava-1.5-7b",
+        576,
+        32,
     ),
-    "qwen2.5-vl": Family("Qwen2.5-VL-7B", r"qwen-?2[._]5-?vl", ("qwen2_5_vl",), "qwen2.5-vl-7b", 100, 28, True),
-    "internvl3": Family("InternVL3-8B", r"internvl-?3(?!\d|[._]5)", ("internvl",), "internvl3-8b", 100, 28),
-    "qwen3-vl": Family("Qwen3-VL-8B", r"qwen-?3-?vl", ("qwen3_vl",), "qwen3-vl-8b", 100, 36, True),
-    OWN: Family("llava-photo, composed scenes", r"llava-photo", (), OWN, 576, 30),
+    "llava-next": Family(
+        "LLaVA-NeXT-7B",
+        "llava-hf/llava-v1.6-vicuna-7b-hf",
+        r"llava-?(v?1[._]6|next)",
+        ("llava_next",),
+        "llava-next-7b",
+        2880,
+        32,
+    ),
+    "llava-onevision": Family(
+        "LLaVA-OneVision-7B",
+        "llava-hf/llava-onevision-qwen2-7b-ov-hf",
+        r"llava-?(onevision|ov)",
+        ("llava_onevision",),
+        "llava-onevision-7b",
+        100,
+        28,
+    ),
+    "qwen2.5-vl": Family(
+        "Qwen2.5-VL-7B",
+        "Qwen/Qwen2.5-VL-7B-Instruct",
+        r"qwen-?2[._]5-?vl",
+        ("qwen2_5_vl",),
+        "qwen2.5-vl-7b",
+        100,
+        28,
+        True,
+    ),
+    "internvl3": Family(
+        "InternVL3-8B", "OpenGVLab/InternVL3-8B-hf", r"internvl-?3(?!\d|[._]5)", ("internvl",), "internvl3-8b", 100, 28
+    ),
+    "qwen3-vl": Family(
+        "Qwen3-VL-8B", "Qwen/Qwen3-VL-8B-Instruct", r"qwen-?3-?vl", ("qwen3_vl",), "qwen3-vl-8b", 100, 36, True
+    ),
+    OWN: Family("llava-photo, composed scenes", "checkpoints/llava-photo", r"llava-photo", (), OWN, 576, 30),
 }
 
 

@@ -107,6 +107,7 @@ def test_notes_have_the_numbers_of_their_rows() -> None:
 def test_the_screen_names_commands_that_can_be_typed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recommend", "--model", "qwen2.5-vl", "--share", "0.1"]) == 0
     out = capsys.readouterr().out
+    assert "--model Qwen/Qwen2.5-VL-7B-Instruct --method scope" in out
     assert "attach(model, method='scope', tokens=0.1)" in out and len(out.splitlines()) < 25
     assert main(["recommend", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["choices"][0]["source"]

@@ -4,6 +4,7 @@ import argparse
 import json
 from collections.abc import Iterator
 from itertools import groupby
+from pathlib import Path
 
 from llava_consensus.cli.arguments import arg, command
 
@@ -58,6 +59,7 @@ def recommend(given: argparse.Namespace) -> Iterator[str]:
         tokens = best.tokens / 100 if percent else best.tokens
         option = "" if family.keeps else f", positions={best.positions!r}"
         yield "scores of different tables are averages over different benchmarks: compare within a table only"
-        options = f"--model {given.model} --method {best.method} --tokens {tokens:g}"
+        model = given.model if "/" in given.model or Path(given.model).is_dir() else family.hub
+        options = f"--model {model} --method {best.method} --tokens {tokens:g}"
         yield f"try: llava-consensus ask IMAGE QUESTION {options}"
         yield f"or:  attach(model, method={best.method!r}, tokens={tokens:g}{option})"

@@ -25,6 +25,11 @@ def differing(made: dict[str, str], texts: dict[str, str]) -> list[str]:
     return [name for name, text in made.items() if texts.get(name, (pages.ROOT / name).read_bytes().decode()) != text]
 
 
+def filled(text: str) -> list[str]:
+    """The parts of a page that results fill."""
+    return [part[0] for part in re.finditer(f"{pages.SPAN.pattern}|{pages.BEGIN}.*?{pages.END}", text, re.DOTALL)]
+
+
 def test_the_pages_are_made_from_the_kept_results(made: dict[str, str]) -> None:
     assert differing(made, {}) == [], AGAIN
     assert pages.loose({}) == []
@@ -40,12 +45,12 @@ FORGED = {  # page: what stands there, and what is put in its place
         ("13.1 s", "3.1 s"),
         ("H100", "A100"),
         ("51 ms", "151 ms"),
-        ("not run by us", "run by us"),
-        ("1.64 times", "2.64 times"),
+        ("(table 1, RTX", "(run by us on an RTX"),
+        ("64.7 instead", "24.7 instead"),
         ("does not help", "helps most"),
         ("157 million", "7 billion"),
         ("**Benchmarks**: 14", "**Benchmarks**: 24"),
-        ("we have not run a 7B model", "we ran a 7B model"),
+        ("we have not measured the accuracy", "we measured the accuracy"),
         ("<!--methods-->3", "<!--methods-->5"),
         ("0.1B LLaVA", "7B LLaVA"),
         ("two CPU cores", "two GPUs"),
@@ -75,6 +80,7 @@ FORGED = {  # page: what stands there, and what is put in its place
         ("We have not run vLLM on a GPU", "We have run vLLM on a GPU"),
         ("2026-11-26", "2026-12-24"),
         ("256 MiB", "256 KiB"),
+        ("| plain: requests/s | 0", "| plain: requests/s | 9"),
         ("AMD EPYC", "Xeon"),
     ),
     "docs/efficiency.md": (
@@ -96,8 +102,11 @@ FORGED = {  # page: what stands there, and what is put in its place
 def test_a_forged_statement_is_found(made: dict[str, str], page: str, old: str, new: str) -> None:
     text = (pages.ROOT / page).read_text("utf-8")
     assert old in text
-    forged = {page: text.replace(old, new, 1)}
-    assert differing({page: made.get(page, text)}, forged) or pages.loose(forged)
+    forged = text.replace(old, new, 1)
+    if page == "docs/efficiency.md":  # wholly made of its template
+        assert forged != made[page]
+    else:
+        assert filled(forged) != filled(made.get(page, text)) or pages.loose({page: forged})
 
 
 def test_the_plot_of_the_readme_has_the_scores_of_the_kept_runs() -> None:
