@@ -8,6 +8,7 @@ number of tokens if nothing is reduced:
     errors.jsonl    one line per question without an answer: its image cannot be read, or the model fails at it
     scores.jsonl    each answer as it was scored, a line each; made again from the answers if it is missing
     metrics.json    written last; a run is complete when it is there
+    asking          the questions of each batch, written before it is asked; goes when the run is complete
     lock            held while a process works on the run; the operating system releases it when the process dies
 
 Answers are in the order they came in until the run is complete, then in the order of the questions. Only the end of a
@@ -46,8 +47,10 @@ from llava_consensus.evaluation.files import (
     write_json,
     write_metrics,
 )
+from llava_consensus.evaluation.runs.execution import DeviceFailed
+from llava_consensus.evaluation.runs.workers import WorkerError
 
-ERRORS, LOCK = "errors.jsonl", "lock"
+ERRORS, LOCK, ASKING = "errors.jsonl", "lock", "asking"
 ALL = "all"  # in place of a number of tokens: every token the model has
 AGAIN = "Delete it; the same command makes it again"
 MEND = "Remove the line; the same command asks that question again"
@@ -121,6 +124,7 @@ class Run:
             whole["report"] = report = dict(report)
             scores = report.pop("extracted", [])
         write_metrics(self.path, whole, scores)
+        (self.path / ASKING).unlink(missing_ok=True)
 
     def _rewrite(self) -> None:
         for name, records in ((ERRORS, self.errors), (ANSWERS, self.answers)):
@@ -133,10 +137,14 @@ class Run:
         """
         try:
             yield
+        except (DeviceFailed, WorkerError):  # the file of what was asked stays
+            raise
         except KeyboardInterrupt:
+            (self.path / ASKING).unlink(missing_ok=True)
             count = f"{len(self.done)} of {total}"
             raise Interrupted(f"stopped after {count} questions. The same command resumes: {self.path}") from None
         except ConsensusError:
+            (self.path / ASKING).unlink(missing_ok=True)
             if not any((self.path / name).stat().st_size for name in (ANSWERS, ERRORS)):
                 shutil.rmtree(self.path, ignore_errors=True)
             raise
