@@ -274,17 +274,18 @@ class Photo:
     def spread(self) -> str:
         """ConsensusDrop's scores with each policy, and `spread` against the others: not named beforehand."""
         ways = {way: f"{OWN}:positions={way}" for way in ("renumber", "keep", "spread")}
-        on = [name for name in (*BENCHMARKS, "textvqa") if self.run(name, ways["spread"])]
+        asked = {name: self.run(name, ways["spread"]) for name in (*BENCHMARKS, "textvqa")}
+        on = {name: row.facts.title for name, row in asked.items() if row}
         tests = {(name, way): self.between(ways["spread"], ways[way], [name])[1] for name in on for way in REST}
         found = corrected({key: test.p for key, test in tests.items() if test})
         lines = ["| on | renumber | keep | spread | spread - keep | spread - renumber |", "|---" + "|--:" * 5 + "|"]
-        for name in on:
+        for name, title in on.items():
             cells = [self.score(name, method) for method in ways.values()]
             for way in REST:
                 test = tests[name, way]
                 p = p_value(found.get((name, way), 1.0))
                 cells.append(f"{signed(test.difference, test.bounds)}, corrected p {p}" if test else NOT_RUN)
-            lines.append(f"| {' | '.join([self.run(name, FULL).facts.title, *cells])} |")
+            lines.append(f"| {' | '.join([title, *cells])} |")
         return "\n".join(lines) if on else "We have not measured `spread`."
 
     def ahead(self, way: str) -> str:

@@ -137,21 +137,14 @@ class Pool(NamedTuple):
 
     def spread(self, positions: Tensor, rows: Rows) -> Tensor:
         """Positions [R, W] of positions [R, S]: the rows of an image are evenly over the span that the image had."""
-        number = np.zeros(tuple(positions.shape), dtype=np.int64)  # of the image that a row is in; 0 for text
-        for which, image in enumerate(self.images, 1):
-            number[image.row, image.places[0] : image.places[-1] + 1] = which
-        (numbers,) = upload([number], positions.device)
-        held = numbers.gather(1, rows.index.clamp_min(0))  # [R, W]
-        member = one_hot(held, len(self.images) + 1)  # [R, W, images + 1]
-        rank = member.cumsum(1).gather(2, held[..., None])[..., 0] - 1
-        steps = (member.sum(1) - 1).clamp_min(1).gather(1, held)
-        edge = positions.new_zeros(len(positions), len(self.images) + 1)
-        first, last = (
-            edge.scatter_reduce(1, numbers, positions, side, include_self=False).gather(1, held)
-            for side in ("amin", "amax")
-        )
-        even = (first + rank * (last - first) / steps).round().to(positions.dtype)
-        return torch.where(held > 0, even, drop_rows(positions, rows))
+        new = drop_rows(positions, rows).clone()
+        for image in self.images:
+            index, ends = rows.index[image.row], (image.places[0], image.places[-1])
+            first, last = (positions[image.row, end] for end in ends)
+            here = (index >= ends[0]) & (index <= ends[1])
+            even = first + (here.cumsum(0) - 1) * (last - first) / (here.sum() - 1).clamp_min(1)
+            new[image.row] = torch.where(here, even.round().to(new.dtype), new[image.row])
+        return new
 
 
 def member_means(values: Tensor, reduction: Reduction) -> Tensor:
