@@ -24,7 +24,7 @@ BOUNDS = {"uniform_grid": 40, "visionzip": 110, "consensusdrop": 180, "divprune"
 MOST = 350  # of any other method
 # Methods for which that is not reached, with what they add
 BOUNDS |= {"tome": 1471, "restore_calibrated": 1255, "cdpruner": 532, "otprune": 488, "sparsevlm": 469, "restore": 380}
-BOUNDS |= {"scope": 362, "eadp": 356}
+BOUNDS |= {"scope": 362}
 
 pytestmark = pytest.mark.skipif(
     any(not version(name).startswith(of) for name, of in PINNED.items()), reason=f"counted with {PINNED}"

@@ -70,21 +70,17 @@ def run_shards(start: StartWorker, workers: int, shards: Sequence[Shard]) -> Ite
 
 
 def run_apart(start: StartWorker, indexes: Sequence[int], asking: Path) -> Iterator[Result | int]:
-    """Yields the result of each question, asked alone in a child process; the index of one that ends it twice.
-
-    Args:
-        start: like that of `run_shards`.
-        indexes: of the questions.
-        asking: file to which a worker adds the index of a question before it asks it.
-    Raises:
-        WorkerError: a process ended without a question, while it loaded the model.
+    """Yields the result of each question, asked alone in a child process; the index of one that ends it twice. The
+    worker adds the index of a question to the file `asking` first. WorkerError if it ends before that.
     """
     waiting, ended = list(indexes), Counter[int]()
     while waiting:
         written = asking.stat().st_size
         try:
             for result in run_shards(start, 1, [(index,) for index in waiting]):
-                waiting.remove(_index(result))
+                waiting.remove(
+                    next(record.get("metadata", record)["index"] for records in result for record in records)
+                )
                 yield result
         except (WorkerError, DeviceFailed):
             last = asking.read_bytes()[written:].split()[-1:]
@@ -95,11 +91,6 @@ def run_apart(start: StartWorker, indexes: Sequence[int], asking: Path) -> Itera
             if ended[index] == 2 and index in waiting:
                 waiting.remove(index)
                 yield index
-
-
-def _index(result: Result) -> int:
-    """The only question of a result."""
-    return int(result.answers[0]["metadata"]["index"] if result.answers else result.errors[0]["index"])
 
 
 def _begin(start: bytes, numbers: Any) -> None:
