@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 METHODS = "consensusdrop visionzip vispruner sparsevlm"  # of the paper's efficiency tables, and their budgets
 TOKENS = "432 288 144 57 28"
 QUESTION = "Is there a dog in the image?\nAnswer the question using a single word or phrase."
+SYSTEM = "A chat between a curious human and an artificial intelligence assistant. " * 3  # of `--chat`
 SIDE = 672  # pixels of the image of noise: four tiles of LLaVA-NeXT, 576 tokens of Qwen2.5-VL
 PROCESSORS = Path("/proc/cpuinfo")
 
@@ -57,6 +58,11 @@ PROCESSORS = Path("/proc/cpuinfo")
     ),
     arg("--at-once", default="1 8 32", metavar="NUMBERS", help="with --serve: requests at once (%(default)s)"),
     arg("--requests", default=32, type=int, help="with --serve: of each load (%(default)s)"),
+    arg(
+        "--chat",
+        action="store_true",
+        help="with --serve: requests are chats of three questions after a system prompt, a third about two images",
+    ),
     arg(
         "--break-even",
         nargs="?",
@@ -196,6 +202,7 @@ def _serving(
     from llava_consensus.evaluation.bench import serving
     from llava_consensus.evaluation.bench.efficiency import stored
     from llava_consensus.evaluation.files import canonical, write_json
+    from llava_consensus.evaluation.models import random_weights
     from llava_consensus.reduction.budget import amount, most_first
     from llava_consensus.serving.setting import Setting, config_of, setting_of
     from llava_consensus.serving.supported import check_version
@@ -211,6 +218,8 @@ def _serving(
         if given.shape:
             runner.model.config.architectures = [type(runner.model).__name__]
             runner.model.config.save_pretrained(folder)
+            if given.chat:
+                runner.processor.chat_template = random_weights.CHAT
             runner.processor.save_pretrained(folder)
             model = folder
         on_cpu, dtype = runner.model.device.type == "cpu", described["loading"]["dtype"]
@@ -221,7 +230,9 @@ def _serving(
             cases += [serving.ServedCase(name, overrides, size if method.reduces else None) for size in own]
         del runner
         asked = serving.ServedQuestion(QUESTION, pictures, given.length, given.requests)
-        further = f"--dtype {dtype} --max-model-len 1024{' --enforce-eager' * on_cpu}"
+        if given.chat:
+            asked = asked._replace(turns=3, system=SYSTEM)
+        further = f"--dtype {dtype} --max-model-len {2048 if given.chat else 1024}{' --enforce-eager' * on_cpu}"
         if given.shape:  # vLLM draws the weights
             further += " --load-format dummy --chat-template-content-format openai"
         described = json.loads(canonical({**described, "arguments": further, "length": given.length}))

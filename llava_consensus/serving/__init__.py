@@ -33,4 +33,4 @@ def register() -> None:
         ModelRegistry.register_model(name, f"{__name__}.models:{name}")
         MODELS_CONFIG_MAP[name] = Configured
     if REDUCES in os.environ:  # this is a process of an engine
-        patch()
+        patch(os.environ[REDUCES])

@@ -3,54 +3,19 @@
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.vision_utils import get_vision_window_index
+from vllm import ModelRegistry
 from vllm.model_executor.layers.attention import MMEncoderAttention
-from vllm.model_executor.models.gemma4_mm import (
-    Gemma4DummyInputsBuilder,
-    Gemma4ForConditionalGeneration,
-    Gemma4MultiModalProcessor,
-    Gemma4ProcessingInfo,
-)
 from vllm.model_executor.models.interfaces import SupportsMRoPE
-from vllm.model_executor.models.interns1 import (
-    InternS1DummyInputsBuilder,
-    InternS1ForConditionalGeneration,
-    InternS1MultiModalProcessor,
-    InternS1ProcessingInfo,
-)
 from vllm.model_executor.models.llava import (
     LlavaDummyInputsBuilder,
-    LlavaForConditionalGeneration,
     LlavaMultiModalProcessor,
     LlavaProcessingInfo,
-)
-from vllm.model_executor.models.llava_next import (
-    LlavaNextForConditionalGeneration,
-    LlavaNextMultiModalProcessor,
-    LlavaNextProcessingInfo,
-)
-from vllm.model_executor.models.llava_onevision import (
-    LlavaOnevisionDummyInputsBuilder,
-    LlavaOnevisionForConditionalGeneration,
-    LlavaOnevisionMultiModalProcessor,
-    LlavaOnevisionProcessingInfo,
-)
-from vllm.model_executor.models.qwen2_5_vl import (
-    Qwen2_5_VLDummyInputsBuilder,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2_5_VLMultiModalProcessor,
-    Qwen2_5_VLProcessingInfo,
-)
-from vllm.model_executor.models.qwen3_5 import Qwen3_5ForConditionalGeneration, Qwen3_5ProcessingInfo
-from vllm.model_executor.models.qwen3_vl import (
-    Qwen3VLDummyInputsBuilder,
-    Qwen3VLForConditionalGeneration,
-    Qwen3VLMultiModalProcessor,
-    Qwen3VLProcessingInfo,
 )
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
@@ -263,11 +228,37 @@ class Reduced:
         return positions.T.contiguous(), int(full.max()) + 1 - len(input_tokens)
 
 
-class Pictures:
-    """Mixed into vLLM's processing info of a family whose videos are not served."""
+def theirs(architecture: str) -> Any:
+    """vLLM's own class of a model."""
+    return ModelRegistry.models[f"{architecture}ForConditionalGeneration"].load_model_cls()
 
-    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        return {"image": None, "video": 0}
+
+def with_own_processor(model: Any, videos: bool = False) -> Any:
+    """Gives a model the processor of vLLM's class, with `Reducing` in front of it."""
+    parts = model._processor_factory
+    processor = type(f"{model.__name__}Processor", (Reducing, parts.processor), {})
+    info = parts.info if videos else type(f"{model.__name__}Info", (Pictures, parts.info), {})
+    return MULTIMODAL_REGISTRY.register_processor(processor, info=info, dummy_inputs=parts.dummy_inputs)(model)
+
+
+class Pictures:
+    """Mixed into vLLM's processing info of a family whose videos are not served: with text between their frames, or not
+    run.
+    """
+
+    def get_supported_mm_limits(self: Any) -> Mapping[str, int | None]:
+        limits: Mapping[str, int | None] = super().get_supported_mm_limits()
+        return {"image": None, "video": 0} if "video" in limits else limits
+
+
+Gemma4Model: Any = theirs("Gemma4")
+InternVLModel: Any = theirs("InternVL")
+LlavaModel: Any = theirs("Llava")
+LlavaNextModel: Any = theirs("LlavaNext")
+LlavaOnevisionModel: Any = theirs("LlavaOnevision")
+Qwen25VLModel: Any = theirs("Qwen2_5_VL")
+Qwen35Model: Any = theirs("Qwen3_5")
+Qwen3VLModel: Any = theirs("Qwen3VL")
 
 
 def ahead(kind: Any, config: Any, name: str) -> Any:
@@ -337,29 +328,17 @@ class LlavaProcessor(Reducing, LlavaMultiModalProcessor):
 
 
 @MULTIMODAL_REGISTRY.register_processor(LlavaProcessor, info=LlavaProcessingInfo, dummy_inputs=LlavaDummyInputsBuilder)
-class ConsensusDropLlava(SquareTower, LlavaForConditionalGeneration, SupportsMRoPE):
+class ConsensusDropLlava(SquareTower, LlavaModel, SupportsMRoPE):
     """LLaVA 1.5."""
 
 
-class LlavaNextProcessor(Reducing, LlavaNextMultiModalProcessor):
-    """Processor of LLaVA-NeXT."""
-
-
-@MULTIMODAL_REGISTRY.register_processor(
-    LlavaNextProcessor, info=LlavaNextProcessingInfo, dummy_inputs=LlavaDummyInputsBuilder
-)
-class ConsensusDropLlavaNext(SquareTower, LlavaNextForConditionalGeneration, SupportsMRoPE):
+@with_own_processor
+class ConsensusDropLlavaNext(SquareTower, LlavaNextModel, SupportsMRoPE):
     """LLaVA-NeXT."""
 
 
-class LlavaOnevisionProcessor(Reducing, LlavaOnevisionMultiModalProcessor):
-    """Processor of LLaVA-OneVision."""
-
-
-@MULTIMODAL_REGISTRY.register_processor(
-    LlavaOnevisionProcessor, info=LlavaOnevisionProcessingInfo, dummy_inputs=LlavaOnevisionDummyInputsBuilder
-)
-class ConsensusDropLlavaOnevision(SquareTower, LlavaOnevisionForConditionalGeneration, SupportsMRoPE):
+@partial(with_own_processor, videos=True)
+class ConsensusDropLlavaOnevision(SquareTower, LlavaOnevisionModel, SupportsMRoPE):
     """LLaVA-OneVision."""
 
     def _process_video_pixels(self: Any, inputs: Any) -> list[Tensor]:
@@ -367,16 +346,8 @@ class ConsensusDropLlavaOnevision(SquareTower, LlavaOnevisionForConditionalGener
         return [video.flatten(0, -2) for video in super()._process_video_pixels(inputs)]
 
 
-class InternVLInfo(Pictures, InternS1ProcessingInfo):
-    """Processing info of InternVL without videos, whose frames have text between them."""
-
-
-class InternVLProcessor(Reducing, InternS1MultiModalProcessor):
-    """Processor of InternVL."""
-
-
-@MULTIMODAL_REGISTRY.register_processor(InternVLProcessor, info=InternVLInfo, dummy_inputs=InternS1DummyInputsBuilder)
-class ConsensusDropInternVL(SquareTower, InternS1ForConditionalGeneration, SupportsMRoPE):
+@with_own_processor
+class ConsensusDropInternVL(SquareTower, InternVLModel, SupportsMRoPE):
     """InternVL, whose projector makes one token of four patches."""
 
     def make_engine(self: Any, plan: Plan) -> Engine:
@@ -423,51 +394,23 @@ class Qwen(Reduced):
         return kwargs[PLACED].prod(-1).tolist()
 
 
-class Qwen25Info(Pictures, Qwen2_5_VLProcessingInfo):
-    """Processing info of Qwen2.5-VL without videos, with which it was not run."""
-
-
-class Qwen25Processor(Reducing, Qwen2_5_VLMultiModalProcessor):
-    """Processor of Qwen2.5-VL."""
-
-
-@MULTIMODAL_REGISTRY.register_processor(Qwen25Processor, info=Qwen25Info, dummy_inputs=Qwen2_5_VLDummyInputsBuilder)
-class ConsensusDropQwen25(Qwen, Qwen2_5_VLForConditionalGeneration):
+@with_own_processor
+class ConsensusDropQwen25(Qwen, Qwen25VLModel):
     """Qwen2.5-VL."""
 
 
-class Qwen3Info(Pictures, Qwen3VLProcessingInfo):
-    """Processing info of Qwen3-VL without videos, whose frames have text between them."""
-
-
-class Qwen3Processor(Reducing, Qwen3VLMultiModalProcessor):
-    """Processor of Qwen3-VL."""
-
-
-@MULTIMODAL_REGISTRY.register_processor(Qwen3Processor, info=Qwen3Info, dummy_inputs=Qwen3VLDummyInputsBuilder)
-class ConsensusDropQwen3(Qwen, Qwen3VLForConditionalGeneration):
+@with_own_processor
+class ConsensusDropQwen3(Qwen, Qwen3VLModel):
     """Qwen3-VL."""
 
 
-class Qwen35Info(Pictures, Qwen3_5ProcessingInfo):
-    """Processing info of Qwen3.5 without videos, as of Qwen3-VL."""
-
-
-@MULTIMODAL_REGISTRY.register_processor(Qwen3Processor, info=Qwen35Info, dummy_inputs=Qwen3VLDummyInputsBuilder)
-class ConsensusDropQwen35(Qwen, Qwen3_5ForConditionalGeneration):
+@with_own_processor
+class ConsensusDropQwen35(Qwen, Qwen35Model):
     """Qwen3.5."""
 
 
-class Gemma4Info(Pictures, Gemma4ProcessingInfo):
-    """Processing info of Gemma 4 without videos, whose frames have text between them, and without sound."""
-
-
-class Gemma4Processor(Reducing, Gemma4MultiModalProcessor):
-    """Processor of Gemma 4."""
-
-
-@MULTIMODAL_REGISTRY.register_processor(Gemma4Processor, info=Gemma4Info, dummy_inputs=Gemma4DummyInputsBuilder)
-class ConsensusDropGemma4(Reduced, Gemma4ForConditionalGeneration, SupportsMRoPE):
+@with_own_processor
+class ConsensusDropGemma4(Reduced, Gemma4Model, SupportsMRoPE):
     """Gemma 4, whose tower is that of transformers: images of any shape, padded, a square of patches pooled."""
 
     def make_engine(self: Any, plan: Plan) -> Engine:

@@ -3,13 +3,17 @@
 import os
 
 REDUCES = "LLAVA_CONSENSUS_REDUCES"  # variable that a process sets for its engine when a reduced model is configured
+PROMPT = "prompt"  # its value if the method reads the prompt
 
 
-def patch() -> None:
-    """Installs the patches in this process and in those that it starts."""
+def patch(kind: str) -> None:
+    """Installs the patches in this process and in those that it starts. Images of a prompt are sent together only to
+    methods that read it.
+    """
     from llava_consensus.serving.scheduling import count_tower_work
     from llava_consensus.serving.wire import send_once
 
-    os.environ[REDUCES] = "1"
-    send_once()
+    os.environ[REDUCES] = kind
     count_tower_work()
+    if kind == PROMPT:
+        send_once()

@@ -47,7 +47,7 @@ class Configured:
         from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
         from llava_consensus.serving.counts import show
-        from llava_consensus.serving.patches import patch
+        from llava_consensus.serving.patches import PROMPT, patch
         from llava_consensus.serving.setting import of_config
         from llava_consensus.serving.supported import check_version
 
@@ -56,9 +56,10 @@ class Configured:
             check(vllm_config)
         except OptionError as wrong:  # pydantic would lay a ValueError out in several lines
             raise ConsensusError(str(wrong)) from None
-        patch()
+        reads_prompt = of_config(vllm_config.model_config.hf_config).made.reads_prompt
+        patch(PROMPT if reads_prompt else "image")
         show()
-        if of_config(vllm_config.model_config.hf_config).made.reads_prompt:
+        if reads_prompt:
             # it would hold every image once for each prompt; the processor has its own cache
             vllm_config.model_config.multimodal_config.mm_processor_cache_gb = 0
         theirs = MODELS_CONFIG_MAP.get(THEIRS.get(vllm_config.model_config.hf_config.model_type))

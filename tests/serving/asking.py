@@ -1,6 +1,7 @@
 """Requests of words and images, what vLLM answers to them, and what transformers with a method attached does."""
 
 import gc
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -77,6 +78,26 @@ def served(
         del engine
         gc.collect()
         cleanup_dist_env_and_memory()
+
+
+def counted(engine: Any, name: str) -> float:
+    """What vLLM has counted."""
+    return next(one.value for one in engine.get_metrics() if one.name == f"vllm:{name}")
+
+
+def clients_leave(engine: Any, leaving: dict[int, list[int]]) -> set[int]:
+    """Makes requests, by their number, leave before a step of the engine, by its number. The numbers that have left."""
+    llm, steps, left = engine.llm_engine, itertools.count(), set[int]()
+    step = llm.step
+
+    def stepping() -> Any:
+        gone = leaving.get(next(steps), [])
+        left.update(one for one in gone if str(one) in llm.output_processor.external_req_ids)
+        llm.abort_request([str(one) for one in gone])
+        return step()
+
+    llm.step = stepping
+    return left
 
 
 def answers(engine: Any, asked: list[Request], length: int = 6, **more: Any) -> list[Answer]:

@@ -36,7 +36,18 @@ max_pixels num_additional_image_tokens vision_feature_select_strategy image_grid
 images_kwargs truncation llava_consensus_request reduction_budget image_reduction_tokens num_frames device"""
 FIELDS = """max_tokens temperature top_p n logprobs top_logprobs prompt_logprobs echo stop seed logit_bias min_tokens
 add_generation_prompt continue_final_message stream priority user truncate_prompt_tokens messages model
-mm_processor_kwargs media_io_kwargs chat_template_kwargs documents cache_salt return_token_ids"""
+mm_processor_kwargs structured_outputs structured_outputs media_io_kwargs chat_template_kwargs documents cache_salt
+return_token_ids"""
+STRUCTURED: list[Any] = [
+    *({"grammar": text} for text in ("root ::= (", 'root ::= "w7"')),
+    *({"regex": text} for text in ("(", "w[0-9]", "(a+)+$")),
+    *({"json": schema} for schema in ("x", {"type": 7}, {"type": "object"})),
+    *({"choice": words} for words in (["w7", "w8"], [])),
+    *({}, 5),
+]
+CHOICES = {"n": [0, 2, "2", 1.5, None], "structured_outputs": STRUCTURED}
+SIDES = [1, 2, 13, 56, 57, 120, 500, 3000]
+SHAPES = [(1, 12_000), (100_000, 1), (1, 51), (650, 13), (40, 4000), (4032, 3024), (1080, 1920), (640, 480)]
 MODES = ["RGB", "L", "RGBA", "P", "1", "LA", "I", "I;16", "F", "CMYK"]
 
 
@@ -46,16 +57,18 @@ class Server:
     def __init__(self, url: str, name: str, log: Path, group: int = 0) -> None:
         self.url, self.name, self.log, self.group = url, name, log, group
 
-    def memory(self) -> int:
-        """MiB in memory of all its processes, what they share counted with each."""
-        pages = 0
+    def memory(self) -> dict[str, int]:
+        """MiB in memory of its processes by their names, what they share counted with each."""
+        found = Counter[str]()
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
-                fields = stat.read_text().rpartition(")")[2].split()
-                pages += int(fields[21]) if int(fields[2]) == self.group else 0
+                name, _, rest = stat.read_text().partition("(")[2].rpartition(")")
+                fields = rest.split()
+                if int(fields[2]) == self.group:
+                    found[name] += int(fields[21]) * 4096 >> 20
             except (OSError, IndexError):  # it has ended
                 continue
-        return pages * 4096 >> 20
+        return dict(found)
 
     def body(self, *pictures: bytes, words: str = "w7 w8 w9", **more: Any) -> dict[str, Any]:
         """One question about pictures."""
@@ -113,16 +126,16 @@ def serving(folder: Path, words: str, vllm: str = ARGUMENTS) -> Iterator[Server]
 
 def picture_file(dice: random.Random, whole: bool) -> bytes:
     """An image of a random size and mode, whole or damaged; or no picture."""
-    side = lambda: dice.choice([1, 2, 13, 56, 57, 120, 500, 3000])  # noqa: E731
+    size = dice.choice(SHAPES) if dice.random() < 0.3 else (dice.choice(SIDES), dice.choice(SIDES))
     mode = dice.choice(MODES)
     kind = {"CMYK": "TIFF", "F": "TIFF", "I": "TIFF"}.get(mode) or dice.choice(["PNG", "TIFF"])
-    kind = dice.choice([kind, "JPEG", "GIF", "WEBP", "BMP"]) if mode == "RGB" else kind
+    kind = dice.choice([kind, "JPEG", "GIF", "WEBP", "BMP"]) if mode == "RGB" and max(size) < 16_000 else kind
     if mode == "I;16":
         file = io.BytesIO()
-        small.picture(dice.randrange(99), (side(), 40)).convert("I").convert("I;16").save(file, kind)
+        small.picture(dice.randrange(99), size).convert("I").convert("I;16").save(file, kind)
         data = file.getvalue()
     else:
-        data = png(dice.randrange(99), (side(), side()), mode, kind)
+        data = png(dice.randrange(99), size, mode, kind)
     damage = 3 if whole else dice.randrange(6)
     if damage == 0:
         data = data[: dice.randrange(len(data))]
@@ -154,7 +167,7 @@ def stranger(server: Server, dice: random.Random) -> tuple[str, Any]:
         body["media_io_kwargs"] = dice.choice([value(), {"image": {"image_mode": value()}}])
     for _ in range(dice.choice([0, 0, 1, 2])):
         name = dice.choice(FIELDS.split())
-        body[name] = dice.choice([0, 2, "2", 1.5, None]) if name == "n" else value()
+        body[name] = dice.choice(CHOICES.get(name, VALUES))
     shaped = isinstance(body["messages"], list) and body["messages"] and isinstance(body["messages"][0], dict)
     if shaped and dice.random() < 0.1:
         body["messages"][0]["content"] = dice.choice([words, value(), [value()], [{"type": value(), "text": value()}]])
@@ -211,7 +224,8 @@ def main() -> None:
             with serving(Path(folder), words) as server:
                 while PIECE * len(pieces) < given.count and time.monotonic() < end:
                     statuses = fuzz(server, PIECE, seed=len(pieces))
-                    pieces.append({"statuses": dict(sorted(statuses.items())), "memory": server.memory()})
+                    memory = sum(server.memory().values())
+                    pieces.append({"statuses": dict(sorted(statuses.items())), "memory": memory})
                     given.state.write_text(json.dumps(state, indent=1))
     for name, pieces in state.items():
         total = sum((Counter(piece["statuses"]) for piece in pieces), Counter[str]())

@@ -91,21 +91,45 @@ class Streaming(BaseHTTPRequestHandler):
         self.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         self.send_response(200)
         self.end_headers()
-        for words in ('{"role": 1}', *['{"content": 1}'] * self.asked[-1]["max_tokens"], "[DONE]"):
+        said = [{"role": "assistant"}, *[{"content": "w1 "}] * self.asked[-1]["max_tokens"]]
+        for words in (*(json.dumps({"choices": [{"delta": one}]}) for one in said), "[DONE]"):
             time.sleep(0.01)
             self.wfile.write(f"data: {words}\n\n".encode())
 
     def log_message(self, *_: object) -> None: ...
 
 
-def test_servers_take_turns_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = ThreadingHTTPServer(("127.0.0.1", 0), Streaming)
-    threading.Thread(target=there.serve_forever, daemon=True).start()
-    commands = []
+@pytest.fixture
+def there() -> Iterator[ThreadingHTTPServer]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Streaming)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    del Streaming.asked[:]
+    yield server
+    server.shutdown()
+
+
+def test_a_chat_goes_on_with_its_answers_and_a_third_of_them_show_two_images(there: ThreadingHTTPServer) -> None:
+    asked = ServedQuestion("w9", [small.picture(1)], length=2, turns=3, system="w7")
+    bodies = [serving._body("MODEL", asked, number, 5) for number in range(3)]
+    found = serving.driven(there.server_port, bodies, 1, asked.turns)
+    assert 1 / found["requests_per_second"] > 0.03 and found["per_token"] < 0.1
+    first, *_, last = (one["messages"] for one in Streaming.asked[:3])
+    assert len(Streaming.asked) == 9 and first[0] == {"role": "system", "content": "w7"} and last[:2] == first
+    text = {"type": "text", "text": "w9"}
+    turn = [{"role": "assistant", "content": "w1 w1 "}, {"role": "user", "content": [text]}]
+    assert last[2:] == turn * 2 and first[1]["content"][-1] == text
+    shown = [one["messages"][1]["content"][:-1] for one in Streaming.asked[::3]]
+    assert [len(parts) for parts in shown] == [2, 1, 1]
+    assert len({part["image_url"]["url"] for parts in shown for part in parts}) == 4
+
+
+def test_servers_take_turns_over_http(there: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands, plugins = [], []
 
     @contextmanager
-    def started(command: Any) -> Iterator[Any]:
+    def started(command: Any, environment: Any) -> Iterator[Any]:
         commands.append(command("--port 7"))
+        plugins.append(environment)
         yield SimpleNamespace(port=there.server_port, wait=lambda: None)
 
     monkeypatch.setattr(serving, "server", started)
@@ -119,7 +143,7 @@ def test_servers_take_turns_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not list(serving.measure("MODEL", cases, loads, asked, 1, "--dtype float32", found))
     assert len(commands) == 2 * starts  # not where nothing is left to measure
     del Streaming.asked[requests:], commands[starts:]
-    there.shutdown()
+    assert plugins[:2] == [{"VLLM_PLUGINS": ""}, None]
     assert commands == [
         [*serving.PLAIN, *["MODEL", "--dtype", "float32", "--port", "7"], *own] for own in ([], OVERRIDES)
     ]

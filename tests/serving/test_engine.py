@@ -1,6 +1,5 @@
-"""One engine under everything that an operator does to it: budgets of requests, caches, chunks, preemption, order."""
+"""One engine under everything that an operator does to it: budgets of requests, caches, several steps of a prompt."""
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 import small
 import torch
-from asking import answers, assert_equal, reference, requests, served
+from asking import answers, assert_equal, counted, reference, requests, served
 
 from llava_consensus.hosts.images import Image as Rows
 from llava_consensus.hosts.tower import Tiles
@@ -21,26 +20,6 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 def llava(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp("llava")
     return folder, small.llava(folder)
-
-
-def counted(engine: Any, name: str) -> float:
-    """What vLLM has counted."""
-    return next(one.value for one in engine.get_metrics() if one.name == f"vllm:{name}")
-
-
-@pytest.mark.parametrize("method", ["consensusdrop+", "visionzip"])
-def test_chunks_preemption_and_order(llava: Any, method: str) -> None:
-    """Prompts in chunks, a cache of a few blocks that requests take from each other, twice, in mixed order."""
-    folder, model = llava
-    asked = requests("llava", 12)
-    expected = reference(model, asked, method, 5, length=24)
-    order = [*range(12), *range(12)]
-    random.Random(0).shuffle(order)
-    small_ones = {"max_num_batched_tokens": 16, "num_gpu_blocks_override": 6, "block_size": 32, "max_model_len": 64}
-    with served(folder, method, 5, {**small_ones, "disable_log_stats": False}) as engine:
-        found = answers(engine, [asked[i] for i in order], length=24)
-        assert counted(engine, "num_preemptions") > 0
-    assert_equal(found, [expected[i] for i in order])
 
 
 @pytest.mark.parametrize("prefix", [True, False])

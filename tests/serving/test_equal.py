@@ -21,14 +21,19 @@ from llava_consensus.reduction.method import Place
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 METHODS = [name for name in known if make(name).place is Place.TOKENS and not make(name).adaptive]
-SLICE = {"consensusdrop", "divprune", "random", "pool"}  # of other families, where not everything is asked for
-ONE = {"internvl", "qwen3_5", "gemma4"}  # families with consensusdrop alone there
+SLICE = {"divprune", "random", "pool"}  # of other families, where not everything is asked for
+ONE = {"internvl", "qwen3_5", "gemma4"}  # families of which there only the test under stress is asked
+STRESS = [
+    *((family, "consensusdrop") for family in small.FAMILIES),
+    ("llava", "consensusdrop+"),
+    ("llava", "visionzip"),
+]
 EVERYTHING = bool(os.environ.get("EVERYTHING"))  # make test-serving EVERYTHING=1
 
 
 def asked_for(family: str, method: str) -> bool:
     """Every method is asked of LLaVA, a few of other families."""
-    return EVERYTHING or family == "llava" or method in ({"consensusdrop"} if family in ONE else SLICE)
+    return EVERYTHING or family == "llava" or (family not in ONE and method in SLICE)
 
 
 PAIRS = [(family, method) for family in small.FAMILIES for method in METHODS if asked_for(family, method)]
@@ -64,6 +69,28 @@ def test_a_method_in_vllm_is_the_method_on_transformers(made: Any, family: str, 
             asking.reference(model, asked, method, tokens, **options)
         return
     asking.assert_equal(ours, asking.reference(model, asked, method, tokens, **options))
+
+
+@pytest.mark.parametrize(("family", "method"), STRESS)
+def test_answers_are_equal_under_stress(made: Any, family: str, method: str) -> None:
+    """Prompts in chunks that split images, caches so small that requests take their blocks and images from each other,
+    every prompt twice in mixed order, and clients that leave.
+    """
+    folder, model = made(family)
+    asked, tokens = asking.requests(family, 8), small.budget(family)
+    order = [*range(8), *range(8)]
+    random.Random(0).shuffle(order)
+    step = 32 if family == "llava_onevision" else 16  # newlines of a tall image are more than vLLM makes room for
+    settings = {"max_num_batched_tokens": step, "block_size": 32, "max_model_len": 128, "disable_log_stats": False}
+    settings |= {} if family == "qwen3_5" else {"num_gpu_blocks_override": 6}  # its blocks have the size of a state
+    with asking.served(folder, method, tokens, settings) as engine:
+        left = asking.clients_leave(engine, {2: [1, 6], 9: [3, 11]})  # some while they wait, some that have begun
+        found = asking.answers(engine, [asked[i] for i in order], length=24)
+        assert family == "qwen3_5" or asking.counted(engine, "num_preemptions") > 0
+    stay = [i for place, i in enumerate(order) if place not in left]
+    assert len(left) == 4 and len(found) == len(stay)
+    expected = asking.reference(model, asked, method, tokens, length=24)
+    asking.assert_equal(found, [expected[i] for i in stay])
 
 
 @pytest.mark.parametrize("family", ["llava", "llava_next"])

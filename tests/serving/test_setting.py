@@ -154,8 +154,8 @@ def test_another_version_is_taken_unless_a_private_function_changed(
     for place, parameters in supported.PRIVATE.items():
         file, _, name = place.partition(":")
         owner, _, function = name.rpartition(".")
-        indent, own = ("    ", "self, ") if owner else ("", "")
-        line = f"{indent}def {function}({own}{', '.join(parameters)}, more=None): ...\n"
+        indent, own = ("    ", ["self"]) if owner else ("", [])
+        line = f"{indent}def {function}({', '.join([*own, *parameters, 'more=None'])}): ...\n"
         classes = sources.setdefault(file, {})
         classes[owner] = classes.get(owner, f"class {owner}:\n" if owner else "") + line
     for file, classes in sources.items():

@@ -1,7 +1,7 @@
 """Requests a second, and times to the first token and between tokens, of servers with a method and of plain vLLM, asked
-over HTTP as clients ask them. The servers of one run are all up and take turns.
+over HTTP as clients ask them. The servers of one run are all up and take turns; plain vLLM runs without the plugin.
 
-Every request has a new image, so no measurement is a cache hit.
+Every request, or every chat of several, has a new image, so no image is a cache hit.
 """
 
 import base64
@@ -36,6 +36,7 @@ from llava_consensus.serving.supported import ASKED, TOKENS
 SPIN = 1.5  # seconds: a worker of vLLM that had work polls for more for one second, and would slow the next server
 ENVIRONMENT = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_NO_USAGE_STATS": "1"}
 PER_CLIENT = 8
+TWO = 3  # each of so many chats is about two images
 PLAIN = ("-m", "vllm.entrypoints.openai.api_server", "--model")  # and the model
 
 
@@ -51,9 +52,11 @@ class ServedQuestion(NamedTuple):
     """Prompt of one measurement: question, images, length of the answer."""
 
     question: str
-    pictures: Sequence[Image]
+    images: Sequence[Image]
     length: int  # tokens of each answer
     requests: int = 32  # of each load, at most PER_CLIENT for each at once
+    turns: int = 1  # of several, a request is a chat with this system prompt
+    system: str = ""
 
 
 class Server(NamedTuple):
@@ -136,57 +139,73 @@ def measure(
         return [*PLAIN, model, *arguments.split(), *where.split(), *own]
 
     with ExitStack() as stack:
-        servers = {name: stack.enter_context(server(partial(command, name))) for name in overrides}
+        servers = {
+            name: stack.enter_context(server(partial(command, name), {"VLLM_PLUGINS": ""} if own is None else None))
+            for name, own in overrides.items()
+        }
         for one in servers.values():
             one.wait()
 
         def take(item: tuple[int, ServedCase]) -> Record:
             load, case = item
-            fewer = min(asked.requests, PER_CLIENT * load)
+            fewer = min(asked.requests, -(-PER_CLIENT // asked.turns) * load)
             bodies = [_body(model, asked, picture, case.tokens) for picture in islice(numbers, fewer)]
             time.sleep(SPIN)
-            return driven(servers[case.name].port, bodies, load)
+            return driven(servers[case.name].port, bodies, load, asked.turns)
 
         for turn, index, found in in_rounds(items, repeats, 1, known, take):
             name, tokens, load = places[index]
             yield {"round": turn, "case": name, "tokens": tokens, "load": load, **found}
 
 
-def _body(model: str, asked: ServedQuestion, number: int, tokens: int | float | None) -> bytes:
-    """A question about a new image: one of the given, moved on by some pixels all over, as a
-    change of a few may be lost where it is resized and cut.
-    """
-    picture, file = asked.pictures[number % len(asked.pictures)], io.BytesIO()
-    ImageChops.offset(picture, 2 * number % picture.width, 2 * number // picture.width).save(file, "PNG")
-    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": asked.question}]
-    body = {"model": model, "messages": [{"role": "user", "content": parts}], "max_tokens": asked.length}
+def _body(model: str, asked: ServedQuestion, number: int, tokens: int | float | None) -> Record:
+    """A question about a new image, in a third of the chats about two."""
+    shown = [number, -1 - number] if asked.turns > 1 and number % TWO == 0 else [number]
+    parts = [*(_part(asked.images, one) for one in shown), {"type": "text", "text": asked.question}]
+    messages = [{"role": "system", "content": asked.system}] if asked.system else []
+    body = {"model": model, "messages": [*messages, {"role": "user", "content": parts}], "max_tokens": asked.length}
     body |= {"temperature": 0, "ignore_eos": True, "stream": True}
     if tokens is not None:
         body["mm_processor_kwargs"] = {TOKENS: tokens, ASKED: asked.question}
-    return json.dumps(body).encode()
+    return body
 
 
-def driven(port: int, bodies: Sequence[bytes], at_once: int) -> Record:
-    """Times in seconds of requests, `at_once` of them at a time."""
+def _part(images: Sequence[Image], number: int) -> Record:
+    """An image: one of the given, moved on by some pixels all over, as a change of a few may be lost where it is
+    resized and cut.
+    """
+    image, file = images[number % len(images)], io.BytesIO()
+    ImageChops.offset(image, 2 * number % image.width, 2 * number // image.width).save(file, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def driven(port: int, bodies: Sequence[Record], at_once: int, turns: int = 1) -> Record:
+    """Times in seconds of requests or chats, `at_once` of them at a time."""
     start = time.perf_counter()
 
-    def ask(body: bytes) -> tuple[float, float, float]:
+    def ask(body: Record) -> tuple[float, float, float]:
         """Seconds to the first token, from it to each further one, and from the start of all to the end."""
         begun = time.perf_counter()
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=3600)
-        connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
         answer = connection.getresponse()
         if answer.status != 200:
             raise RuntimeError(f"status {answer.status}: {answer.read()[:500].decode(errors='replace')}")
-        times = [time.perf_counter() for line in answer if line.startswith(b"data: {")]  # a role, then each token
+        timed = [(time.perf_counter(), line) for line in answer if line.startswith(b"data: {")]  # a role, then tokens
         connection.close()
-        return times[0] - begun, (times[-1] - times[0]) / max(len(times) - 2, 1), times[-1] - start
+        if turns > 1:
+            deltas = (json.loads(line[6:])["choices"][0]["delta"] for _, line in timed)
+            said = {"role": "assistant", "content": "".join(one.get("content") or "" for one in deltas)}
+            body["messages"] += [said, {"role": "user", "content": body["messages"][-1]["content"][-1:]}]
+        first, last = timed[0][0], timed[-1][0]
+        return first - begun, (last - first) / max(len(timed) - 2, 1), last - start
 
     with ThreadPoolExecutor(at_once) as pool:
-        firsts, steps, ends = map(sorted, zip(*pool.map(ask, bodies), strict=True))
+        chats = pool.map(lambda body: [ask(body) for _ in range(turns)], bodies)
+        firsts, steps, ends = map(sorted, zip(*(times for chat in chats for times in chat), strict=True))
     return {
-        "requests_per_second": len(bodies) / ends[-1],
+        "requests_per_second": len(ends) / ends[-1],
         "first_token_p50": firsts[len(firsts) // 2],
         "first_token_p99": firsts[min(len(firsts) - 1, round(0.99 * len(firsts)))],
         "per_token": steps[len(steps) // 2],

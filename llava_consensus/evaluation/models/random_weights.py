@@ -27,6 +27,13 @@ _PICTURES = "{% for part in messages[0].content if part.type == 'image' %}<image
 PROMPT = f"{WORD} " * BEFORE + _PICTURES + f" {WORD}" * AFTER  # a chat template
 
 
+CHAT = (  # another, of all that is said
+    "{% for message in messages %}{% if message.content is string %}{{ message.content + ' ' }}{% else %}"
+    "{% for part in message.content %}{{ '<image> ' if part.type == 'image' else part.text + ' ' }}{% endfor %}"
+    "{% endif %}{% endfor %}"
+)
+
+
 @dataclass(frozen=True)
 class Size:
     """A published size; `family` begins the names of transformers' classes, `tokens` is of a square image."""
@@ -39,11 +46,12 @@ class Size:
 
 
 def tokenizer() -> transformers.PreTrainedTokenizerFast:
-    """A tokenizer of one word, for prompts of the right length without meaning."""
+    """A tokenizer of numbered words, for prompts of the right length without meaning."""
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
     special = {"<pad>": 0, "<image>": IMAGE_ID, "<video>": IMAGE_ID - 1}
-    words = Tokenizer(models.WordLevel({WORD: 1000, **special}, unk_token=WORD))
+    vocabulary = {f"w{number}": number for number in range(1, IMAGE_ID - 1) if number != 1000}
+    words = Tokenizer(models.WordLevel({WORD: 1000, **vocabulary, **special}, unk_token=WORD))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     names = {"image_token": "<image>", "video_token": "<video>"}
