@@ -229,9 +229,10 @@ def _serving(
             overrides = setting_of(method, sizes[0]).overrides(runner.model.config)
             cases += [serving.ServedCase(name, overrides, size if method.reduces else None) for size in own]
         del runner
-        chat = {"turns": 3, "system": SYSTEM} if given.chat else {}
-        asked = serving.ServedQuestion(QUESTION, pictures, given.length, given.requests, **chat)
-        further = f"--dtype {dtype} --max-model-len {2048 if chat else 1024}{' --enforce-eager' * on_cpu}"
+        asked = serving.ServedQuestion(QUESTION, pictures, given.length, given.requests)
+        if given.chat:
+            asked = asked._replace(turns=3, system=SYSTEM)
+        further = f"--dtype {dtype} --max-model-len {2048 if given.chat else 1024}{' --enforce-eager' * on_cpu}"
         if given.shape:  # vLLM draws the weights
             further += " --load-format dummy --chat-template-content-format openai"
         described = json.loads(canonical({**described, "arguments": further, "length": given.length}))

@@ -52,7 +52,7 @@ class ServedQuestion(NamedTuple):
     """Prompt of one measurement: question, images, length of the answer."""
 
     question: str
-    pictures: Sequence[Image]
+    images: Sequence[Image]
     length: int  # tokens of each answer
     requests: int = 32  # of each load, at most PER_CLIENT for each at once
     turns: int = 1  # of several, a request is a chat with this system prompt
@@ -161,7 +161,7 @@ def measure(
 def _body(model: str, asked: ServedQuestion, number: int, tokens: int | float | None) -> Record:
     """A question about a new image, in a third of the chats about two."""
     shown = [number, -1 - number] if asked.turns > 1 and number % TWO == 0 else [number]
-    parts = [*(_part(asked.pictures, one) for one in shown), {"type": "text", "text": asked.question}]
+    parts = [*(_part(asked.images, one) for one in shown), {"type": "text", "text": asked.question}]
     messages = [{"role": "system", "content": asked.system}] if asked.system else []
     body = {"model": model, "messages": [*messages, {"role": "user", "content": parts}], "max_tokens": asked.length}
     body |= {"temperature": 0, "ignore_eos": True, "stream": True}
@@ -170,12 +170,12 @@ def _body(model: str, asked: ServedQuestion, number: int, tokens: int | float | 
     return body
 
 
-def _part(pictures: Sequence[Image], number: int) -> Record:
+def _part(images: Sequence[Image], number: int) -> Record:
     """An image: one of the given, moved on by some pixels all over, as a change of a few may be lost where it is
     resized and cut.
     """
-    picture, file = pictures[number % len(pictures)], io.BytesIO()
-    ImageChops.offset(picture, 2 * number % picture.width, 2 * number // picture.width).save(file, "PNG")
+    image, file = images[number % len(images)], io.BytesIO()
+    ImageChops.offset(image, 2 * number % image.width, 2 * number // image.width).save(file, "PNG")
     url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
     return {"type": "image_url", "image_url": {"url": url}}
 
