@@ -70,10 +70,10 @@ def compare(given: argparse.Namespace) -> Iterator[str]:
 def import_(given: argparse.Namespace) -> Iterator[str]:
     """Per-question results of lmms-eval, or answers in LLaVA's format, as a run that can be compared."""
     from llava_consensus.evaluation import benchmarks
-    from llava_consensus.evaluation.report.imported import Origin, import_answers, import_samples
+    from llava_consensus.evaluation.report.imported import ColumnNames, Origin, import_answers, import_file
 
     origin = Origin(given.benchmark, given.model, given.method, given.tokens)
     if given.data:
         yield str(import_answers(given.file, origin, given.out, benchmarks.make(given.benchmark), given.data))
     else:
-        yield str(import_samples(given.file, origin, given.out, given.metric))
+        yield str(import_file(given.file, origin, given.out, ColumnNames(given.metric)))

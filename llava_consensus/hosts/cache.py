@@ -45,18 +45,6 @@ class Book(NamedTuple):
     weights: dict[int, Tensor]  # [R, n] of such layers: how many tokens each row represents, if that is calibrated
     owner: int = 0  # number of the entrance whose hooks continue from this cache
 
-    def without(self, last: int) -> "Book":
-        """The same without that number of rows at the end, which were only guessed (assisted decoding)."""
-        if not last:
-            return self
-        layers = {
-            number: rows._replace(index=rows.index[:, :-last], real=rows.real[:, :-last], shown=rows.shown[:, :-last])
-            for number, rows in self.layers.items()
-        }
-        weights = {number: weight[:, :-last] for number, weight in self.weights.items()}
-        real, index = self.real[:, :-last], self.index[:, :-last]
-        return self._replace(size=self.size - last, real=real, index=index, layers=layers, weights=weights)
-
     def change(self, change: Any) -> "Book":
         """The same with other batch rows, `change` being done to each tensor."""
         layers = {

@@ -37,11 +37,16 @@ class Origin(NamedTuple):
     tokens: int | None
 
 
-def import_samples(path: Path, origin: Origin, out: Path, metric: str | None = None) -> Path:
+class ColumnNames(NamedTuple):
+    right: str | None  # whether a question was right; None: found by name
+
+
+def import_file(path: Path, origin: Origin, out: Path, columns: ColumnNames) -> Path:
     """Write the folder of a run for `*_samples_*.jsonl` of lmms-eval's `--log_samples`: lines with `doc_id`, and a
     number from 0 to 1 under the name of the metric. Its name has the file's content, so a second import changes
     nothing.
     """
+    metric = columns.right
     samples = read_lines(path, ("doc_id",))
     names = [name for name in samples[0] if name not in LOGGED] if samples else []
     known = [metric] if metric else [name for name in names if name.endswith(RIGHT)] or names
