@@ -5,10 +5,9 @@ gone. Of all options this is the one that was better at every budget (docs/posit
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from llava_consensus.methods.consensusdrop import ConsensusDrop
-from llava_consensus.reduction.method import Positions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +16,6 @@ class ConsensusDropPlus(ConsensusDrop):
     anchor. Everything else, and every option, is ConsensusDrop's.
     """
 
-    positions: Positions = "keep"
+    positions: Literal["renumber", "keep", "mean"] = "keep"
 
     title: ClassVar[str] = "ConsensusDrop+"
