@@ -483,7 +483,7 @@ def main(words: Sequence[str] | None = None) -> None:
         pack(given.results, ROOT / (PHOTO if given.photo else MEASURED))
     elif given.command == "check":
         made = pages(ROOT / "README.md")
-        faults = [f"{name}: make pages, then commit it" for name in made if (ROOT / name).read_text() != made[name]]
+        faults = [f"{name}: make pages, then commit it" for name in made if (ROOT / name).read_bytes().decode() != made[name]]
         raise SystemExit("\n".join([*faults, *loose({})]))
     else:
         write()
