@@ -11,7 +11,6 @@ from llava_consensus.errors import OptionError, unknown_name
 
 
 def load_place(place: str) -> Any:
-    """Import the object of `module:Class`."""
     return EntryPoint("", place, "").load()
 
 

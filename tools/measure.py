@@ -10,6 +10,7 @@ import ast
 import os
 import subprocess
 import tempfile
+import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,6 +103,16 @@ def double_names(root: Path) -> list[str]:
     return sorted(name for name, count in names.items() if count > 1)
 
 
+def named_picture(root: Path) -> int:
+    """Uses of identifiers that say picture where users say image."""
+    count = 0
+    for path in sources(root, PACKAGE):
+        with path.open("rb") as file:
+            names = (token.string for token in tokenize.tokenize(file.readline) if token.type == tokenize.NAME)
+            count += sum("picture" in name.lower() for name in names)
+    return count
+
+
 def imports(path: Path, module: str) -> Iterator[str]:
     """Every module or name that a file imports, inside functions and under TYPE_CHECKING too."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -182,6 +193,7 @@ def main() -> None:
         print(f"cases of the suite: {cases(root)}")
     print(f"words of docs: {sum(len(path.read_text('utf-8').split()) for path in pages)}")
     print(f"class names with two meanings: {len(names)} ({', '.join(names)})")
+    print(f"identifiers named picture: {named_picture(root)}")
     print(f"circles: {len(rings)} ({'; '.join(', '.join(sorted(ring)) for ring in rings)})")
     print(f"bytes of the tree: {sum(path.stat().st_size for path in tracked(root))}")
 

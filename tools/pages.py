@@ -1,6 +1,7 @@
 """Generates the numbers of the pages from the results that are in the repository.
 
     python -m tools.pages write             # `make pages`: docs/, results.csv, the blocks of README.md, index.json
+    python -m tools.pages check             # what is not as these results say, and statements without a source
     python -m tools.pages pack results      # keeps a folder of results as docs/measured.tar.xz
     python -m tools.pages pack FOLDER --photo    # those of the photograph model as docs/measured-photo.tar.xz
 
@@ -12,6 +13,8 @@ What `bench --serve` wrote is in docs/efficiency. No model is loaded.
 
 The pages of `TEMPLATES` are wholly made of tools/templates: prose with expressions, in which no number stands
 (`tests/project/test_pages.py`); what others printed comes out of tools/templates/sources.json with its source.
+In the pages of tools/templates/statements.json every sentence with a number or a verdict that no result fills has its
+source there, word for word.
 """
 
 from __future__ import annotations
@@ -73,6 +76,10 @@ BEGIN, END = "<!-- numbers:begin -->", "<!-- numbers:end -->"  # of the table of
 SPAN = re.compile(r"(<!--([\w-]+)-->).*?(<!--/-->)", re.DOTALL)  # numbers in sentences of README and model cards
 CARDS = ("checkpoints/llava-mini/README.md", "checkpoints/llava-photo/README.md")
 PLOT = "docs/images/accuracy.png"
+STATED = FOLDER / "statements.json"  # page: source: sentences
+LOOSE = re.compile(  # what makes a sentence a statement: a number, who measured, on what, how it came out
+    r"\d|\b(?:we|us|ours?|measured|ran|run|[tT]ested|significant\w*|faster|slower|better|worse|best|equal|GPUs?|CPUs?)\b"
+)
 
 
 def pack(results: Path, file: Path = ROOT / MEASURED) -> None:
@@ -354,6 +361,36 @@ class Servers:
         )
 
 
+def statements(text: str) -> list[str]:
+    """The sentences, table rows and comments of code on a page that state something and are not filled from results."""
+    text = SPAN.sub(r"\1", text)
+    text = re.sub(f"{BEGIN}.*?{END}", "", text, flags=re.DOTALL)
+    text = re.sub(r"```.*?```", lambda code: "\n\n".join(re.findall("# .*", code[0])), text, flags=re.DOTALL)
+    found = []
+    for block in re.split(r"\n\s*\n|\n(?=[-|#] ?|\d+\. )", text):
+        for part in re.split(r"(?<=[^\d][.!?]) (?=\S)", " ".join(block.split())):
+            if LOOSE.search(re.sub(r"`[^`]*`|\]\([^)]*\)|<!--[\w-]+-->", "", part)):
+                found.append(part)
+    return found
+
+
+def loose(texts: Mapping[str, str]) -> list[str]:
+    """What pages state without a source, and what has a source and is not stated any more. Of the changelog only the
+    last entry counts.
+
+    Args:
+        texts: of pages, in place of those in the repository.
+    """
+    faults = []
+    for name, sourced in json.loads((ROOT / STATED).read_text("utf-8")).items():
+        text = texts.get(name, (ROOT / name).read_text("utf-8"))
+        stated = statements(text.split("\n## ")[1] if name == "CHANGELOG.md" else text)
+        known = [line for lines in sourced.values() for line in lines]
+        faults += [f"{name}: no source in {STATED}: {line}" for line in stated if line not in known]
+        faults += [f"{name}: {STATED} has what it does not say: {old}" for old in known if old not in stated]
+    return faults
+
+
 def with_table(page: Path, table: str) -> str:
     """The text of a page with its table in place of the one it has."""
     head, rest = page.read_text("utf-8").split(BEGIN)
@@ -437,12 +474,17 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("write", help="generate the pages")
+    commands.add_parser("check", help="compare the pages with the kept results and the sources")
     packing = commands.add_parser("pack", help="keep a folder of results")
     packing.add_argument("results", type=Path)
     packing.add_argument("--photo", action="store_true", help="as those of the photograph model")
     given = parser.parse_args(words)
     if given.command == "pack":
         pack(given.results, ROOT / (PHOTO if given.photo else MEASURED))
+    elif given.command == "check":
+        made = pages(ROOT / "README.md")
+        faults = [f"{name}: make pages, then commit it" for name in made if (ROOT / name).read_bytes().decode() != made[name]]
+        raise SystemExit("\n".join([*faults, *loose({})]))
     else:
         write()
 

@@ -31,6 +31,7 @@ from llava_consensus.methods import METHODS, about
 NOT_RUN = "not run"
 AFTER = "after the vision tower"  # a place of methods
 SEEDS = 5
+REST = ("keep", "renumber")  # the policies that `spread` is compared with
 BENCHMARKS = ("gqa", "pope", "vqav2", "mmbench", "seed", "refcoco")  # of tables; the model does not read: no TextVQA
 OWN = "consensusdrop"
 PEERS = (
@@ -94,8 +95,8 @@ class Photo:
 
     @staticmethod
     def _split(method: str) -> tuple[str, str]:
-        word = method.replace(",positions=keep", "").replace(":positions=keep", "")
-        return word, "renumber" if word == method else "keep"
+        word, _, way = method.partition("positions=")
+        return word.rstrip(":,"), way or "renumber"
 
     def section(self, methods: Iterable[str], budgets: Iterable[float], benchmarks: Iterable[str]) -> Section:
         """All tokens and some methods at some budgets."""
@@ -269,6 +270,24 @@ class Photo:
             lines.append(f"| {' | '.join(map(str, cells))} |")
         return "\n".join(lines)
 
+    @property
+    def spread(self) -> str:
+        """ConsensusDrop's scores with each policy, and `spread` against the others: not named beforehand."""
+        ways = {way: f"{OWN}:positions={way}" for way in ("renumber", "keep", "spread")}
+        asked = {name: self.run(name, ways["spread"]) for name in (*BENCHMARKS, "textvqa")}
+        on = {name: row.facts.title for name, row in asked.items() if row}
+        tests = {(name, way): self.between(ways["spread"], ways[way], [name])[1] for name in on for way in REST}
+        found = corrected({key: test.p for key, test in tests.items() if test})
+        lines = ["| on | renumber | keep | spread | spread - keep | spread - renumber |", "|---" + "|--:" * 5 + "|"]
+        for name, title in on.items():
+            cells = [self.score(name, method) for method in ways.values()]
+            for way in REST:
+                test = tests[name, way]
+                p = p_value(found.get((name, way), 1.0))
+                cells.append(f"{signed(test.difference, test.bounds)}, corrected p {p}" if test else NOT_RUN)
+            lines.append(f"| {' | '.join([title, *cells])} |")
+        return "\n".join(lines) if on else "We have not measured `spread`."
+
     def ahead(self, way: str) -> str:
         """The peers whose mean at the budget is above ConsensusDrop's, with the same position policy, best first."""
         section = self.section(PEERS, [self.tokens], BENCHMARKS)
@@ -287,7 +306,7 @@ class Photo:
             return "all tokens"
         word, way = self._split(method)
         row = next((row for key, row in self.runs.items() if key[1] == word), None)
-        return (row.variant if row else word) + (", positions=keep" if way == "keep" else "")
+        return (row.variant if row else word) + ("" if way == "renumber" else f", positions={way}")
 
     def score(self, benchmark: str, method: str) -> str:
         """A score with half of its interval, of several seeds with their spread."""

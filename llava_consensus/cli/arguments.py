@@ -181,7 +181,6 @@ def budget(given: argparse.Namespace) -> "Budget | Share":
 
 
 def budgets(text: str) -> "list[Budget | Share]":
-    """The budgets of a text such as `192 64 0.1`."""
     from llava_consensus.reduction import budget as budgets
 
     try:

@@ -207,6 +207,8 @@ def positions_of(
         return positions if book is None else positions - book.shift, True
     if given is None:
         (given,) = upload([np.arange(past, past + real.shape[1])[None]], device)
+    if method.positions == "spread":  # models of several axes refuse it
+        return pool.spread(given.expand(real.shape), rows), False
     if method.positions == "mean":
         every = given.expand(*given.shape[:-2], *real.shape)
         if every.ndim == 2:

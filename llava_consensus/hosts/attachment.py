@@ -124,10 +124,11 @@ class Attachment:
                     f"{type(method).__name__}: trained for tokens of width {method.width}, and those of {self._name} "
                     f"have {width}. Take weights that were trained for this model"
                 )
-            if "positions" in method.asked and method.positions == "renumber" and keeps_positions(model):
+            moves = method.positions == "spread" or ("positions" in method.asked and method.positions == "renumber")
+            if moves and keeps_positions(model):
                 raise OptionError(
-                    f"positions=renumber: {self._name} has positions of three axes, which are kept. Leave it out, or "
-                    "take positions=keep"
+                    f"positions={method.positions}: {self._name} has positions of three axes, which are kept. Leave "
+                    "it out, or take positions=keep"
                 )
 
     def _clip_text(self, model: Any) -> Any:
@@ -249,7 +250,6 @@ class Attachment:
         self._tell(replace(report, outcomes=joined_outcomes(report.outcomes, later, whole)))
 
     def _warn(self, message: str) -> None:
-        """Warns once."""
         if message not in self._warned:
             self._warned.add(message)
             warnings.warn(message, stacklevel=3)

@@ -262,7 +262,6 @@ class BeforeTower:
     def _cells(
         self, tower: Tower, base: Any, modality: str, shares: list[list[int]], inputs: dict[str, Any]
     ) -> tuple[Any, list[Tensor]]:
-        """Qwen3-VL's tower on cells of the images."""
         pixels = next(value for name, value in inputs.items() if name.startswith("pixel_values"))
         grid, visual = inputs[f"{modality}_grid_thw"], base.visual
         slots, cells = cells_left(self.method, pixels, grid.tolist(), shares, visual.config)

@@ -106,5 +106,4 @@ def without_unused_report() -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def load_clip_text(name: str, device: torch.device) -> ClipText:
-    """The text side of a CLIP model, loaded once."""
     return ClipText(name, device)

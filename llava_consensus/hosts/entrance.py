@@ -270,7 +270,6 @@ class Entrance:
         return output
 
     def _straight(self, modality: str) -> bool:
-        """Whether each token is one patch, in order."""
         return self.family.projects and (modality == "image" or self.family.video is with_class)
 
     # The entrance of the decoder
@@ -375,7 +374,6 @@ class Entrance:
         return new, own, report
 
     def most_tiles(self) -> int:
-        """The most tiles an image of this model can have."""
         return most_tiles(self.model())
 
     def projector(self, base: Any) -> Any:

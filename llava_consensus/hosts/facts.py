@@ -129,7 +129,6 @@ class Facts:
 
     @property
     def most_tiles(self) -> int:
-        """The most tiles an image of this model can have."""
         processor = self.image_processor
         if getattr(self.config, "image_grid_pinpoints", None):
             size = self.config.vision_config.image_size

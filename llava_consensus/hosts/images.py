@@ -61,7 +61,6 @@ def numbers(value: Any) -> Integers:
 
 
 def one_run(call: Call) -> list[Any]:
-    """Each run is one image."""
     return [[length] for _, _, length in runs(call)]
 
 

@@ -245,7 +245,6 @@ class Inputs:
         return f"{names}: {error}" if names else str(error)
 
     def tokens(self, batch: UnitBatch) -> VisualTokens:
-        """`VisualTokens` of a batch of units."""
         units, images, device = batch.units, batch.images, self.embeds.device
         own, needs = self.prompt.tiles[units[0].image], self.needs
         flat = self.embeds.flatten(0, 1)

@@ -203,7 +203,6 @@ class Hooks:
         return here and module is self.decoder.layers[index]
 
     def disarm(self) -> None:
-        """Removes the hooks."""
         while self.handles:
             self.handles.pop().remove()
 

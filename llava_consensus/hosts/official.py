@@ -244,7 +244,6 @@ class OfficialEntrance(Entrance):
         return bool(units_of(prompt.images, self.owner._budgets(stage, prompt), stage.method, self.most_tiles()))
 
     def most_tiles(self) -> int:
-        """The most tiles an image of this model can have."""
         return most_tiles(self.running, laid_out(self.running, self.options))
 
     def left(self, tiles: int, slot: Any = None) -> ImageLeft:

@@ -74,7 +74,6 @@ class Official:
 
     @property
     def most_tiles(self) -> int:
-        """The most tiles an image can have."""
         return most_tiles(self.module, self.config)
 
     @property
@@ -160,7 +159,6 @@ class LlavaTower:
         return layer + len(self.blocks) if layer < 0 else layer - 1
 
     def states(self, output: Any) -> dict[str, Tensor]:
-        """Features of the output of a block."""
         value = output[0] if isinstance(output, tuple) else output
         return {"features": value[:, 1:], "class_feature": value[:, 0]}
 

@@ -49,7 +49,6 @@ class Report:
 
 
 def unchanged(images: Sequence[Image], beams: int = 1) -> list[ImageOutcome]:
-    """Outcomes of images that stay as they are."""
     found = []
     for image in images:
         real = image.token != STRUCTURAL

@@ -182,7 +182,6 @@ def visible(call: KernelCall, entry: int, position: int) -> Tensor:
 
 
 def _image(tiles: list[Tile], size: int, side: int, classes: int) -> Mapped:
-    """Maps an image of `size` rows."""
     if not tiles:
         raise Mixed("an image has rows that no position feeds alone")
     if len({len(tile.position) for tile in tiles}) > 1:

@@ -21,7 +21,6 @@ from llava_consensus.reduction.saliency import rotate
 
 
 def layers_of(decoder: Any, method: Any) -> Layers:
-    """The layers of a decoder, on any version."""
     return PinnedLayers(decoder, method) if OLD else Layers(decoder, method)
 
 
@@ -149,5 +148,4 @@ class Held:
             self.reduction_book = book
 
     def get_seq_length(self, index: int = 0) -> int:
-        """Rows that a layer holds."""
         return int(self.layers[index][0].shape[-2])

@@ -123,6 +123,7 @@ class Pool(NamedTuple):
 
     picked: Tensor  # [R, W] index into: all R S rows, then all new tokens, batch after batch
     groups: list[Reduced]
+    images: list[Image]  # of the prompts
 
     def take(self, values: Tensor, new: list[Tensor]) -> Tensor:
         """Rows [R, W, ...] of values [R, S, ...] and of the new tokens' own [B, T, ...]."""
@@ -133,6 +134,17 @@ class Pool(NamedTuple):
         """Rows [R, W, ...] of values [R, S, ...], those of merged tokens being means over their members."""
         flat = values.flatten(0, 1)
         return self.take(values, [member_means(flat[group.units.flat], group.reduction) for group in self.groups])
+
+    def spread(self, positions: Tensor, rows: Rows) -> Tensor:
+        """Positions [R, W] of positions [R, S]: the rows of an image are evenly over the span that the image had."""
+        new = drop_rows(positions, rows).clone()
+        for image in self.images:
+            index, ends = rows.index[image.row], (image.places[0], image.places[-1])
+            first, last = (positions[image.row, end] for end in ends)
+            here = (index >= ends[0]) & (index <= ends[1])
+            even = first + (here.cumsum(0) - 1) * (last - first) / (here.sum() - 1).clamp_min(1)
+            new[image.row] = torch.where(here, even.round().to(new.dtype), new[image.row])
+        return new
 
 
 def member_means(values: Tensor, reduction: Reduction) -> Tensor:
@@ -208,7 +220,7 @@ def reduced_rows(
     chosen = chosen.gather(1, order)
     shown = shown.bool() if not kept_real.all() else torch.ones((), dtype=torch.bool, device=device).expand(shown.shape)
     rows = Rows(size, source[chosen], keys >> 40, kept_real, shown, gone, bool(removed.any()))
-    return rows, Pool(taken[chosen], groups)
+    return rows, Pool(taken[chosen], groups, images)
 
 
 def _keys(reduction: Reduction, at: Tensor, tail: Tensor, order: str) -> Tensor:

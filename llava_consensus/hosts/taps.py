@@ -45,7 +45,6 @@ class Reader:
 
     @property
     def last(self) -> int:
-        """The last block that is read."""
         return max(self.features, self.attention, self.early or 0)
 
     def scales(self, tower: Any) -> tuple[float, float]:

@@ -214,7 +214,6 @@ class Tower:
         return self._noted(output, record)
 
     def _noted(self, output: Any, record: Encoded) -> Any:
-        """The output of an encoder with its record."""
         rows = flat_features(output)
         object.__setattr__(output, RECORD, [record._replace(count=None if rows is None else len(rows))])
         return output
@@ -264,7 +263,6 @@ class Tower:
                 hook.remove()
 
     def _fed(self, key: Any, output: Any, calls: dict[Block, list[KernelCall]]) -> Fed:
-        """The last block that feeds the features."""
         for block, own in sorted(calls.items(), key=lambda item: -item[0][1]):
             light = [
                 call._replace(
@@ -447,5 +445,4 @@ def shape_key(inputs: dict[str, Any]) -> Any:
 
 
 def records_of(output: Any) -> list[Encoded]:
-    """Records made while an encoder made this output."""
     return list(getattr(output, RECORD))

@@ -5,9 +5,10 @@ gone. Of all options this is the one that was better at every budget (docs/posit
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from llava_consensus.methods.consensusdrop import ConsensusDrop
+from llava_consensus.reduction.method import Positions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +17,6 @@ class ConsensusDropPlus(ConsensusDrop):
     anchor. Everything else, and every option, is ConsensusDrop's.
     """
 
-    positions: Literal["renumber", "keep", "mean"] = "keep"
+    positions: Positions = "keep"
 
     title: ClassVar[str] = "ConsensusDrop+"

@@ -9,13 +9,13 @@ theirs do. Nothing depends on the depth of a model.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from llava_consensus.reduction.merging import directions
-from llava_consensus.reduction.method import Selected, Selector
+from llava_consensus.reduction.method import Positions, Selected, Selector
 from llava_consensus.reduction.selection import pick, top
 from llava_consensus.reduction.tokens import VisualTokens, ensure_finite
 
@@ -26,7 +26,7 @@ FIRST = 3.0  # above any cosine distance
 class EVS(Selector):
     """Keep the first frame of a video and, of the others, the tokens that changed most since the frame before."""
 
-    positions: Literal["renumber", "keep", "mean"] = "keep"
+    positions: Positions = "keep"
 
     title: ClassVar[str] = "EVS"
     multiplies_nothing: ClassVar[bool] = True

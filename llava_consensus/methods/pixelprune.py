@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.method import AtCells
+from llava_consensus.reduction.method import AtCells, Positions
 from llava_consensus.reduction.options import NotNegative
 
 
@@ -35,7 +35,7 @@ class PixelPrune(AtCells):
 
     threshold: NotNegative = 0.0
     measure: Literal["max", "mae", "rmse"] = "max"
-    positions: Literal["renumber", "keep", "mean"] = "keep"
+    positions: Positions = "keep"
 
     title: ClassVar[str] = "PixelPrune"
     multiplies_nothing: ClassVar[bool] = True

@@ -24,7 +24,7 @@ from llava_consensus.methods.vispruner import VisPruner
 from llava_consensus.reduction import merging
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder
-from llava_consensus.reduction.method import Order, ReadsTower, Shape, Tiled
+from llava_consensus.reduction.method import Order, Positions, ReadsTower, Shape, Tiled
 from llava_consensus.reduction.selection import assemble, counting, left_over, pick, top
 from llava_consensus.reduction.tokens import Need, Reduction, Stopwatch, VisualTokens, ensure_finite
 
@@ -40,7 +40,7 @@ class Restore(ReadsTower):
     selector: Literal["vispruner", "divprune", "holov"] = "vispruner"
     tile_budget: Literal["per_tile", "global"] = "global"
     order: Order = "raster"
-    positions: Literal["renumber", "keep", "mean"] = "keep"
+    positions: Positions = "keep"
 
     answer_version: ClassVar[int] = 2
     title: ClassVar[str] = "RESTORE merging"

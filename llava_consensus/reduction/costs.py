@@ -89,7 +89,6 @@ class Account(NamedTuple):
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of the whole cache."""
         return sum(self.kv_layers)
 
     def record(self) -> dict[str, Any]:

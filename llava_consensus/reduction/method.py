@@ -28,6 +28,7 @@ from llava_consensus.reduction.selection import assemble, rank, regroup
 from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens, ensure_finite
 
 Order = Literal["top_then_merged", "raster"]
+Positions = Literal["renumber", "keep", "mean", "spread"]
 OfficialOrder = Literal["official", "top_then_merged", "raster"]
 
 
@@ -211,13 +212,14 @@ class Placed(Method):
         order: `top_then_merged` | `raster` (a merged token is at its anchor's place among the kept), and for some
             methods `official` (as their authors order the tokens).
         positions: `renumber` (0..S'-1) | `keep` (original positions; a merged token takes its anchor's) | `mean` (like
-            `keep`, but a merged token takes the mean of its members' positions, rounded).
+            `keep`, but a merged token takes the mean of its members' positions, rounded) | `spread` (evenly over the
+            span of the image, in the order of the tokens).
         newlines: of a tiled image that is reduced: `keep` (outside the budget) | `drop`. Those of an image that
             stays as it is, and of videos, always stay.
     """
 
     order: Order = "top_then_merged"
-    positions: Literal["renumber", "keep", "mean"] = "renumber"
+    positions: Positions = "renumber"
     newlines: Literal["keep", "drop"] = "keep"
 
 

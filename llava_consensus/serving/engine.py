@@ -83,7 +83,6 @@ class ReducedPrompt(NamedTuple):
         return sum(one.numel() * one.element_size() for one in self.images)
 
     def copied(self) -> "ReducedPrompt":
-        """A separate copy in memory."""
         return ReducedPrompt([one.clone() for one in self.images])
 
 

@@ -1,6 +1,6 @@
 """Train the photograph model from nothing but the network, or go on where it was stopped.
 
-    python -m playground.photo.recipe [--seed 1]
+    python -m playground.photo.recipe [--seed 1] [--jittered 0.5]
 
 Fetches and converts the parts, caches the tower's features in a process beside, aligns the projector, trains, and
 writes the adapter to `--out`. Everything lies in `PHOTO_WORK` and every stage goes on where it was stopped. With a GPU:
@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from llava_consensus.errors import DataError
@@ -57,6 +58,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0, help="of the adaptation (%(default)s)")
     parser.add_argument("--out", type=Path, default=CHECKPOINT, help="folder of the adapter (%(default)s)")
+    parser.add_argument("--jittered", type=float, default=0.0, help="share of steps with fewer patches at jittered "
+                        "positions (%(default)s)")  # fmt: skip
     parser.add_argument("--only", choices=("features",), help="what the process beside does")
     given = parser.parse_args()
     try:
@@ -75,7 +78,7 @@ def main() -> None:
             for stage in stages():
                 if stage.side == WHOLE:
                     wait_for(stage.side, stage.scenes, beside)
-                train.train(stage, given.seed)
+                train.train(replace(stage, jittered=given.jittered), given.seed)
         finally:
             beside.terminate()
         checkpoint.write_adapter(given.out, given.seed)

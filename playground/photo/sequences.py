@@ -153,15 +153,26 @@ def one_of_each(kinds: Iterable[str], split: str, index: int, known: list[str] |
     return [(made, True) for kind in kinds if (made := write(view, kind, rng))]
 
 
-def pack(asked: list[list[Asked]], patches: int, encoder: Encoder) -> Batch:
-    """A batch of one row for each list of questions (with or without suffix)."""
+def pack(
+    asked: list[list[Asked]], patches: int, encoder: Encoder, at: Tensor | None = None, span: int | None = None
+) -> Batch:
+    """A batch of one row for each list of questions (with or without suffix).
+
+    Args:
+        asked: the questions about each image.
+        patches: of an image.
+        encoder: makes tokens of questions.
+        at: [patches] positions of the patches within the image, if they are not 0, 1, 2, ...
+        span: positions of an image, if they are not as many as its patches.
+    """
     front, rows = len(encoder.front), []
+    behind = front + (span or patches)
     for questions in asked:
         ids, number, place = list(encoder.front), [0] * front, list(range(front))
         target, weight = [-1] * front, [0.0] * front
         for k, (qa, suffix) in enumerate(questions, start=1):
             tokens, worth = encoder.encode(qa, suffix)
-            place += range(front + patches, front + patches + len(tokens))
+            place += range(behind, behind + len(tokens))
             ids, number = ids + tokens, number + [k] * len(tokens)
             target += [token if value else -1 for token, value in zip(tokens[1:], worth[1:], strict=True)] + [-1]
             weight += [*worth[1:], 0.0]
@@ -172,7 +183,7 @@ def pack(asked: list[list[Asked]], patches: int, encoder: Encoder) -> Batch:
         torch.tensor([list(row[part]) + [filler] * (long - len(row[0])) for row in rows])
         for part, filler in enumerate((0, -1, 0, -1, 0.0))
     )
-    visual = torch.arange(front, front + patches).expand(len(rows), -1)
+    visual = (front + (torch.arange(patches) if at is None else at)).expand(len(rows), -1)
     position = torch.cat([places[:, :front], visual, places[:, front:]], 1)
     segment = torch.cat([segments[:, :front], torch.zeros_like(visual), segments[:, front:]], 1)
     return Batch(words, position, segment, targets, weights, segments, [[qa for qa, _ in row] for row in asked], front)

@@ -34,6 +34,7 @@ from playground.photo.sequences import Batch, Encoder, draw, one_of_each, pack, 
 RANK, GAIN = 12, 2.0
 ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 KINDS = ("existence", "category", "place", "count", "choose", "relation", "grounding", "reading", "letter")
+FEWEST = 32  # patches of a step with some of them only
 WORKERS = 6  # processes that make batches beside a GPU
 
 
@@ -174,6 +175,8 @@ class Stage:
         size: pictures of a step.
         scenes: how many are drawn from, as far as their features are there.
         room: tokens of questions a picture.
+        jittered: probability that a step has some of the patches only, at random places of a span that is shorter or
+            as long as the whole image's.
     """
 
     side: int
@@ -184,6 +187,7 @@ class Stage:
     size: int = 2
     scenes: int = 6000
     room: int = 220
+    jittered: float = 0.0
 
     def rate(self, step: int) -> float:
         """Multiple of the peak at a step, after 30 steps of warm-up at the very beginning."""
@@ -206,7 +210,13 @@ class Steps(Dataset[tuple[Tensor, Batch]]):
         indices = rng.choice(len(shards) * SHARD, self.stage.size, replace=False).tolist()
         moment = f"{self.seed}-{step}"
         asked = [draw(i, moment, self.encoder, self.stage.room, self.stage.drilled) for i in indices]
-        return take(shards, indices), pack(asked, shards[0].shape[1], self.encoder)
+        features, patches = take(shards, indices), shards[0].shape[1]
+        if rng.random() >= self.stage.jittered:
+            return features, pack(asked, patches, self.encoder)
+        count = int(rng.integers(FEWEST, patches + 1))
+        span = int(rng.integers(count, patches + 1))
+        kept, places = (torch.from_numpy(np.sort(rng.choice(of, count, replace=False))) for of in (patches, span))
+        return features[:, kept], pack(asked, count, self.encoder, places, span)
 
 
 def train(stage: Stage, seed: int = 0, every: int = 250, held: int = 50) -> None:
@@ -246,6 +256,7 @@ def main() -> None:
     parser.add_argument("--drilled", type=float, default=1.0, help="probability of each drill (%(default)s)")
     parser.add_argument("--size", type=int, default=2, help="pictures of a step (%(default)s)")
     parser.add_argument("--scenes", type=int, default=6000, help="how many are drawn from (%(default)s)")
+    parser.add_argument("--jittered", type=float, default=0.0, help="probability of a step with jittered positions")
     parser.add_argument("--seed", type=int, default=0, help="of the adaptation and of what each step sees")
     given = vars(parser.parse_args())
     seed = given.pop("seed")

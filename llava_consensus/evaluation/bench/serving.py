@@ -60,8 +60,6 @@ class ServedQuestion(NamedTuple):
 
 
 class Server(NamedTuple):
-    """A server that was started."""
-
     port: int
     process: "subprocess.Popen[bytes]"
     log: Path

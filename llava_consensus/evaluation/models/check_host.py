@@ -82,7 +82,6 @@ class Trial:
 
 
 def all_tokens(trial: Trial) -> float:
-    """A budget of all tokens changes nothing."""
     return largest(trial.attached(Budget(trial.available)), trial.plain)
 
 

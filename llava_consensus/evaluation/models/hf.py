@@ -52,8 +52,6 @@ class Processed(NamedTuple):
 
 
 class HfRunner(Runner):
-    """A model with its processor."""
-
     def __init__(self, view: Facts, processor: "transformers.ProcessorMixin") -> None:
         super().__init__(view, processor.tokenizer)
         self.processor = processor

@@ -139,7 +139,6 @@ class RandomModel:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the KV cache of a prompt with one image."""
         text = self.model.config.get_text_config()
         width = text.hidden_size // text.num_attention_heads
         numbers = 2 * text.num_hidden_layers * text.num_key_value_heads * width

@@ -50,7 +50,6 @@ class CogVLM(RemoteModel):
 
     @property
     def blocks(self) -> Any:
-        """The blocks of the tower."""
         return self.vision.transformer.layers
 
     @property
@@ -70,7 +69,6 @@ class CogVLM(RemoteModel):
         return {"features": output[:, 1:], "class_feature": output[:, 0]}
 
     def attention(self, block: int) -> tuple[list[Tap], float]:
-        """The projection of a block."""
         attention = self.blocks[block].attention
 
         def packed(output: Tensor) -> dict[str, Tensor]:

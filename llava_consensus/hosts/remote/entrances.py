@@ -56,7 +56,6 @@ class RemoteModel:
 
     @property
     def entrance(self) -> Any:
-        """How rows leave this model."""
         return partial(RemoteEntrance, type(self))
 
     @classmethod
@@ -98,12 +97,10 @@ class RemoteModel:
 
     @property
     def tokens(self) -> int:
-        """Tokens of an image."""
         raise NotImplementedError
 
     @property
     def tower(self) -> TowerFacts:
-        """Sizes of the vision side."""
         side, count = round(self.tokens**0.5), len(self.blocks)
         return TowerFacts(self.tokens, side, range(count), count - 1, self.classes, 1, False, self.offers)
 
@@ -116,7 +113,6 @@ class RemoteModel:
         raise NotImplementedError
 
     def states(self, output: Any) -> dict[str, Tensor]:
-        """Features of the output of a block."""
         raise NotImplementedError
 
     def attention(self, block: int) -> tuple[list[Tap], float]:
@@ -209,7 +205,6 @@ class RemoteEntrance(Entrance):
         return None if model is None else self.view(model).vision
 
     def install(self) -> None:
-        """Registers the hooks."""
         model: Any = self.model()
         self.open = True
         self.handles = [
@@ -218,7 +213,6 @@ class RemoteEntrance(Entrance):
         ]
 
     def remove(self) -> None:
-        """Removes the hooks."""
         self.open = False
         self._leave()
 
@@ -254,7 +248,6 @@ class RemoteEntrance(Entrance):
         return {**inputs, "attention_mask": torch.cat((prepared.real.to(mask), mask[:, prepared.size :]), dim=1)}
 
     def _prompt(self, view: RemoteModel, inputs: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
-        """The arguments of a prompt."""
         owner, self.local.prepared = self.owner, None
         if inputs.get("input_ids") is None:
             raise OptionError("inputs_embeds: an attached model needs input_ids, which say where the images are")
@@ -331,5 +324,4 @@ def real_rows(inputs: dict[str, Any]) -> NDArray[np.bool_]:
 
 
 def whole_image(row: int, places: Integers, token: Integers) -> Image:
-    """An image of one tile."""
     return Image(row, places, np.zeros(len(places), dtype=np.int64), token, 1, False, 0)

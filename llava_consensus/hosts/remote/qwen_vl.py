@@ -56,7 +56,6 @@ class QwenVLChat(RemoteModel):
 
     @property
     def blocks(self) -> Any:
-        """The blocks of the ViT."""
         return self.vision.transformer.resblocks
 
     @property
@@ -77,7 +76,6 @@ class QwenVLChat(RemoteModel):
         return {"features": output.transpose(0, 1)}
 
     def attention(self, block: int) -> tuple[list[Tap], float]:
-        """The projection of a block."""
         attention = self.blocks[block].attn
         heads = attention.num_heads
 

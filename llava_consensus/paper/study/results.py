@@ -202,7 +202,6 @@ def _test(runs: Runs, kind: str, first: RunKey, second: RunKey) -> Comparison | 
 
 
 def _gains(runs: Runs, key: RunKey) -> Report:
-    """The gain over the student, as rows of a report."""
     if key.alone not in runs:
         return {}
     alone = {row["index"]: row["correct"] for row in runs[key.alone].report.get("extracted", ())}
