@@ -246,7 +246,7 @@ class BeforeTower:
     ) -> tuple[Any, list[Tensor]]:  # fmt: skip
         """Smaller images through the model's own tower."""
         small = [
-            [self.method.picture(share, *grid.shape) if share < grid.size else grid.shape for share in own]
+            [self.method.image_size(share, *grid.shape) if share < grid.size else grid.shape for share in own]
             for grid, own in zip(grids, shares, strict=True)
         ]
         slots, taken, first = [], [], 0

@@ -24,7 +24,7 @@ from llava_consensus.hosts.cache import Book, book_of, cache_in, cached_rows
 from llava_consensus.hosts.entrance import Entrance
 from llava_consensus.hosts.inputs import EncodedImage, Inputs, Prompt, prompt_of
 from llava_consensus.hosts.kernels import OLD, uncompiled
-from llava_consensus.hosts.next_grid import STOCK, check_layout, check_pictures, check_tiles
+from llava_consensus.hosts.next_grid import STOCK, check_images, check_layout, check_tiles
 from llava_consensus.hosts.official_model import (
     Arguments,
     LlavaTower,
@@ -110,7 +110,7 @@ class OfficialEntrance(Entrance):
         """Raises OptionError for an unsupported combination, with the remedy."""
         for method in methods:
             self.view.check(method)
-        check_pictures(vars(model.config))
+        check_images(vars(model.config))
         check_layout(self.options.get("layout", STOCK), getattr(model.config, "image_aspect_ratio", None))
         tower = model.get_vision_tower()
         if tower is not None and not tower.is_loaded:
@@ -200,10 +200,10 @@ class OfficialEntrance(Entrance):
         config = laid_out(model, self.options, owner._settings)
         limit = getattr(config, LIMIT, None)
         uncut = changed(config, {LIMIT: None}) if self.entering else config
-        prompt, pictures = self._known(given, uncut)
+        prompt, origins = self._known(given, uncut)
         reduces = any(self._reduces(stage, prompt) for stage in self.entering)
         if not reduces and self.layers is not None and limit is not None:
-            prompt, pictures = self._known(given, config)
+            prompt, origins = self._known(given, config)
         encoded: list[EncodedImage] = []
 
         def encode(pixels: Tensor) -> Tensor:
@@ -212,7 +212,7 @@ class OfficialEntrance(Entrance):
             return parts[0] if len(parts) == 1 else torch.cat(parts)
 
         results = official(Overlay(model, config=uncut if reduces else config, encode_images=encode), *given)
-        prompt = with_encoded(prompt, [encoded[picture] for picture in pictures])
+        prompt = with_encoded(prompt, [encoded[origin] for origin in origins])
         size = prompt.real.shape[1] if limit is None else min(prompt.real.shape[1], limit)
         report, after = Report(unchanged(prompt.images)), None
         if reduces:
@@ -235,7 +235,7 @@ class OfficialEntrance(Entrance):
         model = self.running
         known = read_structure(self.official(model), model, given, config, LlavaTower(model.get_vision_tower()).size)
         asks = asking_rows(self.owner, known.real, known.asks, known.images)
-        return prompt_of(known.ids, known.real, asks, known.images, [], [], model.config), known.pictures
+        return prompt_of(known.ids, known.real, asks, known.images, [], [], model.config), known.origins
 
     def _reduces(self, stage: Any, prompt: Prompt) -> bool:
         """Whether any image has more tokens than its budget."""

@@ -11,7 +11,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Place, Shape
 
-TOWER = (Place.PICTURE, Place.CELLS, Place.TOWER)  # which count as one place
+TOWER = (Place.IMAGE, Place.CELLS, Place.TOWER)  # which count as one place
 
 
 class Member(NamedTuple):

@@ -118,7 +118,7 @@ def vision_flops(shape: Shape, per_block: Sequence[int]) -> float:
     for patches, following in zip(per_block, [*per_block[1:], per_block[-1]], strict=True):
         count, left = patches * shape.merged + shape.classes, following * shape.merged + shape.classes
         total += 4 * count * width * width + 2 * count * count * width + 2 * left * width * shape.vision_inner
-    return 2.0 * total * shape.tiles * shape.pictures
+    return 2.0 * total * shape.tiles * shape.images
 
 
 def kv_layers(shape: Shape, entering: Sequence[int]) -> tuple[int, ...]:
@@ -140,11 +140,9 @@ def account(method: Method, budget: Budget, shape: Shape) -> Account:
         budget: of one image.
         shape: of the model and the prompt; an image has `shape.available` tokens.
     """
-    reduced = method.reduces and budget.tokens < shape.available and shape.pictures > 0
-    per_picture = (
-        method.entering(budget, shape.available, shape.layers) if reduced else [shape.available] * shape.layers
-    )
-    layers = tuple(shape.pictures * count for count in per_picture)
+    reduced = method.reduces and budget.tokens < shape.available and shape.images > 0
+    per_image = method.entering(budget, shape.available, shape.layers) if reduced else [shape.available] * shape.layers
+    layers = tuple(shape.images * count for count in per_image)
     blocks = method.vision_tokens(budget, shape) if reduced else [shape.patches] * shape.blocks
     method_flops: float | None = 0.0
     note = ""
@@ -154,7 +152,7 @@ def account(method: Method, budget: Budget, shape: Shape) -> Account:
             note = "" if method_flops is not None else f"{type(method).__name__} does not say what its own work costs"
         except OptionError as error:
             method_flops, note = None, str(error)
-        method_flops = None if method_flops is None else shape.pictures * method_flops
+        method_flops = None if method_flops is None else shape.images * method_flops
     flops = Flops(llm_flops(shape, layers), vision_flops(shape, blocks), method_flops)
     return Account(layers, flops, kv_layers(shape, layers), note)
 
@@ -175,7 +173,7 @@ def match(method: Method, budget: Budget, shape: Shape, by: str = "kept") -> Bud
     choose("match", by, MATCHES)
     if by == "kept" or not method.reduces or budget.tokens >= shape.available:
         return budget
-    plain = [shape.pictures * budget.tokens] * shape.layers
+    plain = [shape.images * budget.tokens] * shape.layers
     tower = vision_flops(shape, [shape.patches] * shape.blocks)
     target = llm_flops(shape, plain) + tower if by == "flops" else float(plain[0])
     costs = _costs(method, budget, shape, by)

@@ -31,8 +31,8 @@ from llava_consensus.serving.processors import (
     INDEX,
     KEY,
     KEYS,
+    NUMBERS,
     OWN,
-    PICTURES,
     PROMPT,
     QUESTION,
     SHARE,
@@ -109,7 +109,7 @@ class Reduced:
             if others:  # vLLM batches only items whose other fields are the same
                 self._encode_missing(modality, others, keys[0], known)
             prompts = [
-                FullPrompt(own[PROMPT][place], own[PICTURES][place], [known[key] for key in group], share, question)
+                FullPrompt(own[PROMPT][place], own[NUMBERS][place], [known[key] for key in group], share, question)
                 for (group, share, _, question), place in new.items()
             ]
             for name, images in zip(new, self.engine.reduced(prompts), strict=True):
@@ -237,11 +237,11 @@ def with_own_processor(model: Any, videos: bool = False) -> Any:
     """Gives a model the processor of vLLM's class, with `Reducing` in front of it."""
     parts = model._processor_factory
     processor = type(f"{model.__name__}Processor", (Reducing, parts.processor), {})
-    info = parts.info if videos else type(f"{model.__name__}Info", (Pictures, parts.info), {})
+    info = parts.info if videos else type(f"{model.__name__}Info", (Images, parts.info), {})
     return MULTIMODAL_REGISTRY.register_processor(processor, info=info, dummy_inputs=parts.dummy_inputs)(model)
 
 
-class Pictures:
+class Images:
     """Mixed into vLLM's processing info of a family whose videos are not served: with text between their frames, or not
     run.
     """

@@ -30,7 +30,7 @@ def check(config: Any) -> None:
     }
     for name, is_asked in wrong.items():
         if is_asked:
-            raise OptionError(f"{name}: not adapted to reduced pictures. Leave it out")
+            raise OptionError(f"{name}: not adapted to reduced images. Leave it out")
 
 
 class Configured:

@@ -51,7 +51,7 @@ FORMS = {
 def load(folder: Path, content: bytes | dict[str, Any]) -> Any:
     path = folder / "q.jsonl"
     path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
-    return Custom(questions=path, pictures=folder).load(folder)
+    return Custom(questions=path, image_folder=folder).load(folder)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -75,7 +75,7 @@ def test_every_usual_form_is_read(tmp_path: Path, form: str) -> None:
 def test_images_and_videos_are_used(tmp_path: Path, media: dict[str, Any], images: tuple[str, ...]) -> None:
     (question,) = load(tmp_path, {"question_id": 1, "text": "What?", **media})
     assert question.images == images
-    shown = Custom(questions=tmp_path / "q.jsonl", pictures=tmp_path)
+    shown = Custom(questions=tmp_path / "q.jsonl", image_folder=tmp_path)
     assert shown.frames == (8 if any(name.endswith("mp4") for name in images) else 0)
 
 

@@ -121,7 +121,7 @@ def check_probe(family: Tiny, seen: list[Any]) -> None:
         probe = tokens.probe
         found = text_attention(probe)
         for number, index in enumerate(tokens.prompt.tolist()):
-            row = rows[int(tokens.picture[number])]
+            row = rows[int(tokens.image[number])]
             places = probe.rows[index][probe.row_mask[index]]
             assert torch.allclose(found[index][probe.row_mask[index]], full[row][places], atol=1e-5)
 

@@ -116,7 +116,7 @@ def test_every_refusal_of_a_host_of_remote_code_is_what_its_double_meets(
             attach(model, method, tokens=0.5)
         assert reason_of(caught.value, method, model)[:SAME] == refusal[:SAME], (host, method)
     places = {METHODS[method].place for method in refused}
-    assert places >= {Place.TOWER, Place.PICTURE, Place.DECODER}
+    assert places >= {Place.TOWER, Place.IMAGE, Place.DECODER}
     works = [method for method, refusal in cells[host].items() if refusal == matrix.UNTRIED]
     assert {"full", "consensusdrop", "vispruner", "divprune", "random"} <= set(works)
 

@@ -21,7 +21,7 @@ from llava_consensus.methods.vidcom2 import likeness, shares, still
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import directions
 from llava_consensus.reduction.saliency import class_saliency
-from llava_consensus.reduction.tokens import ClipSides, Need, VisionAttention, VisualTokens, WholePictures, Words
+from llava_consensus.reduction.tokens import ClipSides, Need, VisionAttention, VisualTokens, WholeImages, Words
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -49,7 +49,7 @@ def seen(tokens: torch.Tensor, attention: torch.Tensor | None = None) -> VisualT
         patch=torch.arange(size).expand(units, -1),
         attention=VisionAttention(torch.ones_like(key), key, 1.0, 1),
         features=tokens.float(),
-        whole=WholePictures(torch.arange(units), torch.ones(units, size, dtype=torch.bool)),
+        whole=WholeImages(torch.arange(units), torch.ones(units, size, dtype=torch.bool)),
     )
 
 

@@ -107,7 +107,7 @@ def test_every_mini_loads_and_scores_through_its_benchmark(name: str) -> None:
     benchmark = make(name)
     questions = benchmark.load(MINI)
     assert len(questions) >= 60
-    if benchmark.picture is None:
+    if benchmark.read_image is None:
         files = list(dict.fromkeys(files_of(benchmark)))
         assert files and all(path.is_file() for path in files)
         for path in files[:: max(1, len(files) // 5)]:

@@ -1,12 +1,12 @@
 """Questions from any file, answered and not scored, as LLaVA's `model_vqa` scripts do.
 
-`Custom(questions=Path("q.jsonl"), pictures=Path("images"))` is passed to a run like a benchmark. It is not in
+`Custom(questions=Path("q.jsonl"), image_folder=Path("images"))` is passed to a run like a benchmark. It is not in
 BENCHMARKS, because it has no data files.
 """
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,8 @@ class Custom(Benchmark):
     Args:
         questions: JSON lines, a JSON list, CSV or TSV. Each row has `question_id` or `id` (else its number counts), a
             question in `text`, `question`, `prompt` or LLaVA's `conversations`, and images or a video, if any.
-        pictures: folder of the images or videos.
+        image_folder: folder of the images or videos.
+        pictures: its former name, accepted until the next release.
     """
 
     name = "custom"
@@ -44,10 +45,12 @@ class Custom(Benchmark):
     max_new_tokens = 128
 
     questions: Path
-    pictures: Path
+    image_folder: Path = Path()
+    pictures: InitVar[Path | None] = None
 
-    def __post_init__(self) -> None:
-        """Its fields are files, not choices among values."""
+    def __post_init__(self, pictures: Path | None) -> None:
+        if pictures is not None:
+            object.__setattr__(self, "image_folder", pictures)
 
     @property
     def chosen(self) -> dict[str, str]:
@@ -65,7 +68,7 @@ class Custom(Benchmark):
 
     @property
     def images(self) -> str:
-        return str(self.pictures.expanduser().absolute())
+        return str(self.image_folder.expanduser().absolute())
 
     @property
     def frames(self) -> int:  # type: ignore[override]

@@ -27,7 +27,7 @@ LOGGED = (  # by lmms-eval beside the metrics
     *("token_counts", "doc_hash", "prompt_hash", "target_hash"),
 )
 RIGHT = ("exact_match", "accuracy", "acc", "score", "average")  # ends of names of metrics
-PICTURES = ("image_path", "image_id", "imageId", "image_source", "image")  # fields of a `doc`
+IMAGE_FIELDS = ("image_path", "image_id", "imageId", "image_source", "image")  # fields of a `doc`
 
 
 class Origin(NamedTuple):
@@ -54,7 +54,7 @@ def import_file(path: Path, origin: Origin, out: Path, columns: ColumnNames) -> 
         raise DataError(f"{path}: no single metric of a question in it. Name it: --metric, one of {', '.join(names)}")
     samples.sort(key=lambda sample: str(sample["doc_id"]))  # files in another order are paired
     rows = [
-        {"index": place, "correct": _score(path, sample, known[0])} | _picture(sample)
+        {"index": place, "correct": _score(path, sample, known[0])} | _image(sample)
         for place, sample in enumerate(samples)
     ]
     ids = [sample["doc_id"] for sample in samples]
@@ -76,9 +76,9 @@ def _score(path: Path, sample: Record, metric: str) -> float:
     return float(cell)
 
 
-def _picture(sample: Record) -> Record:
+def _image(sample: Record) -> Record:
     doc = sample["doc"] if isinstance(sample.get("doc"), dict) else {}
-    return next(({"picture": str(doc[name])} for name in PICTURES if name in doc), {})
+    return next(({"picture": str(doc[name])} for name in IMAGE_FIELDS if name in doc), {})
 
 
 def import_answers(path: Path, origin: Origin, out: Path, benchmark: "Benchmark", data: Path) -> Path:

@@ -34,7 +34,7 @@ def test_two_imports_are_paired_by_question(tmp_path: Path, capsys: pytest.Captu
     code, names = run(lmms_eval(tmp_path / "b.jsonl", RIGHT[1]), out, "--tokens", "32")
     assert code == 0 and len(names) == 2
     rows = [read_row(out / name) for name in names]
-    assert [row.score for row in rows] == [55.0, 75.0] and rows[0].pictures == 10
+    assert [row.score for row in rows] == [55.0, 75.0] and rows[0].images == 10
     capsys.readouterr()
     assert cli.main(["report", "compare", names[1], names[0], "--out", str(out)]) == 0
     shown = capsys.readouterr().out
@@ -69,4 +69,4 @@ def test_answers_of_llavas_are_scored_by_the_benchmark(tmp_path: Path) -> None:
     code, (name,) = run(answers, tmp_path / "out", "--data", str(data), "--benchmark", "gqa")
     row = read_row(tmp_path / "out" / name)
     assert code == 0 and row.score == expected["accuracy"] and row.sample is not None
-    assert row.pictures == len({one.images for one in questions})
+    assert row.images == len({one.images for one in questions})
