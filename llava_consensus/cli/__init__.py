@@ -160,7 +160,7 @@ def _run(given: argparse.Namespace) -> int:
     except ModuleNotFoundError as wrong:
         if (wrong.name or "").startswith("llava_consensus"):
             raise
-        error(str(missing_extra(f"this command needs {wrong.name}", "eval")))
+        error(str(missing_extra(f"this command needs {wrong.name or wrong}", "eval")))
         return MissingDependency.exit_code
     except OSError as wrong:  # a full disk, a folder that vanished: wherever it is met first
         error((f"{wrong.filename}: " if wrong.filename else "") + str(wrong.strerror or wrong))

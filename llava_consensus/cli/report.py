@@ -54,7 +54,12 @@ def compare(given: argparse.Namespace) -> Iterator[str]:
 
 @command(
     "report import",
-    arg("file", type=Path, metavar="FILE", help="*_samples_*.jsonl of lmms-eval, or LLaVA's answers with --data"),
+    arg(
+        "file",
+        type=Path,
+        metavar="FILE",
+        help="*_samples_*.jsonl of lmms-eval, a table of scores, or LLaVA's answers with --data",
+    ),
     arg("--data", type=Path, metavar="DIR", help="FILE is LLaVA's answers: score them by the benchmark's files here"),
     arg("--benchmark", required=True, metavar="NAME", help="name of the benchmark: the same for files to be compared"),
     arg("--method", required=True, metavar="NAME", help="name of the method in tables; full for all tokens"),
@@ -70,10 +75,10 @@ def compare(given: argparse.Namespace) -> Iterator[str]:
 def import_(given: argparse.Namespace) -> Iterator[str]:
     """Per-question results of lmms-eval, or answers in LLaVA's format, as a run that can be compared."""
     from llava_consensus.evaluation import benchmarks
-    from llava_consensus.evaluation.report.imported import Origin, import_answers, import_samples
+    from llava_consensus.evaluation.report.imported import ColumnNames, Origin, import_answers, import_file
 
     origin = Origin(given.benchmark, given.model, given.method, given.tokens)
     if given.data:
         yield str(import_answers(given.file, origin, given.out, benchmarks.make(given.benchmark), given.data))
     else:
-        yield str(import_samples(given.file, origin, given.out, given.metric))
+        yield str(import_file(given.file, origin, given.out, ColumnNames(right=given.metric or "")))

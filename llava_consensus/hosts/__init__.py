@@ -126,7 +126,9 @@ HOSTS: dict[str, HostEntry] = {
     ),
     "gemma-4": _derived("Gemma 4: images of any shape", "gemma4", "Gemma4", answer_version=4),
     "gemma-3n": _derived("Gemma 3n: a tower without attention, which no method reads", "gemma3n", "Gemma3n", TOWER),
-    "molmo-2": _derived("Molmo 2: overview and crops", "molmo2", "Molmo2"),
+    "molmo-2": _derived(
+        "Molmo 2: tokens pool differing numbers of patches, so no method reads the tower", "molmo2", "Molmo2", TOWER
+    ),
     "minicpm-v": _derived(
         "MiniCPM-V 4.6 and 4.7: SCAP reads layer 3, the first one with attention",
         "minicpmv4_6 minicpmv4_7",

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.arguments import IGNORE, Cut, asking_rows, compact, held_masks
 from llava_consensus.hosts.before_tower import ImageLeft, check_equal, shares_left, units_left
-from llava_consensus.hosts.cache import Book, book_of, cache_in, cached_rows
+from llava_consensus.hosts.cache import Book, Hold, cache_in, cached_rows
 from llava_consensus.hosts.entrance import Entrance
 from llava_consensus.hosts.inputs import EncodedImage, Inputs, Prompt, prompt_of
 from llava_consensus.hosts.kernels import OLD, uncompiled
@@ -376,7 +376,7 @@ class OfficialEntrance(Entrance):
             return (), kwargs
         if OLD:
             cache = Held(cache, getattr(self.local, "book", None))
-        book = book_of(cache)
+        book = self._opened(cache)
         if book is not None and book.owner == self.number:
             kwargs.update(held_masks(kwargs, cache, book))
         return (), self._step(decoder, _ahead(kwargs, cache), book, cache)
@@ -418,6 +418,7 @@ class OfficialEntrance(Entrance):
         cache = cache_in(output) if after is not None else None
         if cache is not None:
             setattr(cache, AFTER, after)
+            cache.reduction_hold = Hold(self)
         return restored
 
 
