@@ -42,6 +42,7 @@ from llava_consensus.hosts.official_model import (
 )
 from llava_consensus.hosts.open_tower import EncoderRun
 from llava_consensus.hosts.outcomes import Report, unchanged
+from llava_consensus.hosts.packing import refuse_packed
 from llava_consensus.hosts.pinned import Held, PinnedLayers, angles_of, layers_of
 from llava_consensus.hosts.rows import gather, upload
 from llava_consensus.hosts.taps import Reader, split_heads
@@ -195,6 +196,7 @@ class OfficialEntrance(Entrance):
             if given.input_ids.shape[1] > 1:
                 owner._tell_plain()
             return official(model, *given)
+        refuse_packed(given.position_ids, given.attention_mask)
         if self.options.get("layout", STOCK) != STOCK:
             check_tiles(given.tiles)
         config = laid_out(model, self.options, owner._settings)
