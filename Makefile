@@ -43,7 +43,7 @@ LARGE := $(filter playground/mini-large playground/mini-large/,$(DATA))
 PHOTOS := $(filter playground/photo playground/photo/ playground/photo-unseen playground/photo-unseen/,$(DATA))
 MINI := $(LARGE)$(filter playground/mini playground/mini/,$(DATA))
 
-.PHONY: help setup setup-dev setup-pinned setup-vllm lock data style plain test test-pinned test-serving mutate sweep tables pages compatibility bench table study paper figures demo space finetune checkpoint-photo train-photo dist site clean FORCE
+.PHONY: help setup setup-dev setup-pinned setup-vllm lock data style test test-pinned test-serving mutate sweep tables pages compatibility bench table study paper figures demo space finetune checkpoint-photo train-photo dist site clean FORCE
 
 help:  ## this list
 	@echo "make TARGET [TOKENS=64 METHOD=consensusdrop MODEL=checkpoints/llava-mini HOST=llava|hf DATA=playground/mini LIMIT= SAMPLE= BATCH=16 OUT=results ARGS=]"
@@ -190,13 +190,11 @@ site: $(DEV_READY)  ## these pages, the notebook and the API as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
 	@echo "site/ is made; with its search: $(PYTHON) -m http.server -d site, then http://localhost:8000"
 
-style: $(DEV_READY)  ## ruff and mypy
+style: $(DEV_READY)  ## ruff, mypy, and the wording of the lines that you added
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy
-
-plain: $(READY)  ## private phrases in the lines that you added
 	$(PYTHON) -m tools.plain
+	$(VENV)/bin/mypy
 
 test: $(DEV_READY) data  ## all tests on the main stack
 	OMP_NUM_THREADS=1 $(PYTHON) $(PYTEST) $(ARGS)

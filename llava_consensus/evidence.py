@@ -18,14 +18,15 @@ from llava_consensus.errors import OptionError, unknown_name
 from llava_consensus.methods import METHODS, about, make
 
 TASKS = {  # by task, the columns of published tables and of our runs that speak about it
-    "general": ("relative", "gqa"),
-    "ocr": ("textvqa",),
+    "general": ("relative", "average", "gqa"),
+    "ocr": ("textvqa", "docvqa", "ocrbench", "seed2plus"),
     "grounding": ("refcoco",),
-    "chart": (),
+    "chart": ("chartqa",),
     "video": ("relative_video",),
     "multi-image": (),
 }
 RELATIVE = ("relative", "relative_video")  # percent of the full model's score, averaged over the benchmarks of a table
+AVERAGES = (*RELATIVE, "average")
 OWN = "scenes"
 SCENES = "our run of llava-photo (157 M) on composed scenes"
 
@@ -34,6 +35,7 @@ class Family(NamedTuple):
     """Models that share a language model and a number of visual tokens."""
 
     title: str
+    hub: str  # name of a checkpoint
     pattern: str  # of model names
     types: tuple[str, ...]  # `model_type` of configurations
     published: str  # name in the ledger
@@ -43,14 +45,50 @@ class Family(NamedTuple):
 
 
 FAMILIES = {
-    "llava-1.5": Family("LLaVA-1.5-7B", r"llava-?v?1[._]5", ("llava", "llava_llama"), "llava-1.5-7b", 576, 32),
-    "llava-next": Family("LLaVA-NeXT-7B", r"llava-?(v?1[._]6|next)", ("llava_next",), "llava-next-7b", 2880, 32),
-    "llava-onevision": Family(
-        "LLaVA-OneVision-7B", r"llava-?(onevision|ov)", ("llava_onevision",), "llava-onevision-7b", 100, 28
+    "llava-1.5": Family(
+        "LLaVA-1.5-7B",
+        "llava-hf/llava-1.5-7b-hf",
+        r"llava-?v?1[._]5",
+        ("llava", "llava_llama"),
+        "llava-1.5-7b",
+        576,
+        32,
     ),
-    "qwen2.5-vl": Family("Qwen2.5-VL-7B", r"qwen-?2[._]5-?vl", ("qwen2_5_vl",), "qwen2.5-vl-7b", 100, 28, True),
-    "qwen3-vl": Family("Qwen3-VL-8B", r"qwen-?3-?vl", ("qwen3_vl",), "qwen3-vl-8b", 100, 36, True),
-    OWN: Family("llava-photo, composed scenes", r"llava-photo", (), OWN, 576, 30),
+    "llava-next": Family(
+        "LLaVA-NeXT-7B",
+        "llava-hf/llava-v1.6-vicuna-7b-hf",
+        r"llava-?(v?1[._]6|next)",
+        ("llava_next",),
+        "llava-next-7b",
+        2880,
+        32,
+    ),
+    "llava-onevision": Family(
+        "LLaVA-OneVision-7B",
+        "llava-hf/llava-onevision-qwen2-7b-ov-hf",
+        r"llava-?(onevision|ov)",
+        ("llava_onevision",),
+        "llava-onevision-7b",
+        100,
+        28,
+    ),
+    "qwen2.5-vl": Family(
+        "Qwen2.5-VL-7B",
+        "Qwen/Qwen2.5-VL-7B-Instruct",
+        r"qwen-?2[._]5-?vl",
+        ("qwen2_5_vl",),
+        "qwen2.5-vl-7b",
+        100,
+        28,
+        True,
+    ),
+    "internvl3": Family(
+        "InternVL3-8B", "OpenGVLab/InternVL3-8B-hf", r"internvl-?3(?!\d|[._]5)", ("internvl",), "internvl3-8b", 100, 28
+    ),
+    "qwen3-vl": Family(
+        "Qwen3-VL-8B", "Qwen/Qwen3-VL-8B-Instruct", r"qwen-?3-?vl", ("qwen3_vl",), "qwen3-vl-8b", 100, 36, True
+    ),
+    OWN: Family("llava-photo, composed scenes", "checkpoints/llava-photo", r"llava-photo", (), OWN, 576, 30),
 }
 
 
@@ -83,6 +121,7 @@ class Choice(NamedTuple):
     mean: float  # and on average over layers
     place: str  # determines the cost of the vision tower
     by_authors: bool  # whether the table is by the authors of the method
+    full: float | None  # score of the same table with all tokens; None if it does not say
 
 
 @cache
@@ -188,14 +227,23 @@ def recommend(
     for (_, benchmark), table in by_table.items():
         nearest = min({one.tokens for one in table}, key=lambda budget: (abs(budget - wanted), budget))
         rows = sorted((one for one in table if one.tokens == nearest), key=lambda one: -one.score)
-        if benchmark != TASKS[task][0] and any(first == TASKS[task][0] for _, first in by_table):
+        if benchmark not in AVERAGES and any(other in AVERAGES for _, other in by_table):
             continue  # single benchmarks only if no average was published
         found.append(rows)
-    found.sort(key=lambda rows: (rows[0].source.startswith("our"), abs(rows[0].tokens - wanted), -len(rows)))
-    return [_choice(one, family) for rows in found for one in rows]
+    # budgets within a quarter of the wanted one count as equally near, so that 10 % does not lose to 11 %
+    found.sort(
+        key=lambda rows: (rows[0].source.startswith("our"), 4 * abs(rows[0].tokens - wanted) // wanted, -len(rows))
+    )
+    full = {(one.source, one.benchmark): one.score for one in scores() if _is_full(one, family)}
+    return [_choice(one, family, full.get((one.source, one.benchmark))) for rows in found for one in rows]
 
 
-def _choice(score: Evidence, family: Family) -> Choice:
+def _is_full(score: Evidence, family: Family) -> bool:
+    unreduced = score.method == "full" or score.method not in places()
+    return score.family == family.published and score.tokens == family.tokens and unreduced
+
+
+def _choice(score: Evidence, family: Family, full: float | None) -> Choice:
     from llava_consensus.reduction.budget import Budget
 
     entering = make(score.method).entering(Budget(score.tokens), family.tokens, family.layers)
@@ -203,7 +251,7 @@ def _choice(score: Evidence, family: Family) -> Choice:
     return Choice(
         score.method, score.tokens, score.score, score.benchmark, score.source, positions, score.questions,
         score.bounds, entering[0], round(sum(entering) / len(entering), 1), places()[score.method],
-        score.source.lower().startswith(score.method.rstrip("+")),
+        score.source.lower().startswith(score.method.rstrip("+")), full,
     )  # fmt: skip
 
 
@@ -215,14 +263,16 @@ def warnings(model: str, task: str) -> list[str]:
     if family is None:
         return found
     own = [one for one in scores() if one.family == family.published]
-    full = {one.benchmark: one.score for one in own if one.tokens == family.tokens and one.method not in places()}
-    full |= {one.benchmark: one.score for one in own if one.method == "full"}
+    full = {one.benchmark: one.score for one in own if _is_full(one, family)}
     if task in ("ocr", "general") and "textvqa" in full:
-        small = [one for one in own if one.benchmark == "textvqa" and one.tokens == 64 and one.method in places()]
+        rows = [one for one in own if one.benchmark == "textvqa" and one.method in places() and one.method != "full"]
+        tokens = 64 if family.tokens != 100 else min((one.tokens for one in rows), default=0)
+        small = [one for one in rows if one.tokens == tokens]
         if small:
             low, high = min(one.score for one in small), max(one.score for one in small)
+            budget = f"{tokens} % of the" if family.tokens == 100 else tokens
             found.append(
-                f"small print: TextVQA is {low:g} to {high:g} with 64 tokens, {full['textvqa']:g} with all "
+                f"small print: TextVQA is {low:g} to {high:g} with {budget} tokens, {full['textvqa']:g} with all "
                 f"({len({(one.method, one.source) for one in small})} published rows)"
             )
     policies = {

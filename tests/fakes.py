@@ -224,3 +224,26 @@ class Loader:
 
     def __call__(self, model: str, loading: Loading, host_options: Mapping[str, str]) -> FakeHost:
         return FakeHost(self.seconds) if self.marker is None else DyingHost(self.marker, self.after)
+
+
+class CrashingHost(FakeHost):
+    """Ends its process without a word when it is asked one question."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+    def answer(self, encoded: list[list[Any]], prompts: list[Any]) -> list[Answer]:
+        if any(prompt.text == self.text for prompt in prompts):
+            os._exit(9)
+        return super().answer(encoded, prompts)
+
+
+@dataclass(frozen=True)
+class CrashAt:
+    """Loads hosts that end their process at one question."""
+
+    text: str
+
+    def __call__(self, model: str, loading: Loading, host_options: Mapping[str, str]) -> FakeHost:
+        return CrashingHost(self.text)

@@ -1,4 +1,4 @@
-"""The command `bench`: what methods cost in time and memory, on a checkpoint or random weights of a size."""
+"""The command `bench`: time and memory of methods, on a checkpoint or random weights of a size."""
 
 import argparse
 import json

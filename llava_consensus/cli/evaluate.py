@@ -255,5 +255,6 @@ def _summary(result: "RunResult", name: str, full: float | None) -> list[str]:
     return [
         *lines,
         *(f"note ({plural(count, 'answer')}): {note}" for note, count in metrics["notes"].items()),
+        f"next: the same with --method random, then llava-consensus report --out {result.path.parent}",
         str(result.path),
     ]

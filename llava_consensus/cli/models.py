@@ -1,4 +1,4 @@
-"""The commands `list` (what there is to choose from), `data` (files of benchmarks) and `model` (checkpoints)."""
+"""The commands `list` (methods, hosts, benchmarks), `data` (files of benchmarks) and `model` (checkpoints)."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from llava_consensus.evaluation.data.sources import Source
 
 OFFICIAL = Path("playground/data")
-DOWNLOADS = "downloads"  # folder in DATA of what is fetched and not unpacked yet
+DOWNLOADS = "downloads"  # folder in DATA of files that are fetched and not unpacked yet
 DONE = ".done"
 
 
 class HostError(ConsensusError):
-    """A host does not do on this model what the model itself does."""
+    """A host and this model disagree."""
 
     exit_code = 7
 
@@ -250,7 +250,7 @@ def merge(given: argparse.Namespace) -> Iterator[str]:
     examples=("model check checkpoints/llava-mini",),
 )
 def check_host(given: argparse.Namespace) -> Iterator[str]:
-    """Try on a model whether methods are handed what it computes itself."""
+    """Check that an attached model with all tokens equals the model, and that budgets hold."""
     from llava_consensus.evaluation.models.check_host import findings
 
     method = arguments.method(given)

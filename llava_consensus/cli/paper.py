@@ -47,7 +47,7 @@ AT = arg("--tokens", metavar="NUMBERS", help="only these budgets, such as 64 (th
     examples=("paper table t1 --tokens 64 --sample 40", "paper table all --sample 40"),
 )
 def table(given: argparse.Namespace) -> Iterator[Any]:
-    """A table or an ablation of the paper, ours and the paper's numbers side by side; all: what one model can give."""
+    """A table or an ablation of the paper, ours and the paper's numbers side by side; all: all tables of one model."""
     from llava_consensus.paper import preset as presets
 
     if given.name == ALL:
@@ -159,7 +159,7 @@ def _plan(preset: "Preset", given: argparse.Namespace) -> "dict[tuple[PresetRow 
     examples=("paper plan t1 --tokens 64", "paper plan t1 --model liuhaotian/llava-v1.5-13b"),
 )
 def plan(given: argparse.Namespace) -> Iterator[Any]:
-    """The runs of a table: how many, what each needs, and the command; nothing is loaded."""
+    """The runs of a table: their number, needs and command; nothing is loaded."""
     from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.benchmarks.check import ANSWERING, check, uses
     from llava_consensus.evaluation.report.table import ABSENT, Table
@@ -254,7 +254,7 @@ def _check_layer(layer: int | None, model: str, revision: str | None) -> None:
 def _all_run(
     groups: "Iterable[tuple[Sequence[Cell], Path]]", given: argparse.Namespace, load: "RunnerLoader | None"
 ) -> Generator[str, None, list[Path]]:
-    """Runs groups of cells, each into a folder of its own; a line for each, and their folders at the end."""
+    """Runs groups of cells, each into its folder; a line for each, and their folders at the end."""
     done = []
     for group, out in groups:
         for line, cell in carry_out(group, given, out, load):

@@ -4,6 +4,7 @@ import argparse
 import json
 from collections.abc import Iterator
 from itertools import groupby
+from pathlib import Path
 
 from llava_consensus.cli.arguments import arg, command
 
@@ -41,7 +42,8 @@ def recommend(given: argparse.Namespace) -> Iterator[str]:
     for rows in tables[:MOST]:
         unit = "% of the full model" if rows[0].benchmark in evidence.RELATIVE else rows[0].benchmark
         budget = f"{rows[0].tokens} % of the tokens" if percent else f"{rows[0].tokens} of {family.tokens} tokens"
-        yield f"{family.title}, {budget}, {unit}: {rows[0].source}"
+        full = "" if rows[0].full is None or rows[0].full == 100 else f" (all tokens: {rows[0].full:g})"
+        yield f"{family.title}, {budget}, {unit}{full}: {rows[0].source}"
         for one in rows[:MOST]:
             interval = f" ({one.bounds[0]:g} to {one.bounds[1]:g}, {one.questions} questions)" if one.bounds else ""
             sign = " %" if percent else ""
@@ -57,6 +59,7 @@ def recommend(given: argparse.Namespace) -> Iterator[str]:
         tokens = best.tokens / 100 if percent else best.tokens
         option = "" if family.keeps else f", positions={best.positions!r}"
         yield "scores of different tables are averages over different benchmarks: compare within a table only"
-        options = f"--model {given.model} --method {best.method} --tokens {tokens:g}"
+        model = given.model if "/" in given.model or Path(given.model).is_dir() else family.hub
+        options = f"--model {model} --method {best.method} --tokens {tokens:g}"
         yield f"try: llava-consensus ask IMAGE QUESTION {options}"
         yield f"or:  attach(model, method={best.method!r}, tokens={tokens:g}{option})"

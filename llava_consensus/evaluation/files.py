@@ -268,4 +268,4 @@ def misread(what: str, remedy: str = "Fetch it again") -> Iterator[None]:
         raise
     except WRONG as error:
         said = f"{type(error).__name__}: {error}"[:200]
-        raise DataError(f"{what}: a value is missing, or is not what it must be ({said}). {remedy}") from error
+        raise DataError(f"{what}: a value is missing or of another type ({said}). {remedy}") from error

@@ -1,4 +1,4 @@
-"""Examples, drawn (F1, F19 to F30): what vision alone, the question alone and both together keep of an image. They are
+"""Examples, drawn (F1, F19 to F30): tokens of an image kept by vision, by the question and by both. They are
 those of a benchmark's questions on which the two signals disagree most.
 """
 
@@ -34,7 +34,7 @@ KEY = (
 
 @dataclass(frozen=True)
 class Example:
-    """A question about one image, with what was kept for it."""
+    """A question about one image, with the tokens kept for it."""
 
     image: Image.Image
     side: int  # patches in a row
@@ -79,7 +79,7 @@ def _patches(runner: Runner, answer: Answer) -> Patches:
 
 
 def example(runner: Runner, plan: RunPlan, question: Question, budgets: Sequence[int]) -> Example:
-    """A question with all tokens, and with vision alone, the question alone and both at every budget."""
+    """A question with all tokens, and with vision, the question and both at every budget."""
     image, prompt = image_of(plan, question), plan.prompt(question)
     with runner.attach(make("full"), Budget(runner.visual_tokens)):
         full = runner.ask([image], prompt)[1].text

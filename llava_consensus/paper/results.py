@@ -173,7 +173,7 @@ class Material:
 
 
 def read(out: Path) -> Material:
-    """Reads a folder of results. DataError for a file that is not what its command writes."""
+    """Reads a folder of results. DataError for a file that its command did not write."""
     again = "Remove it; llava-consensus paper study makes it again"
     files = [sorted([*out.glob(name), *out.glob(f"*/{name}")])[:1] for name in ("study.json", "scap.json")]
     study, scap = (read_json(file[0], again, dict) if file else None for file in files)

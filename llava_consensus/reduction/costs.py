@@ -184,7 +184,7 @@ def match(method: Method, budget: Budget, shape: Shape, by: str = "kept") -> Bud
     steps = [abs(costs[neighbour] - costs[best]) for neighbour in (best - 1, best + 1) if neighbour in costs]
     if abs(costs[best] - target) > max(steps, default=0.0) / 2:
         raise OptionError(
-            f"match={by}: no budget of this method costs what {budget.tokens} tokens cost ({target:g}); the nearest is "
+            f"match={by}: no budget of this method costs as much as {budget.tokens} tokens ({target:g}); nearest: "
             f"tokens={best} ({costs[best]:g}). Take match=kept, or another budget"
         )
     return Budget(best, budget.merged)

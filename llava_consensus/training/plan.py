@@ -142,7 +142,7 @@ class Conversations(NamedTuple):
 
 
 def read(path: Path, images: Path) -> Conversations:
-    """The conversations of a file about images in a folder. DataError for what cannot be trained on."""
+    """The conversations of a file about images in a folder. DataError for a file that cannot be trained on."""
     entries: list[Record] = read_json(path, MEND, list)
     if not entries:
         raise DataError(f"{path}: an empty list: there is nothing to train on. {MEND}")

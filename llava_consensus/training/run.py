@@ -37,7 +37,7 @@ def train(plan: TrainingPlan, name: str) -> Record:
     host, checkpoint = models.name_of(plan.model), models.find(plan.model)
     if host != OFFICIAL and HOSTS[host].kind != TRANSFORMERS:
         raise OptionError(
-            f"model={plan.model!r} is run by code of its own ({host}), which has no training here. Adapted: official "
+            f"model={plan.model!r} runs its own code ({host}), which has no training here. Adapted: official "
             "LLaVA and models of transformers"
         )
     stack = import_module(f"llava_consensus.training.{'official' if host == OFFICIAL else 'trainer'}")

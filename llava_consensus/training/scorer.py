@@ -3,7 +3,7 @@ the scorer learns. The tokens of an image are multiplied by a soft mask, sigmoid
 budget; the loss is that of the answers, and, with a weight that grows from 0.1 to 2, the distance of the soft mask from
 the hard one.
 
-What differs: weights start with a standard deviation of 0.01, theirs of 0.0001, which minutes of training do not leave;
+Difference: weights start with a standard deviation of 0.01, theirs of 0.0001, which minutes of training do not leave;
 and an image's scores are weighed only against the mean of its tokens.
 """
 
@@ -51,7 +51,7 @@ class SoftTop(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        """The sum stays, so what one score gains the others lose."""
+        """The sum stays, so the others lose the gain of one score."""
         (slope,) = ctx.saved_tensors
         pushed = grads[0] * slope
         return pushed - slope * pushed.sum() / slope.sum(), None
@@ -77,7 +77,7 @@ def train_scorer(plan: TrainingPlan) -> list[float]:
     data = read(plan.conversations, plan.images)
     data = data._replace(entries=[entry for entry in data.entries if "image" in entry])
     if not data.entries:
-        raise DataError(f"{plan.conversations}: no conversation about an image, which is what a scorer learns of")
+        raise DataError(f"{plan.conversations}: no conversation about an image, and a scorer learns from those only")
     runner = models.load(plan.model, Loading(plan.device, plan.precision, attention=plan.attention))
     if not isinstance(runner, HfRunner):
         raise OptionError(

@@ -4,6 +4,7 @@ user can mend, no traceback.
 Run: `pytest tests/cli/test_cli.py`.
 """
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from fakes import Fake, FakeHost, make_data, make_model
 from llava_consensus import cli
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
+from llava_consensus.evaluation.runs.store import full_score
 
 
 @pytest.fixture
@@ -48,6 +50,38 @@ def test_eval_tells_score_tokens_and_speed_beside_all_tokens(
     assert "this run is the full model" in capsys.readouterr().out
     assert cli.main([*asked, "--tokens", "64", "--option", "alpha=1"]) == 0
     assert "% of it kept)" in capsys.readouterr().out
+
+
+def test_the_embedded_model_has_its_scores_with_all_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are those of docs/results.csv, and are not printed for other weights or a part of the questions."""
+    config = {"data": "playground/mini", "benchmark": "gqa", "conversation": "vicuna_v1", "decoding": "greedy"}
+    content = json.loads(Path("playground/mini/scores.json").read_text())
+    config |= content["setting"] | {"questions": content["benchmarks"]["gqa"]["questions"]}
+    assert full_score(tmp_path, config) == 83.2863
+    for change in ({"weights": "0"}, {"limit": 30}, {"sample": 30}, {"questions": "0"}, {"benchmark": "mme"}):
+        assert full_score(tmp_path, config | change) is None
+    with open("docs/results.csv") as file:
+        rows = [row for row in csv.DictReader(file) if row["set"] == "." and row["method"] == "full"]
+    for name, entry in content["benchmarks"].items():
+        assert {float(row["score"]) for row in rows if row["benchmark"] == name and row["model"] == "llava-mini"} == {
+            entry["score"]
+        }
+    argv = [
+        "eval",
+        "gqa",
+        "--limit",
+        "1",
+        "--method",
+        "full",
+        "--out",
+        str(tmp_path),
+        "--no-progress",
+        "--device",
+        "cpu",
+    ]
+    assert cli.main([*argv, "--data", "playground/mini"]) == 0
+    run = json.loads(next(tmp_path.glob("*/config.json")).read_text())
+    assert run["questions"] == config["questions"] and run["weights"] == config["weights"]
 
 
 def test_missing_pictures_are_said_before_the_model_is_loaded(

@@ -247,7 +247,7 @@ def test_match_by_average_is_the_equivalent_column(tokens: int, shape: Shape, gi
     ("method", "tokens", "by"), [(Late(), 32, "average"), (Late(), 64, "entering"), (Late(), 32, "flops")]
 )
 def test_match_that_is_impossible_says_so(method: Any, tokens: int, by: str) -> None:
-    with pytest.raises(OptionError, match=rf"match={by}: no budget .* nearest is tokens=.*match=kept"):
+    with pytest.raises(OptionError, match=rf"match={by}: no budget .* nearest: tokens=.*match=kept"):
         account.match(method, Budget(tokens), SEVEN, by)
 
 

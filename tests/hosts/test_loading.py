@@ -89,7 +89,7 @@ def test_another_version_of_transformers_is_told_before_weights(
 
 
 def test_official_llava_takes_no_map_but_auto() -> None:
-    with pytest.raises(OptionError, match="by auto alone"):
+    with pytest.raises(OptionError, match="with auto only"):
         models.load("checkpoints/llava-mini", Loading(device_map="balanced"))
 
 

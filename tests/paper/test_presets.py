@@ -173,7 +173,7 @@ def test_a_preset_of_several_budgets_compares_rows_with_one_another(
         json.dumps({**words, "benchmarks": {}, "rows": [{**rows[0], "tokens": ["x"]}]})
     )
     assert cli.main(["paper", "table", "pairs.json", *place]) == 3
-    assert "a value is missing, or is not what it must be" in capsys.readouterr().err
+    assert "a value is missing or of another type" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["t2", "t3", "t4-cogvlm"])

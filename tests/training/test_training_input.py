@@ -40,13 +40,13 @@ GOOD = {"id": "1", "image": "a.png", "conversations": turns("<image>\nWhat?", "a
     [
         ([], "an empty list"),
         ({"id": 1}, "expected a JSON list"),
-        ([GOOD, 3], r"entry 1: a value is missing, or is not what it must be"),
+        ([GOOD, 3], r"entry 1: a value is missing or of another type"),
         ([GOOD, {**GOOD, "conversations": turns("<image>\nWhat?")}], "turns must be human, gpt"),
         ([{**GOOD, "conversations": turns("<image>\nWhat?", "  ")}], "an answer is empty"),
         ([{**GOOD, "conversations": turns("What?", "a dog")}], "0 placeholders <image> for 1 image"),
         ([{"id": "2", "conversations": turns("<image> What?", "x")}], "1 placeholders <image> for 0 image"),
         ([{**GOOD, "image": "../a.png"}], "leads out of the folder"),
-        ([{**GOOD, "image": ["a.png"]}], "a value is missing, or is not what it must be"),
+        ([{**GOOD, "image": ["a.png"]}], "a value is missing or of another type"),
         ([GOOD, *[{**GOOD, "image": f"{n}.png"} for n in range(5)]], r"0\.png: "),
     ],
 )

@@ -9,7 +9,7 @@ from there. Its `rows`, one for each method and budget with the full model first
     quartiles                     first and third of ttft_ms, tpot_ms and generation_ms
     speedup, share                full model's ttft_ms over this one; the reduction's part of ttft_ms
     account                       tokens, FLOPs and cache by formula (docs/accounting.md)
-    kv_bytes, peak_bytes          measured; `memory` of the file says what the peak counts
+    kv_bytes, peak_bytes          measured; `memory` of the file says how the peak is counted
     paper                         FLOPs and cache by the formulas of the paper's own tables
     samples                       every single measurement
 """
@@ -128,7 +128,7 @@ def measure(
 
 
 def stored(out: Path, description: Mapping[str, Any]) -> Record:
-    """What an earlier measurement of this description wrote; empty without a file, DataError for another."""
+    """Samples of an earlier measurement of this description; empty without a file, DataError for another."""
     if not out.is_file():
         out.parent.mkdir(parents=True, exist_ok=True)
         return {}
@@ -139,7 +139,7 @@ def stored(out: Path, description: Mapping[str, Any]) -> Record:
 
 
 def _row(case: Case, samples: list[Record], shape: Shape, tower_known: bool) -> Record:
-    """A row but for its speed-up; `tower_known`: whether the shape says what the vision tower reads."""
+    """A row but for its speed-up; `tower_known`: whether the shape gives the input size of the vision tower."""
     numbers = pandas.DataFrame(samples).drop(columns="stages_ms").astype(float)
     stages = pandas.DataFrame([sample["stages_ms"] for sample in samples]).median()
     median, first, third = numbers.median(), numbers.quantile(0.25), numbers.quantile(0.75)

@@ -168,7 +168,7 @@ def refuse_too_large(name: str, weights: int, cache: int, device: str) -> None:
 
 
 def now(device: torch.device) -> float:
-    """Seconds, once the device has done what it was given."""
+    """Seconds, after the device is synchronized."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     return time.perf_counter()

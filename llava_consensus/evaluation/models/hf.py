@@ -1,7 +1,7 @@
 """A model of transformers, checked, loaded and asked: by its own processor, chat template and `generate`. An image or
 clip goes through the tower once, however many questions it has.
 
-A processor puts a text of its own where the placeholder of an image stands, in some models with tags or times between
+A processor replaces the placeholder of an image by its text, in some models with tags or times between
 placeholders. It makes that text once, together with the pixels, and every prompt about the image then holds it.
 """
 
@@ -36,7 +36,7 @@ CHAT_TEMPLATE = "chat template of the model"
 
 @dataclass(frozen=True, eq=False)
 class HfEncoded(Encoding):
-    """One image or clip with what the model itself needs of it."""
+    """One image or clip with the arguments that the model needs for it."""
 
     modality: str  # image | video
     text: str  # that represents it in prompts
@@ -48,7 +48,7 @@ class Processed(NamedTuple):
     modality: str  # image | video
     text: str  # in place of its placeholder
     ids: Tensor  # [1, n] of that text alone
-    inputs: dict[str, Any]  # pixels, and what the model needs to know of them
+    inputs: dict[str, Any]  # pixels, and the arguments that go with them
 
 
 class HfRunner(Runner):
@@ -137,7 +137,7 @@ class HfRunner(Runner):
         return {**self.view.row_inputs(ids, "video" in outputs), **_together(pictures), "mm_encoder_outputs": encoded}
 
     def question_ids(self, prompt: Prompt, pictures: list[Any]) -> Tensor:
-        """A row for every visual token. OptionError for several images that the model encodes otherwise when alone."""
+        """A row per visual token. OptionError for several images that the model encodes differently one by one."""
         if self.view.tiled_alone and sum(picture.modality == "image" for picture in pictures) > 1:
             raise OptionError(
                 f"{len(pictures)} images in one prompt: {type(self.model).__name__} cuts an image into tiles only "
@@ -167,7 +167,7 @@ class HfRunner(Runner):
         return token
 
     def processed(self, picture: Image | Clip, image_options: dict[str, Any] | None = None) -> Processed:
-        """One image or clip alone; `image_options` are for the image processor, None those of the view."""
+        """One image or clip; `image_options` are for the image processor, None those of the view."""
         if isinstance(picture, Clip):
             modality, arguments = "video", _of_clip(picture)
         else:

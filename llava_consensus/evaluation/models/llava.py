@@ -152,7 +152,7 @@ def _text_side(folder: Path) -> dict[str, Any]:
 
 
 def check(model: str, conversation: str | None, videos: bool, options: Mapping[str, str]) -> dict[str, Any]:
-    """Checks a checkpoint; questions about videos have a template of their own."""
+    """Checks a checkpoint; questions about videos have another template."""
     check_llava_version()
     tower, config = tower_of(Path(model)), config_of(Path(model))
     check_pictures(config)
@@ -184,7 +184,7 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
     check_llava_version()
     if loading.device_map not in (None, "auto"):
         raise OptionError(
-            f"device_map={loading.device_map!r}: official LLaVA places its vision tower by auto alone. Take auto"
+            f"device_map={loading.device_map!r}: official LLaVA places its vision tower with auto only. Take auto"
         )
     try:
         from llava.model.builder import load_pretrained_model

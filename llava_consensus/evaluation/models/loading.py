@@ -313,13 +313,27 @@ def _ask_hub(function: Callable[..., str], model: str, revision: str | None, **a
     """The path that a function of huggingface_hub returns. DataError with the library's own message."""
     from huggingface_hub import constants, errors
 
+    away = not constants.HF_HUB_OFFLINE and not _answers(constants.ENDPOINT)
     try:
-        return str(function(model, revision=revision, **arguments))
+        return str(function(model, revision=revision, **arguments, local_files_only=away))
     except (errors.EntryNotFoundError, OSError) as error:
+        problem = f"{constants.ENDPOINT} cannot be reached, and there is no copy of it" if away else error
         raise DataError(
-            f"model {model!r}: {' '.join(str(error).split())} (cache: {constants.HF_HUB_CACHE}). A gated or private "
+            f"model {model!r}: {' '.join(str(problem).split())} (cache: {constants.HF_HUB_CACHE}). A gated or private "
             "model needs: hf auth login. Without the hub, give --model the folder of a checkpoint"
         ) from None
+
+
+@cache
+def _answers(hub: str) -> bool:
+    """False if the hub cannot be reached, which huggingface_hub would try for half a minute."""
+    import requests
+
+    try:
+        requests.head(hub, timeout=5)
+    except requests.RequestException:
+        return False
+    return True
 
 
 @contextmanager

@@ -198,7 +198,7 @@ def check(model: str, conversation: str | None, videos: bool, options: Mapping[s
     if conversation in (None, OWN_PROMPTS):
         return {"conversation": OWN_PROMPTS}
     if "QWenLMHeadModel" in made_by:
-        raise OptionError(f"conversation={conversation!r}: Qwen-VL has one prompt of its own. Leave --conversation out")
+        raise OptionError(f"conversation={conversation!r}: Qwen-VL has one prompt. Leave --conversation out")
     if conversation not in COGVLM_TEMPLATES:
         raise unknown_name("conversation", str(conversation), COGVLM_TEMPLATES)
     return {"conversation": conversation}
@@ -210,7 +210,7 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
     if kind is InternVLChat:
         return _internvl_chat(path, loading)
     if loading.attention != "auto":
-        raise OptionError(f"attention={loading.attention!r}: the code of {path} has a kernel of its own. Leave it out")
+        raise OptionError(f"attention={loading.attention!r}: the code of {path} has its own kernel. Leave it out")
     remedy = (
         ". Its code is of 2023, written for transformers 4.31 to 4.37 (make setup-pinned); CogVLM's checkpoint needs "
         "the tokenizer files of lmsys/vicuna-7b-v1.5 beside it"

@@ -66,7 +66,7 @@ def write_shards(tensors: Iterable[tuple[str, Tensor]], out: Path) -> int:
 
 
 def rewrite(source: Path, out: Path, values: dict[str, Tensor]) -> int:
-    """Writes the weights of a folder with these in place of its own or added, in its types; returns their number."""
+    """Writes the weights of a folder with these replaced or added, in its types; returns their number."""
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         left = dict(values)

@@ -98,7 +98,7 @@ def _picture(sample: Record) -> Record:
 
 def import_answers(path: Path, origin: Origin, out: Path, benchmark: "Benchmark", data: Path) -> Path:
     """Write the folder of a run for LLaVA's answers, scored by a benchmark's own rules from its files in `data`."""
-    read_bytes(path)  # first: what was typed is named before what it needs
+    read_bytes(path)  # first: a wrong name is reported before missing files
     questions = benchmark.load(data)
     report = benchmark.score_file(path, data)
     rows = [{**row, "picture": next(iter(questions[row["index"]].images), None)} for row in report.pop("extracted")]

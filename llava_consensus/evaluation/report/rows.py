@@ -37,7 +37,7 @@ from llava_consensus.methods import METHODS, RENAMED
 
 CHOICE = ("method", "options", "changed", "tokens", "merged")  # keys of a configuration in which compared runs differ
 OF_BENCHMARK = ("benchmark", "questions", "conversation", "max_new_tokens")
-OF_SECTION = ("model", "data", "limit", "device", "versions")  # what a section's heading says
+OF_SECTION = ("model", "data", "limit", "device", "versions")  # shown in the heading of a section
 # keys that only some runs have, as `sample`
 LATER = ("match", "judge", "frames", "videos", "choices", "benchmark_version", "method_version")
 AGAIN = "Remove it; the same `llava-consensus eval` makes it again"
@@ -131,7 +131,7 @@ class Row:
 
     @property
     def scale(self) -> float:
-        """The score divided by this is a percentage: where fewer tasks of a sum were asked, of those alone."""
+        """The score divided by this is a percentage: if fewer tasks of a sum were asked, of those only."""
         return self.facts.scale if self.sample is None or self.facts.scale == 1 else self.sample.most / 100
 
     @property

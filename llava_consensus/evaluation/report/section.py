@@ -81,7 +81,7 @@ class Grid:
     reduced: Sequence[Line]
     names: Sequence[str]  # benchmarks
     averaged: Sequence[str]  # those of the mean
-    against: str  # what every line is compared with
+    against: str  # every line is compared with it
     bench: Bench  # rows of a bench file
 
     def reference(self, line: Line) -> Line | None:

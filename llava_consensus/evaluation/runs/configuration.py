@@ -177,7 +177,7 @@ def _meant(method: Method, budget: Budget | Share | None, match: str) -> tuple[B
         raise OptionError(f"tokens: method {method_name(method)!r} needs a budget, for example tokens=64")
     if isinstance(budget, Share) and match != "kept":
         raise OptionError(
-            f"match={match} with tokens={budget.share}: what costs as much as a share differs from image to picture. "
+            f"match={match} with tokens={budget.share}: a share of tokens costs a different amount for each image. "
             "Take match=kept, or tokens as a whole number"
         )
     return budget, match

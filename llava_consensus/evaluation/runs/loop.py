@@ -9,6 +9,7 @@ any number of workers, asks nothing twice and ends with the metrics of an undist
 
 import logging
 import os
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -33,8 +34,8 @@ from llava_consensus.evaluation.runs.execution import (
 )
 from llava_consensus.evaluation.runs.images import CAPACITY, EncodingCache, ModelFailed, reader
 from llava_consensus.evaluation.runs.metrics import AnswerCosts, budget_of, shape_of
-from llava_consensus.evaluation.runs.store import answer_record, run_name
-from llava_consensus.evaluation.runs.workers import Shard, run_shards
+from llava_consensus.evaluation.runs.store import ASKING, answer_record, run_name
+from llava_consensus.evaluation.runs.workers import Shard, run_apart, run_shards
 from llava_consensus.reduction.budget import Budget, Share
 
 log = logging.getLogger(__name__)
@@ -73,12 +74,30 @@ def evaluate(plan: RunPlan, out: Path, execution: Execution, runner_loader: Runn
             "model. Take one worker"
         )
 
+    asking = out / run_name(plan.description) / ASKING
+    factory = WorkerFactory(plan, asking, execution.batch, execution.workers, runner_loader)
+
     def ask(pending: Sequence[Question]) -> Iterator[Result]:
         _warn_missing(plan, pending)
+        suspects = _suspects(asking, pending, runner_loader)
+        if suspects:
+            return _suspects_first(pending, suspects)
         if execution.workers > 1:
-            return _by_workers(plan, pending, execution, runner_loader)
+            return _by_workers(factory, pending)
         runner = runner_loader(plan.model, plan.loading, plan.host_options)
-        return Asker(plan, runner, metrics.budget_of(plan, runner)).batches(pending, execution.batch)
+        asker = Asker(plan, runner, metrics.budget_of(plan, runner), asking)
+        return asker.batches(pending, execution.batch)
+
+    def _suspects_first(pending: Sequence[Question], suspects: Mapping[int, Question]) -> Iterator[Result]:
+        log.warning("a process ended at one of %d questions: each is asked in a process apart first", len(suspects))
+        for result in run_apart(replace(factory, workers=1), list(suspects), asking):
+            if isinstance(result, int):
+                said = "every process that asked it ended: a crash, or too little memory"
+                result = Result([], [error_record(suspects[result], said, "model")])
+            yield result
+        others = [question for question in pending if question.index not in suspects]
+        if others:
+            yield from ask(others)
 
     return carry_out(plan, out, execution, ask, plan.loading.device)
 
@@ -96,22 +115,30 @@ def _warn_missing(plan: RunPlan, pending: Sequence[Question]) -> None:
         )
 
 
-def _by_workers(
-    plan: RunPlan, pending: Sequence[Question], execution: Execution, load: RunnerLoader
-) -> Iterator[Result]:
-    size, indexes = BATCHES * execution.batch, tuple(question.index for question in pending)
+def _suspects(asking: Path, pending: Sequence[Question], load: RunnerLoader) -> dict[int, Question]:
+    """The pending questions at which a process that is gone was; none if another process cannot load the model."""
+    try:
+        pickle.dumps(load)
+        asked = {int(index) for index in asking.read_bytes().split()}
+    except (OSError, ValueError, AttributeError, TypeError, pickle.PicklingError):
+        return {}
+    return {question.index: question for question in pending if question.index in asked}
+
+
+def _by_workers(factory: "WorkerFactory", pending: Sequence[Question]) -> Iterator[Result]:
+    size, indexes = BATCHES * factory.batch, tuple(question.index for question in pending)
     shards = [indexes[first : first + size] for first in range(0, len(indexes), size)]
-    factory = WorkerFactory(plan, execution.batch, execution.workers, load)
-    return run_shards(factory, execution.workers, shards)
+    return run_shards(factory, factory.workers, shards)
 
 
 @dataclass(frozen=True)
 class Asker:
-    """A run, the runner that answers for it, and the budget its method is given there."""
+    """A run, the runner that answers for it, the budget its method is given there, and the file of what it asks."""
 
     plan: RunPlan
     runner: Runner
     budget: Budget | Share
+    asking: Path
 
     def batches(self, questions: Sequence[Question], size: int) -> Iterator[Result]:
         """Answers and errors of each `size` questions, in their order, with the run's method attached."""
@@ -121,6 +148,8 @@ class Asker:
         with self.runner.attach(self.plan.method, self.budget):
             for first in range(0, len(questions), size):
                 group = questions[first : first + size]
+                with self.asking.open("ab") as file:  # in one write: workers share the file
+                    file.write("".join(f"{question.index}\n" for question in group).encode())
                 yield self._results(group, cache.fetch(files[first : first + size]))
 
     def _results(self, questions: Sequence[Question], encodings: Sequence[list[Encoding] | ImageError]) -> Result:
@@ -208,6 +237,7 @@ class WorkerFactory:
     """Creates a worker's task, in the worker's process: it loads its runner, then asks shards."""
 
     plan: RunPlan
+    asking: Path
     batch: int
     workers: int
     loader: RunnerLoader
@@ -222,6 +252,6 @@ class WorkerFactory:
         if device == "cpu":
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.workers))
         runner = self.loader(plan.model, replace(plan.loading, device=device), plan.host_options)
-        asker = Asker(plan, runner, budget_of(plan, runner))
+        asker = Asker(plan, runner, budget_of(plan, runner), self.asking)
         questions = {question.index: question for question in plan.questions}
         return lambda shard: _joined(asker.batches([questions[index] for index in shard], self.batch))

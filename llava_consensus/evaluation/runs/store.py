@@ -8,6 +8,7 @@ number of tokens if nothing is reduced:
     errors.jsonl    one line per question without an answer: its image cannot be read, or the model fails at it
     scores.jsonl    each answer as it was scored, a line each; made again from the answers if it is missing
     metrics.json    written last; a run is complete when it is there
+    asking          the questions of each batch, written before it is asked; goes when the run is complete
     lock            held while a process works on the run; the operating system releases it when the process dies
 
 Answers are in the order they came in until the run is complete, then in the order of the questions. Only the end of a
@@ -46,8 +47,10 @@ from llava_consensus.evaluation.files import (
     write_json,
     write_metrics,
 )
+from llava_consensus.evaluation.runs.execution import DeviceFailed
+from llava_consensus.evaluation.runs.workers import WorkerError
 
-ERRORS, LOCK = "errors.jsonl", "lock"
+ERRORS, LOCK, ASKING = "errors.jsonl", "lock", "asking"
 ALL = "all"  # in place of a number of tokens: every token the model has
 AGAIN = "Delete it; the same command makes it again"
 MEND = "Remove the line; the same command asks that question again"
@@ -121,6 +124,7 @@ class Run:
             whole["report"] = report = dict(report)
             scores = report.pop("extracted", [])
         write_metrics(self.path, whole, scores)
+        (self.path / ASKING).unlink(missing_ok=True)
 
     def _rewrite(self) -> None:
         for name, records in ((ERRORS, self.errors), (ANSWERS, self.answers)):
@@ -133,10 +137,14 @@ class Run:
         """
         try:
             yield
+        except (DeviceFailed, WorkerError):  # the file of what was asked stays
+            raise
         except KeyboardInterrupt:
+            (self.path / ASKING).unlink(missing_ok=True)
             count = f"{len(self.done)} of {total}"
             raise Interrupted(f"stopped after {count} questions. The same command resumes: {self.path}") from None
         except ConsensusError:
+            (self.path / ASKING).unlink(missing_ok=True)
             if not any((self.path / name).stat().st_size for name in (ANSWERS, ERRORS)):
                 shutil.rmtree(self.path, ignore_errors=True)
             raise
@@ -185,7 +193,7 @@ def _check_config(path: Path, config: Record) -> None:
     file = path / CONFIG
     if not file.exists():
         if any((path / name).exists() and (path / name).stat().st_size for name in (ANSWERS, ERRORS, METRICS)):
-            raise DataError(f"{path}: has no {CONFIG}, so nobody knows what was asked. Move the folder away")
+            raise DataError(f"{path}: has no {CONFIG}, so the questions of this run are unknown. Move the folder away")
         write_json(file, config)
         return
     stored = read_json(file, "Move the folder away, or give another --out.")
@@ -225,8 +233,8 @@ def _index(record: Record) -> int | None:
 
 
 def full_score(out: Path, config: Mapping[str, Any]) -> float | None:
-    """The score of the finished run in a folder of runs that keeps every token and differs from a configuration in
-    method and budget only; None without one.
+    """The score with all tokens: of the finished run in a folder of runs that differs from a configuration in method
+    and budget only, else the one kept with the embedded questions; None without either.
 
     Raises:
         DataError: a file of such a run is damaged.
@@ -240,7 +248,19 @@ def full_score(out: Path, config: Mapping[str, Any]) -> float | None:
         with misread(str(path), AGAIN):
             if metrics["tokens"]["before"] == metrics["tokens"]["after"] and metrics["score"] is not None:
                 return float(metrics["score"])
-    return None
+    return _kept_score(config)
+
+
+def _kept_score(config: Mapping[str, Any]) -> float | None:
+    file = Path(config["data"]) / "scores.json"
+    if not file.is_file():
+        return None
+    kept = read_json(file, "Delete it", dict)
+    entry = kept["benchmarks"].get(config["benchmark"])
+    same = entry is not None and entry["questions"] == config["questions"] and "sample" not in config
+    if not same or any(config.get(key) != value for key, value in kept["setting"].items()):
+        return None
+    return float(entry["score"])
 
 
 def _without_reduction(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,16 +9,18 @@ import os
 import pickle
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait as wait_for
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from llava_consensus.errors import ConsensusError
-from llava_consensus.evaluation.runs.execution import Result
+from llava_consensus.evaluation.runs.execution import DeviceFailed, Result
 
 SPAWN = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
 
@@ -65,6 +67,39 @@ def run_shards(start: StartWorker, workers: int, shards: Sequence[Shard]) -> Ite
             "a worker died. Too little memory? Take fewer --workers or a smaller --batch. What was answered is kept; "
             "the same command resumes"
         )
+
+
+def run_apart(start: StartWorker, indexes: Sequence[int], asking: Path) -> Iterator[Result | int]:
+    """Yields the result of each question, asked alone in a child process; the index of one that ends it twice.
+
+    Args:
+        start: like that of `run_shards`.
+        indexes: of the questions.
+        asking: file to which a worker adds the index of a question before it asks it.
+    Raises:
+        WorkerError: a process ended without a question, while it loaded the model.
+    """
+    waiting, ended = list(indexes), Counter[int]()
+    while waiting:
+        written = asking.stat().st_size
+        try:
+            for result in run_shards(start, 1, [(index,) for index in waiting]):
+                waiting.remove(_index(result))
+                yield result
+        except (WorkerError, DeviceFailed):
+            last = asking.read_bytes()[written:].split()[-1:]
+            if not last:
+                raise
+            index = int(last[0])
+            ended[index] += 1
+            if ended[index] == 2 and index in waiting:
+                waiting.remove(index)
+                yield index
+
+
+def _index(result: Result) -> int:
+    """The only question of a result."""
+    return int(result.answers[0]["metadata"]["index"] if result.answers else result.errors[0]["index"])
 
 
 def _begin(start: bytes, numbers: Any) -> None:

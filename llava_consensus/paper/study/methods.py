@@ -81,14 +81,14 @@ def other(side: str) -> str:
 def vision_saliency(tower: VisualTokens | None) -> Tensor:
     """Attention of the class token over the tokens of all tiles: [P, n]. OptionError if the tower does not give it."""
     if tower is None:
-        raise OptionError("this host does not show methods between decoder layers what its vision tower saw")
+        raise OptionError("on this host methods between decoder layers cannot read the vision tower")
     vision = tower.of_tiles(saliency.class_saliency(tower.needed(Need.ATTENTION)))
     return saliency.pool_tiles(vision, tower.tile, tower.tiles_per_unit) if tower.tiles_per_unit > 1 else vision
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerProbe(InDecoder):
-    """Drop nothing, and record by place what SCAP, the attention of the first decoder layer, finds salient."""
+    """Drop nothing, and record by place the saliency of SCAP, the attention of the first decoder layer."""
 
     positions: Literal["renumber", "keep"] = "keep"
 

@@ -3,12 +3,12 @@
 `study.json` has the setting of all runs (`description`), a row for each run, and `contrasts`. A row has the options of
 its run (null for all tokens), `accuracy` (divided by `scale` in percent) with `chance` and the 95 % `interval`, and
 means over its images: `agreement`, the overlap of the two sides' K best tokens as a share of K, and `correction`.
-`gain` is the accuracy minus that of the student alone, with `gain_interval` and `p`, paired by question.
+`gain` is the accuracy minus that of its student, with `gain_interval` and `p`, paired by question.
 
 A contrast is a mean over the benchmarks in which all tokens are above guessing, paired by question, in points, without
 `interval` and `p` from too few images:
 
-    of            "gain": recovery minus its student alone; "sides": vision alone minus the question alone; and of what
+    of            "gain": recovery minus its student; "sides": vision minus the question; and of what
                   is measured image by image, in percent: "disagreement" and "correction" at the least retention minus
                   those at the most, "rise" of the gain between the same, and "fall" of the correction from one rate to
                   the next
@@ -62,7 +62,7 @@ LABELS = {"vision": "vision-only", "cross": "cross-only", "full": "all tokens"}
 def grid(
     full: Sequence[RunConfig], retentions: Sequence[Share], rates: Sequence[float], layer: int | None = None
 ) -> list[Cell]:
-    """All runs of the study, each checked: under both position policies both sides alone, then recovery with either
+    """All runs of the study, each checked: under both position policies each side, then recovery with either
     student at every rate. `layer` as in `Selection`.
     """
     methods = [Selection(scores=side, layer=layer) for side in SIDES]
@@ -202,7 +202,7 @@ def _test(runs: Runs, kind: str, first: RunKey, second: RunKey) -> Comparison | 
 
 
 def _gains(runs: Runs, key: RunKey) -> Report:
-    """The gain over the student alone, as rows of a report."""
+    """The gain over the student, as rows of a report."""
     if key.alone not in runs:
         return {}
     alone = {row["index"]: row["correct"] for row in runs[key.alone].report.get("extracted", ())}
@@ -253,7 +253,7 @@ def scap(folder: Path) -> Record:
 
 
 def study_table(content: Mapping[str, Any]) -> Table:
-    """Score of every run; of recovery also its gain over the student alone, disagreement and correction factor."""
+    """Score of every run; of recovery also its gain over the student, disagreement and correction factor."""
     rows = content["rows"]
     recovered = [row for row in rows if row["rate"] is not None]
     after = corrected({place: row["p"] for place, row in enumerate(recovered)})
@@ -280,7 +280,7 @@ def study_table(content: Mapping[str, Any]) -> Table:
 
 
 def study_csv(content: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows of study.json with the ends of intervals in columns of their own."""
+    """Rows of study.json with the ends of intervals in separate columns."""
     ends = ("interval", "gain_interval")
     return [
         {key: value for key, value in row.items() if key not in ends}

@@ -12,9 +12,12 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import huggingface_hub
 import pytest
 from fakes import config, make_place
+from huggingface_hub import constants
 
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation import models
@@ -144,6 +147,15 @@ def test_one_line_within_seconds(refusing: str, tmp_path: Path, name: str, why: 
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=SECONDS)
     lines = [line for line in done.stderr.splitlines() if line]
     assert done.returncode == 3 and why in done.stderr and len(lines) == 1, done.stderr
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", asked := Mock(side_effect=OSError("no file")))
+    with pytest.raises(DataError, match=r"'owner/away': http://127.0.0.1:9 cannot be reached, and there is no copy"):
+        models.check("owner/away")
+    assert asked.call_args.kwargs["local_files_only"] is True
 
 
 def test_a_vision_tower_of_the_hub_is_taken_from_the_cache(cache: Path, tmp_path: Path) -> None:

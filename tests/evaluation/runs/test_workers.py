@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import Loader, config, make_place
+from fakes import CrashAt, Loader, config, make_place
 from worker_kinds import Dying, answered, broken
 
 from llava_consensus.errors import DataError
@@ -136,3 +136,22 @@ def test_a_signal_to_all_of_them_says_what_was_done(data: Path, tmp_path: Path) 
     _, said = child.communicate(timeout=60)
     assert child.returncode == 128 + signal.SIGTERM, said
     assert "of 40 questions. The same command resumes" in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_question_that_ends_its_process_is_recorded_and_the_others_are_answered(
+    data: Path, tmp_path: Path, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    out, crash = tmp_path / "out", CrashAt("what 3 1")
+    first = FORK.Process(target=go, args=(data, out, workers, crash))
+    first.start()
+    first.join(120)
+    assert first.exitcode and not list(out.glob("*/metrics.json"))
+    result = go(data, out, workers, crash)
+    go(data, tmp_path / "plain")
+    errors = {record["index"]: record["error"] for record in read_lines(result.path / "errors.jsonl", ("index",))}
+    assert "every process that asked it ended" in errors.pop(16) and sorted(errors) == [25, 26, 27, 28, 29]
+    answers = [line for line in lines(tmp_path / "plain") if b"what 3 1" not in line]
+    assert lines(out) == answers and len(answers) == 34
+    assert "each is asked in a process apart" in caplog.text and not (result.path / "asking").exists()
+    assert go(data, out, workers, crash).asked == 0
