@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.arguments import IGNORE, Cut, asking_rows, compact, held_masks
 from llava_consensus.hosts.before_tower import ImageLeft, check_equal, shares_left, units_left
-from llava_consensus.hosts.cache import Book, book_of, cache_in, cached_rows
+from llava_consensus.hosts.cache import Book, Hold, cache_in, cached_rows
 from llava_consensus.hosts.entrance import Entrance
 from llava_consensus.hosts.inputs import EncodedImage, Inputs, Prompt, prompt_of
 from llava_consensus.hosts.kernels import OLD, uncompiled
@@ -42,6 +42,7 @@ from llava_consensus.hosts.official_model import (
 )
 from llava_consensus.hosts.open_tower import EncoderRun
 from llava_consensus.hosts.outcomes import Report, unchanged
+from llava_consensus.hosts.packing import refuse_packed
 from llava_consensus.hosts.pinned import Held, PinnedLayers, angles_of, layers_of
 from llava_consensus.hosts.rows import gather, upload
 from llava_consensus.hosts.taps import Reader, split_heads
@@ -195,6 +196,7 @@ class OfficialEntrance(Entrance):
             if given.input_ids.shape[1] > 1:
                 owner._tell_plain()
             return official(model, *given)
+        refuse_packed(given.position_ids, given.attention_mask)
         if self.options.get("layout", STOCK) != STOCK:
             check_tiles(given.tiles)
         config = laid_out(model, self.options, owner._settings)
@@ -375,7 +377,7 @@ class OfficialEntrance(Entrance):
             return (), kwargs
         if OLD:
             cache = Held(cache, getattr(self.local, "book", None))
-        book = book_of(cache)
+        book = self._opened(cache)
         if book is not None and book.owner == self.number:
             kwargs.update(held_masks(kwargs, cache, book))
         return (), self._step(decoder, _ahead(kwargs, cache), book, cache)
@@ -417,6 +419,7 @@ class OfficialEntrance(Entrance):
         cache = cache_in(output) if after is not None else None
         if cache is not None:
             setattr(cache, AFTER, after)
+            cache.reduction_hold = Hold(self)
         return restored
 
 

@@ -29,6 +29,7 @@ from llava_consensus.hosts.images import Image, Integers
 from llava_consensus.hosts.inputs import EncodedImage, Inputs, fingerprint, prompt_of, unreadable
 from llava_consensus.hosts.kernels import KernelCall
 from llava_consensus.hosts.outcomes import Report, unchanged
+from llava_consensus.hosts.packing import refuse_packed
 from llava_consensus.hosts.rows import Rows, upload
 from llava_consensus.hosts.taps import Reader, Tap
 from llava_consensus.hosts.tower import READ, Tiles
@@ -255,6 +256,7 @@ class RemoteEntrance(Entrance):
         if not images:
             owner._tell_plain()
             return inputs
+        refuse_packed(inputs.get("position_ids"), inputs.get("attention_mask"))
         ids, real = inputs["input_ids"].cpu().numpy(), real_rows(inputs)
         if inputs.get("labels") is not None or not real[:, -1].all():
             raise OptionError("labels, or padding on the right: this model only answers. Pad on the left, or detach")

@@ -60,6 +60,18 @@ def test_the_score_of_a_metric_is_read_never_an_id(tmp_path: Path, capsys: pytes
     assert run(path, tmp_path / "other", "--metric", "acc")[0] == 3 and "is 7" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("form", ["list", "csv", "tsv", "UTF-16"])
+def test_a_table_of_scores_is_read_in_every_form(tmp_path: Path, form: str) -> None:
+    rows = [{"question_id": k, "correct": k % 2} for k in range(4)]
+    content = "".join(json.dumps(row) + "\n" for row in rows) if form == "UTF-16" else json.dumps(rows)
+    if form in ("csv", "tsv"):
+        content = "question_id,correct\r\n" + "".join(f"{row['question_id']},{row['correct']}\r\n" for row in rows)
+        content = content.replace(",", "\t" if form == "tsv" else ",")
+    (tmp_path / "a").write_text(content, encoding="utf-16" if form == "UTF-16" else "utf-8")
+    code, (name,) = run(tmp_path / "a", tmp_path / "out")
+    assert code == 0 and read_row(tmp_path / "out" / name).score == 50
+
+
 def test_answers_of_llavas_are_scored_by_the_benchmark(tmp_path: Path) -> None:
     data = tiny_data.make_gqa(tmp_path)
     questions = benchmarks.make("gqa").load(data)
