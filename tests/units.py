@@ -173,12 +173,10 @@ def blank(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def places(*shape: int) -> torch.Tensor:
-    """Indices without numbers."""
     return blank(*shape, dtype=torch.long)
 
 
 def masks(*shape: int) -> torch.Tensor:
-    """Truth values without numbers."""
     return blank(*shape, dtype=torch.bool)
 
 

@@ -36,7 +36,6 @@ class Seen:
 
     @property
     def fates(self) -> Fates:
-        """Outcome of each patch: kept, merged or dropped."""
         return fates(self.patches.kept, self.patches.anchors, self.patches.owner)
 
     @property

@@ -22,7 +22,6 @@ def cache_in(values: Any) -> Any:
 
 
 def without_cache(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The same arguments, with no cache."""
     return {name: None if name in CACHE_NAMES else value for name, value in arguments.items()}
 
 
@@ -97,7 +96,6 @@ class Hold:
 
 
 def book_of(cache: Any) -> Book | None:
-    """The book of a shortened cache; None for any other."""
     return getattr(cache, "reduction_book", None)
 
 
@@ -164,5 +162,4 @@ def cached_rows(cache: Any, axis: int = -2) -> int:
 
 
 def is_static(cache: Any) -> bool:
-    """Whether a cache has a fixed size."""
     return bool(getattr(cache, "is_compileable", False))

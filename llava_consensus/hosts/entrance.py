@@ -176,12 +176,10 @@ class Entrance:
                 self.handles.pop().remove()
 
     def release(self) -> None:
-        """A cache that the hooks stayed for is gone."""
         self.caches -= 1
         self._leave()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Entrance":
-        """Hooks of a copied model, on that model."""
         from copy import deepcopy
 
         twin = object.__new__(type(self))
@@ -379,7 +377,6 @@ class Entrance:
         return most_tiles(self.model())
 
     def projector(self, base: Any) -> Any:
-        """The projector, if it takes patches one by one."""
         return projector_of(base, self.model().config)  # type: ignore[union-attr]
 
     def read_probe(self, inputs: Inputs, decoder: Any, kwargs: dict[str, Any]) -> None:
@@ -479,7 +476,6 @@ class Entrance:
             output["last_hidden_state"] = spread_rows(states, cut.rows)
 
     def _keep(self, cache: Any, book: Book) -> None:
-        """Stores a `Book` in the cache it describes."""
         if hasattr(cache, "layers"):
             if book_of(cache) is None:
                 cache.reduction_hold = Hold(self)

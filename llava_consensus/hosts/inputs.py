@@ -142,7 +142,6 @@ class Inputs:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks that go into the record."""
         silent = any(not len(text) for text in self.prompt.text)
         by_words = Need.QUESTION in self.needs and self.clip is None
         return (
@@ -438,5 +437,4 @@ def projector_of(base: Any, config: Any) -> Callable[[Tensor], Tensor] | None:
 
 
 def structural_rows(image: Image) -> int:
-    """Rows of an image that are never candidates."""
     return int((image.token == STRUCTURAL).sum())

@@ -174,7 +174,6 @@ class OfficialEntrance(Entrance):
         return list(view.blocks)[max(view.fed, 0 if self.reader is None else self.reader.last) + 1 :]
 
     def note_running(self, model: nn.Module, args: Any) -> None:
-        """Notes the replica that runs (DataParallel)."""
         self.local.replica = model if getattr(model, "_is_replica", False) else None
 
     @property
@@ -240,7 +239,6 @@ class OfficialEntrance(Entrance):
         return prompt_of(known.ids, known.real, asks, known.images, [], [], model.config), known.origins
 
     def _reduces(self, stage: Any, prompt: Prompt) -> bool:
-        """Whether any image has more tokens than its budget."""
         if stage.method.acts_inside:
             return bool(units_left(prompt.images, [self.left(image.tiles) for image in prompt.images]))
         return bool(units_of(prompt.images, self.owner._budgets(stage, prompt), stage.method, self.most_tiles()))
@@ -424,7 +422,6 @@ class OfficialEntrance(Entrance):
 
 
 def _skip_unread(owner: Any, plain: Any, hidden: Any, *args: Any, **kwargs: Any) -> Any:
-    """Forward of a block that nothing reads."""
     if not getattr(owner.entrance.local, "encoding", False):
         return plain(hidden, *args, **kwargs)
     return (hidden,) if OLD else hidden

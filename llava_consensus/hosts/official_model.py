@@ -163,7 +163,6 @@ class LlavaTower:
         return {"features": value[:, 1:], "class_feature": value[:, 0]}
 
     def pooling(self) -> list[Tap]:
-        """None: each token is one patch."""
         return []
 
     def attention(self, block: int) -> tuple[list[Tap], float]:

@@ -79,7 +79,6 @@ class OpenTower:
         self.handles: list[Any] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "OpenTower":
-        """The same in a copied model."""
         twin = object.__new__(type(self))
         memo[id(self)] = twin
         for name, value in vars(self).items():

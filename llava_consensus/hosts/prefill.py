@@ -91,7 +91,6 @@ class Prefill(Hooks):
             raise OptionError("a static cache has no room for calibrated attention: leave cache_implementation out")
 
     def enter(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        """The rows that are left; at a cut fewer than before."""
         if index == 0:
             self.cache = cache_in(kwargs)  # which the decoder makes itself if it is given none
             positions = kwargs.get("position_ids")
@@ -117,7 +116,6 @@ class Prefill(Hooks):
         return self._shortened(index, hidden, kwargs, rows)
 
     def disarm(self) -> None:
-        """Removes the hooks, also after an error in a layer."""
         super().disarm()
         if self.reading is not None:
             self.layers.stop(self.reading)
@@ -165,7 +163,6 @@ class Prefill(Hooks):
     def _shortened(
         self, index: int, hidden: Tensor, kwargs: dict[str, Any], rows: Rows | None
     ) -> tuple[Tensor, dict[str, Any]]:
-        """States and arguments of a layer for these rows."""
         if rows is None:
             return hidden, kwargs
         short, changed = drop_rows(hidden, rows), dict[str, Any]()

@@ -74,7 +74,6 @@ class Account(NamedTuple):
 
     @property
     def entering(self) -> int:
-        """Visual tokens that enter the language model."""
         return self.layers[0]
 
     @property
@@ -92,7 +91,6 @@ class Account(NamedTuple):
         return sum(self.kv_layers)
 
     def record(self) -> dict[str, Any]:
-        """The account as JSON values."""
         flops = {**self.flops._asdict(), "total": self.flops.total}
         counts = {"entering": self.entering, "kept": self.kept, "average": self.average}
         return {**counts, "flops": flops, "kv_bytes": self.kv_bytes, **({"note": self.note} if self.note else {})}
@@ -122,13 +120,11 @@ def vision_flops(shape: Shape, per_block: Sequence[int]) -> float:
 
 
 def kv_layers(shape: Shape, entering: Sequence[int]) -> tuple[int, ...]:
-    """Bytes of keys and values each layer caches."""
     bytes_per_token = 2 * shape.kv_heads * shape.head_width * shape.number_bytes
     return tuple(bytes_per_token * (count + shape.text) for count in entering)
 
 
 def kv_bytes(shape: Shape, entering: Sequence[int]) -> int:
-    """Bytes of the whole cache after the prefill."""
     return sum(kv_layers(shape, entering))
 
 

@@ -158,7 +158,6 @@ class Stopwatch:
 
     @contextmanager
     def time(self, name: str) -> Iterator[None]:
-        """Times the body under `name`."""
         start = self._now()
         yield
         self.marks.append((name, start, self._now()))

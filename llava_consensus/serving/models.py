@@ -89,7 +89,6 @@ class Reduced:
         return [left for (left,) in self.engine.reduced(prompts)]
 
     def words(self: Any, ids: Tensor, visual: Tensor) -> Tensor:
-        """Embeddings of the words of prompts, by vLLM's own."""
         return super().embed_input_ids(ids, None, is_multimodal=visual)
 
     def _asked(self: Any, modality: str, kwargs: dict[str, Any], own: dict[str, Any]) -> list[Tensor]:
@@ -229,7 +228,6 @@ class Reduced:
 
 
 def theirs(architecture: str) -> Any:
-    """vLLM's own class of a model."""
     return ModelRegistry.models[f"{architecture}ForConditionalGeneration"].load_model_cls()
 
 
@@ -339,8 +337,6 @@ class ConsensusDropLlavaNext(SquareTower, LlavaNextModel, SupportsMRoPE):
 
 @partial(with_own_processor, videos=True)
 class ConsensusDropLlavaOnevision(SquareTower, LlavaOnevisionModel, SupportsMRoPE):
-    """LLaVA-OneVision."""
-
     def _process_video_pixels(self: Any, inputs: Any) -> list[Tensor]:
         """Flattens the pixels of vLLM, which gives videos of unequal length one axis more than it then takes."""
         return [video.flatten(0, -2) for video in super()._process_video_pixels(inputs)]

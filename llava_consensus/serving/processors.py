@@ -48,8 +48,6 @@ AFTER = Counter("visual_reduction_tokens_after", "Tokens of images that were lef
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt on its way through a processor."""
-
     tokens: int | float  # as it was asked for
     prompt: list[int]  # before placeholders are put in
     question: str  # for methods that read it by CLIP's text tower
@@ -328,7 +326,6 @@ def fields_of(budget: Budget | Share) -> tuple[Tensor, Tensor]:
 
 
 def budget_of(count: Tensor, share: Tensor) -> Budget | Share:
-    """The budget of `fields_of`."""
     return Budget(int(count)) if int(count) else Share(float(share))
 
 

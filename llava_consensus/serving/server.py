@@ -34,8 +34,6 @@ def check(config: Any) -> None:
 
 
 class Configured:
-    """Hooks of vLLM's configuration."""
-
     @staticmethod
     def verify_and_update_model_config(model_config: Any) -> None:
         """Nothing."""
@@ -91,8 +89,6 @@ def tell_bad_media() -> None:
     from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 
     class Connector(MediaConnector):
-        """vLLM's own."""
-
         async def load_from_url_async(self, *given: Any, **named: Any) -> Any:
             """As in vLLM, but raises OptionError, which vLLM answers with 400, for errors that vLLM does not handle."""
             try:

@@ -91,7 +91,6 @@ def recording(family: Tiny) -> Iterator[None]:
 
 
 def check_tower(family: Tiny, seen: list[Any]) -> None:
-    """Captured attention is that of the tower."""
     with family.attach():
         family.model(**family.one())
     weights = torch.cat(RECORDED[family.model.model.get_submodule(family.case.attention)])  # [T, H, n, n]

@@ -260,7 +260,6 @@ def test_wrappers_are_refused_by_the_name_of_the_inner_model(llava: Tiny) -> Non
 
 
 def one(name: str, *numbers: int) -> dict[str, Any]:
-    """A prompt with these pictures."""
     pictures = [part for number in numbers for part in (6, CASES[name].picture(number))]
     return prompts([1, 5, *pictures, 7, 8, 9])
 

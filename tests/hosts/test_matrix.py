@@ -31,7 +31,6 @@ SAME = 40  # letters of a reason; numbers of layers may follow
 
 
 def reason_of(error: Exception, method: str, model: Any) -> str:
-    """As the matrix writes it."""
     named = str(error).replace(METHODS[method].__name__, "the method")
     return named.replace(type(model).__name__, "the model")
 

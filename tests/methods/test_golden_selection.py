@@ -27,7 +27,6 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def golden(name: str) -> dict[str, torch.Tensor]:
-    """The arrays of one file."""
     with np.load(GOLDEN / f"{name}.npz") as arrays:
         return {key: torch.from_numpy(arrays[key]) for key in arrays.files}
 
@@ -78,7 +77,6 @@ def video_of(case: str, arrays: dict[str, torch.Tensor]) -> tuple[VisualTokens, 
 
 
 def kept_of(case: str) -> int:
-    """T of a case, of all its tiles."""
     return int(case.split("_")[1])
 
 

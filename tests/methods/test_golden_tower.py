@@ -23,7 +23,6 @@ CDPRUNER = [(576, 128), (576, 64), (1152, 128), (333, 47)]
 
 
 def golden(name: str) -> dict[str, torch.Tensor]:
-    """The arrays of one file."""
     with np.load(GOLDEN / f"{name}.npz") as arrays:
         return {key: torch.from_numpy(arrays[key]) for key in arrays.files}
 

@@ -76,7 +76,6 @@ def test_a_sample_is_of_all_pictures_and_tears_nothing_apart(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The larger set without its pictures."""
     folder = tmp_path_factory.mktemp("large")
     with pytest.MonkeyPatch.context() as patch:
         for name, builder in WITH_SPLIT["large"].items():

@@ -55,7 +55,6 @@ class Timing(NamedTuple):
 
     @property
     def reduction_ms(self) -> float:
-        """The method's own work, host bookkeeping included."""
         return sum(self.stages_ms.values())
 
     @property

@@ -104,7 +104,6 @@ class Benchmark(ABC):
 
     @property
     def count(self) -> int | None:
-        """Questions of the official set, if known."""
         return None
 
     @property

@@ -145,7 +145,6 @@ class CogVLMRunner(RemoteRunner):
         return {name: built[name] for name in ("input_ids", "token_type_ids")}
 
     def stand_ins(self, items: list[int]) -> dict[str, Any]:
-        """An empty tensor in place of each image."""
         return {"images": [[torch.empty(0)] * count for count in items]} if any(items) else {}
 
     def own_inputs(self, prompt: Prompt, image: Image.Image, folder: Path) -> dict[str, Any]:

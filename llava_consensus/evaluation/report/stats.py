@@ -49,8 +49,6 @@ Bounds = tuple[float, float]  # the ends of an interval
 
 
 class Sample(NamedTuple):
-    """Per-image sums that make up a score."""
-
     sums: np.ndarray  # [P, C] float64, contribution of each image
     strata: np.ndarray  # [P] int, images that are drawn among each other
     questions: np.ndarray  # [R] int, their indices
@@ -88,8 +86,6 @@ class Rows(NamedTuple):
 
 
 class Statistic(NamedTuple):
-    """Rule by which rows make a score."""
-
     by_group: bool  # whether groups have separate terms
     adds: Callable[[Rows], Sequence[np.ndarray]]  # contribution of each unit in each group: C / G arrays [U, G]
     score: Score  # their sums [..., C], group by group -> [...]

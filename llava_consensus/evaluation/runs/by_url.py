@@ -271,14 +271,12 @@ def _check_same_server(client: Client, plan: UrlPlan, folder: Run) -> None:
 
 
 def _reply(client: Client, plan: UrlPlan, question: Question) -> tuple[str, int | None]:
-    """The server's answer, and the visual tokens it read."""
     folder = plan.benchmark.place(plan.data) / plan.benchmark.images
     images = [_png(folder / name, plan.benchmark, plan.data) for name in question.images]
     return client.answer(question.text, images, plan.description["max_new_tokens"])
 
 
 def _answer(client: Client, plan: UrlPlan, question: Question) -> Result:
-    """The record of an answer, or of why there is none."""
     openai = client.openai
     try:
         text, read = _reply(client, plan, question)

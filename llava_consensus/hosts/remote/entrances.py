@@ -121,7 +121,6 @@ class RemoteModel:
         raise NotImplementedError
 
     def pooling(self) -> list[Tap]:
-        """Taps on the module that pools patches into tokens."""
         return []
 
     def first_attention(self, embeds: Tensor, inputs: dict[str, Any], rotated: bool) -> KernelCall:
@@ -201,7 +200,6 @@ class RemoteEntrance(Entrance):
             raise OptionError(self.reader.short)
 
     def base(self) -> Any:
-        """The module that encodes images."""
         model = self.model()
         return None if model is None else self.view(model).vision
 
@@ -281,7 +279,6 @@ class RemoteEntrance(Entrance):
         return {**inputs, **arguments}
 
     def projector(self, base: Any) -> Any:
-        """The projector, if it takes patches one by one."""
         return self.view(self.model()).project if Need.PROJECTOR in self.view.offers else None
 
     def read_probe(self, inputs: Inputs, decoder: Any, kwargs: dict[str, Any]) -> None:
