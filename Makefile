@@ -4,7 +4,7 @@ SHELL := /bin/bash -o pipefail
 export PYTHONDONTWRITEBYTECODE :=
 .DEFAULT_GOAL := help
 
-# what is measured; TOKENS=64 is a number for each picture, TOKENS=0.1 a share of its own
+# what is measured; TOKENS=64 is a number for each image, TOKENS=0.1 a share of its own
 TOKENS ?= 64
 METHOD ?= consensusdrop
 HOST ?= llava

@@ -35,8 +35,6 @@ class QuestionError(OptionError):
 
 
 class BusyError(ConsensusError):
-    """Another process is working on the same run."""
-
     exit_code = 4
 
 
@@ -64,7 +62,6 @@ def plural(count: int, noun: str) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
     return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED:,} more" if len(names) > NAMED else "")
 
 

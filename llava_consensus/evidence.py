@@ -93,8 +93,6 @@ FAMILIES = {
 
 
 class Evidence(NamedTuple):
-    """One result of one method."""
-
     family: str  # as in the ledger
     method: str  # name in `METHODS`, or the title of a method this package does not have
     tokens: int
@@ -107,8 +105,6 @@ class Evidence(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A setting that a table supports."""
-
     method: str
     tokens: int
     score: float

@@ -79,7 +79,7 @@ def install(python: Path, title: str, arguments: list[str], count: int) -> None:
 
 
 def declare_operators(venv: Path) -> None:
-    """Lets torchvision be imported without its operators, which no processor of pictures calls."""
+    """Lets torchvision be imported without its operators, which no image processor calls."""
     (file,) = venv.glob("lib/python*/site-packages/torchvision/extension.py")
     text = file.read_text()
     if DECLARED not in text:

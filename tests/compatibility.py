@@ -432,7 +432,6 @@ in the notes. That says nothing about its checkpoints.
 
 
 def page(rows: list[Row]) -> str:
-    """docs/compatibility.md."""
     notes: list[str] = []
     lines = [["type", *(f"{name} (`{method}`)" for name, method in KINDS.items())], ["---"] * (len(KINDS) + 1)]
     for one in rows:

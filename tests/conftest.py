@@ -83,7 +83,6 @@ def prompt() -> SimpleNamespace:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What ConsensusDrop is handed."""
     found: list[Any] = []
     original = ConsensusDrop.reduce
 

@@ -171,7 +171,6 @@ def make_data(folder: Path, pictures: int = 4, each: int = 5) -> Path:
 
 
 def make_model(folder: Path) -> Path:
-    """A folder that looks like a checkpoint."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text('{"architectures": ["LlavaLlamaForCausalLM"]}')
     return folder

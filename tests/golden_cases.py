@@ -19,7 +19,6 @@ UNSHIPPED = Path(__file__).resolve().parents[2] / "shared" / "data" / "samples" 
 
 
 def golden(name: str) -> list[dict[str, Any]]:
-    """All cases of a file."""
     return json.loads(lzma.decompress((DATA / "scorers" / f"{name}.json.xz").read_bytes()))
 
 

@@ -85,7 +85,6 @@ def tokenizer() -> Any:
 
 
 def template(image: str = "<image>", video: str = "<video>", begin: str = "") -> str:
-    """A chat template with these placeholders."""
     parts = f"{{% if part.type == 'image' %}}{image}{{% elif part.type == 'video' %}}{video}{{% else %}}"
     turns = "{% for turn in messages %}USER: {% for part in turn.content %}" + parts + "{{ part.text }}"
     return begin + turns + "{% endif %}{% endfor %}{% endfor %}\nASSISTANT:"

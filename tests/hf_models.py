@@ -222,7 +222,6 @@ def tags(number: int) -> Picture:
 
 
 def breaks(number: int) -> Picture:
-    """Tiles with a break after each."""
     count = [3, 2, 4, 3][number]
     ids = [word for _ in range(count) for word in (*[IMAGE] * 16, TAG)]
     return Picture([START, *ids, END], {"pixel_values": noise(count, 3, 112, 112, seed=number)})

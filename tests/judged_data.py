@@ -63,7 +63,6 @@ def make_msvd(data: Path, count: int = 6) -> Path:
 
 
 def write_answers(path: Path, texts: dict[Any, str]) -> Path:
-    """An answer file of LLaVA's."""
     write_lines(path, [{"question_id": key, "text": text} for key, text in texts.items()])
     return path
 
@@ -84,12 +83,10 @@ def judge_config(place: Path, url: str, name: str = "mmvet", **options: Any) -> 
 
 
 def judge(wanted: JudgeConfig) -> dict[str, Any]:
-    """What a judged run measured."""
     return run(wanted, progress=False).metrics
 
 
 def stored(place: Path) -> list[dict[str, Any]]:
-    """The replies on the disk."""
     return [json.loads(line) for line in (place / "out" / NAME).read_text().splitlines()]
 
 

@@ -24,7 +24,6 @@ def row(*text: int, images: int = 1, after: int = 4) -> list[int]:
 
 
 def batch(*rows: list[int], left: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Padded ids and mask."""
     width = max(len(one) for one in rows)
     pad = [[0] * (width - len(one)) for one in rows]
     ids = [p + one if left else one + p for p, one in zip(pad, rows, strict=True)]

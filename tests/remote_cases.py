@@ -82,7 +82,6 @@ def double(name: str, folder: Path, seed: int = 0, tokens: int = 64, **sizes: An
 
 
 def host_of(case: Double) -> Any:
-    """A double as the evaluation asks it."""
     from llava_consensus.evaluation.models import remote
     from llava_consensus.hosts import view_of
 

@@ -133,7 +133,6 @@ def make_seed(data: Path) -> Path:
 
 
 def make_refcoco(data: Path) -> Path:
-    """Three boxes in two pictures."""
     boxes = [("1.jpg", "a dog", [10, 10, 60, 40]), ("1.jpg", "a cat", [0, 0, 20, 50]), ("2.jpg", "a mug", [5, 5, 9, 9])]
     rows = [{"image": i, "sent": sent, "bbox": box, "width": 100, "height": 50} for i, sent, box in boxes]
     write_lines(data / "eval/refcoco/refcoco_val.jsonl", rows)

@@ -44,7 +44,6 @@ def trained(data: Path, out: Path, method: str = "consensusdrop", **changes: Any
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:
-    """The weights of a checkpoint."""
     return {name: value for file in folder.glob("*.safetensors") for name, value in load_file(file).items()}
 
 

@@ -15,7 +15,7 @@ from llava_consensus.reduction.tokens import (
     TextProbe,
     VisionAttention,
     VisualTokens,
-    WholePictures,
+    WholeImages,
     Words,
 )
 
@@ -57,13 +57,13 @@ def unit(
         class_feature=noise(batch, 10),
         project=lambda values: values[..., :width] * 2,
         probe=probe,
-        picture=torch.arange(batch),
+        image=torch.arange(batch),
         prompt=torch.arange(batch),
         columns=torch.arange(3, 3 + size).expand(batch, -1),
         fingerprint=torch.arange(batch) * 77 + 5,
         side=6,
         clip=ClipSides(noise(batch, size, 7), noise(batch, 2, 7), torch.ones(batch, 2, dtype=torch.bool)),
-        whole=WholePictures(torch.arange(batch), torch.ones(batch, size, dtype=torch.bool)),
+        whole=WholeImages(torch.arange(batch), torch.ones(batch, size, dtype=torch.bool)),
         slot=(torch.arange(size) * 9 // size).expand(batch, -1),  # as if a tower had merged them to nine
         earlier=VisionAttention(noise(batch, 4, size + 1, 8), noise(batch, 4, size + 1, 8), 8**-0.5, 1),
         words=Words(noise(batch, text, width), torch.ones(batch, text, dtype=torch.bool)),
@@ -87,13 +87,13 @@ def of_batch(tokens: VisualTokens, index: int) -> VisualTokens:
         features=tokens.features[cut],
         class_feature=tokens.class_feature[cut],
         probe=TextProbe(*(value[cut] if isinstance(value, torch.Tensor) else value for value in probe)),
-        picture=tokens.picture[cut],
+        image=tokens.image[cut],
         prompt=torch.zeros(1, dtype=torch.long),
         columns=tokens.columns[cut],
         fingerprint=tokens.fingerprint[cut],
         slot=tokens.slot[cut],
         clip=ClipSides(*(side[cut] for side in clip[:3])),
-        whole=WholePictures(*(side[cut] for side in whole)),
+        whole=WholeImages(*(side[cut] for side in whole)),
         words=Words(*(side[cut] for side in tokens.words or ())),
     )
 
@@ -173,12 +173,10 @@ def blank(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def places(*shape: int) -> torch.Tensor:
-    """Indices without numbers."""
     return blank(*shape, dtype=torch.long)
 
 
 def masks(*shape: int) -> torch.Tensor:
-    """Truth values without numbers."""
     return blank(*shape, dtype=torch.bool)
 
 
@@ -201,7 +199,7 @@ def blank_unit(shape: Shape) -> VisualTokens:
         patch=places(1, size),
         side=int(size**0.5),
         slot=places(1, size),
-        picture=places(1),
+        image=places(1),
         prompt=places(1),
         columns=places(1, size),
         attention=VisionAttention(head, head, 1.0, shape.classes),
@@ -212,7 +210,7 @@ def blank_unit(shape: Shape) -> VisualTokens:
         clip=ClipSides(blank(1, size, shape.joint), blank(1, 1, shape.joint), masks(1, 1)),
         probe=blank_probe(shape, shape.known("question"), size),
         fingerprint=places(1),
-        whole=WholePictures(places(1), masks(1, size)),
+        whole=WholeImages(places(1), masks(1, size)),
         words=Words(blank(1, shape.known("question"), shape.width), masks(1, shape.known("question"))),
     )
 

@@ -10,7 +10,6 @@ from llava_consensus.evaluation.runs.workers import Shard, Work
 
 
 def answered(shard: Shard) -> Result:
-    """Every question of a shard with an answer."""
     return Result([{"index": index} for index in shard], [])
 
 
@@ -30,5 +29,4 @@ class Dying:
 
 
 def broken(number: int) -> Callable[[Shard], Result]:
-    """A worker that cannot load its model."""
     raise DataError(f"broken {number}")

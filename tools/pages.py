@@ -439,7 +439,7 @@ def every_run(folders: Mapping[str, Path]) -> list[dict[str, Any]]:
                         "merged": config["merged"],
                         "part": row.part,
                         "questions": row.metrics and row.metrics["questions"],
-                        "images": row.pictures,
+                        "images": row.images,
                         **{
                             key: _rounded(value, 4)
                             for key, value in (("score", row.score), ("low", low), ("high", high))
@@ -483,7 +483,9 @@ def main(words: Sequence[str] | None = None) -> None:
         pack(given.results, ROOT / (PHOTO if given.photo else MEASURED))
     elif given.command == "check":
         made = pages(ROOT / "README.md")
-        faults = [f"{name}: make pages, then commit it" for name in made if (ROOT / name).read_bytes().decode() != made[name]]
+        faults = [
+            f"{name}: make pages, then commit it" for name in made if (ROOT / name).read_bytes().decode() != made[name]
+        ]
         raise SystemExit("\n".join([*faults, *loose({})]))
     else:
         write()

@@ -234,7 +234,7 @@ class Photo:
         for line, more in zip(lines, ("second seed, points", "--:"), strict=True):
             line += [more] if other else []
         for one in self.named:
-            n = [f"{first.facts.title} ({first.pictures})" for first, _ in one.runs]
+            n = [f"{first.facts.title} ({first.images})" for first, _ in one.runs]
             cells = [NOT_RUN, ABSENT, ABSENT]
             if one.found is not None:
                 cells = [signed(one.found.difference, one.found.bounds), p_value(one.found.p), p_value(one.corrected)]

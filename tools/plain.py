@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 PHRASES = {  # what to look for, and what to write
-    r"\bpictures?\b(?!\w*[=(\]])": "image",
+    r"(?<![\"'-])\bpictures?\b(?![\"'\w=(\]):]| is)": "image",  # but for keys of files, and the old names
     r"\bwhat (became|becomes) of\b": "the result of",
     r"\bstands? (in|on|at|for)\b": "is in, means",
     r"\b(hand|hands|handed) on\b": "pass, return",

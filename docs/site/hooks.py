@@ -46,9 +46,9 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, name, content=(ROOT / path).read_text("utf-8")))
     for name, make in GENERATED.items():
         files.append(File.generated(config, name, content=make()))
-    body, pictures = notebook(ROOT / NOTEBOOK)
+    body, images = notebook(ROOT / NOTEBOOK)
     files.append(File.generated(config, "notebook.md", content=body))
-    for name, content in pictures.items():
+    for name, content in images.items():
         files.append(File.generated(config, name, content=content))
     return files
 

@@ -65,7 +65,7 @@ medians of 5 rounds in turns, after one that does not count
 
 (The embedded model, one thread on a busy machine.)
 
-**Gain.** `timed`, as above. `attached.outcomes` says of each picture of the last call how many tokens there were and
+**Gain.** `timed`, as above. `attached.outcomes` says of each image of the last call how many tokens there were and
 are, `attached.milliseconds()` what the reduction alone took.
 
 **Threads.** Attach before threads begin, detach when they have ended. Calls in several threads or asynchronous tasks
@@ -107,7 +107,7 @@ def _method(name: str) -> Iterator[str]:
     if told.options:
         rows = [(f"`{one.name}`", f"`{one.default}`", one.values, one.text) for one in told.options]
         yield table(("option", "default", "values", "meaning"), rows)
-    yield "Cost of one picture in FLOPs, two for each multiply-add:"
+    yield "Cost of one image in FLOPs, two for each multiply-add:"
     for function in told.counted:
         yield f"```python\n{textwrap.dedent(inspect.getsource(getattr(METHODS[name], function)))}```"
     yield f"{told.cost[0].upper()}{told.cost[1:]}."
@@ -201,7 +201,7 @@ GENERATED: dict[str, Callable[[], str]] = {
 
 
 def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
-    """A notebook as it was last executed: Markdown, and its pictures by name."""
+    """A notebook as it was last executed: Markdown, and its images by name."""
     from nbconvert import MarkdownExporter
 
     body, resources = MarkdownExporter().from_filename(str(path))

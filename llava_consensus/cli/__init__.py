@@ -188,5 +188,4 @@ def printable(text: str) -> str:
 
 
 def error(text: str) -> None:
-    """An error in one line on standard error."""
     print(f"error: {printable(text)}", file=sys.stderr)

@@ -23,8 +23,6 @@ Lines = Callable[[argparse.Namespace], Iterator[str]]
 
 
 class Argument(NamedTuple):
-    """Arguments of a parser's `add_argument`."""
-
     flags: tuple[str, ...]
     settings: dict[str, Any]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from llava_consensus.evaluation.models import Answer, Runner
 
 URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
-PICTURES = (".png", ".jpg", ".jpeg", ".webp")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 VIDEOS = (".mp4", ".webm", ".mkv", ".avi", ".mov", ".gif")
 LOCAL = "127.0.0.1"
 PORTS = 65535
@@ -30,7 +30,7 @@ PORTS = 65535
 
 @command(
     "ask",
-    arg("picture", metavar="PICTURE", help=f"a file; a video ends with {', '.join(VIDEOS)}"),
+    arg("image", metavar="IMAGE", help=f"a file; a video ends with {', '.join(VIDEOS)}"),
     arg("question", metavar="QUESTION", help="in quotes"),
     *arguments.REDUCED,
     arg("--short", action="store_true", help="ask for a single word or phrase, as the benchmarks do"),
@@ -48,7 +48,7 @@ def ask(given: argparse.Namespace) -> Iterator[str]:
 
     loading, host_options = arguments.loading(given), arguments.host_options(given)
     loading.check_method(method)
-    video = Path(given.picture).suffix.lower() in VIDEOS
+    video = Path(given.image).suffix.lower() in VIDEOS
     known = models.check(given.model, given.conversation, loading, videos=video, host_options=host_options)
     shown = _opened(given, video, "videos" in known)
     conversation = known.get("conversation", given.conversation) if video else given.conversation
@@ -62,7 +62,7 @@ def ask(given: argparse.Namespace) -> Iterator[str]:
     structural = f" (and {answer.structural} structural ones)" if answer.structural else ""
     yield f"visual tokens the language model saw: {answer.after} of {answer.before}{structural}"
     notes = list(answer.notes)
-    if knows_drawings_alone(given.model) and not Path(given.picture).resolve().is_relative_to(Path(DATA).resolve()):
+    if knows_drawings_alone(given.model) and not Path(given.image).resolve().is_relative_to(Path(DATA).resolve()):
         notes.append(DRAWINGS)
     yield from (f"note: {note}" for note in notes)
     if given.overlay:
@@ -74,10 +74,10 @@ def _opened(given: argparse.Namespace, video: bool, clips: bool) -> "list[Image 
     from llava_consensus.evaluation.media import open_image
 
     if not video:
-        return [open_image(given.picture, upright=True)]
+        return [open_image(given.image, upright=True)]
     from llava_consensus.evaluation.media import read_clip
 
-    clip = read_clip(given.picture, given.frames)
+    clip = read_clip(given.image, given.frames)
     return [clip] if clips else list(clip.frames)
 
 
@@ -96,10 +96,10 @@ def _check(given: argparse.Namespace) -> None:
     for name in ("frames", "max_new_tokens"):
         if getattr(given, name) is not None:
             at_least(name, getattr(given, name), 1)
-    if URL.match(given.picture):
-        raise OptionError(f"PICTURE {given.picture}: addresses are not fetched. Save the image and give its file")
+    if URL.match(given.image):
+        raise OptionError(f"IMAGE {given.image}: addresses are not fetched. Save the image and give its file")
     file = given.overlay
-    if file and file.suffix.lower() not in PICTURES:
+    if file and file.suffix.lower() not in SUFFIXES:
         raise OptionError(f"--overlay {file}: must end with .png, .jpg or .webp")
     if file and file.is_dir():
         raise DataError(f"--overlay {file}: is a folder. Give the name of a file")

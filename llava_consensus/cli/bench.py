@@ -41,7 +41,7 @@ PROCESSORS = Path("/proc/cpuinfo")
     arg("--tokens", default=TOKENS, metavar="NUMBERS", help="budgets (%(default)s)"),
     arguments.MATCH,
     arg("--images", type=Path, metavar="DIR", help=f"images (those of GQA in {DATA}, else noise)"),
-    arg("--pictures", type=int, default=1, help="how many of them (%(default)s)"),
+    arg("--image-count", "--pictures", type=int, default=1, help="how many of them (%(default)s)"),
     arg("--repeats", type=int, default=5, help="measured rounds, after one that does not count (%(default)s)"),
     arg("--length", type=int, default=20, help="tokens of each answer (%(default)s)"),
     arg(
@@ -85,19 +85,19 @@ def bench(given: argparse.Namespace) -> Iterator[Any]:
     made = {name: arguments.one_word_method(name) for name in names}
     budgets, loading = arguments.budgets(given.tokens), arguments.loading(given)
     _check(given)
-    pictures, prompt = _pictures(given), Prompt(QUESTION, max_new_tokens=given.length)
+    images, prompt = _images(given), Prompt(QUESTION, max_new_tokens=given.length)
     if given.serve:
-        yield from _serving(given, made, budgets, pictures)
+        yield from _serving(given, made, budgets, images)
         return
     runner = _runner(given, loading)
     described = _description(given, loading, runner)
     if given.break_even:
-        yield from _break_even(given, runner, (made[names[0]], budgets[0]), pictures[0], described)
+        yield from _break_even(given, runner, (made[names[0]], budgets[0]), images[0], described)
         return
-    shape = efficiency.prompt_shape(runner, prompt, pictures[0])
+    shape = efficiency.prompt_shape(runner, prompt, images[0])
     cases, left_out = efficiency.cases_of(runner, names, budgets, shape, given.match, made.__getitem__)
     measured = efficiency.measure(
-        runner, pictures, prompt, shape, cases, {**described, "left_out": left_out}, given.out, given.repeats
+        runner, images, prompt, shape, cases, {**described, "left_out": left_out}, given.out, given.repeats
     )
     yield from terminal.written(given.format, tables.bench_tables(measured), tables.csv_rows(measured))
 
@@ -107,7 +107,7 @@ def _check(given: argparse.Namespace) -> None:
     from llava_consensus.reduction.options import at_least, choose, numbers
 
     choose("match", given.match, MATCHES)
-    for name, least in (("pictures", 1), ("repeats", 1), ("length", 2)):
+    for name, least in (("image_count", 1), ("repeats", 1), ("length", 2)):
         at_least(name, getattr(given, name), least)
     for name, text in (("break_even", given.break_even), ("at_once", given.at_once)):
         if text is not None:
@@ -116,20 +116,20 @@ def _check(given: argparse.Namespace) -> None:
         raise DataError(f"--out {given.out}: is a folder. Give the name of a file")
 
 
-def _pictures(given: argparse.Namespace) -> "list[Image]":
+def _images(given: argparse.Namespace) -> "list[Image]":
     """The requested images; seeded noise where there are none."""
     from PIL import Image
 
     from llava_consensus.evaluation.media import open_image
 
     folder = given.images or Path(DATA) / "eval" / "gqa" / "data" / "images"
-    files = sorted(path for kind in ("*.jpg", "*.png") for path in folder.glob(kind))[: given.pictures]
+    files = sorted(path for kind in ("*.jpg", "*.png") for path in folder.glob(kind))[: given.image_count]
     if files and (given.images or not given.shape):
         return [open_image(path) for path in files]
     if given.images:
         raise DataError(f"--images {given.images}: no .jpg or .png there")
     noise = random.Random(0)
-    return [Image.frombytes("RGB", (SIDE, SIDE), noise.randbytes(3 * SIDE * SIDE)) for _ in range(given.pictures)]
+    return [Image.frombytes("RGB", (SIDE, SIDE), noise.randbytes(3 * SIDE * SIDE)) for _ in range(given.image_count)]
 
 
 def _runner(given: argparse.Namespace, loading: "Loading") -> "Runner":
@@ -156,7 +156,7 @@ def _description(given: argparse.Namespace, loading: "Loading", runner: "Runner"
         "loading": {**asdict(loading), "dtype": str(runner.model.dtype).removeprefix("torch.")},
         "host_options": arguments.host_options(given),
         "match": given.match,
-        "pictures": given.pictures,
+        "pictures": given.image_count,
         "machine": {
             "device": name,
             "processor": _processor(),
@@ -197,7 +197,7 @@ def _processor() -> str:
 
 
 def _serving(
-    given: argparse.Namespace, made: "dict[str, Method]", budgets: "list[Budget | Share]", pictures: "list[Image]"
+    given: argparse.Namespace, made: "dict[str, Method]", budgets: "list[Budget | Share]", images: "list[Image]"
 ) -> Iterator[str]:
     from llava_consensus.evaluation.bench import serving
     from llava_consensus.evaluation.bench.efficiency import stored
@@ -229,7 +229,7 @@ def _serving(
             overrides = setting_of(method, sizes[0]).overrides(runner.model.config)
             cases += [serving.ServedCase(name, overrides, size if method.reduces else None) for size in own]
         del runner
-        asked = serving.ServedQuestion(QUESTION, pictures, given.length, given.requests)
+        asked = serving.ServedQuestion(QUESTION, images, given.length, given.requests)
         if given.chat:
             asked = asked._replace(turns=3, system=SYSTEM)
         further = f"--dtype {dtype} --max-model-len {2048 if given.chat else 1024}{' --enforce-eager' * on_cpu}"

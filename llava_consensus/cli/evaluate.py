@@ -111,7 +111,7 @@ def _benchmark(given: argparse.Namespace) -> "Benchmark":
     for name in ("question_file", "image_folder"):
         if name not in own:
             raise OptionError(f"eval {CUSTOM}: needs --{name.replace('_', '-')}")
-    return Custom(questions=given.question_file, pictures=given.image_folder)
+    return Custom(questions=given.question_file, image_folder=given.image_folder)
 
 
 def _by_url(given: argparse.Namespace) -> Iterator[str]:

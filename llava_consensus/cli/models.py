@@ -19,8 +19,6 @@ DONE = ".done"
 
 
 class HostError(ConsensusError):
-    """A host and this model disagree."""
-
     exit_code = 7
 
 

@@ -54,7 +54,12 @@ def compare(given: argparse.Namespace) -> Iterator[str]:
 
 @command(
     "report import",
-    arg("file", type=Path, metavar="FILE", help="*_samples_*.jsonl of lmms-eval, or LLaVA's answers with --data"),
+    arg(
+        "file",
+        type=Path,
+        metavar="FILE",
+        help="*_samples_*.jsonl of lmms-eval, a table of scores, or LLaVA's answers with --data",
+    ),
     arg("--data", type=Path, metavar="DIR", help="FILE is LLaVA's answers: score them by the benchmark's files here"),
     arg("--benchmark", required=True, metavar="NAME", help="name of the benchmark: the same for files to be compared"),
     arg("--method", required=True, metavar="NAME", help="name of the method in tables; full for all tokens"),
@@ -76,4 +81,4 @@ def import_(given: argparse.Namespace) -> Iterator[str]:
     if given.data:
         yield str(import_answers(given.file, origin, given.out, benchmarks.make(given.benchmark), given.data))
     else:
-        yield str(import_file(given.file, origin, given.out, ColumnNames(given.metric)))
+        yield str(import_file(given.file, origin, given.out, ColumnNames(right=given.metric or "")))

@@ -36,7 +36,6 @@ class Seen:
 
     @property
     def fates(self) -> Fates:
-        """Outcome of each patch: kept, merged or dropped."""
         return fates(self.patches.kept, self.patches.anchors, self.patches.owner)
 
     @property
@@ -117,7 +116,7 @@ def card(shown: Sequence[Seen], question: str, lines: Sequence[str]) -> Image:
     """
     views = [(one.fates, grid) for one in shown for grid in one.views]
     kept, merged, _ = map(sum, zip(*(one.counts for one in shown), strict=True))
-    panels = [("original" if grid is views[0][1] else " ", overlay.picture(grid)) for _, grid in views]
+    panels = [("original" if grid is views[0][1] else " ", overlay.draw(grid)) for _, grid in views]
     for part, title in (("kept", f"kept: {kept} tokens, as they are"), ("merged", f"merged: {merged or 'no'} tokens")):
         drawn = [overlay.selection(grid, known, (part,)) for known, grid in views]
         panels += [(" " if number else title, image) for number, image in enumerate(drawn)]

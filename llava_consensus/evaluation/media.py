@@ -71,7 +71,6 @@ def check_file(path: Path, kind: str = "image") -> None:
 
 
 def open_header(path: Path, content: bytes | None = None) -> Image.Image:
-    """Reads no pixels yet."""
     Image.init()
     try:
         known = [name for name in FORMATS if name in Image.OPEN]

@@ -274,7 +274,6 @@ class Attachment:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks on the last call that go into its record."""
         return self._report.notes
 
     def milliseconds(self) -> dict[str, float]:
@@ -290,7 +289,6 @@ class Attachment:
     # Called during a forward pass
 
     def _budgets(self, stage: BudgetedMethod, prompt: Prompt) -> list[Budget | Share]:
-        """Budget of each image of a batch of prompts."""
         images, whole = prompt.images, whole_images(prompt.images)
         found: list[Any] = [stage.budget] * len(whole)
         sizes = [[int((images[part].token >= 0).sum()) for part in parts] for parts in whole]

@@ -244,9 +244,8 @@ class BeforeTower:
         self, tower: Tower, plain: Any, base: Any, modality: str, grids: list[TokenGrid], shares: list[list[int]],
         inputs: dict[str, Any],
     ) -> tuple[Any, list[Tensor]]:  # fmt: skip
-        """Smaller images through the model's own tower."""
         small = [
-            [self.method.picture(share, *grid.shape) if share < grid.size else grid.shape for share in own]
+            [self.method.image_size(share, *grid.shape) if share < grid.size else grid.shape for share in own]
             for grid, own in zip(grids, shares, strict=True)
         ]
         slots, taken, first = [], [], 0

@@ -5,10 +5,12 @@ the cache: they ask `get_query_offset` and the layers.
 """
 
 import functools
+import weakref
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from llava_consensus.errors import OptionError
 from llava_consensus.hosts.rows import Rows
 
 CACHE_NAMES = ("cache", "past_key_values", "past_key_value")  # since transformers 5.24, before, and in layers of 4.37
@@ -20,7 +22,6 @@ def cache_in(values: Any) -> Any:
 
 
 def without_cache(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The same arguments, with no cache."""
     return {name: None if name in CACHE_NAMES else value for name, value in arguments.items()}
 
 
@@ -45,22 +46,56 @@ class Book(NamedTuple):
     weights: dict[int, Tensor]  # [R, n] of such layers: how many tokens each row represents, if that is calibrated
     owner: int = 0  # number of the entrance whose hooks continue from this cache
 
+    def without(self, last: int) -> "Book":
+        """The same without that number of rows at the end, which are text.
+
+        Raises:
+            OptionError: if they are not.
+        """
+        if last <= 0:
+            return self
+        held = [self.index, *(rows.index for rows in self.layers.values())]
+        if any(last >= index.shape[1] or bool((index[:, -last:] < self.size - last).any()) for index in held):
+            raise OptionError(
+                f"crop: the last {last} rows of a reduced prompt are not text: read it again in their place"
+            )
+        layers = {
+            number: rows._replace(index=rows.index[:, :-last], real=rows.real[:, :-last], shown=rows.shown[:, :-last])
+            for number, rows in self.layers.items()
+        }
+        weights = {number: weight[:, :-last] for number, weight in self.weights.items()}
+        real, index = self.real[:, :-last], self.index[:, :-last]
+        return self._replace(size=self.size - last, real=real, index=index, layers=layers, weights=weights)
+
     def change(self, change: Any) -> "Book":
         """The same with other batch rows, `change` being done to each tensor."""
-        layers = {
-            number: rows._replace(
+        every = {
+            id(rows): rows._replace(
                 index=change(rows.index), at=None, shown=change(rows.shown), removed=change(rows.removed),
                 real=change(rows.shown).cpu().numpy(),
             )
-            for number, rows in self.layers.items()
+            for rows in self.layers.values()
         }  # fmt: skip
+        layers = {number: every[id(rows)] for number, rows in self.layers.items()}
         weights = {number: change(weight) for number, weight in self.weights.items()}
         tensors = {name: change(getattr(self, name)) for name in ("real", "index", "shift")}
         return self._replace(**tensors, layers=layers, weights=weights)
 
 
+class Hold:
+    """Keeps the hooks of an entrance on its model, as long as a cache or any copy of it needs them."""
+
+    def __init__(self, entrance: Any) -> None:
+        self.entrance = weakref.ref(entrance)
+        entrance.caches += 1
+        weakref.finalize(self, entrance.release)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Hold":
+        entrance = self.entrance()
+        return self if entrance is None else Hold(entrance)
+
+
 def book_of(cache: Any) -> Book | None:
-    """The book of a shortened cache; None for any other."""
     return getattr(cache, "reduction_book", None)
 
 
@@ -76,6 +111,15 @@ def shorten(cache: Any, book: Book) -> None:
 def _shortened(kind: Any) -> Any:
     class Shortened(kind):
         reduction_book: Book
+        reduction_open = False  # whether the hooks that it needs run
+
+        def update(self, *args: Any, **kwargs: Any) -> Any:
+            if not self.reduction_open:
+                raise OptionError(
+                    "past_key_values: this KV cache is of a reduced prompt and can be continued only by the model that "
+                    "filled it. Read the prompt again"
+                )
+            return super().update(*args, **kwargs)
 
         def get_seq_length(self, layer_idx: int = 0) -> Any:
             return super().get_seq_length(layer_idx) + self.reduction_book.missing
@@ -85,8 +129,18 @@ def _shortened(kind: Any) -> Any:
 
         def reset(self) -> None:
             super().reset()
-            del self.reduction_book
+            del self.reduction_book, self.reduction_hold
             self.__class__ = kind
+
+        def crop(self, tokens_to_remove: int) -> None:
+            book, length = self.reduction_book, self.get_seq_length()
+            count = length - tokens_to_remove if tokens_to_remove > 0 else -tokens_to_remove
+            self.reduction_book = book.without(book.size - length + count)
+            super().crop(-count)
+
+        def reorder_cache(self, beam_idx: Tensor) -> None:
+            super().reorder_cache(beam_idx)
+            self.reduction_book = self.reduction_book.change(lambda value: value.index_select(0, beam_idx))
 
         def batch_repeat_interleave(self, repeats: int) -> None:
             super().batch_repeat_interleave(repeats)
@@ -108,5 +162,4 @@ def cached_rows(cache: Any, axis: int = -2) -> int:
 
 
 def is_static(cache: Any) -> bool:
-    """Whether a cache has a fixed size."""
     return bool(getattr(cache, "is_compileable", False))

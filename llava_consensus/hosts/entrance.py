@@ -35,7 +35,7 @@ from llava_consensus.hosts.arguments import (
     waiting_records,
 )
 from llava_consensus.hosts.before_tower import BeforeTower, numbered, tiles_left, units_left, whole_tiles
-from llava_consensus.hosts.cache import Book, book_of, cache_in, cached_rows, shorten
+from llava_consensus.hosts.cache import Book, Hold, book_of, cache_in, cached_rows, shorten
 from llava_consensus.hosts.images import (
     MODALITIES,
     Image,
@@ -175,18 +175,11 @@ class Entrance:
             while self.handles:
                 self.handles.pop().remove()
 
-    def _hold(self, cache: Any) -> None:
-        """Counts a cache that the hooks must stay for."""
-
-        def gone() -> None:
-            self.caches -= 1
-            self._leave()
-
-        self.caches += 1
-        weakref.finalize(cache, gone)
+    def release(self) -> None:
+        self.caches -= 1
+        self._leave()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Entrance":
-        """Hooks of a copied model, on that model."""
         from copy import deepcopy
 
         twin = object.__new__(type(self))
@@ -282,13 +275,20 @@ class Entrance:
         self.local.pack = None if forward is None else forward.pack
         kwargs = {**dict(zip(self.inner, args, strict=False)), **kwargs}
         cache = cache_in(kwargs)
-        book = book_of(cache)
+        book = self._opened(cache)
         if forward is None or not forward.encoded:
             if self.open and book is None and (cache is None or not int(cache.get_seq_length())):
                 self.owner._tell_plain()  # a prompt without images
             return (), self._step(decoder, kwargs, book, cache)
         prompt, short = self._prompt(forward, labels, kwargs["inputs_embeds"])
         return (), self._reduce(decoder, forward.base, prompt, short, kwargs, cache, book)
+
+    def _opened(self, cache: Any) -> Book | None:
+        """The book of a cache, which this forward may continue if these hooks filled it."""
+        book = book_of(cache)
+        if book is not None and book.owner == self.number:
+            cache.reduction_open = True
+        return book
 
     def _prompt(self, forward: Forward, labels: Tensor | None, embeds: Tensor) -> tuple[Prompt, str]:
         """The prompts of a forward with the tensors recorded for their images, and why the tower lacks attention that
@@ -377,7 +377,6 @@ class Entrance:
         return most_tiles(self.model())
 
     def projector(self, base: Any) -> Any:
-        """The projector, if it takes patches one by one."""
         return projector_of(base, self.model().config)  # type: ignore[union-attr]
 
     def read_probe(self, inputs: Inputs, decoder: Any, kwargs: dict[str, Any]) -> None:
@@ -445,15 +444,17 @@ class Entrance:
 
     def end(self, decoder: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """The last states at full length; the cache gets its `Book`."""
-        self._restore(decoder, output)
+        self._restore(decoder, kwargs, output)
         pack, self.local.pack = getattr(self.local, "pack", None), None
         if pack is not None:
             output["last_hidden_state"] = pack.join(output["last_hidden_state"])
         return output
 
-    def _restore(self, decoder: nn.Module, output: Any) -> None:
+    def _restore(self, decoder: nn.Module, kwargs: dict[str, Any], output: Any) -> None:
         cut: Cut | None = getattr(self.local, "cut", None)
         self.local.cut = None
+        if book_of(cache_in(kwargs)) is not None:
+            cache_in(kwargs).reduction_open = False
         armed = getattr(self.local, "armed", None)
         if armed is not None and not (cut and cut.prefill and runs_again(decoder)):
             self._disarm()
@@ -475,10 +476,9 @@ class Entrance:
             output["last_hidden_state"] = spread_rows(states, cut.rows)
 
     def _keep(self, cache: Any, book: Book) -> None:
-        """Stores a `Book` in the cache it describes."""
         if hasattr(cache, "layers"):
             if book_of(cache) is None:
-                self._hold(cache)
+                cache.reduction_hold = Hold(self)
             shorten(cache, book)
 
     def _disarm(self) -> None:

@@ -83,7 +83,6 @@ class Facts:
 
     @property
     def reach(self) -> int:
-        """Positions the language model was made for."""
         return int(getattr(self.config.get_text_config(), "max_position_embeddings", 0) or 0)
 
     @property
@@ -215,7 +214,6 @@ class Facts:
         return {name: value for name, value in types.items() if name in taken}
 
     def of(self, module: nn.Module) -> "Facts":
-        """The same of another model of this class."""
         return type(self)(module, self.options)
 
 

@@ -399,7 +399,6 @@ def decoder_of(model: Any) -> Any:
 
 
 def packed_whole(pack: Any, base: Any, *args: Any, image_newline: Any = None, **more: Any) -> Any:
-    """LLaVA-NeXT's packing without newlines."""
     return pack(base, *args, image_newline=None, **more)
 
 

@@ -22,7 +22,7 @@ from llava_consensus.reduction.tokens import (
     TextProbe,
     VisionAttention,
     VisualTokens,
-    WholePictures,
+    WholeImages,
     Words,
 )
 
@@ -30,7 +30,7 @@ KEPT = "positions of three axes are kept"
 NO_TEXT = "no text after the image: reduced by vision saliency alone"
 BY_WORDS = "no CLIP text tower: relevance by the language model's own embeddings of the words after the image"
 NO_WORDS = "no text after the image: all tokens are equally relevant"
-ALWAYS = frozenset({Need.PROBE, Need.FINGERPRINT, Need.QUESTION, Need.WORDS, Need.WHOLE_PICTURES})
+ALWAYS = frozenset({Need.PROBE, Need.FINGERPRINT, Need.QUESTION, Need.WORDS, Need.WHOLE_IMAGES})
 
 
 class Prompt(NamedTuple):
@@ -142,7 +142,6 @@ class Inputs:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks that go into the record."""
         silent = any(not len(text) for text in self.prompt.text)
         by_words = Need.QUESTION in self.needs and self.clip is None
         return (
@@ -266,7 +265,7 @@ class Inputs:
             tiles_per_unit=units[0].tiles,
             side=own.side,
             members=None if own.members is None else own.members.to(device),
-            picture=batch.image,
+            image=batch.image,
             prompt=batch.row,
             columns=batch.columns,
             attention=self._attention(images, "", own.scale) if Need.ATTENTION in needs else None,
@@ -279,7 +278,7 @@ class Inputs:
             probe=self._probe_of(units[0]),
             asking=self._asking(units),
             fingerprint=self._fingerprint(units) if Need.FINGERPRINT in needs else None,
-            whole=self._whole(images) if Need.WHOLE_PICTURES in needs else None,
+            whole=self._whole(images) if Need.WHOLE_IMAGES in needs else None,
             pooling=self._part(images, "pooling") if "pooling" in own.parts else None,
             slot=self._part(images, "slot") if "slot" in own.parts else None,
         )
@@ -332,7 +331,7 @@ class Inputs:
             mask[number, : len(own)] = own
         return None if mask.all() else upload([mask], self.embeds.device)[0].bool()
 
-    def _whole(self, images: list[int]) -> WholePictures:
+    def _whole(self, images: list[int]) -> WholeImages:
         """The image each tile belongs to, and which of its tokens are in the prompt."""
         own, present = [], []
         for number in images:
@@ -342,7 +341,7 @@ class Inputs:
             own.append(np.full(tiles.count, number))
             present.append(here)
         which, there = upload([np.concatenate(own), np.concatenate(present)], self.embeds.device)
-        return WholePictures(which, there.bool())
+        return WholeImages(which, there.bool())
 
     def _pixels(self, unit: Unit) -> Tensor:
         """Pixels of the first tile of a unit, or of its whole image if its processor's layout of tiles is not known."""
@@ -438,5 +437,4 @@ def projector_of(base: Any, config: Any) -> Callable[[Tensor], Tensor] | None:
 
 
 def structural_rows(image: Image) -> int:
-    """Rows of an image that are never candidates."""
     return int((image.token == STRUCTURAL).sum())

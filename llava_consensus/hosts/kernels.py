@@ -107,7 +107,6 @@ def spying(spy: Callable[..., Any]) -> Iterator[None]:
 
 
 def first_call(run: Callable[[], Any]) -> KernelCall:
-    """The first kernel call of `run`, which ends there."""
     found: list[KernelCall] = []
 
     def spy(

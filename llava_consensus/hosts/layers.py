@@ -86,12 +86,10 @@ class Layers:
 
     @property
     def kernel(self) -> str:
-        """Attention implementation: sdpa, eager, ..."""
         return str(self.config._attn_implementation)
 
     @property
     def first_attention(self) -> int:
-        """The first layer with an attention kernel."""
         return self.readable.index(True)
 
     def renumbers(self, axes: int, index: int = 0) -> bool:
@@ -311,5 +309,4 @@ def idle(layers: Layers, book: Book, length: int, new: int, renumbers: bool, cac
 
 
 def runs_again(decoder: Any) -> bool:
-    """Whether layers run again in the backward pass."""
     return bool(decoder.training and torch.is_grad_enabled() and getattr(decoder, "gradient_checkpointing", False))

@@ -32,7 +32,7 @@ def check_tiles(counts: Iterable[int]) -> None:
             )
 
 
-def check_pictures(config: Mapping[str, Any]) -> None:
+def check_images(config: Mapping[str, Any]) -> None:
     """Raise OptionError for a layout of images in a checkpoint's config.json that official LLaVA does not follow."""
     ratio = config.get("image_aspect_ratio") or "square"
     entries = {"image_aspect_ratio": (ratio, RATIOS)}

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.arguments import IGNORE, Cut, asking_rows, compact, held_masks
 from llava_consensus.hosts.before_tower import ImageLeft, check_equal, shares_left, units_left
-from llava_consensus.hosts.cache import Book, book_of, cache_in, cached_rows
+from llava_consensus.hosts.cache import Book, Hold, cache_in, cached_rows
 from llava_consensus.hosts.entrance import Entrance
 from llava_consensus.hosts.inputs import EncodedImage, Inputs, Prompt, prompt_of
 from llava_consensus.hosts.kernels import OLD, uncompiled
-from llava_consensus.hosts.next_grid import STOCK, check_layout, check_pictures, check_tiles
+from llava_consensus.hosts.next_grid import STOCK, check_images, check_layout, check_tiles
 from llava_consensus.hosts.official_model import (
     Arguments,
     LlavaTower,
@@ -42,6 +42,7 @@ from llava_consensus.hosts.official_model import (
 )
 from llava_consensus.hosts.open_tower import EncoderRun
 from llava_consensus.hosts.outcomes import Report, unchanged
+from llava_consensus.hosts.packing import refuse_packed
 from llava_consensus.hosts.pinned import Held, PinnedLayers, angles_of, layers_of
 from llava_consensus.hosts.rows import gather, upload
 from llava_consensus.hosts.taps import Reader, split_heads
@@ -110,7 +111,7 @@ class OfficialEntrance(Entrance):
         """Raises OptionError for an unsupported combination, with the remedy."""
         for method in methods:
             self.view.check(method)
-        check_pictures(vars(model.config))
+        check_images(vars(model.config))
         check_layout(self.options.get("layout", STOCK), getattr(model.config, "image_aspect_ratio", None))
         tower = model.get_vision_tower()
         if tower is not None and not tower.is_loaded:
@@ -173,7 +174,6 @@ class OfficialEntrance(Entrance):
         return list(view.blocks)[max(view.fed, 0 if self.reader is None else self.reader.last) + 1 :]
 
     def note_running(self, model: nn.Module, args: Any) -> None:
-        """Notes the replica that runs (DataParallel)."""
         self.local.replica = model if getattr(model, "_is_replica", False) else None
 
     @property
@@ -195,15 +195,16 @@ class OfficialEntrance(Entrance):
             if given.input_ids.shape[1] > 1:
                 owner._tell_plain()
             return official(model, *given)
+        refuse_packed(given.position_ids, given.attention_mask)
         if self.options.get("layout", STOCK) != STOCK:
             check_tiles(given.tiles)
         config = laid_out(model, self.options, owner._settings)
         limit = getattr(config, LIMIT, None)
         uncut = changed(config, {LIMIT: None}) if self.entering else config
-        prompt, pictures = self._known(given, uncut)
+        prompt, origins = self._known(given, uncut)
         reduces = any(self._reduces(stage, prompt) for stage in self.entering)
         if not reduces and self.layers is not None and limit is not None:
-            prompt, pictures = self._known(given, config)
+            prompt, origins = self._known(given, config)
         encoded: list[EncodedImage] = []
 
         def encode(pixels: Tensor) -> Tensor:
@@ -212,7 +213,7 @@ class OfficialEntrance(Entrance):
             return parts[0] if len(parts) == 1 else torch.cat(parts)
 
         results = official(Overlay(model, config=uncut if reduces else config, encode_images=encode), *given)
-        prompt = with_encoded(prompt, [encoded[picture] for picture in pictures])
+        prompt = with_encoded(prompt, [encoded[origin] for origin in origins])
         size = prompt.real.shape[1] if limit is None else min(prompt.real.shape[1], limit)
         report, after = Report(unchanged(prompt.images)), None
         if reduces:
@@ -235,10 +236,9 @@ class OfficialEntrance(Entrance):
         model = self.running
         known = read_structure(self.official(model), model, given, config, LlavaTower(model.get_vision_tower()).size)
         asks = asking_rows(self.owner, known.real, known.asks, known.images)
-        return prompt_of(known.ids, known.real, asks, known.images, [], [], model.config), known.pictures
+        return prompt_of(known.ids, known.real, asks, known.images, [], [], model.config), known.origins
 
     def _reduces(self, stage: Any, prompt: Prompt) -> bool:
-        """Whether any image has more tokens than its budget."""
         if stage.method.acts_inside:
             return bool(units_left(prompt.images, [self.left(image.tiles) for image in prompt.images]))
         return bool(units_of(prompt.images, self.owner._budgets(stage, prompt), stage.method, self.most_tiles()))
@@ -375,7 +375,7 @@ class OfficialEntrance(Entrance):
             return (), kwargs
         if OLD:
             cache = Held(cache, getattr(self.local, "book", None))
-        book = book_of(cache)
+        book = self._opened(cache)
         if book is not None and book.owner == self.number:
             kwargs.update(held_masks(kwargs, cache, book))
         return (), self._step(decoder, _ahead(kwargs, cache), book, cache)
@@ -417,11 +417,11 @@ class OfficialEntrance(Entrance):
         cache = cache_in(output) if after is not None else None
         if cache is not None:
             setattr(cache, AFTER, after)
+            cache.reduction_hold = Hold(self)
         return restored
 
 
 def _skip_unread(owner: Any, plain: Any, hidden: Any, *args: Any, **kwargs: Any) -> Any:
-    """Forward of a block that nothing reads."""
     if not getattr(owner.entrance.local, "encoding", False):
         return plain(hidden, *args, **kwargs)
     return (hidden,) if OLD else hidden

@@ -163,7 +163,6 @@ class LlavaTower:
         return {"features": value[:, 1:], "class_feature": value[:, 0]}
 
     def pooling(self) -> list[Tap]:
-        """None: each token is one patch."""
         return []
 
     def attention(self, block: int) -> tuple[list[Tap], float]:
@@ -245,7 +244,7 @@ class Structure(NamedTuple):
     real: NDArray[np.bool_]  # [R, S] False for padding
     asks: NDArray[np.bool_]  # [R, S] rows that have no label
     images: list[Image]
-    pictures: list[int]  # of each of these, which of the images that the user passed it is
+    origins: list[int]  # of each of these, which of the images that the user passed it is
 
 
 def read_structure(official: Function, model: Any, given: Arguments, config: Any, patches: int) -> Structure:
@@ -281,17 +280,17 @@ def _images(rows: Integers, real: NDArray[np.bool_], tiles: list[int], patches: 
     which = np.where(rows > 0, owner[flat], -1)
     before = np.maximum.accumulate(np.where(rows > 0, np.arange(rows.shape[1]), 0), axis=1)
     which = np.where((rows == NEWLINE) & real, np.take_along_axis(which, before, 1), which)
-    images, pictures = [], []
-    for picture in np.unique(which[which >= 0]).tolist():
-        row, places = (which == picture).nonzero()
+    images, origins = [], []
+    for origin in np.unique(which[which >= 0]).tolist():
+        row, places = (which == origin).nonzero()
         own = rows[row[0], places]
-        tile = np.maximum(own - 1, 0) // patches - first[picture]
+        tile = np.maximum(own - 1, 0) // patches - first[origin]
         newline = own == NEWLINE
         tile = np.where(newline, 0, tile)
         token = np.where(newline, STRUCTURAL, (own - 1) % patches)
-        images.append(Image(int(row[0]), places, tile, token, tiles[picture], False, 0))
-        pictures.append(picture)
-    return images, pictures
+        images.append(Image(int(row[0]), places, tile, token, tiles[origin], False, 0))
+        origins.append(origin)
+    return images, origins
 
 
 # Their remaining rows

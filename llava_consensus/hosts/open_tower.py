@@ -79,7 +79,6 @@ class OpenTower:
         self.handles: list[Any] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "OpenTower":
-        """The same in a copied model."""
         twin = object.__new__(type(self))
         memo[id(self)] = twin
         for name, value in vars(self).items():
@@ -89,7 +88,7 @@ class OpenTower:
     def install(self) -> None:
         self._shadow(self.module, self._tower)
         self.handles.append(self.projector.register_forward_hook(self._spread))
-        if self.method.place is Place.PICTURE:
+        if self.method.place is Place.IMAGE:
             self._shadow(self.embeddings, self._embed)
             return
         for index, block in enumerate(self.blocks):
@@ -162,8 +161,8 @@ class OpenTower:
         size = math.prod(grid)
         if count >= size:
             return None
-        if self.method.place is Place.PICTURE:
-            return Shrinking(*self.method.picture(count))
+        if self.method.place is Place.IMAGE:
+            return Shrinking(*self.method.image_size(count))
         return Merging(self.method.schedule(count, size, self.merging))
 
     def _slot(self, state: Any, size: int, grid: tuple[int, int], states: Tensor) -> Tensor:

@@ -79,6 +79,14 @@ def pack_of(kwargs: dict[str, Any], past: int, config: Any) -> Pack | None:
     return _pack(starts, rows.device)
 
 
+def refuse_packed(positions: Tensor | None, mask: Tensor | None) -> None:
+    """Raises OptionError for packed prompts of a model whose code does not separate them."""
+    if positions is not None and mask is None and bool((positions.diff(dim=-1) < 0).any()):
+        raise OptionError(
+            "position_ids: this model's code does not separate prompts that are packed into one row. Give each a row"
+        )
+
+
 def _pack(starts: NDArray[np.bool_], device: torch.device) -> Pack:
     """Prompts that start at these rows [B, S]. A row by itself fills up its pack: it shows the state before it."""
     count, size = starts.shape

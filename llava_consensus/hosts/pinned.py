@@ -39,7 +39,6 @@ def _angles(attention: Any, states: Tensor, positions: Tensor) -> tuple[Tensor, 
 
 
 def _projections(attention: Any) -> list[nn.Module]:
-    """In the order in which they run."""
     return [attention.q_proj, attention.k_proj, attention.v_proj]
 
 
@@ -61,7 +60,6 @@ class PinnedLayers(Layers):
 
     @staticmethod
     def mask_functions() -> dict[str, Any]:
-        """None: masks are made here."""
         return {}
 
     def check(self, size: int) -> None:

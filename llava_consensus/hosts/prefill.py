@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import kernels
-from llava_consensus.hosts.cache import CACHE_NAMES, Book, cache_in
+from llava_consensus.hosts.cache import CACHE_NAMES, Book, cache_in, is_static
 from llava_consensus.hosts.cuts import CutImage, cut_outcome
 from llava_consensus.hosts.inputs import Inputs, Prompt
 from llava_consensus.hosts.layers import Hooks, Layers
@@ -87,9 +87,10 @@ class Prefill(Hooks):
                 f"attn={self.layers.kernel}: attention is calibrated by adding to its logits, which this kernel does "
                 "not take. Load the model with attn=sdpa"
             )
+        if self.method.calibrates and is_static(self.cache):
+            raise OptionError("a static cache has no room for calibrated attention: leave cache_implementation out")
 
     def enter(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        """The rows that are left; at a cut fewer than before."""
         if index == 0:
             self.cache = cache_in(kwargs)  # which the decoder makes itself if it is given none
             positions = kwargs.get("position_ids")
@@ -115,7 +116,6 @@ class Prefill(Hooks):
         return self._shortened(index, hidden, kwargs, rows)
 
     def disarm(self) -> None:
-        """Removes the hooks, also after an error in a layer."""
         super().disarm()
         if self.reading is not None:
             self.layers.stop(self.reading)
@@ -163,7 +163,6 @@ class Prefill(Hooks):
     def _shortened(
         self, index: int, hidden: Tensor, kwargs: dict[str, Any], rows: Rows | None
     ) -> tuple[Tensor, dict[str, Any]]:
-        """States and arguments of a layer for these rows."""
         if rows is None:
             return hidden, kwargs
         short, changed = drop_rows(hidden, rows), dict[str, Any]()

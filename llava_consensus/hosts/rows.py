@@ -38,7 +38,6 @@ class Rows(NamedTuple):
 
     @property
     def padded(self) -> bool:
-        """True if any row is padding."""
         return not bool(self.real.all())
 
 

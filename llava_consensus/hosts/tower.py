@@ -129,7 +129,6 @@ class Tower:
         return name, index if layer is None else layer % self.lists[name]
 
     def early_block(self, name: str) -> Block:
-        """The earlier block whose attention is read."""
         return name, early_block(self.method, self.lists[name], self.whole)
 
     def named(self, inputs: dict[str, Any], config: Any) -> list[Block]:
@@ -418,7 +417,6 @@ def flat_features(output: Any) -> Tensor | None:
 
 
 def detached(value: Any) -> Any:
-    """The same without its graph."""
     if isinstance(value, Tensor):
         return value.detach()
     return type(value)(map(detached, value)) if type(value) in (list, tuple) else value

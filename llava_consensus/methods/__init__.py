@@ -181,9 +181,9 @@ def checked(where: str, candidate: Any) -> "type[Method]":
         OptionError: unless it is a dataclass that derives from one of the bases and implements its abstract methods.
     """
     from llava_consensus.reduction.decoder import InDecoder
-    from llava_consensus.reduction.method import AfterTower, AtCells, AtPicture, InTower
+    from llava_consensus.reduction.method import AfterTower, AtCells, AtImage, InTower
 
-    bases = (AtPicture, AtCells, InTower, AfterTower, InDecoder)
+    bases = (AtImage, AtCells, InTower, AfterTower, InDecoder)
     if not isclass(candidate) or not issubclass(candidate, bases) or not is_dataclass(candidate):
         names = ", ".join(base.__name__ for base in bases)
         raise OptionError(f"{where}: must be a dataclass that derives from one of {names} (docs/adding.md)")

@@ -23,7 +23,7 @@ from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import ReadsTower, Selected, Selector, Shape
 from llava_consensus.reduction.options import Bounds
 from llava_consensus.reduction.selection import counting
-from llava_consensus.reduction.tokens import ClipSides, Need, VisualTokens, WholePictures, ensure_finite
+from llava_consensus.reduction.tokens import ClipSides, Need, VisualTokens, WholeImages, ensure_finite
 
 SHORT_ANSWER = "\nAnswer the question using a single word or phrase."
 
@@ -42,7 +42,7 @@ class CDPruner(Selector, ReadsTower):
     relevance: Literal["negated", "cosine"] = "negated"
 
     title: ClassVar[str] = "CDPruner"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.FEATURES, Need.QUESTION, Need.WHOLE_PICTURES})
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.FEATURES, Need.QUESTION, Need.WHOLE_IMAGES})
 
     def query(self, question: str) -> str:
         """The prompt's text without the sentence that asks for a single word."""
@@ -62,7 +62,7 @@ class CDPruner(Selector, ReadsTower):
         """The tokens of greedy MAP inference; `fused` is the relevance."""
         sides = tokens.needed(Need.QUESTION)
         sides = sides._replace(patches=tokens.by_token(sides.patches))
-        scaled = relevance(sides, tokens.needed(Need.WHOLE_PICTURES), negated=self.relevance == "negated")
+        scaled = relevance(sides, tokens.needed(Need.WHOLE_IMAGES), negated=self.relevance == "negated")
         token_relevance = tokens.of_tiles(scaled)  # [B, N]
         weight = self._weight(token_relevance)
         direction = normalize(ensure_finite("projected tokens", tokens.projected).float(), dim=-1)
@@ -83,7 +83,7 @@ def relevance_products(shape: Shape) -> float:
     return shape.joint * (shape.vision_width + 1) if shape.text_tower else shape.known("question") * shape.width
 
 
-def relevance(sides: ClipSides, whole: WholePictures, negated: bool = True) -> Tensor:
+def relevance(sides: ClipSides, whole: WholeImages, negated: bool = True) -> Tensor:
     """Relevance of every token of every tile, scaled to (0, 1] over all tiles of its image: [U, N_tile].
 
     Args:
@@ -97,10 +97,10 @@ def relevance(sides: ClipSides, whole: WholePictures, negated: bool = True) -> T
     cosine = patches @ text.transpose(1, 2) * sides.real[:, None]  # [U, N_tile, M]
     mean = ensure_finite("CLIP relevance", cosine.sum(2) / sides.real.sum(1, keepdim=True).clamp_min(1))
     raw = -mean if negated and not sides.words else mean
-    same_picture = whole.picture[:, None] == whole.picture[None]  # [U, U]
+    same_image = whole.image[:, None] == whole.image[None]  # [U, U]
     lowest, highest = (raw.masked_fill(~whole.present, end) for end in (torch.inf, -torch.inf))
-    low = torch.where(same_picture, lowest.amin(1), torch.inf).amin(1, keepdim=True)
-    high = torch.where(same_picture, highest.amax(1), -torch.inf).amax(1, keepdim=True)
+    low = torch.where(same_image, lowest.amin(1), torch.inf).amin(1, keepdim=True)
+    high = torch.where(same_image, highest.amax(1), -torch.inf).amax(1, keepdim=True)
     return torch.where(high > low, (raw - low + 1e-6) / (high - low), torch.ones_like(raw))
 
 

@@ -87,8 +87,8 @@ class ConsensusDrop(ReadsTower):
         if budget.tokens >= shape.available:
             return 0.0
         head, rows = shape.heads * shape.head_width, shape.known("question")
-        sequence = shape.pictures * shape.available + shape.text  # keys of the whole prompt, once for all its images
-        keys = sequence * shape.width * shape.kv_heads * shape.head_width / shape.pictures
+        sequence = shape.images * shape.available + shape.text  # keys of the whole prompt, once for all its images
+        keys = sequence * shape.width * shape.kv_heads * shape.head_width / shape.images
         probe = keys + rows * head * (shape.width + sequence)
         queries = 1 if self.vision_score == "class" and shape.classes else shape.patches
         saliency = shape.tiles * queries * (shape.patches + shape.classes) * shape.vision_width

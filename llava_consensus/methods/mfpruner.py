@@ -38,7 +38,7 @@ class MFPruner(Selector, ReadsTower):
     relevance: Literal["negated", "cosine"] = "negated"
 
     title: ClassVar[str] = "MFPruner"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.FEATURES, Need.QUESTION, Need.WHOLE_PICTURES})
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.FEATURES, Need.QUESTION, Need.WHOLE_IMAGES})
 
     def query(self, question: str) -> str:
         """The prompt's text without the sentence that asks for a single word."""
@@ -56,7 +56,7 @@ class MFPruner(Selector, ReadsTower):
         saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION)))
         sides = tokens.needed(Need.QUESTION)
         sides = sides._replace(patches=tokens.by_token(sides.patches))
-        whole = tokens.needed(Need.WHOLE_PICTURES)
+        whole = tokens.needed(Need.WHOLE_IMAGES)
         cross = tokens.of_tiles(relevance(sides, whole, negated=self.relevance == "negated"))
         low, high = saliency.amin(1, keepdim=True), saliency.amax(1, keepdim=True)
         cues = torch.stack(((saliency - low + EPSILON) / (high - low + EPSILON), _unlike(tokens.projected), cross))

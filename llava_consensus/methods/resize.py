@@ -17,22 +17,23 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.method import AtPicture, Shape
+from llava_consensus.reduction.method import AtImage, Shape
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resize(AtPicture):
+class Resize(AtImage):
     """Shrink the image until it has at most T patches, and run the vision tower on that."""
 
     multiplies_nothing: ClassVar[bool] = True
 
-    def picture(self, tokens: int, rows: int = 1, columns: int = 1) -> tuple[int, int]:
+    def image_size(self, tokens: int, rows: int = 1, columns: int = 1) -> tuple[int, int]:
         """Rows and columns of tokens that a tile of rows x columns is shrunk to by this budget."""
         return smaller(tokens, rows, columns)
 
     def left(self, budget: Budget, available: int, side: int = 0) -> int:
         """Rows times columns, which is at most T."""
-        rows, columns = self.picture(budget.tokens, available // side, side) if side else self.picture(budget.tokens)
+        grid = (available // side, side) if side else ()
+        rows, columns = self.image_size(budget.tokens, *grid)
         return available if budget.tokens >= available else rows * columns
 
     def entering(self, budget: Budget, available: int, layers: int) -> list[int]:

@@ -45,7 +45,7 @@ class Example:
 
 
 def image_of(plan: RunPlan, question: Question) -> Image.Image:
-    (path,) = plan.pictures(question)
+    (path,) = plan.images(question)
     return open_image(path, content=plan.content(path) if plan.content else None)
 
 
@@ -101,7 +101,7 @@ def panels(example: Example) -> list[tuple[str, Image.Image]]:
     seen = overlay.view(example.image, (example.side, example.side), side=PIXELS)
     budgets = list(dict.fromkeys(tokens for tokens, _ in example.kept))
     first, _ = example.kept[budgets[0], BOTH]
-    found = [(f"original\nall tokens: {example.full}", overlay.picture(seen))]
+    found = [(f"original\nall tokens: {example.full}", overlay.draw(seen))]
     saliencies = (("vision saliency", first.vision), ("cross saliency", first.cross), ("fused", first.fused))
     found += [(title, overlay.heat(seen, values)) for title, values in saliencies if values is not None]
     for tokens in budgets:

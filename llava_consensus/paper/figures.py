@@ -227,7 +227,7 @@ def pareto(material: Material) -> pd.DataFrame:
     if not found:
         budgets = " ".join(f"{tokens:g}" for tokens in dict.fromkeys(row.tokens for row in rows if row))
         raise NotMeasured(f"no bench*.json at the budgets of the runs ({budgets})")
-    printed = pd.DataFrame(paper.printed_tables()[paper.PICTURES])
+    printed = pd.DataFrame(paper.printed_tables()[paper.LLAVA])
     for panel, key in (("time to first token", "ttft_ms"), ("KV cache", "kv_mb")):
         own = printed[printed.method.isin(PARETO) & printed[key].notna()]
         x, y = 100 * own[key] / printed[key].iloc[0], 100 * own.acc / printed.acc.iloc[0]

@@ -88,13 +88,13 @@ def _compared(
     from llava_consensus.evaluation.media import open_image
     from llava_consensus.evaluation.models.llava import to_text
 
-    prompt, pictures = plan.prompt(question), plan.pictures(question)
-    yield "prompt", digest(to_text(prompt, len(pictures)).encode()), sample["prompt"]
+    prompt, images = plan.prompt(question), plan.images(question)
+    yield "prompt", digest(to_text(prompt, len(images)).encode()), sample["prompt"]
     if with_ids:
-        yield "ids", digest(runner.prompt_ids(prompt, len(pictures)).numpy().astype("<i8").tobytes()), sample["ids"]
+        yield "ids", digest(runner.prompt_ids(prompt, len(images)).numpy().astype("<i8").tobytes()), sample["ids"]
     side = str(runner.model.get_vision_tower().config.image_size)
-    if pictures and sample["pixels"] and side in sample["pixels"]:
-        image = open_image(pictures[0], content=plan.content(pictures[0]) if plan.content else None)
+    if images and sample["pixels"] and side in sample["pixels"]:
+        image = open_image(images[0], content=plan.content(images[0]) if plan.content else None)
         pixels = runner.pixels(image)[None].float().cpu().numpy().astype("<f2")
         yield "pixels", digest(np.ascontiguousarray(pixels).tobytes()), sample["pixels"][side]
 

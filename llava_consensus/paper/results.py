@@ -285,4 +285,6 @@ def _of_preset(material: Material, name: str, policy: str) -> Iterable[dict[str,
         tests = [compare(results.runs[other, name], results.runs[line, name]) for name in names if other is not line]
         if found := [test for test in tests if test is not None]:
             scales = [results.runs[line, test.benchmark].scale for test in found]
-            yield {"what": f"{line.label}, {line.tokens:g} tokens", **mean_difference(found, scales)._asdict()}
+            mean = mean_difference(found, scales)
+            test = {"difference": mean.difference, "bounds": mean.bounds, "p": mean.p, "pictures": mean.images}
+            yield {"what": f"{line.label}, {line.tokens:g} tokens", **test}

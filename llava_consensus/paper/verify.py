@@ -43,7 +43,7 @@ def verify_table(runs: Sequence[Row], published: Mapping[str, float], counts: Ma
         elif wanted is not None:
             verdict = "no interval: too few images, or not scored here"
         ours = ABSENT if score is None else f"{score:.1f}{half(run.bounds)}"
-        asked = f"{(run.metrics or {}).get('questions')} ({run.pictures})"
+        asked = f"{(run.metrics or {}).get('questions')} ({run.images})"
         lines.append((run.facts.title, asked, ours, ABSENT if wanted is None else f"{wanted:.1f}", at_all, verdict))
     note = "Ours ± half of the 95 % interval from resampled images; as published: within it."
     table = Table("All tokens against published scores", HEAD, {"": lines}, note)

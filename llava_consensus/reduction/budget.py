@@ -200,5 +200,4 @@ def most_first(budgets: "set[Budget | Share]") -> "list[Budget | Share]":
 
 
 def amount(budget: Budget | Share) -> Any:
-    """The number or the share, as it was given."""
     return budget.share if isinstance(budget, Share) else budget.tokens

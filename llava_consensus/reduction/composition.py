@@ -11,12 +11,10 @@ from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Place, Shape
 
-TOWER = (Place.PICTURE, Place.CELLS, Place.TOWER)  # which count as one place
+TOWER = (Place.IMAGE, Place.CELLS, Place.TOWER)  # which count as one place
 
 
 class Member(NamedTuple):
-    """A method of a composition."""
-
     method: Method
     tokens: int | None = None  # that it leaves of an image; None: T, or a number that follows from the image
 
@@ -45,7 +43,6 @@ class Composition(Method):
 
     @property
     def positions(self) -> str:
-        """That of the last method before the language model."""
         return next(part.method for part in self.parts[::-1] if part.method.place is not Place.DECODER).positions
 
     @property
@@ -97,7 +94,6 @@ class Composition(Method):
         return counts
 
     def vision_tokens(self, budget: Budget, shape: Shape) -> list[int]:
-        """As the first method has it."""
         first = self.budgets(budget)[0]
         whole = first.tokens >= shape.available
         return [shape.patches] * shape.blocks if whole else self.parts[0].method.vision_tokens(first, shape)

@@ -74,7 +74,6 @@ class Account(NamedTuple):
 
     @property
     def entering(self) -> int:
-        """Visual tokens that enter the language model."""
         return self.layers[0]
 
     @property
@@ -92,7 +91,6 @@ class Account(NamedTuple):
         return sum(self.kv_layers)
 
     def record(self) -> dict[str, Any]:
-        """The account as JSON values."""
         flops = {**self.flops._asdict(), "total": self.flops.total}
         counts = {"entering": self.entering, "kept": self.kept, "average": self.average}
         return {**counts, "flops": flops, "kv_bytes": self.kv_bytes, **({"note": self.note} if self.note else {})}
@@ -118,17 +116,15 @@ def vision_flops(shape: Shape, per_block: Sequence[int]) -> float:
     for patches, following in zip(per_block, [*per_block[1:], per_block[-1]], strict=True):
         count, left = patches * shape.merged + shape.classes, following * shape.merged + shape.classes
         total += 4 * count * width * width + 2 * count * count * width + 2 * left * width * shape.vision_inner
-    return 2.0 * total * shape.tiles * shape.pictures
+    return 2.0 * total * shape.tiles * shape.images
 
 
 def kv_layers(shape: Shape, entering: Sequence[int]) -> tuple[int, ...]:
-    """Bytes of keys and values each layer caches."""
     bytes_per_token = 2 * shape.kv_heads * shape.head_width * shape.number_bytes
     return tuple(bytes_per_token * (count + shape.text) for count in entering)
 
 
 def kv_bytes(shape: Shape, entering: Sequence[int]) -> int:
-    """Bytes of the whole cache after the prefill."""
     return sum(kv_layers(shape, entering))
 
 
@@ -140,11 +136,9 @@ def account(method: Method, budget: Budget, shape: Shape) -> Account:
         budget: of one image.
         shape: of the model and the prompt; an image has `shape.available` tokens.
     """
-    reduced = method.reduces and budget.tokens < shape.available and shape.pictures > 0
-    per_picture = (
-        method.entering(budget, shape.available, shape.layers) if reduced else [shape.available] * shape.layers
-    )
-    layers = tuple(shape.pictures * count for count in per_picture)
+    reduced = method.reduces and budget.tokens < shape.available and shape.images > 0
+    per_image = method.entering(budget, shape.available, shape.layers) if reduced else [shape.available] * shape.layers
+    layers = tuple(shape.images * count for count in per_image)
     blocks = method.vision_tokens(budget, shape) if reduced else [shape.patches] * shape.blocks
     method_flops: float | None = 0.0
     note = ""
@@ -154,7 +148,7 @@ def account(method: Method, budget: Budget, shape: Shape) -> Account:
             note = "" if method_flops is not None else f"{type(method).__name__} does not say what its own work costs"
         except OptionError as error:
             method_flops, note = None, str(error)
-        method_flops = None if method_flops is None else shape.pictures * method_flops
+        method_flops = None if method_flops is None else shape.images * method_flops
     flops = Flops(llm_flops(shape, layers), vision_flops(shape, blocks), method_flops)
     return Account(layers, flops, kv_layers(shape, layers), note)
 
@@ -175,7 +169,7 @@ def match(method: Method, budget: Budget, shape: Shape, by: str = "kept") -> Bud
     choose("match", by, MATCHES)
     if by == "kept" or not method.reduces or budget.tokens >= shape.available:
         return budget
-    plain = [shape.pictures * budget.tokens] * shape.layers
+    plain = [shape.images * budget.tokens] * shape.layers
     tower = vision_flops(shape, [shape.patches] * shape.blocks)
     target = llm_flops(shape, plain) + tower if by == "flops" else float(plain[0])
     costs = _costs(method, budget, shape, by)

@@ -32,7 +32,6 @@ class Cut(NamedTuple):
 
     @property
     def left(self) -> int:
-        """Visual tokens after the cut."""
         return self.kept + self.merged
 
 
@@ -94,7 +93,6 @@ class InDecoder(Method, ABC):
 
     @property
     def tile_budget(self) -> str:
-        """The tiles of an image are ranked together."""
         return "global"
 
     @property

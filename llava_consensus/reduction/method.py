@@ -1,7 +1,7 @@
 """Bases of the reduction methods. A method is a frozen dataclass of its options that derives from one of the bases
 below, one for each place where a method can act.
 
-    AtPicture    on the image: the vision tower sees fewer patches
+    AtImage      on the image: the vision tower sees fewer patches
     AtCells      on its cells: the vision tower sees some of the patches
     InTower      inside the vision tower: patches are merged between its blocks
     AfterTower   after the tower: the language model gets fewer tokens
@@ -51,7 +51,7 @@ class Shape(NamedTuple):
     text: int  # rows that are not visual tokens
     question: int | None = None  # of these, rows after the last image; None if it is not known
     tiles: int = 1  # of one image: the most it can have
-    pictures: int = 1  # of the prompt
+    images: int = 1  # of the prompt
     classes: int = 1  # class tokens of the vision tower
     projector: int = 0  # weights of the projector, multiply-adds for one patch
     number_bytes: int = 2  # of one number in the cache
@@ -78,7 +78,7 @@ class Shape(NamedTuple):
 class Place(Enum):
     """Stage of the model at which a method acts."""
 
-    PICTURE = "the image"
+    IMAGE = "the image"
     CELLS = "the cells of the image"
     TOWER = "inside the vision tower"
     TOKENS = "after the vision tower"
@@ -167,7 +167,7 @@ class Method:
     @property
     def acts_inside(self) -> bool:
         """True if it acts before the projector, on the image or inside the tower."""
-        return self.place in (Place.PICTURE, Place.CELLS, Place.TOWER)
+        return self.place in (Place.IMAGE, Place.CELLS, Place.TOWER)
 
     def query(self, question: str) -> str:
         """The part of a prompt's text that counts as the question, for methods that read it themselves."""
@@ -355,13 +355,13 @@ class InTower(_Spread, ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AtPicture(_Spread, ABC):
+class AtImage(_Spread, ABC):
     """Base of the methods that make the image smaller before the vision tower sees it."""
 
-    place: ClassVar[Place] = Place.PICTURE
+    place: ClassVar[Place] = Place.IMAGE
 
     @abstractmethod
-    def picture(self, tokens: int, rows: int = 1, columns: int = 1) -> tuple[int, int]:
+    def image_size(self, tokens: int, rows: int = 1, columns: int = 1) -> tuple[int, int]:
         """Rows and columns of tokens that a tile of rows x columns is shrunk to by this budget; 1 x 1 is any square."""
 
 

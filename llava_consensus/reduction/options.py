@@ -46,8 +46,6 @@ def annotations(kind: type) -> dict[str, Any]:
 
 
 class _Kind(NamedTuple):
-    """The content of an annotation."""
-
     kind: Any  # the annotation without None
     optional: bool  # whether None is allowed
     choices: tuple[Any, ...] | None  # the values of a literal

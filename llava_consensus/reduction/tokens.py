@@ -31,7 +31,7 @@ class Need(Enum):
     WORDS = "words"
     PROBE = "probe"
     FINGERPRINT = "fingerprint"
-    WHOLE_PICTURES = "whole"
+    WHOLE_IMAGES = "whole"
 
 
 class VisionAttention(NamedTuple):
@@ -79,10 +79,10 @@ class Words(NamedTuple):
     real: Tensor  # [B, M] true if there is a word
 
 
-class WholePictures(NamedTuple):
+class WholeImages(NamedTuple):
     """The U tiles are all tiles of the images that the units belong to, also those of other units."""
 
-    picture: Tensor  # [U] which image a tile belongs to, as in `VisualTokens.picture`
+    image: Tensor  # [U] which image a tile belongs to, as in `VisualTokens.image`
     present: Tensor  # [U, N_tile] true if a patch is a token of its image; unpadding cuts others away
 
 
@@ -97,7 +97,7 @@ class VisualTokens(NamedTuple):
     members: Tensor | None = None  # [N_tile, m] the block rows each token was made of; None: one row each, in order
     pooling: Tensor | None = None  # [U, N_tile, n] share of each block row in each token, where a resampler made them
     slot: Tensor | None = None  # [U, N_tile] which merged token of its tile a patch is in, where a tower merged
-    picture: Tensor | None = None  # [B] which image of the call a unit belongs to
+    image: Tensor | None = None  # [B] which image of the call a unit belongs to
     prompt: Tensor | None = None  # [B] which of the I probed prompts asks about a unit
     asking: Tensor | None = None  # [B, L] true for the text rows of it that ask about a unit; None if all do
     columns: Tensor | None = None  # [B, N] place of each token in the full sequence
@@ -110,7 +110,7 @@ class VisualTokens(NamedTuple):
     words: Words | None = None
     probe: TextProbe | None = None
     fingerprint: Tensor | None = None  # [B] int64 of image and prompt, the same in every batch
-    whole: WholePictures | None = None
+    whole: WholeImages | None = None
 
     def needed(self, need: Need) -> Any:
         """Part that the host collected for a need that the method has declared.
@@ -158,7 +158,6 @@ class Stopwatch:
 
     @contextmanager
     def time(self, name: str) -> Iterator[None]:
-        """Times the body under `name`."""
         start = self._now()
         yield
         self.marks.append((name, start, self._now()))

@@ -15,8 +15,6 @@ SECONDS, KEPT = 0, 1  # places of the numbers
 
 
 class EngineMetrics(Collector):
-    """The numbers of an engine as metrics."""
-
     def collect(self) -> Iterator[Metric]:
         numbers = counts()
         if numbers is not None:

@@ -44,8 +44,6 @@ PLACED = "image_grid_thw"  # from which positions of several axes follow
 
 
 class EncodedImage(NamedTuple):
-    """Output of the tower for one image."""
-
     tiles: Tiles
     tokens: Tensor  # [n, D'] the rows of the prompt, with the values that vLLM keeps beside the features
     rows: Image

@@ -31,8 +31,8 @@ from llava_consensus.serving.processors import (
     INDEX,
     KEY,
     KEYS,
+    NUMBERS,
     OWN,
-    PICTURES,
     PROMPT,
     QUESTION,
     SHARE,
@@ -89,7 +89,6 @@ class Reduced:
         return [left for (left,) in self.engine.reduced(prompts)]
 
     def words(self: Any, ids: Tensor, visual: Tensor) -> Tensor:
-        """Embeddings of the words of prompts, by vLLM's own."""
         return super().embed_input_ids(ids, None, is_multimodal=visual)
 
     def _asked(self: Any, modality: str, kwargs: dict[str, Any], own: dict[str, Any]) -> list[Tensor]:
@@ -109,7 +108,7 @@ class Reduced:
             if others:  # vLLM batches only items whose other fields are the same
                 self._encode_missing(modality, others, keys[0], known)
             prompts = [
-                FullPrompt(own[PROMPT][place], own[PICTURES][place], [known[key] for key in group], share, question)
+                FullPrompt(own[PROMPT][place], own[NUMBERS][place], [known[key] for key in group], share, question)
                 for (group, share, _, question), place in new.items()
             ]
             for name, images in zip(new, self.engine.reduced(prompts), strict=True):
@@ -229,7 +228,6 @@ class Reduced:
 
 
 def theirs(architecture: str) -> Any:
-    """vLLM's own class of a model."""
     return ModelRegistry.models[f"{architecture}ForConditionalGeneration"].load_model_cls()
 
 
@@ -237,11 +235,11 @@ def with_own_processor(model: Any, videos: bool = False) -> Any:
     """Gives a model the processor of vLLM's class, with `Reducing` in front of it."""
     parts = model._processor_factory
     processor = type(f"{model.__name__}Processor", (Reducing, parts.processor), {})
-    info = parts.info if videos else type(f"{model.__name__}Info", (Pictures, parts.info), {})
+    info = parts.info if videos else type(f"{model.__name__}Info", (Images, parts.info), {})
     return MULTIMODAL_REGISTRY.register_processor(processor, info=info, dummy_inputs=parts.dummy_inputs)(model)
 
 
-class Pictures:
+class Images:
     """Mixed into vLLM's processing info of a family whose videos are not served: with text between their frames, or not
     run.
     """
@@ -339,8 +337,6 @@ class ConsensusDropLlavaNext(SquareTower, LlavaNextModel, SupportsMRoPE):
 
 @partial(with_own_processor, videos=True)
 class ConsensusDropLlavaOnevision(SquareTower, LlavaOnevisionModel, SupportsMRoPE):
-    """LLaVA-OneVision."""
-
     def _process_video_pixels(self: Any, inputs: Any) -> list[Tensor]:
         """Flattens the pixels of vLLM, which gives videos of unequal length one axis more than it then takes."""
         return [video.flatten(0, -2) for video in super()._process_video_pixels(inputs)]

@@ -34,7 +34,7 @@ REQUEST = "llava_consensus_request"  # our key among vLLM's arguments, on its wa
 OWN = "reduction_"  # prefix of our fields
 COUNT, SHARE = OWN + "count", OWN + "share"  # the budget: a number of tokens or a share, and 0 in the other field
 KEY = OWN + "key"
-PROMPT, PICTURES, INDEX, QUESTION = (OWN + name for name in ("prompt", "pictures", "index", "question"))
+PROMPT, NUMBERS, INDEX, QUESTION = (OWN + name for name in ("prompt", "pictures", "index", "question"))
 KEYS, COUNTS, SHARES = OWN + "keys", OWN + "counts", OWN + "shares"  # of all images of a prompt
 OF_ALL = {KEYS: KEY, COUNTS: COUNT, SHARES: SHARE}  # and of which fields of each
 ALL = OWN + "all_"  # prefix of the fields of all images of a prompt
@@ -48,8 +48,6 @@ AFTER = Counter("visual_reduction_tokens_after", "Tokens of images that were lef
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt on its way through a processor."""
-
     tokens: int | float  # as it was asked for
     prompt: list[int]  # before placeholders are put in
     question: str  # for methods that read it by CLIP's text tower
@@ -105,8 +103,8 @@ class Reducing:
     def _maybe_apply_prompt_updates(self: Any, mm_items: Any, mm_res: Any) -> Any:
         """The prompt with its placeholders; counts its tokens for `/metrics`."""
         found = super()._maybe_apply_prompt_updates(mm_items, mm_res)
-        for modality, pictures in {} if self._sizing else mm_res.prompt_updates.items():
-            for content in (update.content for picture in pictures for update in picture):
+        for modality, visuals in {} if self._sizing else mm_res.prompt_updates.items():
+            for content in (update.content for visual in visuals for update in visual):
                 if isinstance(content, ShortenedContent):
                     BEFORE.labels(modality).inc(content.before)
                     AFTER.labels(modality).inc(content.after)
@@ -230,13 +228,13 @@ class Reducing:
         count = len(items[modality])
         updates = self._get_mm_prompt_updates(mm_items, arguments, items)
         ids, placeholders = self._apply_prompt_updates(list(self._postprocess_prompt(request.prompt)), updates)
-        pictures = torch.full((len(ids),), -1)
+        visuals = torch.full((len(ids),), -1)
         for number, found in enumerate(placeholders[modality]):
             place = torch.arange(len(found.tokens)) + found.start_idx
-            pictures[place if found.is_embed is None else place[found.is_embed]] = number
+            visuals[place if found.is_embed is None else place[found.is_embed]] = number
         own: dict[str, Any] = {
             PROMPT: [torch.tensor(ids)] * count,
-            PICTURES: [pictures] * count,
+            NUMBERS: [visuals] * count,
             INDEX: [torch.tensor(number) for number in range(count)],
             QUESTION: [torch.tensor(list(request.question.encode()), dtype=torch.uint8)] * count,
         }
@@ -328,7 +326,6 @@ def fields_of(budget: Budget | Share) -> tuple[Tensor, Tensor]:
 
 
 def budget_of(count: Tensor, share: Tensor) -> Budget | Share:
-    """The budget of `fields_of`."""
     return Budget(int(count)) if int(count) else Share(float(share))
 
 

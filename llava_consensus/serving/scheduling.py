@@ -31,10 +31,10 @@ def count_tower_work() -> None:
 
         manager.can_allocate = can_allocate
         try:
-            pictures, tokens, left, *rest = theirs(self, request, *given, **named)
+            images, tokens, left, *rest = theirs(self, request, *given, **named)
         finally:
             del manager.can_allocate
-        return pictures, tokens, left - gone, *rest
+        return images, tokens, left - gone, *rest
 
     Scheduler._try_schedule_encoder_inputs = schedule
 

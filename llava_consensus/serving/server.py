@@ -30,12 +30,10 @@ def check(config: Any) -> None:
     }
     for name, is_asked in wrong.items():
         if is_asked:
-            raise OptionError(f"{name}: not adapted to reduced pictures. Leave it out")
+            raise OptionError(f"{name}: not adapted to reduced images. Leave it out")
 
 
 class Configured:
-    """Hooks of vLLM's configuration."""
-
     @staticmethod
     def verify_and_update_model_config(model_config: Any) -> None:
         """Nothing."""
@@ -91,8 +89,6 @@ def tell_bad_media() -> None:
     from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 
     class Connector(MediaConnector):
-        """vLLM's own."""
-
         async def load_from_url_async(self, *given: Any, **named: Any) -> Any:
             """As in vLLM, but raises OptionError, which vLLM answers with 400, for errors that vLLM does not handle."""
             try:

@@ -180,7 +180,7 @@ def further(text: str) -> list[str]:
         if name == "--hf-overrides":
             raise OptionError(f"{name}: this command gives vLLM its own. Put yours into the checkpoint's config.json")
         if name in REFUSED and value not in REFUSED[name]:
-            raise OptionError(f"{word}: not adapted to reduced pictures. Leave it out")
+            raise OptionError(f"{word}: not adapted to reduced images. Leave it out")
     return words
 
 

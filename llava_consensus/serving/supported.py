@@ -47,7 +47,6 @@ FAMILIES = {  # by `model_type`, the architecture of models that are adapted: it
 
 
 def installed() -> str | None:
-    """The version of vLLM, None without it."""
     for name in DISTRIBUTIONS:
         try:
             return version(name)

@@ -25,7 +25,7 @@ from llava_consensus.evaluation.media import open_image, shrink_to_pad
 from llava_consensus.evaluation.models.llava import CONVERSATION, FLAG, MEND, tower_of
 from llava_consensus.hosts.clip import without_unused_report
 from llava_consensus.hosts.environment import OFFICIAL
-from llava_consensus.hosts.next_grid import check_pictures
+from llava_consensus.hosts.next_grid import check_images
 from llava_consensus.hosts.pretrained import load_pretrained
 from llava_consensus.training.plan import LORA, PROJECTOR, Conversations, TrainingPlan
 from llava_consensus.training.trainer import ReducingTrainer, inner, settings
@@ -45,7 +45,7 @@ OF_LOADERS = ("dispatch_batches", "split_batches", "even_batches", "use_seedable
 
 def check(plan: TrainingPlan, folder: Path) -> None:
     config = read_json(folder / "config.json", MEND, dict)
-    check_pictures(config)
+    check_images(config)
     tiled, own_tower = config.get("image_aspect_ratio") == "anyres", bool(config.get(FLAG))
     if tiled or own_tower or not str(config.get("model_type")).endswith("llama"):
         raise OptionError(

@@ -190,24 +190,24 @@ class Examples(torch.utils.data.Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, number: int) -> dict[str, Tensor]:
         entry = self.data.entries[number]
-        pictures: list[tuple[str, str]] = []
+        visuals: list[tuple[str, str]] = []
         inputs: dict[str, Any] = {}
         if "image" in entry:
             processed = self.runner.processed(open_image(self.images / entry["image"]))
-            pictures, inputs = [(processed.modality, processed.text)], processed.inputs
-        ids, labels = self._rows(entry, pictures)
+            visuals, inputs = [(processed.modality, processed.text)], processed.inputs
+        ids, labels = self._rows(entry, visuals)
         tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor) and name not in ROWS}
         return {"input_ids": ids, LABELS: labels, **tensors}
 
-    def _rows(self, entry: dict[str, Any], pictures: list[tuple[str, str]]) -> tuple[Tensor, Tensor]:
+    def _rows(self, entry: dict[str, Any], visuals: list[tuple[str, str]]) -> tuple[Tensor, Tensor]:
         """Ids [L] of a conversation, and labels [L]: what the template adds for each answer."""
         messages = [message(turn) for turn in entry["conversations"]]
-        ids = self._ids(messages, False, pictures)
+        ids = self._ids(messages, False, visuals)
         labels = torch.full_like(ids, UNLABELLED)
         for place, turn in enumerate(messages):
             if turn["role"] == "assistant":
-                asked = self._ids(messages[:place], True, pictures)
-                said = self._ids(messages[: place + 1], False, pictures)
+                asked = self._ids(messages[:place], True, visuals)
+                said = self._ids(messages[: place + 1], False, visuals)
                 if not torch.equal(said[: len(asked)], asked) or not torch.equal(ids[: len(said)], said):
                     raise DataError(
                         f"{self.data.path}: entry {entry.get('id')!r}: the chat template of the model writes a "
@@ -217,9 +217,9 @@ class Examples(torch.utils.data.Dataset[dict[str, Tensor]]):
                 labels[len(asked) : len(said)] = ids[len(asked) : len(said)]
         return ids, labels
 
-    def _ids(self, messages: list[dict[str, Any]], asks: bool, pictures: list[tuple[str, str]]) -> Tensor:
+    def _ids(self, messages: list[dict[str, Any]], asks: bool, visuals: list[tuple[str, str]]) -> Tensor:
         text = self.runner.processor.apply_chat_template(messages, add_generation_prompt=asks)
-        ids: Tensor = self.runner.ids_of(text, pictures)
+        ids: Tensor = self.runner.ids_of(text, visuals)
         return ids
 
 

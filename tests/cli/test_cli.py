@@ -20,7 +20,6 @@ from llava_consensus.evaluation.runs.store import full_score
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Arguments of a run on a fake host."""
     monkeypatch.setitem(BENCHMARKS, "fake", Fake)
     monkeypatch.setattr(models, "load", lambda *_: FakeHost())
     make_model(tmp_path / "model")
@@ -31,7 +30,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def asked(place: list[str]) -> list[str]:
-    """A run of the fake benchmark."""
     return ["eval", "fake", *place]
 
 

@@ -168,7 +168,7 @@ def test_measured_cache_is_the_analytic_one(host: Any, name: str) -> None:
 
 def shaped(host: Any, prompt: Prompt, pictures: int) -> Shape:
     text, question = host.rows(prompt, pictures)
-    return host.shape(text)._replace(question=question, pictures=pictures)
+    return host.shape(text)._replace(question=question, images=pictures)
 
 
 def assert_cached(host: Any, prefill: Prefill | None, found: account.Account) -> None:
@@ -273,7 +273,7 @@ def answers(method: Any, *kinds: tuple[int, int, int]) -> list[dict[str, Any]]:
     counted = AnswerCosts(method, Budget(64), RUN)
     rows = []
     for text, question, pictures in kinds:
-        found = account.account(make("random"), Budget(64), RUN._replace(text=text, pictures=pictures))
+        found = account.account(make("random"), Budget(64), RUN._replace(text=text, images=pictures))
         prefill = Prefill(text, question, found.layers, found.kv_layers)
         rows.append({"metadata": json.loads(json.dumps(counted.of(prefill, pictures)))})
     return rows
@@ -284,7 +284,7 @@ def test_account_of_a_run_is_the_mean_over_its_questions() -> None:
     found = run_costs(records, "kept")
     assert found is not None and found["text"] == 57.75 and found["entering"] == 48.0 == found["measured"]["kept"]
     assert found["kv_bytes"] == found["measured"]["kv_bytes"] == sum(found["measured"]["kv_bytes_per_layer"])
-    shapes = [SEVEN._replace(text=text, pictures=pictures) for text, pictures in ((60, 1), (61, 1), (60, 1), (50, 0))]
+    shapes = [SEVEN._replace(text=text, images=pictures) for text, pictures in ((60, 1), (61, 1), (60, 1), (50, 0))]
     mean = sum(account.account(make("random"), Budget(64), shape).flops.llm for shape in shapes) / 4
     assert found["flops"]["llm"] == pytest.approx(mean) and found["flops"]["method"] == 0.0
 

@@ -46,7 +46,6 @@ def made(arguments: str, **more: Any) -> Any:
 
 
 def lmms_model() -> Any:
-    """The module, which imports lmms-eval."""
     return importlib.import_module("llava_consensus.evaluation.lmms_eval.model")
 
 
@@ -103,7 +102,6 @@ def stored(folder: Path) -> int:
 
 
 def ours(folder: Path, model: str, method: str) -> tuple[float, list[str]]:
-    """Score and texts of our own harness."""
     config = RunConfig(benchmarks.make("gqa"), make(method), Budget(64), model=model, limit=QUESTIONS)
     result = run(config, folder, Execution(progress=False))
     answers = (result.path / "answers.jsonl").read_text().splitlines()

@@ -51,7 +51,7 @@ FORMS = {
 def load(folder: Path, content: bytes | dict[str, Any]) -> Any:
     path = folder / "q.jsonl"
     path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
-    return Custom(questions=path, pictures=folder).load(folder)
+    return Custom(questions=path, image_folder=folder).load(folder)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -75,7 +75,7 @@ def test_every_usual_form_is_read(tmp_path: Path, form: str) -> None:
 def test_images_and_videos_are_used(tmp_path: Path, media: dict[str, Any], images: tuple[str, ...]) -> None:
     (question,) = load(tmp_path, {"question_id": 1, "text": "What?", **media})
     assert question.images == images
-    shown = Custom(questions=tmp_path / "q.jsonl", pictures=tmp_path)
+    shown = Custom(questions=tmp_path / "q.jsonl", image_folder=tmp_path)
     assert shown.frames == (8 if any(name.endswith("mp4") for name in images) else 0)
 
 
@@ -83,6 +83,15 @@ REFUSED: list[tuple[Any, str]] = [
     ({"img": "a.png"}, "the key 'img' seems to name an image"),
     ({"image": "a.png", "image2": "b.png"}, "the key 'image2' seems"),
     ({"picture": "scan 7"}, "the key 'picture' seems"),
+    ({"visual": "a.png"}, "the key 'visual' seems"),
+    ({"media": ["a.png"]}, "the key 'media' seems"),
+    ({"audio": "a.wav"}, "the key 'audio' seems"),
+    ({"file_name": "a.png"}, "the key 'file_name' seems"),
+    ({"images": [{"path": "a.png"}]}, "Give the name of a file"),
+    ({"text": "<image>\nWhat?"}, "1 markers <image> and 0 images"),
+    ({"text": "", "conversations": [{"from": "human", "value": "<video>\nWhat?"}]}, "1 markers <video> and 0 images"),
+    ({"text": "<image>\n<image>\nWhat?", "image": "a.png"}, "2 markers <image> and 1 images"),
+    ({"text": "Is <image> like it?", "image": "a.png"}, "leave markers inside the question out"),
     ({"image": {"bytes": "AAAA"}}, "Give the name of a file"),
     ({"image": 12}, "image is '12'"),
     ({"image": "data:image/png;base64,AAAA"}, "a data URL. Write its content to a file"),

@@ -103,7 +103,6 @@ def of_benchmark(name: str, data: Path) -> dict[str, Any]:
 
 
 def entries() -> Known:
-    """All entries by kind and name."""
     kinds = {kind.replace("mistral_3", "mistral3") for kind in CASES}
     found: Known = {f"method {name}": of_method(name) for name in METHODS}
     found |= {f"host {name}": of_host(name) for name, host in HOSTS.items() if kinds & set(host.types)}

@@ -54,7 +54,6 @@ def answers(host: Any, batch: int) -> dict[str, list[str]]:
 
 
 def prompt_ids(host: Any) -> list[list[int]]:
-    """Token ids of the first prompts."""
     return [host.prompt_ids(Prompt(text)).tolist() for _, text in questions(3)]
 
 

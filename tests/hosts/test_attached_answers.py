@@ -87,13 +87,11 @@ def generate(model: Any, inputs: dict[str, Any], **options: Any) -> Any:
 
 
 def accepted(method: str, **options: str) -> dict[str, str]:
-    """Options that a method has."""
     fields = type(make(method)).__dataclass_fields__
     return {name: value for name, value in options.items() if name in fields}
 
 
 def positions_of(name: str) -> tuple[str, ...]:
-    """Positions of three axes can only be kept."""
     axes = families.FAMILIES[name].axes if name in families.FAMILIES else 1
     return ("keep",) if axes > 1 or name.startswith(("qwen", "glm4v")) else ("keep", "renumber")
 

@@ -58,7 +58,6 @@ def prompt(prompt: SimpleNamespace) -> SimpleNamespace:
 
 
 def decay(distance: int, theta: list[float]) -> float:
-    """D of RESTORE, as it is written."""
     return sum(math.cos(distance * frequency) for frequency in theta) / len(theta)
 
 

@@ -39,7 +39,7 @@ def test_methods_answer_as_on_the_cpu(name: str) -> None:
     plain, device = case.build().double(), case.build().double().cuda()
     worked = 0
     for method, made in METHODS.items():
-        tokens = case.square if made.place is Place.PICTURE else case.tokens
+        tokens = case.square if made.place is Place.IMAGE else case.tokens
         try:
             expected = told(plain, inputs, method, tokens)
         except OptionError:

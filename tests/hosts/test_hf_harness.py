@@ -50,7 +50,6 @@ def method(name: str, kind: str) -> tuple[Any, Budget]:
 
 
 def users_own(host: Any, content: list[dict[str, Any]], **options: Any) -> str:
-    """What a user's own few lines answer."""
     turns = [{"role": "user", "content": content}]
     made = host.processor.apply_chat_template(
         turns, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt", **options

@@ -91,7 +91,6 @@ def recording(family: Tiny) -> Iterator[None]:
 
 
 def check_tower(family: Tiny, seen: list[Any]) -> None:
-    """Captured attention is that of the tower."""
     with family.attach():
         family.model(**family.one())
     weights = torch.cat(RECORDED[family.model.model.get_submodule(family.case.attention)])  # [T, H, n, n]
@@ -121,7 +120,7 @@ def check_probe(family: Tiny, seen: list[Any]) -> None:
         probe = tokens.probe
         found = text_attention(probe)
         for number, index in enumerate(tokens.prompt.tolist()):
-            row = rows[int(tokens.picture[number])]
+            row = rows[int(tokens.image[number])]
             places = probe.rows[index][probe.row_mask[index]]
             assert torch.allclose(found[index][probe.row_mask[index]], full[row][places], atol=1e-5)
 

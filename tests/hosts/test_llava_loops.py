@@ -13,6 +13,7 @@ from prompts import batch, row, tiles
 from torch import Tensor
 
 from llava_consensus import attach
+from llava_consensus.errors import OptionError
 
 CURRENT = int(transformers.__version__.split(".")[0]) >= 5
 NEW, TOKENS = 5, 6
@@ -84,3 +85,11 @@ def test_lengths_count_the_full_prompt_wherever_they_are_set(model: Any, method:
         for options in ({"max_length": size + 4}, {"generation_config": config}):
             assert model.generate(**given, do_sample=False, **options).shape[1] == 4
         assert model.generate(**given, do_sample=False, max_new_tokens=3).shape[1] == 3
+
+
+@pytest.mark.parametrize("method", ["consensusdrop", "fastv"])
+def test_packed_prompts_are_refused(model: Any, method: str) -> None:
+    words = torch.tensor([[*row(5, 6), *row(7)]])
+    positions = torch.cat((torch.arange(len(row(5, 6))), torch.arange(len(row(7)))))[None]
+    with attach(model, method, TOKENS), pytest.raises(OptionError, match="packed into one row"):
+        model(words, images=tiles(2), position_ids=positions)

@@ -60,17 +60,66 @@ def kept(attached: Any) -> list[tuple[int, int]]:
     return [(one.before, one.after) for one in attached.outcomes]
 
 
+def forked(cache: Any, change: Any) -> Any:
+    change(cache)
+    return cache
+
+
+CHANGES: dict[str, Any] = {  # of a cache of two prompts, and which rows it holds then
+    "none": (lambda cache: cache, [0, 1]),
+    "copied": (copy.deepcopy, [0, 1]),
+    "copied shallowly": (copy.copy, [0, 1]),
+    "reordered": (lambda cache: forked(cache, lambda own: own.reorder_cache(torch.tensor([1, 0]))), [1, 0]),
+    "selected": (lambda cache: forked(cache, lambda own: own.batch_select_indices(torch.tensor([1]))), [1]),
+    "repeated": (lambda cache: forked(cache, lambda own: own.batch_repeat_interleave(2)), [0, 0, 1, 1]),
+}
+
+
+@pytest.mark.parametrize("method", ["consensusdrop", "consensusdrop+", "fastv"])
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "qwen3_vl", "gemma3", "internvl", "mistral_3"])
 @torch.no_grad()
-def test_a_copy_of_a_cache_and_one_that_is_used_again(llava: Tiny) -> None:
-    inputs, other = llava.inputs("one"), llava.inputs("picture last")
-    word = torch.tensor([[7]])
-    for method in ("consensusdrop+", "fastv"):
-        with llava.attach(method):
-            cache = llava.model(**inputs, use_cache=True).past_key_values
-            twin = copy.deepcopy(cache)
-            llava.model(**other, use_cache=True)
-            expected = llava.model(input_ids=word, past_key_values=cache).logits
-            assert torch.equal(llava.model(input_ids=word, past_key_values=twin).logits, expected)
+def test_a_cache_is_continued_after_detach_and_under_another_method(name: str, method: str) -> None:
+    """Also its copies when it is gone, and after rows were reordered, selected, repeated or removed."""
+    tiny = Tiny(name)
+    inputs, words = tiny.inputs("batch"), torch.tensor([[7], [8]])
+    mask = torch.cat((inputs["attention_mask"], torch.ones_like(words)), 1)
+
+    def filled(cache: Any = None) -> Any:
+        with tiny.attach(method):
+            return tiny.model(**inputs, use_cache=True, past_key_values=cache).past_key_values
+
+    def answer(cache: Any, rows: list[int]) -> Tensor:
+        given = {"input_ids": words[rows], "attention_mask": mask[rows], "past_key_values": cache}
+        if tiny.case.kind.startswith("qwen"):  # the plain model needs them too
+            given["position_ids"] = (mask.sum(1, keepdim=True) - 1 + deltas)[rows].expand(3, -1, -1)
+        return tiny.model(**given).logits
+
+    with tiny.attach(method):
+        cache = tiny.model(**inputs, use_cache=True).past_key_values
+        deltas = getattr(tiny.model.model, "rope_deltas", None)
+        expected = answer(cache, [0, 1])
+    for change, rows in CHANGES.values():
+        cache = change(filled())
+        assert close(answer(cache, rows), expected[rows])
+    cache = filled(transformers.StaticCache(tiny.model.config.get_text_config(), max_cache_len=128))
+    assert close(answer(cache, [0, 1]), expected)
+    cache = filled()
+    with attach(tiny.model, "divprune", tiny.case.tokens):
+        assert close(answer(cache, [0, 1]), expected)
+    cache.crop(-1)
+    assert close(answer(cache, [0, 1]), expected)
+    with pytest.raises(OptionError, match="crop: the last 9 rows"):
+        cache.crop(-10)
+    whole, tiny.model = tiny.model, CASES[name].build()
+    with pytest.raises(OptionError, match="only by the model that filled it"):
+        answer(cache, [0, 1])
+    del cache
+    assert not whole.get_decoder()._forward_pre_hooks
+
+
+@torch.no_grad()
+def test_a_static_cache_is_used_again(llava: Tiny) -> None:
+    inputs, word = llava.inputs("one"), torch.tensor([[7]])
     with llava.attach("consensusdrop+"):
         cache = transformers.StaticCache(llava.model.config.get_text_config(), max_cache_len=64)
         first = llava.model(**inputs, past_key_values=cache).logits
@@ -83,6 +132,8 @@ def test_a_copy_of_a_cache_and_one_that_is_used_again(llava: Tiny) -> None:
         cache.reset()
         assert close(llava.model(**inputs, past_key_values=cache).logits, first)
         assert close(llava.model(input_ids=word, past_key_values=cache).logits, expected)
+    with llava.attach("restore_calibrated"), pytest.raises(OptionError, match="a static cache"):
+        generate(llava.model, inputs, cache_implementation="static")
 
 
 def test_guidance_reads_prompts_of_its_own(llava: Tiny) -> None:
@@ -209,7 +260,6 @@ def test_wrappers_are_refused_by_the_name_of_the_inner_model(llava: Tiny) -> Non
 
 
 def one(name: str, *numbers: int) -> dict[str, Any]:
-    """A prompt with these pictures."""
     pictures = [part for number in numbers for part in (6, CASES[name].picture(number))]
     return prompts([1, 5, *pictures, 7, 8, 9])
 

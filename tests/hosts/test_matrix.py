@@ -31,7 +31,6 @@ SAME = 40  # letters of a reason; numbers of layers may follow
 
 
 def reason_of(error: Exception, method: str, model: Any) -> str:
-    """As the matrix writes it."""
     named = str(error).replace(METHODS[method].__name__, "the method")
     return named.replace(type(model).__name__, "the model")
 
@@ -116,7 +115,7 @@ def test_every_refusal_of_a_host_of_remote_code_is_what_its_double_meets(
             attach(model, method, tokens=0.5)
         assert reason_of(caught.value, method, model)[:SAME] == refusal[:SAME], (host, method)
     places = {METHODS[method].place for method in refused}
-    assert places >= {Place.TOWER, Place.PICTURE, Place.DECODER}
+    assert places >= {Place.TOWER, Place.IMAGE, Place.DECODER}
     works = [method for method, refusal in cells[host].items() if refusal == matrix.UNTRIED]
     assert {"full", "consensusdrop", "vispruner", "divprune", "random"} <= set(works)
 

@@ -56,6 +56,16 @@ def test_generate_as_the_user_calls_it(case: Double) -> None:
     assert torch.equal(said[:, :-NEW], inputs["input_ids"])
 
 
+@pytest.mark.parametrize("name", ["qwen_vl", "cogvlm"])  # InternVL-Chat takes no positions
+def test_packed_prompts_are_refused(name: str, folder: Path) -> None:
+    case = double(name, folder)
+    inputs = case.inputs(case.rows[:1])
+    size = inputs.pop("attention_mask").shape[1]
+    positions = torch.cat((torch.arange(size - 2), torch.arange(2)))[None]
+    with attach(case.model, "consensusdrop", 16), pytest.raises(OptionError, match="packed into one row"):
+        case.model(**inputs, position_ids=positions)
+
+
 @pytest.mark.parametrize("name", ["qwen_vl", "internvl_chat"])
 def test_doubles_compute_what_the_authors_code_computes(name: str, folder: Path) -> None:
     """Same weights, same prompts: what the code in tests/golden/README.md gave, plain and with a method."""

@@ -44,7 +44,6 @@ def host(tower_folder: Path) -> Iterator[NumberHost]:
 
 
 def encoded(attachment: Attachment, count: int) -> list[Encoding]:
-    """Images of noise after the tower."""
     pixels = torch.randn(count, 3, IMAGE, IMAGE, dtype=DTYPE, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         tiles = attachment.entrance.encode(pixels, [1] * count)

@@ -35,8 +35,6 @@ class Asked:
         self.model, self.tower, self.inputs = model, tower, inputs
 
     def answer(self, pause: Callable[[], None] | None = None) -> list[list[float]]:
-        """Logits of every step."""
-
         def stop(ids: torch.Tensor, scores: Any) -> torch.Tensor:
             if pause is not None:
                 pause()

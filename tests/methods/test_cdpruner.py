@@ -18,7 +18,7 @@ from llava_consensus.hosts.inputs import BY_WORDS, NO_WORDS
 from llava_consensus.methods import make
 from llava_consensus.methods.cdpruner import SHORT_ANSWER, greedy_map, relevance
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.tokens import ClipSides, WholePictures
+from llava_consensus.reduction.tokens import ClipSides, WholeImages
 
 MAJOR = int(transformers.__version__.split(".")[0])
 
@@ -39,7 +39,7 @@ def test_relevance_is_the_negated_cosine_scaled_over_the_tiles_of_a_picture() ->
     patches = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[-1.0, 0.0], [3.0, 4.0]], [[2.0, 0.0], [0.0, 5.0]]])
     text = torch.tensor([[[1.0, 0.0], [9.0, 9.0]]]).expand(3, -1, -1)
     real = torch.tensor([[True, False]]).expand(3, -1)  # the second segment is padding
-    whole = WholePictures(torch.tensor([7, 7, 8]), torch.ones(3, 2, dtype=torch.bool))
+    whole = WholeImages(torch.tensor([7, 7, 8]), torch.ones(3, 2, dtype=torch.bool))
     found = relevance(ClipSides(patches, text, real), whole)
     expected = torch.tensor([[0.0, 0.5], [1.0, 0.2], [0.0, 1.0]])  # cosines 1 0 | -1 .6 of one image, 1 0 of another
     assert torch.allclose(found, expected, atol=2e-6) and (found > 0).all()

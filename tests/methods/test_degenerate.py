@@ -58,7 +58,6 @@ def attended(tokens: VisualTokens, *rows: int) -> VisualTokens:
 
 
 def blank(tokens: VisualTokens, value: float) -> VisualTokens:
-    """All tokens are alike."""
     parts = {name: torch.full_like(getattr(tokens, name), value) for name in WORDS}
     return tokens._replace(**parts)
 

@@ -64,7 +64,6 @@ def same(name: str, case: str, result: Reduction) -> None:
 
 
 def pictures_of(case: str, arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, int]:
-    """Images of a case, and T of one of them."""
     kind, number = case.split("-")
     if kind == "odd":
         return arrays["odd"], int(number)

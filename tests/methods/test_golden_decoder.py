@@ -39,7 +39,6 @@ TOLERANCE = 1e-5  # of their float32; ours is float64 but for rotary angles, whi
 
 
 def cases(name: str) -> list[str]:
-    """Names of the cases in a golden file."""
     return sorted(key.removesuffix("_logits") for key in np.load(GOLDEN / f"{name}.npz") if key.endswith("_logits"))
 
 

@@ -31,7 +31,6 @@ def golden() -> dict[str, torch.Tensor]:
 
 @cache
 def model() -> Any:
-    """Qwen2.5-VL with the stored tower."""
     text = dict(TEXT, hidden_size=32, num_hidden_layers=1, rope_parameters={**MROPE, "mrope_section": [1, 1, 2]})
     vision = dict(depth=4, hidden_size=32, intermediate_size=48, num_heads=4, in_channels=3, out_hidden_size=32)
     vision |= dict(patch_size=PATCH, temporal_patch_size=2, window_size=112, fullatt_block_indexes=[1, 3])

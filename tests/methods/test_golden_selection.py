@@ -21,13 +21,12 @@ from llava_consensus.methods.vidcom2 import likeness, shares, still
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import directions
 from llava_consensus.reduction.saliency import class_saliency
-from llava_consensus.reduction.tokens import ClipSides, Need, VisionAttention, VisualTokens, WholePictures, Words
+from llava_consensus.reduction.tokens import ClipSides, Need, VisionAttention, VisualTokens, WholeImages, Words
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def golden(name: str) -> dict[str, torch.Tensor]:
-    """The arrays of one file."""
     with np.load(GOLDEN / f"{name}.npz") as arrays:
         return {key: torch.from_numpy(arrays[key]) for key in arrays.files}
 
@@ -49,7 +48,7 @@ def seen(tokens: torch.Tensor, attention: torch.Tensor | None = None) -> VisualT
         patch=torch.arange(size).expand(units, -1),
         attention=VisionAttention(torch.ones_like(key), key, 1.0, 1),
         features=tokens.float(),
-        whole=WholePictures(torch.arange(units), torch.ones(units, size, dtype=torch.bool)),
+        whole=WholeImages(torch.arange(units), torch.ones(units, size, dtype=torch.bool)),
     )
 
 
@@ -78,7 +77,6 @@ def video_of(case: str, arrays: dict[str, torch.Tensor]) -> tuple[VisualTokens, 
 
 
 def kept_of(case: str) -> int:
-    """T of a case, of all its tiles."""
     return int(case.split("_")[1])
 
 

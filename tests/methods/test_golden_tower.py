@@ -13,7 +13,7 @@ from llava_consensus.hosts.open_tower import EncoderRun, OpenTower
 from llava_consensus.methods import make
 from llava_consensus.methods.divprune import spread_out
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.tokens import ClipSides, VisualTokens, WholePictures
+from llava_consensus.reduction.tokens import ClipSides, VisualTokens, WholeImages
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TOLERANCE = 1e-5
@@ -23,7 +23,6 @@ CDPRUNER = [(576, 128), (576, 64), (1152, 128), (333, 47)]
 
 
 def golden(name: str) -> dict[str, torch.Tensor]:
-    """The arrays of one file."""
     with np.load(GOLDEN / f"{name}.npz") as arrays:
         return {key: torch.from_numpy(arrays[key]) for key in arrays.files}
 
@@ -107,7 +106,7 @@ def cdpruner_deviation(arrays: dict[str, torch.Tensor], case: str, count: int) -
         tile[:, None].expand(points.shape[:2]),
         torch.arange(points.shape[1]).expand(points.shape[:2]),
         clip=ClipSides(patches, text, torch.ones(text.shape[:2], dtype=torch.bool)),
-        whole=WholePictures(torch.zeros_like(tile), torch.ones(points.shape[:2], dtype=torch.bool)),
+        whole=WholeImages(torch.zeros_like(tile), torch.ones(points.shape[:2], dtype=torch.bool)),
     )
     theirs = arrays[f"kept_{case}_{count}"].long()
     reduction = make("cdpruner").reduce(unit, Budget(theirs.shape[1]))

@@ -113,7 +113,7 @@ def test_lists_show_what_other_packages_register(plugin: None, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("number", "must be a dataclass that derives from one of AtPicture, AtCells, InTower, AfterTower, InDecoder"),
+        ("number", "must be a dataclass that derives from one of AtImage, AtCells, InTower, AfterTower, InDecoder"),
         ("stranger", "must be a dataclass that derives from one of"),
         ("nowhere", "must be a dataclass that derives from one of"),
         ("idle", "does nothing yet, write its `reduce`"),

@@ -32,7 +32,6 @@ SUITE = ("reduction/test_method.py", "methods", "cli/test_front_door.py", "hosts
 
 
 def blocks(heading: str, language: str = "python") -> list[str]:
-    """The blocks of code below a heading."""
     section = PAGE.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
     return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
 
@@ -53,7 +52,6 @@ def install(site: Path, files: dict[str, str], registration: str) -> None:
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
-    """Each test imports a package of its own."""
     yield
     for name in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
         del sys.modules[name]

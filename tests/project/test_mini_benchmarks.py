@@ -76,7 +76,6 @@ def test_a_sample_is_of_all_pictures_and_tears_nothing_apart(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The larger set without its pictures."""
     folder = tmp_path_factory.mktemp("large")
     with pytest.MonkeyPatch.context() as patch:
         for name, builder in WITH_SPLIT["large"].items():
@@ -107,7 +106,7 @@ def test_every_mini_loads_and_scores_through_its_benchmark(name: str) -> None:
     benchmark = make(name)
     questions = benchmark.load(MINI)
     assert len(questions) >= 60
-    if benchmark.picture is None:
+    if benchmark.read_image is None:
         files = list(dict.fromkeys(files_of(benchmark)))
         assert files and all(path.is_file() for path in files)
         for path in files[:: max(1, len(files) // 5)]:

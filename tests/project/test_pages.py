@@ -26,7 +26,6 @@ def differing(made: dict[str, str], texts: dict[str, str]) -> list[str]:
 
 
 def filled(text: str) -> list[str]:
-    """The parts of a page that results fill."""
     return [part[0] for part in re.finditer(f"{pages.SPAN.pattern}|{pages.BEGIN}.*?{pages.END}", text, re.DOTALL)]
 
 

@@ -57,7 +57,6 @@ class LlavaLanguage(Greedy):
 
 
 def held(cache: Any) -> int:
-    """Positions in a cache of either form."""
     return cache.get_seq_length() if hasattr(cache, "get_seq_length") else cache[-1][-1].shape[-2]
 
 

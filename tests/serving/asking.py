@@ -33,7 +33,6 @@ class Request(NamedTuple):
 
     @property
     def given(self) -> dict[str, Any]:
-        """As vLLM takes it."""
         shown = {"image": self.pictures, "video": self.videos}
         given = {"prompt": self.words, "multi_modal_data": {name: every for name, every in shown.items() if every}}
         return given | ({"mm_processor_kwargs": {"question": self.question}} if self.question else {})
@@ -81,7 +80,6 @@ def served(
 
 
 def counted(engine: Any, name: str) -> float:
-    """What vLLM has counted."""
     return next(one.value for one in engine.get_metrics() if one.name == f"vllm:{name}")
 
 
@@ -101,7 +99,6 @@ def clients_leave(engine: Any, leaving: dict[int, list[int]]) -> set[int]:
 
 
 def answers(engine: Any, asked: list[Request], length: int = 6, **more: Any) -> list[Answer]:
-    """Of vLLM, greedily."""
     from vllm import SamplingParams
 
     parameters = SamplingParams(temperature=0, max_tokens=length, logprobs=1, ignore_eos=True)

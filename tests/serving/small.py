@@ -53,7 +53,6 @@ def tokenizer(special: dict[str, int], **named: str) -> Any:
 
 
 def llava(folder: Path) -> Any:
-    """LLaVA 1.5."""
     from transformers import (
         CLIPImageProcessor,
         CLIPVisionConfig,
@@ -157,7 +156,6 @@ PADS = {
 
 
 def qwen(kind: str, folder: Path) -> Any:
-    """Qwen2.5-VL, Qwen3-VL or Qwen3.5."""
     import transformers
 
     vision = dict(
@@ -287,7 +285,6 @@ def gemma4(folder: Path, **text: Any) -> Any:
 
 
 def save(folder: Path, model: Any, processor: Any) -> Any:
-    """Writes both and gives them back."""
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
@@ -355,7 +352,6 @@ def placeholder(family: str, modality: str = "image") -> str:
 
 
 def picture(number: int, size: tuple[int, int] = (70, 60)) -> Image.Image:
-    """An image of noise in blocks."""
     rows = np.random.default_rng(number).integers(0, 255, (7, 6, 3), dtype=np.uint8)
     return Image.fromarray(rows).resize(size, Image.Resampling.BILINEAR)
 
@@ -379,7 +375,6 @@ def ready() -> None:
 
 
 def engine(folder: Path, **settings: Any) -> Any:
-    """A small engine of vLLM."""
     ready()
     from vllm import LLM
 

@@ -71,13 +71,11 @@ class Server:
         return dict(found)
 
     def body(self, *pictures: bytes, words: str = "w7 w8 w9", **more: Any) -> dict[str, Any]:
-        """One question about pictures."""
         parts = [*map(content_of, pictures), {"type": "text", "text": words}]
         own = {"model": self.name, "messages": [{"role": "user", "content": parts}], "max_tokens": 6, "temperature": 0}
         return {**own, "ignore_eos": True, **more}
 
     def post(self, body: Any, path: str = "chat/completions", timeout: float = 60) -> tuple[int, Any]:
-        """Status, and answer: JSON or text."""
         headers = {"Content-Type": "application/json"}
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.url}/v1/{path}", data, headers)
@@ -103,13 +101,11 @@ class Server:
 
 
 def content_of(picture: bytes, kind: str = "png") -> dict[str, Any]:
-    """An image as a part of a message."""
     url = f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"
     return {"type": "image_url", "image_url": {"url": url}}
 
 
 def png(number: int, size: tuple[int, int] = (70, 60), mode: str = "RGB", kind: str = "PNG") -> bytes:
-    """An image as a file."""
     file = io.BytesIO()
     small.picture(number, size).convert(mode).save(file, kind)
     return file.getvalue()
@@ -117,7 +113,6 @@ def png(number: int, size: tuple[int, int] = (70, 60), mode: str = "RGB", kind: 
 
 @contextmanager
 def serving(folder: Path, words: str, vllm: str = ARGUMENTS) -> Iterator[Server]:
-    """A server of `llava-consensus serve`."""
     serve = ["-m", "llava_consensus.cli", "serve", str(folder), *words.split(), "--vllm"]
     with server(lambda own: [*serve, f"{vllm} {own}"], small.ENVIRONMENT) as started:
         started.wait()
@@ -150,7 +145,6 @@ def picture_file(dice: random.Random, whole: bool) -> bytes:
 
 
 def stranger(server: Server, dice: random.Random) -> tuple[str, Any]:
-    """A path and a body."""
     value, valid = lambda: dice.choice(VALUES), dice.random() < 0.5
     words = " ".join(f"w{dice.randrange(3, 500)}" for _ in range(dice.choice([0, 1, 5, 30, 300])))
     if dice.random() < 0.1:

@@ -18,7 +18,6 @@ BETWEEN = [name for name in METHODS if make(name).place is Place.DECODER]
 
 
 def labelled(ids: torch.Tensor, last: int = 2) -> torch.Tensor:
-    """Labels of the last ids alone."""
     labels = torch.full_like(ids, -100)
     labels[:, -last:] = ids[:, -last:]
     return labels

@@ -31,14 +31,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One process, two passes a step."""
     out = tmp_path_factory.mktemp("out") / "llava-alone"
     trained(data, out, steps=STEPS, accumulate=2, tune="full", learning_rate=3e-4)
     return out
 
 
 def together(data: Path, out: Path, *more: str) -> None:
-    """Two processes, one pass a step each."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     command += ["-m", "llava_consensus.cli", "train", "--model", str(MINI), "--device", "cpu", "--out", str(out)]
     command += ["--data-path", str(data / "conversations.json"), "--images", str(data / "images"), "--tokens", "64 32"]

@@ -43,10 +43,10 @@ PHASES = ("tower", "reduction", "prefill")
 UNKNOWN_TOWER = "tokens of this model depend on the image, and its tower is not counted"
 
 
-def prompt_shape(runner: Runner, prompt: Prompt, picture: Image) -> Shape:
+def prompt_shape(runner: Runner, prompt: Prompt, image: Image) -> Shape:
     """Sizes of the model with this prompt about this image, as a first answer tells them."""
     with runner.attach(make("full"), Budget(1)):
-        (answer,) = runner.answer([runner.encode([picture])], [replace(prompt, max_new_tokens=1)])
+        (answer,) = runner.answer([runner.encode([image])], [replace(prompt, max_new_tokens=1)])
     text, question = runner.rows(prompt) if answer.prefill is None else answer.prefill[:2]
     shape = runner.shape(text)._replace(question=question)
     return shape if shape.available == answer.before else shape._replace(patches=answer.before, tiles=1)
@@ -93,7 +93,7 @@ def cases_of(
 
 def measure(
     runner: Runner,
-    pictures: Sequence[Image],
+    images: Sequence[Image],
     prompt: Prompt,
     shape: Shape,
     cases: Sequence[Case],
@@ -111,7 +111,7 @@ def measure(
     samples = [row["samples"] for row in known["rows"]] if known else [[] for _ in cases]
     loads = known.get("load_average", [])
     tower_known = shape.available == runner.shape().available
-    items = list(product(pictures, cases))
+    items = list(product(images, cases))
     done = set(product(range(len(loads)), range(len(items))))
     take = lambda item: answer_once(runner, item[0], prompt, item[1].setting).record()  # noqa: E731
     for turn, index, timing in in_rounds(items, repeats, WARMUP, done, take):

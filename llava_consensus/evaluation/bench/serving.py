@@ -147,7 +147,7 @@ def measure(
         def take(item: tuple[int, ServedCase]) -> Record:
             load, case = item
             fewer = min(asked.requests, -(-PER_CLIENT // asked.turns) * load)
-            bodies = [_body(model, asked, picture, case.tokens) for picture in islice(numbers, fewer)]
+            bodies = [_body(model, asked, visual, case.tokens) for visual in islice(numbers, fewer)]
             time.sleep(SPIN)
             return driven(servers[case.name].port, bodies, load, asked.turns)
 

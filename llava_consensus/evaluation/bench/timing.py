@@ -55,7 +55,6 @@ class Timing(NamedTuple):
 
     @property
     def reduction_ms(self) -> float:
-        """The method's own work, host bookkeeping included."""
         return sum(self.stages_ms.values())
 
     @property
@@ -64,9 +63,9 @@ class Timing(NamedTuple):
         return self.ttft_ms - self.tower_ms - self.reduction_ms
 
 
-def answer_once(runner: Runner, picture: Shown, prompt: Prompt, setting: Setting) -> Timing:
+def answer_once(runner: Runner, image: Shown, prompt: Prompt, setting: Setting) -> Timing:
     """Answers with exactly `prompt.max_new_tokens` tokens, method attached; attaching is not timed."""
-    shown = picture if isinstance(picture, list) else [picture]
+    shown = image if isinstance(image, list) else [image]
     prompt = replace(prompt, min_new_tokens=prompt.max_new_tokens)
     with runner.attach(*setting) as attached:
         model = runner.model
@@ -106,12 +105,12 @@ def in_rounds(
 
 
 def first_token(
-    runner: Runner, picture: Shown, prompt: Prompt, settings: Sequence[Setting], repeats: int = 5
+    runner: Runner, image: Shown, prompt: Prompt, settings: Sequence[Setting], repeats: int = 5
 ) -> list[float]:
     """Median milliseconds from an image to the first token, for each setting, after one round that does not count."""
     prompt = replace(prompt, max_new_tokens=1)
     times: list[list[float]] = [[] for _ in settings]
-    take = lambda setting: answer_once(runner, picture, prompt, setting).ttft_ms  # noqa: E731
+    take = lambda setting: answer_once(runner, image, prompt, setting).ttft_ms  # noqa: E731
     for _, index, spent in in_rounds(settings, repeats, 1, (), take):
         times[index].append(spent)
     return [statistics.median(one) for one in times]

@@ -84,7 +84,7 @@ class Benchmark(ABC):
     export: ClassVar[Callable[..., Record] | None] = None
     whole: ClassVar[str] = ""  # why the command exports nothing if a question has no answer; empty: it does
     # (DATA, name) -> the content of an image that is not a separate file
-    picture: ClassVar[Callable[..., bytes] | None] = None
+    read_image: ClassVar[Callable[..., bytes] | None] = None
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -104,7 +104,6 @@ class Benchmark(ABC):
 
     @property
     def count(self) -> int | None:
-        """Questions of the official set, if known."""
         return None
 
     @property

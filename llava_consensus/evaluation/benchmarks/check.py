@@ -66,7 +66,7 @@ def _file(path: Path, file: DataFile) -> DataFinding:
 
 
 def _images(benchmark: Benchmark, folder: Path, questions: list[Question]) -> Iterator[DataFinding]:
-    if benchmark.picture is not None:  # they are inside the question file
+    if benchmark.read_image is not None:  # they are inside the question file
         return
     names = list(dict.fromkeys(name for question in questions for name in question.images))
     media, place = "videos" if benchmark.frames else "images", folder / benchmark.images

@@ -1,12 +1,12 @@
 """Questions from any file, answered and not scored, as LLaVA's `model_vqa` scripts do.
 
-`Custom(questions=Path("q.jsonl"), pictures=Path("images"))` is passed to a run like a benchmark. It is not in
+`Custom(questions=Path("q.jsonl"), image_folder=Path("images"))` is passed to a run like a benchmark. It is not in
 BENCHMARKS, because it has no data files.
 """
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,12 @@ TEXTS = ("text", "question", "prompt")
 IMAGES = ("image", "images", "image_path", "image_paths")
 VIDEOS = ("video", "videos", "video_path", "video_paths")
 MEDIA = re.compile(r"image|img|picture|photo|video|clip|frame", re.I)  # in the name of a key
-FILE = re.compile(r"\.(jpe?g|png|gif|bmp|webp|avif|tiff?|heic|heif|mp4|avi|mov|mkv|webm)$", re.I)
-MARKERS = re.compile(r"<(?:image|video)>\n?|\n?<(?:image|video)>")  # in LLaVA's training form
+FILE = re.compile(
+    r"^[^\n]*\.(jpe?g|png|gif|bmp|webp|avif|tiff?|heic|heif|mp4|avi|mov|mkv|webm|wav|mp3|flac|ogg)$", re.I
+)
+MARKER = re.compile(r"<(?:image|video)>")  # in LLaVA's training form
+AROUND = re.compile(r"^(?:\s*<(?:image|video)>)+\s*|\s*(?:<(?:image|video)>\s*)+$")
+TURNS = "conversations"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +38,8 @@ class Custom(Benchmark):
     Args:
         questions: JSON lines, a JSON list, CSV or TSV. Each row has `question_id` or `id` (else its number counts), a
             question in `text`, `question`, `prompt` or LLaVA's `conversations`, and images or a video, if any.
-        pictures: folder of the images or videos.
+        image_folder: folder of the images or videos.
+        pictures: its former name, accepted until the next release.
     """
 
     name = "custom"
@@ -44,10 +49,12 @@ class Custom(Benchmark):
     max_new_tokens = 128
 
     questions: Path
-    pictures: Path
+    image_folder: Path = Path()
+    pictures: InitVar[Path | None] = None
 
-    def __post_init__(self) -> None:
-        """Its fields are files, not choices among values."""
+    def __post_init__(self, pictures: Path | None) -> None:
+        if pictures is not None:
+            object.__setattr__(self, "image_folder", pictures)
 
     @property
     def chosen(self) -> dict[str, str]:
@@ -65,7 +72,7 @@ class Custom(Benchmark):
 
     @property
     def images(self) -> str:
-        return str(self.pictures.expanduser().absolute())
+        return str(self.image_folder.expanduser().absolute())
 
     @property
     def frames(self) -> int:  # type: ignore[override]
@@ -106,44 +113,54 @@ def _questions(path: Path, _content: str) -> tuple[tuple[Question, ...], bool]:
         if names:
             kinds.setdefault(video, where)
         category = str(row.get("category") or "default")
-        questions.append(Question(index, key, names, _text(where, row), category))
+        questions.append(Question(index, key, names, _text(where, row, len(names)), category))
     if len(kinds) > 1:
         raise DataError(f"{kinds[True]}: shows a video, and {kinds[False]} an image. Ask about them in two files")
     return tuple(questions), True in kinds
 
 
-def _text(where: str, row: Record) -> str:
-    """The question of a row; of LLaVA's training form the only turn of the user."""
+def _text(where: str, row: Record, shown: int) -> str:
+    """The question of a row that shows so many images; of LLaVA's training form the only turn of the user."""
     texts = {name: row[name] for name in TEXTS if row.get(name) not in (None, "")}
-    if not texts and isinstance(turns := row.get("conversations"), list):
+    if not texts and isinstance(turns := row.get(TURNS), list):
         said = [turn.get("value") for turn in turns if isinstance(turn, dict) and turn.get("from") in ("human", "user")]
         if len(said) != 1:
             raise DataError(f"{where}: {len(said)} turns of the user, and one question is asked. Keep one a row")
-        texts = {"conversations": MARKERS.sub("", said[0]).strip() if isinstance(said[0], str) else said[0]}
+        texts = {TURNS: said[0]}
     if not texts:
-        raise DataError(f"{where}: no question. Name it {', '.join(TEXTS)} or conversations, not {str(list(row))[:60]}")
+        raise DataError(f"{where}: no question. Name it {', '.join(TEXTS)} or {TURNS}, not {str(list(row))[:60]}")
     wrong = [name for name, text in texts.items() if not isinstance(text, str)]
     if wrong:
         raise DataError(f"{where}: {wrong[0]} is no text but {str(texts[wrong[0]])[:60]!r}")
     if len(set(texts.values())) > 1:
         raise DataError(f"{where}: {' and '.join(texts)} differ, and only one is asked. Keep one of them")
-    return next(iter(texts.values()))
+    text = next(iter(texts.values()))
+    marked, rest = len(MARKER.findall(text)), AROUND.sub("", text)
+    if marked and (marked != shown or MARKER.search(rest)):
+        raise DataError(
+            f"{where}: {marked} markers {MARKER.findall(text)[0]} and {shown} images or videos, shown in front of "
+            "the question. Name each in the row, and leave markers inside the question out"
+        )
+    return rest if marked else text
 
 
 def _media(where: str, row: Record) -> tuple[tuple[str, ...], bool]:
     """The files that a row shows, and whether they are a video."""
-    found: dict[str, tuple[str, ...]] = {}
-    for key, value in row.items():
-        if value in (None, "", []) or not (key in (*IMAGES, *VIDEOS) or MEDIA.search(key)):
-            continue
-        if key in (*IMAGES, *VIDEOS):
-            found[key] = tuple(_file_name(where, key, one) for one in (value if isinstance(value, list) else [value]))
+    given = {key: value for key, value in row.items() if value not in (None, "", [])}
+    found = {
+        key: tuple(_file_name(where, key, one) for one in (value if isinstance(value, list) else [value]))
+        for key, value in given.items()
+        if key in (*IMAGES, *VIDEOS)
+    }
     used = set(found.values())
-    for key, value in row.items():
-        names_file = isinstance(value, list | dict) or (isinstance(value, str) and bool(FILE.search(value)))
-        if key not in found and MEDIA.search(key) and value not in (None, "", []) and (names_file or not used):
+    for key, value in given.items():
+        if key in (*found, *IDS, *TEXTS, TURNS):
+            continue
+        parts = value if isinstance(value, list) else [value]
+        names_file = any(isinstance(part, str) and FILE.search(part) for part in parts)
+        if names_file or (MEDIA.search(key) and (not used or isinstance(value, list | dict))):
             raise DataError(
-                f"{where}: the key {key!r} seems to name an image or video. Name it {IMAGES[0]}, {IMAGES[1]} or "
+                f"{where}: the key {key!r} seems to name an image, video or sound. Name it {IMAGES[0]}, {IMAGES[1]} or "
                 f"{VIDEOS[0]}, or remove it"
             )
     if len(used) > 1:

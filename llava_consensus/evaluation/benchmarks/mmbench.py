@@ -179,13 +179,13 @@ class MMBench(Benchmark):
         write_out(target, to_xlsx(sheet))
         return audit | {"written": len(sheet)}
 
-    def picture(self, data: Path, name: str) -> bytes:
+    def read_image(self, data: Path, name: str) -> bytes:
         """The image of that name; ImageError if the table has none or it is damaged."""
         table, path = self._table(data), self.place(data) / self.question_file
-        if name not in table.pictures:
+        if name not in table.images:
             raise ImageError(f"{path}: no image named {name!r}")
         try:
-            return base64.b64decode(table.pictures[name])
+            return base64.b64decode(table.images[name])
         except binascii.Error as error:
             raise ImageError(f"{path}, index {name}: the image is no base64 ({error})") from error
 
@@ -260,7 +260,7 @@ class QuestionTable(NamedTuple):
     frame: "DataFrame"
     rows: list[dict[str, Any]]
     names: list[str]  # of each row's image: the index of the first row that has it
-    pictures: dict[str, str]  # by name, as base64
+    images: dict[str, str]  # by name, as base64
 
 
 @lru_cache(maxsize=2)

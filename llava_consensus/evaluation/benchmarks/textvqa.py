@@ -88,7 +88,6 @@ class TextVQA(Benchmark):
         return found
 
     def references(self, data: Path) -> Mapping[int, str]:
-        """The most frequent of a question's ten answers."""
         return {index: max(answers, key=answers.count) for index, answers in self.gold(data, self.load(data)).items()}
 
     def grade(self, text: str, question: Question, gold: list[str]) -> Record:

@@ -59,8 +59,6 @@ class JudgePrompt:
 
 
 class Reply(NamedTuple):
-    """Reply of a server to one request."""
-
     text: str | None  # None for a refusal
     model: str | None = None  # as the server reports it
     prompt_tokens: int | None = None

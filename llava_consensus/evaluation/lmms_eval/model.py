@@ -106,7 +106,7 @@ class ReducedModel(lmms):
         with tqdm(total=len(requests), desc="questions", disable=self.rank != 0) as bar:
             for batch in batches(requests, self.batch_size):
                 asked = [read(request, self.task_dict, self.conversation) for request in batch]
-                encoded = [self.runner.encode(pictures) if pictures else [] for _, pictures, _ in asked]
+                encoded = [self.runner.encode(images) if images else [] for _, images, _ in asked]
                 answers = self.runner.answer(encoded, [prompt for prompt, _, _ in asked])
                 bar.update(len(batch))
                 for (_, _, until), answer in zip(asked, answers, strict=True):
@@ -163,12 +163,12 @@ def read(
     kinds = [part["type"] for part in content]
     if kinds != ["image"] * len(shown) + ["text"]:
         raise OptionError(f"task {task}: asks with {', '.join(kinds)}; images, then one text are asked")
-    pictures = [
+    images = [
         one["url"].convert("RGB") if isinstance(one["url"], Image.Image) else open_image(one["url"]) for one in shown
     ]
     until = generation.get("until") or ()
     ends = (until,) if isinstance(until, str) else tuple(until)
-    return Prompt(text["text"], conversation, _max_new_tokens(generation)), pictures, ends
+    return Prompt(text["text"], conversation, _max_new_tokens(generation)), images, ends
 
 
 def cut(text: str, until: Sequence[str]) -> str:

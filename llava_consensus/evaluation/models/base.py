@@ -125,40 +125,40 @@ class Runner:
         """Sizes of the model, with a prompt of one image of the most tiles and `text` other rows."""
         raise NotImplementedError
 
-    def rows(self, prompt: Prompt, pictures: int = 1) -> tuple[int, int]:
+    def rows(self, prompt: Prompt, images: int = 1) -> tuple[int, int]:
         """Rows of a prompt that are no images, and how many of them follow the last image."""
         raise NotImplementedError
 
-    def asked_rows(self, prompt: Prompt, pictures: list[Any], ids: Tensor) -> tuple[int, int]:
+    def asked_rows(self, prompt: Prompt, images: list[Any], ids: Tensor) -> tuple[int, int]:
         """`rows` of a prompt with the ids [L] of `question_ids`."""
-        return self.rows(prompt, len(pictures))
+        return self.rows(prompt, len(images))
 
     def own_inputs(self, prompt: Prompt, image: "Image", folder: Path) -> dict[str, Any]:
         """Kwargs of the model's own `generate` for one prompt about an image, which may be read from the folder."""
         raise NotImplementedError
 
-    def prompt_ids(self, prompt: Prompt, pictures: int = 1) -> Tensor:
+    def prompt_ids(self, prompt: Prompt, images: int = 1) -> Tensor:
         """Token ids [L] of a prompt, with one placeholder for each image, on the CPU."""
         raise NotImplementedError
 
-    def question_ids(self, prompt: Prompt, pictures: list[Any]) -> Tensor:
+    def question_ids(self, prompt: Prompt, images: list[Any]) -> Tensor:
         """Token ids [L] of a prompt about these encoded images, on the CPU."""
-        return self.prompt_ids(prompt, len(pictures))
+        return self.prompt_ids(prompt, len(images))
 
     def generate(self, ids: Tensor, mask: Tensor, encoded: list[list[Any]], prompts: list[Prompt]) -> Tensor:
         """Ids of the answers to left-padded prompts [R, S] about encoded images, by the model's own `generate`."""
         raise NotImplementedError
 
-    def calling(self, attachment: Attachment, pictures: list[Any], questions: list[str]) -> AbstractContextManager[Any]:
+    def calling(self, attachment: Attachment, images: list[Any], questions: list[str]) -> AbstractContextManager[Any]:
         """The call of the attachment in which `generate` runs."""
         return attachment.call(questions)
 
     # ---- encoding and answering
 
     @torch.inference_mode()
-    def encode(self, pictures: "list[Any]") -> list[Encoding]:
+    def encode(self, images: "list[Any]") -> list[Encoding]:
         """Images, and of hosts that take them clips, through the vision tower, for the method that is attached."""
-        pixels = [self.pixels(image) for image in pictures]
+        pixels = [self.pixels(image) for image in images]
         tiles = [image if image.ndim == 4 else image[None] for image in pixels]
         batch = torch.cat(tiles).to(self.model.device, self.model.dtype)  # [all tiles, 3, H, W]
         with self.attachment() as attachment:
@@ -166,13 +166,13 @@ class Runner:
             own = attachment.asked, attachment.budget
         return [
             Encoding(one, made.ndim == 4, image.size, *own)
-            for image, made, one in zip(pictures, pixels, encoded, strict=True)
+            for image, made, one in zip(images, pixels, encoded, strict=True)
         ]
 
     def groups(self, encoded: list[list[Encoding]]) -> list[list[int]]:
         """Rows that are answered together: all with images, and all without."""
-        seeing = [row for row, pictures in enumerate(encoded) if pictures]
-        bare = [row for row, pictures in enumerate(encoded) if not pictures]
+        seeing = [row for row, images in enumerate(encoded) if images]
+        bare = [row for row, images in enumerate(encoded) if not images]
         return [rows for rows in (seeing, bare) if rows]
 
     @torch.inference_mode()
@@ -184,22 +184,22 @@ class Runner:
             check_text(prompt.text, self.reserved)
         with self.attachment() as attachment:
             _check_batch(attachment, encoded, prompts)
-            ids = [self.question_ids(prompt, pictures) for prompt, pictures in zip(prompts, encoded, strict=True)]
+            ids = [self.question_ids(prompt, images) for prompt, images in zip(prompts, encoded, strict=True)]
             answers: dict[int, Answer] = {}
             for rows in self.groups(encoded):
                 own, asked = [encoded[row] for row in rows], [prompts[row] for row in rows]
                 padded, mask = self.pad([ids[row] for row in rows])
-                pictures = [picture for row_pictures in own for picture in row_pictures]
-                with self.calling(attachment, pictures, [prompt.text for prompt in asked]) as call:
+                images = [visual for row_images in own for visual in row_images]
+                with self.calling(attachment, images, [prompt.text for prompt in asked]) as call:
                     texts = self.decode(self.generate(padded, mask, own, asked))
                 text = [self.asked_rows(prompts[row], encoded[row], ids[row]) for row in rows]
                 answers.update(zip(rows, answers_of(call, texts, text, self.limit), strict=True))
         return [answers[row] for row in range(len(prompts))]
 
-    def ask(self, pictures: "list[Image | Clip]", prompt: Prompt) -> tuple[list[Encoding], Answer]:
+    def ask(self, images: "list[Image | Clip]", prompt: Prompt) -> tuple[list[Encoding], Answer]:
         """Encodes images and answers one prompt about them. DataError for whatever the model's code raises."""
         try:
-            encoded = self.encode(pictures)
+            encoded = self.encode(images)
             return encoded, self.answer([encoded], [prompt])[0]
         except ConsensusError:
             raise
@@ -266,10 +266,10 @@ def _check_batch(attachment: Attachment, encoded: list[list[Encoding]], prompts:
     if len({prompt.max_new_tokens for prompt in prompts}) != 1:
         raise ValueError("the prompts of one batch must allow answers of one length")
     method, budget = attachment.asked, attachment.budget
-    for picture in (picture for pictures in encoded for picture in pictures):
-        if picture.method != method or (method.acts_inside and picture.budget != budget):
+    for visual in (visual for images in encoded for visual in images):
+        if visual.method != method or (method.acts_inside and visual.budget != budget):
             raise ValueError(
-                f"an image was encoded for {picture.method} and {picture.budget}, but {method} with {budget} is "
+                f"an image was encoded for {visual.method} and {visual.budget}, but {method} with {budget} is "
                 "attached: encode it again"
             )
 

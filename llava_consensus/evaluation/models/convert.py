@@ -25,7 +25,7 @@ from llava_consensus.evaluation.models.weights import (
     weight_files,
     write_shards,
 )
-from llava_consensus.hosts.next_grid import check_pictures
+from llava_consensus.hosts.next_grid import check_images
 from llava_consensus.hosts.pretrained import load_pretrained
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -70,7 +70,7 @@ def _tower(source: Path, config: dict[str, Any]) -> Path:
     made_by = config.get("architectures", [])
     if not any(name.startswith("LlavaLlama") for name in made_by):
         raise DataError(f"{source}: made by {made_by}; only official LLaVA with a Llama model is converted")
-    check_pictures(config)
+    check_images(config)
     for name, known in (("mm_projector_type", "mlp2x_gelu"), ("mm_patch_merge_type", "spatial_unpad")):
         if config.get(name) != known and (name == "mm_projector_type" or _is_tiled(config)):
             raise DataError(f"{source}: {name}={config.get(name)!r} must be {known!r}, as in LLaVA 1.5 and 1.6")

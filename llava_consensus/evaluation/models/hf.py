@@ -71,18 +71,18 @@ class HfRunner(Runner):
         columns: int = self.view.grid_columns(size)
         return columns
 
-    def rows(self, prompt: Prompt, pictures: int = 1) -> tuple[int, int]:
+    def rows(self, prompt: Prompt, images: int = 1) -> tuple[int, int]:
         """Without tags between the tiles of an image."""
         placeholder = self.tokenizer.convert_tokens_to_ids(self._placeholder("image"))
-        return text_rows(self.prompt_ids(prompt, pictures), [placeholder])
+        return text_rows(self.prompt_ids(prompt, images), [placeholder])
 
     @torch.inference_mode()
-    def encode(self, pictures: list[Image | Clip]) -> list[Encoding]:
+    def encode(self, images: list[Image | Clip]) -> list[Encoding]:
         with self.attachment() as attachment, attachment.call():
-            return [self._encoded(attachment, picture) for picture in pictures]
+            return [self._encoded(attachment, visual) for visual in images]
 
-    def _encoded(self, attachment: Any, picture: Image | Clip) -> HfEncoded:
-        one, view = self.processed(picture), self.view
+    def _encoded(self, attachment: Any, visual: Image | Clip) -> HfEncoded:
+        one, view = self.processed(visual), self.view
         inputs = self._placed({name: value for name, value in one.inputs.items() if isinstance(value, Tensor)})
         arguments = view.encoder_inputs(inputs)[one.modality]
         ids = one.ids.cpu().numpy()
@@ -97,7 +97,7 @@ class HfRunner(Runner):
         return HfEncoded(
             SimpleNamespace(side=side),  # 0 without a grid
             image.tiles > 1,
-            picture.frames[0].size if isinstance(picture, Clip) else picture.size,
+            visual.frames[0].size if isinstance(visual, Clip) else visual.size,
             attachment.asked,
             attachment.budget,
             one.modality,
@@ -117,43 +117,43 @@ class HfRunner(Runner):
         return {name: value.to(device, dtype if value.is_floating_point() else None) for name, value in inputs.items()}
 
     def generate(self, ids: Tensor, mask: Tensor, encoded: list[list[Any]], prompts: list[Prompt]) -> Tensor:
-        pictures = [picture for row_pictures in encoded for picture in row_pictures]
-        more = self._inputs(ids, pictures) if pictures else {}
+        images = [visual for row_images in encoded for visual in row_images]
+        more = self._inputs(ids, images) if images else {}
         output = self.model.generate(input_ids=ids, attention_mask=mask, **more, **self.generation(prompts[0]))
         answers: Tensor = output[:, ids.shape[1] :]
         return answers
 
-    def asked_rows(self, prompt: Prompt, pictures: list[Any], ids: Tensor) -> tuple[int, int]:
-        return text_rows(ids, [self.view.placeholder(modality) for modality in {one.modality for one in pictures}])
+    def asked_rows(self, prompt: Prompt, images: list[Any], ids: Tensor) -> tuple[int, int]:
+        return text_rows(ids, [self.view.placeholder(modality) for modality in {one.modality for one in images}])
 
-    def _inputs(self, ids: Tensor, pictures: list[HfEncoded]) -> dict[str, Any]:
+    def _inputs(self, ids: Tensor, images: list[HfEncoded]) -> dict[str, Any]:
         """Arguments of the model for prompts [R, S] about images that are encoded."""
         outputs: dict[str, list[Any]] = {}
-        for picture in pictures:
-            outputs.setdefault(picture.modality, []).append(picture.output)
+        for visual in images:
+            outputs.setdefault(visual.modality, []).append(visual.output)
         encoded = {modality: _joined_outputs(own) for modality, own in outputs.items()}
-        return {**self.view.row_inputs(ids, "video" in outputs), **_together(pictures), "mm_encoder_outputs": encoded}
+        return {**self.view.row_inputs(ids, "video" in outputs), **_together(images), "mm_encoder_outputs": encoded}
 
-    def question_ids(self, prompt: Prompt, pictures: list[Any]) -> Tensor:
+    def question_ids(self, prompt: Prompt, images: list[Any]) -> Tensor:
         """A row per visual token. OptionError for several images that the model encodes differently one by one."""
-        if self.view.tiled_alone and sum(picture.modality == "image" for picture in pictures) > 1:
+        if self.view.tiled_alone and sum(visual.modality == "image" for visual in images) > 1:
             raise OptionError(
-                f"{len(pictures)} images in one prompt: {type(self.model).__name__} cuts an image into tiles only "
+                f"{len(images)} images in one prompt: {type(self.model).__name__} cuts an image into tiles only "
                 "where it is alone, and the harness encodes each by itself. Ask about one image"
             )
-        text = self._text(prompt.text, [picture.modality for picture in pictures])
-        return self.ids_of(text, [(picture.modality, picture.text) for picture in pictures])
+        text = self._text(prompt.text, [visual.modality for visual in images])
+        return self.ids_of(text, [(visual.modality, visual.text) for visual in images])
 
-    def prompt_ids(self, prompt: Prompt, pictures: int = 1) -> Tensor:
+    def prompt_ids(self, prompt: Prompt, images: int = 1) -> Tensor:
         placeholder = self._placeholder("image")
-        return self.ids_of(self._text(prompt.text, ["image"] * pictures), [("image", placeholder)] * pictures)
+        return self.ids_of(self._text(prompt.text, ["image"] * images), [("image", placeholder)] * images)
 
     def check_prompts(self) -> None:
         """Tries an image of one colour. OptionError if the processor makes another prompt of it than this runner."""
         image, text = new_image("RGB", (64, 48)), self._text("What?", ["image"])
         expected = self.processor(images=[image], text=[text], return_tensors="pt", **self._special(text))
-        picture = self.processed(image, {})
-        ours, _ = self.pad([self.ids_of(text, [(picture.modality, picture.text)])])
+        visual = self.processed(image, {})
+        ours, _ = self.pad([self.ids_of(text, [(visual.modality, visual.text)])])
         if not torch.equal(ours[0].cpu(), expected.input_ids[0]):
             raise OptionError(
                 f"the processor of {type(self.model).__name__} puts a prompt together in a way the harness is not "
@@ -164,15 +164,15 @@ class HfRunner(Runner):
         token: str = getattr(self.processor, f"{modality}_token")
         return token
 
-    def processed(self, picture: Image | Clip, image_options: dict[str, Any] | None = None) -> Processed:
+    def processed(self, visual: Image | Clip, image_options: dict[str, Any] | None = None) -> Processed:
         """One image or clip; `image_options` are for the image processor, None those of the view."""
-        if isinstance(picture, Clip):
-            modality, arguments = "video", _of_clip(picture)
+        if isinstance(visual, Clip):
+            modality, arguments = "video", _of_clip(visual)
         else:
             more = self.view.preprocessing if image_options is None else image_options
             if "LlavaImageProcessor" in type(self.processor.image_processor).__name__:  # may pad to a square first
-                picture = shrink_to_pad(picture)
-            modality, arguments = "image", {"images": [picture], **more}
+                visual = shrink_to_pad(visual)
+            modality, arguments = "image", {"images": [visual], **more}
         options = {"return_tensors": "pt", "return_text_replacement_offsets": True}
         inputs = dict(self.processor(text=[self._placeholder(modality)], **arguments, **options))
         ((replaced,),) = inputs.pop("text_replacement_offsets")
@@ -192,10 +192,10 @@ class HfRunner(Runner):
             ) from error
         return prompt
 
-    def ids_of(self, text: str, pictures: list[tuple[str, str]]) -> Tensor:
+    def ids_of(self, text: str, images: list[tuple[str, str]]) -> Tensor:
         """Ids [L] of a text of the chat template, each placeholder replaced by the text of its (modality, text)."""
         parts = {
-            f"{modality}s_replacements": [part for kind, part in pictures if kind == modality]
+            f"{modality}s_replacements": [part for kind, part in images if kind == modality]
             for modality in ("image", "video")
         }
         texts, _ = self.processor.get_text_with_replacements([text], **parts)
@@ -226,9 +226,9 @@ def _in_a_row(values: list[Any]) -> Any:
     return torch.cat(values) if isinstance(values[0], Tensor) else [item for value in values for item in value]
 
 
-def _together(pictures: list[HfEncoded]) -> dict[str, Tensor]:
-    names = {name for picture in pictures for name in picture.inputs}
-    return {name: torch.cat([picture.inputs[name] for picture in pictures if name in picture.inputs]) for name in names}
+def _together(images: list[HfEncoded]) -> dict[str, Tensor]:
+    names = {name for visual in images for name in visual.inputs}
+    return {name: torch.cat([visual.inputs[name] for visual in images if name in visual.inputs]) for name in names}
 
 
 def _of_clip(clip: Clip) -> dict[str, Any]:

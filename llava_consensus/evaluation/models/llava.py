@@ -33,7 +33,7 @@ from llava_consensus.evaluation.models.loading import (
 from llava_consensus.evaluation.models.weights import MEND, tensors_of, weight_files
 from llava_consensus.hosts.clip import without_unused_report
 from llava_consensus.hosts.environment import OFFICIAL, check_llava_version
-from llava_consensus.hosts.next_grid import STOCK, check_layout, check_pictures
+from llava_consensus.hosts.next_grid import STOCK, check_images, check_layout
 from llava_consensus.hosts.official_model import Official, blank_images
 from llava_consensus.hosts.pretrained import load_pretrained
 from llava_consensus.reduction.method import Shape
@@ -80,11 +80,11 @@ class LlavaRunner(Runner):
             return 0
         return int(get_anyres_image_grid_shape(size, config.image_grid_pinpoints, tile)[0])
 
-    def rows(self, prompt: Prompt, pictures: int = 1) -> tuple[int, int]:
-        return text_rows(self.prompt_ids(prompt, pictures), [IMAGE_ID])
+    def rows(self, prompt: Prompt, images: int = 1) -> tuple[int, int]:
+        return text_rows(self.prompt_ids(prompt, images), [IMAGE_ID])
 
-    def prompt_ids(self, prompt: Prompt, pictures: int = 1) -> Tensor:
-        return to_ids(prompt, pictures, self.tokenizer, getattr(self.model.config, "mm_use_im_start_end", False))
+    def prompt_ids(self, prompt: Prompt, images: int = 1) -> Tensor:
+        return to_ids(prompt, images, self.tokenizer, getattr(self.model.config, "mm_use_im_start_end", False))
 
     def pixels(self, image: Image.Image) -> Tensor:
         from llava.mm_utils import process_images
@@ -99,16 +99,16 @@ class LlavaRunner(Runner):
         return {"inputs": ids, "attention_mask": torch.ones_like(ids), "images": pixels, "image_sizes": size}
 
     @contextmanager
-    def calling(self, attachment: Any, pictures: list[Any], questions: list[str]) -> Iterator[Any]:
+    def calling(self, attachment: Any, images: list[Any], questions: list[str]) -> Iterator[Any]:
         with attachment.call(questions, settings=LEFT) as call, last_row_alone(self.model.get_output_embeddings()):
             yield call
 
     def generate(self, ids: Tensor, mask: Tensor, encoded: list[list[Any]], prompts: list[Prompt]) -> Tensor:
-        pictures = [picture for row_pictures in encoded for picture in row_pictures]
+        images = [visual for row_images in encoded for visual in row_images]
         output: Tensor = self.model.generate(
             ids,
-            images=self.blank(pictures) if pictures else None,
-            image_sizes=[picture.size for picture in pictures],
+            images=self.blank(images) if images else None,
+            image_sizes=[visual.size for visual in images],
             attention_mask=mask,
             **self.generation(prompts[0]),
         )
@@ -116,26 +116,26 @@ class LlavaRunner(Runner):
 
     def blank(self, encoded: list[Encoding]) -> list[Tensor] | Tensor:
         """Stand-ins for images that are encoded, of the shape the official function looks at."""
-        tiled = any(picture.tiled for picture in encoded)
-        return blank_images([picture.tiles for picture in encoded], tiled, self.model.dtype)
+        tiled = any(visual.tiled for visual in encoded)
+        return blank_images([visual.tiles for visual in encoded], tiled, self.model.dtype)
 
 
-def to_text(prompt: Prompt, pictures: int, wrapped: bool = False) -> str:
+def to_text(prompt: Prompt, images: int, wrapped: bool = False) -> str:
     """A prompt in its conversation template, as LLaVA's own runners write it; `wrapped` by `mm_use_im_start_end`."""
     from llava.constants import DEFAULT_IM_END_TOKEN, DEFAULT_IM_START_TOKEN, DEFAULT_IMAGE_TOKEN
     from llava.conversation import conv_templates
 
     image = DEFAULT_IM_START_TOKEN + DEFAULT_IMAGE_TOKEN + DEFAULT_IM_END_TOKEN if wrapped else DEFAULT_IMAGE_TOKEN
     turns = conv_templates[chosen_conversation(prompt.conversation)].copy()
-    turns.append_message(turns.roles[0], f"{image * pictures}\n{prompt.text}" if pictures else prompt.text)
+    turns.append_message(turns.roles[0], f"{image * images}\n{prompt.text}" if images else prompt.text)
     turns.append_message(turns.roles[1], None)
     return str(turns.get_prompt())
 
 
-def to_ids(prompt: Prompt, pictures: int, tokenizer: "PreTrainedTokenizerBase", wrapped: bool = False) -> Tensor:
+def to_ids(prompt: Prompt, images: int, tokenizer: "PreTrainedTokenizerBase", wrapped: bool = False) -> Tensor:
     from llava.mm_utils import tokenizer_image_token
 
-    text = to_text(prompt, pictures, wrapped)
+    text = to_text(prompt, images, wrapped)
     ids: Tensor = tokenizer_image_token(text, tokenizer, IMAGE_ID, return_tensors="pt")
     return ids
 
@@ -155,7 +155,7 @@ def check(model: str, conversation: str | None, videos: bool, options: Mapping[s
     """Checks a checkpoint; questions about videos have another template."""
     check_llava_version()
     tower, config = tower_of(Path(model)), config_of(Path(model))
-    check_pictures(config)
+    check_images(config)
     check_layout(options.get("layout", STOCK), config.get("image_aspect_ratio"))
     chosen = chosen_conversation(conversation, VIDEO_CONVERSATION if videos else CONVERSATION)
     return {"conversation": chosen, **({"tower": tower.commit} if tower and tower.commit else {})}
@@ -191,7 +191,7 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
     except ImportError as error:
         raise MissingDependency(f"official LLaVA: {error}. {OFFICIAL}") from error
     config, tower = config_of(Path(path)), tower_of(Path(path))
-    check_pictures(config)
+    check_images(config)
     # what the loader passes on to transformers; on which device the model is, is its own to say
     changes: dict[str, Any] = loading.from_pretrained_kwargs()
     if loading.device_map is None:

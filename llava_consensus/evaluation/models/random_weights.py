@@ -23,8 +23,8 @@ from llava_consensus.hosts.environment import check_version
 
 BEFORE, AFTER = 35, 15  # rows of text around the image, 50 as in the paper's efficiency tables
 IMAGE_ID, WORD = 31999, "word"  # in every vocabulary below
-_PICTURES = "{% for part in messages[0].content if part.type == 'image' %}<image>{% endfor %}"
-PROMPT = f"{WORD} " * BEFORE + _PICTURES + f" {WORD}" * AFTER  # a chat template
+_IMAGE_PARTS = "{% for part in messages[0].content if part.type == 'image' %}<image>{% endfor %}"
+PROMPT = f"{WORD} " * BEFORE + _IMAGE_PARTS + f" {WORD}" * AFTER  # a chat template
 
 
 CHAT = (  # another, of all that is said

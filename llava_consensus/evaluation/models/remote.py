@@ -42,31 +42,31 @@ class RemoteRunner(Runner):
         """Id of padding; the end of a document for Qwen's tokenizer, which has none."""
         return int(getattr(self.tokenizer, "eod_id", None) or super().padding)
 
-    def words(self, prompt: Prompt, pictures: int) -> dict[str, Tensor]:
+    def words(self, prompt: Prompt, items: int) -> dict[str, Tensor]:
         """A prompt about that many images in the model's own words, as arguments of `generate` by row, each [L]."""
         raise NotImplementedError
 
-    def stand_ins(self, pictures: list[int]) -> dict[str, Any]:
+    def stand_ins(self, items: list[int]) -> dict[str, Any]:
         """Arguments of `generate` in place of images that were encoded before, given their number in each row."""
         return {}
 
-    def rows(self, prompt: Prompt, pictures: int = 1) -> tuple[int, int]:
-        words = self.words(prompt, pictures)
+    def rows(self, prompt: Prompt, items: int = 1) -> tuple[int, int]:
+        words = self.words(prompt, items)
         images, length = self.view.images({name: value[None] for name, value in words.items()}), len(words["input_ids"])
         visual = sum(len(image.places) for image in images)
         return length - visual, length - 1 - int(images[-1].places[-1]) if images else length
 
-    def prompt_ids(self, prompt: Prompt, pictures: int = 1) -> Tensor:
-        return self.words(prompt, pictures)["input_ids"]
+    def prompt_ids(self, prompt: Prompt, items: int = 1) -> Tensor:
+        return self.words(prompt, items)["input_ids"]
 
     @contextmanager
-    def calling(self, attachment: Any, pictures: list[Any], questions: list[str]) -> Iterator[Any]:
-        shown = attachment.entrance.shown([picture.tiles for picture in pictures]) if pictures else nullcontext()
+    def calling(self, attachment: Any, items: list[Any], questions: list[str]) -> Iterator[Any]:
+        shown = attachment.entrance.shown([item.tiles for item in items]) if items else nullcontext()
         with attachment.call(questions) as call, shown:
             yield call
 
     def generate(self, ids: Tensor, mask: Tensor, encoded: list[list[Any]], prompts: list[Prompt]) -> Tensor:
-        counts = [len(pictures) for pictures in encoded]
+        counts = [len(items) for items in encoded]
         words = [self.words(*pair) for pair in zip(prompts, counts, strict=True)]
         types = {name: _padded([row[name] for row in words]).to(mask) for name in words[0] if name != "input_ids"}
         arguments = {**types, **self.stand_ins(counts), **self.generation(prompts[0])}
@@ -104,16 +104,16 @@ class QwenVLRunner(RemoteRunner):
         pixels: Tensor = self.model.transformer.visual.image_transform(image.convert("RGB"))
         return pixels
 
-    def words(self, prompt: Prompt, pictures: int) -> dict[str, Tensor]:
+    def words(self, prompt: Prompt, items: int) -> dict[str, Tensor]:
         """`<img>`, a filler for each row of an image, `</img>`, the question, and `Answer:`."""
         start, end, pad = self.view.marks
         words = self.tokenizer(prompt.text + ANSWER, return_tensors="pt").input_ids[0]
-        picture = torch.tensor([start, *[pad] * self.visual_tokens, end])
-        return {"input_ids": torch.cat([*[picture] * pictures, words])}
+        item = torch.tensor([start, *[pad] * self.visual_tokens, end])
+        return {"input_ids": torch.cat([*[item] * items, words])}
 
     def own_inputs(self, prompt: Prompt, image: Image.Image, folder: Path) -> dict[str, Any]:
         ids, start = self.prompt_ids(prompt)[None], self.view.marks[0]
-        path = folder / "picture.png"
+        path = folder / "image.png"
         image.save(path)
         name = list(str(path).encode())
         if len(name) >= self.visual_tokens:
@@ -136,17 +136,16 @@ class CogVLMRunner(RemoteRunner):
         pixels: Tensor = self._conversation("", None, image)["images"][0]
         return pixels
 
-    def words(self, prompt: Prompt, pictures: int) -> dict[str, Tensor]:
+    def words(self, prompt: Prompt, items: int) -> dict[str, Tensor]:
         """The model's own conversation about one image, or none."""
-        if pictures > 1:
-            raise OptionError(f"{pictures} images in a prompt: CogVLM reads one")
-        image = Image.new("RGB", (1, 1)) if pictures else None
+        if items > 1:
+            raise OptionError(f"{items} images in a prompt: CogVLM reads one")
+        image = Image.new("RGB", (1, 1)) if items else None
         built = self._conversation(prompt.text, prompt.conversation, image)
         return {name: built[name] for name in ("input_ids", "token_type_ids")}
 
-    def stand_ins(self, pictures: list[int]) -> dict[str, Any]:
-        """An empty tensor in place of each image."""
-        return {"images": [[torch.empty(0)] * count for count in pictures]} if any(pictures) else {}
+    def stand_ins(self, items: list[int]) -> dict[str, Any]:
+        return {"images": [[torch.empty(0)] * count for count in items]} if any(items) else {}
 
     def own_inputs(self, prompt: Prompt, image: Image.Image, folder: Path) -> dict[str, Any]:
         built = self._conversation(prompt.text, prompt.conversation, image)

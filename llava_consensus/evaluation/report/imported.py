@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,12 +13,12 @@ from llava_consensus.evaluation.files import (
     CONFIG,
     Record,
     read_bytes,
-    read_lines,
     replace,
     to_lines,
     write_json,
     write_metrics,
 )
+from llava_consensus.evaluation.user_files import read_rows
 
 if TYPE_CHECKING:
     from llava_consensus.evaluation.benchmarks import Benchmark
@@ -27,7 +28,10 @@ LOGGED = (  # by lmms-eval beside the metrics
     *("token_counts", "doc_hash", "prompt_hash", "target_hash"),
 )
 RIGHT = ("exact_match", "accuracy", "acc", "score", "average")  # ends of names of metrics
-PICTURES = ("image_path", "image_id", "imageId", "image_source", "image")  # fields of a `doc`
+IMAGE_FIELDS = ("image_path", "image_id", "imageId", "image_source", "image")  # fields of a `doc`
+
+
+IDS = ("doc_id", "index", "question_id", "id")
 
 
 class Origin(NamedTuple):
@@ -38,47 +42,58 @@ class Origin(NamedTuple):
 
 
 class ColumnNames(NamedTuple):
-    right: str | None  # whether a question was right; None: found by name
+    """Names of the columns that hold a question's id and whether it was right; empty: found by name."""
+
+    id: str = ""
+    right: str = ""
 
 
-def import_file(path: Path, origin: Origin, out: Path, columns: ColumnNames) -> Path:
-    """Write the folder of a run for `*_samples_*.jsonl` of lmms-eval's `--log_samples`: lines with `doc_id`, and a
-    number from 0 to 1 under the name of the metric. Its name has the file's content, so a second import changes
-    nothing.
+BY_NAME = ColumnNames()
+
+
+def import_file(path: Path, origin: Origin, out: Path, columns: ColumnNames = BY_NAME) -> Path:
+    """Write the folder of a run for `*_samples_*.jsonl` of lmms-eval's `--log_samples`, or another file of rows with an
+    id and a number from 0 to 1. The folder's name has the file's content, so a second import changes nothing.
     """
-    metric = columns.right
-    samples = read_lines(path, ("doc_id",))
-    names = [name for name in samples[0] if name not in LOGGED] if samples else []
-    known = [metric] if metric else [name for name in names if name.endswith(RIGHT)] or names
+    rows = [row.values for row in read_rows(path)]
+    names = list(rows[0]) if rows else []
+    key = columns.id or next((name for name in IDS if name in names), IDS[0])
+    if any(key not in row for row in rows) or not rows:
+        raise DataError(f"{path}: rows without {key}, the id of a question: {', '.join(names)[:80] or 'no rows'}")
+    names = [name for name in names if name not in (*LOGGED, key)]
+    known = [columns.right] if columns.right else [name for name in names if name.endswith(RIGHT)] or names
     if len(known) != 1 or known[0] not in names:
         raise DataError(f"{path}: no single metric of a question in it. Name it: --metric, one of {', '.join(names)}")
-    samples.sort(key=lambda sample: str(sample["doc_id"]))  # files in another order are paired
-    rows = [
-        {"index": place, "correct": _score(path, sample, known[0])} | _picture(sample)
-        for place, sample in enumerate(samples)
+    rows.sort(key=lambda row: str(row[key]))  # files in another order are paired
+    scores = [
+        {"index": place, "correct": _score(f"{path}, {key} {row[key]}", row, known[0])} | _image(row)
+        for place, row in enumerate(rows)
     ]
-    ids = [sample["doc_id"] for sample in samples]
-    if len(set(ids)) < len(ids):
-        raise DataError(f"{path}: {len(ids) - len(set(ids))} values of doc_id occur twice")
-    score = 100 * sum(row["correct"] for row in rows) / len(rows)
+    ids = [row[key] for row in rows]
+    if len(set(map(str, ids))) < len(ids):
+        raise DataError(f"{path}: {len(ids) - len(set(map(str, ids)))} values of {key} occur twice")
+    score = 100 * sum(row["correct"] for row in scores) / len(scores)
     told: Record = {"score": score, "metric": known[0], "scale": 1.0, "report": {}}
-    return _run(path, origin, out, sorted(map(str, ids)), told, rows, ids)
+    return _run(path, origin, out, sorted(map(str, ids)), told, scores, ids)
 
 
-def _score(path: Path, sample: Record, metric: str) -> float:
+def _score(where: str, row: Record, metric: str) -> float:
     """Whether a question was right. In an object it is under the metric's name or a usual one, never an id."""
-    cell = sample.get(metric)
+    cell = row.get(metric)
     if isinstance(cell, dict):
         cell = next((cell[key] for key in (metric, *RIGHT) if key in cell), cell)
-    if not isinstance(cell, int | float) or not 0 <= cell <= 1:
-        where = f"{path}, doc_id {sample['doc_id']}"
-        raise DataError(f"{where}: {metric} is {cell!r}, not a number of 0 to 1. Name another: --metric")
-    return float(cell)
+    try:
+        score = float(cell) if isinstance(cell, int | float | str) else math.nan
+    except ValueError:
+        score = math.nan
+    if not 0 <= score <= 1:
+        raise DataError(f"{where}: {metric} is {repr(cell)[:60]}, not a number of 0 to 1. Name another: --metric")
+    return score
 
 
-def _picture(sample: Record) -> Record:
+def _image(sample: Record) -> Record:
     doc = sample["doc"] if isinstance(sample.get("doc"), dict) else {}
-    return next(({"picture": str(doc[name])} for name in PICTURES if name in doc), {})
+    return next(({"picture": str(doc[name])} for name in IMAGE_FIELDS if name in doc), {})
 
 
 def import_answers(path: Path, origin: Origin, out: Path, benchmark: "Benchmark", data: Path) -> Path:

@@ -93,7 +93,7 @@ def overlay(
     return selection(view(image, shape), known)
 
 
-def picture(seen: View) -> Image.Image:
+def draw(seen: View) -> Image.Image:
     """The image itself, as large as the drawings of the same view."""
     return _finished(seen, seen.pixels)
 

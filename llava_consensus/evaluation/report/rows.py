@@ -135,7 +135,7 @@ class Row:
         return self.facts.scale if self.sample is None or self.facts.scale == 1 else self.sample.most / 100
 
     @property
-    def pictures(self) -> int | None:
+    def images(self) -> int | None:
         """Number of images; None if the rows do not make up the score."""
         return None if self.sample is None else len(self.sample.sums)
 

@@ -185,7 +185,7 @@ class Grid:
             "metric": metrics.get("metric"),
             "status": "complete" if row.complete else "incomplete",
             "questions": metrics.get("questions"),
-            "pictures": row.pictures,
+            "pictures": row.images,
             "answered": metrics.get("answered", row.answered),
             "score": row.score,
             "spread": row.spread,
@@ -231,7 +231,7 @@ class Grid:
             runs = [line.runs[name] for line in self.lines if name in line.runs]
             run = next((row for row in runs if row.metrics), None)
             asked = "no complete run" if run is None else f"{run.metrics['questions']} questions"  # type: ignore[index]
-            about = f", {run.pictures} images" if run and run.pictures else ""
+            about = f", {run.images} images" if run and run.images else ""
             columns[f"{self.title(name)} ({asked}{about})"] = partial(self._score, name)
             columns[f"{self.title(name)}, paper"] = partial(self._printed, name)
         return columns

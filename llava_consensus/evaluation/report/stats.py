@@ -49,8 +49,6 @@ Bounds = tuple[float, float]  # the ends of an interval
 
 
 class Sample(NamedTuple):
-    """Per-image sums that make up a score."""
-
     sums: np.ndarray  # [P, C] float64, contribution of each image
     strata: np.ndarray  # [P] int, images that are drawn among each other
     questions: np.ndarray  # [R] int, their indices
@@ -88,8 +86,6 @@ class Rows(NamedTuple):
 
 
 class Statistic(NamedTuple):
-    """Rule by which rows make a score."""
-
     by_group: bool  # whether groups have separate terms
     adds: Callable[[Rows], Sequence[np.ndarray]]  # contribution of each unit in each group: C / G arrays [U, G]
     score: Score  # their sums [..., C], group by group -> [...]
@@ -110,8 +106,8 @@ def _f1_mean(sums: np.ndarray) -> np.ndarray:
 
 def _mme(sums: np.ndarray) -> np.ndarray:
     """Sum over tasks of accuracy and of the share of images with both questions right, each in percent."""
-    right, rows, right_pictures, pictures = (sums[..., offset::4] for offset in range(4))
-    return 100 * (right / rows + right_pictures / pictures).sum(axis=-1)
+    right, rows, right_images, images = (sums[..., offset::4] for offset in range(4))
+    return 100 * (right / rows + right_images / images).sum(axis=-1)
 
 
 SUMS = (_mean, _mme)  # scores that are sums over images, where the numbers of questions are given
@@ -172,7 +168,7 @@ def _sample(rows: Sequence[Answer], name: str) -> Sample | None:
         return None
     groups, of_group = _codes([str(row.get("group", "")) if statistic.by_group else "" for row in rows])
     units, of_unit = _codes([_named(row, name, "unit") for row in rows])
-    pictures, of_picture = _codes([_named(row, name, "picture", "unit") for row in rows])
+    images, of_image = _codes([_named(row, name, "picture", "unit") for row in rows])
     place = of_unit * groups + of_group
 
     def total(values: np.ndarray) -> np.ndarray:
@@ -181,12 +177,12 @@ def _sample(rows: Sequence[Answer], name: str) -> Sample | None:
     correct = np.array([float(row["correct"]) for row in rows])
     columns = Rows(correct, np.array([row.get("extracted") != "no" for row in rows]), total)
     of_units = np.stack(statistic.adds(columns), axis=-1).reshape(units, -1).astype(np.float64)
-    picture = np.zeros(units, dtype=np.int64)
-    picture[of_unit] = of_picture
-    sums = np.stack([np.bincount(picture, weights=column, minlength=pictures) for column in of_units.T], axis=1)
-    count = np.bincount(of_picture * groups + of_group, minlength=pictures * groups).reshape(pictures, groups) > 0
+    image = np.zeros(units, dtype=np.int64)
+    image[of_unit] = of_image
+    sums = np.stack([np.bincount(image, weights=column, minlength=images) for column in of_units.T], axis=1)
+    count = np.bincount(of_image * groups + of_group, minlength=images * groups).reshape(images, groups) > 0
     # an image that lies in several groups cannot be drawn within one
-    strata = np.zeros(pictures, dtype=np.int64) if (count.sum(axis=1) > 1).any() else count.argmax(axis=1)
+    strata = np.zeros(images, dtype=np.int64) if (count.sum(axis=1) > 1).any() else count.argmax(axis=1)
     most = statistic.most * (groups if statistic.score is _mme else 1)
     points = _points(sums, statistic.score, len(rows))
     return Sample(sums, strata, np.array([row["index"] for row in rows]), statistic.score, most, points)
@@ -268,12 +264,12 @@ class Comparison:
         return len(self.first.questions)
 
     @property
-    def pictures(self) -> int:
+    def images(self) -> int:
         return len(self.first.sums)
 
     @property
     def enough(self) -> bool:
-        return self.pictures >= LEAST
+        return self.images >= LEAST
 
     @cached_property
     def draws(self) -> np.ndarray:
@@ -440,7 +436,7 @@ class MeanDifference(NamedTuple):
     difference: float
     bounds: Bounds | None  # None if a benchmark has too few images
     p: float | None
-    pictures: int  # of the benchmark with the fewest
+    images: int  # of the benchmark with the fewest
 
 
 def mean_draws(tests: Sequence[Comparison], scales: Sequence[float]) -> np.ndarray:
@@ -452,11 +448,11 @@ def mean_difference(tests: Sequence[Comparison], scales: Sequence[float]) -> Mea
     """Mean of paired differences, its interval from resamples that are added one by one, and its p of all swaps."""
     pairs = list(zip(tests, scales, strict=True))
     mean = sum(test.difference / scale for test, scale in pairs) / len(pairs)
-    pictures = min(test.pictures for test in tests)
+    images = min(test.images for test in tests)
     if not all(test.enough for test in tests):
-        return MeanDifference(mean, None, None, pictures)
+        return MeanDifference(mean, None, None, images)
     resampled = mean_draws(tests, scales)
     alike = [test.first.reach / scale for test, scale in pairs if test.alike]
     between = interval(resampled[:, 0] - resampled[:, 1], math.hypot(*alike) / len(pairs))
     steps = [(test.first.points - test.second.points) / scale for test, scale in pairs]
-    return MeanDifference(mean, between, sign_flips(*steps), pictures)
+    return MeanDifference(mean, between, sign_flips(*steps), images)

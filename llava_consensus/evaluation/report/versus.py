@@ -32,7 +32,7 @@ def lines(first: Row, second: Row) -> list[str]:
     comparison = compare(first, second, RESAMPLES)
     if comparison is None:
         raise DataError(f"{name}: the scorer's rows do not make up the scores. Remove metrics.json and run eval again")
-    output = [f"{name}, {plural(comparison.questions, 'question')} about {plural(comparison.pictures, 'image')}"]
+    output = [f"{name}, {plural(comparison.questions, 'question')} about {plural(comparison.images, 'image')}"]
     for letter, row in (("A", first), ("B", second)):
         output.append(f"{letter}: {row.score:.2f}  {row.label}, {'all' if row.full else row.config['tokens']} tokens")
     keys = (*OF_SECTION, "weights", "dtype", "loading")
@@ -54,7 +54,7 @@ def lines(first: Row, second: Row) -> list[str]:
     for group, test in found.items():
         p = f"{test.p:8.2g} {holm[group]:8.2g}" if test.p is not None else f"too few images (< {LEAST})"
         difference = signed(test.difference, test.bounds, 2)
-        output.append(f"{group:24} {test.questions:9d} {test.pictures:8d}  {difference:30} {p}")
+        output.append(f"{group:24} {test.questions:9d} {test.images:8d}  {difference:30} {p}")
     return output
 
 

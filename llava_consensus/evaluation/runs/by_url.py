@@ -176,7 +176,7 @@ class Client:
         self.model = config.model or known[0]
         self.identity: dict[str, Any] | None = getattr(cards[self.model], IDENTITY, None)
 
-    def answer(self, text: str, pictures: Sequence[bytes], length: int) -> tuple[str, int | None]:
+    def answer(self, text: str, visuals: Sequence[bytes], length: int) -> tuple[str, int | None]:
         """Answer to a question about images, given as PNG, and the visual tokens that were read for it; None if the
         server does not say.
 
@@ -184,7 +184,7 @@ class Client:
             ServerFault: for 5xx, 429 or a body that is no chat completion, after the client's retries.
             ServerError: if the answer names another method, budget or version than `/v1/models` did.
         """
-        urls = [f"data:image/png;base64,{base64.b64encode(picture).decode()}" for picture in pictures]
+        urls = [f"data:image/png;base64,{base64.b64encode(image).decode()}" for image in visuals]
         shown = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
         tokens = self.config.tokens
         own = {} if tokens is None else {"mm_processor_kwargs": {TOKENS: tokens, ASKED: text}}
@@ -271,14 +271,12 @@ def _check_same_server(client: Client, plan: UrlPlan, folder: Run) -> None:
 
 
 def _reply(client: Client, plan: UrlPlan, question: Question) -> tuple[str, int | None]:
-    """The server's answer, and the visual tokens it read."""
     folder = plan.benchmark.place(plan.data) / plan.benchmark.images
     images = [_png(folder / name, plan.benchmark, plan.data) for name in question.images]
     return client.answer(question.text, images, plan.description["max_new_tokens"])
 
 
 def _answer(client: Client, plan: UrlPlan, question: Question) -> Result:
-    """The record of an answer, or of why there is none."""
     openai = client.openai
     try:
         text, read = _reply(client, plan, question)
@@ -299,8 +297,8 @@ def _answer(client: Client, plan: UrlPlan, question: Question) -> Result:
 
 def _png(path: Path, benchmark: Benchmark, data: Path) -> bytes:
     """An image as the models of this project see it, without loss."""
-    picture, file = open_image(path, content=benchmark.picture and benchmark.picture(data, path.name)), io.BytesIO()
-    picture.save(file, "PNG", compress_level=1)
+    image, file = open_image(path, content=benchmark.read_image and benchmark.read_image(data, path.name)), io.BytesIO()
+    image.save(file, "PNG", compress_level=1)
     return file.getvalue()
 
 

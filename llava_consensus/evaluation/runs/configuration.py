@@ -96,7 +96,7 @@ class RunPlan(RunConfig):
     def clips(self) -> bool:
         return bool(self.description.get("videos") == CLIPS)
 
-    def pictures(self, question: Question) -> tuple[Path, ...]:
+    def images(self, question: Question) -> tuple[Path, ...]:
         return tuple(self.folder / name for name in question.images)
 
     @cached_property
@@ -109,13 +109,13 @@ class RunPlan(RunConfig):
     @property
     def content(self) -> Callable[[Path], bytes] | None:
         """Reads an image that is not a separate file (MMBench's are inside its table); None if all are files."""
-        read = self.benchmark.picture
+        read = self.benchmark.read_image
         return None if read is None else lambda path: read(self.data, path.name)
 
     def check_inside(self) -> None:
         """Raises DataError if a question names a file outside the folder of images."""
         root = os.path.join(os.path.realpath(self.folder), "")
-        for path in dict.fromkeys(path for question in self.questions for path in self.pictures(question)):
+        for path in dict.fromkeys(path for question in self.questions for path in self.images(question)):
             with contextlib.suppress(ValueError, OSError):  # a name that no file can have
                 if not os.path.join(os.path.realpath(path), "").startswith(root):
                     raise DataError(f"{path}: leads out of {self.folder}. If that is meant, give --allow-outside")

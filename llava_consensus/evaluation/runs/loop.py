@@ -142,7 +142,7 @@ class Asker:
 
     def batches(self, questions: Sequence[Question], size: int) -> Iterator[Result]:
         """Answers and errors of each `size` questions, in their order, with the run's method attached."""
-        files = [self.plan.pictures(question) for question in questions]
+        files = [self.plan.images(question) for question in questions]
         capacity = CAPACITY // max(1, self.plan.benchmark.frames)
         cache = EncodingCache(self.runner, files, reader(self.plan), capacity)
         with self.runner.attach(self.plan.method, self.budget):
@@ -224,12 +224,12 @@ def _joined(results: Iterable[Result]) -> Result:
 def _measures(answer: Answer) -> Record:
     """Measures that the method reports of its choices, per image; empty for a method that reports none."""
     measured = [reduction.measures for outcome in answer.outcomes for _, reduction in outcome.reductions]
-    pictures = [
+    images = [
         {name: values[0].double().round(decimals=DECIMALS).tolist() for name, values in measures.items()}
         for measures in measured
         if measures
     ]
-    return {"measures": pictures} if pictures else {}
+    return {"measures": images} if images else {}
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ class AnswerCosts:
     def of(
         self,
         prefill: Prefill | None,
-        pictures: int,
+        images: int,
         tokens: Sequence[int] = (),
         outcomes: Sequence[ImageOutcome] = (),
     ) -> Record:
@@ -107,7 +107,7 @@ class AnswerCosts:
         budget = Budget(round(sum(tokens) / len(tokens))) if tokens else self.budget.of(shape.available)
         if shape.varies and not outcomes:
             return {}
-        analytic = _analytic(self.method, budget, shape, prefill.text, prefill.question, pictures)
+        analytic = _analytic(self.method, budget, shape, prefill.text, prefill.question, images)
         average = sum(prefill.entering) / len(prefill.entering)
         measured = dict(zip(COUNTS, (prefill.entering[0], prefill.entering[-1], average), strict=True))
         rows = {"tokens": budget.tokens, "text": prefill.text, "question": prefill.question}
@@ -124,10 +124,10 @@ def seen(shape: Shape, outcomes: Sequence[ImageOutcome]) -> Shape:
 
 
 @lru_cache(maxsize=4096)
-def _analytic(method: Method, budget: Budget, shape: Shape, text: int, question: int, pictures: int) -> Record:
+def _analytic(method: Method, budget: Budget, shape: Shape, text: int, question: int, images: int) -> Record:
     from llava_consensus.reduction.costs import account
 
-    shape = shape._replace(text=text, question=question, pictures=pictures)
+    shape = shape._replace(text=text, question=question, images=images)
     return account(method, budget, shape).record()
 
 
@@ -148,9 +148,9 @@ def measure(plan: Plan, folder: Run) -> Record:
         )
     with misread(f"{plan.benchmark.place(plan.data)}: a file of {plan.benchmark.name}"):
         report = plan.benchmark.score(answers, plan.data)
-    pictures = {question.index: " ".join(question.images) for question in plan.questions}
+    images = {question.index: " ".join(question.images) for question in plan.questions}
     for row in report.get("extracted", ()):
-        row["picture"] = pictures.get(row["index"])
+        row["picture"] = images.get(row["index"])
     notes = Counter(note for answer in answers for note in answer["metadata"]["notes"])
     kinds = ("before", "after", "structural")
     return {

@@ -81,7 +81,7 @@ def read_questions(config: Asked) -> list[Question]:
         questions = drawn(questions, config.sample, benchmark.together)
     if not questions:
         raise DataError(f"{folder / benchmark.question_file}: no questions in it")
-    as_files = benchmark.picture is None and any(question.images for question in questions)
+    as_files = benchmark.read_image is None and any(question.images for question in questions)
     if as_files and not (folder / benchmark.images).is_dir():
         raise DataError(f"missing folder: {folder / benchmark.images}\n  it holds the images of {benchmark.name}")
     return questions

@@ -168,5 +168,4 @@ class _Inlet:
         return type(self.inner).encode_images(self.inner, *args, **kwargs) if features is None else features
 
     def remove(self) -> None:
-        """Gives the model its own function back."""
         vars(self.inner).pop("encode_images", None)

@@ -29,6 +29,7 @@ from llava_consensus.hosts.images import Image, Integers
 from llava_consensus.hosts.inputs import EncodedImage, Inputs, fingerprint, prompt_of, unreadable
 from llava_consensus.hosts.kernels import KernelCall
 from llava_consensus.hosts.outcomes import Report, unchanged
+from llava_consensus.hosts.packing import refuse_packed
 from llava_consensus.hosts.rows import Rows, upload
 from llava_consensus.hosts.taps import Reader, Tap
 from llava_consensus.hosts.tower import READ, Tiles
@@ -120,7 +121,6 @@ class RemoteModel:
         raise NotImplementedError
 
     def pooling(self) -> list[Tap]:
-        """Taps on the module that pools patches into tokens."""
         return []
 
     def first_attention(self, embeds: Tensor, inputs: dict[str, Any], rotated: bool) -> KernelCall:
@@ -200,7 +200,6 @@ class RemoteEntrance(Entrance):
             raise OptionError(self.reader.short)
 
     def base(self) -> Any:
-        """The module that encodes images."""
         model = self.model()
         return None if model is None else self.view(model).vision
 
@@ -255,6 +254,7 @@ class RemoteEntrance(Entrance):
         if not images:
             owner._tell_plain()
             return inputs
+        refuse_packed(inputs.get("position_ids"), inputs.get("attention_mask"))
         ids, real = inputs["input_ids"].cpu().numpy(), real_rows(inputs)
         if inputs.get("labels") is not None or not real[:, -1].all():
             raise OptionError("labels, or padding on the right: this model only answers. Pad on the left, or detach")
@@ -279,7 +279,6 @@ class RemoteEntrance(Entrance):
         return {**inputs, **arguments}
 
     def projector(self, base: Any) -> Any:
-        """The projector, if it takes patches one by one."""
         return self.view(self.model()).project if Need.PROJECTOR in self.view.offers else None
 
     def read_probe(self, inputs: Inputs, decoder: Any, kwargs: dict[str, Any]) -> None:

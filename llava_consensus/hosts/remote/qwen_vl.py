@@ -102,7 +102,6 @@ class QwenVLChat(RemoteModel):
         return KernelCall(attention, query, key, key, None, {}, None)
 
     def images(self, inputs: dict[str, Any]) -> list[Image]:
-        """Every span between the marks of an image is one."""
         ids, (start, end, _) = inputs["input_ids"].cpu().numpy(), self.marks
         first, last, size = np.argwhere(ids == start), np.argwhere(ids == end), self.tokens
         if len(first) != len(last) or not (last[:, 1] - first[:, 1] == size + 1).all():

@@ -61,7 +61,7 @@ class Selection(InDecoder):
         return super().flops(shape, budget) + tower
 
     def select(self, view: DecoderView, watch: Stopwatch) -> Chosen:
-        """The K best tokens, with `agreement` and, for recovery, `correction` of each picture."""
+        """The K best tokens, with `agreement` and, for recovery, `correction` of each image."""
         count = view.cut.kept
         with watch.time("saliency"), torch.no_grad():
             sides = {"vision": vision_saliency(view.tower), "cross": last_row_saliency(view, "the study")}

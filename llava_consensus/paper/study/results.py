@@ -137,7 +137,7 @@ def _row(key: RunKey, runs: Runs) -> Record:
         "accuracy": run.score,
         "interval": run.bounds,
         "questions": run.metrics["answered"],
-        "pictures": run.pictures,
+        "pictures": run.images,
         "agreement": agreement,
         "disagreement": None if agreement is None else 1 - agreement,
         "correction": correction,
@@ -186,7 +186,7 @@ def _contrasts(runs: Runs) -> Iterator[Record]:
 
 def _mean(tests: Sequence[Comparison], scales: Sequence[float]) -> Record:
     mean = mean_difference(tests, scales)
-    return {"difference": mean.difference, "interval": mean.bounds, "p": mean.p, "pictures": mean.pictures}
+    return {"difference": mean.difference, "interval": mean.bounds, "p": mean.p, "pictures": mean.images}
 
 
 def _test(runs: Runs, kind: str, first: RunKey, second: RunKey) -> Comparison | None:
@@ -241,7 +241,7 @@ def scap(folder: Path) -> Record:
         "description": _description([run]),
         "benchmark": run.benchmark,
         "questions": len(images),
-        "pictures": run.pictures,
+        "pictures": run.images,
         "retention": run.tokens,
         "positions": [{"rotated": name == "rotated", "saliency": mean} for name, mean in means.items()],
         "contrasts": [{"of": of, **_mean([test], [1.0])} for of, test in tests.items() if test],

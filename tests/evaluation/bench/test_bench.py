@@ -310,7 +310,7 @@ def test_the_command_prints_the_paper_beside_what_it_measured(
     ("arguments", "code", "why"),
     [
         (["--tokens", "many"], 2, "--tokens 'many': must be whole numbers"),
-        (["--pictures", "0"], 2, "pictures=0 must be a whole number of at least 1"),
+        (["--image-count", "0"], 2, "image_count=0 must be a whole number of at least 1"),
         (["--repeats", "0"], 2, "repeats=0 must be a whole number of at least 1"),
         (["--length", "1"], 2, "length=1 must be a whole number of at least 2"),
         (["--out", "."], 3, "--out .: is a folder"),

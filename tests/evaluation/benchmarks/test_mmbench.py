@@ -65,7 +65,7 @@ def test_pictures_come_out_of_the_table_once_each(data: Path, tmp_path: Path) ->
     assert "choices" not in json.loads((result.path / "config.json").read_text())
     recorded = json.loads((result.path / "answers.jsonl").read_text().splitlines()[0])
     assert recorded["prompt"] == questions[0].prompt
-    read = make("mmbench").picture
+    read = make("mmbench").read_image
     assert read is not None
     with pytest.raises(ImageError, match="no image named '7'"):
         read(data, "7")
@@ -105,7 +105,7 @@ def test_without_published_answers_there_is_no_score(data: Path) -> None:
     report = benchmark.score(answers(RIGHT), data)
     assert report["accuracy"] is None and report["complete"] and report["split"] == "test"
     assert report["extracted"][0] == {"index": 0, "extracted": "A"}
-    assert benchmark.picture and benchmark.picture(data, "5")[:4] == b"\x89PNG"
+    assert benchmark.read_image and benchmark.read_image(data, "5")[:4] == b"\x89PNG"
 
 
 def test_sheet_equals_that_of_llavas_converter(tmp_path: Path) -> None:

@@ -104,7 +104,6 @@ def part(tmp_path: Path) -> Path:
 
 
 def begun(part: Path, content: bytes, tag: str = Server.tag) -> None:
-    """A part that an earlier process left."""
     part.write_bytes(content)
     part.with_suffix(".tag").write_text(tag)
 

@@ -15,7 +15,6 @@ from llava_consensus.evaluation.data.unpack import unpack
 
 
 def zipped(path: Path, members: dict[str, bytes]) -> Path:
-    """A zip with these members."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in members.items():
             archive.writestr(name, content)

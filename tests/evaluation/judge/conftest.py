@@ -17,6 +17,5 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def good() -> Iterator[Server]:
-    """A server that behaves."""
     with Server(lambda text, number: Act()) as server:
         yield server

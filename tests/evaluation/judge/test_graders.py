@@ -23,7 +23,6 @@ MM_VET, VIDEO_QA, MMBENCH = (grader_of(name) for name in ("mmvet", "msvd", "mmbe
 
 
 def written(path: Path, **content: Any) -> Path:
-    """A file of a prompt."""
     path.write_text(json.dumps(content))
     return path
 

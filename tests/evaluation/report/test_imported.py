@@ -34,7 +34,7 @@ def test_two_imports_are_paired_by_question(tmp_path: Path, capsys: pytest.Captu
     code, names = run(lmms_eval(tmp_path / "b.jsonl", RIGHT[1]), out, "--tokens", "32")
     assert code == 0 and len(names) == 2
     rows = [read_row(out / name) for name in names]
-    assert [row.score for row in rows] == [55.0, 75.0] and rows[0].pictures == 10
+    assert [row.score for row in rows] == [55.0, 75.0] and rows[0].images == 10
     capsys.readouterr()
     assert cli.main(["report", "compare", names[1], names[0], "--out", str(out)]) == 0
     shown = capsys.readouterr().out
@@ -60,6 +60,18 @@ def test_the_score_of_a_metric_is_read_never_an_id(tmp_path: Path, capsys: pytes
     assert run(path, tmp_path / "other", "--metric", "acc")[0] == 3 and "is 7" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("form", ["list", "csv", "tsv", "UTF-16"])
+def test_a_table_of_scores_is_read_in_every_form(tmp_path: Path, form: str) -> None:
+    rows = [{"question_id": k, "correct": k % 2} for k in range(4)]
+    content = "".join(json.dumps(row) + "\n" for row in rows) if form == "UTF-16" else json.dumps(rows)
+    if form in ("csv", "tsv"):
+        content = "question_id,correct\r\n" + "".join(f"{row['question_id']},{row['correct']}\r\n" for row in rows)
+        content = content.replace(",", "\t" if form == "tsv" else ",")
+    (tmp_path / "a").write_text(content, encoding="utf-16" if form == "UTF-16" else "utf-8")
+    code, (name,) = run(tmp_path / "a", tmp_path / "out")
+    assert code == 0 and read_row(tmp_path / "out" / name).score == 50
+
+
 def test_answers_of_llavas_are_scored_by_the_benchmark(tmp_path: Path) -> None:
     data = tiny_data.make_gqa(tmp_path)
     questions = benchmarks.make("gqa").load(data)
@@ -69,4 +81,4 @@ def test_answers_of_llavas_are_scored_by_the_benchmark(tmp_path: Path) -> None:
     code, (name,) = run(answers, tmp_path / "out", "--data", str(data), "--benchmark", "gqa")
     row = read_row(tmp_path / "out" / name)
     assert code == 0 and row.score == expected["accuracy"] and row.sample is not None
-    assert row.pictures == len({one.images for one in questions})
+    assert row.images == len({one.images for one in questions})

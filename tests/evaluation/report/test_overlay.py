@@ -14,10 +14,10 @@ from prompts import ANYRES, batch, row, tiles
 from llava_consensus import attach
 from llava_consensus.evaluation.report.overlay import (
     contact_sheet,
+    draw,
     fates,
     heat,
     overlay,
-    picture,
     selection,
     view,
 )
@@ -58,7 +58,7 @@ def test_a_heat_map_is_bright_where_a_saliency_is() -> None:
     pytest.importorskip("matplotlib")
     seen = view(Image.new("RGB", (64, 32), "gray"), (4, 4))
     drawn = heat(seen, [0.0] * 6 + [1.0] + [float("nan")] * 9)
-    assert drawn.size == picture(seen).size
+    assert drawn.size == draw(seen).size
     assert middle(drawn, 1, 2, 4, (64, 32)).sum() > middle(drawn, 2, 2, 4, (64, 32)).sum() + 100
     flat = heat(seen, [0.5] * 16)
     assert flat.size == drawn.size

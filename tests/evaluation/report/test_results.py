@@ -36,13 +36,11 @@ def out(tmp_path: Path) -> Path:
 
 
 def only(out: Path) -> Section:
-    """The one section of a folder."""
     (section,) = results.in_sections(read_rows(out))
     return section
 
 
 def text_of(out: Path) -> str:
-    """All tables of a folder as Markdown."""
     return results.written(results.in_sections(read_rows(out)))
 
 

@@ -20,7 +20,6 @@ av = pytest.importorskip("av")
 
 
 def values(frames: list[Image.Image]) -> list[int]:
-    """Which frame each image is, by its gray."""
     assert all(frame.mode == "RGB" for frame in frames)
     return [round(float(np.asarray(frame).mean()) / 10) for frame in frames]
 
