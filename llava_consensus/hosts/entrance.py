@@ -136,19 +136,20 @@ class Entrance:
         if model is None or base is None:
             raise OptionError("the model is gone")
         decoder, self.open = decoder_of(model), True
-        self.handles = [
-            model.register_forward_pre_hook(self.note_answer, with_kwargs=True),
-            base.register_forward_pre_hook(self.enter, with_kwargs=True),
-            decoder.register_forward_pre_hook(self.begin, with_kwargs=True),
-            decoder.register_forward_hook(self.end, with_kwargs=True),
-        ]
+        if not self.handles:  # else they stayed for a shortened cache, and a second set would act twice
+            self.handles = [
+                model.register_forward_pre_hook(self.note_answer, with_kwargs=True),
+                base.register_forward_pre_hook(self.enter, with_kwargs=True),
+                decoder.register_forward_pre_hook(self.begin, with_kwargs=True),
+                decoder.register_forward_hook(self.end, with_kwargs=True),
+            ]
+            if any(Need.PROBE in stage.method.needs for stage in self.owner._stages):
+                self.handles += skip_in_probe(decoder)
         if self.fixed:
             base.pack_image_features = functools.partial(packed_whole, type(base).pack_image_features, base)
         if self.before is not None:
             self.before.install()
             setattr(model, ENCODING, functools.partial(self.note_prompt, model))
-        if any(Need.PROBE in stage.method.needs for stage in self.owner._stages):
-            self.handles += skip_in_probe(decoder)
         for modality in MODALITIES:
             name = f"get_{modality}_features"
             plain = getattr(type(base), name, None)
@@ -167,6 +168,7 @@ class Entrance:
             self.before.remove()
             model = self.model()
             vars(model).pop(ENCODING, None) if model is not None else None
+        self.local.hold = None
         self._leave()
 
     def _leave(self) -> None:
@@ -348,7 +350,7 @@ class Entrance:
         """Stores the results of the first beam of each prompt."""
         cut.reported = [number for number, image in enumerate(prompt.images) if image.row % prompt.beams == 0]
         self.owner._tell(replace(report, outcomes=[report.outcomes[number] for number in cut.reported]))
-        self.local.cut = cut
+        self.local.cut, self.local.hold = cut, Hold(self)  # hooks stay until the end, if another thread detaches
 
     def _enter(
         self, decoder: Any, base: Any, prompt: Prompt, short: str, kwargs: dict[str, Any], cut: Cut, book: Book | None
@@ -444,7 +446,9 @@ class Entrance:
 
     def end(self, decoder: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """The last states at full length; the cache gets its `Book`."""
+        hold, self.local.hold = getattr(self.local, "hold", None), None
         self._restore(decoder, kwargs, output)
+        del hold  # from here on the cache holds the hooks
         pack, self.local.pack = getattr(self.local, "pack", None), None
         if pack is not None:
             output["last_hidden_state"] = pack.join(output["last_hidden_state"])
@@ -483,6 +487,6 @@ class Entrance:
 
     def _disarm(self) -> None:
         armed, self.local.armed = getattr(self.local, "armed", None), None
-        self.local.cut = None  # of a forward pass that ended in an error
+        self.local.cut = self.local.hold = None  # of a forward pass that ended in an error
         if armed is not None:
             armed.disarm()

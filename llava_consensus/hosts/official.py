@@ -134,18 +134,19 @@ class OfficialEntrance(Entrance):
     def install(self) -> None:
         model: Any = self.model()
         decoder, self.open = model.get_model(), True
-        self.handles = [
-            model.register_forward_pre_hook(self.note_running),
-            decoder.register_forward_pre_hook(self.begin, with_kwargs=True),
-            decoder.register_forward_hook(self.end, with_kwargs=True),
-        ]
+        if not self.handles:  # else they stayed for a shortened cache
+            self.handles = [
+                model.register_forward_pre_hook(self.note_running),
+                decoder.register_forward_pre_hook(self.begin, with_kwargs=True),
+                decoder.register_forward_hook(self.end, with_kwargs=True),
+            ]
+            if isinstance(self.layers, PinnedLayers):
+                self.handles += self.layers.widen(decoder)
         for block in self.unread(model):
             object.__setattr__(block, "forward", partial(_skip_unread, self.owner, block.forward))
         if self.before is not None:
             self.before.install()
         object.__setattr__(model, PREPARE, partial(_prepare, self.owner))
-        if isinstance(self.layers, PinnedLayers):
-            self.handles += self.layers.widen(decoder)
         if self.layers is not None:
             object.__setattr__(decoder, "forward", partial(_forward, self.owner))
         if not OLD:
@@ -163,6 +164,7 @@ class OfficialEntrance(Entrance):
             vars(model).pop(PREPARE, None)
             vars(model).pop(COUNTING, None)
             vars(model.get_model()).pop("forward", None)
+        self.local.hold = None
         self._leave()
 
     def unread(self, model: Any) -> list[Any]:
@@ -366,7 +368,7 @@ class OfficialEntrance(Entrance):
         mask = kwargs.get("attention_mask")
         self.local.mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
         if prepared is not None:
-            self.local.after = prepared.after
+            self.local.after, self.local.hold = prepared.after, Hold(self)
             if self.layers is not None:
                 self._cut(decoder, prepared, kwargs, cache)
             return (), kwargs
@@ -413,11 +415,13 @@ class OfficialEntrance(Entrance):
     def end(self, decoder: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """The last states at full length; the cache gets its `Book`."""
         after, self.local.after = getattr(self.local, "after", None), None
+        hold = getattr(self.local, "hold", None)
         restored = super().end(decoder, args, kwargs, output)
         cache = cache_in(output) if after is not None else None
         if cache is not None:
             setattr(cache, AFTER, after)
             cache.reduction_hold = Hold(self)
+        del hold
         return restored
 
 
