@@ -286,7 +286,7 @@ class Photo:
                 p = p_value(found.get((name, way), 1.0))
                 cells.append(f"{signed(test.difference, test.bounds)}, corrected p {p}" if test else NOT_RUN)
             lines.append(f"| {' | '.join([title, *cells])} |")
-        return "\n".join(lines) if on else "We have not measured `spread`."
+        return "\n".join(lines) if on else "There is no kept result of `spread` yet."
 
     def ahead(self, way: str) -> str:
         """The peers whose mean at the budget is above ConsensusDrop's, with the same position policy, best first."""
