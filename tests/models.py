@@ -19,7 +19,7 @@ from llava_consensus.hosts.inputs import prompt_of
 from llava_consensus.hosts.official import OfficialEntrance, Prepared
 from llava_consensus.hosts.official_model import LlavaTower
 from llava_consensus.hosts.outcomes import Report, unchanged
-from llava_consensus.hosts.pinned import PinnedLayers, layers_of
+from llava_consensus.hosts.pinned import layers_of
 from llava_consensus.hosts.taps import Reader
 from llava_consensus.hosts.tower import READ, Tiles, argument_names
 from llava_consensus.methods import METHODS, make
@@ -144,15 +144,8 @@ class BareLanguage(OfficialEntrance):
 
     def install(self) -> None:
         model: Any = self.model()
-        self.open, decoder = True, model.model
-        decoder.mm_projector = None
-        self.handles = [
-            model.register_forward_pre_hook(self.note_running),
-            decoder.register_forward_pre_hook(self.begin, with_kwargs=True),
-            decoder.register_forward_hook(self.end, with_kwargs=True),
-        ]
-        if isinstance(self.layers, PinnedLayers):
-            self.handles += self.layers.widen(decoder)
+        model.model.mm_projector = None
+        self.hook()
 
     def remove(self) -> None:
         self.open = False

@@ -43,8 +43,6 @@ OWN_GENERATE = (
 
 
 class BudgetedMethod(NamedTuple):
-    """A method with its budget."""
-
     method: Method
     budget: Budget | Share
 

@@ -84,8 +84,6 @@ def check_masks(vision: Any, method: Any) -> None:
 
 
 class TokenGrid(NamedTuple):
-    """The tokens of an image."""
-
     tiles: int
     rows: int  # of each tile
     columns: int
@@ -100,8 +98,6 @@ class TokenGrid(NamedTuple):
 
 
 class ImageLeft(NamedTuple):
-    """The remaining tokens of one image."""
-
     slot: Tensor  # [T, N] token of its tile that each place is a copy of
     columns: int  # places in a row of a tile
     shares: list[int]  # tokens that each tile may keep

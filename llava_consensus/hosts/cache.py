@@ -86,13 +86,11 @@ class Hold:
     """Keeps the hooks of an entrance on its model, as long as a cache or any copy of it needs them."""
 
     def __init__(self, entrance: Any) -> None:
-        self.entrance = weakref.ref(entrance)
         entrance.caches += 1
         weakref.finalize(self, entrance.release)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Hold":
-        entrance = self.entrance()
-        return self if entrance is None else Hold(entrance)
+        return self  # the last of a cache and its copies releases it
 
 
 def book_of(cache: Any) -> Book | None:

@@ -77,6 +77,7 @@ UNRECORDED = (
     "encode them with the method attached"
 )
 ENCODING = "_maybe_prepare_encoder_kwargs_for_generation"  # the step of `generate` that encodes images
+_HOOKS = threading.RLock()  # for threads that detach while others ask
 _NUMBERS = itertools.count(1)
 # facts found out about towers, by the module with `get_image_features`
 _LEARNT: "weakref.WeakKeyDictionary[nn.Module, Learnt]" = weakref.WeakKeyDictionary()
@@ -135,16 +136,7 @@ class Entrance:
         model, base = self.model(), self.base()
         if model is None or base is None:
             raise OptionError("the model is gone")
-        decoder, self.open = decoder_of(model), True
-        if not self.handles:  # else they stayed for a shortened cache, and a second set would act twice
-            self.handles = [
-                model.register_forward_pre_hook(self.note_answer, with_kwargs=True),
-                base.register_forward_pre_hook(self.enter, with_kwargs=True),
-                decoder.register_forward_pre_hook(self.begin, with_kwargs=True),
-                decoder.register_forward_hook(self.end, with_kwargs=True),
-            ]
-            if any(Need.PROBE in stage.method.needs for stage in self.owner._stages):
-                self.handles += skip_in_probe(decoder)
+        self.hook()
         if self.fixed:
             base.pack_image_features = functools.partial(packed_whole, type(base).pack_image_features, base)
         if self.before is not None:
@@ -155,6 +147,25 @@ class Entrance:
             plain = getattr(type(base), name, None)
             if plain is not None:
                 setattr(base, name, functools.wraps(plain)(functools.partial(self.encode, name, modality)))
+
+    def hook(self) -> None:
+        """Registers the hooks, unless they stayed for a shortened cache: a second set would act twice."""
+        with _HOOKS:
+            self.open = True
+            if not self.handles:
+                self.handles = self.register()
+
+    def register(self) -> list[Any]:
+        model: Any = self.model()
+        base, decoder = self.base(), decoder_of(model)
+        probes = any(Need.PROBE in stage.method.needs for stage in self.owner._stages)
+        return [
+            model.register_forward_pre_hook(self.note_answer, with_kwargs=True),
+            base.register_forward_pre_hook(self.enter, with_kwargs=True),
+            decoder.register_forward_pre_hook(self.begin, with_kwargs=True),
+            decoder.register_forward_hook(self.end, with_kwargs=True),
+            *(skip_in_probe(decoder) if probes else ()),
+        ]
 
     def remove(self) -> None:
         """From now on new prompts are read whole. Hooks stay as long as a shortened cache does, which needs them."""
@@ -172,10 +183,17 @@ class Entrance:
         self._leave()
 
     def _leave(self) -> None:
-        if not self.open and not self.caches:
-            self._disarm()
-            while self.handles:
-                self.handles.pop().remove()
+        with _HOOKS:
+            if not self.open and not self.caches:
+                self._disarm()
+                while self.handles:
+                    self.handles.pop().remove()
+
+    def _stay(self) -> bool:
+        """Keeps the hooks until this forward ends; False if another thread has removed them meanwhile."""
+        with _HOOKS:
+            self.local.hold = Hold(self) if self.handles else None
+        return bool(self.handles)
 
     def release(self) -> None:
         self.caches -= 1
@@ -282,6 +300,8 @@ class Entrance:
             if self.open and book is None and (cache is None or not int(cache.get_seq_length())):
                 self.owner._tell_plain()  # a prompt without images
             return (), self._step(decoder, kwargs, book, cache)
+        if not self._stay():
+            return (), kwargs
         prompt, short = self._prompt(forward, labels, kwargs["inputs_embeds"])
         return (), self._reduce(decoder, forward.base, prompt, short, kwargs, cache, book)
 
@@ -350,7 +370,7 @@ class Entrance:
         """Stores the results of the first beam of each prompt."""
         cut.reported = [number for number, image in enumerate(prompt.images) if image.row % prompt.beams == 0]
         self.owner._tell(replace(report, outcomes=[report.outcomes[number] for number in cut.reported]))
-        self.local.cut, self.local.hold = cut, Hold(self)  # hooks stay until the end, if another thread detaches
+        self.local.cut = cut
 
     def _enter(
         self, decoder: Any, base: Any, prompt: Prompt, short: str, kwargs: dict[str, Any], cut: Cut, book: Book | None

@@ -49,8 +49,6 @@ TILES = {"internvl": 13, "aya_vision": 13, "cohere2_vision": 13, "ovis2": 13, "s
 
 
 class TowerFacts(NamedTuple):
-    """Sizes of a vision side."""
-
     tokens: int  # of one tile; the most there can be if that depends on the image
     side: int  # tokens in a row of a tile, 0 if they form no grid
     blocks: range

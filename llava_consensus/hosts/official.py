@@ -133,24 +133,26 @@ class OfficialEntrance(Entrance):
 
     def install(self) -> None:
         model: Any = self.model()
-        decoder, self.open = model.get_model(), True
-        if not self.handles:  # else they stayed for a shortened cache
-            self.handles = [
-                model.register_forward_pre_hook(self.note_running),
-                decoder.register_forward_pre_hook(self.begin, with_kwargs=True),
-                decoder.register_forward_hook(self.end, with_kwargs=True),
-            ]
-            if isinstance(self.layers, PinnedLayers):
-                self.handles += self.layers.widen(decoder)
+        self.hook()
         for block in self.unread(model):
             object.__setattr__(block, "forward", partial(_skip_unread, self.owner, block.forward))
         if self.before is not None:
             self.before.install()
         object.__setattr__(model, PREPARE, partial(_prepare, self.owner))
         if self.layers is not None:
-            object.__setattr__(decoder, "forward", partial(_forward, self.owner))
+            object.__setattr__(model.get_model(), "forward", partial(_forward, self.owner))
         if not OLD:
             object.__setattr__(model, COUNTING, partial(_count, self.owner))
+
+    def register(self) -> list[Any]:
+        model: Any = self.model()
+        decoder = model.model
+        return [
+            model.register_forward_pre_hook(self.note_running),
+            decoder.register_forward_pre_hook(self.begin, with_kwargs=True),
+            decoder.register_forward_hook(self.end, with_kwargs=True),
+            *(self.layers.widen(decoder) if isinstance(self.layers, PinnedLayers) else ()),
+        ]
 
     def remove(self) -> None:
         """From now on new prompts are read whole. Hooks stay as long as a shortened cache does, which needs them."""
@@ -368,7 +370,8 @@ class OfficialEntrance(Entrance):
         mask = kwargs.get("attention_mask")
         self.local.mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
         if prepared is not None:
-            self.local.after, self.local.hold = prepared.after, Hold(self)
+            self._stay()
+            self.local.after = prepared.after
             if self.layers is not None:
                 self._cut(decoder, prepared, kwargs, cache)
             return (), kwargs

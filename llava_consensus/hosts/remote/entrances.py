@@ -204,12 +204,12 @@ class RemoteEntrance(Entrance):
         return None if model is None else self.view(model).vision
 
     def install(self) -> None:
+        self.hook()
+
+    def register(self) -> list[Any]:
         model: Any = self.model()
-        self.open = True
-        self.handles = [
-            model.register_forward_pre_hook(self.shorten, with_kwargs=True),
-            *self.view(model).install(self.give),
-        ]
+        shortened = model.register_forward_pre_hook(self.shorten, with_kwargs=True)
+        return [shortened, *self.view(model).install(self.give)]
 
     def remove(self) -> None:
         self.open = False
