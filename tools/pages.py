@@ -277,7 +277,7 @@ def readme_numbers(photo: Photo, on_gpu: dict[str, Any], servers: Servers) -> di
         "full": photo.score("gqa", FULL),
         "own": photo.score("gqa", "consensusdrop:positions=keep"),
         "own-renumber": photo.score("gqa", "consensusdrop"),
-        "ahead": str(len(photo.ahead("keep").split("; "))),
+        "ahead": str(len(photo.ahead("keep"))),
     }
 
 
@@ -486,7 +486,7 @@ def main(words: Sequence[str] | None = None) -> None:
         faults = [
             f"{name}: make pages, then commit it" for name in made if (ROOT / name).read_bytes().decode() != made[name]
         ]
-        raise SystemExit("\n".join([*faults, *loose({})]))
+        raise SystemExit("\n".join([*faults, *loose({})]) or None)
     else:
         write()
 

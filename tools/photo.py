@@ -288,7 +288,7 @@ class Photo:
             lines.append(f"| {' | '.join([title, *cells])} |")
         return "\n".join(lines) if on else "There is no kept result of `spread` yet."
 
-    def ahead(self, way: str) -> str:
+    def ahead(self, way: str) -> list[str]:
         """The peers whose mean at the budget is above ConsensusDrop's, with the same position policy, best first."""
         section = self.section(PEERS, [self.tokens], BENCHMARKS)
         means = {
@@ -296,7 +296,7 @@ class Photo:
         }
         plain = {label.removesuffix(f", positions={way}"): mean.value for label, mean in means.items()}
         ranked = sorted(plain, key=lambda label: -plain[label])
-        return "; ".join(ranked[: ranked.index("ConsensusDrop")]) or "none"
+        return ranked[: ranked.index("ConsensusDrop")]
 
     # ---- words and numbers
 
