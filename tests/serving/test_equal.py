@@ -82,7 +82,8 @@ def test_answers_are_equal_under_stress(made: Any, family: str, method: str) -> 
     random.Random(0).shuffle(order)
     step = 32 if family == "llava_onevision" else 16  # newlines of a tall image are more than vLLM makes room for
     settings = {"max_num_batched_tokens": step, "block_size": 32, "max_model_len": 128, "disable_log_stats": False}
-    settings |= {} if family == "qwen3_5" else {"num_gpu_blocks_override": 6}  # its blocks have the size of a state
+    blocks = 12 if family == "gemma4" else 6  # for two kinds of layers
+    settings |= {} if family == "qwen3_5" else {"num_gpu_blocks_override": blocks}  # its blocks have a state's size
     with asking.served(folder, method, tokens, settings) as engine:
         left = asking.clients_leave(engine, {2: [1, 6], 9: [3, 11]})  # some while they wait, some that have begun
         found = asking.answers(engine, [asked[i] for i in order], length=24)
