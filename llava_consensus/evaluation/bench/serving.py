@@ -36,13 +36,11 @@ from llava_consensus.serving.supported import ASKED, TOKENS
 SPIN = 1.5  # seconds: a worker of vLLM that had work polls for more for one second, and would slow the next server
 ENVIRONMENT = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_NO_USAGE_STATS": "1"}
 PER_CLIENT = 8
-TWO = 3  # each of so many chats is about two images
+TWO = 3  # one of this number of chats is about two images
 PLAIN = ("-m", "vllm.entrypoints.openai.api_server", "--model")  # and the model
 
 
 class ServedCase(NamedTuple):
-    """A server, and the budget of its requests."""
-
     name: str  # plain, or of a method
     overrides: Record | None = None  # vLLM's `hf_overrides`; None: plain vLLM
     tokens: int | float | None = None  # of each image

@@ -120,7 +120,7 @@ def _questions(path: Path, _content: str) -> tuple[tuple[Question, ...], bool]:
 
 
 def _text(where: str, row: Record, shown: int) -> str:
-    """The question of a row that shows so many images; of LLaVA's training form the only turn of the user."""
+    """The question of a row with this number of images; of LLaVA's training form the only turn of the user."""
     texts = {name: row[name] for name in TEXTS if row.get(name) not in (None, "")}
     if not texts and isinstance(turns := row.get(TURNS), list):
         said = [turn.get("value") for turn in turns if isinstance(turn, dict) and turn.get("from") in ("human", "user")]

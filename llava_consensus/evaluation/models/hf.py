@@ -139,7 +139,7 @@ class HfRunner(Runner):
         if self.view.tiled_alone and sum(visual.modality == "image" for visual in images) > 1:
             raise OptionError(
                 f"{len(images)} images in one prompt: {type(self.model).__name__} cuts an image into tiles only "
-                "where it is alone, and the harness encodes each by itself. Ask about one image"
+                "if it is the only one, and the harness encodes each by itself. Ask about one image"
             )
         text = self._text(prompt.text, [visual.modality for visual in images])
         return self.ids_of(text, [(visual.modality, visual.text) for visual in images])

@@ -246,8 +246,6 @@ def _of_kind(entry: HostEntry, name: str) -> Callable[..., Any]:
 
 
 class Checkpoint(NamedTuple):
-    """Location of a model's files."""
-
     name: str  # as the user named it
     folder: Path
     commit: str | None = None  # of a model of the hub

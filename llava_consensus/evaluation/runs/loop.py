@@ -133,7 +133,7 @@ def _by_workers(factory: "WorkerFactory", pending: Sequence[Question]) -> Iterat
 
 @dataclass(frozen=True)
 class Asker:
-    """A run, the runner that answers for it, the budget its method is given there, and the file of what it asks."""
+    """A run, the runner that answers for it, its budget there, and the file that lists its questions."""
 
     plan: RunPlan
     runner: Runner

@@ -137,7 +137,7 @@ class Run:
         """
         try:
             yield
-        except (DeviceFailed, WorkerError):  # the file of what was asked stays
+        except (DeviceFailed, WorkerError):  # the list of questions stays
             raise
         except KeyboardInterrupt:
             (self.path / ASKING).unlink(missing_ok=True)

@@ -70,7 +70,7 @@ def run_shards(start: StartWorker, workers: int, shards: Sequence[Shard]) -> Ite
 
 
 def run_apart(start: StartWorker, indexes: Sequence[int], asking: Path) -> Iterator[Result | int]:
-    """Yields the result of each question, asked alone in a child process; the index of one that ends it twice. The
+    """Yields the result of each question, asked in a child process by itself; the index of one that ends it twice. The
     worker adds the index of a question to the file `asking` first. WorkerError if it ends before that.
     """
     waiting, ended = list(indexes), Counter[int]()
