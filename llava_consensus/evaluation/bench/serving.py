@@ -81,7 +81,7 @@ class Server(NamedTuple):
 
     def failed(self, why: str) -> ConsensusError:
         return ConsensusError(
-            f"a server ended: {why}. Its log ends with:\n{self.log.read_text(errors='replace')[-2000:]}"
+            f"a server ended: {why}. Its log ends with:\n{self.log.read_text(errors='replace')[-4000:]}"
         )
 
 
