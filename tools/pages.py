@@ -64,8 +64,8 @@ SERVED = "serve-llava-1.5-0.1b.json"  # there
 WITNESS = "serve-witness.json"  # there: the same servers, asked by `vllm bench serve`
 SERVED_COLUMNS = (  # of both: key, title, factor, digits
     ("requests_per_second", "requests/s", 1, 2),
-    ("opening_p50", "first token, first question (ms)", 1000, 0),
-    ("first_token_p50", "first token, all (ms)", 1000, 0),
+    ("opening_p50", "first token, p50 of first questions (ms)", 1000, 0),
+    ("first_token_p50", "p50 of all (ms)", 1000, 0),
     ("per_token", "further token (ms)", 1000, 1),
 )
 PLACED = {"consensusdrop": "renumbered", "consensusdrop+": "kept"}  # methods of both files: position ids
@@ -324,10 +324,11 @@ class Servers:
 
     def against(self, load: str) -> str:
         """Ratios of ConsensusDrop to plain vLLM, in a sentence."""
-        row = self.ratios.loc[load, "consensusdrop"]
+        keys = ("requests_per_second", "opening_p50", "first_token_p50")
+        rate, opening, first = (f"{self.ratios.loc[(load, 'consensusdrop'), key]:.2f}" for key in keys)
         return (
-            f"{row['requests_per_second']:.2f} times as many requests per second as plain vLLM, with the first token "
-            f"after {row['opening_p50']:.2f} of its time for first questions and {row['first_token_p50']:.2f} over all"
+            f"{rate} times as many requests per second as plain vLLM, with the first token after {opening} of its time "
+            f"for the first question of a chat and {first} at the median of all"
         )
 
     def table(self, photo: Photo) -> str:
