@@ -327,21 +327,21 @@ class Servers:
         keys = ("requests_per_second", "opening_p50", "first_token_p50")
         rate, opening, first = (f"{self.ratios.loc[(load, 'consensusdrop'), key]:.2f}" for key in keys)
         return (
-            f"{rate} times as many requests per second as plain vLLM, with the first token after {opening} of its time "
-            f"for the first question of a chat and {first} at the median of all"
+            f"{rate} times plain vLLM's requests per second, with the first token after {opening} of its time for "
+            f"first questions and {first} at the median of all"
         )
 
     def table(self, photo: Photo) -> str:
         """The table of SERVING, with what it was measured on."""
-        lines = [["at once", "server", *(title for _, title, *_ in SERVED_COLUMNS), "right (%)"]]
+        lines = [["at once", "positions", *(title for _, title, *_ in SERVED_COLUMNS), "right (%)"]]
         lines.append(["--:", ":--", *["--:"] * (len(lines[0]) - 2)])
         for load in self.loads:
             times = [f"{scale * self.plain.loc[load, key]:.{digits}f}" for key, _, scale, digits in SERVED_COLUMNS]
             lines.append([load.split()[0], "plain vLLM", *times, photo.score("gqa", FULL)])
             for case, placed in PLACED.items():
-                ratios = [f"x {self.ratios.loc[(load, case), key]:.2f}" for key, *_ in SERVED_COLUMNS]
+                ratios = [f"{self.ratios.loc[(load, case), key]:.2f}" for key, *_ in SERVED_COLUMNS]
                 right = photo.score("gqa", "consensusdrop" + ":positions=keep" * (placed == "kept"))
-                lines.append([load.split()[0], f"ConsensusDrop, {placed}", *ratios, right])
+                lines.append([load.split()[0], placed, *ratios, right])
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         return f"{table}\n\nMedians of {self.rounds}."
 
@@ -352,10 +352,10 @@ class Servers:
         for case, placed in PLACED.items():
             row = self.ratios.loc[load, case]
             rate, first = row["requests_per_second"], row["first_token_p50"]
-            parts.append(f"{placed} {rate:.2f} of plain's requests a second, first token {first:.2f}")
+            parts.append(f"{placed} {rate:.2f} and {first:.2f}")
         return (
-            f"`vllm bench serve` beside it, {load}, {self.bench['requests']} single questions about an image of noise, "
-            f"{self.rounds} ([samples](efficiency/{WITNESS})): {'; '.join(parts)}."
+            f"`vllm bench serve`, single questions {load}, {self.rounds} "
+            f"([samples](efficiency/{WITNESS})): requests/s and first token {'; '.join(parts)}."
         )
 
 
