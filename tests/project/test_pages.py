@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -111,13 +112,8 @@ def test_a_forged_statement_is_found(made: dict[str, str], page: str, old: str, 
 def test_the_plot_of_the_readme_has_the_scores_of_the_kept_runs() -> None:
     with pages.unpacked(pages.ROOT / pages.PHOTO) as runs, Image.open(pages.ROOT / pages.PLOT) as plot:
         points = Photo(runs, pages.ROOT / pages.NAMED).front_points()
-        drawn, made = (
-            json.loads(
-                text, parse_float=lambda number: round(float(number), 6)
-            )  # the last digits are a processor's own
-            for text in (plot.text["Description"], json.dumps(points))
-        )
-        assert drawn == made, AGAIN
+        near = partial(json.loads, parse_float=lambda number: round(float(number), 6))  # the rest is the processor's
+        assert near(plot.text["Description"]) == near(json.dumps(points)), AGAIN
 
 
 def test_templates_hold_no_number() -> None:
