@@ -148,10 +148,6 @@ def test_a_video_is_ranked_as_a_whole(name: str) -> None:
     assert make(name).tile_budget == "global"
 
 
-def test_worked_example_of_divprune() -> None:
-    assert spread_out(at_angles(0, 20, 30, 100, 260), 4).tolist() == [[4, 3, 0, 2]]
-
-
 @settings(max_examples=60, deadline=None)
 @given(size=st.integers(2, 30), seed=st.integers(0, 999), data=st.data())
 def test_every_pick_is_the_farthest_by_definition(size: int, seed: int, data: st.DataObject) -> None:

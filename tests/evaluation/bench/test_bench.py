@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 from fakes import FakeHost
+from hf_models import SQUARE, TEXT
 from PIL import Image
 
 from llava_consensus import cli, load, make
@@ -193,26 +194,6 @@ def test_what_a_model_cannot_have_is_left_out_with_the_reason(mini: Runner) -> N
     assert "scale" in left_out[0]["reason"]
 
 
-TINY_TEXT = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 32000,
-}
-TINY_VISION = {
-    "model_type": "clip_vision_model",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "image_size": 56,
-    "patch_size": 14,
-}
-
-
 @pytest.fixture
 def tiny_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """A size that is allocated in no time, called `tiny`."""
@@ -225,7 +206,8 @@ def tiny_size(monkeypatch: pytest.MonkeyPatch) -> None:
         found.image_processor = transformers.CLIPImageProcessor(**pixels)
         return found
 
-    tiny = Size("Llava", TINY_VISION, TINY_TEXT, processor, 16)
+    vision = {"model_type": "clip_vision_model", **SQUARE}
+    tiny = Size("Llava", vision, {"model_type": "llama", **TEXT, "vocab_size": 32000}, processor, 16)
     monkeypatch.setattr(random_weights, "SIZES", {**SIZES, "tiny": tiny})
 
 
