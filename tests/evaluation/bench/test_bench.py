@@ -264,16 +264,16 @@ def test_a_size_that_does_not_fit_is_refused_before_it_is_allocated(
 
 @hf
 def test_the_command_prints_the_paper_beside_what_it_measured(
-    tiny_size: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_size: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "bench.json"
+    monkeypatch.chdir(tmp_path)
     command = ["bench", "--shape", "tiny", "--device", "cpu", "--methods", "consensusdrop random:seed=3"]
-    command += ["--tokens", "8 4", "--repeats", "1", "--length", "2", "--out", str(file)]
+    command += ["--tokens", "8 4", "--repeats", "1", "--length", "2"]
     assert cli.main(command) == 0
     shown = capsys.readouterr().out
     assert "| ConsensusDrop |" in shown and "| random, seed=3 |" in shown and "random weights, float32" in shown
     assert "another model than ours" in shown
-    content = json.loads(file.read_text())
+    content = json.loads(Path("results/bench-tiny.json").read_text())
     assert [(row["method"], row["tokens"]) for row in content["rows"]] == [
         ("full", 16),
         ("consensusdrop", 8),
