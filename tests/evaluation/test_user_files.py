@@ -1,7 +1,4 @@
-"""Files that people bring: every usual form is read, a key that names an image is used or refused by line.
-
-Run: `pytest tests/evaluation/test_user_files.py`.
-"""
+"""Files that people bring: every usual form is read, a key that names an image is used or refused by line."""
 
 import json
 from pathlib import Path
