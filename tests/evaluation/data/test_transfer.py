@@ -1,7 +1,4 @@
-"""What comes from the network: a cut connection is gone on with, and what is not the whole file is never taken for it.
-
-Run: `pytest tests/evaluation/data/test_transfer.py`.
-"""
+"""What comes from the network: a cut connection is gone on with, and what is not the whole file is never taken for it."""
 
 import hashlib
 import os
