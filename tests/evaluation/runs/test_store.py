@@ -1,4 +1,4 @@
-"""A run on disk survives what can happen to it: cut files at every byte, damage, two processes, other configurations."""
+"""A run on disk survives cut files at every byte, damage, two processes, other configurations."""
 
 import json
 import math
