@@ -10,12 +10,14 @@ up by name in every call, so that weights and adapters that come later are the o
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.images import STRUCTURAL, Image
@@ -196,11 +198,14 @@ class Tower:
         record = Encoded(inputs, key, 0, {}, {}, {})
         if not learning and not self.reads:
             output = plain(**inputs)
-        elif not learning or torch.is_grad_enabled():  # the graph of training is not cut
+        elif not learning:
             output = self._recorded(plain, base, inputs, record, fed, False)
+        elif torch.is_grad_enabled():
+            with open_checkpoints(base):
+                output = self._recorded(plain, base, inputs, record, fed, True)
         else:
             copied = {n: v.clone() if isinstance(v, Tensor) and v.is_inference() else v for n, v in inputs.items()}
-            with torch.inference_mode(False), torch.no_grad():
+            with torch.inference_mode(False), torch.no_grad(), open_checkpoints(base):
                 output = self._recorded(plain, base, copied, record, fed, True)
         rows = flat_features(output)
         if learning and rows is not None and bool(rows.isfinite().all()):
@@ -224,7 +229,7 @@ class Tower:
         """Runs an encoder while blocks are recorded.
 
         Args:
-            cut: whether the autograd graph begins at the attention output of the blocks.
+            cut: whether the autograd graph begins at the attention output of the blocks, if it has not begun before.
         """
         feds = fed if isinstance(fed, list) else [fed]
         wanted = {block for one in feds if one is None or one.block for block in self.wanted(one and one.block)}
@@ -420,6 +425,28 @@ def detached(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach()
     return type(value)(map(detached, value)) if type(value) in (list, tuple) else value
+
+
+def _open_checkpoint(block: Callable[..., Any], *args: Any) -> Any:
+    """A gradient checkpoint that is not reentrant. A graph may begin inside a block whose input has none."""
+    graph = any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
+    return checkpoint(block, *args, use_reentrant=False) if graph else block(*args)
+
+
+@contextmanager
+def open_checkpoints(module: nn.Module) -> Iterator[None]:
+    """In the body the graph of gradient checkpoints can be differentiated, which it cannot if they are reentrant."""
+    name = "_gradient_checkpointing_func"
+    before = {
+        part: vars(part)[name] for part in module.modules() if vars(part).get(name) not in (None, _open_checkpoint)
+    }
+    try:
+        for part in before:
+            setattr(part, name, _open_checkpoint)
+        yield
+    finally:
+        for part, own in before.items():
+            setattr(part, name, own)
 
 
 @functools.cache

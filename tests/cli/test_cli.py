@@ -1,7 +1,5 @@
 """The commands that run something or read runs: numbers on standard output, `error: ...` and an exit code for what a
 user can mend, no traceback.
-
-Run: `pytest tests/cli/test_cli.py`.
 """
 
 import csv

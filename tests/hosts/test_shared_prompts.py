@@ -1,7 +1,4 @@
-"""Prompts that are answered in one batch get the answers that each gets on its own.
-
-Run: `pytest tests/hosts/test_shared_prompts.py`.
-"""
+"""Prompts that are answered in one batch get the answers that each gets on its own."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""Measurements side by side: what the clock counts, turns, resuming, memory, operations and the command.
-
-Run: `pytest tests/evaluation/bench/test_bench.py`.
-"""
+"""Measurements side by side: what the clock counts, turns, resuming, memory, operations and the command."""
 
 import csv
 import io

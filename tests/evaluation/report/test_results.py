@@ -1,4 +1,4 @@
-"""Tables are pure functions of result folders: Markdown, CSV, LaTeX. Run: `pytest tests/evaluation/report`."""
+"""Tables are pure functions of result folders: Markdown, CSV, LaTeX."""
 
 import csv
 import hashlib
