@@ -150,7 +150,7 @@ def fresh(values: Tensor) -> Bag:
     return Bag(values, torch.ones(units, length, device=values.device), places)
 
 
-def pair(points: Tensor, count: int, protected: bool = False) -> Pairing:
+def pair(points: Tensor, count: int, protected: bool) -> Pairing:
     """The `count` best pairs, each token at an even place with the odd place most like it (section 3, steps 1-4).
 
     Args:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.facts import SHUFFLED, Facts
 from llava_consensus.methods import METHODS
 from llava_consensus.reduction.saliency import class_saliency, text_attention
 
@@ -204,6 +205,16 @@ def test_a_pooled_frame_has_the_grid_of_its_tokens(name: str, seen: list[Any]) -
     with tiny.attach():
         tiny.model(**tiny.one(0))
     assert [tokens.side**2 for tokens in seen] == [len(tokens.members) for tokens in seen] and seen
+
+
+@pytest.mark.parametrize("name", SHUFFLED)
+@torch.no_grad()
+def test_a_tile_has_the_tokens_that_its_configuration_says(name: str, seen: list[Any]) -> None:
+    tiny = Tiny(name)
+    with tiny.attach():
+        tiny.model(**tiny.one(0))
+    facts = Facts(tiny.model, {}).tower
+    assert {(int(tokens.patch.max()) + 1, tokens.side) for tokens in seen} == {(facts.tokens, facts.side)}
 
 
 MIXED = {"qwen2_5_vl": "qwen2_5_vl video", "qwen3_vl": "qwen3_vl video", "video_llava": "video_llava video"}

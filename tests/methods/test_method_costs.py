@@ -122,6 +122,8 @@ def test_costs_where_the_counter_sees_one_tile() -> None:
     after a projector that joins patches.
     """
     five, budget = SEVEN._replace(tiles=5), Budget(640, 0)
+    assert make("random").units(five, Budget(640)) == [(Budget(128), 576)] * 5
+    assert make("random").units(five, Budget(4)) == [(Budget(4), five.available)]
     length = 5 * 576 + five.text
     probe = length * 4096 * 4096 + 31 * 4096 * (4096 + length)
     assert make("consensusdrop").flops(five, budget) == 2.0 * (probe + 5 * 577 * 1024)
