@@ -163,7 +163,8 @@ class Inputs:
         query = call.query.transpose(1, 2)[which, where].transpose(1, 2)  # [R, H, L, d]
         turned = call.key.new_empty(len(query), call.key.shape[2], 0)  # queries and keys are rotated already
         cap = float(call.options.get("softcap") or 0.0)
-        return TextProbe(query, call.key, turned, turned, call.scale, where, mask, keys, padded, cap)
+        more = call.extra(which, where, call.key.shape[2])
+        return TextProbe(query, call.key, turned, turned, call.scale, where, mask, keys, padded, cap, **more)
 
     def asking_rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
         """Rows [R, 1] and columns [R, L] of the text that asks about images, which of these are no padding, which rows

@@ -26,7 +26,7 @@ from llava_consensus.hosts.units import Unit
 from llava_consensus.reduction.calibration import seen_logits
 from llava_consensus.reduction.decoder import Cut, only_cut
 
-RECURRENT = ("linear_attention", "conv", "mamba")  # layer types without an attention kernel; they take 2D masks
+RECURRENT = ("linear_attention", "conv", "mamba", "moe", "mlp")  # layer types without an attention kernel
 
 
 class Layers:
@@ -45,7 +45,7 @@ class Layers:
             only_cut(method.layer, 0, self.count)
         kinds = getattr(self.config, "layer_types", None)
         plain = "sliding_attention" if getattr(self.config, "sliding_window", None) else "full_attention"
-        self.kinds = list(kinds or [plain] * self.count)[: self.count]
+        self.kinds = [self.attention_kind(kind) for kind in list(kinds or [plain] * self.count)[: self.count]]
         self.readable = [kind not in RECURRENT for kind in self.kinds]
         self.chunk = getattr(self.config, "attention_chunk_size", None)
         self.window = min(
@@ -62,6 +62,7 @@ class Layers:
         self.names = [list(inspect.signature(type(layer).forward).parameters)[1:] for layer in layers]
         rotary = getattr(decoder, "rotary_emb", None)
         self.sees_ahead: bool | None = None  # whether rows attend to later ones (images of Gemma 3)
+        self.masks_all: bool | None = None  # whether layers have a mask even if one row follows a prompt without padding
         self.rotates_by_kind = rotary is not None and "layer_type" in inspect.signature(rotary.forward).parameters
 
     @staticmethod
@@ -70,6 +71,22 @@ class Layers:
         from transformers.masking_utils import LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING
 
         return LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING
+
+    def attention_kind(self, kind: str) -> str:
+        """The type of a layer, as far as its attention's mask goes: of one that also is recurrent, that of the former.
+
+        Raises:
+            OptionError: for a type whose mask is not known.
+        """
+        found = self.masks.get(kind)
+        if isinstance(found, dict):
+            return next(name for name in found if name not in RECURRENT)
+        if found is None and kind not in RECURRENT:
+            raise OptionError(
+                f"{type(self.method).__name__}: it is not known how layers of type {kind} mask their rows, and none can "
+                "be cut before. Take a method that acts before the language model"
+            )
+        return kind
 
     def check(self, size: int) -> None:
         """Raises OptionError if a prompt of `size` rows cannot be cut."""
@@ -226,11 +243,14 @@ class Step(Hooks):
         super().__init__(layers, decoder)
         self.book, self.length, self.later, self.renumbers = book, length, later, renumbers
         self.holes = holes and later is not None
+        self.looks = False  # whether it is to find out if layers have a mask
         self.made: dict[Any, Any] = {}  # arguments that layers of one kind and length share
 
     def enter(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         """The mask and positions that fit the layer's own columns."""
         rows, kind, changed = self.book.layers[index], self.layers.kinds[index], dict[str, Any]()
+        if self.looks:
+            self.layers.masks_all = bool(self.layers.masks_all) or kwargs.get("attention_mask") is not None
         if index in self.book.weights:
             changed["attention_mask"] = self._calibrated(index, rows, hidden)
         elif kwargs.get("attention_mask") is not None or rows.padded:
@@ -292,15 +312,17 @@ def later_step(
     axes = positions.shape[0] if isinstance(positions, Tensor) and positions.ndim == 3 else 1
     length = book.real.shape[1] + int(cache.get_seq_length()) - book.size + new
     renumbers = layers.renumbers(axes)
-    if idle(layers, book, length, new, renumbers, cache):
+    plain = idle(layers, book, length, new, renumbers, cache)
+    if plain and layers.masks_all is False:
         return kwargs, None
     step = Step(layers, decoder, book, length, mask, renumbers, book.holes)
+    step.looks = plain
     step.arm(book.layers, False)
     return kwargs, step
 
 
 def idle(layers: Layers, book: Book, length: int, new: int, renumbers: bool, cache: Any) -> bool:
-    """Whether a decode step needs no layer hook: positions are the prompt's, and no layer has a mask."""
+    """Whether a decode step needs no layer hook if no layer has a mask: positions are the prompt's."""
     padded = book.padded or book.holes or any(rows.padded for rows in book.layers.values())
     plain = new == 1 and not padded
     short = layers.window is None or length < layers.window

@@ -23,6 +23,7 @@ from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView
 from llava_consensus.reduction.selection import indices
 from llava_consensus.reduction.tokens import Stopwatch, TextProbe
 
+NO_CUT = "none of them can be cut before. Take a method that acts before the language model"
 UNTURNED = {"cohere2": "full_attention"}  # layers of a decoder that do not rotate queries and keys
 CUT_ROWS = 1 << 16  # of the sequences of images that are cut together; a copy of the keys is made for each image
 
@@ -124,6 +125,8 @@ class Prefill(Hooks):
     def _spy(self, cut: int) -> Any:
         def spy(kernel: Any, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None,
                 *args: Any, **options: Any) -> Any:  # fmt: skip
+            if cut in self.calls and key.shape[2] < self.calls[cut].key.shape[2]:
+                return kernel(module, query, key, value, attention_mask, *args, **options)  # not over rows (Inkling 2)
             tensors = query.detach(), key.detach(), value.detach()
             self.calls[cut] = kernels.KernelCall(module, *tensors, attention_mask, options, None)
             return kernel(module, query, key, value, attention_mask, *args, **options)
@@ -189,6 +192,9 @@ class Prefill(Hooks):
             place = rows.real.cumsum(1) - 1
             positions = upload([np.maximum(place, 0)], short.device)[0] + self.start
             return positions if name == "position_ids" else self.layers.rotation(self.decoder, index, short, positions)
+        if isinstance(value, Tensor) and not value.is_floating_point() and name != "position_ids":
+            if value.shape[-2:] == (rows.size, rows.size) or value.ndim > 2:
+                raise OptionError(f"layers take numbers of pairs of rows ({name}), and {NO_CUT}")
         return drop_rows(value, rows)
 
     def _ahead(self, mask: Any, rows: Rows) -> Tensor | None:
@@ -319,7 +325,9 @@ class Prefill(Hooks):
         column = column.scatter(1, index.where(shown, index[:, -1:]), slots)
         column = column.where(column >= 0, column.cummax(1).values).clamp_min(0)
         asked = column.gather(1, text)  # [P, L]
-        states = short if short.ndim == 3 else short[0]  # merged tokens carry gradients
+        states = short  # merged tokens carry gradients
+        if short.ndim > 3:  # several streams, the first axis or behind that of the rows
+            states = short.mean(2) if row_axis(short, width, len(rows.index)) == 1 else short[0]
         pair = batch[:, None]
         probe = self._probe(call, batch, asked, mask.bool(), shown, angles, states, width)
         embeds = (self.embeds if self.embeds.ndim == 3 else self.embeds[0]).detach()
@@ -334,7 +342,7 @@ class Prefill(Hooks):
 
     @property
     def norm(self) -> Any:
-        return next(child for name, child in self.decoder.named_children() if name.endswith("norm"))
+        return next(child for name, child in self.decoder.named_children() if "norm" in name)
 
     def _probe(
         self, call: kernels.KernelCall | None, batch: Tensor, asked: Tensor, mask: Tensor, shown: Tensor, angles: Any,
@@ -359,7 +367,8 @@ class Prefill(Hooks):
             shown = seen[batch[:, None], 0, asked][..., :width]  # [P, L, W]
         query = _of_rows(call.query, batch, asked)
         own = partial(_of_batch, angles, len(self.alive), batch)
-        return TextProbe(query, key, still, still - 1, call.scale, asked, mask, shown, cap=cap, angles=own)
+        more = call.extra(batch[:, None], asked, width)
+        return TextProbe(query, key, still, still - 1, call.scale, asked, mask, shown, cap=cap, angles=own, **more)
 
     def finish(self, missing: int) -> Book | None:
         """The book of the cache that this forward filled; `missing` rows left before the first layer."""

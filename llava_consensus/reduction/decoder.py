@@ -190,10 +190,17 @@ def attention_rows(probe: TextProbe) -> Tensor:
     key = rotate(probe.key.float(), cos, sin)
     query = query.unflatten(1, (key.shape[1], -1))  # [P, H_kv, groups, L, d]
     logits = (query @ key.unsqueeze(2).transpose(-1, -2) * probe.scale).flatten(1, 2)  # [P, H, L, W]
+    if probe.cap:
+        logits = torch.tanh(logits / probe.cap) * probe.cap
+    if probe.bias is not None:
+        logits = logits + probe.bias
     place = torch.arange(key.shape[2], device=key.device)
     shown = probe.key_mask if probe.key_mask.ndim > 2 else probe.key_mask[:, None]
     visible = ((place <= probe.rows[..., None]) & shown) | ~probe.row_mask[..., None]
-    return torch.softmax(logits.masked_fill(~visible[:, None], float("-inf")), dim=-1)
+    logits = logits.masked_fill(~visible[:, None], float("-inf"))
+    if probe.sink is not None:
+        logits = torch.cat((logits, probe.sink), -1)
+    return torch.softmax(logits, dim=-1)[..., : len(place)]
 
 
 def last_row_saliency(view: DecoderView, method: str) -> Tensor:

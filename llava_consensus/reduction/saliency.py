@@ -167,8 +167,13 @@ def _text_rows(probe: TextProbe, chunk: slice, key: Tensor, rope: bool) -> Tenso
     hidden = (counting(size, key.device) > places[..., None]) | ~probe.key_mask[:, None]  # [I, l, S]
     if probe.padded:  # a padding row sees everything, so that its softmax is finite; it is zeroed afterwards
         hidden = hidden & real[..., None]
-    logits = logits.view(prompts, kv_heads, -1, rows, size).masked_fill_(hidden[:, None, None], -torch.inf)
-    weights = torch.softmax(logits.flatten(1, 2), dim=-1).mean(1)  # [I, H, l, S] -> [I, l, S]
+    logits = logits.view(prompts, -1, rows, size)  # [I, H, l, S]
+    if probe.bias is not None:
+        logits = logits + probe.bias[:, :, chunk]
+    logits = logits.masked_fill_(hidden[:, None], -torch.inf)
+    if probe.sink is not None:
+        logits = torch.cat((logits, probe.sink[:, :, chunk]), -1)
+    weights = torch.softmax(logits, dim=-1)[..., :size].mean(1)  # [I, l, S]
     return weights * real[..., None] if probe.padded else weights
 
 

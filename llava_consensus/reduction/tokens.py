@@ -61,6 +61,8 @@ class TextProbe(NamedTuple):
     padded: bool = True  # whether there may be padding among the text rows
     cap: float = 0.0  # of logits, tanh(x / cap) * cap; 0 for none
     angles: Callable[[], tuple[Tensor, Tensor]] | None = None  # cos, sin if queries and keys are rotated already
+    bias: Tensor | None = None  # [I, H, L, S] added to the logits
+    sink: Tensor | None = None  # [I, H, L, 1] logit without a key, which takes a part of the softmax
 
 
 class ClipSides(NamedTuple):
