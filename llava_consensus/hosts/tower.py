@@ -293,7 +293,9 @@ class Tower:
                 # a class token in the prompt is no candidate
                 candidate = torch.from_numpy(np.concatenate([image.token for image in images]) != STRUCTURAL)
                 rows = [
-                    torch.where((row >= 0) & candidate[row.clamp_min(0)], row, -1)
+                    row & candidate
+                    if row.ndim > 2
+                    else torch.where((row >= 0) & candidate[row.clamp_min(0)], row, -1)
                     for row in (r.cpu() for r in fed.rows)
                 ]
                 try:
@@ -379,6 +381,8 @@ def _tiles_of(
     parts = {}
     if calls and states and mapped.patches:
         parts = mapped.heads(calls)
+        if mapped.pooling is not None:
+            parts["pooling"] = mapped.pooling
         found = mapped.states(calls, states)
         parts["features"] = found[:, classes:]
         if classes:
@@ -411,6 +415,8 @@ def block_lists(module: nn.Module, decoder: nn.Module | None, name: str = "") ->
 def flat_features(output: Any) -> Tensor | None:
     """Features as the language model gets them, [rows, D]."""
     value = output.get("pooler_output", output.get("last_hidden_state"))
+    if value is None and output.get("deepstack_features"):  # rows for several layers (Granite Vision 4)
+        _, value = output["deepstack_features"][0]
     if isinstance(value, (list, tuple)) and value:
         return torch.cat([item.reshape(-1, item.shape[-1]) for item in value])
     return value.reshape(-1, value.shape[-1]) if isinstance(value, Tensor) else None
