@@ -52,7 +52,16 @@ from llava_consensus.hosts.images import (
     parts_of,
     with_class,
 )
-from llava_consensus.hosts.inputs import KEPT, Inputs, Prompt, finite_needs_of, needs_of, projector_of, prompt_of
+from llava_consensus.hosts.inputs import (
+    KEPT,
+    Inputs,
+    Prompt,
+    finite_needs_of,
+    needs_of,
+    projector_of,
+    prompt_of,
+    with_images,
+)
 from llava_consensus.hosts.kernels import skip_in_probe
 from llava_consensus.hosts.layers import Layers, later_step, runs_again
 from llava_consensus.hosts.next_grid import STOCK
@@ -294,6 +303,9 @@ class Entrance:
         labels, self.local.labels = getattr(self.local, "labels", None), None
         self.local.pack = None if forward is None else forward.pack
         kwargs = {**dict(zip(self.inner, args, strict=False)), **kwargs}
+        if forward is not None and forward.base is decoder and kwargs.get("inputs_embeds") is None:
+            self.local.forward = forward  # for `encode`
+            kwargs, self.local.forward = with_images(decoder, kwargs), None
         cache = cache_in(kwargs)
         book = self._opened(cache)
         if forward is None or not forward.encoded:
