@@ -37,9 +37,8 @@ class OTPrune(Selector, Tiled):
     title: ClassVar[str] = "OTPrune"
 
     def flops(self, shape: Shape, budget: Budget) -> float:
-        """The products of all pairs, their square, and T(T-1)/2 rows of the factor."""
-        units = self.losing(shape, budget)
-        return sum(2.0 * size**2 * (shape.width + size) + count * (count - 1) * size for count, size in units)
+        """The products of all pairs, their square, and what T steps take from the kernel."""
+        return sum(2.0 * size**2 * (shape.width + size + count) for count, size in self.losing(shape, budget))
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:
         """The tokens that make the determinant large."""
