@@ -43,8 +43,8 @@ class KernelCall(NamedTuple):
         scaling = self.options.get("scaling")
         return self.query.shape[-1] ** -0.5 if scaling is None else float(scaling)
 
-    def extra(self, which: Tensor, where: Tensor, width: int) -> dict[str, Tensor]:
-        """What the kernel adds to the logits of rows `where` [P, L] of prompts `which` [P, 1], as `TextProbe` has it."""
+    def extra(self, which: Tensor, where: Tensor, width: int) -> dict[str, Any]:
+        """Logits that the kernel adds for rows `where` [P, L] of prompts `which` [P, 1], as `TextProbe` has them."""
         found, options = {}, self.options
         bias, sink = options.get("position_bias"), options.get("sinks", options.get("s_aux"))
         if bias is not None:

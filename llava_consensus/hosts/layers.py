@@ -62,7 +62,7 @@ class Layers:
         self.names = [list(inspect.signature(type(layer).forward).parameters)[1:] for layer in layers]
         rotary = getattr(decoder, "rotary_emb", None)
         self.sees_ahead: bool | None = None  # whether rows attend to later ones (images of Gemma 3)
-        self.masks_all: bool | None = None  # whether layers have a mask even if one row follows a prompt without padding
+        self.masks_all: bool | None = None  # whether layers have a mask in steps of one row without padding
         self.rotates_by_kind = rotary is not None and "layer_type" in inspect.signature(rotary.forward).parameters
 
     @staticmethod
@@ -83,8 +83,8 @@ class Layers:
             return next(name for name in found if name not in RECURRENT)
         if found is None and kind not in RECURRENT:
             raise OptionError(
-                f"{type(self.method).__name__}: it is not known how layers of type {kind} mask their rows, and none can "
-                "be cut before. Take a method that acts before the language model"
+                f"{type(self.method).__name__}: it is not known how layers of type {kind} mask their rows, and none "
+                "can be cut before. Take a method that acts before the language model"
             )
         return kind
 

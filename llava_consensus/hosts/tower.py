@@ -293,9 +293,7 @@ class Tower:
                 # a class token in the prompt is no candidate
                 candidate = torch.from_numpy(np.concatenate([image.token for image in images]) != STRUCTURAL)
                 rows = [
-                    row & candidate
-                    if row.ndim > 2
-                    else torch.where((row >= 0) & candidate[row.clamp_min(0)], row, -1)
+                    row & candidate if row.ndim > 2 else torch.where((row >= 0) & candidate[row.clamp_min(0)], row, -1)
                     for row in (r.cpu() for r in fed.rows)
                 ]
                 try:

@@ -50,8 +50,8 @@ class CDPruner(Selector, ReadsTower):
         return question.replace(SHORT_ANSWER, "")
 
     def flops(self, shape: Shape, budget: Budget) -> float:
-        """The text tower once, the patches' embeddings, the kernel, and what T steps take from it. Without a text tower:
-        the products with the words after the image in place of the first two.
+        """The text tower once, the patches' embeddings, the kernel, and what T steps take from it. Without a text
+        tower: the products with the words after the image in place of the first two.
         """
         total = 0.0
         for count, size in self.losing(shape, budget):

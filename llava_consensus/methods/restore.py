@@ -16,6 +16,7 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import threshold
 
 from llava_consensus.errors import OptionError
 from llava_consensus.methods.divprune import DivPrune
@@ -24,7 +25,7 @@ from llava_consensus.methods.vispruner import VisPruner
 from llava_consensus.reduction import merging
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder
-from llava_consensus.reduction.method import Order, Positions, ReadsTower, Shape, Tiled
+from llava_consensus.reduction.method import AfterTower, Order, Positions, ReadsTower, Selector, Shape
 from llava_consensus.reduction.selection import assemble, counting, left_over, pick, top
 from llava_consensus.reduction.tokens import Need, Reduction, Stopwatch, VisualTokens, ensure_finite
 
@@ -51,7 +52,7 @@ class Restore(ReadsTower):
         merged = budget.tokens - budget.tokens // 2 if budget.merged is None else budget.merged
         return Budget(budget.tokens, merged).split(available)
 
-    def chooser(self) -> Tiled:
+    def chooser(self) -> AfterTower:
         """The selector."""
         if self.selector == "divprune":
             return DivPrune(tile_budget=self.tile_budget)
@@ -74,12 +75,15 @@ class Restore(ReadsTower):
         size = tokens.projected.shape[1]
         count, merged = self.counts(budget, size)
         with torch.no_grad():
-            none = torch.zeros(len(tokens.projected), 0, dtype=torch.long, device=tokens.projected.device)
-            kept = self.chooser().reduce(tokens, Budget(count)).kept if count else none
+            chooser, kept = self.chooser(), counting(0, tokens.projected.device).expand(len(tokens.projected), -1)
+            if count and isinstance(chooser, Selector):  # without the tokens, which are not used
+                kept = chooser.choose(tokens, count).kept.sort(dim=1).values
+            elif count:
+                kept = chooser.reduce(tokens, Budget(count)).kept
             rest = left_over(kept, size)
             direction = merging.directions(ensure_finite("projected tokens", pick(tokens.projected, rest).float()))
             _, group = distinctive(direction @ direction.transpose(1, 2), merged)
-            places, group = merging.medians(group, merged) if merged else (none, group)
+            places, group = merging.medians(group, merged) if merged else (rest[:, :0], group)
         return assemble(tokens.projected, kept, self.order, merging.fold(tokens.projected, rest, places, group))
 
 
@@ -147,9 +151,9 @@ class RestoreCalibrated(InDecoder):
 def distinctive(cosine: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Anchors and the anchor each token joins: [B, R, R] -> [B, count] ascending, [B, R] in 0..count-1."""
     density = cosine.sum(2)
-    sparser = density[:, None] < density[..., None]  # [B, R, R] whether the second has a smaller sum than the first
-    nearest = cosine.masked_fill(~sparser, -1.0).amax(2)
-    anchors = top(density * (1 - nearest.where(nearest > -1.0, 0.0)), count)
+    denser = density[:, None] >= density[..., None]  # [B, R, R] whether the second has no smaller sum than the first
+    nearest = threshold(cosine.masked_fill(denser, -1.0).amax(2), -1.0, 0.0)  # 0 if none has
+    anchors = top(density * (1 - nearest), count)
     if not count:
         return anchors, torch.zeros_like(density, dtype=torch.long)
     group = pick(cosine, anchors).argmax(1)

@@ -113,7 +113,10 @@ class SparseVLM(InDecoder):
         """The tokens the raters attend to, and clusters of the best of the others."""
         with watch.time("saliency"), torch.no_grad():
             attention = at_columns(attention_rows(view.probe), view.columns)  # [P, H, L, v]
-            is_rater = raters(view.visual_inputs, view.text_inputs, view.probe.row_mask)
+            memo = {} if view.memo is None else view.memo
+            if "raters" not in memo:  # the same at each cut
+                memo["raters"] = raters(view.visual_inputs, view.text_inputs, view.probe.row_mask)
+            is_rater = memo["raters"]
             if self.version == "2.0":
                 attention = best_heads(attention / gravity(view.probe, view.columns)[:, None], is_rater)
             saliency = (attention.mean(1) * is_rater[..., None]).sum(1) / is_rater.sum(1, keepdim=True)  # [P, v]

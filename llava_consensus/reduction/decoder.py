@@ -48,6 +48,7 @@ class DecoderView(NamedTuple):
     text_inputs: Tensor  # [P, L, D] the asked rows as they entered layer 0
     norm: Callable[[Tensor], Tensor]  # the decoder's final norm
     tower: VisualTokens | None = None  # tensors of the vision tower that the method `needs`, of the image's n tokens
+    memo: dict[str, Tensor] | None = None  # what the method keeps for its later cuts of these images
 
 
 class Chosen(NamedTuple):
@@ -184,10 +185,11 @@ def only_cut(layer: int | None, published: int, layers: int) -> int:
 
 def attention_rows(probe: TextProbe) -> Tensor:
     """Causal attention of the asked rows over the current sequence, head by head, in float32: [P, H, L, W]."""
-    cos, sin = probe.cos.float(), probe.sin.float()
-    at_rows = probe.rows[..., None].expand(*probe.rows.shape, cos.shape[-1])
-    query = rotate(probe.query.float(), cos.gather(1, at_rows), sin.gather(1, at_rows))
-    key = rotate(probe.key.float(), cos, sin)
+    query, key = probe.query.float(), probe.key.float()
+    if probe.cos.shape[-1]:
+        cos, sin = probe.cos.float(), probe.sin.float()
+        at_rows = probe.rows[..., None].expand(*probe.rows.shape, cos.shape[-1])
+        query, key = rotate(query, cos.gather(1, at_rows), sin.gather(1, at_rows)), rotate(key, cos, sin)
     query = query.unflatten(1, (key.shape[1], -1))  # [P, H_kv, groups, L, d]
     logits = (query @ key.unsqueeze(2).transpose(-1, -2) * probe.scale).flatten(1, 2)  # [P, H, L, W]
     if probe.cap:
@@ -196,8 +198,10 @@ def attention_rows(probe: TextProbe) -> Tensor:
         logits = logits + probe.bias
     place = torch.arange(key.shape[2], device=key.device)
     shown = probe.key_mask if probe.key_mask.ndim > 2 else probe.key_mask[:, None]
-    visible = ((place <= probe.rows[..., None]) & shown) | ~probe.row_mask[..., None]
-    logits = logits.masked_fill(~visible[:, None], float("-inf"))
+    hidden = place > probe.rows[..., None]
+    if probe.padded or probe.key_mask.ndim > 2:  # windows too
+        hidden = (hidden | ~shown) & probe.row_mask[..., None]
+    logits = logits.masked_fill(hidden[:, None], float("-inf"))
     if probe.sink is not None:
         logits = torch.cat((logits, probe.sink), -1)
     return torch.softmax(logits, dim=-1)[..., : len(place)]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, normalize
 
-from llava_consensus.reduction.selection import Folded, counting, distinct, indices, pick, rank
+from llava_consensus.reduction.selection import Folded, counting, distinct, pick, rank
 from llava_consensus.reduction.tokens import ensure_finite
 
 Start = Literal["first", "salient", "mean"]
@@ -87,11 +87,11 @@ def medians(group: Tensor, count: int) -> tuple[Tensor, Tensor]:
     Returns:
         Places [B, M] among the R, ascending, and the groups [B, R] numbered in that order.
     """
-    member = group.new_zeros(*group.shape, count).scatter_(2, group[..., None], 1)  # [B, R, M]
-    number = member.cumsum(1).gather(2, group[..., None])[..., 0]  # of a token in its group, from 1
-    middle = (member.sum(1) + 1) // 2  # [B, M]
-    places = indices(number == middle.gather(1, group), count)
-    return places, group.gather(1, places).argsort(1).gather(1, group)
+    by_group, order = group.sort(dim=1, stable=True)
+    ends = torch.searchsorted(by_group, counting(count + 1, group.device).expand(len(group), -1).contiguous())
+    middle = (ends[:, :-1] + ends[:, 1:] - 1) // 2  # [B, M]
+    places, renamed = order.gather(1, middle).sort(dim=1)
+    return places, renamed.argsort(1).gather(1, group)
 
 
 def fold(projected: Tensor, rest: Tensor, places: Tensor, group: Tensor) -> Folded | None:
