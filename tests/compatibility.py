@@ -26,6 +26,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 from llava_consensus import attach
 from llava_consensus.errors import ConsensusError
+from llava_consensus.hosts import takes_features
 
 PAGE = Path(__file__).parents[1] / "docs" / "compatibility.md"
 TORCH = torch.__version__.partition("+")[0]
@@ -58,6 +59,7 @@ GIVEN: dict[str, dict[str, Any]] = {  # that the default configuration of a type
     "gemma4": {"vision_config": {"model_type": "gemma4_vision"}},
     "gemma4_unified": {"vision_config": {"model_type": "gemma4_unified_vision"}},
     "perception_lm": {"vision_config": TIMM},
+    "diffusion_gemma": {"text_config": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 64}},
     **{kind: {"vision_start_token_id": 900} for kind in ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")},
     "granite4_vision": {"downsample_rate": "2/4", "deepstack_layer_map": [[1, 0], [2, 2]]},
     "chameleon": {"vocabulary_map": {"<image>": 400, **{f"IMGIMG{chr(65 + word)}Z": 410 + word for word in range(10)}}},
@@ -81,6 +83,7 @@ FIXED: dict[str, dict[str, Any]] = {  # where sizes hang together in another way
     },
     "unlimited_ocr": {"vision_config.sam_config.downsample_channels": [512, 128]},
     "step3p7": {"text_config.sliding_window": 512},
+    "t5gemma2": {"encoder.vision_config.image_size": 448, "encoder.vision_config.patch_size": 14},
     "vipllava": {"vision_feature_layers": [-1, -2]},
     "llama4": {"vision_config.intermediate_size": 384, "vision_config.vision_output_dim": 4096},
     "cohere_compass": {
@@ -272,7 +275,8 @@ class Prompt(NamedTuple):
 
 def pixel_forms(base: Any) -> Iterator[dict[str, Tensor]]:  # noqa: C901
     """Pixels of one image in the forms that processors give; which a model takes is found by trying."""
-    config = getattr(base.config, "vision_config", None) or base.config
+    parts = (base.config, getattr(base.config, "encoder", None))
+    config = next((part.vision_config for part in parts if getattr(part, "vision_config", None)), base.config)
     names = inspect.signature(base.get_image_features).parameters
     side, patch = edge(config, "image_size", 336), edge(config, "patch_size", 14)
     side = (getattr(config, "model_args", None) or {}).get("img_size", [side])[0]
@@ -365,6 +369,7 @@ def prompt_of(model: Any) -> Prompt:
         raise LookupError("it has no get_image_features")
     failed = ""
     for pixels in pixel_forms(base):
+        count = 0
         try:
             count = rows_of(base.get_image_features(**pixels))
             ids = torch.tensor([[1, 300, 301, 302, *[placeholder(model.config)] * count, 303, 304, 305, 306, 307]])
@@ -379,7 +384,8 @@ def prompt_of(model: Any) -> Prompt:
             failed += " / logits are not finite"
         except Exception as error:
             line = traceback.extract_tb(error.__traceback__)[-1]
-            failed += f" / {type(error).__name__}: {str(error)[:90]} ({Path(line.filename).name}:{line.lineno})"
+            why = f"{type(error).__name__}: {str(error)[:90]} ({Path(line.filename).name}:{line.lineno})"
+            failed = f" / the plain model fails with {count} tokens: {why}{failed}" if count else f"{failed} / {why}"
     raise LookupError(failed.removeprefix(" / "))
 
 
@@ -400,11 +406,7 @@ def row(kind: str) -> Row:
         prompt = prompt_of(model)
     except (Exception, SystemExit) as error:
         why = f"{type(error).__name__}: {error}" if not isinstance(error, LookupError) else str(error)
-        if (
-            model is not None
-            and not hasattr(getattr(model, "model", model), "get_image_features")
-            and not hasattr(model, "get_image_features")
-        ):
+        if model is not None and not takes_features(model):
             return Row(kind, 0, {name: tried(model, Prompt({}, 4), method) for name, method in KINDS.items()})
         return Row(kind, 0, dict.fromkeys(KINDS, "no tiny model: " + one_line(why)))
     return Row(kind, prompt.tokens, {name: tried(model, prompt, method) for name, method in KINDS.items()})

@@ -214,7 +214,10 @@ def view_of(model: Any, options: Mapping[str, str] | None = None) -> Any:
                 f"model of class {type(model).__name__} wraps another model: attach to that one, model.{path}"
             )
         known = ", ".join(name for entry in HOSTS.values() for name in entry.classes)
-        raise OptionError(f"model of class {type(model).__name__} has no host. Adapted classes: {known}")
+        raise OptionError(
+            f"model of class {type(model).__name__} has no host: its forward takes no encoded images "
+            f"(mm_encoder_outputs). Adapted classes: {known}"
+        )
     if entry.family:
         from llava_consensus.hosts.images import TABLE
 

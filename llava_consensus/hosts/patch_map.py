@@ -154,7 +154,7 @@ def patch_map(calls: list[KernelCall], fed: list[Tensor], sizes: list[int], side
     feeds.
 
     Raises:
-        Mixed: the tiles of an image differ in size, or share tokens.
+        Mixed: the tiles of an image differ in size.
     """
     first, tiles = 0, list[list[Tile]]()
     for size in sizes:
@@ -235,14 +235,14 @@ def _image(tiles: list[Tile], size: int, side: int, classes: int) -> Mapped:
 
 
 def _pooled(tiles: list[Tile], size: int, side: int, classes: int) -> Mapped:
-    """The tokens of tiles of which each is made of its own positions: the mean of those that feed it."""
+    """The tokens of tiles of which each is made of its own positions: the mean of those that feed it. A token that
+    several tiles feed (at the edge of Molmo 2's crops) is of the first.
+    """
     tile_of, token_of = torch.zeros(size, dtype=torch.long), torch.full((size,), STRUCTURAL)
     shares = []
     for number, tile in enumerate(tiles):
         feeds = torch.nn.functional.one_hot(tile.row + 1, size + 1)[:, 1:] if tile.feeds is None else tile.feeds
-        row = feeds.any(0).nonzero()[:, 0]
-        if bool((token_of[row] != STRUCTURAL).any()):
-            raise Mixed("the tiles of an image share tokens")
+        row = (feeds.any(0) & (token_of == STRUCTURAL)).nonzero()[:, 0]
         tile_of[row], token_of[row] = number, torch.arange(len(row))
         share = feeds[classes:, row].T.float()
         shares.append(share / share.sum(1, keepdim=True).clamp_min(1))
