@@ -126,7 +126,7 @@ HOSTS: dict[str, HostEntry] = {
     ),
     "gemma-4": _derived("Gemma 4: images of any shape", "gemma4", "Gemma4", answer_version=4),
     "gemma-3n": _derived("Gemma 3n: a tower without attention, which no method reads", "gemma3n", "Gemma3n", TOWER),
-    "molmo-2": _derived("Molmo 2: pooled patches, which no method reads", "molmo2", "Molmo2", TOWER),
+    "molmo-2": _derived("Molmo 2: crops that overlap", "molmo2", "Molmo2"),
     "minicpm-v": _derived(
         "MiniCPM-V 4.6 and 4.7: SCAP reads layer 3, the first one with attention",
         "minicpmv4_6 minicpmv4_7",
@@ -142,12 +142,7 @@ HOSTS: dict[str, HostEntry] = {
     "perception-lm": _derived(
         "PerceptionLM: a tower of timm, which no method reads", "perception_lm", "PerceptionLM", TOWER
     ),
-    "granite-vision": _derived(
-        "Granite Vision 4: rows of a Q-Former, which no method reads the tower of",
-        "granite4_vision",
-        "Granite4Vision",
-        TOWER,
-    ),
+    "granite-vision": _derived("Granite Vision 4: tiles, a Q-Former in windows", "granite4_vision", "Granite4Vision"),
     "paddleocr-vl": _derived("PaddleOCR-VL: images of any size", "paddleocr_vl", "PaddleOCRVL", ONE_AXIS),
     "video-llama-3": _derived("Video-LLaMA 3: images", "video_llama_3", "VideoLlama3"),
     "qwen-vl": HostEntry(

@@ -203,7 +203,7 @@ class Prefill(Hooks):
             place = rows.real.cumsum(1) - 1
             positions = upload([np.maximum(place, 0)], short.device)[0] + self.start
             return positions if name == "position_ids" else self.layers.rotation(self.decoder, index, short, positions)
-        whole = isinstance(value, Tensor) and not value.is_floating_point() and name != "position_ids"
+        whole = isinstance(value, Tensor) and value.dtype in (torch.int32, torch.int64) and name != "position_ids"
         if whole and (value.shape[-2:] == (rows.size, rows.size) or value.ndim > 2):
             raise OptionError(f"layers take numbers of pairs of rows ({name}), and {NO_CUT}")
         return drop_rows(value, rows)

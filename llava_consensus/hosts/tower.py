@@ -202,7 +202,7 @@ class Tower:
             copied = {n: v.clone() if isinstance(v, Tensor) and v.is_inference() else v for n, v in inputs.items()}
             with torch.inference_mode(False), torch.no_grad():
                 output = self._recorded(plain, base, copied, record, fed, True)
-        rows = flat_features(output)
+        rows = flat_features(output, self.reads)
         if learning and rows is not None and bool(rows.isfinite().all()):
             self.learnt.fed[key] = self._fed(key, output, record.calls)
             if not torch.is_grad_enabled():
@@ -213,7 +213,7 @@ class Tower:
         return self._noted(output, record)
 
     def _noted(self, output: Any, record: Encoded) -> Any:
-        rows = flat_features(output)
+        rows = flat_features(output, self.reads)
         object.__setattr__(output, RECORD, [record._replace(count=None if rows is None else len(rows))])
         return output
 
@@ -410,10 +410,12 @@ def block_lists(module: nn.Module, decoder: nn.Module | None, name: str = "") ->
     return found
 
 
-def flat_features(output: Any) -> Tensor | None:
-    """Features as the language model gets them, [rows, D]."""
+def flat_features(output: Any, deep: bool = True) -> Tensor | None:
+    """Features as the language model gets them, [rows, D]; with `deep`, those of its first layer if it gets them by
+    layers (Granite Vision 4).
+    """
     value = output.get("pooler_output", output.get("last_hidden_state"))
-    if value is None and output.get("deepstack_features"):  # rows for several layers (Granite Vision 4)
+    if value is None and deep and output.get("deepstack_features"):
         _, value = output["deepstack_features"][0]
     if isinstance(value, (list, tuple)) and value:
         return torch.cat([item.reshape(-1, item.shape[-1]) for item in value])

@@ -17,9 +17,9 @@ from llava_consensus.errors import OptionError
 pytestmark = pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="needs transformers >= 5.19")
 READ = [
     *("llama", "mistral", "qwen2", "qwen3", "gemma", "granite", "smollm3", "mixtral", "cohere2", "hunyuan_v1_dense"),
-    *("phi3", "olmo2", "glm4", "stablelm", "gemma2", "gpt_neox", "nanochat", "opt", "gpt2"),
+    *("phi3", "olmo2", "glm4", "stablelm", "gemma2", "gpt_neox", "nanochat", "opt", "gpt2", "gpt_oss"),
 ]
-REFUSED = ["mpt", "falcon", "gpt_oss", "diffllama", "bloom"]
+REFUSED = ["mpt", "falcon", "diffllama", "bloom"]
 UNREAD = "the attention of this language model is not"
 
 
