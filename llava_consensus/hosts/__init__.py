@@ -111,13 +111,7 @@ HOSTS: dict[str, HostEntry] = {
         4,
         towers=("pixtral",),
     ),
-    "video-llava": _hf(
-        "Video-LLaVA: images, clips",
-        "video_llava",
-        "VideoLlava",
-        2,
-        clips=True,
-    ),
+    "video-llava": _hf("Video-LLaVA: images, clips", "video_llava", "VideoLlava", 2, clips=True),
     "qwen3.5": _derived(
         "Qwen3.5, dense and of experts: SCAP reads layer 3, the first one with attention",
         "qwen3_5 qwen3_5_moe",

@@ -98,7 +98,6 @@ class Attachment:
         self._attach()
 
     def _check(self, model: Any) -> None:
-        """Raises OptionError for an unsupported combination, with the remedy."""
         if len(self._stages) > 1:
             check_stages(self._stages, model)
         if self._total is not None and isinstance(self.budget, Budget) and self._total < self.budget.tokens:
@@ -194,11 +193,7 @@ class Attachment:
     # Calls
 
     @contextmanager
-    def call(
-        self,
-        questions: list[str] | None = None,
-        settings: Mapping[str, Any] | None = None,
-    ) -> Iterator[Call]:
+    def call(self, questions: list[str] | None = None, settings: Mapping[str, Any] | None = None) -> Iterator[Call]:
         """The calls of the model in the body, with inputs that are no arguments of it."""
         call = Call(questions, settings or {})
         token = self._scope.set(call)

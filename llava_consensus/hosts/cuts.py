@@ -27,7 +27,6 @@ class CutImage:
     text: Integers  # columns of the rows whose queries are asked
     cuts: dict[int, Cut]  # by layer
     left: int  # visual tokens now
-    asks_dropped: bool  # whether a row that is asked may have left, as it is of an image or padding
     reported: bool  # whether it is of the first beam of its prompt
     merged: int = 0  # of the tokens left, those made at the last cut
     entering: list[int] = field(default_factory=list)  # visual tokens that entered each layer so far
@@ -41,10 +40,7 @@ class CutImage:
         image, text = prompt.images[unit.image], prompt.text[unit.image]
         if asks == "last" or not len(text):
             text = np.flatnonzero(prompt.asks[image.row])[-1:]
-        images = [own.places for own in prompt.images if own.row == image.row]
-        gone = bool(np.isin(text, np.concatenate(images)).any())
-        end, size = int(image.places[-1]), len(unit.places)
-        return cls(unit, image.row, end, text, cuts, size, gone, image.row % beams == 0)
+        return cls(unit, image.row, int(image.places[-1]), text, cuts, len(unit.places), image.row % beams == 0)
 
     def note(self, places: Tensor, chosen: Chosen, number: int) -> None:
         """Stores the result of one cut.

@@ -68,15 +68,7 @@ from llava_consensus.hosts.next_grid import STOCK
 from llava_consensus.hosts.outcomes import Report, reduced, unchanged
 from llava_consensus.hosts.prefill import Prefill
 from llava_consensus.hosts.rows import reduced_rows, spread_rows
-from llava_consensus.hosts.tower import (
-    READ,
-    RECORD,
-    Learnt,
-    Tiles,
-    Tower,
-    argument_names,
-    records_of,
-)
+from llava_consensus.hosts.tower import READ, RECORD, Learnt, Tiles, Tower, argument_names, records_of
 from llava_consensus.hosts.units import units_of
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need

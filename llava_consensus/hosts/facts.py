@@ -85,7 +85,6 @@ class Facts:
 
     @property
     def keeps_positions(self) -> bool:
-        """Whether positions have several axes, so that they can only be kept."""
         return hasattr(self.inner, "rope_deltas")
 
     @property

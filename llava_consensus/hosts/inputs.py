@@ -178,7 +178,7 @@ class Inputs:
         more = call.extra(which, where, call.key.shape[2])
         return TextProbe(query, call.key, turned, turned, call.scale, where, mask, keys, padded, cap, **more)
 
-    def asking_rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
+    def asking_rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, bool]:
         """Rows [R, 1] and columns [R, L] of the text that asks about images, which of these are no padding, which rows
         [R, S] of the prompts are none, and whether any of the former is.
         """
@@ -191,7 +191,7 @@ class Inputs:
         real = np.stack([np.arange(width) < len(text) for text in texts])
         number = np.arange(rows)[:, None]
         where, which, mask, keys = upload([columns, number, real, self.prompt.real], self.embeds.device)
-        return which, where, mask.bool(), keys.bool(), not bool(real.all())
+        return which, where, mask.bool(), None if self.prompt.real.all() else keys.bool(), not bool(real.all())
 
     def batches(self, units: list[Unit]) -> list[UnitBatch]:
         """Units that go through the method together: equal in shapes and needs. One at a time if their numbers of

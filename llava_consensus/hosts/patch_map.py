@@ -122,8 +122,13 @@ class Mapped(NamedTuple):
 
     def heads(self, calls: list[KernelCall]) -> dict[str, Tensor]:
         """Queries and keys [T, H, n, d] of the tiles in the kernel calls of a block."""
-        parts = [_heads(calls, tile) for tile in self.patches]
-        return {"query": torch.stack([query for query, _ in parts]), "key": torch.stack([key for _, key in parts])}
+        queries, keys = [], []
+        for tile in self.patches:
+            call, position = calls[tile.call], tile.position.to(calls[tile.call].query.device)
+            queries.append(call.query[tile.entry][:, position])
+            key = call.key[tile.entry][:, position]
+            keys.append(key.repeat_interleave(len(queries[-1]) // len(key), 0))
+        return {"query": torch.stack(queries), "key": torch.stack(keys)}
 
     def states(self, calls: list[KernelCall], outputs: list[Tensor]) -> Tensor:
         """Rows [T, n, D_v] of the outputs of a block that made these kernel calls."""
@@ -132,14 +137,6 @@ class Mapped(NamedTuple):
         starts = [sum(lengths[: tile.call]) + tile.entry * calls[tile.call].query.shape[2] for tile in self.patches]
         rows = torch.stack([tile.position + start for tile, start in zip(self.patches, starts, strict=True)])
         return flat[rows.to(flat.device)]
-
-
-def _heads(calls: list[KernelCall], tile: Tile) -> tuple[Tensor, Tensor]:
-    """Queries and keys [H, n, d] of a tile, with equal counts of both."""
-    call = calls[tile.call]
-    position = tile.position.to(call.query.device)
-    query, key = call.query[tile.entry][:, position], call.key[tile.entry][:, position]
-    return query, key.repeat_interleave(len(query) // len(key), 0)
 
 
 class PatchMap(NamedTuple):
@@ -223,20 +220,22 @@ def _image(tiles: list[Tile], size: int, side: int, classes: int) -> Mapped:
         elif tile.feeds is None and int(count.min()) == int(count.max()):
             token_of[row] = torch.arange(len(row))
             members.append(fed[token.sort(stable=True).indices].view(len(row), -1) - classes)
-        else:
-            return _pooled(tiles, size, side, classes)
-    if len({None if own is None else tuple(own.flatten().tolist()) for own in members}) > 1:
-        return _pooled(tiles, size, side, classes)
-    own = members[0]
-    tokens = len(tiles[0].position) - classes if own is None else len(own)
+    pooling, own = None, members[0] if members else None
+    if len({None if one is None else tuple(one.flatten().tolist()) for one in members}) != 1 or len(members) < len(
+        tiles
+    ):
+        tile_of, token_of, pooling = _pooled(tiles, size, classes)
+        own, tokens = None, pooling.shape[1]
+    else:
+        tokens = len(tiles[0].position) - classes if own is None else len(own)
     square = math.isqrt(tokens)
     side = side or (square if square**2 == tokens else 0)
-    return Mapped(tile_of.numpy(), token_of.numpy(), len(tiles), tiles, own, side, tokens)
+    return Mapped(tile_of.numpy(), token_of.numpy(), len(tiles), tiles, own, side, tokens, pooling)
 
 
-def _pooled(tiles: list[Tile], size: int, side: int, classes: int) -> Mapped:
-    """The tokens of tiles of which each is made of its own positions: the mean of those that feed it. A token that
-    several tiles feed (at the edge of Molmo 2's crops) is of the first.
+def _pooled(tiles: list[Tile], size: int, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Tile and token of each row, and the share [T, N, n] of each position in each token, if tokens are made of
+    differing positions: the mean of those that feed it. A token that several tiles feed is of the first (Molmo 2).
     """
     tile_of, token_of = torch.zeros(size, dtype=torch.long), torch.full((size,), STRUCTURAL)
     shares = []
@@ -246,11 +245,7 @@ def _pooled(tiles: list[Tile], size: int, side: int, classes: int) -> Mapped:
         tile_of[row], token_of[row] = number, torch.arange(len(row))
         share = feeds[classes:, row].T.float()
         shares.append(share / share.sum(1, keepdim=True).clamp_min(1))
-    tokens = max(map(len, shares))
-    pooling = torch.stack([torch.nn.functional.pad(share, (0, 0, 0, tokens - len(share))) for share in shares])
-    square = math.isqrt(tokens)
-    side = side or (square if square**2 == tokens else 0)
-    return Mapped(tile_of.numpy(), token_of.numpy(), len(tiles), tiles, None, side, tokens, pooling)
+    return tile_of, token_of, torch.nn.utils.rnn.pad_sequence(shares, batch_first=True)
 
 
 def sides_of(inputs: dict[str, Any], sizes: list[int]) -> list[int]:

@@ -84,7 +84,6 @@ class Prefill(Hooks):
         self.memos: dict[Any, dict[str, Tensor]] = {}  # of the images cut together, what a method keeps from cut to cut
 
     def _check(self, size: int) -> None:
-        """Raises OptionError for prompts that a cut cannot handle."""
         self.layers.check(size)
         if self.method.calibrates and self.layers.kernel not in ("sdpa", "eager"):
             raise OptionError(
@@ -340,15 +339,15 @@ class Prefill(Hooks):
         slots = torch.arange(width, device=device).expand_as(index)
         column = torch.full((len(batch), rows.size), -1, device=device)
         column = column.scatter(1, index.where(shown, index[:, -1:]) if rows.padded else index, slots)
-        if any(image.asks_dropped for image in images):
-            column = column.where(column >= 0, column.cummax(1).values)
-        asked = column.clamp_min(0).gather(1, text)  # [P, L]
+        column = column.where(column >= 0, column.cummax(1).values).clamp_min(0)
+        asked = column.gather(1, text)  # [P, L]
         states = short  # merged tokens carry gradients
         if short.ndim > 3:  # several streams, the first axis or behind that of the rows
             states = short.mean(2) if row_axis(short, width, len(rows.index)) == 1 else short[0]
         pair = batch[:, None]
-        probe = self._probe(call, batch, asked, mask.bool(), shown, angles, states, width)
-        probe = probe._replace(padded=rows.padded or not bool(real.all()))
+        seen = shown if rows.padded else None
+        probe = self._probe(call, batch, asked, mask.bool(), seen, angles, states, width)
+        probe = probe._replace(padded=not bool(real.all()))
         embeds = (self.embeds if self.embeds.ndim == 3 else self.embeds[0]).detach()
         tower = None
         if self.inputs is not None:
@@ -367,8 +366,8 @@ class Prefill(Hooks):
         return next(child for name, child in self.decoder.named_children() if "norm" in name)
 
     def _probe(
-        self, call: kernels.KernelCall | None, batch: Tensor, asked: Tensor, mask: Tensor, shown: Tensor, angles: Any,
-        states: Tensor, width: int,
+        self, call: kernels.KernelCall | None, batch: Tensor, asked: Tensor, mask: Tensor, shown: Tensor | None,
+        angles: Any, states: Tensor, width: int,
     ) -> TextProbe:  # fmt: skip
         """Queries of the asked rows and keys of the sequence, rotated; or values in their place, with angles."""
         if call is None:

@@ -181,7 +181,9 @@ class Tower:
         self, plain: Callable[..., Any], base: nn.Module, maps: bool, learns: bool, inputs: dict[str, Any]
     ) -> Any:
         layer = repr(getattr(base.config, "vision_feature_layer", None))
-        key = layer, shape_key(inputs) if learns else _names_key(inputs)
+        # without maps, calls with the same arguments apart from tensors are equal
+        plainly = {name: None if isinstance(value, Tensor) else value for name, value in inputs.items()}
+        key = layer, shape_key(inputs if learns else plainly)
         fed = self.learnt.fed.get(key)
         known = [] if learns or fed is not None or not self.reads else self.named(inputs, base.config)
         if known:  # no gradient is needed to find it
@@ -322,7 +324,12 @@ class Tower:
             sides = sides_of(record.inputs, sizes)
             if square:
                 sides = [side or _side(size) for side, size in zip(sides, sizes, strict=True)]
-            return [_unread(*of) for of in zip(images, maps, sizes, sides, strict=True)], ""
+            return [
+                Tiles(image.tiles, size, side, {})
+                if mapped is None
+                else Tiles(mapped.tiles, mapped.size, mapped.side, {}, mapped.members)
+                for image, mapped, size, side in zip(images, maps, sizes, sides, strict=True)
+            ], ""
         block, ahead = self.features_block(fed.block), self.method.blocks_ahead
         found = self._read(record, images, maps, classes, block, ahead)
         if not ahead or all("key" in tiles.parts and tiles.classes for tiles in found):
@@ -340,12 +347,6 @@ class Tower:
         return [
             _tiles_of(image, mapped, calls, states, classes, early) for image, mapped in zip(images, maps, strict=True)
         ]
-
-
-def _unread(image: Image, mapped: Mapped | None, size: int, side: int) -> Tiles:
-    if mapped is None:
-        return Tiles(image.tiles, size, side, {})
-    return Tiles(mapped.tiles, mapped.size, mapped.side, {}, mapped.members)
 
 
 def _side(size: int) -> int:
@@ -367,7 +368,9 @@ def _tiles_of(
             own = slice(image.first, image.first + image.tiles)
             if classes in (0, 1) and len(call.query) >= image.first + image.tiles:
                 scale = call.scale
-                parts = {"query": call.query[own], "key": _repeat(call.key[own], call.query)}
+                times = call.query.shape[1] // call.key.shape[1]
+                key = call.key[own].unsqueeze(2).expand(-1, -1, times, -1, -1).flatten(1, 2)
+                parts = {"query": call.query[own], "key": key}
                 parts["features"] = states[0][own, classes:]
                 if classes:
                     parts["class_feature"] = states[0][own, 0]
@@ -389,12 +392,6 @@ def _tiles_of(
             parts |= {EARLIER + name: value for name, value in mapped.heads(early).items()}
     scale, early_scale = (own[0].scale if own else 1.0 for own in (calls, early))
     return Tiles(mapped.tiles, mapped.size, mapped.side, parts, mapped.members, classes, scale, early_scale)
-
-
-def _repeat(key: Tensor, query: Tensor) -> Tensor:
-    """Keys [T, H_kv, n, d] for each query head."""
-    times = query.shape[1] // key.shape[1]
-    return key if times == 1 else key.repeat_interleave(times, 1)
 
 
 def block_lists(module: nn.Module, decoder: nn.Module | None, name: str = "") -> list[tuple[str, int]]:
@@ -431,11 +428,6 @@ def detached(value: Any) -> Any:
 @functools.cache
 def argument_names(function: Any) -> tuple[str, ...]:
     return tuple(inspect.signature(function).parameters)
-
-
-def _names_key(inputs: dict[str, Any]) -> Any:
-    """Equal for calls with the same arguments, apart from tensors."""
-    return tuple((name, None if isinstance(value, Tensor) else repr(value)) for name, value in sorted(inputs.items()))
 
 
 def shape_key(inputs: dict[str, Any]) -> Any:

@@ -50,7 +50,6 @@ class HiPrune(Selector, ReadsBlocks):
         return 2 * 2.0 * shape.tiles * rows**2 * shape.vision_width if self.losing(shape, budget) else 0.0
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:
-        """Anchors, their neighbours, and the most looked at in the last block."""
         middle = tokens.by_token(looked_at(tokens.needed(Need.EARLIER)))  # [U, N_tile]
         last = tokens.of_tiles(looked_at(tokens.needed(Need.ATTENTION)))
         anchors = top(middle[tokens.tile, tokens.patch], self.anchors(count))

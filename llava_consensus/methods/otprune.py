@@ -41,7 +41,6 @@ class OTPrune(Selector, Tiled):
         return sum(2.0 * size**2 * (shape.width + size + count) for count, size in self.losing(shape, budget))
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:
-        """The tokens that make the determinant large."""
         points = ensure_finite("projected tokens", tokens.projected).float()
         points = points / torch.linalg.vector_norm(points, dim=1, keepdim=True).clamp_min(1e-12)
         products = points @ points.transpose(1, 2)  # [B, N, N]

@@ -95,6 +95,5 @@ class PyramidDrop(InDecoder):
         return high
 
     def select(self, view: DecoderView, watch: Stopwatch) -> Chosen:
-        """The tokens with the largest head-mean attention of the last prompt token."""
         with watch.time("saliency"):
             return Chosen(top(last_row_saliency(view, "PyramidDrop"), view.cut.kept))

@@ -37,7 +37,6 @@ class Resize(AtImage):
         return available if budget.tokens >= available else rows * columns
 
     def entering(self, budget: Budget, available: int, layers: int) -> list[int]:
-        """The patches of the small image, in every layer."""
         return [self.left(budget, available)] * layers
 
     def vision_tokens(self, budget: Budget, shape: Shape) -> list[int]:

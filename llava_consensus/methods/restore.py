@@ -53,7 +53,6 @@ class Restore(ReadsTower):
         return Budget(budget.tokens, merged).split(available)
 
     def chooser(self) -> AfterTower:
-        """The selector."""
         if self.selector == "divprune":
             return DivPrune(tile_budget=self.tile_budget)
         made = HoloV if self.selector == "holov" else VisPruner
@@ -107,21 +106,17 @@ class RestoreCalibrated(InDecoder):
 
     @property
     def merging(self) -> Restore:
-        """Only the merging."""
         return Restore(selector=self.selector, vision_layer=self.vision_layer)
 
     @property
     def calibrates(self) -> bool:
-        """True: adds calibration to the merging."""
         return True
 
     @property
     def reads_prompt(self) -> bool:
-        """False: the question chooses nothing."""
         return False
 
     def plan(self, tokens: int, available: int, layers: int) -> list[Cut]:
-        """One cut, before the first layer."""
         return [Cut(0, *self.merging.counts(Budget(tokens), available))]
 
     def flops(self, shape: Shape, budget: Budget) -> float:

@@ -101,7 +101,6 @@ class Scorer(Selector, Tiled):
         return total
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:
-        """The best scores, or those of maximal marginal relevance."""
         points = ensure_finite("projected tokens", tokens.projected).float()  # [B, N, D]
         scores = ensure_finite("scores", self.scores(points))
         if self.balance == 1:

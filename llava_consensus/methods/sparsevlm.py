@@ -20,11 +20,11 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, at_columns, attention_rows, scaled
+from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, at_columns, scaled
 from llava_consensus.reduction.merging import group_means
 from llava_consensus.reduction.method import Shape
 from llava_consensus.reduction.options import NotNegative
-from llava_consensus.reduction.saliency import rotate
+from llava_consensus.reduction.saliency import head_rows, rotate
 from llava_consensus.reduction.selection import pick, rank
 from llava_consensus.reduction.tokens import Stopwatch, TextProbe, ensure_finite
 
@@ -110,9 +110,8 @@ class SparseVLM(InDecoder):
         return spent
 
     def select(self, view: DecoderView, watch: Stopwatch) -> Chosen:
-        """The tokens the raters attend to, and clusters of the best of the others."""
         with watch.time("saliency"), torch.no_grad():
-            attention = at_columns(attention_rows(view.probe), view.columns)  # [P, H, L, v]
+            attention = at_columns(head_rows(view.probe), view.columns)  # [P, H, L, v]
             memo = {} if view.memo is None else view.memo
             if "raters" not in memo:  # the same at each cut
                 memo["raters"] = raters(view.visual_inputs, view.text_inputs, view.probe.row_mask)

@@ -60,7 +60,6 @@ class Flops(NamedTuple):
 
     @property
     def total(self) -> float | None:
-        """Their sum; None if a part is not known."""
         return None if self.method is None else self.llm + self.vision + self.method
 
 
@@ -83,7 +82,6 @@ class Account(NamedTuple):
 
     @property
     def average(self) -> float:
-        """Visual tokens a layer receives, mean over layers."""
         return sum(self.layers) / len(self.layers)
 
     @property

@@ -17,7 +17,7 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method, Place, Shape
-from llava_consensus.reduction.saliency import rotate
+from llava_consensus.reduction.saliency import head_rows
 from llava_consensus.reduction.tokens import Stopwatch, TextProbe, VisualTokens, ensure_finite
 
 PUBLISHED_DEPTH = 32  # decoder layers of the models the methods were published on
@@ -98,12 +98,10 @@ class InDecoder(Method, ABC):
 
     @property
     def reads_prompt(self) -> bool:
-        """The rows of the prompt choose the tokens that stay."""
         return True
 
     @property
     def renumbers(self) -> bool:
-        """True if position ids close the gaps after a cut."""
         return self.positions == "renumber"
 
     @property
@@ -183,33 +181,9 @@ def only_cut(layer: int | None, published: int, layers: int) -> int:
     return cut
 
 
-def attention_rows(probe: TextProbe) -> Tensor:
-    """Causal attention of the asked rows over the current sequence, head by head, in float32: [P, H, L, W]."""
-    query, key = probe.query.float(), probe.key.float()
-    if probe.cos.shape[-1]:
-        cos, sin = probe.cos.float(), probe.sin.float()
-        at_rows = probe.rows[..., None].expand(*probe.rows.shape, cos.shape[-1])
-        query, key = rotate(query, cos.gather(1, at_rows), sin.gather(1, at_rows)), rotate(key, cos, sin)
-    query = query.unflatten(1, (key.shape[1], -1))  # [P, H_kv, groups, L, d]
-    logits = (query @ key.unsqueeze(2).transpose(-1, -2) * probe.scale).flatten(1, 2)  # [P, H, L, W]
-    if probe.cap:
-        logits = torch.tanh(logits / probe.cap) * probe.cap
-    if probe.bias is not None:
-        logits = logits + probe.bias
-    place = torch.arange(key.shape[2], device=key.device)
-    shown = probe.key_mask if probe.key_mask.ndim > 2 else probe.key_mask[:, None]
-    hidden = place > probe.rows[..., None]
-    if probe.padded or probe.key_mask.ndim > 2:  # windows too
-        hidden = (hidden | ~shown) & probe.row_mask[..., None]
-    logits = logits.masked_fill(hidden[:, None], float("-inf"))
-    if probe.sink is not None:
-        logits = torch.cat((logits, probe.sink), -1)
-    return torch.softmax(logits, dim=-1)[..., : len(place)]
-
-
 def last_row_saliency(view: DecoderView, method: str) -> Tensor:
     """Head-mean attention of the last prompt row over the visual tokens: [P, v]. `method` is its name in errors."""
-    rows = at_columns(attention_rows(view.probe), view.columns)  # [P, H, 1, v]
+    rows = at_columns(head_rows(view.probe), view.columns)  # [P, H, 1, v]
     return ensure_finite(f"{method}'s attention row", rows.mean((1, 2)))
 
 

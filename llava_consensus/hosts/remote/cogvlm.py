@@ -20,13 +20,7 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.images import STRUCTURAL, Image
 from llava_consensus.hosts.kernels import KernelCall
-from llava_consensus.hosts.remote.entrances import (
-    EncodedImage,
-    RemoteModel,
-    real_rows,
-    rows_with,
-    whole_image,
-)
+from llava_consensus.hosts.remote.entrances import EncodedImage, RemoteModel, real_rows, rows_with, whole_image
 from llava_consensus.hosts.rows import Rows
 from llava_consensus.hosts.taps import Tap, split_heads
 from llava_consensus.hosts.units import visual_rows
