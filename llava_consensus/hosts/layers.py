@@ -26,7 +26,8 @@ from llava_consensus.hosts.units import Unit
 from llava_consensus.reduction.calibration import seen_logits
 from llava_consensus.reduction.decoder import Cut, only_cut
 
-RECURRENT = ("linear_attention", "conv", "mamba", "moe", "mlp")  # layer types without an attention kernel
+ALONE = ("moe", "mlp")  # layer types in which rows do not see each other
+RECURRENT = ("linear_attention", "conv", "mamba", *ALONE)  # layer types without an attention kernel
 
 
 class Layers:
@@ -119,7 +120,8 @@ class Layers:
         one before the cut must keep the length of the prompt.
         """
         read = {"own": 0, "none": None}.get(self.method.attention, 1)
-        for index in range(cut, self.count):
+        last = max(index for index, kind in enumerate(self.kinds) if kind not in ALONE)
+        for index in range(cut, last + 1):
             if (all(self.readable) and index >= (read or 0)) or (
                 self.readable[index - (read or 0)] and any(self.readable[:index])
             ):

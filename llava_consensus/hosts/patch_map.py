@@ -221,9 +221,8 @@ def _image(tiles: list[Tile], size: int, side: int, classes: int) -> Mapped:
             token_of[row] = torch.arange(len(row))
             members.append(fed[token.sort(stable=True).indices].view(len(row), -1) - classes)
     pooling, own = None, members[0] if members else None
-    if len({None if one is None else tuple(one.flatten().tolist()) for one in members}) != 1 or len(members) < len(
-        tiles
-    ):
+    kinds = {None if one is None else tuple(one.flatten().tolist()) for one in members}
+    if len(kinds) != 1 or len(members) < len(tiles):
         tile_of, token_of, pooling = _pooled(tiles, size, classes)
         own, tokens = None, pooling.shape[1]
     else:
