@@ -83,7 +83,6 @@ FIXED: dict[str, dict[str, Any]] = {  # where sizes hang together in another way
     },
     "unlimited_ocr": {"vision_config.sam_config.downsample_channels": [512, 128]},
     "step3p7": {"text_config.sliding_window": 512},
-    "t5gemma2": {"encoder.vision_config.image_size": 448, "encoder.vision_config.patch_size": 14},
     "vipllava": {"vision_feature_layers": [-1, -2]},
     "llama4": {"vision_config.intermediate_size": 384, "vision_config.vision_output_dim": 4096},
     "cohere_compass": {
@@ -104,10 +103,8 @@ FIXED: dict[str, dict[str, Any]] = {  # where sizes hang together in another way
     },
     "qwen3_omni_moe_thinker": {"text_config.head_dim": 128},
     "deepseek_ocr2": {
-        **{
-            "text_config.mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
-            "text_config.num_experts_per_tok": 2,
-        },
+        "text_config.mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+        "text_config.num_experts_per_tok": 2,
         "vision_config.sam_config.downsample_channels": [512, 256],
     },
     "qwen2_5_omni_thinker": {
@@ -275,8 +272,7 @@ class Prompt(NamedTuple):
 
 def pixel_forms(base: Any) -> Iterator[dict[str, Tensor]]:  # noqa: C901
     """Pixels of one image in the forms that processors give; which a model takes is found by trying."""
-    parts = (base.config, getattr(base.config, "encoder", None))
-    config = next((part.vision_config for part in parts if getattr(part, "vision_config", None)), base.config)
+    config = getattr(base.config, "vision_config", None) or base.config
     names = inspect.signature(base.get_image_features).parameters
     side, patch = edge(config, "image_size", 336), edge(config, "patch_size", 14)
     side = (getattr(config, "model_args", None) or {}).get("img_size", [side])[0]
@@ -296,7 +292,6 @@ def pixel_forms(base: Any) -> Iterator[dict[str, Tensor]]:  # noqa: C901
         yield {"pixel_values": noise(96, 3, patch, patch), **sides}
         yield {"pixel_values": noise(96, 3 * time, patch, patch), **sides}
         yield {"pixel_values": noise(1, 3, 8 * patch, 12 * patch), **sides}
-    if sides:
         yield {"pixel_values": noise(24, 2 * patch, 2 * patch, 3), "image_grid_thw": torch.tensor([[1, 4, 6]])}
     if "image_token_pooling" in names:
         pooled = torch.arange((side // patch) ** 2 // 4 * 4).view(-1, 4)
@@ -332,8 +327,7 @@ def pixel_forms(base: Any) -> Iterator[dict[str, Tensor]]:  # noqa: C901
     yield {"pixel_values": noise(1, 1, 3, side, side)}
     if "pixel_attention_mask" in names:
         yield {"pixel_values": noise(1, 1, 3, side, side), "pixel_attention_mask": torch.ones(1, 1, side, side).bool()}
-        tiles = torch.ones(1, 2).bool()
-        yield {"pixel_values": noise(1, 2, 3, side, side), "pixel_attention_mask": tiles}
+        yield {"pixel_values": noise(1, 2, 3, side, side), "pixel_attention_mask": torch.ones(1, 2).bool()}
     if "qformer_input_ids" in names:
         asked = {"qformer_input_ids": torch.tensor([[5, 6, 7]]), "qformer_attention_mask": torch.ones(1, 3).long()}
         yield {"pixel_values": noise(1, 3, side, side), **asked}

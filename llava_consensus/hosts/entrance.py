@@ -33,6 +33,7 @@ from llava_consensus.hosts.arguments import (
     read_prompt,
     split_packed,
     waiting_records,
+    with_images,
 )
 from llava_consensus.hosts.before_tower import BeforeTower, numbered, tiles_left, units_left, whole_tiles
 from llava_consensus.hosts.cache import Book, Hold, book_of, cache_in, cached_rows, shorten
@@ -52,16 +53,7 @@ from llava_consensus.hosts.images import (
     parts_of,
     with_class,
 )
-from llava_consensus.hosts.inputs import (
-    KEPT,
-    Inputs,
-    Prompt,
-    finite_needs_of,
-    needs_of,
-    projector_of,
-    prompt_of,
-    with_images,
-)
+from llava_consensus.hosts.inputs import KEPT, Inputs, Prompt, finite_needs_of, needs_of, projector_of, prompt_of
 from llava_consensus.hosts.kernels import skip_in_probe
 from llava_consensus.hosts.layers import Layers, later_step, runs_again
 from llava_consensus.hosts.next_grid import STOCK
@@ -371,7 +363,6 @@ class Entrance:
         return new
 
     def _report(self, prompt: Prompt, cut: Cut, report: Report) -> None:
-        """Stores the results of the first beam of each prompt."""
         cut.reported = [number for number, image in enumerate(prompt.images) if image.row % prompt.beams == 0]
         self.owner._tell(replace(report, outcomes=[report.outcomes[number] for number in cut.reported]))
         self.local.cut = cut
@@ -406,7 +397,6 @@ class Entrance:
         return projector_of(base, self.model().config)  # type: ignore[union-attr]
 
     def read_probe(self, inputs: Inputs, decoder: Any, kwargs: dict[str, Any]) -> None:
-        """Reads queries of the text and keys of all rows (SCAP)."""
         inputs.read_probe(decoder, kwargs)
 
     def _at_entrance(

@@ -161,7 +161,6 @@ class Facts:
 
     @property
     def tiled_alone(self) -> bool:
-        """Whether an image has tiles only if its prompt has no other."""
         return self.kind == "llava_onevision"
 
     def grid_columns(self, size: tuple[int, int]) -> int:

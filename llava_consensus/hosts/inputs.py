@@ -62,18 +62,6 @@ class EncodedImage(NamedTuple):
         return self.tiles.side
 
 
-def with_images(decoder: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a decoder that encodes images itself (Chameleon), with the embeddings that it would begin with."""
-    ids, pixels = arguments["input_ids"], arguments.get("pixel_values")
-    encoded = (arguments.get("mm_encoder_outputs") or {}).get("image")
-    if encoded is None:
-        encoded = decoder.get_image_features(pixels, return_dict=True)
-    embeds, features = decoder.get_input_embeddings()(ids), encoded.pooler_output
-    mask = decoder.get_placeholder_mask(ids, inputs_embeds=embeds, image_features=features)
-    gone = dict.fromkeys(("input_ids", "pixel_values", "mm_encoder_outputs") & arguments.keys())
-    return {**arguments, **gone, "inputs_embeds": embeds.masked_scatter(mask, features.to(embeds.dtype))}
-
-
 def needs_of(prompt: Prompt, method: Method, model: Any, projects: bool, short: str = "") -> frozenset[Need]:
     """Parts that a method reads on this model: its `needs`, or its `instead` on a tower that does not give all of them.
 
@@ -381,7 +369,6 @@ class Inputs:
 
 
 def pixels_of_tile(image: Image, inputs: dict[str, Any], tile: int) -> Tensor:
-    """The pixels of one tile of an image, [1, ...]."""
     modality = "video" if image.video else "image"
     pixels = next(inputs[name] for name in PIXELS[modality] if inputs.get(name) is not None)
     sizes, grid, number = inputs.get("image_sizes"), inputs.get(f"{modality}_grid_thw"), image.first + tile

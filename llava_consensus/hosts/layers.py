@@ -90,7 +90,6 @@ class Layers:
         return kind
 
     def check(self, size: int) -> None:
-        """Raises OptionError if a prompt of `size` rows cannot be cut."""
         if self.chunk and size > self.chunk:
             raise OptionError(
                 f"attention_chunk_size={self.chunk} is less than this prompt of {size} rows, whose chunks a cut "
@@ -162,7 +161,6 @@ class Layers:
         return (kernels.start(spy),)
 
     def stop(self, reading: Any) -> None:
-        """Ends `read`."""
         kernels.stop(*reading)
 
     def own_call(self, layer: Any, hidden: Tensor, arguments: dict[str, Any]) -> kernels.KernelCall:

@@ -349,7 +349,6 @@ class OfficialEntrance(Entrance):
             inputs.probe = TextProbe(query, key, turned, turned, scale, where, mask, keys, padded)
 
     def _at_entrance(self, *given: Any) -> Any:
-        """Units through a method; notes the positions that follow the prompts."""
         (*_, stage, _, _, cut, _), found = given, super()._at_entrance(*given)
         self.local.keeps = stage.method.positions != "renumber"
         if not self.local.keeps:

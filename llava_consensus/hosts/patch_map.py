@@ -139,16 +139,11 @@ class Mapped(NamedTuple):
         return flat[rows.to(flat.device)]
 
 
-class PatchMap(NamedTuple):
-    """Map from the rows of the images of a call to tiles and patches."""
-
-    images: list[Mapped]
-    classes: int  # class tokens in front of the patches of a tile
-
-
-def patch_map(calls: list[KernelCall], fed: list[Tensor], sizes: list[int], sides: list[int]) -> PatchMap:
-    """Maps the rows of images of these `sizes` in rows, given the kernel calls of the block and the row each position
-    feeds.
+def patch_map(
+    calls: list[KernelCall], fed: list[Tensor], sizes: list[int], sides: list[int]
+) -> tuple[list[Mapped], int]:
+    """Maps the rows of images of these `sizes` in rows to tiles and patches, given the kernel calls of the block and
+    the row each position feeds; and how many class tokens are in front of the patches of a tile.
 
     Raises:
         Mixed: the tiles of an image differ in size.
@@ -160,9 +155,7 @@ def patch_map(calls: list[KernelCall], fed: list[Tensor], sizes: list[int], side
     everything = [tile for own in tiles for tile in own]
     classes = int(all(int(tile.row[0]) < 0 and bool((tile.row[1:] >= 0).any()) for tile in everything))
     classes &= any(bool((tile.row[1:] >= 0).all()) for tile in everything)
-    return PatchMap(
-        [_image(own, size, side, classes) for own, size, side in zip(tiles, sizes, sides, strict=True)], classes
-    )
+    return [_image(own, size, side, classes) for own, size, side in zip(tiles, sizes, sides, strict=True)], classes
 
 
 def _tiles(calls: list[KernelCall], fed: list[Tensor], first: int, size: int) -> list[Tile]:

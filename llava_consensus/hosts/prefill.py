@@ -38,7 +38,6 @@ class Prefill(Hooks):
         units: images with more tokens than their budget.
         inputs: tensors of the tower that the method reads; None if it reads nothing.
         arguments: of the decoder.
-        origin: [R, S] row of the user's prompt that each row represents; None if it is the same.
     """
 
     def __init__(
@@ -414,7 +413,6 @@ class Prefill(Hooks):
 
 
 def _rows_of(values: Tensor, batch: Tensor) -> Tensor:
-    """Rows [P] of R, without an operation if there is one."""
     return values if len(values) == len(batch) == 1 else values[batch]
 
 

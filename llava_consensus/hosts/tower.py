@@ -299,8 +299,8 @@ class Tower:
                     for row in (r.cpu() for r in fed.rows)
                 ]
                 try:
-                    found = patch_map(fed.calls, rows, sizes, sides_of(record.inputs, tokens))
-                    self.learnt.maps[key] = list(found.images), found.classes
+                    found, classes = patch_map(fed.calls, rows, sizes, sides_of(record.inputs, tokens))
+                    self.learnt.maps[key] = list(found), classes
                 except Mixed as error:
                     self.learnt.mixed[record.key] = str(error)
         return self.learnt.maps[key]
@@ -340,7 +340,6 @@ class Tower:
     def _read(
         self, record: Encoded, images: list[Image], maps: list[Mapped | None], classes: int, block: Block, ahead: int
     ) -> list[Tiles]:
-        """Features of a block, and attention of the one so far ahead of it."""
         name, index = block
         calls, states = record.calls.get((name, index + ahead), []), record.states.get(block, [])
         early = record.calls.get(self.early_block(name), []) if Need.EARLIER in self.method.needs else []

@@ -50,13 +50,12 @@ class CDPruner(Selector, ReadsTower):
         return question.replace(SHORT_ANSWER, "")
 
     def flops(self, shape: Shape, budget: Budget) -> float:
-        """The text tower once, the patches' embeddings, the kernel, and what T steps take from it. Without a text
-        tower: the products with the words after the image in place of the first two.
+        """The text tower once, the patches' embeddings and the kernel; each of the T steps only subtracts. Without a
+        text tower: the products with the words after the image in place of the first two.
         """
         total = 0.0
-        for count, size in self.losing(shape, budget):
+        for _, size in self.losing(shape, budget):
             total += 2.0 * size * (relevance_products(shape) + size * shape.width)
-            total += 2.0 * count * size**2
         return shape.text_tower + total if total else 0.0
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:

@@ -37,8 +37,8 @@ class OTPrune(Selector, Tiled):
     title: ClassVar[str] = "OTPrune"
 
     def flops(self, shape: Shape, budget: Budget) -> float:
-        """The products of all pairs, their square, and what T steps take from the kernel."""
-        return sum(2.0 * size**2 * (shape.width + size + count) for count, size in self.losing(shape, budget))
+        """The products of all pairs and their square; each of the T steps only subtracts."""
+        return sum(2.0 * size**2 * (shape.width + size) for _, size in self.losing(shape, budget))
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:
         points = ensure_finite("projected tokens", tokens.projected).float()

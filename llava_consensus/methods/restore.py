@@ -25,7 +25,7 @@ from llava_consensus.methods.vispruner import VisPruner
 from llava_consensus.reduction import merging
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder
-from llava_consensus.reduction.method import AfterTower, Order, Positions, ReadsTower, Selector, Shape
+from llava_consensus.reduction.method import Order, Positions, ReadsTower, Shape, Tiled
 from llava_consensus.reduction.selection import assemble, counting, left_over, pick, top
 from llava_consensus.reduction.tokens import Need, Reduction, Stopwatch, VisualTokens, ensure_finite
 
@@ -52,7 +52,7 @@ class Restore(ReadsTower):
         merged = budget.tokens - budget.tokens // 2 if budget.merged is None else budget.merged
         return Budget(budget.tokens, merged).split(available)
 
-    def chooser(self) -> AfterTower:
+    def chooser(self) -> Tiled:
         if self.selector == "divprune":
             return DivPrune(tile_budget=self.tile_budget)
         made = HoloV if self.selector == "holov" else VisPruner
@@ -74,11 +74,8 @@ class Restore(ReadsTower):
         size = tokens.projected.shape[1]
         count, merged = self.counts(budget, size)
         with torch.no_grad():
-            chooser, kept = self.chooser(), counting(0, tokens.projected.device).expand(len(tokens.projected), -1)
-            if count and isinstance(chooser, Selector):  # without the tokens, which are not used
-                kept = chooser.choose(tokens, count).kept.sort(dim=1).values
-            elif count:
-                kept = chooser.reduce(tokens, Budget(count)).kept
+            none = counting(0, tokens.projected.device).expand(len(tokens.projected), -1)
+            kept = self.chooser().reduce(tokens, Budget(count)).kept if count else none
             rest = left_over(kept, size)
             direction = merging.directions(ensure_finite("projected tokens", pick(tokens.projected, rest).float()))
             _, group = distinctive(direction @ direction.transpose(1, 2), merged)

@@ -90,7 +90,6 @@ class SparseVLM(InDecoder):
         return planned
 
     def rank_rule(self, tokens: int) -> tuple[float, float]:
-        """Scale and bias of version 1.0."""
         published = RANKS.get(tokens, (None, 0.0))
         scale = published[0] if self.scale is None else self.scale
         bias = published[1] if self.bias is None else self.bias

@@ -10,7 +10,6 @@ chaotic: another precision picks another diverse half (docs/faithfulness.md).
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -103,16 +102,9 @@ def list_table(similarity: Tensor) -> tuple[Tensor, Tensor]:
     batch, size = similarity.shape[:2]
     # [B, R, R] -> [B, R + 1, 2 R + 2]
     table = pad(similarity.transpose(1, 2), (0, size + 2, 0, 1), value=-torch.inf).flatten(0, 1)
-    return table, _entries(batch, size, table.device)
-
-
-@lru_cache(maxsize=32)
-def _entries(batch: int, size: int, device: torch.device) -> Tensor:
-    """The entries of `list_table`. Never write to it."""
-    with torch.inference_mode(False):
-        token, unit = counting(size + 1, device), counting(batch, device)[:, None]
-        column = token.expand(batch, -1)
-        return torch.stack((token + unit * (size + 1), column, column + size + 1))
+    token, unit = counting(size + 1, table.device), counting(batch, table.device)[:, None]
+    column = token.expand(batch, -1)
+    return table, torch.stack((token + unit * (size + 1), column, column + size + 1))
 
 
 def in_halves(entries: Tensor, order: Tensor) -> Tensor:

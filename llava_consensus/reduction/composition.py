@@ -74,7 +74,6 @@ class Composition(Method):
         return found
 
     def _left(self, budget: Budget, available: int, layers: int) -> Iterator[tuple[Method, Budget, int]]:
-        """Each method with its budget and the tokens that it is given."""
         if budget.tokens >= available:
             return
         for part, own in zip(self.parts, self.budgets(budget), strict=True):

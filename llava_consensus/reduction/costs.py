@@ -77,7 +77,6 @@ class Account(NamedTuple):
 
     @property
     def kept(self) -> int:
-        """Visual tokens left after the last cut."""
         return self.layers[-1]
 
     @property
@@ -182,7 +181,6 @@ def match(method: Method, budget: Budget, shape: Shape, by: str = "kept") -> Bud
 
 
 def _costs(method: Method, budget: Budget, shape: Shape, by: str) -> dict[int, float]:
-    """Cost of every budget the method can have."""
     costs: dict[int, float] = {}
     why = "this method has no budget below all tokens"
     for tokens in range(1, shape.available):

@@ -24,7 +24,6 @@ UNREAD = "the attention of this language model is not"
 
 
 def llava(kind: str, **options: Any) -> Any:
-    """LLaVA with a language model of this kind, tiny and random."""
     text = {**TEXT, "head_dim": 16} if kind != "falcon" else {**TEXT, "num_kv_heads": 2}
     if kind == "granite":
         text |= {"embedding_multiplier": 12.0, "attention_multiplier": 0.1, "residual_multiplier": 0.3}

@@ -62,7 +62,6 @@ def test_every_cell_of_a_host_of_transformers(cells: dict[str, dict[str, str]], 
 
 
 def host_key(host: str) -> str:
-    """The name of a host as the tiny models are called."""
     return {"llava-hf": "llava", "qwen2.5-vl": "qwen25vl"}.get(host, host.replace("-", ""))
 
 

@@ -67,7 +67,6 @@ class QwenVLChat(RemoteModel):
         return self.vision(pixels)
 
     def states(self, output: Any) -> dict[str, Tensor]:
-        """Features of the output of a block [n, P, D_v]."""
         return {"features": output.transpose(0, 1)}
 
     def attention(self, block: int) -> tuple[list[Tap], float]:
