@@ -237,7 +237,6 @@ class Attachment:
             self._local.report = self._latest = Report()
 
     def _finish(self, later: dict[int, ImageOutcome]) -> None:
-        """Adds the results of a method between layers to those of the same forward pass."""
         report = self._report
         whole = len(self._stages) > 1
         self._tell(replace(report, outcomes=joined_outcomes(report.outcomes, later, whole)))
@@ -248,7 +247,6 @@ class Attachment:
             warnings.warn(message, stacklevel=3)
 
     def _read_cache(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Sizes of the cache after the first forward of a `with attached.call()`."""
         call = self._scope.get()
         if call is not None and not call.report.cache:
             cache = cache_in(output) if hasattr(output, "get") else None

@@ -235,7 +235,6 @@ class Inputs:
         return found
 
     def _named(self, error: Exception, tokens: VisualTokens, batch: UnitBatch) -> str:
-        """The message of an error with the images whose own tokens are not finite."""
         values = [tokens.projected.flatten(1)]
         values += [value[tokens.tile[:, 0]].flatten(1) for value in (tokens.features,) if value is not None]
         if tokens.attention is not None:

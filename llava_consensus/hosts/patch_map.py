@@ -22,7 +22,7 @@ DIGIT = 8
 # Of gradients that are called proportional, and of those that are called zero.
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 LOOSE, NOTHING = 0.1, 1e-10
-MOST_ROWS = 2048  # of which each is differentiated alone, if positions feed several
+MOST_ROWS = 2048  # each of which is differentiated by itself, if positions feed several
 
 
 class Mixed(Exception):

@@ -332,7 +332,7 @@ class Prefill(Hooks):
         batch, own, text, mask, whole = upload(
             [np.array([image.row for image in images]), np.array(numbers), texts, real, visual], device
         )
-        index, shown, owner = (_rows_of(part, batch) for part in (rows.index, rows.shown, self.owner))
+        shown, index, owner = (_rows_of(part, batch) for part in (rows.shown, rows.index, self.owner))
         mine = owner.gather(1, index) == own[:, None]
         columns = indices(mine & shown if rows.padded else mine, images[0].left)  # [P, v]
         slots = torch.arange(width, device=device).expand_as(index)
@@ -365,8 +365,8 @@ class Prefill(Hooks):
         return next(child for name, child in self.decoder.named_children() if "norm" in name)
 
     def _probe(
-        self, call: kernels.KernelCall | None, batch: Tensor, asked: Tensor, mask: Tensor, shown: Tensor | None,
-        angles: Any, states: Tensor, width: int,
+        self, call: kernels.KernelCall | None, batch: Tensor, asked: Tensor, mask: Tensor,
+        shown: Tensor | None, angles: Any, states: Tensor, width: int,
     ) -> TextProbe:  # fmt: skip
         """Queries of the asked rows and keys of the sequence, rotated; or values in their place, with angles."""
         if call is None:
@@ -388,7 +388,7 @@ class Prefill(Hooks):
         query = _of_rows(call.query, batch, asked)
         own = partial(_of_batch, angles, len(self.alive), batch)
         more = call.extra(batch[:, None], asked, width)
-        return TextProbe(query, key, still, still, call.scale, asked, mask, shown, cap=cap, angles=own, **more)
+        return TextProbe(query, key, still, still, call.scale, asked, mask, key_mask=shown, cap=cap, angles=own, **more)
 
     def finish(self, missing: int) -> Book | None:
         """The book of the cache that this forward filled; `missing` rows left before the first layer."""

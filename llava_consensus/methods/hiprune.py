@@ -44,6 +44,7 @@ class HiPrune(Selector, ReadsBlocks):
         return round(count * self.alpha / BESIDE)
 
     def flops(self, shape: Shape, budget: Budget) -> float:
+        """The attention of two blocks."""
         rows = shape.patches + shape.classes
         return 2 * 2.0 * shape.tiles * rows**2 * shape.vision_width if self.losing(shape, budget) else 0.0
 

@@ -36,9 +36,11 @@ class Resize(AtImage):
         return available if budget.tokens >= available else rows * columns
 
     def entering(self, budget: Budget, available: int, layers: int) -> list[int]:
+        """The patches of the small image, in every layer."""
         return [self.left(budget, available)] * layers
 
     def vision_tokens(self, budget: Budget, shape: Shape) -> list[int]:
+        """The small image in every block."""
         share, size = self.units(shape, budget)[0]
         return [self.left(share, size)] * shape.blocks
 
