@@ -82,7 +82,7 @@ class Layers:
         found = self.masks.get(kind)
         if isinstance(found, dict):
             return next(name for name in found if name not in RECURRENT)
-        if found is None and kind not in RECURRENT:
+        if self.masks and found is None and kind not in RECURRENT:  # 4.37 has none
             raise OptionError(
                 f"{type(self.method).__name__}: it is not known how layers of type {kind} mask their rows, and none "
                 "can be cut before. Take a method that acts before the language model"
