@@ -108,7 +108,6 @@ class OfficialEntrance(Entrance):
                 raise OptionError(self.reader.short)
 
     def check(self, model: Any, methods: list[Method]) -> None:
-        """Raises OptionError for an unsupported combination, with the remedy."""
         for method in methods:
             self.view.check(method)
         check_images(vars(model.config))
@@ -350,7 +349,6 @@ class OfficialEntrance(Entrance):
             inputs.probe = TextProbe(query, key, turned, turned, scale, where, mask, keys, padded)
 
     def _at_entrance(self, *given: Any) -> Any:
-        """Units through a method; notes the positions that follow the prompts."""
         (*_, stage, _, _, cut, _), found = given, super()._at_entrance(*given)
         self.local.keeps = stage.method.positions != "renumber"
         if not self.local.keeps:
@@ -416,7 +414,6 @@ class OfficialEntrance(Entrance):
 
     @uncompiled
     def end(self, decoder: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """The last states at full length; the cache gets its `Book`."""
         after, self.local.after = getattr(self.local, "after", None), None
         hold = getattr(self.local, "hold", None)
         restored = super().end(decoder, args, kwargs, output)

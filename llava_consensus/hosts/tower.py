@@ -183,7 +183,9 @@ class Tower:
         self, plain: Callable[..., Any], base: nn.Module, maps: bool, learns: bool, inputs: dict[str, Any]
     ) -> Any:
         layer = repr(getattr(base.config, "vision_feature_layer", None))
-        key = layer, shape_key(inputs) if learns else _names_key(inputs)
+        # without maps, calls with the same arguments apart from tensors are equal
+        plainly = {name: None if isinstance(value, Tensor) else value for name, value in inputs.items()}
+        key = layer, shape_key(inputs if learns else plainly)
         fed = self.learnt.fed.get(key)
         known = [] if learns or fed is not None or not self.reads else self.named(inputs, base.config)
         if known:  # no gradient is needed to find it
@@ -207,7 +209,7 @@ class Tower:
             copied = {n: v.clone() if isinstance(v, Tensor) and v.is_inference() else v for n, v in inputs.items()}
             with torch.inference_mode(False), torch.no_grad(), open_checkpoints(base):
                 output = self._recorded(plain, base, copied, record, fed, True)
-        rows = flat_features(output)
+        rows = flat_features(output, self.reads)
         if learning and rows is not None and bool(rows.isfinite().all()):
             self.learnt.fed[key] = self._fed(key, output, record.calls)
             if not torch.is_grad_enabled():
@@ -218,7 +220,7 @@ class Tower:
         return self._noted(output, record)
 
     def _noted(self, output: Any, record: Encoded) -> Any:
-        rows = flat_features(output)
+        rows = flat_features(output, self.reads)
         object.__setattr__(output, RECORD, [record._replace(count=None if rows is None else len(rows))])
         return output
 
@@ -298,12 +300,12 @@ class Tower:
                 # a class token in the prompt is no candidate
                 candidate = torch.from_numpy(np.concatenate([image.token for image in images]) != STRUCTURAL)
                 rows = [
-                    torch.where((row >= 0) & candidate[row.clamp_min(0)], row, -1)
+                    row & candidate if row.ndim > 2 else torch.where((row >= 0) & candidate[row.clamp_min(0)], row, -1)
                     for row in (r.cpu() for r in fed.rows)
                 ]
                 try:
-                    found = patch_map(fed.calls, rows, sizes, sides_of(record.inputs, tokens))
-                    self.learnt.maps[key] = list(found.images), found.classes
+                    found, classes = patch_map(fed.calls, rows, sizes, sides_of(record.inputs, tokens))
+                    self.learnt.maps[key] = list(found), classes
                 except Mixed as error:
                     self.learnt.mixed[record.key] = str(error)
         return self.learnt.maps[key]
@@ -327,7 +329,12 @@ class Tower:
             sides = sides_of(record.inputs, sizes)
             if square:
                 sides = [side or _side(size) for side, size in zip(sides, sizes, strict=True)]
-            return [_unread(*of) for of in zip(images, maps, sizes, sides, strict=True)], ""
+            return [
+                Tiles(image.tiles, size, side, {})
+                if mapped is None
+                else Tiles(mapped.tiles, mapped.size, mapped.side, {}, mapped.members)
+                for image, mapped, size, side in zip(images, maps, sizes, sides, strict=True)
+            ], ""
         block, ahead = self.features_block(fed.block), self.method.blocks_ahead
         found = self._read(record, images, maps, classes, block, ahead)
         if not ahead or all("key" in tiles.parts and tiles.classes for tiles in found):
@@ -338,19 +345,12 @@ class Tower:
     def _read(
         self, record: Encoded, images: list[Image], maps: list[Mapped | None], classes: int, block: Block, ahead: int
     ) -> list[Tiles]:
-        """Features of a block, and attention of the one so far ahead of it."""
         name, index = block
         calls, states = record.calls.get((name, index + ahead), []), record.states.get(block, [])
         early = record.calls.get(self.early_block(name), []) if Need.EARLIER in self.method.needs else []
         return [
             _tiles_of(image, mapped, calls, states, classes, early) for image, mapped in zip(images, maps, strict=True)
         ]
-
-
-def _unread(image: Image, mapped: Mapped | None, size: int, side: int) -> Tiles:
-    if mapped is None:
-        return Tiles(image.tiles, size, side, {})
-    return Tiles(mapped.tiles, mapped.size, mapped.side, {}, mapped.members)
 
 
 def _side(size: int) -> int:
@@ -372,7 +372,9 @@ def _tiles_of(
             own = slice(image.first, image.first + image.tiles)
             if classes in (0, 1) and len(call.query) >= image.first + image.tiles:
                 scale = call.scale
-                parts = {"query": call.query[own], "key": _repeat(call.key[own], call.query)}
+                times = call.query.shape[1] // call.key.shape[1]
+                key = call.key[own].unsqueeze(2).expand(-1, -1, times, -1, -1).flatten(1, 2)
+                parts = {"query": call.query[own], "key": key}
                 parts["features"] = states[0][own, classes:]
                 if classes:
                     parts["class_feature"] = states[0][own, 0]
@@ -384,6 +386,8 @@ def _tiles_of(
     parts = {}
     if calls and states and mapped.patches:
         parts = mapped.heads(calls)
+        if mapped.pooling is not None:
+            parts["pooling"] = mapped.pooling
         found = mapped.states(calls, states)
         parts["features"] = found[:, classes:]
         if classes:
@@ -392,12 +396,6 @@ def _tiles_of(
             parts |= {EARLIER + name: value for name, value in mapped.heads(early).items()}
     scale, early_scale = (own[0].scale if own else 1.0 for own in (calls, early))
     return Tiles(mapped.tiles, mapped.size, mapped.side, parts, mapped.members, classes, scale, early_scale)
-
-
-def _repeat(key: Tensor, query: Tensor) -> Tensor:
-    """Keys [T, H_kv, n, d] for each query head."""
-    times = query.shape[1] // key.shape[1]
-    return key if times == 1 else key.repeat_interleave(times, 1)
 
 
 def block_lists(module: nn.Module, decoder: nn.Module | None, name: str = "") -> list[tuple[str, int]]:
@@ -413,9 +411,13 @@ def block_lists(module: nn.Module, decoder: nn.Module | None, name: str = "") ->
     return found
 
 
-def flat_features(output: Any) -> Tensor | None:
-    """Features as the language model gets them, [rows, D]."""
+def flat_features(output: Any, deep: bool = True) -> Tensor | None:
+    """Features as the language model gets them, [rows, D]; with `deep`, those of its first layer if it gets them by
+    layers (Granite Vision 4).
+    """
     value = output.get("pooler_output", output.get("last_hidden_state"))
+    if value is None and deep and output.get("deepstack_features"):
+        _, value = output["deepstack_features"][0]
     if isinstance(value, (list, tuple)) and value:
         return torch.cat([item.reshape(-1, item.shape[-1]) for item in value])
     return value.reshape(-1, value.shape[-1]) if isinstance(value, Tensor) else None
@@ -452,11 +454,6 @@ def open_checkpoints(module: nn.Module) -> Iterator[None]:
 @functools.cache
 def argument_names(function: Any) -> tuple[str, ...]:
     return tuple(inspect.signature(function).parameters)
-
-
-def _names_key(inputs: dict[str, Any]) -> Any:
-    """Equal for calls with the same arguments, apart from tensors."""
-    return tuple((name, None if isinstance(value, Tensor) else repr(value)) for name, value in sorted(inputs.items()))
 
 
 def shape_key(inputs: dict[str, Any]) -> Any:

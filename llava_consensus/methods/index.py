@@ -46,7 +46,6 @@ def _options(kind: type[Method]) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _arguments(docstring: str) -> Iterator[tuple[str, str]]:
-    """Names and texts below `Args:`."""
     _, _, rest = inspect.cleandoc(docstring).partition("Args:\n")
     names: list[str] = []
     words: list[str] = []

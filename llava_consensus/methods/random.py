@@ -24,7 +24,6 @@ class Random(Ranker, Tiled):
     multiplies_nothing: ClassVar[bool] = True
 
     def saliency(self, tokens: VisualTokens) -> Tensor:
-        """Uniform noise."""
         return draw(tokens.needed(Need.FINGERPRINT) + self.seed * 0x5851F42D4C957F, tokens.projected.shape[1])
 
 

@@ -61,14 +61,15 @@ def left_over(kept: Tensor, size: int) -> Tensor:
     return kept_last[:, : size - kept.shape[1]]
 
 
-def distinct(chosen: Tensor, size: int) -> Tensor:
+def distinct(chosen: Tensor, size: int, by: Tensor | None = None) -> Tensor:
     """Choices [B, K] among `size` places in their order, none twice: steps that find nothing left to gain repeat a
-    place, and their seats go to the lowest places that are free.
+    place, or take place `size`, and their seats go to the free places that are first by [B, size], or lowest.
     """
     count = chosen.shape[1]
-    steps = counting(count + size, chosen.device)
-    # the step that chose a place; places that no step chose come after all steps, the lowest first
-    step = steps[count:].expand(len(chosen), -1).scatter_reduce(1, chosen, steps[:count].expand_as(chosen), "amin")
+    steps = counting(count + size + 1, chosen.device)
+    # the step that chose a place; places that no step chose come after all steps
+    after = steps[count:].expand(len(chosen), -1) if by is None else pad(rank(by).argsort(1) + count, (0, 1))
+    step = after.scatter_reduce(1, chosen, steps[:count].expand_as(chosen), "amin")[:, :size]
     return step.argsort(dim=1)[:, :count]
 
 

@@ -202,7 +202,6 @@ def test_as_recorded(name: str) -> None:
 
 
 def rows_of(value: Any, index: Tensor, total: int) -> Any:
-    """These rows of an argument of a layer, of `total` rows."""
     if isinstance(value, tuple):
         return tuple(rows_of(part, index, total) for part in value)
     axes = [axis for axis in range(1, value.ndim) if value.shape[axis] == total] if isinstance(value, Tensor) else []
@@ -414,7 +413,6 @@ def test_fastv_reads_the_window_of_its_layer() -> None:
 
 
 def longer(tiny: Tiny, ids: Tensor) -> dict[str, Any]:
-    """The inputs of the prompt with the answer so far behind it."""
     inputs = tiny.prompts["one"]
     more = ids.shape[1] - inputs["input_ids"].shape[1]
     ones = {"attention_mask"} | ({"token_type_ids"} if tiny.model.config.model_type == "paligemma" else set())

@@ -38,7 +38,6 @@ class Tiny:
         return attach(self.model, method, self.case.tokens if tokens is None else tokens, **options)
 
     def rows(self) -> list[list[Any]]:
-        """Prompts of different images, numbers of images and lengths."""
         a, b, c, d = (self.case.picture(n) for n in range(4))
         return [[1, 5, a, 6, 7, 8], [1, b, 9, c, 11, 12], [1, 21, 22, 23, 24], [1, 5, 6, 7, d, 31]]
 
@@ -109,7 +108,6 @@ def check_tower(family: Tiny, seen: list[Any]) -> None:
 
 
 def check_probe(family: Tiny, seen: list[Any]) -> None:
-    """Text rows of SCAP are those of the first layer."""
     inputs = prompts(*family.rows()[:2])
     family.model(**inputs)
     layer = family.model.get_decoder().layers[0].self_attn

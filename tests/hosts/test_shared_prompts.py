@@ -82,7 +82,6 @@ def ask(host: NumberHost, name: str, shown: list[list[int]]) -> tuple[list[Answe
 
 
 def given(answers: list[Answer]) -> list[Any]:
-    """What was answered, and from how many tokens, rows and bytes."""
     return [(one.text, one.before, one.after, one.structural, one.prefill) for one in answers]
 
 

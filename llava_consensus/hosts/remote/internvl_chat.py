@@ -25,7 +25,6 @@ class InternVLChat(Official):
 
     @staticmethod
     def check(method: Method, model: str = "") -> None:
-        """Raises OptionError for an unsupported combination, with the remedy."""
         name = type(method).__name__
         if method.acts_inside:
             raise OptionError(
@@ -47,7 +46,6 @@ class InternVLChatEntrance(OfficialEntrance):
     clip_name = ""  # InternViT is no side of a CLIP model in transformers
 
     def check(self, model: Any, methods: list[Method]) -> None:
-        """Raises OptionError for an unsupported combination, with the remedy."""
         super().check(model, methods)
         vision = type(model.get_vision_tower().vision_tower).__name__
         if vision != "InternVisionModel":

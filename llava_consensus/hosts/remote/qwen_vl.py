@@ -20,12 +20,7 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.images import Image
 from llava_consensus.hosts.kernels import KernelCall
-from llava_consensus.hosts.remote.entrances import (
-    EncodedImage,
-    RemoteModel,
-    rows_with,
-    whole_image,
-)
+from llava_consensus.hosts.remote.entrances import EncodedImage, RemoteModel, rows_with, whole_image
 from llava_consensus.hosts.rows import Rows
 from llava_consensus.hosts.taps import Tap, split_heads
 from llava_consensus.hosts.units import visual_rows
@@ -72,7 +67,6 @@ class QwenVLChat(RemoteModel):
         return self.vision(pixels)
 
     def states(self, output: Any) -> dict[str, Tensor]:
-        """Features of the output of a block [n, P, D_v]."""
         return {"features": output.transpose(0, 1)}
 
     def attention(self, block: int) -> tuple[list[Tap], float]:
