@@ -130,7 +130,7 @@ HOSTS: dict[str, HostEntry] = {
         "LFM2-VL and LFM3-VL: SCAP reads the first layer that is no convolution", "lfm2_vl lfm3_vl", "Lfm2Vl Lfm3Vl"
     ),
     "llama-4": _derived("Llama 4: tiles", "llama4", "Llama4"),
-    "paligemma": _derived("PaliGemma 1 and 2", "paligemma", "PaliGemma"),
+    "paligemma": _derived("PaliGemma 1 and 2", "paligemma", "PaliGemma", answer_version=4),
     "kimi-k2.5": _derived("Kimi-K2.5: images of any size", "kimi_k25", "Kimi_K25"),
     "glm-ocr": _derived("GLM-OCR: images of any size", "glm_ocr", "GlmOcr", ONE_AXIS),
     "perception-lm": _derived(
@@ -235,9 +235,7 @@ def attach_view(view: Any, method: Any, budget: Any, total: int | None = None) -
 
 
 def takes_features(model: Any) -> bool:
-    """True if a transformers model encodes images in a separate step and accepts their features, as derived hosts
-    need.
-    """
+    """Whether a transformers model encodes images separately and accepts features, as derived hosts need."""
     base = getattr(model, "model", None)
     encodes = hasattr(model, "get_image_features") or hasattr(base, "get_image_features")
     forward = getattr(type(model), "forward", None)

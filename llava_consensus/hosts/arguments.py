@@ -218,9 +218,7 @@ def positions_of(
 
 
 def argument_of(value: Any, rows: Rows, pool: Pool, prompt: Prompt, visual: int) -> Any:
-    """An argument for the rows that are left. Features of the visual rows only (DeepStack) become means for merged
-    tokens.
-    """
+    """An argument for the rows that are left; features of visual rows (DeepStack) become means for merged tokens."""
     if type(value) in (list, tuple):
         return type(value)(argument_of(item, rows, pool, prompt, visual) for item in value)
     if isinstance(value, dict):
@@ -348,9 +346,7 @@ def with_images(decoder: Any, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def waiting_records(outputs: dict[str, Any], waiting: dict[str, list[Encoded]]) -> dict[str, list[Encoded]]:
-    """Records of outputs that `generate` encoded before, if something has copied them on their way here
-    (offloaded weights).
-    """
+    """Records of outputs that `generate` encoded before, if they were copied on their way (offloaded weights)."""
     for modality, records in waiting.items():
         rows, count = flat_features(outputs.get(modality, {})), sum(record.count or 0 for record in records)
         if rows is None or not count or len(rows) % count:

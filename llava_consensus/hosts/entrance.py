@@ -309,9 +309,7 @@ class Entrance:
         return book
 
     def _prompt(self, forward: Forward, labels: Tensor | None, embeds: Tensor) -> tuple[Prompt, str]:
-        """The prompts of a forward with the tensors recorded for their images, and why the tower lacks attention that
-        the method reads.
-        """
+        """The prompts with the tensors recorded for their images, and why attention to be read is absent."""
         model: Any = self.model()
         images: list[Image] = []
         tiles: list[Tiles] = []
@@ -447,9 +445,7 @@ class Entrance:
         return replace(report, watch=report.watch or cut.prefill.watch)
 
     def _step(self, decoder: Any, kwargs: dict[str, Any], book: Book | None, cache: Any) -> dict[str, Any]:
-        """Rows behind a shortened prompt: renumbered positions continue from its shorter length, and layers of
-        different lengths get separate masks.
-        """
+        """Rows behind a shortened prompt: positions continue from its length, layers of own lengths get own masks."""
         if book is None or book.owner != self.number:  # hooks of a detached method continue from its own caches
             return kwargs
         mask = getattr(self.local, "mask", None)

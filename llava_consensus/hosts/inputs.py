@@ -406,9 +406,7 @@ def pixels_of_images(inputs: dict[str, Any], tiles: list[int]) -> list[Tensor]:
 
 
 def fingerprint(values: Tensor) -> Tensor:
-    """A number for each row of a tensor [T, ...], from its bits: int64 [T], the same in every batch and on every
-    device.
-    """
+    """A number for each row of a tensor [T, ...] from its bits: int64 [T], the same in every batch and device."""
     if values.is_floating_point():
         values = values.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()])
     flat = values.flatten(1).long()

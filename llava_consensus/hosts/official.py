@@ -359,9 +359,7 @@ class OfficialEntrance(Entrance):
 
     @uncompiled
     def begin(self, decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Arms the hooks between layers for prompts that were prepared. Later steps get positions and masks that fit
-        the cache.
-        """
+        """Arms the hooks between layers for prepared prompts. Later steps get positions and masks of the cache."""
         self._disarm()
         kwargs = {**dict(zip(self.inner, args, strict=False)), **kwargs}
         cache, prepared = cache_in(kwargs), self._awaited(kwargs.get("inputs_embeds"))

@@ -248,9 +248,7 @@ class Prefill(Hooks):
         return made
 
     def _cut(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> Tensor:
-        """Lets the method choose, equal images together. Returns the states with merged tokens in the places of the
-        dropped tokens they represent.
-        """
+        """Lets the method choose, equal images together. Returns the states with merged tokens in place."""
         if self.replays:
             self.rows, self.alive, self.key, lefts = self.before[index]
             for image, left in zip(self.images, lefts, strict=True):

@@ -77,9 +77,7 @@ class CDPruner(Selector, ReadsTower):
 
 
 def relevance_products(shape: Shape) -> float:
-    """Products for the relevance of a token: its embedding in CLIP's space and the cosine there, or the cosines with
-    the words after the image.
-    """
+    """Products of a token's relevance: its embedding in CLIP's space and cosine, or cosines with the words."""
     return shape.joint * (shape.vision_width + 1) if shape.text_tower else shape.known("question") * shape.width
 
 

@@ -66,9 +66,7 @@ def looked_at(attention: VisionAttention) -> Tensor:
 
 
 def beside(tokens: VisualTokens, anchors: Tensor, size: int) -> Tensor:
-    """Mask [B, N] of the anchors [B, k] and their neighbours, in tiles of `size` tokens; above and below only if
-    they form a grid.
-    """
+    """Mask [B, N] of the anchors [B, k] and their neighbours, above and below only if tiles form a grid."""
     place, tile = tokens.patch.gather(1, anchors), tokens.tile.gather(1, anchors)
     steps = (0, -1, 1, *((-tokens.side, tokens.side) if tokens.side else ()))
     near = torch.cat([(place + step).clamp(0, size - 1) for step in steps], dim=1)  # [B, steps k]

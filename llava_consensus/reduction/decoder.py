@@ -142,9 +142,7 @@ class InDecoder(Method, ABC):
         return [unique[layer] for layer in sorted(unique)]
 
     def flops(self, shape: Shape, budget: Budget) -> float:
-        """Attention of the asked rows at every cut, queries times keys, softmax not counted. All text of the shape is
-        taken to be after the image.
-        """
+        """Attention of the asked rows at every cut, without softmax; all text is taken to follow the image."""
         rows = 1 if self.asks == "last" else shape.text
         left, spent = shape.patches, 0.0
         for cut in self.cuts(budget, shape.patches, shape.layers):

@@ -31,16 +31,12 @@ def zones(*parts: tuple[int, int], device: torch.device) -> Tensor:
 
 
 def rank(saliency: Tensor) -> Tensor:
-    """Indices by (saliency descending, index ascending): [..., N] -> [..., N]. Stable, so ties never depend on the
-    device.
-    """
+    """Indices by (saliency descending, index ascending): [..., N] -> [..., N]. Stable on every device."""
     return torch.sort(saliency, dim=-1, descending=True, stable=True).indices
 
 
 def indices(mask: Tensor, count: int) -> Tensor:
-    """Indices of the first `count` true places of each row, ascending; each row must have that many: [B, N] -> [B,
-    count].
-    """
+    """Indices of the first `count` true places of each row, which has at least these: [B, N] -> [B, count]."""
     return torch.sort(mask.view(torch.uint8), dim=-1, descending=True, stable=True).indices[..., :count]
 
 
@@ -217,9 +213,7 @@ def greedy(table: Tensor, count: int, first: Tensor | None = None, start: Tensor
 
 
 def topped_up(seats: Tensor, by: Tensor, total: int) -> Tensor:
-    """Seats [B, G] of which `total` were to be given out, one more for each of the groups that are first by [B, G],
-    until all are.
-    """
+    """Seats [B, G], `total` of them: one more for each of the groups that are first by [B, G]."""
     return seats + (rank(by).argsort(1) < total - seats.sum(1, keepdim=True))
 
 

@@ -36,8 +36,6 @@ ANSWER = " Answer:"  # after every question in Qwen-VL's own evaluation
 
 
 class RemoteRunner(Runner):
-    """A model that carries its own code, with its tokenizer."""
-
     @property
     def padding(self) -> int:
         """Id of padding; the end of a document for Qwen's tokenizer, which has none."""
@@ -190,7 +188,6 @@ def runner_of(view: QwenVLChat | CogVLM, tokenizer: "PreTrainedTokenizerBase | N
 
 
 def check(model: str, conversation: str | None, videos: bool, options: Mapping[str, str]) -> dict[str, Any]:
-    """Checks a checkpoint with custom code, before any of that code runs."""
     made_by = read_json(Path(model) / "config.json", MEND, dict).get("architectures") or []
     if "LlavaLlamaForCausalLM" in made_by:
         return {"conversation": chosen_conversation(conversation)}

@@ -32,8 +32,6 @@ ENDS = 2  # learned rows around its patches
 
 
 class CogVLM(RemoteModel):
-    """A `CogVLMForCausalLM`."""
-
     offers = frozenset({Need.ATTENTION, Need.FEATURES, Need.CLASS_FEATURE, Need.PROJECTOR})
     classes = 1
 

@@ -40,8 +40,6 @@ class InternVLChat(Official):
 
 
 class InternVLChatEntrance(OfficialEntrance):
-    """The hooks of one attachment to InternVL-Chat."""
-
     view = InternVLChat
     clip_name = ""  # InternViT is no side of a CLIP model in transformers
 

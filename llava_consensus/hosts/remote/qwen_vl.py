@@ -30,14 +30,11 @@ from llava_consensus.reduction.tokens import Need
 
 
 class QwenVLChat(RemoteModel):
-    """A `QWenLMHeadModel`."""
-
     offers = frozenset({Need.ATTENTION, Need.FEATURES})
     cache_axis = 1
 
     @classmethod
     def check(cls, method: Method, model: str) -> None:
-        """Raises OptionError for a method that this model cannot have."""
         super().check(method, model)
         if method.positions != "renumber":
             raise OptionError(
