@@ -129,7 +129,6 @@ def titles() -> dict[str, str]:
 
 @cache
 def places() -> dict[str, str]:
-    """Where each method acts."""
     return {name: about(name).place for name in METHODS}
 
 

@@ -26,6 +26,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 from llava_consensus import attach
 from llava_consensus.errors import ConsensusError
+from llava_consensus.hosts import takes_features
 
 PAGE = Path(__file__).parents[1] / "docs" / "compatibility.md"
 TORCH = torch.__version__.partition("+")[0]
@@ -58,8 +59,14 @@ GIVEN: dict[str, dict[str, Any]] = {  # that the default configuration of a type
     "gemma4": {"vision_config": {"model_type": "gemma4_vision"}},
     "gemma4_unified": {"vision_config": {"model_type": "gemma4_unified_vision"}},
     "perception_lm": {"vision_config": TIMM},
+    "diffusion_gemma": {"text_config": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 64}},
     **{kind: {"vision_start_token_id": 900} for kind in ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")},
     "granite4_vision": {"downsample_rate": "2/4", "deepstack_layer_map": [[1, 0], [2, 2]]},
+    "chameleon": {"vocabulary_map": {"<image>": 400, **{f"IMGIMG{chr(65 + word)}Z": 410 + word for word in range(10)}}},
+    "emu3": {
+        "vocabulary_map": {"<image>": 400, "<|extra_200|>": 401}
+        | {f"<|visual token {word:06}|>": 410 + word for word in range(64)}
+    },
 }
 FIXED: dict[str, dict[str, Any]] = {  # where sizes hang together in another way
     "aria": {"vision_config.image_size": 490, "vision_config.patch_size": 14},
@@ -67,7 +74,14 @@ FIXED: dict[str, dict[str, Any]] = {  # where sizes hang together in another way
     "shieldgemma2": {"vision_config.image_size": 448, "vision_config.patch_size": 14},
     **{kind: {"text_config.rope_parameters": MROPE} for kind in ("glm4v", "glm46v", "glmga")},
     "glm4v_moe": {"text_config.rope_parameters": MROPE, "text_config.head_dim": 128},
-    "molmo2": {"adapter_config.vision_feature_layer": [3, 1]},
+    "molmo2": {"adapter_config.vision_feature_layer": [3, 1], "adapter_config.text_hidden_size": 256},
+    "chameleon": {"vq_config.num_embeddings": 10, "vq_config.base_channels": 32},
+    "emu3": {"vq_config.codebook_size": 64, "vq_config.base_channels": 32, "vq_config.hidden_size": 128},
+    "apertus1p5": {
+        **{"vision_config.codebook_size": 64, "vision_config.base_channels": 32, "audio_config.codebook_size": 64},
+        **{"image_token_offset": 700, "audio_token_offset": 764},
+    },
+    "unlimited_ocr": {"vision_config.sam_config.downsample_channels": [512, 128]},
     "step3p7": {"text_config.sliding_window": 512},
     "vipllava": {"vision_feature_layers": [-1, -2]},
     "llama4": {"vision_config.intermediate_size": 384, "vision_config.vision_output_dim": 4096},
@@ -83,10 +97,18 @@ FIXED: dict[str, dict[str, Any]] = {  # where sizes hang together in another way
     },
     "llava_onevision": {"vision_config.image_size": 384},
     "gemma3n": {"vision_config.hidden_size": 2048, "text_config.num_kv_shared_layers": 0},
-    "hunyuan_vl": {"text_config.head_dim": 64},
-    "deepseek_ocr2": {"text_config.mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]},
+    "hunyuan_vl": {
+        "text_config.head_dim": 64,
+        "text_config.rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 8, 8, 8]},
+    },
+    "qwen3_omni_moe_thinker": {"text_config.head_dim": 128},
+    "deepseek_ocr2": {
+        "text_config.mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+        "text_config.num_experts_per_tok": 2,
+        "vision_config.sam_config.downsample_channels": [512, 256],
+    },
     "qwen2_5_omni_thinker": {
-        "text_config.rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 20, 20]}
+        "text_config.rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [32, 40, 40]}
     },
     "qwen4_exp": {f"text_config.indexer_{name}": value for name, value in INDEXER.items()},
 }
@@ -95,12 +117,12 @@ HEAD_COUNTS = ("num_attention_heads", "num_heads", "attention_heads", "encoder_a
 SIZE = re.compile("size|dim|width|channels|d_model|embed|features")
 KEPT = re.compile(
     "image|patch|vocab|head|window|merge|kernel|stride|channels?_first|num_channels|in_channels|rank|chunk|conv"
-    "|block_size"
+    "|block_size|position"
 )
 INNER = re.compile("intermediate|ffn|mlp_dim|mlp_size")
 LAYERS = re.compile("^(num_hidden_layers|num_layers|n_layers|depth|(en|de)coder_layers|layers|num_blocks)$")
 EXPERT_COUNT = re.compile("^(num_experts|n_routed_experts|num_local_experts|moe_num_experts|num_routed_experts)$")
-TOKEN = re.compile("token|(boi|eoi|bos|eos|pad|boa|eoa|audio|video|image|vision)_?(start|end)?_?(id|index)$")
+TOKEN = re.compile("token|_(id|index)$")
 
 
 def small_config(kind: str) -> Any:
@@ -270,6 +292,7 @@ def pixel_forms(base: Any) -> Iterator[dict[str, Tensor]]:  # noqa: C901
         yield {"pixel_values": noise(96, 3, patch, patch), **sides}
         yield {"pixel_values": noise(96, 3 * time, patch, patch), **sides}
         yield {"pixel_values": noise(1, 3, 8 * patch, 12 * patch), **sides}
+        yield {"pixel_values": noise(24, 2 * patch, 2 * patch, 3), "image_grid_thw": torch.tensor([[1, 4, 6]])}
     if "image_token_pooling" in names:
         pooled = torch.arange((side // patch) ** 2 // 4 * 4).view(-1, 4)
         grids = {"image_token_pooling": pooled, "image_grids": torch.tensor([[pooled.shape[0], 1, 0, 0]])}
@@ -294,6 +317,8 @@ def pixel_forms(base: Any) -> Iterator[dict[str, Tensor]]:  # noqa: C901
         yield {"pixel_values": noise(1, 3, 8 * patch, 12 * patch), **small}
         for tiles in (3, 5):
             yield {"pixel_values": noise(1, tiles, 3, side, side), "image_sizes": torch.tensor([[2 * side, side]])}
+    if not sides and time > 1:
+        yield {"pixel_values": noise(24, time, patch, patch, 3)}
     more = {}
     if "high_res_pixel_values" in names:
         more = {"high_res_pixel_values": noise(1, 3, 1024, 1024)}
@@ -302,6 +327,7 @@ def pixel_forms(base: Any) -> Iterator[dict[str, Tensor]]:  # noqa: C901
     yield {"pixel_values": noise(1, 1, 3, side, side)}
     if "pixel_attention_mask" in names:
         yield {"pixel_values": noise(1, 1, 3, side, side), "pixel_attention_mask": torch.ones(1, 1, side, side).bool()}
+        yield {"pixel_values": noise(1, 2, 3, side, side), "pixel_attention_mask": torch.ones(1, 2).bool()}
     if "qformer_input_ids" in names:
         asked = {"qformer_input_ids": torch.tensor([[5, 6, 7]]), "qformer_attention_mask": torch.ones(1, 3).long()}
         yield {"pixel_values": noise(1, 3, side, side), **asked}
@@ -321,6 +347,8 @@ def placeholder(config: Any) -> int:
 def rows_of(output: Any) -> int:
     """How many rows of features an encoder gave."""
     value = output if isinstance(output, (Tensor, list, tuple)) else output.get("pooler_output")
+    if value is None and output.get("deepstack_features"):
+        _, value = output["deepstack_features"][0]
     if value is None:
         value = output.get("last_hidden_state")
     if isinstance(value, (list, tuple)):
@@ -335,6 +363,7 @@ def prompt_of(model: Any) -> Prompt:
         raise LookupError("it has no get_image_features")
     failed = ""
     for pixels in pixel_forms(base):
+        count = 0
         try:
             count = rows_of(base.get_image_features(**pixels))
             ids = torch.tensor([[1, 300, 301, 302, *[placeholder(model.config)] * count, 303, 304, 305, 306, 307]])
@@ -349,7 +378,8 @@ def prompt_of(model: Any) -> Prompt:
             failed += " / logits are not finite"
         except Exception as error:
             line = traceback.extract_tb(error.__traceback__)[-1]
-            failed += f" / {type(error).__name__}: {str(error)[:90]} ({Path(line.filename).name}:{line.lineno})"
+            why = f"{type(error).__name__}: {str(error)[:90]} ({Path(line.filename).name}:{line.lineno})"
+            failed = f" / the plain model fails with {count} tokens: {why}{failed}" if count else f"{failed} / {why}"
     raise LookupError(failed.removeprefix(" / "))
 
 
@@ -370,11 +400,7 @@ def row(kind: str) -> Row:
         prompt = prompt_of(model)
     except (Exception, SystemExit) as error:
         why = f"{type(error).__name__}: {error}" if not isinstance(error, LookupError) else str(error)
-        if (
-            model is not None
-            and not hasattr(getattr(model, "model", model), "get_image_features")
-            and not hasattr(model, "get_image_features")
-        ):
+        if model is not None and not takes_features(model):
             return Row(kind, 0, {name: tried(model, Prompt({}, 4), method) for name, method in KINDS.items()})
         return Row(kind, 0, dict.fromkeys(KINDS, "no tiny model: " + one_line(why)))
     return Row(kind, prompt.tokens, {name: tried(model, prompt, method) for name, method in KINDS.items()})

@@ -36,7 +36,7 @@ MATHS = (
 _NAMES = (
     *("attached_answers", "images", "layouts", "shares", "newlines", "hf_hosts", "loops", "decoder", "llava_host"),
     *("llava_loops", "attachment", "language_models", "towers", "tile_budgets", "video_llava"),
-    *("calibrated", "smaller_pictures", "compositions"),
+    *("calibrated", "smaller_pictures", "compositions", "spread_positions"),
 )
 HOSTS = (
     *(f"tests/hosts/test_{name}.py" for name in _NAMES),
@@ -46,7 +46,10 @@ PLACES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # files of each 
     "reduction": (("reduction/*.py",), MATHS),
     "methods": (("methods/*.py",), MATHS),
     "hosts": (("hosts/*.py",), HOSTS),
-    "benchmarks": (("evaluation/benchmarks/*.py",), ("tests/evaluation/benchmarks", "tests/cli/test_commands.py")),
+    "benchmarks": (
+        ("evaluation/benchmarks/*.py",),
+        ("tests/evaluation/benchmarks", "tests/cli/test_commands.py", "tests/project/test_mini_benchmarks.py"),
+    ),
     "serving": (
         ("serving/setting.py", "serving/plan.py"),
         ("tests/serving/test_setting.py", "tests/serving/test_plan.py", "tests/serving/test_video.py"),

@@ -20,17 +20,9 @@ FILES = {
     "numbers.json": "[1, 2]",
     "image.jpg": "this is text",
 }
-CUSTOM = [
-    "eval",
-    "custom",
-    "--model",
-    MINI,
-    "--image-folder",
-    ".",
-    "--answers-file",
-    "answers.jsonl",
-    "--question-file",
-]
+ANSWERED = ["--image-folder", ".", "--answers-file", "answers.jsonl"]
+CUSTOM = ["eval", "custom", "--model", MINI, *ANSWERED, "--question-file"]
+OF = ["--benchmark", "pope", "--method", "x", "--model", "y"]
 COMMANDS: dict[str, tuple[list[str], str]] = {  # words, and a word that the line must have
     "no command": ([], "COMMAND"),
     "unknown command": (["nonsense"], "nonsense"),
@@ -81,22 +73,7 @@ COMMANDS: dict[str, tuple[list[str], str]] = {  # words, and a word that the lin
     ),
     "judge of a benchmark without one": (["judge", "gqa", "--judge-model", "m", "--answers", "empty.jsonl"], "gqa"),
     "runs that are not there": (["report", "compare", "none-1", "none-2"], "none-1"),
-    "import of no results": (
-        [
-            "report",
-            "import",
-            "not-json.jsonl",
-            "--benchmark",
-            "pope",
-            "--method",
-            "x",
-            "--tokens",
-            "66",
-            "--model",
-            "y",
-        ],
-        "not-json.jsonl",
-    ),
+    "import of no results": (["report", "import", "not-json.jsonl", *OF], "not-json.jsonl"),
     "unknown name in list": (["list", "nope"], "nope"),
     "download of an unknown benchmark": (["data", "download", "nope"], "nope"),
     "conversion of nothing": (["model", "convert", "/nowhere", "out"], "/nowhere"),
@@ -106,7 +83,6 @@ COMMANDS: dict[str, tuple[list[str], str]] = {  # words, and a word that the lin
     "recommendation for no tokens": (["recommend", "--tokens", "0"], "tokens=0"),
     "recommendation for everything": (["recommend", "--share", "2"], "share"),
     "unknown shape": (["bench", "--shape", "llava-99b"], "llava-99b"),
-    "no rounds": (["bench", "--model", MINI, "--repeats", "0"], "repeats=0"),
     "no images to break even": (["bench", "--break-even", "0"], "break_even"),
     "server of nothing": (["serve", "/nowhere"], ""),  # without vLLM the line names it
     "plan of an unknown table": (["paper", "plan", "t99"], "t99"),

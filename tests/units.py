@@ -23,12 +23,7 @@ WATCH = Stopwatch(torch.device("cpu"))
 
 
 def unit(
-    size: int = 24,
-    batch: int = 2,
-    seed: int = 0,
-    text: int = 5,
-    dtype: torch.dtype = torch.float32,
-    width: int = 6,
+    size: int = 24, batch: int = 2, seed: int = 0, text: int = 5, dtype: torch.dtype = torch.float32, width: int = 6
 ) -> VisualTokens:
     """Random tokens of `batch` units, one tile each, with everything a method can ask for."""
     generator = torch.Generator().manual_seed(seed)

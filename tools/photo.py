@@ -138,7 +138,7 @@ class Photo:
         """The other budgets that peers were run at."""
         return sorted({key[3] for key in self.runs if key[1] == "visionzip"} - {self.tokens}, reverse=True)
 
-    def front_points(self) -> dict[str, list[tuple[int, float, float, float]]]:
+    def front_points(self) -> dict[str, list[tuple[float, ...]]]:
         """README's plot: tokens, score and interval of some methods on GQA scenes, positions kept. The best peer is the
         method after the tower with the highest score at the budget.
         """
@@ -154,7 +154,8 @@ class Photo:
         found = {}
         for label, name in {**names, "uniform grid": "uniform_grid", "random (mean of seeds)": "random"}.items():
             rows = [(int(tokens), row) for tokens in budgets if (row := self.kept(name, tokens))]
-            found[label] = [(tokens, row.score or 0.0, *(row.bounds or (0.0, 0.0))) for tokens, row in rows]
+            points = [(tokens, row.score or 0.0, *(row.bounds or (0.0, 0.0))) for tokens, row in rows]
+            found[label] = [(tokens, *(round(one, 6) for one in ends)) for tokens, *ends in points]  # on any processor
         return found
 
     def kept(self, method: str, tokens: float | None = None) -> Row | None:

@@ -91,10 +91,7 @@ LOADING = (
     arg("--trust-remote-code", action="store_true", help="run code that the checkpoint carries"),
     pairs("--host-option", help="option of the model, such as layout=2880 for 2 x 2 tiles; a wrong key lists them"),
 )
-LOADED = (
-    arg("--model", "--model-path", default=MODEL, help="checkpoint folder or hub name (%(default)s)"),
-    *LOADING,
-)
+LOADED = (arg("--model", "--model-path", default=MODEL, help="checkpoint folder or hub name (%(default)s)"), *LOADING)
 REDUCED = (
     *LOADED,
     METHOD,

@@ -47,9 +47,9 @@ PROCESSORS = Path("/proc/cpuinfo")
     arg(
         "--out",
         type=Path,
-        default=Path(OUT) / "bench.json",
         metavar="FILE",
-        help="written after every round; the same command resumes where it stopped (%(default)s)",
+        help="written after every round; the same command resumes where it stopped (bench.json, served.json or "
+        f"break-even.json in {OUT}, with the name of the shape)",
     ),
     arg(
         "--serve",
@@ -84,6 +84,8 @@ def bench(given: argparse.Namespace) -> Iterator[Any]:
     names = list(known_methods()) if given.methods == "all" else given.methods.split()
     made = {name: arguments.one_word_method(name) for name in names}
     budgets, loading = arguments.budgets(given.tokens), arguments.loading(given)
+    kind = "served" if given.serve else "break-even" if given.break_even else "bench"
+    given.out = given.out or Path(OUT) / f"{kind}{'-' * bool(given.shape)}{given.shape or ''}.json"
     _check(given)
     images, prompt = _images(given), Prompt(QUESTION, max_new_tokens=given.length)
     if given.serve:

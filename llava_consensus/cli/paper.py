@@ -308,7 +308,6 @@ def figures(given: argparse.Namespace) -> Iterator[str]:
 
 
 def _folder(folder: Path) -> Path:
-    """A folder, made if it is missing. DataError if a file has its name."""
     if folder.exists() and not folder.is_dir():
         raise DataError(f"{folder}: is a file, and images are written to a folder. Give another name")
     folder.mkdir(parents=True, exist_ok=True)

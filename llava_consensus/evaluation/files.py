@@ -56,9 +56,7 @@ def append(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
 
 
 def whole_lines(path: Path) -> tuple[list[bytes], int | None]:
-    """The lines of a file that is appended to, without a cut last one, and where that begins if there is one. A file
-    that is absent is made.
-    """
+    """Lines of an appended file (made if absent) without a cut last one, and where that begins, if any."""
     if not path.exists():
         path.touch()
         sync_folder(path.parent)
@@ -111,7 +109,6 @@ def _without_nan(value: Any) -> Any:
 
 
 def read_bytes(path: Path) -> bytes:
-    """A file's content. DataError if it cannot be read."""
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
@@ -193,9 +190,7 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes temporary files that processes killed in a `replace` have left in a folder; no other process may write
-    there.
-    """
+    """Removes temporary files of processes killed in a `replace`; no other process may write to the folder."""
     for path in folder.glob(f".*{FRESH}"):
         path.unlink(missing_ok=True)
 

@@ -130,7 +130,6 @@ def _turned(image: Image.Image) -> Image.Image:
 
 
 def reason(error: Exception) -> str:
-    """Message of an exception, or its name if it has none."""
     return str(error) or type(error).__name__
 
 

@@ -9,6 +9,7 @@ import io
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,12 +63,21 @@ def read_rows(path: Path) -> list[FileRow]:
 
 def _json(path: Path, text: str, line: int = 0) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=partial(_object, path, line))
     except json.JSONDecodeError as error:
         place, why = f"{path}, line {line or error.lineno}", f"{error.msg}, column {error.colno}"
         raise DataError(f"{place}: damaged, not JSON ({why}). {MEND}") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}, line {line or 1}: damaged, not JSON ({error}). {MEND}") from None
+
+
+def _object(path: Path, line: int, pairs: list[tuple[str, Any]]) -> Record:
+    """DataError for a key that occurs twice, of which JSON keeps the last."""
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"{path}{f', line {line}' if line else ''}: {twice!r} is there twice. Keep one of them")
+    return dict(pairs)
 
 
 def _json_lines(path: Path, text: str) -> Iterator[FileRow]:
@@ -93,6 +103,7 @@ def _table(path: Path, text: str) -> Iterator[FileRow]:
     csv.field_size_limit(1 << 30)  # an image may be in a cell
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
     try:
+        _object(path, 1, [(name.strip(), None) for name in reader.fieldnames or ()])
         for cells in reader:
             where = f"{path}, line {reader.line_num}"
             if None in cells:

@@ -111,13 +111,7 @@ HOSTS: dict[str, HostEntry] = {
         4,
         towers=("pixtral",),
     ),
-    "video-llava": _hf(
-        "Video-LLaVA: images, clips",
-        "video_llava",
-        "VideoLlava",
-        2,
-        clips=True,
-    ),
+    "video-llava": _hf("Video-LLaVA: images, clips", "video_llava", "VideoLlava", 2, clips=True),
     "qwen3.5": _derived(
         "Qwen3.5, dense and of experts: SCAP reads layer 3, the first one with attention",
         "qwen3_5 qwen3_5_moe",
@@ -126,7 +120,7 @@ HOSTS: dict[str, HostEntry] = {
     ),
     "gemma-4": _derived("Gemma 4: images of any shape", "gemma4", "Gemma4", answer_version=4),
     "gemma-3n": _derived("Gemma 3n: a tower without attention, which no method reads", "gemma3n", "Gemma3n", TOWER),
-    "molmo-2": _derived("Molmo 2: pooled patches, which no method reads", "molmo2", "Molmo2", TOWER),
+    "molmo-2": _derived("Molmo 2: crops that overlap", "molmo2", "Molmo2"),
     "minicpm-v": _derived(
         "MiniCPM-V 4.6 and 4.7: SCAP reads layer 3, the first one with attention",
         "minicpmv4_6 minicpmv4_7",
@@ -136,18 +130,13 @@ HOSTS: dict[str, HostEntry] = {
         "LFM2-VL and LFM3-VL: SCAP reads the first layer that is no convolution", "lfm2_vl lfm3_vl", "Lfm2Vl Lfm3Vl"
     ),
     "llama-4": _derived("Llama 4: tiles", "llama4", "Llama4"),
-    "paligemma": _derived("PaliGemma 1 and 2", "paligemma", "PaliGemma"),
+    "paligemma": _derived("PaliGemma 1 and 2", "paligemma", "PaliGemma", answer_version=4),
     "kimi-k2.5": _derived("Kimi-K2.5: images of any size", "kimi_k25", "Kimi_K25"),
     "glm-ocr": _derived("GLM-OCR: images of any size", "glm_ocr", "GlmOcr", ONE_AXIS),
     "perception-lm": _derived(
         "PerceptionLM: a tower of timm, which no method reads", "perception_lm", "PerceptionLM", TOWER
     ),
-    "granite-vision": _derived(
-        "Granite Vision 4: rows of a Q-Former, which no method reads the tower of",
-        "granite4_vision",
-        "Granite4Vision",
-        TOWER,
-    ),
+    "granite-vision": _derived("Granite Vision 4: tiles, a Q-Former in windows", "granite4_vision", "Granite4Vision"),
     "paddleocr-vl": _derived("PaddleOCR-VL: images of any size", "paddleocr_vl", "PaddleOCRVL", ONE_AXIS),
     "video-llama-3": _derived("Video-LLaMA 3: images", "video_llama_3", "VideoLlama3"),
     "qwen-vl": HostEntry(
@@ -214,7 +203,10 @@ def view_of(model: Any, options: Mapping[str, str] | None = None) -> Any:
                 f"model of class {type(model).__name__} wraps another model: attach to that one, model.{path}"
             )
         known = ", ".join(name for entry in HOSTS.values() for name in entry.classes)
-        raise OptionError(f"model of class {type(model).__name__} has no host. Adapted classes: {known}")
+        raise OptionError(
+            f"model of class {type(model).__name__} has no host: its forward takes no encoded images "
+            f"(mm_encoder_outputs). Adapted classes: {known}"
+        )
     if entry.family:
         from llava_consensus.hosts.images import TABLE
 
@@ -243,9 +235,7 @@ def attach_view(view: Any, method: Any, budget: Any, total: int | None = None) -
 
 
 def takes_features(model: Any) -> bool:
-    """True if a transformers model encodes images in a separate step and accepts their features, as derived hosts
-    need.
-    """
+    """Whether a transformers model encodes images separately and accepts features, as derived hosts need."""
     base = getattr(model, "model", None)
     encodes = hasattr(model, "get_image_features") or hasattr(base, "get_image_features")
     forward = getattr(type(model), "forward", None)

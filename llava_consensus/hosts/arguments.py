@@ -218,9 +218,7 @@ def positions_of(
 
 
 def argument_of(value: Any, rows: Rows, pool: Pool, prompt: Prompt, visual: int) -> Any:
-    """An argument for the rows that are left. Features of the visual rows only (DeepStack) become means for merged
-    tokens.
-    """
+    """An argument for the rows that are left; features of visual rows (DeepStack) become means for merged tokens."""
     if type(value) in (list, tuple):
         return type(value)(argument_of(item, rows, pool, prompt, visual) for item in value)
     if isinstance(value, dict):
@@ -335,10 +333,20 @@ def ids_of(base: Any, embeds: Tensor) -> Tensor:
     return ids
 
 
+def with_images(decoder: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a decoder that encodes images itself (Chameleon), with the embeddings that it would begin with."""
+    ids, pixels = arguments["input_ids"], arguments.get("pixel_values")
+    encoded = (arguments.get("mm_encoder_outputs") or {}).get("image")
+    if encoded is None:
+        encoded = decoder.get_image_features(pixels, return_dict=True)
+    embeds, features = decoder.get_input_embeddings()(ids), encoded.pooler_output
+    mask = decoder.get_placeholder_mask(ids, inputs_embeds=embeds, image_features=features)
+    gone = dict.fromkeys(("input_ids", "pixel_values", "mm_encoder_outputs") & arguments.keys())
+    return {**arguments, **gone, "inputs_embeds": embeds.masked_scatter(mask, features.to(embeds.dtype))}
+
+
 def waiting_records(outputs: dict[str, Any], waiting: dict[str, list[Encoded]]) -> dict[str, list[Encoded]]:
-    """Records of outputs that `generate` encoded before, if something has copied them on their way here
-    (offloaded weights).
-    """
+    """Records of outputs that `generate` encoded before, if they were copied on their way (offloaded weights)."""
     for modality, records in waiting.items():
         rows, count = flat_features(outputs.get(modality, {})), sum(record.count or 0 for record in records)
         if rows is None or not count or len(rows) % count:

@@ -98,7 +98,6 @@ class Attachment:
         self._attach()
 
     def _check(self, model: Any) -> None:
-        """Raises OptionError for an unsupported combination, with the remedy."""
         if len(self._stages) > 1:
             check_stages(self._stages, model)
         if self._total is not None and isinstance(self.budget, Budget) and self._total < self.budget.tokens:
@@ -194,11 +193,7 @@ class Attachment:
     # Calls
 
     @contextmanager
-    def call(
-        self,
-        questions: list[str] | None = None,
-        settings: Mapping[str, Any] | None = None,
-    ) -> Iterator[Call]:
+    def call(self, questions: list[str] | None = None, settings: Mapping[str, Any] | None = None) -> Iterator[Call]:
         """The calls of the model in the body, with inputs that are no arguments of it."""
         call = Call(questions, settings or {})
         token = self._scope.set(call)
@@ -242,7 +237,6 @@ class Attachment:
             self._local.report = self._latest = Report()
 
     def _finish(self, later: dict[int, ImageOutcome]) -> None:
-        """Adds the results of a method between layers to those of the same forward pass."""
         report = self._report
         whole = len(self._stages) > 1
         self._tell(replace(report, outcomes=joined_outcomes(report.outcomes, later, whole)))
@@ -253,7 +247,6 @@ class Attachment:
             warnings.warn(message, stacklevel=3)
 
     def _read_cache(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Sizes of the cache after the first forward of a `with attached.call()`."""
         call = self._scope.get()
         if call is not None and not call.report.cache:
             cache = cache_in(output) if hasattr(output, "get") else None

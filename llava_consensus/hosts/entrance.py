@@ -33,6 +33,7 @@ from llava_consensus.hosts.arguments import (
     read_prompt,
     split_packed,
     waiting_records,
+    with_images,
 )
 from llava_consensus.hosts.before_tower import BeforeTower, numbered, tiles_left, units_left, whole_tiles
 from llava_consensus.hosts.cache import Book, Hold, book_of, cache_in, cached_rows, shorten
@@ -59,15 +60,7 @@ from llava_consensus.hosts.next_grid import STOCK
 from llava_consensus.hosts.outcomes import Report, reduced, unchanged
 from llava_consensus.hosts.prefill import Prefill
 from llava_consensus.hosts.rows import reduced_rows, spread_rows
-from llava_consensus.hosts.tower import (
-    READ,
-    RECORD,
-    Learnt,
-    Tiles,
-    Tower,
-    argument_names,
-    records_of,
-)
+from llava_consensus.hosts.tower import READ, RECORD, Learnt, Tiles, Tower, argument_names, records_of
 from llava_consensus.hosts.units import units_of
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
@@ -294,6 +287,9 @@ class Entrance:
         labels, self.local.labels = getattr(self.local, "labels", None), None
         self.local.pack = None if forward is None else forward.pack
         kwargs = {**dict(zip(self.inner, args, strict=False)), **kwargs}
+        if forward is not None and forward.base is decoder and kwargs.get("inputs_embeds") is None:
+            self.local.forward = forward  # for `encode`
+            kwargs, self.local.forward = with_images(decoder, kwargs), None
         cache = cache_in(kwargs)
         book = self._opened(cache)
         if forward is None or not forward.encoded:
@@ -313,9 +309,7 @@ class Entrance:
         return book
 
     def _prompt(self, forward: Forward, labels: Tensor | None, embeds: Tensor) -> tuple[Prompt, str]:
-        """The prompts of a forward with the tensors recorded for their images, and why the tower lacks attention that
-        the method reads.
-        """
+        """The prompts with the tensors recorded for their images, and why attention to be read is absent."""
         model: Any = self.model()
         images: list[Image] = []
         tiles: list[Tiles] = []
@@ -367,7 +361,6 @@ class Entrance:
         return new
 
     def _report(self, prompt: Prompt, cut: Cut, report: Report) -> None:
-        """Stores the results of the first beam of each prompt."""
         cut.reported = [number for number, image in enumerate(prompt.images) if image.row % prompt.beams == 0]
         self.owner._tell(replace(report, outcomes=[report.outcomes[number] for number in cut.reported]))
         self.local.cut = cut
@@ -402,7 +395,6 @@ class Entrance:
         return projector_of(base, self.model().config)  # type: ignore[union-attr]
 
     def read_probe(self, inputs: Inputs, decoder: Any, kwargs: dict[str, Any]) -> None:
-        """Reads queries of the text and keys of all rows (SCAP)."""
         inputs.read_probe(decoder, kwargs)
 
     def _at_entrance(
@@ -453,9 +445,7 @@ class Entrance:
         return replace(report, watch=report.watch or cut.prefill.watch)
 
     def _step(self, decoder: Any, kwargs: dict[str, Any], book: Book | None, cache: Any) -> dict[str, Any]:
-        """Rows behind a shortened prompt: renumbered positions continue from its shorter length, and layers of
-        different lengths get separate masks.
-        """
+        """Rows behind a shortened prompt: positions continue from its length, layers of own lengths get own masks."""
         if book is None or book.owner != self.number:  # hooks of a detached method continue from its own caches
             return kwargs
         mask = getattr(self.local, "mask", None)

@@ -85,7 +85,6 @@ class Facts:
 
     @property
     def keeps_positions(self) -> bool:
-        """Whether positions have several axes, so that they can only be kept."""
         return hasattr(self.inner, "rope_deltas")
 
     @property
@@ -162,7 +161,6 @@ class Facts:
 
     @property
     def tiled_alone(self) -> bool:
-        """Whether an image has tiles only if its prompt has no other."""
         return self.kind == "llava_onevision"
 
     def grid_columns(self, size: tuple[int, int]) -> int:

@@ -388,12 +388,10 @@ def whole_images(images: Sequence[Image]) -> list[list[int]]:
 
 
 def base_of(model: Any) -> Any:
-    """The module of a model that encodes images; None if there is none."""
     return next((part for part in (getattr(model, "model", None), model) if hasattr(part, "get_image_features")), None)
 
 
 def decoder_of(model: Any) -> Any:
-    """The module of a model that runs the decoder layers; None if there is none."""
     decoder: Any = model.get_decoder() if hasattr(model, "get_decoder") else None
     return decoder.model if hasattr(decoder, "lm_head") else decoder  # Llama 4 has a whole language model inside
 

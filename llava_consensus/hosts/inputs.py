@@ -163,9 +163,10 @@ class Inputs:
         query = call.query.transpose(1, 2)[which, where].transpose(1, 2)  # [R, H, L, d]
         turned = call.key.new_empty(len(query), call.key.shape[2], 0)  # queries and keys are rotated already
         cap = float(call.options.get("softcap") or 0.0)
-        return TextProbe(query, call.key, turned, turned, call.scale, where, mask, keys, padded, cap)
+        more = call.extra(which, where, call.key.shape[2])
+        return TextProbe(query, call.key, turned, turned, call.scale, where, mask, keys, padded, cap, **more)
 
-    def asking_rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
+    def asking_rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, bool]:
         """Rows [R, 1] and columns [R, L] of the text that asks about images, which of these are no padding, which rows
         [R, S] of the prompts are none, and whether any of the former is.
         """
@@ -178,7 +179,7 @@ class Inputs:
         real = np.stack([np.arange(width) < len(text) for text in texts])
         number = np.arange(rows)[:, None]
         where, which, mask, keys = upload([columns, number, real, self.prompt.real], self.embeds.device)
-        return which, where, mask.bool(), keys.bool(), not bool(real.all())
+        return which, where, mask.bool(), None if self.prompt.real.all() else keys.bool(), not bool(real.all())
 
     def batches(self, units: list[Unit]) -> list[UnitBatch]:
         """Units that go through the method together: equal in shapes and needs. One at a time if their numbers of
@@ -234,7 +235,6 @@ class Inputs:
         return found
 
     def _named(self, error: Exception, tokens: VisualTokens, batch: UnitBatch) -> str:
-        """The message of an error with the images whose own tokens are not finite."""
         values = [tokens.projected.flatten(1)]
         values += [value[tokens.tile[:, 0]].flatten(1) for value in (tokens.features,) if value is not None]
         if tokens.attention is not None:
@@ -368,7 +368,6 @@ class Inputs:
 
 
 def pixels_of_tile(image: Image, inputs: dict[str, Any], tile: int) -> Tensor:
-    """The pixels of one tile of an image, [1, ...]."""
     modality = "video" if image.video else "image"
     pixels = next(inputs[name] for name in PIXELS[modality] if inputs.get(name) is not None)
     sizes, grid, number = inputs.get("image_sizes"), inputs.get(f"{modality}_grid_thw"), image.first + tile
@@ -407,9 +406,7 @@ def pixels_of_images(inputs: dict[str, Any], tiles: list[int]) -> list[Tensor]:
 
 
 def fingerprint(values: Tensor) -> Tensor:
-    """A number for each row of a tensor [T, ...], from its bits: int64 [T], the same in every batch and on every
-    device.
-    """
+    """A number for each row of a tensor [T, ...] from its bits: int64 [T], the same in every batch and device."""
     if values.is_floating_point():
         values = values.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()])
     flat = values.flatten(1).long()

@@ -43,6 +43,18 @@ class KernelCall(NamedTuple):
         scaling = self.options.get("scaling")
         return self.query.shape[-1] ** -0.5 if scaling is None else float(scaling)
 
+    def extra(self, which: Tensor, where: Tensor, width: int) -> dict[str, Any]:
+        """Logits that the kernel adds for rows `where` [P, L] of prompts `which` [P, 1], as `TextProbe` has them."""
+        found, options = {}, self.options
+        bias, sink = options.get("position_bias"), options.get("sinks", options.get("s_aux"))
+        if bias is not None:
+            found["bias"] = bias.transpose(1, 2)[which, where].transpose(1, 2)[..., :width].detach().float()
+        if sink is not None:
+            sink = sink.view(1, -1, 1, 1) if sink.ndim == 1 else sink
+            sink = sink.expand(*self.query.shape[:3], 1).transpose(1, 2)
+            found["sink"] = sink[which, where].transpose(1, 2).detach().float()
+        return found
+
 
 UNLIKE = (
     "the attention of this language model is not that of its queries and keys, or calls no attention function of "
@@ -118,7 +130,7 @@ def first_call(run: Callable[[], Any]) -> KernelCall:
 
     with torch.no_grad(), spying(spy), suppress(EarlyExit):
         run()
-    if not found or found[0].options.get("s_aux") is not None:  # sinks, which take a part of the softmax
+    if not found:
         raise OptionError(UNLIKE)
     return found[0]
 
@@ -153,6 +165,8 @@ def skip_in_probe(decoder: nn.Module) -> list[Any]:
     first = next((i for i, kind in enumerate(kinds) if "attention" in kind and "linear" not in kind), 0)
 
     def skip(layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        return args[0] if getattr(_PROBING, "on", False) else None
+        if not getattr(_PROBING, "on", False):
+            return None
+        return (args[0], *output[1:]) if isinstance(output, tuple) else args[0]
 
     return [layer.register_forward_hook(skip) for layer in list(getattr(decoder, "layers", []))[:first]]

@@ -26,7 +26,8 @@ from llava_consensus.hosts.units import Unit
 from llava_consensus.reduction.calibration import seen_logits
 from llava_consensus.reduction.decoder import Cut, only_cut
 
-RECURRENT = ("linear_attention", "conv", "mamba")  # layer types without an attention kernel; they take 2D masks
+ALONE = ("moe", "mlp")  # layer types in which rows do not see each other
+RECURRENT = ("linear_attention", "conv", "mamba", *ALONE)  # layer types without an attention kernel
 
 
 class Layers:
@@ -45,7 +46,7 @@ class Layers:
             only_cut(method.layer, 0, self.count)
         kinds = getattr(self.config, "layer_types", None)
         plain = "sliding_attention" if getattr(self.config, "sliding_window", None) else "full_attention"
-        self.kinds = list(kinds or [plain] * self.count)[: self.count]
+        self.kinds = [self.attention_kind(kind) for kind in list(kinds or [plain] * self.count)[: self.count]]
         self.readable = [kind not in RECURRENT for kind in self.kinds]
         self.chunk = getattr(self.config, "attention_chunk_size", None)
         self.window = min(
@@ -62,6 +63,7 @@ class Layers:
         self.names = [list(inspect.signature(type(layer).forward).parameters)[1:] for layer in layers]
         rotary = getattr(decoder, "rotary_emb", None)
         self.sees_ahead: bool | None = None  # whether rows attend to later ones (images of Gemma 3)
+        self.masks_all: bool | None = None  # whether layers have a mask in steps of one row without padding
         self.rotates_by_kind = rotary is not None and "layer_type" in inspect.signature(rotary.forward).parameters
 
     @staticmethod
@@ -71,8 +73,23 @@ class Layers:
 
         return LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING
 
+    def attention_kind(self, kind: str) -> str:
+        """The type of a layer, as far as its attention's mask goes: of one that also is recurrent, that of the former.
+
+        Raises:
+            OptionError: for a type whose mask is not known.
+        """
+        found = self.masks.get(kind)
+        if isinstance(found, dict):
+            return next(name for name in found if name not in RECURRENT)
+        if self.masks and found is None and kind not in RECURRENT:  # 4.37 has none
+            raise OptionError(
+                f"{type(self.method).__name__}: it is not known how layers of type {kind} mask their rows, and none "
+                "can be cut before. Take a method that acts before the language model"
+            )
+        return kind
+
     def check(self, size: int) -> None:
-        """Raises OptionError if a prompt of `size` rows cannot be cut."""
         if self.chunk and size > self.chunk:
             raise OptionError(
                 f"attention_chunk_size={self.chunk} is less than this prompt of {size} rows, whose chunks a cut "
@@ -102,7 +119,8 @@ class Layers:
         one before the cut must keep the length of the prompt.
         """
         read = {"own": 0, "none": None}.get(self.method.attention, 1)
-        for index in range(cut, self.count):
+        last = max(index for index, kind in enumerate(self.kinds) if kind not in ALONE)
+        for index in range(cut, last + 1):
             if (all(self.readable) and index >= (read or 0)) or (
                 self.readable[index - (read or 0)] and any(self.readable[:index])
             ):
@@ -143,7 +161,6 @@ class Layers:
         return (kernels.start(spy),)
 
     def stop(self, reading: Any) -> None:
-        """Ends `read`."""
         kernels.stop(*reading)
 
     def own_call(self, layer: Any, hidden: Tensor, arguments: dict[str, Any]) -> kernels.KernelCall:
@@ -226,11 +243,14 @@ class Step(Hooks):
         super().__init__(layers, decoder)
         self.book, self.length, self.later, self.renumbers = book, length, later, renumbers
         self.holes = holes and later is not None
+        self.looks = False  # whether it is to find out if layers have a mask
         self.made: dict[Any, Any] = {}  # arguments that layers of one kind and length share
 
     def enter(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         """The mask and positions that fit the layer's own columns."""
         rows, kind, changed = self.book.layers[index], self.layers.kinds[index], dict[str, Any]()
+        if self.looks:
+            self.layers.masks_all = bool(self.layers.masks_all) or kwargs.get("attention_mask") is not None
         if index in self.book.weights:
             changed["attention_mask"] = self._calibrated(index, rows, hidden)
         elif kwargs.get("attention_mask") is not None or rows.padded:
@@ -292,15 +312,17 @@ def later_step(
     axes = positions.shape[0] if isinstance(positions, Tensor) and positions.ndim == 3 else 1
     length = book.real.shape[1] + int(cache.get_seq_length()) - book.size + new
     renumbers = layers.renumbers(axes)
-    if idle(layers, book, length, new, renumbers, cache):
+    plain = idle(layers, book, length, new, renumbers, cache)
+    if plain and layers.masks_all is False:
         return kwargs, None
     step = Step(layers, decoder, book, length, mask, renumbers, book.holes)
+    step.looks = plain
     step.arm(book.layers, False)
     return kwargs, step
 
 
 def idle(layers: Layers, book: Book, length: int, new: int, renumbers: bool, cache: Any) -> bool:
-    """Whether a decode step needs no layer hook: positions are the prompt's, and no layer has a mask."""
+    """Whether a decode step needs no layer hook if no layer has a mask: positions are the prompt's."""
     padded = book.padded or book.holes or any(rows.padded for rows in book.layers.values())
     plain = new == 1 and not padded
     short = layers.window is None or length < layers.window

@@ -71,7 +71,6 @@ def refusals(host: str) -> dict[str, str]:
 
 
 def _check(entry: HostEntry, method: Method) -> None:
-    """Raises OptionError for a method that a family of transformers cannot have."""
     model = entry.classes[0]
     if method.acts_inside:
         if why := refusal(next(iter((*entry.towers, *entry.types)), ""), "clip_vision_model", method.place):

@@ -47,7 +47,6 @@ def check_images(config: Mapping[str, Any]) -> None:
 
 
 def check_layout(layout: str, image_aspect_ratio: str | None) -> None:
-    """Raises OptionError for a layout of tiles where images are one square each."""
     if layout != STOCK and image_aspect_ratio != "anyres":
         raise OptionError(
             f"layout={layout} lays out the tiles of an image, and this model cuts none (image_aspect_ratio="

@@ -108,7 +108,6 @@ class OfficialEntrance(Entrance):
                 raise OptionError(self.reader.short)
 
     def check(self, model: Any, methods: list[Method]) -> None:
-        """Raises OptionError for an unsupported combination, with the remedy."""
         for method in methods:
             self.view.check(method)
         check_images(vars(model.config))
@@ -350,7 +349,6 @@ class OfficialEntrance(Entrance):
             inputs.probe = TextProbe(query, key, turned, turned, scale, where, mask, keys, padded)
 
     def _at_entrance(self, *given: Any) -> Any:
-        """Units through a method; notes the positions that follow the prompts."""
         (*_, stage, _, _, cut, _), found = given, super()._at_entrance(*given)
         self.local.keeps = stage.method.positions != "renumber"
         if not self.local.keeps:
@@ -361,9 +359,7 @@ class OfficialEntrance(Entrance):
 
     @uncompiled
     def begin(self, decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Arms the hooks between layers for prompts that were prepared. Later steps get positions and masks that fit
-        the cache.
-        """
+        """Arms the hooks between layers for prepared prompts. Later steps get positions and masks of the cache."""
         self._disarm()
         kwargs = {**dict(zip(self.inner, args, strict=False)), **kwargs}
         cache, prepared = cache_in(kwargs), self._awaited(kwargs.get("inputs_embeds"))
@@ -416,7 +412,6 @@ class OfficialEntrance(Entrance):
 
     @uncompiled
     def end(self, decoder: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """The last states at full length; the cache gets its `Book`."""
         after, self.local.after = getattr(self.local, "after", None), None
         hold = getattr(self.local, "hold", None)
         restored = super().end(decoder, args, kwargs, output)

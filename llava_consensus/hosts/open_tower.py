@@ -243,9 +243,7 @@ def shrink(pixels: Tensor, height: int, width: int) -> Tensor:
 
 
 def shrunk_embeddings(embeddings: Any, pixels: Tensor, rows: int, columns: int) -> Tensor:
-    """Embeddings of images shrunk to a grid of patches, by the modules of a CLIP or SigLIP tower: [T, 3, h, w] ->
-    [T, C + rows x columns, D_v].
-    """
+    """CLIP's or SigLIP's embeddings of images shrunk to a grid: [T, 3, h, w] -> [T, C + rows x columns, D_v]."""
     patch = embeddings.patch_size
     small = shrink(pixels, rows * patch, columns * patch).to(embeddings.patch_embedding.weight.dtype)
     patches = embeddings.patch_embedding(small).flatten(2).transpose(1, 2)

@@ -31,8 +31,6 @@ class ImageOutcome(NamedTuple):
 
 
 class CachedLayer(NamedTuple):
-    """The cache of one layer, all rows of the batch together."""
-
     bytes: int  # of keys and values
     rows: int  # R
     length: int  # positions of each row, padding among them

@@ -22,20 +22,22 @@ DIGIT = 8
 # Of gradients that are called proportional, and of those that are called zero.
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 LOOSE, NOTHING = 0.1, 1e-10
+MOST_ROWS = 2048  # each of which is differentiated by itself, if positions feed several
 
 
 class Mixed(Exception):
-    """Positions of the block feed several rows each."""
+    """Rows have no patches of their own, as all positions of the block feed them."""
 
 
 def fed_rows(rows: Tensor, outputs: list[Tensor]) -> list[Tensor] | None:
-    """The row that every position feeds, -1 for none: [B, n] for each output [B, n, ...]; None if none feeds any.
+    """The row that every position feeds, -1 for none: [B, n] for each output [B, n, ...]; or whether it feeds each row,
+    [B, n, N], if positions feed several (a convolution). None if none feeds any.
 
     Args:
         rows: [N, D] that the language model receives, a function of the outputs.
         outputs: of the kernel calls of one block, leaves of the autograd graph.
     Raises:
-        Mixed: positions feed more than one row.
+        Mixed: positions feed more than half of all rows.
     """
     count, device = len(rows), rows.device
     if not rows.requires_grad:
@@ -74,8 +76,26 @@ def fed_rows(rows: Tensor, outputs: list[Tensor]) -> list[Tensor] | None:
         mixed, feeding = mixed + int((wrong & fed).sum()), feeding + int(fed.sum())
         found.append(torch.where(fed, row, -1).cpu())
     if mixed:
-        raise Mixed(f"{mixed} of {feeding} positions feed several rows")
+        why = f"{mixed} of {feeding} positions feed several rows"
+        return _fed_sets(rows, outputs, cotangent, feeding, why)
     return found if feeding else None
+
+
+def _fed_sets(rows: Tensor, outputs: list[Tensor], cotangent: Tensor, feeding: int, why: str) -> list[Tensor]:
+    """Whether every position feeds each row: [B, n, N] for each output [B, n, ...]."""
+    count = len(rows)
+    found = [torch.zeros(*output.shape[:2], count, dtype=torch.bool) for output in outputs]
+    for row in (0, count // 2, *range(count)):  # of the first two it is known soon if they are fed by everything
+        products = (rows[row] * cotangent[row]).sum()
+        gradients = torch.autograd.grad(products, outputs, retain_graph=True, allow_unused=True)
+        sizes = [None if one is None else one.double().flatten(2).square().sum(-1) for one in gradients]
+        least = NOTHING * max((float(size.max()) for size in sizes if size is not None), default=0.0)
+        for own, size in zip(found, sizes, strict=True):
+            if size is not None:
+                own[..., row] = (size > least).cpu()
+        if count > MOST_ROWS or 2 * sum(int(own[..., row].sum()) for own in found) > feeding:
+            raise Mixed(why)
+    return found
 
 
 class Tile(NamedTuple):
@@ -84,7 +104,8 @@ class Tile(NamedTuple):
     call: int  # of the block's kernel calls
     entry: int  # of that call's batch
     position: Tensor  # [n] in the entry
-    row: Tensor  # [n] of the image, -1 for none
+    row: Tensor  # [n] of the image, -1 for none; of several, the first
+    feeds: Tensor | None  # [n, rows of the image] if positions feed several
 
 
 class Mapped(NamedTuple):
@@ -97,11 +118,17 @@ class Mapped(NamedTuple):
     members: Tensor | None  # [N, m] patches of a tile that make each of its tokens; None: one each, in order
     side: int  # tokens in a row of a tile, 0 if they form no grid
     size: int  # N, tokens of a tile
+    pooling: Tensor | None = None  # [T, N, n] share of each patch in each token, if `members` cannot say it
 
     def heads(self, calls: list[KernelCall]) -> dict[str, Tensor]:
         """Queries and keys [T, H, n, d] of the tiles in the kernel calls of a block."""
-        parts = [_heads(calls, tile) for tile in self.patches]
-        return {"query": torch.stack([query for query, _ in parts]), "key": torch.stack([key for _, key in parts])}
+        queries, keys = [], []
+        for tile in self.patches:
+            call, position = calls[tile.call], tile.position.to(calls[tile.call].query.device)
+            queries.append(call.query[tile.entry][:, position])
+            key = call.key[tile.entry][:, position]
+            keys.append(key.repeat_interleave(len(queries[-1]) // len(key), 0))
+        return {"query": torch.stack(queries), "key": torch.stack(keys)}
 
     def states(self, calls: list[KernelCall], outputs: list[Tensor]) -> Tensor:
         """Rows [T, n, D_v] of the outputs of a block that made these kernel calls."""
@@ -112,27 +139,14 @@ class Mapped(NamedTuple):
         return flat[rows.to(flat.device)]
 
 
-def _heads(calls: list[KernelCall], tile: Tile) -> tuple[Tensor, Tensor]:
-    """Queries and keys [H, n, d] of a tile, with equal counts of both."""
-    call = calls[tile.call]
-    position = tile.position.to(call.query.device)
-    query, key = call.query[tile.entry][:, position], call.key[tile.entry][:, position]
-    return query, key.repeat_interleave(len(query) // len(key), 0)
-
-
-class PatchMap(NamedTuple):
-    """Map from the rows of the images of a call to tiles and patches."""
-
-    images: list[Mapped]
-    classes: int  # class tokens in front of the patches of a tile
-
-
-def patch_map(calls: list[KernelCall], fed: list[Tensor], sizes: list[int], sides: list[int]) -> PatchMap:
-    """Maps the rows of images of these `sizes` in rows, given the kernel calls of the block and the row each position
-    feeds.
+def patch_map(
+    calls: list[KernelCall], fed: list[Tensor], sizes: list[int], sides: list[int]
+) -> tuple[list[Mapped], int]:
+    """Maps the rows of images of these `sizes` in rows to tiles and patches, given the kernel calls of the block and
+    the row each position feeds; and how many class tokens are in front of the patches of a tile.
 
     Raises:
-        Mixed: the tiles of an image differ in size, or their tokens in how many positions make them.
+        Mixed: the tiles of an image differ in size.
     """
     first, tiles = 0, list[list[Tile]]()
     for size in sizes:
@@ -141,15 +155,16 @@ def patch_map(calls: list[KernelCall], fed: list[Tensor], sizes: list[int], side
     everything = [tile for own in tiles for tile in own]
     classes = int(all(int(tile.row[0]) < 0 and bool((tile.row[1:] >= 0).any()) for tile in everything))
     classes &= any(bool((tile.row[1:] >= 0).all()) for tile in everything)
-    return PatchMap(
-        [_image(own, size, side, classes) for own, size, side in zip(tiles, sizes, sides, strict=True)], classes
-    )
+    return [_image(own, size, side, classes) for own, size, side in zip(tiles, sizes, sides, strict=True)], classes
 
 
 def _tiles(calls: list[KernelCall], fed: list[Tensor], first: int, size: int) -> list[Tile]:
     """The tiles of an image whose rows begin at `first`, in the order of their rows."""
     found = []
     for number, (call, rows) in enumerate(zip(calls, fed, strict=True)):
+        sets = rows[..., first : first + size] if rows.ndim > 2 else None
+        if sets is not None:
+            rows = torch.where(sets.any(-1), sets.byte().argmax(-1) + first, -1)
         own = (rows >= first) & (rows < first + size)
         for entry in own.any(1).nonzero()[:, 0].tolist():
             left = own[entry].clone()
@@ -158,7 +173,7 @@ def _tiles(calls: list[KernelCall], fed: list[Tensor], first: int, size: int) ->
                 here = seen & (own[entry] | (rows[entry] < 0))
                 position = here.nonzero()[:, 0]
                 row = torch.where(own[entry][position], rows[entry][position] - first, -1)
-                found.append(Tile(number, entry, position, row))
+                found.append(Tile(number, entry, position, row, None if sets is None else sets[entry][position]))
                 if not bool((left & here).any()):
                     raise Mixed("a position of the block does not see itself")
                 left &= ~here
@@ -192,21 +207,37 @@ def _image(tiles: list[Tile], size: int, side: int, classes: int) -> Mapped:
         fed = (tile.row >= 0).nonzero()[:, 0]
         row, token, count = tile.row[fed].unique(return_inverse=True, return_counts=True)
         tile_of[row] = number
-        if int(count.max()) == 1 and bool((tile.row[fed].diff() > 0).all()):
+        if tile.feeds is None and int(count.max()) == 1 and bool((tile.row[fed].diff() > 0).all()):
             token_of[tile.row[fed]] = fed - classes
             members.append(None)
-        elif int(count.min()) == int(count.max()):
+        elif tile.feeds is None and int(count.min()) == int(count.max()):
             token_of[row] = torch.arange(len(row))
             members.append(fed[token.sort(stable=True).indices].view(len(row), -1) - classes)
-        else:
-            raise Mixed("the tokens of an image are made of differing numbers of positions")
-    if len({None if own is None else tuple(own.flatten().tolist()) for own in members}) > 1:
-        raise Mixed("the tiles of an image are made of differing positions")
-    own = members[0]
-    tokens = len(tiles[0].position) - classes if own is None else len(own)
+    pooling, own = None, members[0] if members else None
+    kinds = {None if one is None else tuple(one.flatten().tolist()) for one in members}
+    if len(kinds) != 1 or len(members) < len(tiles):
+        tile_of, token_of, pooling = _pooled(tiles, size, classes)
+        own, tokens = None, pooling.shape[1]
+    else:
+        tokens = len(tiles[0].position) - classes if own is None else len(own)
     square = math.isqrt(tokens)
     side = side or (square if square**2 == tokens else 0)
-    return Mapped(tile_of.numpy(), token_of.numpy(), len(tiles), tiles, own, side, tokens)
+    return Mapped(tile_of.numpy(), token_of.numpy(), len(tiles), tiles, own, side, tokens, pooling)
+
+
+def _pooled(tiles: list[Tile], size: int, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Tile and token of each row, and the share [T, N, n] of each position in each token, if tokens are made of
+    differing positions: the mean of those that feed it. A token that several tiles feed is of the first (Molmo 2).
+    """
+    tile_of, token_of = torch.zeros(size, dtype=torch.long), torch.full((size,), STRUCTURAL)
+    shares = []
+    for number, tile in enumerate(tiles):
+        feeds = torch.nn.functional.one_hot(tile.row + 1, size + 1)[:, 1:] if tile.feeds is None else tile.feeds
+        row = (feeds.any(0) & (token_of == STRUCTURAL)).nonzero()[:, 0]
+        tile_of[row], token_of[row] = number, torch.arange(len(row))
+        share = feeds[classes:, row].T.float()
+        shares.append(share / share.sum(1, keepdim=True).clamp_min(1))
+    return tile_of, token_of, torch.nn.utils.rnn.pad_sequence(shares, batch_first=True)
 
 
 def sides_of(inputs: dict[str, Any], sizes: list[int]) -> list[int]:

@@ -23,6 +23,7 @@ from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView
 from llava_consensus.reduction.selection import indices
 from llava_consensus.reduction.tokens import Stopwatch, TextProbe
 
+NO_CUT = "none of them can be cut before. Take a method that acts before the language model"
 UNTURNED = {"cohere2": "full_attention"}  # layers of a decoder that do not rotate queries and keys
 CUT_ROWS = 1 << 16  # of the sequences of images that are cut together; a copy of the keys is made for each image
 
@@ -37,7 +38,6 @@ class Prefill(Hooks):
         units: images with more tokens than their budget.
         inputs: tensors of the tower that the method reads; None if it reads nothing.
         arguments: of the decoder.
-        origin: [R, S] row of the user's prompt that each row represents; None if it is the same.
     """
 
     def __init__(
@@ -78,9 +78,11 @@ class Prefill(Hooks):
         self.given: dict[Any, Any] = {}  # arguments that were gathered already
         self.start: Tensor | None = None
         self.before: dict[int, Any] = {}  # state before each cut, for layers that run again
+        # states that a layer put back, the rows it had, its states of these, and how often the former were written to
+        self.last: tuple[Tensor, Rows, Tensor, int] | None = None
+        self.memos: dict[Any, dict[str, Tensor]] = {}  # of the images cut together, what a method keeps from cut to cut
 
     def _check(self, size: int) -> None:
-        """Raises OptionError for prompts that a cut cannot handle."""
         self.layers.check(size)
         if self.method.calibrates and self.layers.kernel not in ("sdpa", "eager"):
             raise OptionError(
@@ -124,6 +126,8 @@ class Prefill(Hooks):
     def _spy(self, cut: int) -> Any:
         def spy(kernel: Any, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None,
                 *args: Any, **options: Any) -> Any:  # fmt: skip
+            if cut in self.calls and key.shape[2] < self.calls[cut].key.shape[2]:
+                return kernel(module, query, key, value, attention_mask, *args, **options)  # not over rows (Inkling 2)
             tensors = query.detach(), key.detach(), value.detach()
             self.calls[cut] = kernels.KernelCall(module, *tensors, attention_mask, options, None)
             return kernel(module, query, key, value, attention_mask, *args, **options)
@@ -139,7 +143,9 @@ class Prefill(Hooks):
             return None
         states = output[0] if isinstance(output, tuple) else output
         full = restore_rows(full, states, self.seen[index])
+        self.last = full, self.seen[index], states, 0 if full.is_inference() else full._version
         if index == self.layers.count - 1:
+            self.last = None
             # a dropped row answers as the last one kept before it, so that a label behind an image is predicted by that
             axis = row_axis(full, self.every.size, len(self.alive))
             assert axis is not None
@@ -165,7 +171,7 @@ class Prefill(Hooks):
     ) -> tuple[Tensor, dict[str, Any]]:
         if rows is None:
             return hidden, kwargs
-        short, changed = drop_rows(hidden, rows), dict[str, Any]()
+        short, changed = self._short(hidden, rows), dict[str, Any]()
         for name, value in kwargs.items():
             if name in CACHE_NAMES or isinstance(value, MutableMapping):  # which layers write to
                 continue
@@ -174,8 +180,14 @@ class Prefill(Hooks):
                 self.given[key] = rows, self._argument(index, name, value, short, rows), value
             changed[name] = self.given[key][1]
         if self.method.calibrates and "attention_mask" in changed:
-            changed["attention_mask"] = self._calibrated(index, short, changed, rows)
+            changed["attention_mask"] = self._calibrated(index, short, {**kwargs, **changed}, rows)
         return short, {**kwargs, **changed}
+
+    def _short(self, hidden: Tensor, rows: Rows) -> Tensor:
+        """The states of the rows that are left: as the layer before put them back, if nothing has written since."""
+        full, own, states, version = self.last or (None, None, hidden, 0)
+        kept = full is hidden and own is rows and not hidden.is_inference() and hidden._version == version
+        return states if kept else drop_rows(hidden, rows)
 
     def _argument(self, index: int, name: str, value: Any, short: Tensor, rows: Rows) -> Any:
         if name == "attention_mask":
@@ -189,6 +201,9 @@ class Prefill(Hooks):
             place = rows.real.cumsum(1) - 1
             positions = upload([np.maximum(place, 0)], short.device)[0] + self.start
             return positions if name == "position_ids" else self.layers.rotation(self.decoder, index, short, positions)
+        whole = isinstance(value, Tensor) and value.dtype in (torch.int32, torch.int64) and name != "position_ids"
+        if whole and (value.shape[-2:] == (rows.size, rows.size) or value.ndim > 2):
+            raise OptionError(f"layers take numbers of pairs of rows ({name}), and {NO_CUT}")
         return drop_rows(value, rows)
 
     def _ahead(self, mask: Any, rows: Rows) -> Tensor | None:
@@ -205,8 +220,14 @@ class Prefill(Hooks):
         return drop_rows(drop_rows(ahead, rows).transpose(1, 2), rows)
 
     def _calibrated(self, index: int, short: Tensor, arguments: dict[str, Any], rows: Rows) -> Tensor:
-        """Additive mask of a layer with RESTORE's calibration."""
-        ahead = arguments["attention_mask"]
+        """Additive mask of a layer with RESTORE's calibration, made once for the layers that share it."""
+        ahead, given = arguments["attention_mask"], self.layers.angles(self.decoder, index, short, arguments)
+        attention = getattr(self.decoder.layers[index], "self_attn", None)
+        width = getattr(attention, "head_dim", 0)
+        key = "calibrated", id(ahead), id(given), self.layers.kinds[index], index == 0, width
+        if key in self.given:
+            self.weights[index], made, _ = self.given[key]
+            return made
         if index == 0:  # in the first layer each visual token is an equal part of its image
             parts = torch.tensor([*(len(image.unit.places) / image.left for image in self.images), 1.0])
             sizes = parts.to(short.device)[self.owner.gather(1, rows.index)]
@@ -214,23 +235,20 @@ class Prefill(Hooks):
             sizes = torch.ones(rows.index.shape, device=short.device)
         else:
             sizes = self.weight.gather(1, rows.index)
-        given = self.layers.angles(self.decoder, index, short, arguments)
         cos, sin = _angles(given)
         if self.layers.kinds[index] == UNTURNED.get(self.layers.config.model_type):
             cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
         elif not isinstance(given, Tensor):  # channels that do not turn count too
-            attention = getattr(self.decoder.layers[index], "self_attn", None)
-            width = getattr(attention, "head_dim", cos.shape[-1])
-            rest = (0, width - cos.shape[-1])
+            rest = (0, max(width - cos.shape[-1], 0))
             cos, sin = nn.functional.pad(cos, rest, value=1.0), nn.functional.pad(sin, rest)
         far = far_logits(cos, sin).expand(len(sizes), -1, -1)
+        made = seen_logits(self.layers.dense(index, rows.shown, sizes.shape[1], ahead), sizes, far, short.dtype)
         self.weights[index] = sizes
-        return seen_logits(self.layers.dense(index, rows.shown, sizes.shape[1], ahead), sizes, far, short.dtype)
+        self.given[key] = sizes, made, (ahead, given)  # which live as long as their ids are looked up
+        return made
 
     def _cut(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> Tensor:
-        """Lets the method choose, equal images together. Returns the states with merged tokens in the places of the
-        dropped tokens they represent.
-        """
+        """Lets the method choose, equal images together. Returns the states with merged tokens in place."""
         if self.replays:
             self.rows, self.alive, self.key, lefts = self.before[index]
             for image, left in zip(self.images, lefts, strict=True):
@@ -312,33 +330,41 @@ class Prefill(Hooks):
         batch, own, text, mask, whole = upload(
             [np.array([image.row for image in images]), np.array(numbers), texts, real, visual], device
         )
-        index, shown = rows.index[batch], rows.shown[batch]
-        columns = indices((self.owner[batch].gather(1, index) == own[:, None]) & shown, images[0].left)  # [P, v]
+        shown, index, owner = (_rows_of(part, batch) for part in (rows.shown, rows.index, self.owner))
+        mine = owner.gather(1, index) == own[:, None]
+        columns = indices(mine & shown if rows.padded else mine, images[0].left)  # [P, v]
         slots = torch.arange(width, device=device).expand_as(index)
         column = torch.full((len(batch), rows.size), -1, device=device)
-        column = column.scatter(1, index.where(shown, index[:, -1:]), slots)
+        column = column.scatter(1, index.where(shown, index[:, -1:]) if rows.padded else index, slots)
         column = column.where(column >= 0, column.cummax(1).values).clamp_min(0)
         asked = column.gather(1, text)  # [P, L]
-        states = short if short.ndim == 3 else short[0]  # merged tokens carry gradients
+        states = short  # merged tokens carry gradients
+        if short.ndim > 3:  # several streams, the first axis or behind that of the rows
+            states = short.mean(2) if row_axis(short, width, len(rows.index)) == 1 else short[0]
         pair = batch[:, None]
-        probe = self._probe(call, batch, asked, mask.bool(), shown, angles, states, width)
+        seen = shown if rows.padded else None
+        probe = self._probe(call, batch, asked, mask.bool(), seen, angles, states, width)
+        probe = probe._replace(padded=not bool(real.all()))
         embeds = (self.embeds if self.embeds.ndim == 3 else self.embeds[0]).detach()
         tower = None
         if self.inputs is not None:
             tower = self.inputs.tokens(self.inputs.indexed([[image.unit for image in images]])[0])
+        memo = self.memos.setdefault(tuple(numbers), {})
+        if "inputs" not in memo:
+            memo |= {"inputs": embeds[pair, whole], "text": embeds[pair, text]}
         view = DecoderView(
             images[0].unit.budget.tokens, cut, states[pair, columns], states[pair, asked], columns, probe,
-            embeds[pair, whole], embeds[pair, text], self.norm, tower,
+            memo["inputs"], memo["text"], self.norm, tower, memo,
         )  # fmt: skip
         return view, index.gather(1, columns)
 
     @property
     def norm(self) -> Any:
-        return next(child for name, child in self.decoder.named_children() if name.endswith("norm"))
+        return next(child for name, child in self.decoder.named_children() if "norm" in name)
 
     def _probe(
-        self, call: kernels.KernelCall | None, batch: Tensor, asked: Tensor, mask: Tensor, shown: Tensor, angles: Any,
-        states: Tensor, width: int,
+        self, call: kernels.KernelCall | None, batch: Tensor, asked: Tensor, mask: Tensor,
+        shown: Tensor | None, angles: Any, states: Tensor, width: int,
     ) -> TextProbe:  # fmt: skip
         """Queries of the asked rows and keys of the sequence, rotated; or values in their place, with angles."""
         if call is None:
@@ -350,8 +376,8 @@ class Prefill(Hooks):
             cos, sin = _of_batch(angles, len(self.alive), batch)
             query = _of_rows(call.value, batch, asked)
             return TextProbe(query, value, cos, sin, value.shape[-1] ** -0.5, asked, mask, shown)
-        key = call.key[batch][:, :, :width]  # a static cache hands over columns that are still empty
-        still = key.new_ones(()).expand(len(batch), width, key.shape[3])
+        key = _rows_of(call.key, batch)[:, :, :width]  # a static cache hands over columns that are still empty
+        still = key.new_empty(len(batch), width, 0)
         cap = float(call.options.get("softcap") or 0.0)
         if isinstance(call.mask, Tensor) and call.mask.ndim == 4:  # saliency uses the kernel's mask, windows too
             seen = call.mask if call.mask.dtype == torch.bool else call.mask > torch.finfo(call.mask.dtype).min / 2
@@ -359,7 +385,8 @@ class Prefill(Hooks):
             shown = seen[batch[:, None], 0, asked][..., :width]  # [P, L, W]
         query = _of_rows(call.query, batch, asked)
         own = partial(_of_batch, angles, len(self.alive), batch)
-        return TextProbe(query, key, still, still - 1, call.scale, asked, mask, shown, cap=cap, angles=own)
+        more = call.extra(batch[:, None], asked, width)
+        return TextProbe(query, key, still, still, call.scale, asked, mask, key_mask=shown, cap=cap, angles=own, **more)
 
     def finish(self, missing: int) -> Book | None:
         """The book of the cache that this forward filled; `missing` rows left before the first layer."""
@@ -383,6 +410,10 @@ class Prefill(Hooks):
         }
 
 
+def _rows_of(values: Tensor, batch: Tensor) -> Tensor:
+    return values if len(values) == len(batch) == 1 else values[batch]
+
+
 def _angles(given: Any) -> tuple[Tensor, Tensor]:
     """Cosines and sines [R or 1, W, d] of position embeddings, mean over the axes of positions."""
     cos, sin = (given.real, given.imag) if isinstance(given, Tensor) else given
@@ -391,7 +422,7 @@ def _angles(given: Any) -> tuple[Tensor, Tensor]:
 
 def _of_batch(given: Any, count: int, batch: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines [P, W, d] of rows `batch` of R."""
-    cos, sin = (part.expand(count, -1, -1)[batch] for part in _angles(given))
+    cos, sin = (_rows_of(part.expand(count, -1, -1), batch) for part in _angles(given))
     return cos, sin
 
 

@@ -197,16 +197,7 @@ def reduced_rows(
     picked = np.concatenate((row * size + column, count * size + np.arange(slots - len(row)), [0]))
     zones = [_tails(group, images, method) for group in groups]
     keys, source, chosen, taken, shown, gone, *tails = upload(
-        [
-            np.append(column * ROW, PADDING),
-            np.append(column, 0),
-            candidates,
-            picked,
-            kept_real,
-            removed,
-            *zones,
-        ],
-        device,
+        [np.append(column * ROW, PADDING), np.append(column, 0), candidates, picked, kept_real, removed, *zones], device
     )
     unit_keys, unit_source = [], []
     for group, tail in zip(groups, tails, strict=True):

@@ -10,12 +10,14 @@ up by name in every call, so that weights and adapters that come later are the o
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.images import STRUCTURAL, Image
@@ -181,7 +183,9 @@ class Tower:
         self, plain: Callable[..., Any], base: nn.Module, maps: bool, learns: bool, inputs: dict[str, Any]
     ) -> Any:
         layer = repr(getattr(base.config, "vision_feature_layer", None))
-        key = layer, shape_key(inputs) if learns else _names_key(inputs)
+        # without maps, calls with the same arguments apart from tensors are equal
+        plainly = {name: None if isinstance(value, Tensor) else value for name, value in inputs.items()}
+        key = layer, shape_key(inputs if learns else plainly)
         fed = self.learnt.fed.get(key)
         known = [] if learns or fed is not None or not self.reads else self.named(inputs, base.config)
         if known:  # no gradient is needed to find it
@@ -196,13 +200,16 @@ class Tower:
         record = Encoded(inputs, key, 0, {}, {}, {})
         if not learning and not self.reads:
             output = plain(**inputs)
-        elif not learning or torch.is_grad_enabled():  # the graph of training is not cut
+        elif not learning:
             output = self._recorded(plain, base, inputs, record, fed, False)
+        elif torch.is_grad_enabled():
+            with open_checkpoints(base):
+                output = self._recorded(plain, base, inputs, record, fed, True)
         else:
             copied = {n: v.clone() if isinstance(v, Tensor) and v.is_inference() else v for n, v in inputs.items()}
-            with torch.inference_mode(False), torch.no_grad():
+            with torch.inference_mode(False), torch.no_grad(), open_checkpoints(base):
                 output = self._recorded(plain, base, copied, record, fed, True)
-        rows = flat_features(output)
+        rows = flat_features(output, self.reads)
         if learning and rows is not None and bool(rows.isfinite().all()):
             self.learnt.fed[key] = self._fed(key, output, record.calls)
             if not torch.is_grad_enabled():
@@ -213,7 +220,7 @@ class Tower:
         return self._noted(output, record)
 
     def _noted(self, output: Any, record: Encoded) -> Any:
-        rows = flat_features(output)
+        rows = flat_features(output, self.reads)
         object.__setattr__(output, RECORD, [record._replace(count=None if rows is None else len(rows))])
         return output
 
@@ -224,7 +231,7 @@ class Tower:
         """Runs an encoder while blocks are recorded.
 
         Args:
-            cut: whether the autograd graph begins at the attention output of the blocks.
+            cut: whether the autograd graph begins at the attention output of the blocks, if it has not begun before.
         """
         feds = fed if isinstance(fed, list) else [fed]
         wanted = {block for one in feds if one is None or one.block for block in self.wanted(one and one.block)}
@@ -293,12 +300,12 @@ class Tower:
                 # a class token in the prompt is no candidate
                 candidate = torch.from_numpy(np.concatenate([image.token for image in images]) != STRUCTURAL)
                 rows = [
-                    torch.where((row >= 0) & candidate[row.clamp_min(0)], row, -1)
+                    row & candidate if row.ndim > 2 else torch.where((row >= 0) & candidate[row.clamp_min(0)], row, -1)
                     for row in (r.cpu() for r in fed.rows)
                 ]
                 try:
-                    found = patch_map(fed.calls, rows, sizes, sides_of(record.inputs, tokens))
-                    self.learnt.maps[key] = list(found.images), found.classes
+                    found, classes = patch_map(fed.calls, rows, sizes, sides_of(record.inputs, tokens))
+                    self.learnt.maps[key] = list(found), classes
                 except Mixed as error:
                     self.learnt.mixed[record.key] = str(error)
         return self.learnt.maps[key]
@@ -322,7 +329,12 @@ class Tower:
             sides = sides_of(record.inputs, sizes)
             if square:
                 sides = [side or _side(size) for side, size in zip(sides, sizes, strict=True)]
-            return [_unread(*of) for of in zip(images, maps, sizes, sides, strict=True)], ""
+            return [
+                Tiles(image.tiles, size, side, {})
+                if mapped is None
+                else Tiles(mapped.tiles, mapped.size, mapped.side, {}, mapped.members)
+                for image, mapped, size, side in zip(images, maps, sizes, sides, strict=True)
+            ], ""
         block, ahead = self.features_block(fed.block), self.method.blocks_ahead
         found = self._read(record, images, maps, classes, block, ahead)
         if not ahead or all("key" in tiles.parts and tiles.classes for tiles in found):
@@ -333,19 +345,12 @@ class Tower:
     def _read(
         self, record: Encoded, images: list[Image], maps: list[Mapped | None], classes: int, block: Block, ahead: int
     ) -> list[Tiles]:
-        """Features of a block, and attention of the one so far ahead of it."""
         name, index = block
         calls, states = record.calls.get((name, index + ahead), []), record.states.get(block, [])
         early = record.calls.get(self.early_block(name), []) if Need.EARLIER in self.method.needs else []
         return [
             _tiles_of(image, mapped, calls, states, classes, early) for image, mapped in zip(images, maps, strict=True)
         ]
-
-
-def _unread(image: Image, mapped: Mapped | None, size: int, side: int) -> Tiles:
-    if mapped is None:
-        return Tiles(image.tiles, size, side, {})
-    return Tiles(mapped.tiles, mapped.size, mapped.side, {}, mapped.members)
 
 
 def _side(size: int) -> int:
@@ -367,7 +372,9 @@ def _tiles_of(
             own = slice(image.first, image.first + image.tiles)
             if classes in (0, 1) and len(call.query) >= image.first + image.tiles:
                 scale = call.scale
-                parts = {"query": call.query[own], "key": _repeat(call.key[own], call.query)}
+                times = call.query.shape[1] // call.key.shape[1]
+                key = call.key[own].unsqueeze(2).expand(-1, -1, times, -1, -1).flatten(1, 2)
+                parts = {"query": call.query[own], "key": key}
                 parts["features"] = states[0][own, classes:]
                 if classes:
                     parts["class_feature"] = states[0][own, 0]
@@ -379,6 +386,8 @@ def _tiles_of(
     parts = {}
     if calls and states and mapped.patches:
         parts = mapped.heads(calls)
+        if mapped.pooling is not None:
+            parts["pooling"] = mapped.pooling
         found = mapped.states(calls, states)
         parts["features"] = found[:, classes:]
         if classes:
@@ -387,12 +396,6 @@ def _tiles_of(
             parts |= {EARLIER + name: value for name, value in mapped.heads(early).items()}
     scale, early_scale = (own[0].scale if own else 1.0 for own in (calls, early))
     return Tiles(mapped.tiles, mapped.size, mapped.side, parts, mapped.members, classes, scale, early_scale)
-
-
-def _repeat(key: Tensor, query: Tensor) -> Tensor:
-    """Keys [T, H_kv, n, d] for each query head."""
-    times = query.shape[1] // key.shape[1]
-    return key if times == 1 else key.repeat_interleave(times, 1)
 
 
 def block_lists(module: nn.Module, decoder: nn.Module | None, name: str = "") -> list[tuple[str, int]]:
@@ -408,9 +411,13 @@ def block_lists(module: nn.Module, decoder: nn.Module | None, name: str = "") ->
     return found
 
 
-def flat_features(output: Any) -> Tensor | None:
-    """Features as the language model gets them, [rows, D]."""
+def flat_features(output: Any, deep: bool = True) -> Tensor | None:
+    """Features as the language model gets them, [rows, D]; with `deep`, those of its first layer if it gets them by
+    layers (Granite Vision 4).
+    """
     value = output.get("pooler_output", output.get("last_hidden_state"))
+    if value is None and deep and output.get("deepstack_features"):
+        _, value = output["deepstack_features"][0]
     if isinstance(value, (list, tuple)) and value:
         return torch.cat([item.reshape(-1, item.shape[-1]) for item in value])
     return value.reshape(-1, value.shape[-1]) if isinstance(value, Tensor) else None
@@ -422,14 +429,31 @@ def detached(value: Any) -> Any:
     return type(value)(map(detached, value)) if type(value) in (list, tuple) else value
 
 
+def _open_checkpoint(block: Callable[..., Any], *args: Any) -> Any:
+    """A gradient checkpoint that is not reentrant. A graph may begin inside a block whose input has none."""
+    graph = any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
+    return checkpoint(block, *args, use_reentrant=False) if graph else block(*args)
+
+
+@contextmanager
+def open_checkpoints(module: nn.Module) -> Iterator[None]:
+    """In the body the graph of gradient checkpoints can be differentiated, which it cannot if they are reentrant."""
+    name = "_gradient_checkpointing_func"
+    before = {
+        part: vars(part)[name] for part in module.modules() if vars(part).get(name) not in (None, _open_checkpoint)
+    }
+    try:
+        for part in before:
+            setattr(part, name, _open_checkpoint)
+        yield
+    finally:
+        for part, own in before.items():
+            setattr(part, name, own)
+
+
 @functools.cache
 def argument_names(function: Any) -> tuple[str, ...]:
     return tuple(inspect.signature(function).parameters)
-
-
-def _names_key(inputs: dict[str, Any]) -> Any:
-    """Equal for calls with the same arguments, apart from tensors."""
-    return tuple((name, None if isinstance(value, Tensor) else repr(value)) for name, value in sorted(inputs.items()))
 
 
 def shape_key(inputs: dict[str, Any]) -> Any:

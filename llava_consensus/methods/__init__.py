@@ -27,8 +27,6 @@ INDEX = Path(__file__).with_name("index.json")  # `about` of our methods, made b
 
 
 class Option(NamedTuple):
-    """One option."""
-
     name: str
     default: str  # as it is written on the command line
     text: str  # its meaning; empty if undocumented
@@ -36,8 +34,6 @@ class Option(NamedTuple):
 
 
 class About(NamedTuple):
-    """Description of a method for lists."""
-
     at: str  # module:Class
     title: str  # in tables; empty: its name
     place: str  # where it acts
@@ -104,7 +100,6 @@ class Methods(Registry):
         return about(name).paragraphs[0]
 
     def title(self, name: str) -> str:
-        """Name of a method in tables."""
         return about(name).title or name
 
 

@@ -52,7 +52,6 @@ class AnchorPrune(Selector, ReadsTower):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.FEATURES, Need.QUESTION})
 
     def sizes(self, count: int) -> tuple[int, int]:
-        """Tokens of the first anchor and of the largest one, of `count` to keep."""
         least = min(max(1, round(count * self.least)), count)
         return least, max(least, int(count * self.most))
 

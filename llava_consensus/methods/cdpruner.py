@@ -17,14 +17,15 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, normalize
+from torch.nn.functional import embedding, normalize, pad
 
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import ReadsTower, Selected, Selector, Shape
 from llava_consensus.reduction.options import Bounds
-from llava_consensus.reduction.selection import counting
+from llava_consensus.reduction.selection import counting, distinct
 from llava_consensus.reduction.tokens import ClipSides, Need, VisualTokens, WholeImages, ensure_finite
 
+NOTHING = 1e-6  # of the largest remainder
 SHORT_ANSWER = "\nAnswer the question using a single word or phrase."
 
 
@@ -49,13 +50,12 @@ class CDPruner(Selector, ReadsTower):
         return question.replace(SHORT_ANSWER, "")
 
     def flops(self, shape: Shape, budget: Budget) -> float:
-        """The text tower once, the patches' embeddings, the kernel, and T(T-1)/2 rows of the factor. Without a text
-        tower: the products with the words after the image in place of the first two.
+        """The text tower once, the patches' embeddings and the kernel; each of the T steps only subtracts. Without a
+        text tower: the products with the words after the image in place of the first two.
         """
         total = 0.0
-        for count, size in self.losing(shape, budget):
+        for _, size in self.losing(shape, budget):
             total += 2.0 * size * (relevance_products(shape) + size * shape.width)
-            total += 1.0 * count * (count - 1) * size
         return shape.text_tower + total if total else 0.0
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:
@@ -77,9 +77,7 @@ class CDPruner(Selector, ReadsTower):
 
 
 def relevance_products(shape: Shape) -> float:
-    """Products for the relevance of a token: its embedding in CLIP's space and the cosine there, or the cosines with
-    the words after the image.
-    """
+    """Products of a token's relevance: its embedding in CLIP's space and cosine, or cosines with the words."""
     return shape.joint * (shape.vision_width + 1) if shape.text_tower else shape.known("question") * shape.width
 
 
@@ -107,25 +105,20 @@ def relevance(sides: ClipSides, whole: WholeImages, negated: bool = True) -> Ten
 def greedy_map(kernel: Tensor, count: int) -> Tensor:
     """`count` tokens of each kernel [B, N, N] in the order they are chosen: [B, count]. Ties go to the lower place.
 
-    Each step takes the token with the largest remainder p and eliminates it from the kernel: with its row u of the
-    remaining kernel, the remainders fall by u^2 / p. Rows are made when they are needed: a row of the kernel less
-    `shares` times the earlier rows, where shares are the u / p of those rows at this token.
+    Each step takes the token with the largest remainder p and eliminates it from the kernel: with its row u, the rest
+    of the kernel falls by u u / p, and its own remainder to 0. A step is four operations. Beyond the rank of the kernel
+    nothing remains but rounding errors: there steps take a token N that is in no set, and the seats that are free go to
+    the largest remainders.
     """
     batch, size, device = *kernel.shape[:2], kernel.device
-    # Row j is read by the step that chooses j: its row of the kernel and its shares, [B, N, N + T] in one table
-    table = torch.cat((kernel, kernel.new_empty(batch, size, count)), dim=2)
-    reads, shares = table.flatten(0, 1), table[:, :, size:]
-    rows = kernel.new_empty(batch, count, size)
-    remainder = kernel.diagonal(dim1=1, dim2=2).clone()  # -inf for chosen tokens
-    offset = counting(batch, device)[:, None] * size if batch > 1 else None
+    table = pad(kernel, (0, 1, 0, 1))  # [B, N + 1, N + 1]
+    remainder, rest, reads = table.diagonal(dim1=1, dim2=2), table[:, :size, :size], table.flatten(0, 1)
+    torch.mul(remainder.amax(1), NOTHING, out=remainder[:, size])
+    offset = counting(batch, device)[:, None] * (size + 1) if batch > 1 else None
     chosen: list[Tensor] = []  # [B, 1] each
-    for step in range(count):
+    for _ in range(count):
         pivot, index = remainder.max(1, keepdim=True)
         chosen.append(index)
-        read = embedding(index if offset is None else index + offset, reads)  # [B, 1, N + T]
-        row, share = rows[:, step : step + 1], shares[:, :, step : step + 1]
-        torch.baddbmm(read[:, :, :size], read[:, :, size : size + step], rows[:, :step], alpha=-1, out=row)
-        # beyond the rank of the kernel nothing remains: infinity makes the shares 0
-        torch.div(row, torch.threshold_(pivot, 0.0, torch.inf)[..., None], out=share.transpose(1, 2))
-        remainder.addcmul_(row[:, 0], share[..., 0], value=-1).scatter_(1, index, -torch.inf)
-    return torch.cat(chosen, dim=1)
+        row = embedding(index if offset is None else index + offset, reads)[:, :, :size]  # [B, 1, N]
+        rest.addcmul_(row.transpose(1, 2), row / pivot[..., None], value=-1)
+    return distinct(torch.cat(chosen, dim=1), size, remainder[:, :size])

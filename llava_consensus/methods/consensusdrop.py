@@ -116,7 +116,6 @@ class ConsensusDrop(ReadsTower):
         return result._replace(vision=saliencies.vision, cross=saliencies.cross, fused=saliencies.fused, watch=watch)
 
     def saliencies(self, tokens: VisualTokens, watch: Stopwatch) -> Saliencies:
-        """Both sides and their fusion."""
         with watch.time("saliency"):
             vision = self._vision(tokens)
         with watch.time("scap"):

@@ -67,7 +67,6 @@ class Dart(InDecoder):
 
     @torch.no_grad()
     def select(self, view: DecoderView, watch: Stopwatch) -> Chosen:
-        """Image pivots and, round by round, the tokens least similar to one pivot."""
         with watch.time("saliency"):
             kept = view.cut.kept
             norms = key_norms(view)  # [P, W]

@@ -29,7 +29,6 @@ class DivPrune(Selector, Tiled):
         return sum(2.0 * size**2 * shape.width for _, size in self.losing(shape, budget))
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:
-        """The tokens that are spread out."""
         return Selected(spread_out(tokens.projected, count))
 
 

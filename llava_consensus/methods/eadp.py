@@ -57,7 +57,6 @@ class EADP(Selector, Tiled):
         return sum(2.0 * size * ((size + words + 1) * shape.width + words) for size in sizes)
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:
-        """The tokens that cover the weighted ones."""
         words = tokens.needed(Need.WORDS)
         points = directions(ensure_finite("projected tokens", tokens.projected).float())  # [B, N, D]
         weight = self.weight(points, words.text.float(), words.real)

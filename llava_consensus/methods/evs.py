@@ -33,7 +33,6 @@ class EVS(Selector):
 
     @property
     def tile_budget(self) -> str:
-        """All frames share one budget."""
         return "global"
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:

@@ -51,6 +51,5 @@ class FastV(InDecoder):
         return [Cut(cut, kept)]
 
     def select(self, view: DecoderView, watch: Stopwatch) -> Chosen:
-        """The tokens with the largest head-mean attention of the last prompt token."""
         with watch.time("saliency"):
             return Chosen(top(last_row_saliency(view, "FastV"), view.cut.kept))

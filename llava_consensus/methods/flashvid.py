@@ -70,7 +70,6 @@ class FlashVID(AfterTower):
 
     @property
     def tile_budget(self) -> str:
-        """All frames share one budget."""
         return "global"
 
     @property

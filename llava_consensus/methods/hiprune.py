@@ -41,7 +41,6 @@ class HiPrune(Selector, ReadsBlocks):
     early: ClassVar[float] = 9 / 24
 
     def anchors(self, count: int) -> int:
-        """Anchors among `count` kept tokens."""
         return round(count * self.alpha / BESIDE)
 
     def flops(self, shape: Shape, budget: Budget) -> float:
@@ -50,7 +49,6 @@ class HiPrune(Selector, ReadsBlocks):
         return 2 * 2.0 * shape.tiles * rows**2 * shape.vision_width if self.losing(shape, budget) else 0.0
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:
-        """Anchors, their neighbours, and the most looked at in the last block."""
         middle = tokens.by_token(looked_at(tokens.needed(Need.EARLIER)))  # [U, N_tile]
         last = tokens.of_tiles(looked_at(tokens.needed(Need.ATTENTION)))
         anchors = top(middle[tokens.tile, tokens.patch], self.anchors(count))
@@ -68,9 +66,7 @@ def looked_at(attention: VisionAttention) -> Tensor:
 
 
 def beside(tokens: VisualTokens, anchors: Tensor, size: int) -> Tensor:
-    """Mask [B, N] of the anchors [B, k] and their neighbours, in tiles of `size` tokens; above and below only if
-    they form a grid.
-    """
+    """Mask [B, N] of the anchors [B, k] and their neighbours, above and below only if tiles form a grid."""
     place, tile = tokens.patch.gather(1, anchors), tokens.tile.gather(1, anchors)
     steps = (0, -1, 1, *((-tokens.side, tokens.side) if tokens.side else ()))
     near = torch.cat([(place + step).clamp(0, size - 1) for step in steps], dim=1)  # [B, steps k]

@@ -56,7 +56,6 @@ class HoloV(ReadsTower):
         return sum(2.0 * count * size**2 * shape.width for count, size in crops) + (class_flops(shape) if units else 0)
 
     def count(self, tokens: int, size: int, classes: bool) -> int:
-        """Crops of a unit of `size` tokens of which `tokens` stay."""
         usual = 16 if classes else max(1, int(1024 / 576 * size / tokens))
         return min(usual if self.crops is None else self.crops, size)
 

@@ -42,7 +42,6 @@ class IDPruner(Selector, ReadsTower):
         return pair_flops(shape, self.losing(shape, budget), shape.width)
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:
-        """The tokens of maximal marginal relevance."""
         saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION)))
         direction = directions(ensure_finite("projected tokens", tokens.projected).float())
         return Selected(marginal(spread(saliency), direction, count, self.balance), vision=saliency)

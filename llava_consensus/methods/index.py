@@ -46,7 +46,6 @@ def _options(kind: type[Method]) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _arguments(docstring: str) -> Iterator[tuple[str, str]]:
-    """Names and texts below `Args:`."""
     _, _, rest = inspect.cleandoc(docstring).partition("Args:\n")
     names: list[str] = []
     words: list[str] = []
@@ -74,7 +73,6 @@ def _counted(kind: type[Method]) -> Iterator[tuple[str, str]]:
 
 
 def cost(method: Method) -> str:
-    """FLOPs of a method on the model of the paper, in a line."""
     found = account(method, Budget(TOKENS), SHAPES[SHAPE])
     if found.flops.method is None or found.flops.total is None:
         return f"on {SHAPE} at {TOKENS} tokens: not known ({found.note})"

@@ -71,7 +71,6 @@ class IVCPrune(InDecoder):
         return min(max(1, round(self.seeds * kept)), kept)
 
     def select(self, view: DecoderView, watch: Stopwatch) -> Chosen:
-        """Seeds and extreme coordinates, then the largest saliency."""
         probe, kept = view.probe, view.cut.kept
         with watch.time("saliency"):
             at_tokens = view.columns[:, None, :, None]

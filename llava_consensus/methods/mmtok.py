@@ -51,7 +51,6 @@ class MMTok(Selector, ReadsTower):
         return sum(2.0 * size * (size * shape.vision_width + words) for size in sizes)
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:
-        """The tokens that cover words and tokens."""
         words = tokens.needed(Need.WORDS)
         points = directions(ensure_finite("projected tokens", tokens.projected).float())  # [B, N, D]
         features = ensure_finite("features of the vision tower", tokens.of_tiles(tokens.needed(Need.FEATURES)).float())

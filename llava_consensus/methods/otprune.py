@@ -37,12 +37,10 @@ class OTPrune(Selector, Tiled):
     title: ClassVar[str] = "OTPrune"
 
     def flops(self, shape: Shape, budget: Budget) -> float:
-        """The products of all pairs, their square, and T(T-1)/2 rows of the factor."""
-        units = self.losing(shape, budget)
-        return sum(2.0 * size**2 * (shape.width + size) + count * (count - 1) * size for count, size in units)
+        """The products of all pairs and their square; each of the T steps only subtracts."""
+        return sum(2.0 * size**2 * (shape.width + size) for _, size in self.losing(shape, budget))
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:
-        """The tokens that make the determinant large."""
         points = ensure_finite("projected tokens", tokens.projected).float()
         points = points / torch.linalg.vector_norm(points, dim=1, keepdim=True).clamp_min(1e-12)
         products = points @ points.transpose(1, 2)  # [B, N, N]

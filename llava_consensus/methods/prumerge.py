@@ -55,7 +55,6 @@ class PruMerge(ReadsTower):
 
     @property
     def adaptive(self) -> bool:
-        """True if the image decides how many tokens stay."""
         return self.budget == "adaptive"
 
     def most(self, available: int) -> int:

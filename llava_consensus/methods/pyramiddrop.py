@@ -67,7 +67,6 @@ class PyramidDrop(InDecoder):
         return [Cut(cut, kept) for cut, kept in zip(cuts, counts, strict=True)]
 
     def _cuts(self, layers: int) -> tuple[int, ...]:
-        """The first layer after each cut."""
         cuts = tuple(int(cut) for cut in numbers("layers", self.layers, whole=True))
         if not cuts:
             return scaled(CUTS, layers)
@@ -95,6 +94,5 @@ class PyramidDrop(InDecoder):
         return high
 
     def select(self, view: DecoderView, watch: Stopwatch) -> Chosen:
-        """The tokens with the largest head-mean attention of the last prompt token."""
         with watch.time("saliency"):
             return Chosen(top(last_row_saliency(view, "PyramidDrop"), view.cut.kept))

@@ -24,14 +24,11 @@ class Random(Ranker, Tiled):
     multiplies_nothing: ClassVar[bool] = True
 
     def saliency(self, tokens: VisualTokens) -> Tensor:
-        """Uniform noise."""
         return draw(tokens.needed(Need.FINGERPRINT) + self.seed * 0x5851F42D4C957F, tokens.projected.shape[1])
 
 
 def draw(seeds: Tensor, count: int) -> Tensor:
-    """`count` uniform numbers in [0, 1) for each of the int64 seeds [B], by a counter and an avalanche of shifts:
-    the same on every device.
-    """
+    """`count` uniform numbers in [0, 1) for each int64 seed [B], by hashing a counter: the same on every device."""
     counter = torch.arange(1, count + 1, device=seeds.device)
     state = seeds[:, None] * 0x2545F4914F6CDD1D + counter * 0x9E3779B97F4A7C1  # int64 arithmetic wraps
     for multiplier in (0x7F51AFD7ED558CCD, 0x44CEB9FE1A85EC53):

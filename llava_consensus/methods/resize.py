@@ -31,7 +31,6 @@ class Resize(AtImage):
         return smaller(tokens, rows, columns)
 
     def left(self, budget: Budget, available: int, side: int = 0) -> int:
-        """Rows times columns, which is at most T."""
         grid = (available // side, side) if side else ()
         rows, columns = self.image_size(budget.tokens, *grid)
         return available if budget.tokens >= available else rows * columns

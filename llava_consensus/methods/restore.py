@@ -16,6 +16,7 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import threshold
 
 from llava_consensus.errors import OptionError
 from llava_consensus.methods.divprune import DivPrune
@@ -52,7 +53,6 @@ class Restore(ReadsTower):
         return Budget(budget.tokens, merged).split(available)
 
     def chooser(self) -> Tiled:
-        """The selector."""
         if self.selector == "divprune":
             return DivPrune(tile_budget=self.tile_budget)
         made = HoloV if self.selector == "holov" else VisPruner
@@ -74,12 +74,12 @@ class Restore(ReadsTower):
         size = tokens.projected.shape[1]
         count, merged = self.counts(budget, size)
         with torch.no_grad():
-            none = torch.zeros(len(tokens.projected), 0, dtype=torch.long, device=tokens.projected.device)
+            none = counting(0, tokens.projected.device).expand(len(tokens.projected), -1)
             kept = self.chooser().reduce(tokens, Budget(count)).kept if count else none
             rest = left_over(kept, size)
             direction = merging.directions(ensure_finite("projected tokens", pick(tokens.projected, rest).float()))
             _, group = distinctive(direction @ direction.transpose(1, 2), merged)
-            places, group = merging.medians(group, merged) if merged else (none, group)
+            places, group = merging.medians(group, merged) if merged else (rest[:, :0], group)
         return assemble(tokens.projected, kept, self.order, merging.fold(tokens.projected, rest, places, group))
 
 
@@ -103,21 +103,17 @@ class RestoreCalibrated(InDecoder):
 
     @property
     def merging(self) -> Restore:
-        """Only the merging."""
         return Restore(selector=self.selector, vision_layer=self.vision_layer)
 
     @property
     def calibrates(self) -> bool:
-        """True: adds calibration to the merging."""
         return True
 
     @property
     def reads_prompt(self) -> bool:
-        """False: the question chooses nothing."""
         return False
 
     def plan(self, tokens: int, available: int, layers: int) -> list[Cut]:
-        """One cut, before the first layer."""
         return [Cut(0, *self.merging.counts(Budget(tokens), available))]
 
     def flops(self, shape: Shape, budget: Budget) -> float:
@@ -147,9 +143,9 @@ class RestoreCalibrated(InDecoder):
 def distinctive(cosine: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Anchors and the anchor each token joins: [B, R, R] -> [B, count] ascending, [B, R] in 0..count-1."""
     density = cosine.sum(2)
-    sparser = density[:, None] < density[..., None]  # [B, R, R] whether the second has a smaller sum than the first
-    nearest = cosine.masked_fill(~sparser, -1.0).amax(2)
-    anchors = top(density * (1 - nearest.where(nearest > -1.0, 0.0)), count)
+    denser = density[:, None] >= density[..., None]  # [B, R, R] whether the second has no smaller sum than the first
+    nearest = threshold(cosine.masked_fill(denser, -1.0).amax(2), -1.0, 0.0)  # 0 if none has
+    anchors = top(density * (1 - nearest), count)
     if not count:
         return anchors, torch.zeros_like(density, dtype=torch.long)
     group = pick(cosine, anchors).argmax(1)

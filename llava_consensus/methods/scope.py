@@ -41,7 +41,6 @@ class Scope(Selector, ReadsTower):
         return pair_flops(shape, self.losing(shape, budget), shape.vision_width)
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:
-        """The tokens that cover the others."""
         saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION)))
         features = ensure_finite("features of the vision tower", tokens.needed(Need.FEATURES))
         direction = directions(tokens.of_tiles(features.float()))

@@ -84,7 +84,6 @@ class Scorer(Selector, Tiled):
 
     @property
     def width(self) -> int | None:
-        """Width of the projected tokens that the form takes; None for any."""
         return self.form.width if self.form else None
 
     @property
@@ -101,7 +100,6 @@ class Scorer(Selector, Tiled):
         return total
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:
-        """The best scores, or those of maximal marginal relevance."""
         points = ensure_finite("projected tokens", tokens.projected).float()  # [B, N, D]
         scores = ensure_finite("scores", self.scores(points))
         if self.balance == 1:
@@ -109,7 +107,6 @@ class Scorer(Selector, Tiled):
         return Selected(marginal(spread(scores), directions(points), count, self.balance), fused=scores)
 
     def scores(self, points: Tensor) -> Tensor:
-        """Score of each token: [B, N, D] -> [B, N]."""
         mean, form = points.mean(1, keepdim=True), self.form  # the mean of keys is the key of the mean
         if form is None:
             return (points @ mean.transpose(1, 2))[..., 0] / points.shape[2] ** 0.5

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, at_columns, attention_rows, scaled
+from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, at_columns, scaled
 from llava_consensus.reduction.merging import group_means
 from llava_consensus.reduction.method import Shape
 from llava_consensus.reduction.options import NotNegative
-from llava_consensus.reduction.saliency import rotate
+from llava_consensus.reduction.saliency import head_rows, rotate
 from llava_consensus.reduction.selection import pick, rank
 from llava_consensus.reduction.tokens import Stopwatch, TextProbe, ensure_finite
 
@@ -90,7 +90,6 @@ class SparseVLM(InDecoder):
         return planned
 
     def rank_rule(self, tokens: int) -> tuple[float, float]:
-        """Scale and bias of version 1.0."""
         published = RANKS.get(tokens, (None, 0.0))
         scale = published[0] if self.scale is None else self.scale
         bias = published[1] if self.bias is None else self.bias
@@ -110,10 +109,12 @@ class SparseVLM(InDecoder):
         return spent
 
     def select(self, view: DecoderView, watch: Stopwatch) -> Chosen:
-        """The tokens the raters attend to, and clusters of the best of the others."""
         with watch.time("saliency"), torch.no_grad():
-            attention = at_columns(attention_rows(view.probe), view.columns)  # [P, H, L, v]
-            is_rater = raters(view.visual_inputs, view.text_inputs, view.probe.row_mask)
+            attention = at_columns(head_rows(view.probe), view.columns)  # [P, H, L, v]
+            memo = {} if view.memo is None else view.memo
+            if "raters" not in memo:  # the same at each cut
+                memo["raters"] = raters(view.visual_inputs, view.text_inputs, view.probe.row_mask)
+            is_rater = memo["raters"]
             if self.version == "2.0":
                 attention = best_heads(attention / gravity(view.probe, view.columns)[:, None], is_rater)
             saliency = (attention.mean(1) * is_rater[..., None]).sum(1) / is_rater.sum(1, keepdim=True)  # [P, v]

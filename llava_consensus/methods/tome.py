@@ -40,7 +40,6 @@ class ToMe(InTower):
 
     @property
     def masks(self) -> bool:
-        """True if the sizes of merged tokens are added to the attention."""
         return self.proportional
 
     def schedule(self, tokens: int, patches: int, blocks: int) -> list[int]:

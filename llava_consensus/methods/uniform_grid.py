@@ -21,6 +21,5 @@ class UniformGrid(AfterTower):
     multiplies_nothing: ClassVar[bool] = True
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
-        """The centres of the cells, which are in raster order already."""
         count = min(budget.tokens, tokens.projected.shape[1])
         return assemble(tokens.projected, divide(tokens, count).centre, self.order)

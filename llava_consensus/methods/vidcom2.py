@@ -40,7 +40,6 @@ class VidCom2(Selector):
 
     @property
     def tile_budget(self) -> str:
-        """All frames share one budget."""
         return "global"
 
     def flops(self, shape: Shape, budget: Budget) -> float:

@@ -48,7 +48,6 @@ class VisPruner(Selector, ReadsTower):
         return 2.0 * (shape.patches + 1 + rest**2) * shape.vision_width
 
     def choose(self, tokens: VisualTokens, count: int) -> Selected:
-        """The attended tokens and the diverse ones."""
         saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION)))
         order = rank(saliency)  # [B, N]
         attended = int(count * self.ratio)

@@ -150,7 +150,6 @@ class Material:
     scap: dict[str, Any] | None = None
 
     def of(self, chosen: Preset) -> Results:
-        """The runs of a preset. NotMeasured unless two of its rows were run."""
         found = find(chosen, self.rows, self.benches)
         if found is None:
             raise NotMeasured(f"no two complete rows of the preset {chosen.name} with one budget")

@@ -32,7 +32,6 @@ class Composition(Method):
 
     @property
     def answer_version(self) -> int:  # type: ignore[override]
-        """Raised if that of one of the methods is."""
         return sum(part.method.answer_version for part in self.parts)
 
     @property
@@ -47,17 +46,14 @@ class Composition(Method):
 
     @property
     def acts_inside(self) -> bool:
-        """True if the first one acts before the projector."""
         return self.parts[0].method.acts_inside
 
     @property
     def adaptive(self) -> bool:
-        """True if the result of one of them depends on the image."""
         return any(part.method.adaptive for part in self.parts)
 
     @property
     def reads_prompt(self) -> bool:
-        """True if one of them reads the question."""
         return any(part.method.reads_prompt for part in self.parts)
 
     def budgets(self, budget: Budget | Share) -> list[Budget]:
@@ -78,7 +74,6 @@ class Composition(Method):
         return found
 
     def _left(self, budget: Budget, available: int, layers: int) -> Iterator[tuple[Method, Budget, int]]:
-        """Each method with its budget and the tokens that it is given."""
         if budget.tokens >= available:
             return
         for part, own in zip(self.parts, self.budgets(budget), strict=True):

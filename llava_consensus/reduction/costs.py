@@ -60,7 +60,6 @@ class Flops(NamedTuple):
 
     @property
     def total(self) -> float | None:
-        """Their sum; None if a part is not known."""
         return None if self.method is None else self.llm + self.vision + self.method
 
 
@@ -78,12 +77,10 @@ class Account(NamedTuple):
 
     @property
     def kept(self) -> int:
-        """Visual tokens left after the last cut."""
         return self.layers[-1]
 
     @property
     def average(self) -> float:
-        """Visual tokens a layer receives, mean over layers."""
         return sum(self.layers) / len(self.layers)
 
     @property
@@ -184,7 +181,6 @@ def match(method: Method, budget: Budget, shape: Shape, by: str = "kept") -> Bud
 
 
 def _costs(method: Method, budget: Budget, shape: Shape, by: str) -> dict[int, float]:
-    """Cost of every budget the method can have."""
     costs: dict[int, float] = {}
     why = "this method has no budget below all tokens"
     for tokens in range(1, shape.available):

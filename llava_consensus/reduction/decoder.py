@@ -17,7 +17,7 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method, Place, Shape
-from llava_consensus.reduction.saliency import rotate
+from llava_consensus.reduction.saliency import head_rows
 from llava_consensus.reduction.tokens import Stopwatch, TextProbe, VisualTokens, ensure_finite
 
 PUBLISHED_DEPTH = 32  # decoder layers of the models the methods were published on
@@ -48,6 +48,7 @@ class DecoderView(NamedTuple):
     text_inputs: Tensor  # [P, L, D] the asked rows as they entered layer 0
     norm: Callable[[Tensor], Tensor]  # the decoder's final norm
     tower: VisualTokens | None = None  # tensors of the vision tower that the method `needs`, of the image's n tokens
+    memo: dict[str, Tensor] | None = None  # what the method keeps for its later cuts of these images
 
 
 class Chosen(NamedTuple):
@@ -97,12 +98,10 @@ class InDecoder(Method, ABC):
 
     @property
     def reads_prompt(self) -> bool:
-        """The rows of the prompt choose the tokens that stay."""
         return True
 
     @property
     def renumbers(self) -> bool:
-        """True if position ids close the gaps after a cut."""
         return self.positions == "renumber"
 
     @property
@@ -143,9 +142,7 @@ class InDecoder(Method, ABC):
         return [unique[layer] for layer in sorted(unique)]
 
     def flops(self, shape: Shape, budget: Budget) -> float:
-        """Attention of the asked rows at every cut, queries times keys, softmax not counted. All text of the shape is
-        taken to be after the image.
-        """
+        """Attention of the asked rows at every cut, without softmax; all text is taken to follow the image."""
         rows = 1 if self.asks == "last" else shape.text
         left, spent = shape.patches, 0.0
         for cut in self.cuts(budget, shape.patches, shape.layers):
@@ -182,23 +179,9 @@ def only_cut(layer: int | None, published: int, layers: int) -> int:
     return cut
 
 
-def attention_rows(probe: TextProbe) -> Tensor:
-    """Causal attention of the asked rows over the current sequence, head by head, in float32: [P, H, L, W]."""
-    cos, sin = probe.cos.float(), probe.sin.float()
-    at_rows = probe.rows[..., None].expand(*probe.rows.shape, cos.shape[-1])
-    query = rotate(probe.query.float(), cos.gather(1, at_rows), sin.gather(1, at_rows))
-    key = rotate(probe.key.float(), cos, sin)
-    query = query.unflatten(1, (key.shape[1], -1))  # [P, H_kv, groups, L, d]
-    logits = (query @ key.unsqueeze(2).transpose(-1, -2) * probe.scale).flatten(1, 2)  # [P, H, L, W]
-    place = torch.arange(key.shape[2], device=key.device)
-    shown = probe.key_mask if probe.key_mask.ndim > 2 else probe.key_mask[:, None]
-    visible = ((place <= probe.rows[..., None]) & shown) | ~probe.row_mask[..., None]
-    return torch.softmax(logits.masked_fill(~visible[:, None], float("-inf")), dim=-1)
-
-
 def last_row_saliency(view: DecoderView, method: str) -> Tensor:
     """Head-mean attention of the last prompt row over the visual tokens: [P, v]. `method` is its name in errors."""
-    rows = at_columns(attention_rows(view.probe), view.columns)  # [P, H, 1, v]
+    rows = at_columns(head_rows(view.probe), view.columns)  # [P, H, 1, v]
     return ensure_finite(f"{method}'s attention row", rows.mean((1, 2)))
 
 

@@ -26,9 +26,7 @@ class Cells(NamedTuple):
 
 
 def divide(tokens: VisualTokens, count: int) -> Cells:
-    """`count` cells, at most N, for each unit; its patches are a rectangle in raster order, of which rows and columns
-    may be left out.
-    """
+    """`count` cells, at most N, for each unit, a rectangle of patches whose rows and columns may have gaps."""
     size = tokens.patch.shape[1]
     forms, cells = _tables(size, count, tokens.patch.device)
     if not tokens.side:  # without a grid, the patches are one row

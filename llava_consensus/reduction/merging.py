@@ -16,9 +16,9 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, normalize, one_hot
+from torch.nn.functional import embedding, normalize
 
-from llava_consensus.reduction.selection import Folded, counting, distinct, indices, pick, rank
+from llava_consensus.reduction.selection import Folded, counting, distinct, pick, rank
 from llava_consensus.reduction.tokens import ensure_finite
 
 Start = Literal["first", "salient", "mean"]
@@ -87,11 +87,11 @@ def medians(group: Tensor, count: int) -> tuple[Tensor, Tensor]:
     Returns:
         Places [B, M] among the R, ascending, and the groups [B, R] numbered in that order.
     """
-    member = group.new_zeros(*group.shape, count).scatter_(2, group[..., None], 1)  # [B, R, M]
-    number = member.cumsum(1).gather(2, group[..., None])[..., 0]  # of a token in its group, from 1
-    middle = (member.sum(1) + 1) // 2  # [B, M]
-    places = indices(number == middle.gather(1, group), count)
-    return places, group.gather(1, places).argsort(1).gather(1, group)
+    by_group, order = group.sort(dim=1, stable=True)
+    ends = torch.searchsorted(by_group, counting(count + 1, group.device).expand(len(group), -1).contiguous())
+    middle = (ends[:, :-1] + ends[:, 1:] - 1) // 2  # [B, M]
+    places, renamed = order.gather(1, middle).sort(dim=1)
+    return places, renamed.argsort(1).gather(1, group)
 
 
 def fold(projected: Tensor, rest: Tensor, places: Tensor, group: Tensor) -> Folded | None:
@@ -150,7 +150,7 @@ def fresh(values: Tensor) -> Bag:
     return Bag(values, torch.ones(units, length, device=values.device), places)
 
 
-def pair(points: Tensor, count: int, protected: bool = False) -> Pairing:
+def pair(points: Tensor, count: int, protected: bool) -> Pairing:
     """The `count` best pairs, each token at an even place with the odd place most like it (section 3, steps 1-4).
 
     Args:
@@ -162,7 +162,7 @@ def pair(points: Tensor, count: int, protected: bool = False) -> Pairing:
     points = normalize(ensure_finite("values tokens are matched by", points).float(), dim=-1)
     best, into = (points[:, ::2] @ points[:, 1::2].transpose(1, 2)).max(dim=-1)  # [U, a]
     if protected:
-        best = torch.cat((torch.full_like(best[:, :1], -torch.inf), best[:, 1:]), dim=1)
+        best[:, 0] = -torch.inf
     order = rank(best)
     leave, stay = order[:, :count], order[:, count:]
     return Pairing(stay.sort(dim=1).values if protected else stay, leave, into.gather(1, leave))
@@ -171,34 +171,32 @@ def pair(points: Tensor, count: int, protected: bool = False) -> Pairing:
 def merge(bag: Bag, pairing: Pairing) -> Bag:
     """The bag after these pairs became one: the tokens that stay, then those at odd places (section 3, step 5)."""
     places = _destinations(pairing, bag.size.shape[1])
-    values = average(bag.values, bag.size, pairing)
-    return Bag(values, _sum(bag.size[..., None], pairing)[..., 0], places.gather(1, bag.place))
+    return Bag(*average(bag.values, bag.size, pairing), places.gather(1, bag.place))
 
 
-def average(values: Tensor, size: Tensor, pairing: Pairing) -> Tensor:
-    """Means [U, t - r, D] of values [U, t, D] weighted by sizes [U, t]. Summed in float32 at least, cast back."""
-    wide = values.to(torch.promote_types(values.dtype, torch.float32))
-    total = _sum(wide * size[..., None], pairing)
-    return (total / _sum(size[..., None], pairing)).to(values.dtype)
-
-
-def _sum(values: Tensor, pairing: Pairing) -> Tensor:
-    """[U, t, D] -> [U, t - r, D], by a product with a 0/1 matrix: the order of summation is the same every time."""
-    even, odd = values[:, ::2], values[:, 1::2]
-    leaving = even.gather(1, _wide(pairing.leave, even))
-    member = one_hot(pairing.into, odd.shape[1]).transpose(1, 2).to(values.dtype)  # [U, b, r]
-    return torch.cat((even.gather(1, _wide(pairing.stay, even)), odd + member @ leaving), dim=1)
+def average(values: Tensor, size: Tensor, pairing: Pairing) -> tuple[Tensor, Tensor]:
+    """Means [U, t - r, D] of values [U, t, D] weighted by sizes [U, t], and the sizes of the new tokens. Summed in
+    float32 at least, cast back, by a product with a 0/1 matrix: the order of summation is the same every time.
+    """
+    stay, leave, into = pairing
+    wide = values if values.dtype == torch.float64 else values.float()
+    weighted = torch.cat((wide * size[..., None], size[..., None].to(wide.dtype)), dim=2)  # [U, t, D + 1]
+    even, odd = weighted[:, ::2], weighted[:, 1::2]
+    member = weighted.new_zeros(len(into), odd.shape[1], into.shape[1]).scatter_(1, into[:, None], 1.0)  # [U, b, r]
+    merged = torch.baddbmm(odd, member, even.gather(1, _wide(leave, even)))
+    total = torch.cat((even.gather(1, _wide(stay, even)), merged), dim=1)
+    return (total[..., :-1] / total[..., -1:]).to(values.dtype), total[..., -1].float()
 
 
 def _destinations(pairing: Pairing, length: int) -> Tensor:
     """The new place of every old one: [U, t]."""
     stay, leave, into = pairing
     left = stay.shape[1]
-    places = torch.arange(length, device=stay.device)
-    destination = torch.empty(len(stay), length, dtype=torch.long, device=stay.device)
+    places = counting(length, stay.device)
+    destination = stay.new_empty(len(stay), length)
     even = destination[:, ::2]
     even.scatter_(1, stay, places[:left].expand_as(stay)).scatter_(1, leave, left + into)
-    destination[:, 1::2] = left + places[: length // 2]
+    destination[:, 1::2] = places[left : left + length // 2]
     return destination
 
 

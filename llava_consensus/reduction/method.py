@@ -166,7 +166,6 @@ class Method:
 
     @property
     def acts_inside(self) -> bool:
-        """True if it acts before the projector, on the image or inside the tower."""
         return self.place in (Place.IMAGE, Place.CELLS, Place.TOWER)
 
     def query(self, question: str) -> str:
@@ -310,9 +309,7 @@ class ReadsBlocks(ReadsTower):
 
 @dataclass(frozen=True, kw_only=True)
 class _Spread(Placed):
-    """Common base of the methods before the projector: the tower has left T tokens, spread over the patches they came
-    from.
-    """
+    """Base of methods before the projector: T tokens are left, spread over the patches they came from."""
 
     order: Order = "raster"
 
@@ -349,9 +346,7 @@ class InTower(_Spread, ABC):
 
     @abstractmethod
     def fold(self, bag: Bag, key: Tensor, count: int, protected: bool) -> Bag:
-        """The bag with `count` tokens fewer, given the block's keys [U, H, t, d], and whether token 0 is a class token,
-        which stays.
-        """
+        """The bag with `count` tokens fewer. `key`: [U, H, t, d]; `protected`: token 0 is a class token and stays."""
 
 
 @dataclass(frozen=True, kw_only=True)

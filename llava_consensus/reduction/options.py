@@ -139,7 +139,6 @@ def within(name: str, value: object, bounds: Bounds) -> None:
 
 
 def boolean(name: str, value: object) -> None:
-    """Raise OptionError unless `value` is true or false."""
     if not isinstance(value, bool):
         raise OptionError(f"{name}={value!r} must be true or false")
 
@@ -151,7 +150,6 @@ def whole(name: str, value: object, optional: bool = False) -> None:
 
 
 def at_least(name: str, value: object, low: int) -> None:
-    """Raise OptionError unless `value` is a whole number of at least `low`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
         raise OptionError(f"{name}={value!r} must be a whole number of at least {low}")
 

@@ -141,35 +141,44 @@ def text_saliency(
 
 def _text_chunks(probe: TextProbe, rope: bool) -> Iterator[tuple[slice, Tensor]]:
     """Rows of `text_attention`, a chunk [I, l, S] at a time."""
-    key = probe.key.float()
-    if rope:
-        key = rotate(key, probe.cos.float(), probe.sin.float())
+    key = rotate(probe.key.float(), probe.cos.float(), probe.sin.float()) if rope else probe.key.float()
     prompts, heads, rows = probe.query.shape[:3]
     step = max(1, PROBE_CHUNK // (prompts * heads * key.shape[2]))
     for start in range(0, max(rows, 1), step):
         chunk = slice(start, start + step)
-        yield chunk, _text_rows(probe, chunk, key, rope)
+        weights = head_rows(probe, chunk, key, rope).mean(1)
+        yield chunk, weights * probe.row_mask[:, chunk, None] if probe.padded else weights
 
 
-def _text_rows(probe: TextProbe, chunk: slice, key: Tensor, rope: bool) -> Tensor:
-    """Some rows [I, l, S] of `text_attention`, given rotated keys."""
-    query, places, real = probe.query[:, :, chunk].float(), probe.rows[:, chunk], probe.row_mask[:, chunk]
-    prompts, rows, width = len(query), *query.shape[2:]
-    kv_heads, size = key.shape[1:3]
-    if rope:
+def head_rows(probe: TextProbe, chunk: slice = slice(None), key: Tensor | None = None, rope: bool = True) -> Tensor:
+    """Causal attention of the text rows of a chunk over the sequence, head by head, in float32: [I, H, l, S]. A row
+    that is padding sees everything, so that its softmax is finite.
+
+    Args:
+        key: rotated keys, if they were made already.
+    """
+    query, places = probe.query[:, :, chunk].float(), probe.rows[:, chunk]
+    if key is None:
+        key = rotate(probe.key.float(), probe.cos.float(), probe.sin.float())
+    if rope and probe.cos.shape[-1]:
         at = places[..., None].expand(-1, -1, probe.cos.shape[-1])
         query = rotate(query, probe.cos.float().gather(1, at), probe.sin.float().gather(1, at))
     # [I, H_kv, groups l, d] of all heads that share a key head, times [I, H_kv, d, S]
-    query = query.reshape(prompts, kv_heads, -1, width)
-    logits = products(query, key, probe.scale)
+    logits = products(query.reshape(len(query), key.shape[1], -1, query.shape[3]), key, probe.scale)
     if probe.cap:
         logits = torch.tanh(logits / probe.cap) * probe.cap
-    hidden = (counting(size, key.device) > places[..., None]) | ~probe.key_mask[:, None]  # [I, l, S]
-    if probe.padded:  # a padding row sees everything, so that its softmax is finite; it is zeroed afterwards
-        hidden = hidden & real[..., None]
-    logits = logits.view(prompts, kv_heads, -1, rows, size).masked_fill_(hidden[:, None, None], -torch.inf)
-    weights = torch.softmax(logits.flatten(1, 2), dim=-1).mean(1)  # [I, H, l, S] -> [I, l, S]
-    return weights * real[..., None] if probe.padded else weights
+    logits = logits.view(len(query), -1, query.shape[2], key.shape[2])
+    if probe.bias is not None:
+        logits = logits + probe.bias[:, :, chunk]
+    hidden = counting(key.shape[2], key.device) > places[..., None]  # [I, l, S]
+    if probe.key_mask is not None:
+        hidden |= ~(probe.key_mask[:, chunk] if probe.key_mask.ndim > 2 else probe.key_mask[:, None])
+    if probe.padded:
+        hidden &= probe.row_mask[:, chunk, None]
+    logits = logits.masked_fill_(hidden[:, None], -torch.inf)
+    if probe.sink is not None:
+        logits = torch.cat((logits, probe.sink[:, :, chunk]), -1)
+    return torch.softmax(logits, dim=-1)[..., : key.shape[2]]
 
 
 def cross_saliency(

@@ -31,16 +31,12 @@ def zones(*parts: tuple[int, int], device: torch.device) -> Tensor:
 
 
 def rank(saliency: Tensor) -> Tensor:
-    """Indices by (saliency descending, index ascending): [..., N] -> [..., N]. Stable, so ties never depend on the
-    device.
-    """
+    """Indices by (saliency descending, index ascending): [..., N] -> [..., N]. Stable on every device."""
     return torch.sort(saliency, dim=-1, descending=True, stable=True).indices
 
 
 def indices(mask: Tensor, count: int) -> Tensor:
-    """Indices of the first `count` true places of each row, ascending; each row must have that many: [B, N] -> [B,
-    count].
-    """
+    """Indices of the first `count` true places of each row, which has at least these: [B, N] -> [B, count]."""
     return torch.sort(mask.view(torch.uint8), dim=-1, descending=True, stable=True).indices[..., :count]
 
 
@@ -61,14 +57,15 @@ def left_over(kept: Tensor, size: int) -> Tensor:
     return kept_last[:, : size - kept.shape[1]]
 
 
-def distinct(chosen: Tensor, size: int) -> Tensor:
+def distinct(chosen: Tensor, size: int, by: Tensor | None = None) -> Tensor:
     """Choices [B, K] among `size` places in their order, none twice: steps that find nothing left to gain repeat a
-    place, and their seats go to the lowest places that are free.
+    place, or take place `size`, and their seats go to the free places that are first by [B, size], or lowest.
     """
     count = chosen.shape[1]
-    steps = counting(count + size, chosen.device)
-    # the step that chose a place; places that no step chose come after all steps, the lowest first
-    step = steps[count:].expand(len(chosen), -1).scatter_reduce(1, chosen, steps[:count].expand_as(chosen), "amin")
+    steps = counting(count + size + 1, chosen.device)
+    # the step that chose a place; places that no step chose come after all steps
+    after = steps[count:].expand(len(chosen), -1) if by is None else pad(rank(by).argsort(1) + count, (0, 1))
+    step = after.scatter_reduce(1, chosen, steps[:count].expand_as(chosen), "amin")[:, :size]
     return step.argsort(dim=1)[:, :count]
 
 
@@ -216,9 +213,7 @@ def greedy(table: Tensor, count: int, first: Tensor | None = None, start: Tensor
 
 
 def topped_up(seats: Tensor, by: Tensor, total: int) -> Tensor:
-    """Seats [B, G] of which `total` were to be given out, one more for each of the groups that are first by [B, G],
-    until all are.
-    """
+    """Seats [B, G], `total` of them: one more for each of the groups that are first by [B, G]."""
     return seats + (rank(by).argsort(1) < total - seats.sum(1, keepdim=True))
 
 

@@ -57,10 +57,12 @@ class TextProbe(NamedTuple):
     scale: float
     rows: Tensor  # [I, L] place of each text row in the sequence, ascending, padded at the end
     row_mask: Tensor  # [I, L] true if the row is real
-    key_mask: Tensor  # [I, S] true if the key is not padding; [I, L, S] true if a row sees it
+    key_mask: Tensor | None  # [I, S] true if the key is not padding; [I, L, S] true if a row sees it; None if all are
     padded: bool = True  # whether there may be padding among the text rows
     cap: float = 0.0  # of logits, tanh(x / cap) * cap; 0 for none
     angles: Callable[[], tuple[Tensor, Tensor]] | None = None  # cos, sin if queries and keys are rotated already
+    bias: Tensor | None = None  # [I, H, L, S] added to the logits
+    sink: Tensor | None = None  # [I, H, L, 1] logit without a key, which takes a part of the softmax
 
 
 class ClipSides(NamedTuple):

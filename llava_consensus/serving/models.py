@@ -240,9 +240,7 @@ def with_own_processor(model: Any, videos: bool = False) -> Any:
 
 
 class Images:
-    """Mixed into vLLM's processing info of a family whose videos are not served: with text between their frames, or not
-    run.
-    """
+    """Mixed into vLLM's processing info of a family of which no videos are served."""
 
     def get_supported_mm_limits(self: Any) -> Mapping[str, int | None]:
         limits: Mapping[str, int | None] = super().get_supported_mm_limits()

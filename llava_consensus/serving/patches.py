@@ -7,9 +7,7 @@ PROMPT = "prompt"  # its value if the method reads the prompt
 
 
 def patch(kind: str) -> None:
-    """Installs the patches in this process and in those that it starts. Images of a prompt are sent together only to
-    methods that read it.
-    """
+    """Installs the patches here and in processes started later. Only methods that read prompts send images together."""
     from llava_consensus.serving.scheduling import count_tower_work
     from llava_consensus.serving.wire import send_once
 

@@ -120,10 +120,7 @@ def check_method(name: str, method: Method) -> None:
 
 
 def engine_arguments(
-    method: str = "consensusdrop",
-    tokens: int | float = 64,
-    largest: int | float | None = None,
-    **options: Any,
+    method: str = "consensusdrop", tokens: int | float = 64, largest: int | float | None = None, **options: Any
 ) -> dict[str, Any]:
     """Arguments of vLLM's `LLM(...)` that make it answer from `tokens` visual tokens for each image.
 

@@ -72,9 +72,7 @@ def check_version() -> None:
 
 
 def parameters_of(file: Path, name: str) -> tuple[str, ...] | None:
-    """Parameters of a function `f` or method `Class.f` in a source file, without importing it, none of a declared
-    attribute; None if it is not there.
-    """
+    """Parameters of `f` or `Class.f` in a source file that is not imported; none of an attribute, None if absent."""
     try:
         body = parse(file.read_text("utf-8")).body
     except (OSError, SyntaxError):

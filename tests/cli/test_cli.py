@@ -1,7 +1,5 @@
 """The commands that run something or read runs: numbers on standard output, `error: ...` and an exit code for what a
 user can mend, no traceback.
-
-Run: `pytest tests/cli/test_cli.py`.
 """
 
 import csv
@@ -64,20 +62,8 @@ def test_the_embedded_model_has_its_scores_with_all_tokens(tmp_path: Path, capsy
         assert {float(row["score"]) for row in rows if row["benchmark"] == name and row["model"] == "llava-mini"} == {
             entry["score"]
         }
-    argv = [
-        "eval",
-        "gqa",
-        "--limit",
-        "1",
-        "--method",
-        "full",
-        "--out",
-        str(tmp_path),
-        "--no-progress",
-        "--device",
-        "cpu",
-    ]
-    assert cli.main([*argv, "--data", "playground/mini"]) == 0
+    argv = ["eval", "gqa", "--limit", "1", "--method", "full", "--out", str(tmp_path)]
+    assert cli.main([*argv, "--data", "playground/mini", "--no-progress", "--device", "cpu"]) == 0
     run = json.loads(next(tmp_path.glob("*/config.json")).read_text())
     assert run["questions"] == config["questions"] and run["weights"] == config["weights"]
 

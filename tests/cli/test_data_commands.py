@@ -1,7 +1,5 @@
 """What brings data here: a cut connection is gone on with, what is damaged or leads elsewhere is refused, licences are
 shown first, and the embedded model works wherever it is put.
-
-Run: `pytest tests/cli/test_data_commands.py`.
 """
 
 import io

@@ -1,7 +1,5 @@
 """The habits of the command line: what needs no torch does not import it, help has examples that work, a method tells
 about itself, tables are for people.
-
-Run: `pytest tests/cli/test_front_door.py`.
 """
 
 import os

@@ -1,7 +1,4 @@
-"""The account of tokens: formulas against torch's FlopCounterMode, real caches and a published configuration; `match`.
-
-Run: `pytest tests/evaluation/test_account.py`.
-"""
+"""Costs of prompts: formulas against torch's FlopCounterMode, real caches and a published configuration; `match`."""
 
 import json
 from dataclasses import dataclass, replace

@@ -1,7 +1,4 @@
-"""Answers of a fixed length, stages of a reduction, and the account beside a prefill and the paper.
-
-Run: `pytest tests/evaluation/test_efficiency.py`.
-"""
+"""Answers of a fixed length, stages of a reduction, and the account beside a prefill and the paper."""
 
 from pathlib import Path
 

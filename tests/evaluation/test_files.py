@@ -1,7 +1,4 @@
-"""What is written where a user says: devices stay devices, no link is followed by a temporary name, texts stay texts.
-
-Run: `pytest tests/evaluation/test_files.py`.
-"""
+"""Files are written where the user says: devices stay devices, links are not followed, texts stay texts."""
 
 import errno
 import io

@@ -1,7 +1,4 @@
-"""Files that people bring: every usual form is read, a key that names an image is used or refused by line.
-
-Run: `pytest tests/evaluation/test_user_files.py`.
-"""
+"""Files that people bring: every usual form is read, a key that names an image is used or refused by line."""
 
 import json
 from pathlib import Path
@@ -60,6 +57,11 @@ def test_every_usual_form_is_read(tmp_path: Path, form: str) -> None:
     assert found == [("7", ("a.png",), "What?"), ("8", ("b.png",), "Who, é?")]
 
 
+def test_keys_that_are_not_used_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load(tmp_path, {**ROWS[0], "hint": "a", "options": ["b"]})
+    assert caplog.messages == [f"{tmp_path / 'q.jsonl'}: keys that are not used: hint, options"]
+
+
 @pytest.mark.parametrize(
     ("media", "images"),
     [
@@ -87,6 +89,9 @@ REFUSED: list[tuple[Any, str]] = [
     ({"media": ["a.png"]}, "the key 'media' seems"),
     ({"audio": "a.wav"}, "the key 'audio' seems"),
     ({"file_name": "a.png"}, "the key 'file_name' seems"),
+    ({"filename": "a"}, "the key 'filename' seems"),
+    ({"image": "/9j/4AAQSkZJRg"}, "an image in base64"),
+    ({"text": " "}, "no question"),
     ({"images": [{"path": "a.png"}]}, "Give the name of a file"),
     ({"text": "<image>\nWhat?"}, "1 markers <image> and 0 images"),
     ({"text": "", "conversations": [{"from": "human", "value": "<video>\nWhat?"}]}, "1 markers <video> and 0 images"),
@@ -122,6 +127,8 @@ def test_what_is_not_understood_is_refused_by_line(tmp_path: Path, change: dict[
         (json.dumps(ROWS).encode()[:-9], "line 1: damaged, not JSON"),
         (b"just words\n", "neither JSON nor a table"),
         (b"question_id,text\n1,a,b\n", "line 2: more cells than the 2 columns"),
+        (b"text,image,image\nWhat?,a.png,b.png\n", "line 1: 'image' is there twice"),
+        (b'{"text": "What?", "image": "a.png", "image": "b.png"}', "line 1: 'image' is there twice"),
         (b"\xff\xd8\xff\xe0 no text", "no UTF-8 text"),
         (json.dumps([{**ROWS[0], "image": None, "video": "a.mp4"}, ROWS[1]]).encode(), "shows a video, and"),
     ],

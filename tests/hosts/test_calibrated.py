@@ -41,10 +41,7 @@ class Calibrated(InDecoder):
         return Chosen(top(vision_saliency(view.tower), view.cut.kept))
 
 
-WAYS = {
-    "kept tokens": Calibrated(),
-    "merged tokens": make("restore_calibrated", selector="divprune"),
-}
+WAYS = {"kept tokens": Calibrated(), "merged tokens": make("restore_calibrated", selector="divprune")}
 
 
 @pytest.fixture(scope="module")

@@ -167,6 +167,26 @@ def test_packed_prompts_in_several_rows_of_different_length(name: str, method: s
     assert (found[1, :size] - wanted[2]).abs().max() < 1e-9
 
 
+@pytest.mark.parametrize("checkpoints", [None, {"use_reentrant": True}, {"use_reentrant": False}])
+@pytest.mark.parametrize("name", ["qwen3_vl", "mistral_3"])
+def test_a_frozen_tower_is_read_in_training(name: str, checkpoints: dict[str, bool] | None) -> None:
+    """Its first call already: no call without gradients has told which patches make which token."""
+    model = CASES[name].build().train()
+    for name_of, weight in model.named_parameters():
+        weight.requires_grad_("language_model" in name_of)
+    if checkpoints:
+        model.gradient_checkpointing_enable(checkpoints)
+        model.enable_input_require_grads()
+    inputs, gradients = prompts([1, CASES[name].picture(0), 7, 8, 9]), []
+    with attach(model, "consensusdrop", CASES[name].tokens) as attached:
+        for _ in range(2):
+            model.zero_grad()
+            model(**inputs, labels=inputs["input_ids"]).loss.backward()
+            gradients.append([weight.grad for weight in model.parameters() if weight.grad is not None])
+        assert attached.outcomes[0].after == CASES[name].tokens
+    assert all(map(torch.equal, *gradients)) and any(map(torch.any, gradients[0]))
+
+
 @torch.no_grad()
 def test_packed_prompts_that_the_plain_model_mixes_are_refused() -> None:
     model, apart, images = parts_of("llava")

@@ -23,5 +23,7 @@ def test_the_page_has_its_versions() -> None:
 @torch.no_grad()
 def test_a_type_that_works(kind: str) -> None:
     row = compatibility.row(kind)
+    if missing := next((state for state in row.cells.values() if "ModuleNotFoundError" in state), None):
+        pytest.skip(missing)
     for found, told, name in zip(row.cells.values(), WORKING[kind], row.cells, strict=True):
         assert told != "works" or found == "works", f"{name}: {found}"

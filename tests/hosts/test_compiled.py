@@ -19,7 +19,6 @@ CURRENT = int(transformers.__version__.split(".")[0]) >= 5
 
 
 def on_request() -> Any:
-    """What makes `generate` compile on this device too."""
     compiling = transformers.CompileConfig(backend="eager", fullgraph=False)
     compiling._compile_all_devices = True
     return compiling

@@ -29,7 +29,6 @@ GENERATION = dict(do_sample=False, return_dict_in_generate=True, output_scores=T
 
 @pytest.fixture(scope="module")
 def deep(tower_folder: Path) -> Any:
-    """Eight layers, four heads on two key heads."""
     return tiny_llava(tower_folder, num_hidden_layers=8, tokenizer_padding_side="left")
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.facts import SHUFFLED, Facts
 from llava_consensus.methods import METHODS
 from llava_consensus.reduction.saliency import class_saliency, text_attention
 
@@ -37,7 +38,6 @@ class Tiny:
         return attach(self.model, method, self.case.tokens if tokens is None else tokens, **options)
 
     def rows(self) -> list[list[Any]]:
-        """Prompts of different images, numbers of images and lengths."""
         a, b, c, d = (self.case.picture(n) for n in range(4))
         return [[1, 5, a, 6, 7, 8], [1, b, 9, c, 11, 12], [1, 21, 22, 23, 24], [1, 5, 6, 7, d, 31]]
 
@@ -108,7 +108,6 @@ def check_tower(family: Tiny, seen: list[Any]) -> None:
 
 
 def check_probe(family: Tiny, seen: list[Any]) -> None:
-    """Text rows of SCAP are those of the first layer."""
     inputs = prompts(*family.rows()[:2])
     family.model(**inputs)
     layer = family.model.get_decoder().layers[0].self_attn
@@ -204,6 +203,16 @@ def test_a_pooled_frame_has_the_grid_of_its_tokens(name: str, seen: list[Any]) -
     with tiny.attach():
         tiny.model(**tiny.one(0))
     assert [tokens.side**2 for tokens in seen] == [len(tokens.members) for tokens in seen] and seen
+
+
+@pytest.mark.parametrize("name", SHUFFLED)
+@torch.no_grad()
+def test_a_tile_has_the_tokens_that_its_configuration_says(name: str, seen: list[Any]) -> None:
+    tiny = Tiny(name)
+    with tiny.attach():
+        tiny.model(**tiny.one(0))
+    facts = Facts(tiny.model, {}).tower
+    assert {(int(tokens.patch.max()) + 1, tokens.side) for tokens in seen} == {(facts.tokens, facts.side)}
 
 
 MIXED = {"qwen2_5_vl": "qwen2_5_vl video", "qwen3_vl": "qwen3_vl video", "video_llava": "video_llava video"}

@@ -17,14 +17,13 @@ from llava_consensus.errors import OptionError
 pytestmark = pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="needs transformers >= 5.19")
 READ = [
     *("llama", "mistral", "qwen2", "qwen3", "gemma", "granite", "smollm3", "mixtral", "cohere2", "hunyuan_v1_dense"),
-    *("phi3", "olmo2", "glm4", "stablelm", "gemma2", "gpt_neox", "nanochat", "opt", "gpt2"),
+    *("phi3", "olmo2", "glm4", "stablelm", "gemma2", "gpt_neox", "nanochat", "opt", "gpt2", "gpt_oss"),
 ]
-REFUSED = ["mpt", "falcon", "gpt_oss", "diffllama", "bloom"]
+REFUSED = ["mpt", "falcon", "diffllama", "bloom"]
 UNREAD = "the attention of this language model is not"
 
 
 def llava(kind: str, **options: Any) -> Any:
-    """LLaVA with a language model of this kind, tiny and random."""
     text = {**TEXT, "head_dim": 16} if kind != "falcon" else {**TEXT, "num_kv_heads": 2}
     if kind == "granite":
         text |= {"embedding_multiplier": 12.0, "attention_multiplier": 0.1, "residual_multiplier": 0.3}

@@ -147,7 +147,6 @@ def test_pictures_that_official_llava_lays_out_otherwise_are_refused_before_weig
 
 
 def zones(image: Image, **options: Any) -> list[list[int]]:
-    """Sort keys of the first slot of each unit, in every zone."""
     method = make("divprune", **options)
     units = units_of([image], [Budget(6)], method)
     slots = torch.zeros(len(units), 1, dtype=torch.long)

@@ -21,7 +21,6 @@ GREEDY = {"max_new_tokens": 6, "do_sample": False}
 
 
 def built(name: str) -> tuple[Any, dict[str, Any], int]:
-    """A model, a prompt about an image, and a budget."""
     case = CASES[name]
     return case.build(), prompts([1, 5, case.picture(0), 7, 8, 9]), case.tokens
 
@@ -81,7 +80,6 @@ def test_of_threads_that_attach_at_once_only_one_does() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_detach_returns_while_other_threads_ask(method: str) -> None:
-    """Each answer is the reduced or the plain one."""
     model, inputs, tokens = built("llava")
     plain, stop, said = model.generate(**inputs, **GREEDY).tolist(), threading.Event(), list[Any]()
     attached = attach(model, method, tokens)

@@ -81,10 +81,19 @@ def test_lengths_count_the_full_prompt_wherever_they_are_set(model: Any, method:
     given = inputs("one")
     size = given["inputs"].shape[1] - 1 + PATCHES
     config = transformers.GenerationConfig(max_length=size + 4, pad_token_id=0)
-    with attach(model, method, TOKENS):
+    places: list[int] = []
+
+    def note(layer: Any, args: Any, kwargs: Any) -> None:
+        places.append(int(kwargs["position_ids"][0, -1]))
+
+    with attach(model, method, TOKENS), model.model.layers[0].register_forward_pre_hook(note, with_kwargs=True):
         for options in ({"max_length": size + 4}, {"generation_config": config}):
             assert model.generate(**given, do_sample=False, **options).shape[1] == 4
+        places.clear()
         assert model.generate(**given, do_sample=False, max_new_tokens=3).shape[1] == 3
+        loop(model, given, torch.tensor([[5, 6, 7]]), masked=False)
+    first = size - 1 if method != "consensusdrop" else TOKENS + len(row(5, 6)) - 2
+    assert places == 2 * [first, first + 1, first + 2]
 
 
 @pytest.mark.parametrize("method", ["consensusdrop", "fastv"])

@@ -129,7 +129,6 @@ class Packed(nn.Module):
 
 
 def replace_linear(model: nn.Module, kind: type[nn.Module], made: Any) -> None:
-    """Every layer of a kind but the head, as quantisers do."""
     for module in model.modules():
         for name, child in list(module.named_children()):
             if isinstance(child, kind) and name != "lm_head":

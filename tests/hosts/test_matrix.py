@@ -18,15 +18,7 @@ from llava_consensus.reduction.method import Place
 CURRENT = int(transformers.__version__.split(".")[0]) >= 5
 DERIVED = [name for name, host in HOSTS.items() if host.line.endswith("(derived)")]
 CLASSES = {name: host.classes[0] for name, host in HOSTS.items() if host.kind == "hf" and name not in DERIVED}
-PLACES = (
-    "full",
-    "consensusdrop",
-    "consensusdrop+",
-    "prumerge",
-    "tome",
-    "resize",
-    "sparsevlm",
-)  # tried where they work
+PLACES = ("full", "consensusdrop", "consensusdrop+", "prumerge", "tome", "resize", "sparsevlm")  # tried where they work
 SAME = 40  # letters of a reason; numbers of layers may follow
 
 
@@ -70,7 +62,6 @@ def test_every_cell_of_a_host_of_transformers(cells: dict[str, dict[str, str]], 
 
 
 def host_key(host: str) -> str:
-    """The name of a host as the tiny models are called."""
     return {"llava-hf": "llava", "qwen2.5-vl": "qwen25vl"}.get(host, host.replace("-", ""))
 
 

@@ -52,7 +52,6 @@ def converted(official: Path) -> Path:
 
 
 def records(folder: Path, out: Path, tokens: int, *more: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """config.json and the answers of a run of two questions."""
     arguments = ["eval", "gqa", "--model", str(folder), "--tokens", str(tokens), "--limit", "2", "--batch", "2"]
     assert cli.main([*arguments, "--method", "visionzip", "--out", str(out), "--no-progress", *more]) == 0
     (run,) = [path.parent for path in out.rglob("config.json")]
@@ -61,7 +60,6 @@ def records(folder: Path, out: Path, tokens: int, *more: str) -> tuple[dict[str,
 
 
 def counts(answer: dict[str, Any]) -> tuple[int, int, int]:
-    """Visual tokens before and after, and newlines."""
     before, after, structural = (answer["metadata"][name] for name in ("before", "after", "structural"))
     return before, after, structural
 

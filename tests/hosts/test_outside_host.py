@@ -97,8 +97,7 @@ def test_a_model_with_code_of_its_own_has_a_view_of_another_package(monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("place", "why"),
-    [("outside_host:OTHER", "must be a HostEntry"), ("outside_host:MISSING", "cannot be imported")],
+    ("place", "why"), [("outside_host:OTHER", "must be a HostEntry"), ("outside_host:MISSING", "cannot be imported")]
 )
 def test_what_is_no_host_is_named(monkeypatch: pytest.MonkeyPatch, place: str, why: str) -> None:
     register(monkeypatch, place, OTHER=object())

@@ -17,7 +17,6 @@ PACKAGE = Path(llava_consensus.__file__).parent
 
 
 def callers(package: Path) -> list[str]:
-    """Files in which something calls `from_pretrained`."""
     return [
         str(path.relative_to(package))
         for path in sorted(package.rglob("*.py"))

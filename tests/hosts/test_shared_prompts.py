@@ -1,7 +1,4 @@
-"""Prompts that are answered in one batch get the answers that each gets on its own.
-
-Run: `pytest tests/hosts/test_shared_prompts.py`.
-"""
+"""Prompts that are answered in one batch get the answers that each gets on its own."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,7 +82,6 @@ def ask(host: NumberHost, name: str, shown: list[list[int]]) -> tuple[list[Answe
 
 
 def given(answers: list[Answer]) -> list[Any]:
-    """What was answered, and from how many tokens, rows and bytes."""
     return [(one.text, one.before, one.after, one.structural, one.prefill) for one in answers]
 
 

@@ -15,7 +15,6 @@ TILES = st.lists(st.integers(1, 40), min_size=1, max_size=13)  # tokens of each 
 
 
 def left(sizes: list[int], budget: Budget | Share, **options: str) -> int:
-    """Visual tokens of an image of these tiles that are left."""
     tile, token = np.repeat(np.arange(len(sizes)), sizes), np.concatenate([np.arange(size) for size in sizes])
     image = Image(0, np.arange(sum(sizes)), tile, token, len(sizes), False, 0)
     units = units_of([image], [budget], make("visionzip", **options), 13)

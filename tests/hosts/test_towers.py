@@ -4,10 +4,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from llava_consensus import make
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.patch_map import Mixed, fed_rows
 from llava_consensus.hosts.tower import Learnt, Tower
 
 QWEN = (7, 15, 23, 31)  # blocks of Qwen2.5-VL that attend to the whole image
@@ -37,3 +39,13 @@ def test_the_earlier_block_is_the_authors(method: str, blocks: int, whole: Any, 
     for wrong in (blocks, -blocks - 1):
         with pytest.raises(OptionError, match=f"early_layer={wrong} must be in {-blocks}..{blocks - 1}"):
             early(early_layer=wrong)
+
+
+def test_positions_of_a_convolution_feed_several_rows() -> None:
+    torch.manual_seed(0)
+    states, weight = torch.randn(1, 8, 5, requires_grad=True), torch.randn(6, 5, 3)
+    found = fed_rows(nn.functional.conv1d(states.mT, weight, stride=2, padding=1)[0].T, [states])
+    assert found is not None
+    assert found[0][0].tolist() == [[abs(position - 2 * row) <= 1 for row in range(4)] for position in range(8)]
+    with pytest.raises(Mixed, match="8 of 8 positions feed several rows"):
+        fed_rows(torch.randn(4, 8) @ states[0], [states])

@@ -137,7 +137,6 @@ def test_overflow_of_half_precision_is_an_error(name: str) -> None:
 
 
 def view(method: Any, batch: int, cut: Any, dtype: torch.dtype = torch.float32) -> DecoderView:
-    """Random states of images of 24 tokens with text after them."""
     generator = torch.Generator().manual_seed(0)
 
     def noise(*shape: int) -> Tensor:

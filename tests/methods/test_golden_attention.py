@@ -33,7 +33,6 @@ def golden(name: str) -> dict[str, np.ndarray]:
 
 @cache
 def tower_of(side: int) -> Any:
-    """The tiny tower with `side` x `side` patches."""
     tower = CLIPVisionModel(CLIPVisionConfig(**SHAPE, image_size=14 * side)).eval()
     own = {key.removeprefix("vision_model."): key for key in tower.state_dict()}
     weights = {

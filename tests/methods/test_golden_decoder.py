@@ -90,7 +90,6 @@ def run(model: Any, method: Any, visual: int, tokens: int, seed: int, steps: int
 
 
 def golden(name: str, case: str) -> tuple[list[list[int]], torch.Tensor]:
-    """Tokens kept at each cut, and logits, by the authors' code."""
     stored = np.load(GOLDEN / f"{name}.npz")
     kept = [stored[f"{case}_kept{number}"].tolist() for number in range(4) if f"{case}_kept{number}" in stored]
     return kept, torch.from_numpy(stored[f"{case}_logits"])

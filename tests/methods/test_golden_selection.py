@@ -32,7 +32,6 @@ def golden(name: str) -> dict[str, torch.Tensor]:
 
 
 def cases(name: str, array: str) -> list[str]:
-    """What the names of one array of a file end in."""
     with np.load(GOLDEN / f"{name}.npz") as arrays:
         return [key.removeprefix(f"{array}_") for key in arrays.files if key.startswith(f"{array}_")]
 

@@ -28,7 +28,6 @@ def golden(name: str) -> dict[str, torch.Tensor]:
 
 
 def clip_tower(arrays: dict[str, torch.Tensor], side: int) -> Any:
-    """A CLIP tower with the weights the authors' ViT ran with."""
     from transformers import CLIPVisionConfig, CLIPVisionModel
 
     weight = {name.removeprefix("weight_"): value for name, value in arrays.items() if name.startswith("weight_")}

@@ -32,7 +32,6 @@ def consensusdrop(method: Any, shape: Shape, tokens: int) -> float:
 
 
 def in_clip(method: Any, shape: Shape, tokens: int) -> float:
-    """CLIP's text tower and its projection of the patches."""
     return shape.text_tower + 2.0 * shape.patches * shape.joint * shape.vision_width
 
 
@@ -122,6 +121,8 @@ def test_costs_where_the_counter_sees_one_tile() -> None:
     after a projector that joins patches.
     """
     five, budget = SEVEN._replace(tiles=5), Budget(640, 0)
+    assert make("random").units(five, Budget(640)) == [(Budget(128), 576)] * 5
+    assert make("random").units(five, Budget(4)) == [(Budget(4), five.available)]
     length = 5 * 576 + five.text
     probe = length * 4096 * 4096 + 31 * 4096 * (4096 + length)
     assert make("consensusdrop").flops(five, budget) == 2.0 * (probe + 5 * 577 * 1024)
@@ -130,10 +131,10 @@ def test_costs_where_the_counter_sees_one_tile() -> None:
     tome, unnamed = make("tome"), SEVEN._replace(feature_blocks=0)
     assert tome.flops(unnamed, Budget(64)) == tome.flops(SEVEN, Budget(64))
     assert tome.vision_tokens(Budget(64), unnamed) == tome.vision_tokens(Budget(64), SEVEN)
-    own = 2.0 * 576 * 576 * (4096 + 576) + 3 * 2 * 576
+    own = 2.0 * 576 * 576 * (4096 + 576)
     assert make("otprune").flops(SEVEN, Budget(3)) == own
     kernel = 2.0 * 576 * (768 * 1025 + 576 * 4096)
-    assert make("cdpruner").flops(SEVEN, Budget(3)) == SEVEN.text_tower + kernel + 3 * 2 * 576
+    assert make("cdpruner").flops(SEVEN, Budget(3)) == SEVEN.text_tower + kernel
     joined = SEVEN._replace(patches=144, merged=4, single=False)
     merging = 2.0 * (577 * 1024 + 144 * (32 * 1024 + 33 * 4096))
     assert make("prumerge").flops(joined, Budget(33)) == merging

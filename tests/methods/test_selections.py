@@ -1,5 +1,9 @@
 """Selections of 2025 and 2026 where no official code says what is right: by hand, and by what they promise."""
 
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,6 +11,8 @@ from hypothesis import strategies as st
 from torch.nn.functional import normalize
 from units import at_angles, unit
 
+from llava_consensus.hosts.inputs import fingerprint
+from llava_consensus.hosts.units import prompt_hash
 from llava_consensus.methods import make
 from llava_consensus.methods.divprune import spread_out
 from llava_consensus.methods.mfpruner import elect
@@ -17,12 +23,20 @@ from llava_consensus.reduction.selection import seated, topped_up
 from llava_consensus.reduction.tokens import VisualTokens
 
 NUMBERS = [[771458.0, 11717804.0], [1697900.0, 11548674.0]]  # of 24 bits
+PIXELS = [1874295759138979840, 1743226879432720384]
 
 
 def test_random_numbers_are_the_same_on_every_machine() -> None:
     numbers = draw(torch.tensor([0, 1]), 20_000)
     assert (numbers[:, :2] * 2**24).tolist() == NUMBERS
     assert (numbers.mean(1) - 0.5).abs().max() < 0.01 and ((numbers < 0.25).float().mean(1) - 0.25).abs().max() < 0.01
+
+
+def test_fingerprints_are_the_same_on_every_machine() -> None:
+    assert fingerprint(torch.tensor([[1.0, -2.0], [0.0, 1.0]])).tolist() == PIXELS
+    prompt: Any = np.array([[0, 5, 9, 9, 7]])
+    image: Any = SimpleNamespace(row=0, places=np.array([2, 3]))
+    assert prompt_hash(prompt, prompt > 0, [image]).tolist() == [-8373120013074892894]
 
 
 def test_random_tokens_differ_by_seed() -> None:
@@ -132,10 +146,6 @@ def test_a_video_is_ranked_as_a_whole(name: str) -> None:
             found.kept, make(name).reduce(shifted, Budget(tokens)).kept
         )
     assert make(name).tile_budget == "global"
-
-
-def test_worked_example_of_divprune() -> None:
-    assert spread_out(at_angles(0, 20, 30, 100, 260), 4).tolist() == [[4, 3, 0, 2]]
 
 
 @settings(max_examples=60, deadline=None)

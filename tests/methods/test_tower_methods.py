@@ -145,7 +145,6 @@ def test_vispruner_thins_out_as_if_everything_were_compared_again_and_again(
 
 
 def of_llava(model: Any, name: str, images: torch.Tensor) -> VisualTokens:
-    """What a method is given of tiles by LLaVA's tower."""
     with attach(model, name, tokens=1) as attached:
         (found,) = attached.entrance.encode(images, [len(images)])
         project = model.get_model().mm_projector

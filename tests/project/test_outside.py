@@ -1,7 +1,4 @@
-"""Question files and videos of strangers lead nowhere else.
-
-Run: `pytest tests/project/test_outside.py`.
-"""
+"""Question files and videos of strangers lead nowhere else."""
 
 import json
 from pathlib import Path

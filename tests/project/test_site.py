@@ -1,7 +1,5 @@
 """The site builds without a warning and without asking anybody, every link of it leads somewhere, and the
 notebook still says what it says there.
-
-Run: `pytest tests/project/test_site.py`.
 """
 
 import importlib.util

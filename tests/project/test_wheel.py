@@ -1,7 +1,5 @@
 """The wheel where torch and transformers are installed and nothing else: every command works, or says in one line what
 to install.
-
-Run: `pytest tests/project/test_wheel.py`.
 """
 
 import json

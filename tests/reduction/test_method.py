@@ -40,6 +40,9 @@ def test_worked_example_merge() -> None:
     anchors, group = merging.group(features, features, 2)
     assert anchors.tolist() == [[0, 2]]  # tokens 0 and 4
     assert group.tolist() == [[0, 0, 1, 0]]
+    rows = features[0, torch.tensor([[0, 1, 2, 3, 1], [3, 2, 1, 0, 0], [1, 0, 3, 2, 2]])]
+    alone = [merging.group(row[None], row[None], 3)[0][0].tolist() for row in rows]
+    assert merging.group(rows, rows, 3)[0].tolist() == alone
     projected = torch.tensor([[[0.0], [2.0], [4.0], [5.0]]])
     assert torch.allclose(merging.group_means(projected, group, 2), torch.tensor([[[7 / 3], [4.0]]]))
 

@@ -60,11 +60,6 @@ def test_a_value_that_an_annotation_does_not_allow_is_refused(
     assert allowed(annotations(Optional)[option]) == values
 
 
-def test_a_method_checks_its_flags_without_make() -> None:
-    with pytest.raises(OptionError, match="scap_rope='no' must be true or false"):
-        ConsensusDrop(scap_rope="no")  # type: ignore[arg-type]
-
-
 FLAGS = [(name, field.name) for name in METHODS for field in fields(METHODS[name]) if isinstance(field.default, bool)]
 
 

@@ -177,9 +177,7 @@ def _body(model: str, asked: ServedQuestion, number: int, tokens: int | float | 
 
 
 def _part(images: Sequence[Image], number: int) -> Record:
-    """An image: one of the given, moved on by some pixels all over, as a change of a few may be lost where it is
-    resized and cut.
-    """
+    """An image: a given one, shifted by some pixels everywhere, since resizing may lose a smaller change."""
     image, file = images[number % len(images)], io.BytesIO()
     ImageChops.offset(image, 2 * number % image.width, 2 * number // image.width).save(file, "PNG")
     url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

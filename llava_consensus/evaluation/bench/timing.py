@@ -40,8 +40,6 @@ SLACK = 1.1  # activations and the allocator's own, beside weights and cache
 
 
 class Timing(NamedTuple):
-    """One answer: milliseconds and bytes."""
-
     ttft_ms: float  # image to first token
     tpot_ms: float | None  # mean of the further tokens; None if there is none
     generation_ms: float  # image to the whole answer

@@ -4,6 +4,7 @@
 BENCHMARKS, because it has no data files.
 """
 
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass
@@ -11,18 +12,20 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from llava_consensus.errors import DataError
+from llava_consensus.errors import DataError, listed
 from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question
 from llava_consensus.evaluation.benchmarks.video_qa import VideoQA
 from llava_consensus.evaluation.files import ANSWERS, Record, digest, to_lines, write_out
 from llava_consensus.evaluation.user_files import read_answers, read_rows
 
+log = logging.getLogger(__name__)
+
 IDS = ("question_id", "id")
 TEXTS = ("text", "question", "prompt")
 IMAGES = ("image", "images", "image_path", "image_paths")
 VIDEOS = ("video", "videos", "video_path", "video_paths")
-MEDIA = re.compile(r"image|img|picture|photo|video|clip|frame", re.I)  # in the name of a key
+MEDIA = re.compile(r"image|img|picture|photo|video|clip|frame|media|visual|file|path", re.I)  # in the name of a key
 FILE = re.compile(
     r"^[^\n]*\.(jpe?g|png|gif|bmp|webp|avif|tiff?|heic|heif|mp4|avi|mov|mkv|webm|wav|mp3|flac|ogg)$", re.I
 )
@@ -104,8 +107,9 @@ def _questions(path: Path, _content: str) -> tuple[tuple[Question, ...], bool]:
     """The questions in a file, and whether they show videos. DataError for a row without a text, or one that names an
     image or video in a way that is not understood.
     """
-    questions, kinds = [], dict[bool, str]()
+    questions, kinds, keys = [], dict[bool, str](), set[str]()
     for index, (where, row) in enumerate(read_rows(path)):
+        keys |= row.keys()
         key = next((row[name] for name in IDS if row.get(name) not in (None, "")), index)
         if not isinstance(key, int | str) or isinstance(key, bool):
             raise DataError(f"{where}: question_id {key!r} is neither a number nor a text")
@@ -114,6 +118,8 @@ def _questions(path: Path, _content: str) -> tuple[tuple[Question, ...], bool]:
             kinds.setdefault(video, where)
         category = str(row.get("category") or "default")
         questions.append(Question(index, key, names, _text(where, row, len(names)), category))
+    if unused := sorted(keys.difference(IDS, TEXTS, IMAGES, VIDEOS, (TURNS, "category"))):
+        log.warning("%s: keys that are not used: %s", path, listed(unused))
     if len(kinds) > 1:
         raise DataError(f"{kinds[True]}: shows a video, and {kinds[False]} an image. Ask about them in two files")
     return tuple(questions), True in kinds
@@ -121,7 +127,7 @@ def _questions(path: Path, _content: str) -> tuple[tuple[Question, ...], bool]:
 
 def _text(where: str, row: Record, shown: int) -> str:
     """The question of a row with this number of images; of LLaVA's training form the only turn of the user."""
-    texts = {name: row[name] for name in TEXTS if row.get(name) not in (None, "")}
+    texts = {name: row[name] for name in TEXTS if str(row.get(name) or "").strip()}
     if not texts and isinstance(turns := row.get(TURNS), list):
         said = [turn.get("value") for turn in turns if isinstance(turn, dict) and turn.get("from") in ("human", "user")]
         if len(said) != 1:
@@ -178,4 +184,6 @@ def _file_name(where: str, key: str, value: Any) -> str:
         raise DataError(f"{where}: {key} is a data URL. Write its content to a file and give the name of that")
     if re.match(r"[a-z]+://", value):
         raise DataError(f"{where}: {key} is the address {value[:60]!r}. Fetch it and give the name of the file")
+    if value.startswith(("/9j/", "iVBORw0KGgo", "UklGR", "R0lGOD")):  # JPEG, PNG, WebP, GIF
+        raise DataError(f"{where}: {key} is an image in base64. Write it to a file and give the name of that")
     return value

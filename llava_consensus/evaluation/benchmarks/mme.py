@@ -30,9 +30,7 @@ SOURCE = "github.com/BradyFU/Awesome-Multimodal-Large-Language-Models, branch Ev
 PLEASE = "Please answer yes or no."
 FILES = (
     DataFile(
-        "llava_mme.jsonl",
-        base.LLAVA_EVAL_ZIP,
-        "9f67707cb72d2a71df955d0dce84337f2f22eafe2ed473ca3e148c187ac360c5",
+        "llava_mme.jsonl", base.LLAVA_EVAL_ZIP, "9f67707cb72d2a71df955d0dce84337f2f22eafe2ed473ca3e148c187ac360c5"
     ),
     DataFile(RELEASE, SOURCE, optional=True),  # images and right answers
     DataFile(RESULTS, SOURCE, optional=True),  # only right answers
@@ -154,9 +152,7 @@ def _cut(prompt: str) -> str:
 
 
 def _lines(folder: Path, task: str) -> dict[tuple[str, str], str]:
-    """Right answers, `yes` or `no`, of one task by image and question, from the release or, without it, from the
-    evaluation tool.
-    """
+    """Right answers, `yes` or `no`, of a task by image and question, from the release or the evaluation tool."""
     release = folder / RELEASE / task
     texts = release / "questions_answers_YN" if (release / "images").is_dir() else release
     lines: dict[tuple[str, str], str] = {}

@@ -30,9 +30,7 @@ KNOWN = {  # the labels of commit e3e3926
 }
 FILES = (
     DataFile(
-        "llava_pope_test.jsonl",
-        base.LLAVA_EVAL_ZIP,
-        "1d3b41f0dced74b4f361c659787ef673497cfac54a6be7bde00eb405bab03c70",
+        "llava_pope_test.jsonl", base.LLAVA_EVAL_ZIP, "1d3b41f0dced74b4f361c659787ef673497cfac54a6be7bde00eb405bab03c70"
     ),
     *(DataFile(LABELS.format(category), LABEL_SOURCE, checksum) for category, checksum in KNOWN.items()),
 )

@@ -65,7 +65,6 @@ class RefCOCO(Benchmark):
         return row["extracted"] is not None
 
     def totals(self, rows: Sequence[Record]) -> Record:
-        """Accuracy at an overlap of 0.5 and mean overlap, in percent."""
         return {"accuracy": base.share(rows), "mean_iou": base.share(rows, "overlap")}
 
     def _rows(self, data: Path) -> list[dict[str, Any]]:

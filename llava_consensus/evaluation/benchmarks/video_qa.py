@@ -68,9 +68,7 @@ class VideoQA(Benchmark):
         return questions if self.questions == "all" else questions[:FIRST]
 
     def all(self, data: Path, videos: str = "") -> list[Question]:
-        """All questions in file order. With the folder `videos`, each has the first video of its name there, or
-        `<name>.mp4` if there is none.
-        """
+        """All questions in file order, each with its first video in `videos`; without one, `<name>.mp4`."""
         folder = self.place(data)
         base.require(folder, FILES)
         path = folder / FILES[0].path

@@ -60,9 +60,7 @@ def fetch(url: str, target: Path, md5: str = "") -> None:
 
 
 def _receive(url: str, part: Path, tag: Path) -> None:
-    """Appends the missing bytes to `part`; when this returns it is as long as the file. `tag` holds the server's mark
-    of this version of the file.
-    """
+    """Appends the missing bytes to `part`, which is then whole; `tag`: the server's mark of the version."""
     import requests
 
     here, known = _size(part), tag.read_text() if tag.exists() else ""

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -152,6 +153,7 @@ class JudgeClient:
         self._failed = 0  # requests in a row without a reply
         self._ended: ConsensusError | None = None  # why nothing more is asked
         self._free = asyncio.Semaphore(config.concurrency)
+        self._turns: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # equal requests: only the first is sent
 
     @cached_property
     def _api(self) -> Any:
@@ -180,10 +182,10 @@ class JudgeClient:
             NoReply: all tries failed, or the server refuses this request.
             JudgeError: no access, no credit, an unknown model, or a server that fails all requests.
         """
-        known = self._replies.known.get(key_of(request))
-        if known is not None:
-            return known
-        async with self._free:
+        key = key_of(request)
+        async with self._turns[key], self._free:
+            if key in self._replies.known:
+                return self._replies.known[key]
             if self._ended:
                 raise self._ended
             try:

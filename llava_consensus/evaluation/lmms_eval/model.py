@@ -138,7 +138,6 @@ def batches(requests: Sequence[Any], size: int) -> Iterator[list[Any]]:
 
 
 def check_generation(request: Any) -> None:
-    """Raises OptionError for a task that asks for anything but greedy decoding."""
     generation = request.args[2]
     sampled = generation.get("do_sample", (generation.get("temperature") or 0) > 0)
     if sampled or (generation.get("num_beams") or 1) > 1:

@@ -66,8 +66,6 @@ class Prefill(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """One answer and the tokens it was given from."""
-
     text: str
     before: int
     after: int
@@ -222,7 +220,6 @@ class Runner:
         return int(end if padding is None else padding)
 
     def generation(self, prompt: Prompt) -> dict[str, Any]:
-        """Arguments of `generate`: greedy, as LLaVA evaluates."""
         greedy = {"do_sample": False, "use_cache": True, "pad_token_id": self.padding}
         longer = {"min_new_tokens": prompt.min_new_tokens} if prompt.min_new_tokens else {}
         return {**greedy, **longer, "max_new_tokens": prompt.max_new_tokens}

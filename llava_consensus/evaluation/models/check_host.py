@@ -60,7 +60,6 @@ class Trial:
             return self.generate()
 
     def answer(self) -> Answer:
-        """The answer of the evaluation, which encodes the image before it asks."""
         (answer,) = self.runner.answer([self.runner.encode([self.image])], [PROMPT])
         return answer
 

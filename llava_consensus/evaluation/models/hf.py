@@ -210,13 +210,11 @@ class HfRunner(Runner):
 
 def _joined_outputs(outputs: list[Any]) -> Any:
     """Outputs of an encoder of several images as one, for prompts that show them in this order."""
-    new, fields = copy.copy(outputs[0]), dict[str, Any]()
-    fields["pooler_output"] = _in_a_row([output["pooler_output"] for output in outputs])
+    new = copy.copy(outputs[0])
+    new["pooler_output"] = _in_a_row([output["pooler_output"] for output in outputs])
     if outputs[0].get("deepstack_features") is not None:
         layers = zip(*(output["deepstack_features"] for output in outputs), strict=True)
-        fields["deepstack_features"] = [_in_a_row(list(layer)) for layer in layers]
-    for name, value in fields.items():
-        new[name] = value
+        new["deepstack_features"] = [_in_a_row(list(layer)) for layer in layers]
     records = [record._replace(prompt={}) for output in outputs for record in records_of(output)]
     object.__setattr__(new, RECORD, records)
     return new

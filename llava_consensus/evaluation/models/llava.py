@@ -180,7 +180,6 @@ def tower_of(path: Path) -> Checkpoint | None:
 
 
 def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> LlavaRunner:
-    """A checkpoint by LLaVA's own loader (`llava.model.builder`)."""
     check_llava_version()
     if loading.device_map not in (None, "auto"):
         raise OptionError(

@@ -12,6 +12,7 @@ import torch
 import transformers
 from PIL import Image
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from llava_consensus.entry_points import load_place
 from llava_consensus.errors import MissingDependency, OptionError, unknown_name
@@ -35,8 +36,6 @@ ANSWER = " Answer:"  # after every question in Qwen-VL's own evaluation
 
 
 class RemoteRunner(Runner):
-    """A model that carries its own code, with its tokenizer."""
-
     @property
     def padding(self) -> int:
         """Id of padding; the end of a document for Qwen's tokenizer, which has none."""
@@ -68,15 +67,14 @@ class RemoteRunner(Runner):
     def generate(self, ids: Tensor, mask: Tensor, encoded: list[list[Any]], prompts: list[Prompt]) -> Tensor:
         counts = [len(items) for items in encoded]
         words = [self.words(*pair) for pair in zip(prompts, counts, strict=True)]
-        types = {name: _padded([row[name] for row in words]).to(mask) for name in words[0] if name != "input_ids"}
+        types = {
+            name: pad_sequence([row[name] for row in words], batch_first=True, padding_side="left").to(mask)
+            for name in words[0]
+            if name != "input_ids"
+        }
         arguments = {**types, **self.stand_ins(counts), **self.generation(prompts[0])}
         answers: Tensor = self.model.generate(ids, attention_mask=mask, **arguments)[:, ids.shape[1] :]
         return answers
-
-
-def _padded(rows: list[Tensor]) -> Tensor:
-    width = max(len(row) for row in rows)
-    return torch.stack([torch.nn.functional.pad(row, (width - len(row), 0)) for row in rows])
 
 
 class QwenVLRunner(RemoteRunner):
@@ -190,7 +188,6 @@ def runner_of(view: QwenVLChat | CogVLM, tokenizer: "PreTrainedTokenizerBase | N
 
 
 def check(model: str, conversation: str | None, videos: bool, options: Mapping[str, str]) -> dict[str, Any]:
-    """Checks a checkpoint with custom code, before any of that code runs."""
     made_by = read_json(Path(model) / "config.json", MEND, dict).get("architectures") or []
     if "LlavaLlamaForCausalLM" in made_by:
         return {"conversation": chosen_conversation(conversation)}

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from llava_consensus.errors import DataError
+from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation.files import read_json
 from llava_consensus.evaluation.report import table as engine
 from llava_consensus.evaluation.report.rows import FULL, Row, by_setting
@@ -16,8 +16,11 @@ AGAIN = "Measure again, or move it away"
 
 
 def in_sections(rows: Iterable[Row], against: str = FULL, bench: Bench = ()) -> list[Section]:
-    """Runs in sections, those of all questions before those of the first few."""
-    found = (Section(own, against, bench) for own in by_setting(rows))
+    """Runs in sections, those of all questions before those of the first few. OptionError without runs of `against`."""
+    found = [Section(own, against, bench) for own in by_setting(rows)]
+    if found and against != FULL and not any(section.others for section in found):
+        known = {section.words(line)[0] for section in found for line in section.reduced}
+        raise OptionError(f"--against {against}: no such runs, only of {', '.join(sorted(known))}")
     return sorted(found, key=lambda section: bool(section.rows[0].part))
 
 

@@ -22,16 +22,7 @@ import numpy as np
 
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
-from llava_consensus.evaluation.files import (
-    ANSWERS,
-    CONFIG,
-    METRICS,
-    SCORES,
-    Record,
-    read_bytes,
-    read_json,
-    read_lines,
-)
+from llava_consensus.evaluation.files import ANSWERS, CONFIG, METRICS, SCORES, Record, read_bytes, read_json, read_lines
 from llava_consensus.evaluation.report.stats import RESAMPLES, Bounds, Comparison, Sample, bounds, pooled, sample
 from llava_consensus.methods import METHODS, RENAMED
 
@@ -231,7 +222,6 @@ def flipped(row: Row, full: Row) -> float | None:
 
 
 def read_row(folder: Path) -> Row:
-    """The run in one folder; DataError unless it is one."""
     if not (folder / CONFIG).is_file():
         raise DataError(f"{folder}: no {CONFIG} in it, so it is not the folder of a run")
     metrics = read_json(folder / METRICS, AWAY, dict) if (folder / METRICS).exists() else None

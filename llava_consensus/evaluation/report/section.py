@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.report import paper
 from llava_consensus.evaluation.report.rows import (
     ALL,
@@ -331,21 +330,18 @@ class Section(Grid):
     def reference(self, line: Line) -> Line | None:
         if self.against == FULL:
             return self.full
-        return None if line is self.full else self._others.get((line.tokens, line.policy))
+        return None if line is self.full else self.others.get((line.tokens, line.policy))
+
+    @staticmethod
+    def words(line: Line) -> tuple[str, str]:
+        """The method of a line with all its options, and with those that tell it from others."""
+        row = next(iter(line.runs.values()))
+        return one_word(row.config["method"], row.config["changed"]), row.variant
 
     @cached_property
-    def _others(self) -> Mapping[tuple[float, str | None], Line]:
-        """The lines of `against` by budget and position policy. OptionError if it was not run."""
-        found, known = {}, set()
-        for line in self.reduced:
-            row = next(iter(line.runs.values()))
-            word = one_word(row.config["method"], row.config["changed"])
-            known.add(word)
-            if self.against in (word, row.variant):
-                found[line.tokens, line.policy] = line
-        if not found:
-            raise OptionError(f"--against {self.against}: no such runs, only of {', '.join(sorted(known))}")
-        return found
+    def others(self) -> Mapping[tuple[float, str | None], Line]:
+        """The lines of `against` by budget and position policy."""
+        return {(line.tokens, line.policy): line for line in self.reduced if self.against in self.words(line)}
 
     @cached_property
     def averaged(self) -> list[str]:  # type: ignore[override]

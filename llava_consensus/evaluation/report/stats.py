@@ -114,7 +114,6 @@ SUMS = (_mean, _mme)  # scores that are sums over images, where the numbers of q
 
 
 def _points(sums: np.ndarray, score: Score, questions: int) -> np.ndarray:
-    """`Sample.points` of sums [P, C]."""
     if score in SUMS:
         added = sums.copy()
         added[:, 1::2] = 0.0
@@ -238,7 +237,6 @@ def interval(values: np.ndarray, reach: float = 0.0) -> Bounds:
 
 
 def bounds(sample: Sample, name: str) -> Bounds | None:
-    """The interval of a score; None from too few images."""
     if len(sample.sums) < LEAST:
         return None
     values = draws(sample, name)
@@ -288,7 +286,6 @@ class Comparison:
 
     @cached_property
     def bounds(self) -> Bounds | None:
-        """The interval of the difference; None from too few images."""
         shift = self.draws[:, 0] - self.draws[:, 1]
         return interval(shift, self.first.reach * self.alike) if self.enough else None
 
@@ -308,9 +305,7 @@ class Comparison:
 
 
 def paired(first: Report, second: Report, name: str, count: int = RESAMPLES) -> Comparison | None:
-    """Two scorers' reports over the questions that both answered, for example of one question type; `name` seeds the
-    bootstrap.
-    """
+    """Two reports over the questions that both answered, such as those of one type; `name` seeds the bootstrap."""
     statistic = first.get("statistic", "mean")
     answers = [{row["index"]: row for row in counted(report)} for report in (first, second)]
     shared = sorted(answers[0].keys() & answers[1].keys())

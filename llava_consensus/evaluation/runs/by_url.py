@@ -26,13 +26,7 @@ from llava_consensus.evaluation.judge.client import KEY, check_url
 from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.runs import DATA
 from llava_consensus.evaluation.runs.driver import carry_out
-from llava_consensus.evaluation.runs.execution import (
-    Execution,
-    Result,
-    RunResult,
-    describe,
-    error_record,
-)
+from llava_consensus.evaluation.runs.execution import Execution, Result, RunResult, describe, error_record
 from llava_consensus.evaluation.runs.questions import describe_questions, read_questions
 from llava_consensus.evaluation.runs.store import Run, answer_record, run_name
 from llava_consensus.reduction.budget import budget
@@ -162,11 +156,7 @@ class Client:
         self.api = openai.OpenAI(api_key=key, base_url=config.url, timeout=PATIENCE, max_retries=3)
         try:
             cards = {card.id: card for card in self.api.with_options(timeout=10, max_retries=0).models.list()}
-        except (
-            openai.OpenAIError,
-            AttributeError,
-            TypeError,
-        ) as wrong:  # or it is no list of models
+        except (openai.OpenAIError, AttributeError, TypeError) as wrong:  # or it is no list of models
             raise ServerError(f"--url {config.url}: {' '.join(str(wrong).split())[:300]}") from wrong
         known = list(cards)
         if config.model is None and len(known) != 1:

@@ -24,9 +24,7 @@ Reader = Callable[[Path], Opened]
 
 
 def reader(plan: RunPlan) -> Reader:
-    """Opens a file of a run, or raises ImageError: its only image, or the sampled frames of a video, as
-    images or as one clip.
-    """
+    """Opens a file of a run: its image, or sampled frames of a video as images or one clip. May raise ImageError."""
     frames, content = plan.benchmark.frames, plan.content
     if plan.clips:
         return lambda path: [read_clip(path, frames)]

@@ -132,9 +132,7 @@ class Run:
 
     @contextlib.contextmanager
     def asking(self, total: int) -> Iterator[None]:
-        """Context for asking the `total` questions of a run: Ctrl-C becomes Interrupted, and an error before the first
-        answer leaves no folder.
-        """
+        """Ctrl-C in the body becomes Interrupted; an error before the first answer leaves no folder."""
         try:
             yield
         except (DeviceFailed, WorkerError):  # the list of questions stays

@@ -27,7 +27,6 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Benchmark, method with the options that are not its defaults, and budget."""
         run = self.plan.description
         options = ",".join(f"{key}={value}" for key, value in run["changed"].items())
         merged = "" if run["merged"] is None else f", merged={run['merged']}"

@@ -20,13 +20,7 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.images import STRUCTURAL, Image
 from llava_consensus.hosts.kernels import KernelCall
-from llava_consensus.hosts.remote.entrances import (
-    EncodedImage,
-    RemoteModel,
-    real_rows,
-    rows_with,
-    whole_image,
-)
+from llava_consensus.hosts.remote.entrances import EncodedImage, RemoteModel, real_rows, rows_with, whole_image
 from llava_consensus.hosts.rows import Rows
 from llava_consensus.hosts.taps import Tap, split_heads
 from llava_consensus.hosts.units import visual_rows
@@ -38,8 +32,6 @@ ENDS = 2  # learned rows around its patches
 
 
 class CogVLM(RemoteModel):
-    """A `CogVLMForCausalLM`."""
-
     offers = frozenset({Need.ATTENTION, Need.FEATURES, Need.CLASS_FEATURE, Need.PROJECTOR})
     classes = 1
 
@@ -58,14 +50,12 @@ class CogVLM(RemoteModel):
         return int((config["image_size"] // config["patch_size"]) ** 2)
 
     def encode(self, pixels: Tensor) -> Tensor:
-        """Images through tower and projector, without the learned rows."""
         return self.vision(pixels)[:, 1:-1]
 
     def project(self, features: Tensor) -> Tensor:
         return self.vision.linear_proj(features)
 
     def states(self, output: Any) -> dict[str, Tensor]:
-        """Features of the output of a block [P, 1 + n, D_v]."""
         return {"features": output[:, 1:], "class_feature": output[:, 0]}
 
     def attention(self, block: int) -> tuple[list[Tap], float]:

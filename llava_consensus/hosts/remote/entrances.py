@@ -61,7 +61,6 @@ class RemoteModel:
 
     @classmethod
     def check(cls, method: Method, model: str) -> None:
-        """Raises OptionError for a method that models of this class cannot have."""
         name = type(method).__name__
         if method.newlines == "drop":
             raise OptionError("newlines=drop: images of this model have no newlines. Leave it out")

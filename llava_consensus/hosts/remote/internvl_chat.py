@@ -25,7 +25,6 @@ class InternVLChat(Official):
 
     @staticmethod
     def check(method: Method, model: str = "") -> None:
-        """Raises OptionError for an unsupported combination, with the remedy."""
         name = type(method).__name__
         if method.acts_inside:
             raise OptionError(
@@ -41,13 +40,10 @@ class InternVLChat(Official):
 
 
 class InternVLChatEntrance(OfficialEntrance):
-    """The hooks of one attachment to InternVL-Chat."""
-
     view = InternVLChat
     clip_name = ""  # InternViT is no side of a CLIP model in transformers
 
     def check(self, model: Any, methods: list[Method]) -> None:
-        """Raises OptionError for an unsupported combination, with the remedy."""
         super().check(model, methods)
         vision = type(model.get_vision_tower().vision_tower).__name__
         if vision != "InternVisionModel":

@@ -20,12 +20,7 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.images import Image
 from llava_consensus.hosts.kernels import KernelCall
-from llava_consensus.hosts.remote.entrances import (
-    EncodedImage,
-    RemoteModel,
-    rows_with,
-    whole_image,
-)
+from llava_consensus.hosts.remote.entrances import EncodedImage, RemoteModel, rows_with, whole_image
 from llava_consensus.hosts.rows import Rows
 from llava_consensus.hosts.taps import Tap, split_heads
 from llava_consensus.hosts.units import visual_rows
@@ -35,14 +30,11 @@ from llava_consensus.reduction.tokens import Need
 
 
 class QwenVLChat(RemoteModel):
-    """A `QWenLMHeadModel`."""
-
     offers = frozenset({Need.ATTENTION, Need.FEATURES})
     cache_axis = 1
 
     @classmethod
     def check(cls, method: Method, model: str) -> None:
-        """Raises OptionError for a method that this model cannot have."""
         super().check(method, model)
         if method.positions != "renumber":
             raise OptionError(
@@ -72,7 +64,6 @@ class QwenVLChat(RemoteModel):
         return self.vision(pixels)
 
     def states(self, output: Any) -> dict[str, Tensor]:
-        """Features of the output of a block [n, P, D_v]."""
         return {"features": output.transpose(0, 1)}
 
     def attention(self, block: int) -> tuple[list[Tap], float]:

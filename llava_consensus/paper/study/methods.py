@@ -69,13 +69,10 @@ class Selection(InDecoder):
             measures = {"agreement": selection.agreement(sides["vision"], sides["cross"], count)}
             if self.scores != RECOVERY:
                 return Chosen(selection.top(sides[self.scores], count), measures=measures)
-            student, teacher = (sides[side] for side in (self.student, other(self.student)))
+            student = sides.pop(self.student)
+            (teacher,) = sides.values()
             measures["correction"] = selection.correction_factor(student, teacher, count, self.rate)
             return Chosen(selection.recover(student, teacher, count, self.rate), measures=measures)
-
-
-def other(side: str) -> str:
-    return SIDES[1 - SIDES.index(side)]
 
 
 def vision_saliency(tower: VisualTokens | None) -> Tensor:

@@ -1,7 +1,4 @@
-"""Measurements side by side: what the clock counts, turns, resuming, memory, operations and the command.
-
-Run: `pytest tests/evaluation/bench/test_bench.py`.
-"""
+"""Measurements side by side: what the clock counts, turns, resuming, memory, operations and the command."""
 
 import csv
 import io
@@ -15,6 +12,7 @@ import pytest
 import torch
 import transformers
 from fakes import FakeHost
+from hf_models import SQUARE, TEXT
 from PIL import Image
 
 from llava_consensus import cli, load, make
@@ -193,26 +191,6 @@ def test_what_a_model_cannot_have_is_left_out_with_the_reason(mini: Runner) -> N
     assert "scale" in left_out[0]["reason"]
 
 
-TINY_TEXT = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 32000,
-}
-TINY_VISION = {
-    "model_type": "clip_vision_model",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "image_size": 56,
-    "patch_size": 14,
-}
-
-
 @pytest.fixture
 def tiny_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """A size that is allocated in no time, called `tiny`."""
@@ -225,7 +203,8 @@ def tiny_size(monkeypatch: pytest.MonkeyPatch) -> None:
         found.image_processor = transformers.CLIPImageProcessor(**pixels)
         return found
 
-    tiny = Size("Llava", TINY_VISION, TINY_TEXT, processor, 16)
+    vision = {"model_type": "clip_vision_model", **SQUARE}
+    tiny = Size("Llava", vision, {"model_type": "llama", **TEXT, "vocab_size": 32000}, processor, 16)
     monkeypatch.setattr(random_weights, "SIZES", {**SIZES, "tiny": tiny})
 
 
@@ -282,16 +261,16 @@ def test_a_size_that_does_not_fit_is_refused_before_it_is_allocated(
 
 @hf
 def test_the_command_prints_the_paper_beside_what_it_measured(
-    tiny_size: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_size: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "bench.json"
+    monkeypatch.chdir(tmp_path)
     command = ["bench", "--shape", "tiny", "--device", "cpu", "--methods", "consensusdrop random:seed=3"]
-    command += ["--tokens", "8 4", "--repeats", "1", "--length", "2", "--out", str(file)]
+    command += ["--tokens", "8 4", "--repeats", "1", "--length", "2"]
     assert cli.main(command) == 0
     shown = capsys.readouterr().out
     assert "| ConsensusDrop |" in shown and "| random, seed=3 |" in shown and "random weights, float32" in shown
     assert "another model than ours" in shown
-    content = json.loads(file.read_text())
+    content = json.loads(Path("results/bench-tiny.json").read_text())
     assert [(row["method"], row["tokens"]) for row in content["rows"]] == [
         ("full", 16),
         ("consensusdrop", 8),

@@ -1,7 +1,4 @@
-"""Any question file in LLaVA's format is answered as LLaVA's scripts do: in parts, into one file.
-
-Run: `pytest tests/evaluation/benchmarks/test_custom.py`.
-"""
+"""Any question file in LLaVA's format is answered as LLaVA's scripts do: in parts, into one file."""
 
 import json
 from pathlib import Path

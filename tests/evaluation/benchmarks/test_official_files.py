@@ -1,7 +1,4 @@
-"""`score` takes the published forms of answers that `paper verify` scores, told by their content.
-
-Run: `pytest tests/evaluation/benchmarks/test_official_files.py`.
-"""
+"""`score` takes the published forms of answers that `paper verify` scores, told by their content."""
 
 import json
 from pathlib import Path

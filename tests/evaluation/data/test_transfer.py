@@ -1,7 +1,4 @@
-"""What comes from the network: a cut connection is gone on with, and what is not the whole file is never taken for it.
-
-Run: `pytest tests/evaluation/data/test_transfer.py`.
-"""
+"""Downloads: a cut connection is resumed, and a part of a file is never taken for the whole."""
 
 import hashlib
 import os

@@ -1,7 +1,4 @@
-"""A zip into a folder: gone on with, and refused in one line where it is damaged or leads elsewhere.
-
-Run: `pytest tests/evaluation/data/test_unpack.py`.
-"""
+"""A zip into a folder: gone on with, and refused in one line where it is damaged or leads elsewhere."""
 
 import os
 import zipfile

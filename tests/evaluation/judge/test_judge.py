@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import judged_data
 import pytest
 from judge_server import MODEL, Act, Server, error
 from judged_data import SECRET, judge, judge_config, stored, write_answers
@@ -82,6 +83,13 @@ def test_only_what_is_new_is_asked(tmp_path: Path, good: Server) -> None:
     assert good.total == 6, "the same answer is judged once, whoever gave it"
     judge(replace(wanted, runs=3))
     assert good.total == 16
+
+
+def test_equal_requests_under_way_are_sent_once(tmp_path: Path, good: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judged_data, "SAMPLES", judged_data.SAMPLES[:1] * 5)
+    wanted = judge_config(tmp_path, good.url)
+    write_answers(wanted.answers, dict.fromkeys(range(5), "the same"))
+    assert judge(wanted)["complete"] and good.total == 1
 
 
 # A server that misbehaves

@@ -1,7 +1,5 @@
 """A LoRA checkpoint and its base as one: each adapted matrix is the base's plus the scaled product, the projector the
 trained one.
-
-Run: `pytest tests/evaluation/models/test_merge.py`.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Tables are pure functions of result folders: Markdown, CSV, LaTeX. Run: `pytest tests/evaluation/report`."""
+"""Tables are pure functions of result folders: Markdown, CSV, LaTeX."""
 
 import csv
 import hashlib
@@ -138,6 +138,9 @@ def test_one_method_against_each_of_the_others(out: Path, capsys: pytest.Capture
     assert ours[1].startswith("+25.0 (+") and ours[1].endswith("p 0.25") and vision[1].startswith("+0.0 (")
     assert cli.main(["report", "--out", str(out), "--against", "nothing"]) == 2
     assert "only of consensusdrop, " in capsys.readouterr().err
+    store(out, [1, 0], method="fastv", data="elsewhere")  # another setting, without runs of random
+    assert cli.main(["report", "--out", str(out), "--against", "random"]) == 0
+    assert capsys.readouterr().out.count("Difference to random") == 1
 
 
 def test_means_of_differences_are_corrected_over_the_methods(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Intervals and tests: coverage where the truth is known, McNemar by hand, what few images allow, every statistic
 against its scorer's rule.
-
-Run: `pytest tests/evaluation/report`.
 """
 
 import itertools

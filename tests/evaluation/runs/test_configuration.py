@@ -1,7 +1,4 @@
-"""A run is another one where labels, weights, images or a version of answers changed, and not where source did.
-
-Run: `pytest tests/evaluation/runs/test_configuration.py`.
-"""
+"""A run is another one where labels, weights, images or a version of answers changed, and not where source did."""
 
 from pathlib import Path
 

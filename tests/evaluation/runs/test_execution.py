@@ -1,7 +1,4 @@
-"""A question or image a model fails at, or dies of, is a recorded error; the others are answered as ever.
-
-Run: `pytest tests/evaluation/runs/test_execution.py`.
-"""
+"""A question or image a model fails at, or dies of, is a recorded error; the others are answered as ever."""
 
 import json
 from pathlib import Path

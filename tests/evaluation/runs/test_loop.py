@@ -1,7 +1,4 @@
-"""The evaluation loop against a host without weights: resume, SIGKILL, bad images, bad arguments.
-
-Run: `pytest tests/evaluation/runs/test_loop.py`.
-"""
+"""The evaluation loop against a host without weights: resume, SIGKILL, bad images, bad arguments."""
 
 import errno
 import json

@@ -1,7 +1,4 @@
-"""A run on disk survives what can happen to it: cut files at every byte, damage, two processes, other configurations.
-
-Run: `pytest tests/evaluation/runs/test_store.py`.
-"""
+"""A run on disk survives cut files at every byte, damage, two processes, other configurations."""
 
 import json
 import math

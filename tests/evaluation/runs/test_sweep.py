@@ -1,4 +1,4 @@
-"""A grid of runs: checked first, loaded once, gone on with. Run: `pytest tests/evaluation/runs/test_sweep.py`."""
+"""A grid of runs: checked first, loaded once, gone on with."""
 
 from dataclasses import replace
 from pathlib import Path
