@@ -37,7 +37,7 @@ import pandas as pd
 
 from llava_consensus.evaluation.bench.break_even import Point, sentence
 from llava_consensus.evaluation.files import CONFIG, METRICS, SCORES, write_out
-from llava_consensus.evaluation.report.efficiency import LABELS, csv_rows, protocol
+from llava_consensus.evaluation.report.efficiency import csv_rows, protocol
 from llava_consensus.evaluation.report.rows import FULL, compare, one_word, policy, read_rows
 from llava_consensus.evaluation.report.section import half, signed
 from llava_consensus.evaluation.report.stats import LEVEL, SIGNIFICANT, sign_flips
@@ -62,11 +62,13 @@ ON_GPU = "llava-1.5-7b.json"  # there
 AGAINST = "against-official-mini.json"  # there
 SERVED = "serve-llava-1.5-0.1b.json"  # there
 WITNESS = "serve-witness.json"  # there: the same servers, asked by `vllm bench serve`
-SERVED_COLUMNS = (  # of it: key, title, factor, digits
-    ("requests_per_second", "plain: requests/s", 1, 2),
-    ("first_token_p50", "plain: first token, p50 (ms)", 1000, 0),
-    ("per_token", "plain: a token after it (ms)", 1000, 1),
+SERVED_COLUMNS = (  # of both: key, title, factor, digits
+    ("requests_per_second", "requests/s", 1, 2),
+    ("opening_p50", "first token, p50 of first questions (ms)", 1000, 0),
+    ("first_token_p50", "p50 of all (ms)", 1000, 0),
+    ("per_token", "further token (ms)", 1000, 1),
 )
+PLACED = {"consensusdrop": "renumbered", "consensusdrop+": "kept"}  # methods of both files: position ids
 SHOWN_BUDGETS = (576, 288, 144, 57)  # those that both bench files have
 PAYS = "docs/efficiency/break-even-1b.json"
 WHOLE = "docs/paper/photo-whole.json"  # counted by playground.photo.whole
@@ -178,7 +180,7 @@ def _pages(readme: Path, out: Path, runs: Path) -> dict[str, str]:
         text = (readme.parent / card).read_text("utf-8")
         found[card] = SPAN.sub(lambda span: span[1] + numbers[span[2]] + span[3], text)
     witness = Servers(json.loads((ROOT / "docs/efficiency" / WITNESS).read_text()))
-    found[SERVING] = with_table(readme.parent / SERVING, f"{servers.table}\n\n{witness.beside}")
+    found[SERVING] = with_table(readme.parent / SERVING, f"{servers.table(photo)}\n\n{witness.beside}")
     scores = {name: row.score for name in BENCHMARKS if (row := photo.run(name, FULL)) is not None}
     found[SCORES_OF_PHOTO] = json.dumps(scores, indent=1) + "\n"
     for folder, place in ((out, MEASURED), (runs, PHOTO)):
@@ -266,7 +268,7 @@ def readme_numbers(photo: Photo, on_gpu: dict[str, Any], servers: Servers) -> di
     printed = {(row["method"], row["tokens"]): row for row in json.loads(PAPER.read_text())["tables"]["llava_1_5_7b"]}
     own, full = printed["ConsensusDrop", 64], printed["LLaVA-1.5-7B", 576]
     sooner = f"{own['ttft_ms']} instead of {full['ttft_ms']} ms"
-    busy, single = (servers.against(load, "consensusdrop", 64) for load in ("32 at once", "1 at once"))
+    busy, single = (servers.against(load) for load in ("32 at once", "1 at once"))
     return {
         "methods": str(len(METHODS) - 1),
         "cpu": f"{slow['full', 576]:.1f} s from 576 tokens and {slow['consensusdrop', 57]:.1f} s from 57",
@@ -309,55 +311,51 @@ class Servers:
     """
 
     def __init__(self, bench: dict[str, Any]) -> None:
-        self.bench, frame = bench, pd.DataFrame(bench["measured"]).fillna({"tokens": 0})
-        keys, place = [key for key, *_ in SERVED_COLUMNS], ["load", "round"]
-        plain = frame[frame["case"] == "plain"].set_index(place)[keys]
-        others = frame[frame["case"] != "plain"].set_index(place)
-        self.medians = others.groupby(["case", "load", "tokens"])[keys].median()
+        self.bench, frame = bench, pd.DataFrame(bench["measured"])
+        keys = [key for key, *_ in SERVED_COLUMNS if key in frame]
+        plain = frame[frame["case"] == "plain"].set_index(["load", "round"])[keys]
+        others = frame[frame["case"] != "plain"].set_index(["load", "round"])
         others[keys] = others[keys] / plain.reindex(others.index)
         self.plain = plain.groupby("load").median()
-        self.ratios = others.groupby(["case", "load", "tokens"])[keys].median()  # within a round
-        self.loads, self.budgets = list(dict.fromkeys(frame["load"])), list(dict.fromkeys(others["tokens"].astype(int)))
-        self.methods = {case: LABELS.get(case) or METHODS.title(case) for case in dict.fromkeys(others["case"])}
+        self.ratios = others.groupby(["load", "case"])[keys].median()  # within a round
+        self.loads = list(dict.fromkeys(frame["load"]))
         busy = frame["load_average"]
-        rounds = frame["round"].nunique()
-        self.rounds = f"{rounds} rounds, at a load average of {busy.min():.1f} to {busy.max():.1f}"
+        self.rounds = f"{frame['round'].nunique()} rounds, at a load average of {busy.min():.1f} to {busy.max():.1f}"
 
-    def against(self, load: str, case: str, tokens: int) -> str:
-        """Requests per second and first token of one row, as ratios to plain vLLM."""
-        row = self.ratios.loc[case, load, tokens]
+    def against(self, load: str) -> str:
+        """Ratios of ConsensusDrop to plain vLLM, in a sentence."""
+        keys = ("requests_per_second", "opening_p50", "first_token_p50")
+        rate, opening, first = (f"{self.ratios.loc[(load, 'consensusdrop'), key]:.2f}" for key in keys)
         return (
-            f"{row['requests_per_second']:.2f} times as many requests per second as plain vLLM, and the first token "
-            f"after {row['first_token_p50']:.2f} of its time"
+            f"{rate} times plain vLLM's requests per second, with the first token after {opening} of its time for "
+            f"first questions and {first} at the median of all"
         )
 
-    @property
-    def table(self) -> str:
+    def table(self, photo: Photo) -> str:
         """The table of SERVING, with what it was measured on."""
-        head = f"from {', '.join(map(str, self.budgets))} tokens; at once"
-        loads = (load.removesuffix(" at once") for load in self.loads)
-        lines = [[head, *loads], [":--", *["--:"] * len(self.loads)]]
-        for key, title, scale, digits in SERVED_COLUMNS:
-            lines.append([title, *(f"{scale * self.plain.loc[load, key]:.{digits}f}" for load in self.loads)])
-            for case, label in self.methods.items():
-                found = [[self.ratios.loc[(case, load, one), key] for one in self.budgets] for load in self.loads]
-                lines.append([label, *(", ".join(f"{ratio:.2f}" for ratio in ratios) for ratios in found)])
+        lines = [["at once", "positions", *(title for _, title, *_ in SERVED_COLUMNS), "right (%)"]]
+        lines.append(["--:", ":--", *["--:"] * (len(lines[0]) - 2)])
+        for load in self.loads:
+            times = [f"{scale * self.plain.loc[load, key]:.{digits}f}" for key, _, scale, digits in SERVED_COLUMNS]
+            lines.append([load.split()[0], "plain vLLM", *times, photo.score("gqa", FULL)])
+            for case, placed in PLACED.items():
+                ratios = [f"{self.ratios.loc[(load, case), key]:.2f}" for key, *_ in SERVED_COLUMNS]
+                right = photo.score("gqa", "consensusdrop" + ":positions=keep" * (placed == "kept"))
+                lines.append([load.split()[0], placed, *ratios, right])
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         return f"{table}\n\nMedians of {self.rounds}."
 
     @property
     def beside(self) -> str:
-        """The sentence below it, of another client's measurements with one budget."""
-        (tokens,), parts = self.budgets, []
-        for case, label in self.methods.items():
-            requests, first = (
-                ", ".join(f"{self.ratios.loc[(case, load, tokens), key]:.2f}" for load in self.loads)
-                for key in ("requests_per_second", "first_token_p50")
-            )
-            parts.append(f"{label} {requests} of plain's requests a second, first token {first}")
+        """The sentence below it, of another client's measurements of single questions under one load."""
+        (load,), parts = self.loads, []
+        for case, placed in PLACED.items():
+            row = self.ratios.loc[load, case]
+            rate, first = row["requests_per_second"], row["first_token_p50"]
+            parts.append(f"{placed} {rate:.2f} and {first:.2f}")
         return (
-            f"`vllm bench serve` beside it, {tokens} tokens, {self.bench['requests']} images of noise, {self.rounds} "
-            f"([samples](efficiency/{WITNESS})), {' and '.join(self.loads)}: {'; '.join(parts)}."
+            f"`vllm bench serve`, single questions {load}, {self.rounds} "
+            f"([samples](efficiency/{WITNESS})): requests/s and first token {'; '.join(parts)}."
         )
 
 

@@ -2,15 +2,15 @@
 `hosts.tower` reads it, and `hosts.inputs` and `hosts.rows` do the rest.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from time import perf_counter
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from cachetools import LRUCache
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.nn.utils.rnn import pad_sequence
@@ -87,30 +87,16 @@ class ReducedPrompt(NamedTuple):
 Made = TypeVar("Made", EncodedImage, ReducedPrompt)
 
 
-class Kept(Generic[Made]):
+class Kept(LRUCache[Any, Made]):
     """The latest entries by key, up to a number of bytes."""
 
     def __init__(self, most: int) -> None:
-        self._known: OrderedDict[Any, Made] = OrderedDict()
-        self._bytes, self._most = 0, most
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def get(self, key: Any) -> Made | None:
-        found = self._known.get(key)
-        if found is not None:
-            self._known.move_to_end(key)
-        return found
+        super().__init__(most, lambda one: one.size)
 
     def put(self, key: Any, value: Made) -> None:
-        """Keeps a copy, and lets the oldest go that there is no room for."""
-        if key in self._known:
-            return
-        self._known[key] = value = value.copied()
-        self._bytes += value.size
-        while self._bytes > self._most and len(self._known) > 1:
-            self._bytes -= self._known.popitem(last=False)[1].size
+        """Keeps a copy, unless it is larger than all may be."""
+        if key not in self and value.size <= self.maxsize:
+            self[key] = value.copied()
 
 
 class Part(nn.Module):

@@ -10,16 +10,8 @@ from typing import Any
 from llava_consensus.serving.supported import HEADER, IDENTITY, TOKENS
 
 MESSAGES = "/v1/messages"  # vLLM's copy of Anthropic's API takes no arguments of processors
-REFUSAL = json.dumps(
-    {
-        "type": "error",
-        "error": {
-            "type": "invalid_request_error",
-            "message": f"mm_processor_kwargs: {MESSAGES} does not take {TOKENS}. Leave it out, or use "
-            "/v1/chat/completions",
-        },
-    }
-).encode()
+ERROR = f"mm_processor_kwargs: {MESSAGES} does not take {TOKENS}. Leave it out, or use /v1/chat/completions"
+REFUSAL = json.dumps({"type": "error", "error": {"type": "invalid_request_error", "message": ERROR}}).encode()
 
 
 def identity_of(setting: Any) -> dict[str, Any]:

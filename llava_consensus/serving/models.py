@@ -319,18 +319,15 @@ class SquareTower(Reduced):
         return super().load_weights(tower_named(weights) if named else weights)
 
 
-class LlavaProcessor(Reducing, LlavaMultiModalProcessor):
-    """Processor of LLaVA 1.5."""
+class LlavaProcessor(Reducing, LlavaMultiModalProcessor): ...
 
 
 @MULTIMODAL_REGISTRY.register_processor(LlavaProcessor, info=LlavaProcessingInfo, dummy_inputs=LlavaDummyInputsBuilder)
-class ConsensusDropLlava(SquareTower, LlavaModel, SupportsMRoPE):
-    """LLaVA 1.5."""
+class ConsensusDropLlava(SquareTower, LlavaModel, SupportsMRoPE): ...
 
 
 @with_own_processor
-class ConsensusDropLlavaNext(SquareTower, LlavaNextModel, SupportsMRoPE):
-    """LLaVA-NeXT."""
+class ConsensusDropLlavaNext(SquareTower, LlavaNextModel, SupportsMRoPE): ...
 
 
 @partial(with_own_processor, videos=True)
@@ -389,18 +386,15 @@ class Qwen(Reduced):
 
 
 @with_own_processor
-class ConsensusDropQwen25(Qwen, Qwen25VLModel):
-    """Qwen2.5-VL."""
+class ConsensusDropQwen25(Qwen, Qwen25VLModel): ...
 
 
 @with_own_processor
-class ConsensusDropQwen3(Qwen, Qwen3VLModel):
-    """Qwen3-VL."""
+class ConsensusDropQwen3(Qwen, Qwen3VLModel): ...
 
 
 @with_own_processor
-class ConsensusDropQwen35(Qwen, Qwen35Model):
-    """Qwen3.5."""
+class ConsensusDropQwen35(Qwen, Qwen35Model): ...
 
 
 @with_own_processor

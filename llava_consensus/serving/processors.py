@@ -10,15 +10,15 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from threading import Lock
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from prometheus_client import Counter
 from torch import Tensor
 from transformers import BatchFeature
-from vllm.multimodal.cache.base import MultiModalCache
-from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItem, MultiModalKwargsItems
+from vllm.multimodal.cache.base import MultiModalProcessorOnlyCache
+from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems
 from vllm.multimodal.parse import EmbeddingItems
 from vllm.multimodal.processing import PromptReplacement, PromptUpdateDetails
 
@@ -49,9 +49,8 @@ AFTER = Counter("visual_reduction_tokens_after", "Tokens of images that were lef
 @dataclass(frozen=True)
 class Request:
     tokens: int | float  # as it was asked for
-    prompt: list[int]  # before placeholders are put in
     question: str  # for methods that read it by CLIP's text tower
-    hashes: Any  # of its images, if the result of one depends on the others or on the prompt
+    whole: Any  # vLLM's result without reduction, for methods that read the prompt
 
 
 class Reducing:
@@ -64,8 +63,8 @@ class Reducing:
         super().__init__(*given, **named)
         admit_own_arguments()  # each server process has a processor
         tell_bad_media()
-        self._known = MultiModalCache.get_lru_cache(KNOWN_GIB, MultiModalKwargsItem)
-        self._lock = Lock()  # vLLM may preprocess in several threads
+        size = SimpleNamespace(mm_processor_cache_gb=KNOWN_GIB)
+        self._known: Any = MultiModalProcessorOnlyCache(SimpleNamespace(get_multimodal_config=lambda: size))
 
     @cached_property
     def plan(self) -> Plan:
@@ -87,12 +86,14 @@ class Reducing:
         if self.plan.method.reduces:
             self._check(inputs.mm_data_items, question)
             question = question if self.plan.clip_name and not self._sizing else ""
-            hashes = None
-            if self.plan.method.reads_prompt:  # vLLM would cache per prompt: `_made` caches images
-                inputs = replace(inputs, hf_processor_mm_kwargs={}, mm_uuid_items=None, cache=None)
-                hashes = super()._get_mm_hashes(inputs)
-            arguments[REQUEST] = Request(tokens, list(inputs.prompt), question, hashes)
         try:
+            if self.plan.method.reduces:
+                whole = None
+                if self.plan.method.reads_prompt:  # vLLM's own cache would hold an image once for each prompt
+                    inputs = replace(inputs, hf_processor_mm_kwargs={}, mm_uuid_items=None, cache=self._known)
+                    whole = super().apply(inputs, timing_ctx)
+                    inputs = replace(inputs, cache=None)
+                arguments[REQUEST] = Request(tokens, question, whole)
             return super().apply(replace(inputs, hf_processor_mm_kwargs=arguments), timing_ctx)
         except (ValueError, TypeError, OverflowError, NotImplementedError):  # vLLM reports it to the client
             raise
@@ -147,10 +148,13 @@ class Reducing:
         request, arguments = _apart(inputs.hf_processor_mm_kwargs)
         if request is None:
             return super()._get_mm_hashes(inputs)
-        hashes = request.hashes or super()._get_mm_hashes(replace(inputs, hf_processor_mm_kwargs=arguments))
+        whole = request.whole
+        hashes = (
+            whole["mm_hashes"] if whole else super()._get_mm_hashes(replace(inputs, hf_processor_mm_kwargs=arguments))
+        )
         own_setting = self.plan.setting
         setting = repr((own_setting.method, sorted(own_setting.options.items()), request.tokens))
-        asking = repr((request.prompt, request.question, hashes)) if request.hashes else ""
+        asking = repr((whole["prompt_token_ids"], request.question, hashes)) if whole else ""
 
         def own(name: str, place: int) -> str:
             words = (setting, asking, name, str(place if asking else ""))
@@ -162,8 +166,13 @@ class Reducing:
         request, arguments = _apart(hf_kwargs)
         if request is None or not mm_items.get_all_counts():
             return super()._apply_hf_processor_main(mm_items, arguments)
-        made = self._made(mm_items, arguments, request.hashes)
-        items = self._items(made, arguments)
+        if request.whole is None:
+            made = super()._apply_hf_processor_main(mm_items, arguments)
+            items = MultiModalKwargsItems.from_hf_inputs(made, super()._get_mm_fields_config(made, arguments))
+        else:
+            items, made = request.whole["mm_kwargs"], BatchFeature()
+            for own in items.values():
+                made.update({name: own[0][name].field.reduce_data([item[name] for item in own]) for name in own[0]})
         updates = {update.modality: update for update in super()._get_prompt_updates(mm_items, arguments, items)}
         for modality, own_items in items.items():
             texts = [updates[modality].resolve(number).content for number in range(len(own_items))]
@@ -174,7 +183,7 @@ class Reducing:
             own[KEY] = [key_of(item) for item in own_items]
             if self.plan.method.reads_prompt:
                 own |= {name: [torch.stack(own[one])] * len(images) for name, one in OF_ALL.items()}
-                own |= self._prompt(request, modality, mm_items, arguments, made)
+                own |= prompt_of(request, modality, made)
             made.update({f"{modality}_{name}": values for name, values in own.items()})
         return made
 
@@ -194,53 +203,10 @@ class Reducing:
                 )
         return found
 
-    def _made(self: Any, mm_items: Any, arguments: Any, hashes: Any) -> Any:
-        """The images as tensors; by their hashes, repeated ones are not preprocessed again."""
-        if hashes is None:
-            return super()._apply_hf_processor_main(mm_items, arguments)
-        made: dict[str, Any] = {}
-        for modality, group in mm_items.items():
-            items = []
-            for place, name in enumerate(hashes[modality]):
-                with self._lock:
-                    item = self._known.get(name)
-                if item is None:
-                    alone = self.info.parse_mm_data({modality: [group[place]]}, validate=False)
-                    (item,) = self._items(super()._apply_hf_processor_main(alone, arguments), arguments)[modality]
-                    with self._lock:
-                        self._known[name] = item
-                items.append(item)
-            for name in items[0] if items else ():
-                made[name] = items[0][name].field.reduce_data([item[name] for item in items])
-        return BatchFeature(made)
-
-    def _items(self: Any, made: Any, arguments: Any) -> Any:
-        return MultiModalKwargsItems.from_hf_inputs(made, super()._get_mm_fields_config(made, arguments))
-
     def _image(self, modality: str, item: Any, content: PromptUpdateDetails) -> Image:
         """The rows of an image without reduction, given the text that vLLM puts in its place."""
         inputs = {name: part.data[None] for name, part in item.items() if OWN not in name}
         return self.plan.image(modality, inputs, int(embeds_of(content).sum()))
-
-    def _prompt(self: Any, request: Request, modality: str, mm_items: Any, arguments: Any, made: Any) -> dict[str, Any]:
-        """The whole prompt for each image: ids, the image of each, the place of this one, and if several all."""
-        items = self._items(made, arguments)
-        count = len(items[modality])
-        updates = self._get_mm_prompt_updates(mm_items, arguments, items)
-        ids, placeholders = self._apply_prompt_updates(list(self._postprocess_prompt(request.prompt)), updates)
-        visuals = torch.full((len(ids),), -1)
-        for number, found in enumerate(placeholders[modality]):
-            place = torch.arange(len(found.tokens)) + found.start_idx
-            visuals[place if found.is_embed is None else place[found.is_embed]] = number
-        own: dict[str, Any] = {
-            PROMPT: [torch.tensor(ids)] * count,
-            NUMBERS: [visuals] * count,
-            INDEX: [torch.tensor(number) for number in range(count)],
-            QUESTION: [torch.tensor(list(request.question.encode()), dtype=torch.uint8)] * count,
-        }
-        if count > 1:
-            own |= {ALL + name: made[name] for name in items[modality][0]}
-        return own
 
     def _get_mm_fields_config(self: Any, hf_inputs: Any, hf_processor_mm_kwargs: Any) -> Any:
         fields = dict(super()._get_mm_fields_config(hf_inputs, _apart(hf_processor_mm_kwargs)[1]))
@@ -284,6 +250,24 @@ def check_shapes(items: Any) -> None:
                     f"an {modality} of {size.width} x {size.height} pixels: the longer side may be at most {ASPECT} "
                     "times the shorter. Crop or pad it"
                 )
+
+
+def prompt_of(request: Request, modality: str, made: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole prompt for each image: ids, the image of each, the place of this one, and if several all."""
+    ids, items = torch.tensor(request.whole["prompt_token_ids"]), request.whole["mm_kwargs"][modality]
+    count, visuals = len(items), torch.full((len(ids),), -1)
+    for number, found in enumerate(request.whole["mm_placeholders"][modality]):
+        place = torch.arange(found.length) + found.offset
+        visuals[place if found.is_embed is None else place[found.is_embed]] = number
+    own: dict[str, Any] = {
+        PROMPT: [ids] * count,
+        NUMBERS: [visuals] * count,
+        INDEX: [torch.tensor(number) for number in range(count)],
+        QUESTION: [torch.tensor(list(request.question.encode()), dtype=torch.uint8)] * count,
+    }
+    if count > 1:
+        own |= {ALL + name: made[name] for name in items[0]}
+    return own
 
 
 def _apart(arguments: Mapping[str, Any]) -> tuple[Request | None, dict[str, Any]]:

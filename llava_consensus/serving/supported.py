@@ -20,10 +20,7 @@ PRIVATE: dict[str, tuple[str, ...]] = {  # functions of vLLM that the plugin rep
     _PROCESSOR + "_get_mm_hashes": ("inputs",),
     _PROCESSOR + "_get_mm_fields_config": ("hf_inputs", "hf_processor_mm_kwargs"),
     _PROCESSOR + "_get_prompt_updates": ("mm_items", "hf_processor_mm_kwargs", "out_mm_kwargs"),
-    _PROCESSOR + "_get_mm_prompt_updates": ("mm_items", "hf_processor_mm_kwargs", "out_mm_kwargs"),
-    _PROCESSOR + "_apply_prompt_updates": ("token_ids", "mm_prompt_updates"),
     _PROCESSOR + "_maybe_apply_prompt_updates": ("mm_items", "mm_res"),
-    _PROCESSOR + "_postprocess_prompt": ("prompt",),
     "model_executor/models/llava_onevision.py:LlavaOnevisionForConditionalGeneration._process_video_pixels": (
         "inputs",
     ),

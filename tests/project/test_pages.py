@@ -77,9 +77,9 @@ FORGED = {  # page: what stands there, and what is put in its place
     "docs/serving.md": (
         ("tested with 0.32.0", "tested with 0.40.0"),
         ("We have not run vLLM on a GPU", "We have run vLLM on a GPU"),
-        ("2026-11-26", "2026-12-24"),
+        ("2026-11-29", "2026-12-24"),
         ("256 MiB", "256 KiB"),
-        ("| plain: requests/s | 0", "| plain: requests/s | 9"),
+        ("| plain vLLM | 0", "| plain vLLM | 9"),
         ("AMD EPYC", "Xeon"),
     ),
     "docs/efficiency.md": (

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 import small
 
+from llava_consensus.errors import ConsensusError
 from llava_consensus.evaluation.bench import serving
 from llava_consensus.evaluation.bench.serving import ServedCase, ServedQuestion
 
@@ -23,15 +23,8 @@ OVERRIDES = ["--hf-overrides", '{"a": 1}']
 
 def test_a_table_gives_medians_and_ratios_within_a_round() -> None:
     def record(number: int, case: str, tokens: int | None, rate: float) -> dict[str, float | str | None]:
-        times = {"first_token_p50": 1 / rate, "first_token_p99": 2 / rate, "per_token": 0.1}
-        return {
-            "round": number,
-            "case": case,
-            "tokens": tokens,
-            "load": "2 at once",
-            "requests_per_second": rate,
-            **times,
-        }
+        found = {"round": number, "case": case, "tokens": tokens, "load": "2 at once", "per_token": 0.1}
+        return found | {"requests_per_second": rate, "first_token_p50": 1 / rate, "first_token_p99": 2 / rate}
 
     rounds = [(10, 20), (1, 3), (100, 500)]  # ratios 2, 3 and 5
     records = [
@@ -86,8 +79,16 @@ class Streaming(BaseHTTPRequestHandler):
     """Answers as vLLM does: a role, tokens 10 ms apart, and the end."""
 
     asked: ClassVar[list[dict[str, Any]]] = []
+    fault = ""  # what is wrong with it
+
+    def do_GET(self) -> None:
+        self.send_response(503 if self.fault == "503" else 200)
+        self.end_headers()
 
     def do_POST(self) -> None:
+        end = time.monotonic() + 10
+        while self.fault == "503" and time.monotonic() < end:
+            time.sleep(0.05)
         self.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         self.send_response(200)
         self.end_headers()
@@ -95,23 +96,28 @@ class Streaming(BaseHTTPRequestHandler):
         for words in (*(json.dumps({"choices": [{"delta": one}]}) for one in said), "[DONE]"):
             time.sleep(0.01)
             self.wfile.write(f"data: {words}\n\n".encode())
+            if self.fault == "broke off":
+                return
 
     def log_message(self, *_: object) -> None: ...
 
 
 @pytest.fixture
-def there() -> Iterator[ThreadingHTTPServer]:
+def there(tmp_path: Path) -> Iterator[serving.Server]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Streaming)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     del Streaming.asked[:]
-    yield server
+    (tmp_path / "log").write_text("the engine is out of memory")
+    process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    yield serving.Server(server.server_port, process, tmp_path / "log")
+    serving.end_group(process)
     server.shutdown()
 
 
-def test_a_chat_goes_on_with_its_answers_and_a_third_of_them_show_two_images(there: ThreadingHTTPServer) -> None:
+def test_a_chat_goes_on_with_its_answers_and_a_third_of_them_show_two_images(there: serving.Server) -> None:
     asked = ServedQuestion("w9", [small.picture(1)], length=2, turns=3, system="w7")
     bodies = [serving._body("MODEL", asked, number, 5) for number in range(3)]
-    found = serving.driven(there.server_port, bodies, 1, asked.turns)
+    found = serving.driven(there, bodies, 1, asked.turns)
     assert 1 / found["requests_per_second"] > 0.03 and found["per_token"] < 0.1
     first, *_, last = (one["messages"] for one in Streaming.asked[:3])
     assert len(Streaming.asked) == 9 and first[0] == {"role": "system", "content": "w7"} and last[:2] == first
@@ -123,14 +129,31 @@ def test_a_chat_goes_on_with_its_answers_and_a_third_of_them_show_two_images(the
     assert len({part["image_url"]["url"] for parts in shown for part in parts}) == 4
 
 
-def test_servers_take_turns_over_http(there: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fault", ["503", "broke off"])
+def test_a_dead_engine_ends_the_measurement(there: serving.Server, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    monkeypatch.setattr(Streaming, "fault", fault)
+    monkeypatch.setattr(serving, "LOOK", 0.1)
+
+    def end(process: Any) -> None:  # then its clients do not wait any more
+        ended(process)
+        Streaming.fault = "broke off"
+
+    ended = serving.end_group
+    monkeypatch.setattr(serving, "end_group", end)
+    asked = [serving._body("MODEL", ServedQuestion("w9", [small.picture(1)], length=2), number, 5) for number in (1, 2)]
+    with pytest.raises(ConsensusError, match=f"{fault}(?s:.*)the engine is out of memory"):
+        serving.driven(there, asked, 1)
+    assert there.process.poll() is not None
+
+
+def test_servers_take_turns_over_http(there: serving.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     commands, plugins = [], []
 
     @contextmanager
     def started(command: Any, environment: Any) -> Iterator[Any]:
         commands.append(command("--port 7"))
         plugins.append(environment)
-        yield SimpleNamespace(port=there.server_port, wait=lambda: None)
+        yield there
 
     monkeypatch.setattr(serving, "server", started)
     monkeypatch.setattr(serving, "SPIN", 0)

@@ -80,11 +80,6 @@ def test_an_engine_with_it_does_not_start(tmp_path: Path, monkeypatch: Any) -> N
     ("words", "reason"),
     [
         ("--vllm=--enable-lora", "--enable-lora: not adapted"),
-        ("--vllm='-pp 2'", "-pp: not adapted"),
-        ("--vllm=--pipeline_parallel_size=2", "--pipeline_parallel_size=2: not adapted"),
-        ("""--vllm '--speculative-config "{}"'""", "--speculative-config: not adapted"),
-        ("""--vllm '--host "a'""", "Close the quote"),
-        ("--vllm '--hf-overrides {}'", "this command gives vLLM its own"),
         ("--print --tokens 64 --largest 32", "largest=32 is below tokens=64"),
         ("--print", "llava-consensus model convert checkpoints/llava-mini OUT"),
     ],

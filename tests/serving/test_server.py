@@ -51,10 +51,8 @@ def test_a_server_answers_from_the_tokens_it_was_told_and_refuses_bad_requests(s
         (2**63, "more than this server allows, 9"),
     ]:
         status, answer = server.ask(png(1), mm_processor_kwargs={"visual_tokens": tokens})
-        message = answer["error"]["message"]
-        assert status == 400 and f"visual_tokens={tokens!r}" in message and reason in message and "\n" not in message, (
-            answer
-        )
+        text = answer["error"]["message"]
+        assert status == 400 and f"visual_tokens={tokens!r}" in text and reason in text and "\n" not in text, answer
     for more, reason in [
         ({"mm_processor_kwargs": {"crop_size": {"height": 112, "width": 112}}}, "'crop_size': a request may only say"),
         ({"structured_outputs": {"grammar": "root ::= ("}}, "grammar"),
@@ -85,9 +83,7 @@ def test_a_server_says_which_reduction_it_runs(server: Server) -> None:
         (card,), told = json.loads(answer.read())["data"], answer.headers["visual-reduction"]
     identity = card["visual_reduction"]
     assert json.loads(told) == identity and identity.pop("plugin")
-    assert identity == {
-        "method": "visionzip", "options": {}, "tokens": 5, "largest": 9, "positions": "renumber"
-    }  # fmt: skip
+    assert identity == dict(method="visionzip", options={}, tokens=5, largest=9, positions="renumber")
     data = json.dumps(server.body(png(1), stream=True)).encode()
     request = urllib.request.Request(f"{server.url}/v1/chat/completions", data, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as answer:

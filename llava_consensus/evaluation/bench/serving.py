@@ -17,7 +17,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import count, islice, product
@@ -28,6 +28,7 @@ import pandas
 from PIL import ImageChops
 from PIL.Image import Image
 
+from llava_consensus.errors import ConsensusError
 from llava_consensus.evaluation.bench.timing import in_rounds
 from llava_consensus.evaluation.files import Record
 from llava_consensus.serving.parent import PARENT, bind
@@ -35,6 +36,7 @@ from llava_consensus.serving.supported import ASKED, TOKENS
 
 SPIN = 1.5  # seconds: a worker of vLLM that had work polls for more for one second, and would slow the next server
 ENVIRONMENT = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_NO_USAGE_STATS": "1"}
+LOOK = 5.0  # seconds between looks whether a server lives
 PER_CLIENT = 8
 TWO = 3  # one of this number of chats is about two images
 PLAIN = ("-m", "vllm.entrypoints.openai.api_server", "--model")  # and the model
@@ -63,16 +65,24 @@ class Server(NamedTuple):
     log: Path
 
     def wait(self, patience: float = 900) -> None:
-        """Waits until it answers. RuntimeError with the end of its log where it does not within these seconds."""
+        """Waits until it answers. ConsensusError if it does not within these seconds."""
         end = time.monotonic() + patience
         while True:
             if self.process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"no server came up: {self.log.read_text(errors='replace')[-4000:]}")
+                raise self.failed("it did not come up")
             try:
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5).close()
-                return
+                return self.check()
             except OSError:
                 time.sleep(0.5)
+
+    def check(self) -> None:
+        """OSError if it does not answer, for a dead engine too."""
+        urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=60).close()
+
+    def failed(self, why: str) -> ConsensusError:
+        return ConsensusError(
+            f"a server ended: {why}. Its log ends with:\n{self.log.read_text(errors='replace')[-4000:]}"
+        )
 
 
 @contextmanager
@@ -147,7 +157,7 @@ def measure(
             fewer = min(asked.requests, -(-PER_CLIENT // asked.turns) * load)
             bodies = [_body(model, asked, visual, case.tokens) for visual in islice(numbers, fewer)]
             time.sleep(SPIN)
-            return driven(servers[case.name].port, bodies, load, asked.turns)
+            return driven(servers[case.name], bodies, load, asked.turns)
 
         for turn, index, found in in_rounds(items, repeats, 1, known, take):
             name, tokens, load = places[index]
@@ -174,20 +184,25 @@ def _part(images: Sequence[Image], number: int) -> Record:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def driven(port: int, bodies: Sequence[Record], at_once: int, turns: int = 1) -> Record:
-    """Times in seconds of requests or chats, `at_once` of them at a time."""
+def driven(server: Server, bodies: Sequence[Record], at_once: int, turns: int = 1) -> Record:
+    """Times in seconds of requests or chats, `at_once` of them at a time; `opening_p50` is of the first request of each
+    chat. A server that fails at one, or dies, is ended, with ConsensusError.
+    """
     start = time.perf_counter()
 
     def ask(body: Record) -> tuple[float, float, float]:
         """Seconds to the first token, from it to each further one, and from the start of all to the end."""
         begun = time.perf_counter()
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=3600)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=3600)
         connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
         answer = connection.getresponse()
         if answer.status != 200:
-            raise RuntimeError(f"status {answer.status}: {answer.read()[:500].decode(errors='replace')}")
-        timed = [(time.perf_counter(), line) for line in answer if line.startswith(b"data: {")]  # a role, then tokens
+            raise OSError(f"status {answer.status}: {answer.read()[:500].decode(errors='replace')}")
+        came = [(time.perf_counter(), line) for line in answer if line.startswith(b"data: ")]
         connection.close()
+        timed = [(when, line) for when, line in came if b'"choices"' in line]  # a role, then tokens
+        if [line for _, line in came[len(timed) :]] != [b"data: [DONE]\n"]:  # an error comes as a line too
+            raise OSError(f"an answer broke off: {[line for _, line in came[-2:]]}")
         if turns > 1:
             deltas = (json.loads(line[6:])["choices"][0]["delta"] for _, line in timed)
             said = {"role": "assistant", "content": "".join(one.get("content") or "" for one in deltas)}
@@ -196,12 +211,24 @@ def driven(port: int, bodies: Sequence[Record], at_once: int, turns: int = 1) ->
         return first - begun, (last - first) / max(len(timed) - 2, 1), last - start
 
     with ThreadPoolExecutor(at_once) as pool:
-        chats = pool.map(lambda body: [ask(body) for _ in range(turns)], bodies)
-        firsts, steps, ends = map(sorted, zip(*(times for chat in chats for times in chat), strict=True))
+        asked = [pool.submit(lambda body: [ask(body) for _ in range(turns)], body) for body in bodies]
+        try:
+            for one in asked:
+                while not wait([one], LOOK).done:
+                    server.check()
+            chats = [one.result() for one in asked]
+        except BaseException as wrong:
+            end_group(server.process)  # else the pool would wait for its answers
+            if isinstance(wrong, OSError | http.client.HTTPException):
+                raise server.failed(str(wrong)) from wrong
+            raise
+    firsts, steps, ends = map(sorted, zip(*(times for chat in chats for times in chat), strict=True))
+    opening = sorted(chat[0][0] for chat in chats)
     return {
         "requests_per_second": len(ends) / ends[-1],
         "first_token_p50": firsts[len(firsts) // 2],
         "first_token_p99": firsts[min(len(firsts) - 1, round(0.99 * len(firsts)))],
+        "opening_p50": opening[len(opening) // 2],
         "per_token": steps[len(steps) // 2],
     }
 
