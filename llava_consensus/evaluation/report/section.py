@@ -30,6 +30,7 @@ from llava_consensus.evaluation.report.rows import (
 )
 from llava_consensus.evaluation.report.stats import (
     RESAMPLES,
+    Calibration,
     Comparison,
     Mean,
     MeanDifference,
@@ -50,13 +51,15 @@ COSTS = {  # of `Grid.frame`: title and unit of its column, which CSV has as it 
     "average": ("tokens per layer", 1.0),
     "flops": ("GFLOPs", 1e-9),
     "flips": ("flips (%)", 1.0),
+    "ece": ("ECE (%)", 1.0),
+    "aurc": ("AURC (%)", 1.0),
     "kv_bytes": ("KV (MiB)", 2**-20),
     "ttft_ms": ("TTFT (ms)", 1.0),
     "tpot_ms": ("TPOT (ms)", 1.0),
     "share": ("selection (% of TTFT)", 100.0),
 }
 
-KNOWN_COSTS = ("average", "flops", "flips", "kv_bytes")  # of the run itself
+KNOWN_COSTS = ("average", "flops", "flips", "ece", "aurc", "kv_bytes")  # of the run itself
 
 Bench = Sequence[Mapping[str, Any]]
 Write = Callable[[Line], str]  # the cell of a line
@@ -199,6 +202,7 @@ class Grid:
             "p_corrected": test and cell.corrected,
             "test": test and test.test,
             "flips": flipped(row, full) if full else None,
+            **(row.calibration._asdict() if row.calibration else {"ece": None, "aurc": None}),
             **{key: account.get(key) for key in ("entering", "kept", "average", "flops", "kv_bytes")},
             **{key: account.get(key, times.get(key)) for key in COSTS if key not in KNOWN_COSTS},
         }
@@ -265,7 +269,9 @@ class Grid:
             found = means[key].dropna().to_dict()
             return lambda line: number(found.get(self.lines.index(line)), unit)
 
-        return {title: column(key, unit) for key, (title, unit) in COSTS.items()}
+        whole = means["ece"].notna().all()  # calibration of some lines only cannot be compared
+        shown = [key for key in COSTS if whole or key not in Calibration._fields]
+        return {COSTS[key][0]: column(key, COSTS[key][1]) for key in shown}
 
     @property
     def note(self) -> str:

@@ -35,6 +35,7 @@ import numpy as np
 
 TOLERANCE = 1e-6  # how exactly the rows must make up the score, relative
 RESAMPLES = 2000
+BINS = 10  # of confidence
 WORK = 2e8  # additions that all swaps at once may cost: a second
 LEAST = 10  # images
 LEVEL = 95.0  # percent
@@ -159,6 +160,27 @@ def counted(report: Report) -> list[Answer]:
     groups = report.get("counted")
     rows = [row for row in report.get("extracted", ()) if groups is None or row.get("group") in groups]
     return rows if all(row.get("correct") is not None for row in rows) else []
+
+
+class Calibration(NamedTuple):
+    """How well the probabilities of a run's answers say which are right, in percent; lower is better."""
+
+    ece: float  # expected calibration error: Naeini et al. (2015), BINS bins of equal width
+    aurc: float  # area under the risk-coverage curve: the mean share of wrong answers among the k surest, over all k
+
+
+def calibration(report: Report) -> Calibration | None:
+    """Of the geometric mean probability of each answer's tokens; None unless the run recorded it for every answer."""
+    rows = counted(report)
+    if not rows or any(row.get("logprob") is None for row in rows):
+        return None
+    right, sure = np.array([float(row["correct"]) for row in rows]), np.exp([row["logprob"] for row in rows])
+    bins = np.minimum((sure * BINS).astype(np.int64), BINS - 1)
+    _, tied = np.unique(-sure, return_inverse=True)  # answers that are equally sure have their mean risk
+    wrong = (np.bincount(tied, 1 - right) / np.bincount(tied))[np.sort(tied)]
+    risks = np.cumsum(wrong) / np.arange(1, len(rows) + 1)
+    gaps = np.abs(np.bincount(bins, right - sure)).sum() / len(rows)
+    return Calibration(100 * float(gaps), 100 * float(risks.mean()))
 
 
 def _sample(rows: Sequence[Answer], name: str) -> Sample | None:
