@@ -9,6 +9,7 @@ import csv
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -44,55 +45,13 @@ class Family(NamedTuple):
     keeps: bool = False  # positions have several axes, so that every method keeps them
 
 
-FAMILIES = {
-    "llava-1.5": Family(
-        "LLaVA-1.5-7B",
-        "llava-hf/llava-1.5-7b-hf",
-        r"llava-?v?1[._]5",
-        ("llava", "llava_llama"),
-        "llava-1.5-7b",
-        576,
-        32,
-    ),
-    "llava-next": Family(
-        "LLaVA-NeXT-7B",
-        "llava-hf/llava-v1.6-vicuna-7b-hf",
-        r"llava-?(v?1[._]6|next)",
-        ("llava_next",),
-        "llava-next-7b",
-        2880,
-        32,
-    ),
-    "llava-onevision": Family(
-        "LLaVA-OneVision-7B",
-        "llava-hf/llava-onevision-qwen2-7b-ov-hf",
-        r"llava-?(onevision|ov)",
-        ("llava_onevision",),
-        "llava-onevision-7b",
-        100,
-        28,
-    ),
-    "qwen2.5-vl": Family(
-        "Qwen2.5-VL-7B",
-        "Qwen/Qwen2.5-VL-7B-Instruct",
-        r"qwen-?2[._]5-?vl",
-        ("qwen2_5_vl",),
-        "qwen2.5-vl-7b",
-        100,
-        28,
-        True,
-    ),
-    "internvl3": Family(
-        "InternVL3-8B", "OpenGVLab/InternVL3-8B-hf", r"internvl-?3(?!\d|[._]5)", ("internvl",), "internvl3-8b", 100, 28
-    ),
-    "qwen3-vl": Family(
-        "Qwen3-VL-8B", "Qwen/Qwen3-VL-8B-Instruct", r"qwen-?3-?vl", ("qwen3_vl",), "qwen3-vl-8b", 100, 36, True
-    ),
-    OWN: Family("llava-photo, composed scenes", "checkpoints/llava-photo", r"llava-photo", (), OWN, 576, 30),
-}
+_FILES = resources.files("llava_consensus")
+_LEDGER = json.loads(_FILES.joinpath("paper/ledger.json").read_text("utf-8"))
+FAMILIES = {name: Family(**family) for name, family in _LEDGER["families"].items()}
 
 
-class Evidence(NamedTuple):
+@dataclass(frozen=True)
+class Evidence:
     family: str  # as in the ledger
     method: str  # name in `METHODS`, or the title of a method this package does not have
     tokens: int
@@ -104,15 +63,8 @@ class Evidence(NamedTuple):
     bounds: tuple[float, float] | None = None  # 95 % interval of our runs
 
 
-class Choice(NamedTuple):
-    method: str
-    tokens: int
-    score: float
-    benchmark: str
-    source: str
-    positions: str
-    questions: int | None
-    bounds: tuple[float, float] | None
+@dataclass(frozen=True, kw_only=True)
+class Choice(Evidence):
     entering: int  # visual tokens entering the first layer
     mean: float  # and on average over layers
     place: str  # determines the cost of the vision tower
@@ -140,38 +92,31 @@ def scores() -> tuple[Evidence, ...]:
 
 
 def _ledger() -> Iterator[Evidence]:
-    content = json.loads(resources.files("llava_consensus.paper").joinpath("ledger.json").read_text("utf-8"))
-    for entry in content["entries"]:
-        family, name = entry.get("model", "llava-1.5-7b"), entry["method"]
+    for entry in _LEDGER["entries"]:
+        family, name, source = entry.get("model", "llava-1.5-7b"), entry["method"], _LEDGER["sources"][entry["source"]]
         positions = {"positions renumbered": "renumber", "positions kept": "keep"}.get(name, "")
-        source = content["sources"][entry["source"]]
         for benchmark, score in entry["results"].items():
-            method = titles().get(name.lower(), name)
-            yield Evidence(family, method, entry["tokens"], benchmark, score, source, positions)
+            yield Evidence(
+                family, titles().get(name.lower(), name), entry["tokens"], benchmark, score, source, positions
+            )
 
 
 def _paper() -> Iterator[Evidence]:
-    text = resources.files("llava_consensus.evaluation.report").joinpath("paper.json").read_text("utf-8")
-    tables = json.loads(text)["tables"]
     columns = {"rel_percent": "relative", "gqa": "gqa", "textvqa": "textvqa"}
+    tables = json.loads(_FILES.joinpath("evaluation/report/paper.json").read_text("utf-8"))["tables"]
     for table, number, family in (("llava_1_5_7b", 1, "llava-1.5-7b"), ("llava_next_7b", 2, "llava-next-7b")):
         for row in tables[table]:
+            method, source = titles().get(row["method"].lower(), row["method"]), f"ConsensusDrop, table {number}"
             for column, benchmark in columns.items():
                 if row.get(column) is not None:
-                    method = titles().get(row["method"].lower(), row["method"])
-                    yield Evidence(
-                        family, method, row["tokens"], benchmark, row[column], f"ConsensusDrop, table {number}"
-                    )
+                    yield Evidence(family, method, row["tokens"], benchmark, row[column], source)
 
 
 def _own() -> Iterator[Evidence]:
-    text = resources.files("llava_consensus").joinpath("evidence.csv").read_text("utf-8")
-    for row in csv.DictReader(text.splitlines()):
-        bounds = float(row["low"]), float(row["high"])
-        yield Evidence(
-            OWN, row["method"], int(row["tokens"]), row["benchmark"], float(row["score"]), SCENES, row["positions"],
-            int(row["questions"]), bounds,
-        )  # fmt: skip
+    for row in csv.DictReader(_FILES.joinpath("evidence.csv").read_text("utf-8").splitlines()):
+        bounds, score, questions = (float(row["low"]), float(row["high"])), float(row["score"]), int(row["questions"])
+        about_it = row["benchmark"], score, SCENES, row["positions"], questions, bounds
+        yield Evidence(OWN, row["method"], int(row["tokens"]), *about_it)
 
 
 def family_of(model: str) -> str | None:
@@ -245,10 +190,13 @@ def _choice(score: Evidence, family: Family, full: float | None) -> Choice:
     entering = make(score.method).entering(Budget(score.tokens), family.tokens, family.layers)
     positions = "keep" if family.keeps else score.positions or make(score.method).positions
     return Choice(
-        score.method, score.tokens, score.score, score.benchmark, score.source, positions, score.questions,
-        score.bounds, entering[0], round(sum(entering) / len(entering), 1), places()[score.method],
-        score.source.lower().startswith(score.method.rstrip("+")), full,
-    )  # fmt: skip
+        **{**vars(score), "positions": positions},
+        entering=entering[0],
+        mean=round(sum(entering) / len(entering), 1),
+        place=places()[score.method],
+        by_authors=score.source.lower().startswith(score.method.rstrip("+")),
+        full=full,
+    )
 
 
 def warnings(model: str, task: str) -> list[str]:
