@@ -18,17 +18,9 @@ from typing import NamedTuple
 from llava_consensus.errors import OptionError, unknown_name
 from llava_consensus.methods import METHODS, about, make
 
-TASKS = {  # by task, the columns of published tables and of our runs that speak about it
-    "general": ("relative", "average", "gqa"),
-    "ocr": ("textvqa", "docvqa", "ocrbench", "seed2plus"),
-    "grounding": ("refcoco",),
-    "chart": ("chartqa",),
-    "video": ("relative_video",),
-    "multi-image": (),
-}
 RELATIVE = ("relative", "relative_video")  # percent of the full model's score, averaged over the benchmarks of a table
 AVERAGES = (*RELATIVE, "average")
-OWN = "scenes"
+OWN, OURS = "scenes", "consensusdrop"
 SCENES = "our run of llava-photo (157 M) on composed scenes"
 
 
@@ -47,6 +39,7 @@ class Family(NamedTuple):
 
 _FILES = resources.files("llava_consensus")
 _LEDGER = json.loads(_FILES.joinpath("paper/ledger.json").read_text("utf-8"))
+TASKS = _LEDGER["tasks"]  # by task, the columns of published tables and of our runs that speak about it
 FAMILIES = {name: Family(**family) for name, family in _LEDGER["families"].items()}
 
 
@@ -201,36 +194,29 @@ def _choice(score: Evidence, family: Family, full: float | None) -> Choice:
 
 def warnings(model: str, task: str) -> list[str]:
     """Known failures and effects of positions, each with the numbers of its source."""
-    name = family_of(model)
-    family = FAMILIES.get(name or "")
-    found: list[str] = []
+    family, found = FAMILIES.get(family_of(model) or ""), list[str]()
     if family is None:
         return found
     own = [one for one in scores() if one.family == family.published]
     full = {one.benchmark: one.score for one in own if _is_full(one, family)}
-    if task in ("ocr", "general") and "textvqa" in full:
-        rows = [one for one in own if one.benchmark == "textvqa" and one.method in places() and one.method != "full"]
-        tokens = 64 if family.tokens != 100 else min((one.tokens for one in rows), default=0)
-        small = [one for one in rows if one.tokens == tokens]
-        if small:
-            low, high = min(one.score for one in small), max(one.score for one in small)
-            budget = f"{tokens} % of the" if family.tokens == 100 else tokens
-            found.append(
-                f"small print: TextVQA is {low:g} to {high:g} with {budget} tokens, {full['textvqa']:g} with all "
-                f"({len({(one.method, one.source) for one in small})} published rows)"
-            )
-    policies = {
-        policy: {one.benchmark: one for one in own if one.positions == policy and one.method in methods}
-        for policy, methods in (
-            ("renumber", ("consensusdrop", "positions renumbered")),
-            ("keep", ("consensusdrop", "positions kept")),
+    unit = " %" if family.tokens == 100 else " tokens"
+    rows = [one for one in own if one.benchmark == "textvqa" and one.method in places() and one.method != "full"]
+    tokens = 64 if family.tokens != 100 else min((one.tokens for one in rows), default=0)
+    small = {(one.method, one.source): one.score for one in rows if one.tokens == tokens}
+    if task in ("ocr", "general") and "textvqa" in full and small:
+        found.append(
+            f"small print: TextVQA is {min(small.values()):g} to {max(small.values()):g} with {tokens}{unit}, "
+            f"{full['textvqa']:g} with all ({len(small)} published rows)"
         )
+    policies = {
+        policy: {one.benchmark: one for one in own if one.positions == policy and one.method in (OURS, name)}
+        for policy, name in (("renumber", "positions renumbered"), ("keep", "positions kept"))
     }
     both = policies["renumber"].keys() & policies["keep"].keys()
     for benchmark in sorted(both & {*TASKS[task], "textocr_hard"} or both)[:1]:
         renumber, keep = policies["renumber"][benchmark], policies["keep"][benchmark]
         found.append(
-            f"positions: {benchmark} {renumber.score:.1f} if renumbered, {keep.score:.1f} if kept, at {keep.tokens}"
-            f"{' %' if family.tokens == 100 else ' tokens'} ({keep.source})"
+            f"positions: {benchmark} {renumber.score:.1f} if renumbered, {keep.score:.1f} if kept, "
+            f"at {keep.tokens}{unit} ({keep.source})"
         )
     return found

@@ -53,6 +53,7 @@ PAPER = ROOT / "llava_consensus/evaluation/report/paper.json"  # numbers as the 
 EVIDENCE = Path("llava_consensus/evidence.csv")  # of our runs, for `recommend`
 HASHES = Path("docs/measured.sha256")  # as sha256sum writes them, seen from docs/
 NAMED, NAMED_UNSEEN = Path("docs/paper/named.json"), Path("docs/paper/named-unseen.json")
+NAMED_CROWDED = Path("docs/paper/named-crowded.json")
 FOLDER = Path("tools/templates")
 TEMPLATES = ("results.md", "paper.md", "positions.md", "efficiency.md")
 BESIDE = ("study.json", "scap.json", "bench.json", "bench-tradeoff.json")  # in the folder of an archive's other results
@@ -154,6 +155,7 @@ def _pages(readme: Path, out: Path, runs: Path) -> dict[str, str]:
     given = {
         "photo": photo,
         "unseen": Photo(runs / "unseen", ROOT / NAMED_UNSEEN),
+        "crowded": Photo(runs / "crowded", ROOT / NAMED_CROWDED),
         "second": Photo(runs / "seed1", ROOT / NAMED),
         "drawn": drawn_facts(out),
         "claims": claims_table({"photo": runs, "drawn": out}),

@@ -51,6 +51,7 @@ class Named:
     first: str
     second: str
     benchmarks: Sequence[str]
+    tokens: float
     runs: Sequence[tuple[Row, Row]]  # one pair for each benchmark; fewer than these if one was not run
     found: MeanDifference | None
     corrected: float = 1.0
@@ -105,14 +106,23 @@ class Photo:
             row
             for row in self.rows
             if row.benchmark in on
+            and policy(row.config) in (None, *REST)
             and (row.full or (row.tokens in at and one_word(row.config["method"], row.config["changed"]) in wanted))
         ]
         return Section([row for row in rows if row.config["merged"] is None or row.full])
 
     def table(self, *budgets: float, misfits: bool = False) -> str:
         """Scores with intervals at some budgets, a ranking for each position policy; benchmarks that were run there."""
-        on = [name for name in BENCHMARKS if all(self.run(name, "visionzip", one) for one in budgets)]
+        ran = {(key[0], key[3]) for key in self.runs}
+        on = [name for name in BENCHMARKS if all((name, one) in ran for one in budgets)]
         return markdown(self.section(MISFITS if misfits else PEERS, budgets, on).scores())
+
+    def kinds(self, benchmark: str, method: str) -> str:
+        """Scores of a run by type of question."""
+        row = self.run(benchmark, method)
+        frame = pd.DataFrame([] if row is None else row.report["extracted"], columns=["group", "correct"])
+        means = 100 * frame.astype({"correct": float}).groupby("group")["correct"].mean()
+        return ", ".join(f"{kind} {score:.1f}" for kind, score in means.items()) or NOT_RUN
 
     def means(self) -> str:
         """Mean scores at the other budgets by position policy, over the benchmarks that were run there."""
@@ -188,10 +198,10 @@ class Photo:
     # ---- comparisons
 
     def between(
-        self, first: str, second: str, benchmarks: Iterable[str]
+        self, first: str, second: str, benchmarks: Iterable[str], tokens: float | None = None
     ) -> tuple[list[tuple[Row, Row]], MeanDifference | None]:
         """The runs of two methods that can be compared, one pair for each benchmark, and their mean difference."""
-        pairs = [(self.run(name, first), self.run(name, second)) for name in benchmarks]
+        pairs = [(self.run(name, first, tokens), self.run(name, second, tokens)) for name in benchmarks]
         runs = [(one, other) for one, other in pairs if one is not None and other is not None]
         tested = [(pair, test) for pair in runs if (test := compare(*pair)) is not None]
         found = [pair for pair, _ in tested]
@@ -214,9 +224,10 @@ class Photo:
         """The comparisons that were named, Holm's correction over all of them, run or not."""
         found = []
         for one in self.plan["comparisons"]:
-            runs, mean = self.between(one["first"], one["second"], one["benchmarks"])
+            tokens = one.get("tokens", self.tokens)
+            runs, mean = self.between(one["first"], one["second"], one["benchmarks"], tokens)
             whole = len(runs) == len(one["benchmarks"])
-            found.append(Named(one["first"], one["second"], one["benchmarks"], runs, mean if whole else None))
+            found.append(Named(one["first"], one["second"], one["benchmarks"], tokens, runs, mean if whole else None))
         values = holm([1.0 if one.found is None or one.found.p is None else one.found.p for one in found])
         return [replace(one, corrected=p) for one, p in zip(found, values, strict=True)]
 
@@ -241,7 +252,8 @@ class Photo:
             if other:
                 _, again = other.between(one.first, one.second, one.benchmarks)
                 cells.append(signed(again.difference, again.bounds) if again else ABSENT)
-            lines.append([f"{self.words(one.first)} - {self.words(one.second)}", ", ".join(n), *cells])
+            at = "" if one.tokens == self.tokens else f", {one.tokens:g} tokens"
+            lines.append([f"{self.words(one.first)} - {self.words(one.second)}{at}", ", ".join(n), *cells])
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     @cached_property
