@@ -1,14 +1,13 @@
 """Which settings do published results and our own kept results support for a model, a task and a budget?
 
 Scores of different tables are averages over different benchmarks, so methods are ranked within a table only. The data
-are `paper/ledger.json` (published results and their sources), `evaluation/report/paper.json` (the tables of the
-ConsensusDrop paper) and `evidence.csv` (our runs, written by `make pages`). Nothing here is estimated.
+are `evidence.csv`, which `make pages` writes from `paper/ledger.json` (published results and their sources),
+`evaluation/report/paper.json` (the tables of the ConsensusDrop paper) and our runs. Nothing here is estimated.
 """
 
 import csv
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -21,7 +20,6 @@ from llava_consensus.methods import METHODS, about, make
 RELATIVE = ("relative", "relative_video")  # percent of the full model's score, averaged over the benchmarks of a table
 AVERAGES = (*RELATIVE, "average")
 OWN, OURS = "scenes", "consensusdrop"
-SCENES = "our run of llava-photo (157 M) on composed scenes"
 
 
 class Family(NamedTuple):
@@ -66,50 +64,14 @@ class Choice(Evidence):
 
 
 @cache
-def titles() -> dict[str, str]:
-    """Name of each method of this package by its title in papers, in lower case."""
-    # a title such as "IDPruner, untrained" says that this is not the method of the published rows
-    return {(about(name).title or name).lower(): name for name in METHODS} | {"pdrop": "pyramiddrop"}
-
-
-@cache
-def places() -> dict[str, str]:
-    """Where each method acts."""
-    return {name: about(name).place for name in METHODS}
-
-
-@cache
 def scores() -> tuple[Evidence, ...]:
     """Every result: published, the ConsensusDrop paper's, ours."""
-    return (*_ledger(), *_paper(), *_own())
-
-
-def _ledger() -> Iterator[Evidence]:
-    for entry in _LEDGER["entries"]:
-        family, name, source = entry.get("model", "llava-1.5-7b"), entry["method"], _LEDGER["sources"][entry["source"]]
-        positions = {"positions renumbered": "renumber", "positions kept": "keep"}.get(name, "")
-        for benchmark, score in entry["results"].items():
-            yield Evidence(
-                family, titles().get(name.lower(), name), entry["tokens"], benchmark, score, source, positions
-            )
-
-
-def _paper() -> Iterator[Evidence]:
-    columns = {"rel_percent": "relative", "gqa": "gqa", "textvqa": "textvqa"}
-    tables = json.loads(_FILES.joinpath("evaluation/report/paper.json").read_text("utf-8"))["tables"]
-    for table, number, family in (("llava_1_5_7b", 1, "llava-1.5-7b"), ("llava_next_7b", 2, "llava-next-7b")):
-        for row in tables[table]:
-            method, source = titles().get(row["method"].lower(), row["method"]), f"ConsensusDrop, table {number}"
-            for column, benchmark in columns.items():
-                if row.get(column) is not None:
-                    yield Evidence(family, method, row["tokens"], benchmark, row[column], source)
-
-
-def _own() -> Iterator[Evidence]:
+    found = []
     for row in csv.DictReader(_FILES.joinpath("evidence.csv").read_text("utf-8").splitlines()):
-        bounds, score, questions = (float(row["low"]), float(row["high"])), float(row["score"]), int(row["questions"])
-        about_it = row["benchmark"], score, SCENES, row["positions"], questions, bounds
-        yield Evidence(OWN, row["method"], int(row["tokens"]), *about_it)
+        kind = row["family"], row["method"], int(row["tokens"]), row["benchmark"], float(row["score"]), row["source"]
+        own = (int(row["questions"]), (float(row["low"]), float(row["high"]))) if row["questions"] else ()
+        found.append(Evidence(*kind, row["positions"], *own))
+    return tuple(found)
 
 
 def family_of(model: str) -> str | None:
@@ -152,7 +114,7 @@ def recommend(
         raise OptionError(
             f"tokens={tokens}: published budgets of {family.title} are shares of an image. Give share=0.1"
         )
-    known = [one for one in scores() if one.family == family.published and one.method in places()]
+    known = [one for one in scores() if one.family == family.published and one.method in METHODS]
     known = [one for one in known if one.benchmark in TASKS[task] and one.tokens < family.tokens]
     by_table: dict[tuple[str, str], list[Evidence]] = {}
     for one in known:
@@ -173,7 +135,7 @@ def recommend(
 
 
 def _is_full(score: Evidence, family: Family) -> bool:
-    unreduced = score.method == "full" or score.method not in places()
+    unreduced = score.method == "full" or score.method not in METHODS
     return score.family == family.published and score.tokens == family.tokens and unreduced
 
 
@@ -186,7 +148,7 @@ def _choice(score: Evidence, family: Family, full: float | None) -> Choice:
         **{**vars(score), "positions": positions},
         entering=entering[0],
         mean=round(sum(entering) / len(entering), 1),
-        place=places()[score.method],
+        place=about(score.method).place,
         by_authors=score.source.lower().startswith(score.method.rstrip("+")),
         full=full,
     )
@@ -200,7 +162,7 @@ def warnings(model: str, task: str) -> list[str]:
     own = [one for one in scores() if one.family == family.published]
     full = {one.benchmark: one.score for one in own if _is_full(one, family)}
     unit = " %" if family.tokens == 100 else " tokens"
-    rows = [one for one in own if one.benchmark == "textvqa" and one.method in places() and one.method != "full"]
+    rows = [one for one in own if one.benchmark == "textvqa" and one.method in METHODS and one.method != "full"]
     tokens = 64 if family.tokens != 100 else min((one.tokens for one in rows), default=0)
     small = {(one.method, one.source): one.score for one in rows if one.tokens == tokens}
     if task in ("ocr", "general") and "textvqa" in full and small:

@@ -32,17 +32,7 @@ from llava_consensus.evaluation.files import (
     read_json,
     read_lines,
 )
-from llava_consensus.evaluation.report.stats import (
-    RESAMPLES,
-    Bounds,
-    Calibration,
-    Comparison,
-    Sample,
-    bounds,
-    calibration,
-    pooled,
-    sample,
-)
+from llava_consensus.evaluation.report.stats import RESAMPLES, Bounds, Comparison, Sample, bounds, pooled, sample
 from llava_consensus.methods import METHODS, RENAMED
 
 CHOICE = ("method", "options", "changed", "tokens", "merged")  # keys of a configuration in which compared runs differ
@@ -215,14 +205,6 @@ class Row:
             samples = [row.sample for row in self.seeds]
             return pooled([one for one in samples if one is not None]) if all(samples) else None
         return sample(self.report, self.metrics["score"]) if self.metrics and self.complete else None
-
-    @cached_property
-    def calibration(self) -> Calibration | None:
-        """The mean over seeds."""
-        if not self.seeds:
-            return calibration(self.report) if self.complete else None
-        parts = [row.calibration for row in self.seeds]
-        return Calibration(*np.mean(parts, axis=0).tolist()) if all(parts) else None  # type: ignore[arg-type]
 
     @cached_property
     def bounds(self) -> Bounds | None:

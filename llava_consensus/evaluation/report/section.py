@@ -30,11 +30,11 @@ from llava_consensus.evaluation.report.rows import (
 )
 from llava_consensus.evaluation.report.stats import (
     RESAMPLES,
-    Calibration,
     Comparison,
     Mean,
     MeanDifference,
     above_chance,
+    calibration,
     corrected,
     draws,
     interval,
@@ -58,8 +58,8 @@ COSTS = {  # of `Grid.frame`: title and unit of its column, which CSV has as it 
     "tpot_ms": ("TPOT (ms)", 1.0),
     "share": ("selection (% of TTFT)", 100.0),
 }
-
-KNOWN_COSTS = ("average", "flops", "flips", "ece", "aurc", "kv_bytes")  # of the run itself
+CALIBRATION = ("ece", "aurc")
+KNOWN_COSTS = ("average", "flops", "flips", *CALIBRATION, "kv_bytes")  # of the run itself
 
 Bench = Sequence[Mapping[str, Any]]
 Write = Callable[[Line], str]  # the cell of a line
@@ -173,8 +173,9 @@ class Grid:
         full = self.full.runs.get(row.benchmark) if self.full and line is not self.full else None
         low, high = row.bounds or (None, None)
         below, above = (test and test.bounds) or (None, None)
-        known = metrics.get("account") or {}
-        account = {**known, **(known.get("measured") or {})}
+        account = metrics.get("account") or {}
+        account = {**account, **(account.get("measured") or {})}
+        known = [calibration(one.report) for one in row.seeds or (row,)]
         account["flops"] = (account.get("flops") or {}).get("total")
         times = self._times(line)
         return {
@@ -202,7 +203,7 @@ class Grid:
             "p_corrected": test and cell.corrected,
             "test": test and test.test,
             "flips": flipped(row, full) if full else None,
-            **(row.calibration._asdict() if row.calibration else {"ece": None, "aurc": None}),
+            **{key: fmean(one[key] for one in known if one) if all(known) else None for key in CALIBRATION},
             **{key: account.get(key) for key in ("entering", "kept", "average", "flops", "kv_bytes")},
             **{key: account.get(key, times.get(key)) for key in COSTS if key not in KNOWN_COSTS},
         }
@@ -270,7 +271,7 @@ class Grid:
             return lambda line: number(found.get(self.lines.index(line)), unit)
 
         whole = means["ece"].notna().all()  # calibration of some lines only cannot be compared
-        shown = [key for key in COSTS if whole or key not in Calibration._fields]
+        shown = [key for key in COSTS if whole or key not in CALIBRATION]
         return {COSTS[key][0]: column(key, COSTS[key][1]) for key in shown}
 
     @property

@@ -162,15 +162,11 @@ def counted(report: Report) -> list[Answer]:
     return rows if all(row.get("correct") is not None for row in rows) else []
 
 
-class Calibration(NamedTuple):
-    """How well the probabilities of a run's answers say which are right, in percent; lower is better."""
-
-    ece: float  # expected calibration error: Naeini et al. (2015), BINS bins of equal width
-    aurc: float  # area under the risk-coverage curve: the mean share of wrong answers among the k surest, over all k
-
-
-def calibration(report: Report) -> Calibration | None:
-    """Of the geometric mean probability of each answer's tokens; None unless the run recorded it for every answer."""
+def calibration(report: Report) -> dict[str, float] | None:
+    """How well the probabilities of a run's answers say which are right, in percent, lower is better; None unless it
+    recorded them. Of an answer it is the geometric mean of its tokens'. `ece`: expected calibration error (Naeini et
+    al. 2015) in BINS bins of equal width; `aurc`: the share of wrong answers among the k surest, mean over all k.
+    """
     rows = counted(report)
     if not rows or any(row.get("logprob") is None for row in rows):
         return None
@@ -180,7 +176,7 @@ def calibration(report: Report) -> Calibration | None:
     wrong = (np.bincount(tied, 1 - right) / np.bincount(tied))[np.sort(tied)]
     risks = np.cumsum(wrong) / np.arange(1, len(rows) + 1)
     gaps = np.abs(np.bincount(bins, right - sure)).sum() / len(rows)
-    return Calibration(100 * float(gaps), 100 * float(risks.mean()))
+    return {"ece": 100 * float(gaps), "aurc": 100 * float(risks.mean())}
 
 
 def _sample(rows: Sequence[Answer], name: str) -> Sample | None:
@@ -461,19 +457,16 @@ class MeanDifference(NamedTuple):
     images: int  # of the benchmark with the fewest
 
 
-def mean_draws(tests: Sequence[Comparison], scales: Sequence[float]) -> np.ndarray:
-    """Resampled means [resamples, 2] over benchmarks; their resamples are independent, so they add draw by draw."""
-    return np.mean([test.draws / scale for test, scale in zip(tests, scales, strict=True)], axis=0)
-
-
 def mean_difference(tests: Sequence[Comparison], scales: Sequence[float]) -> MeanDifference:
-    """Mean of paired differences, its interval from resamples that are added one by one, and its p of all swaps."""
+    """Mean of paired differences, its interval from resamples that are added one by one, because those of different
+    benchmarks are independent, and its p of all swaps.
+    """
     pairs = list(zip(tests, scales, strict=True))
     mean = sum(test.difference / scale for test, scale in pairs) / len(pairs)
     images = min(test.images for test in tests)
     if not all(test.enough for test in tests):
         return MeanDifference(mean, None, None, images)
-    resampled = mean_draws(tests, scales)
+    resampled = np.mean([test.draws / scale for test, scale in pairs], axis=0)  # [resamples, 2]
     alike = [test.first.reach / scale for test, scale in pairs if test.alike]
     between = interval(resampled[:, 0] - resampled[:, 1], math.hypot(*alike) / len(pairs))
     steps = [(test.first.points - test.second.points) / scale for test, scale in pairs]

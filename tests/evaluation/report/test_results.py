@@ -286,9 +286,7 @@ def test_costs(tmp_path: Path) -> None:
     store(tmp_path, [1, 0], account=ACCOUNT)
     store(tmp_path, [1, 0], account=ACCOUNT | {"flops": ACCOUNT["flops"] | {"total": None}}, method="fastv")  # type: ignore[operator]
     bench = [{"method": "consensusdrop", "tokens": 64, "ttft_ms": 90.04, "tpot_ms": 12.5, "share": 0.084}]
-    (tmp_path / results.BENCH).write_text(json.dumps(bench))
-    times = results.read_bench(tmp_path / results.BENCH)
-    (section,) = results.in_sections(read_rows(tmp_path), bench=times)
+    (section,) = results.in_sections(read_rows(tmp_path), bench=bench)
     found = section.scores()
     assert [cells[-6:] for cells in lines_of(found)["64 tokens"]] == [
         ("40.5", "3.5", "1.5", "90.0", "12.5", "8.4"),
