@@ -21,6 +21,7 @@ UNITS, PIXELS, GRID = 192, 336, 24
 SCALE = PIXELS / UNITS
 HALF = UNITS // 2
 CROWD = (5, 4)  # columns and rows of a crowded scene
+CLOSE = 54  # units of the room of a thing there, which is wider than a column
 SPLITS = {"train": 0, "val": 10**9, "test": 2 * 10**9, "unseen": 3 * 10**9, "crowded": 4 * 10**9}
 SIGNED = {"train": 0.6}  # how often there is room made for a sign, else 0.3: reading needs more examples than naming
 QUADRANTS = {(0, 0): "top left", (1, 0): "top right", (0, 1): "bottom left", (1, 1): "bottom right"}
@@ -101,8 +102,11 @@ def _thing(
 ) -> Thing:
     image, room, left, top = cutout(stem), UNITS, 0, 0
     if cell is not None:
-        left, top = cell[0] * UNITS // grid[0], cell[1] * UNITS // grid[1]
-        room = UNITS // max(grid)
+        room = HALF if grid == (2, 2) else CLOSE
+        left, top = (
+            min(max(0, (2 * place + 1) * UNITS // (2 * cells) - room // 2), UNITS - room)
+            for place, cells in zip(cell, grid, strict=True)
+        )
     longest = rng.randint(90, 176) if cell is None else rng.randint(room * 62 // 96, room * 94 // 96)
     scale = longest / max(image.size)
     width, height = max(10, round(image.width * scale)), max(10, round(image.height * scale))
@@ -139,7 +143,7 @@ def sample(seed: int, split: str, counts: tuple[int, ...] = (1, 1, 2, 2, 3, 3, 4
 
 
 def crowd(seed: int, split: str) -> PhotoScene:
-    """Draw a scene of 12 to 20 things from a seed: each of another name, in a cell of its own, and no sign."""
+    """Draw a scene of 12 to 20 things from a seed: each of another name, close to the centre of another cell."""
     rng, known = random.Random(seed), shown_in(split)
     cells = rng.sample([(x, y) for x in range(CROWD[0]) for y in range(CROWD[1])], rng.randint(12, 20))
     names = rng.sample(list(known), len(cells))
