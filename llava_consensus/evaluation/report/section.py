@@ -277,9 +277,10 @@ class Grid:
     @property
     def note(self) -> str:
         mean = f" Acc: mean of {', '.join(map(self.title, self.averaged))}." if self.averaged else ""
+        whom = ALL if self.against == FULL else self.against or "the row it belongs to"
         return (
             f"Score ± half of its 95 % interval (bootstrap over images, {RESAMPLES} resamples). † p < 0.05 against "
-            f"{ALL if self.against == FULL else self.against}, paired; ‡ also after Holm's correction.{mean}"
+            f"{whom}, paired; ‡ also after Holm's correction.{mean}"
         )
 
     def differences(self) -> Table:
