@@ -39,6 +39,7 @@ from playground.photo.questions import CHOICES, PhotoView, a, choice, write
 from playground.photo.scenes import PIXELS, SCALE, render, scene, shown_in
 
 PICTURES = 400
+CROWDED = 70  # of crowded scenes, three questions each
 FIRST = {"gqa": 0, "pope": 1000, "textvqa": 2000, "vqav2": 3000, "mmbench": 4000, "seed_bench": 5000, "refcoco": 6000}
 SEMANTIC = {"place": "rel", "choose": "obj", "comparison": "attr"}  # GQA's words for kinds the mini one does not have
 GQA_KINDS = ("existence", "category", "place", "count", "relation")
@@ -50,7 +51,7 @@ SPLITS = {"test": tuple(FIRST), "unseen": ("gqa", "pope"), "crowded": ("gqa",)} 
 def views(benchmark: str, split: str, signs: float = 0.3) -> Iterator[tuple[int, PhotoView]]:
     """The scenes of a benchmark with their indices."""
     known = [name for name in shown_in(split) if name in shown_in("train")] if split == "unseen" else None
-    for index in range(FIRST[benchmark], FIRST[benchmark] + PICTURES):
+    for index in range(FIRST[benchmark], FIRST[benchmark] + (CROWDED if split == "crowded" else PICTURES)):
         yield index, PhotoView(scene(split, index, signs), known)
 
 
