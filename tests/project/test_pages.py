@@ -95,10 +95,7 @@ def test_an_archive_of_other_bytes_is_refused(tmp_path: Path) -> None:
 
 def test_comparisons_were_named_before_their_runs() -> None:
     """The files may not change after the first run of their model: Holm's correction is over what they named."""
-    for file, *named in (
-        (pages.NAMED, 14, 64, 300),
-        (pages.NAMED_UNSEEN, 5, 32, 300),
-        (pages.NAMED_CROWDED, 8, 32, 200),
-    ):
+    named = {pages.NAMED: [14, 64, 300], pages.NAMED_UNSEEN: [5, 32, 300], pages.NAMED_CROWDED: [8, 32, 200]}
+    for file, sizes in named.items():
         plan = json.loads((pages.ROOT / file).read_text("utf-8"))
-        assert [len(plan["comparisons"]), plan["tokens"], plan["sample"]] == named
+        assert [len(plan["comparisons"]), plan["tokens"], plan["sample"]] == sizes
