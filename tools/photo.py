@@ -144,6 +144,11 @@ class Photo:
         return f"{frame.to_markdown(colalign=('left', *['right'] * len(settings)))}\n\n{note}."
 
     @property
+    def budgets(self) -> list[float]:
+        """The budgets of reduced runs, the largest first."""
+        return sorted({key[3] for key in self.runs if key[1] != FULL}, reverse=True)
+
+    @property
     def others(self) -> list[float]:
         """The other budgets that peers were run at."""
         return sorted({key[3] for key in self.runs if key[1] == "visionzip"} - {self.tokens}, reverse=True)
