@@ -303,7 +303,8 @@ class Photo:
                 p = p_value(found.get((name, way), 1.0))
                 cells.append(f"{signed(test.difference, test.bounds)}, corrected p {p}" if test else NOT_RUN)
             lines.append(f"| {' | '.join([title, *cells])} |")
-        return "\n".join(lines) if on else "There is no kept result of `spread` yet."
+        head = "ConsensusDrop with each policy; `spread` was not named beforehand:\n\n"
+        return head + "\n".join(lines) if on else "There is no kept result of `spread` yet."
 
     def ahead(self, way: str) -> list[str]:
         """The peers whose mean at the budget is above ConsensusDrop's, with the same position policy, best first."""
