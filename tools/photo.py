@@ -16,11 +16,12 @@ from typing import Any
 
 import pandas as pd
 
-from llava_consensus.evaluation.report.rows import FULL, Row, compare, one_word, over_seeds, policy, read_rows
+from llava_consensus.evaluation.report.rows import ALL, FULL, Row, compare, one_word, over_seeds, policy, read_rows
 from llava_consensus.evaluation.report.section import Section, can_move, half, signed
 from llava_consensus.evaluation.report.stats import (
     SIGNIFICANT,
     MeanDifference,
+    calibration,
     corrected,
     holm,
     mean_difference,
@@ -117,13 +118,6 @@ class Photo:
         on = [name for name in BENCHMARKS if all((name, one) in ran for one in budgets)]
         return markdown(self.section(MISFITS if misfits else PEERS, budgets, on).scores())
 
-    def kinds(self, benchmark: str, method: str) -> str:
-        """Scores of a run by type of question."""
-        row = self.run(benchmark, method)
-        frame = pd.DataFrame([] if row is None else row.report["extracted"], columns=["group", "correct"])
-        means = 100 * frame.astype({"correct": float}).groupby("group")["correct"].mean()
-        return ", ".join(f"{kind} {score:.1f}" for kind, score in means.items()) or NOT_RUN
-
     def means(self) -> str:
         """Mean scores at the other budgets by position policy, over the benchmarks that were run there."""
         on = [name for name in BENCHMARKS if all(self.run(name, "visionzip", tokens) for tokens in self.others)]
@@ -144,9 +138,31 @@ class Photo:
         return f"{frame.to_markdown(colalign=('left', *['right'] * len(settings)))}\n\n{note}."
 
     @property
-    def budgets(self) -> list[float]:
-        """The budgets of reduced runs, the largest first."""
-        return sorted({key[3] for key in self.runs if key[1] != FULL}, reverse=True)
+    def calibrated(self) -> str:
+        """Every run with its calibration, and the named difference to it, p corrected for all that were named."""
+        lines = [
+            [
+                "method",
+                "tokens",
+                "right (%)",
+                "ECE (%)",
+                "AURC (%)",
+                "ConsensusDrop - it",
+                f"p (Holm, {len(self.named)})",
+            ]
+        ]
+        lines += [["---", *["--:"] * 6]]
+        for (_, word, way, tokens), row in self.runs.items():
+            sure = calibration(row.report) or {}
+            other = f"{word}{',' if ':' in word else ':'}positions={way}"
+            named = next((one for one in self.named if (one.second, one.tokens) == (other, tokens)), None)
+            cells = [ABSENT, ABSENT]
+            if named and named.found:
+                cells = [signed(named.found.difference, named.found.bounds), p_value(named.corrected)]
+            right = f"{row.score:.1f}{half(row.bounds)}"
+            shown = [f"{sure[key]:.1f}" if sure else ABSENT for key in ("ece", "aurc")]
+            lines.append([ALL if row.full else row.variant, f"{tokens or ABSENT}", right, *shown, *cells])
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     @property
     def others(self) -> list[float]:
