@@ -40,7 +40,7 @@ PYTEST := -m pytest -n auto --dist worksteal
 FEWER := $(if $(LIMIT),--limit $(LIMIT)) $(if $(SAMPLE),--sample $(SAMPLE))
 RUN := --model $(MODEL) --data $(DATA) --out $(OUT) --batch $(BATCH) $(FEWER) $(if $(BENCH),--bench "$(BENCH)")
 LARGE := $(filter playground/mini-large playground/mini-large/,$(DATA))
-PHOTOS := $(filter playground/photo playground/photo/ playground/photo-unseen playground/photo-unseen/,$(DATA))
+PHOTOS := $(filter playground/photo playground/photo-unseen playground/photo-crowded,$(DATA:/=))
 MINI := $(LARGE)$(filter playground/mini playground/mini/,$(DATA))
 
 .PHONY: help setup setup-dev setup-pinned setup-vllm lock data style test test-pinned test-serving mutate sweep tables pages compatibility bench table study paper figures demo space finetune checkpoint-photo train-photo dist site clean FORCE
@@ -106,7 +106,7 @@ train-photo: $(READY)  ## train its adapter, or go on where that was stopped: fe
 
 data: $(READY) $(if $(filter $(HF_MINI) $(PHOTO),$(MODEL)),$(MODEL)/config.json)  ## the mini benchmarks: generated once, in seconds
 	$(if $(MINI),@$(PYTHON) -m playground.mini.build $(if $(LARGE),--split large --out $(DATA)),@true)
-	$(if $(PHOTOS),@$(PYTHON) -m playground.photo.build --out $(DATA) $(if $(findstring unseen,$(DATA)),--split unseen))
+	$(if $(PHOTOS),@$(PYTHON) -m playground.photo.build --out $(DATA) $(addprefix --split ,$(findstring unseen,$(DATA))$(findstring crowded,$(DATA))))
 
 eval-%: data FORCE  ## accuracy on one benchmark, llava-consensus list names them: make eval-gqa TOKENS=64
 	$(CLI) eval $* --model $(MODEL) --method $(METHOD) --tokens $(TOKENS) --data $(DATA) --out $(OUT) --batch $(BATCH) $(FEWER) $(ARGS)

@@ -1,14 +1,14 @@
 """Which settings do published results and our own kept results support for a model, a task and a budget?
 
 Scores of different tables are averages over different benchmarks, so methods are ranked within a table only. The data
-are `paper/ledger.json` (published results and their sources), `evaluation/report/paper.json` (the tables of the
-ConsensusDrop paper) and `evidence.csv` (our runs, written by `make pages`). Nothing here is estimated.
+are `evidence.csv`, which `make pages` writes from `paper/ledger.json` (published results and their sources),
+`evaluation/report/paper.json` (the tables of the ConsensusDrop paper) and our runs. Nothing here is estimated.
 """
 
 import csv
 import json
 import re
-from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -17,18 +17,9 @@ from typing import NamedTuple
 from llava_consensus.errors import OptionError, unknown_name
 from llava_consensus.methods import METHODS, about, make
 
-TASKS = {  # by task, the columns of published tables and of our runs that speak about it
-    "general": ("relative", "average", "gqa"),
-    "ocr": ("textvqa", "docvqa", "ocrbench", "seed2plus"),
-    "grounding": ("refcoco",),
-    "chart": ("chartqa",),
-    "video": ("relative_video",),
-    "multi-image": (),
-}
 RELATIVE = ("relative", "relative_video")  # percent of the full model's score, averaged over the benchmarks of a table
 AVERAGES = (*RELATIVE, "average")
-OWN = "scenes"
-SCENES = "our run of llava-photo (157 M) on composed scenes"
+OWN, OURS = "scenes", "consensusdrop"
 
 
 class Family(NamedTuple):
@@ -44,55 +35,14 @@ class Family(NamedTuple):
     keeps: bool = False  # positions have several axes, so that every method keeps them
 
 
-FAMILIES = {
-    "llava-1.5": Family(
-        "LLaVA-1.5-7B",
-        "llava-hf/llava-1.5-7b-hf",
-        r"llava-?v?1[._]5",
-        ("llava", "llava_llama"),
-        "llava-1.5-7b",
-        576,
-        32,
-    ),
-    "llava-next": Family(
-        "LLaVA-NeXT-7B",
-        "llava-hf/llava-v1.6-vicuna-7b-hf",
-        r"llava-?(v?1[._]6|next)",
-        ("llava_next",),
-        "llava-next-7b",
-        2880,
-        32,
-    ),
-    "llava-onevision": Family(
-        "LLaVA-OneVision-7B",
-        "llava-hf/llava-onevision-qwen2-7b-ov-hf",
-        r"llava-?(onevision|ov)",
-        ("llava_onevision",),
-        "llava-onevision-7b",
-        100,
-        28,
-    ),
-    "qwen2.5-vl": Family(
-        "Qwen2.5-VL-7B",
-        "Qwen/Qwen2.5-VL-7B-Instruct",
-        r"qwen-?2[._]5-?vl",
-        ("qwen2_5_vl",),
-        "qwen2.5-vl-7b",
-        100,
-        28,
-        True,
-    ),
-    "internvl3": Family(
-        "InternVL3-8B", "OpenGVLab/InternVL3-8B-hf", r"internvl-?3(?!\d|[._]5)", ("internvl",), "internvl3-8b", 100, 28
-    ),
-    "qwen3-vl": Family(
-        "Qwen3-VL-8B", "Qwen/Qwen3-VL-8B-Instruct", r"qwen-?3-?vl", ("qwen3_vl",), "qwen3-vl-8b", 100, 36, True
-    ),
-    OWN: Family("llava-photo, composed scenes", "checkpoints/llava-photo", r"llava-photo", (), OWN, 576, 30),
-}
+_FILES = resources.files("llava_consensus")
+_LEDGER = json.loads(_FILES.joinpath("paper/ledger.json").read_text("utf-8"))
+TASKS = _LEDGER["tasks"]  # by task, the columns of published tables and of our runs that speak about it
+FAMILIES = {name: Family(**family) for name, family in _LEDGER["families"].items()}
 
 
-class Evidence(NamedTuple):
+@dataclass(frozen=True)
+class Evidence:
     family: str  # as in the ledger
     method: str  # name in `METHODS`, or the title of a method this package does not have
     tokens: int
@@ -104,15 +54,8 @@ class Evidence(NamedTuple):
     bounds: tuple[float, float] | None = None  # 95 % interval of our runs
 
 
-class Choice(NamedTuple):
-    method: str
-    tokens: int
-    score: float
-    benchmark: str
-    source: str
-    positions: str
-    questions: int | None
-    bounds: tuple[float, float] | None
+@dataclass(frozen=True, kw_only=True)
+class Choice(Evidence):
     entering: int  # visual tokens entering the first layer
     mean: float  # and on average over layers
     place: str  # determines the cost of the vision tower
@@ -121,56 +64,14 @@ class Choice(NamedTuple):
 
 
 @cache
-def titles() -> dict[str, str]:
-    """Name of each method of this package by its title in papers, in lower case."""
-    # a title such as "IDPruner, untrained" says that this is not the method of the published rows
-    return {(about(name).title or name).lower(): name for name in METHODS} | {"pdrop": "pyramiddrop"}
-
-
-@cache
-def places() -> dict[str, str]:
-    return {name: about(name).place for name in METHODS}
-
-
-@cache
 def scores() -> tuple[Evidence, ...]:
     """Every result: published, the ConsensusDrop paper's, ours."""
-    return (*_ledger(), *_paper(), *_own())
-
-
-def _ledger() -> Iterator[Evidence]:
-    content = json.loads(resources.files("llava_consensus.paper").joinpath("ledger.json").read_text("utf-8"))
-    for entry in content["entries"]:
-        family, name = entry.get("model", "llava-1.5-7b"), entry["method"]
-        positions = {"positions renumbered": "renumber", "positions kept": "keep"}.get(name, "")
-        source = content["sources"][entry["source"]]
-        for benchmark, score in entry["results"].items():
-            method = titles().get(name.lower(), name)
-            yield Evidence(family, method, entry["tokens"], benchmark, score, source, positions)
-
-
-def _paper() -> Iterator[Evidence]:
-    text = resources.files("llava_consensus.evaluation.report").joinpath("paper.json").read_text("utf-8")
-    tables = json.loads(text)["tables"]
-    columns = {"rel_percent": "relative", "gqa": "gqa", "textvqa": "textvqa"}
-    for table, number, family in (("llava_1_5_7b", 1, "llava-1.5-7b"), ("llava_next_7b", 2, "llava-next-7b")):
-        for row in tables[table]:
-            for column, benchmark in columns.items():
-                if row.get(column) is not None:
-                    method = titles().get(row["method"].lower(), row["method"])
-                    yield Evidence(
-                        family, method, row["tokens"], benchmark, row[column], f"ConsensusDrop, table {number}"
-                    )
-
-
-def _own() -> Iterator[Evidence]:
-    text = resources.files("llava_consensus").joinpath("evidence.csv").read_text("utf-8")
-    for row in csv.DictReader(text.splitlines()):
-        bounds = float(row["low"]), float(row["high"])
-        yield Evidence(
-            OWN, row["method"], int(row["tokens"]), row["benchmark"], float(row["score"]), SCENES, row["positions"],
-            int(row["questions"]), bounds,
-        )  # fmt: skip
+    found = []
+    for row in csv.DictReader(_FILES.joinpath("evidence.csv").read_text("utf-8").splitlines()):
+        kind = row["family"], row["method"], int(row["tokens"]), row["benchmark"], float(row["score"]), row["source"]
+        own = (int(row["questions"]), (float(row["low"]), float(row["high"]))) if row["questions"] else ()
+        found.append(Evidence(*kind, row["positions"], *own))
+    return tuple(found)
 
 
 def family_of(model: str) -> str | None:
@@ -213,7 +114,7 @@ def recommend(
         raise OptionError(
             f"tokens={tokens}: published budgets of {family.title} are shares of an image. Give share=0.1"
         )
-    known = [one for one in scores() if one.family == family.published and one.method in places()]
+    known = [one for one in scores() if one.family == family.published and one.method in METHODS]
     known = [one for one in known if one.benchmark in TASKS[task] and one.tokens < family.tokens]
     by_table: dict[tuple[str, str], list[Evidence]] = {}
     for one in known:
@@ -234,7 +135,7 @@ def recommend(
 
 
 def _is_full(score: Evidence, family: Family) -> bool:
-    unreduced = score.method == "full" or score.method not in places()
+    unreduced = score.method == "full" or score.method not in METHODS
     return score.family == family.published and score.tokens == family.tokens and unreduced
 
 
@@ -244,44 +145,40 @@ def _choice(score: Evidence, family: Family, full: float | None) -> Choice:
     entering = make(score.method).entering(Budget(score.tokens), family.tokens, family.layers)
     positions = "keep" if family.keeps else score.positions or make(score.method).positions
     return Choice(
-        score.method, score.tokens, score.score, score.benchmark, score.source, positions, score.questions,
-        score.bounds, entering[0], round(sum(entering) / len(entering), 1), places()[score.method],
-        score.source.lower().startswith(score.method.rstrip("+")), full,
-    )  # fmt: skip
+        **{**vars(score), "positions": positions},
+        entering=entering[0],
+        mean=round(sum(entering) / len(entering), 1),
+        place=about(score.method).place,
+        by_authors=score.source.lower().startswith(score.method.rstrip("+")),
+        full=full,
+    )
 
 
 def warnings(model: str, task: str) -> list[str]:
     """Known failures and effects of positions, each with the numbers of its source."""
-    name = family_of(model)
-    family = FAMILIES.get(name or "")
-    found: list[str] = []
+    family, found = FAMILIES.get(family_of(model) or ""), list[str]()
     if family is None:
         return found
     own = [one for one in scores() if one.family == family.published]
     full = {one.benchmark: one.score for one in own if _is_full(one, family)}
-    if task in ("ocr", "general") and "textvqa" in full:
-        rows = [one for one in own if one.benchmark == "textvqa" and one.method in places() and one.method != "full"]
-        tokens = 64 if family.tokens != 100 else min((one.tokens for one in rows), default=0)
-        small = [one for one in rows if one.tokens == tokens]
-        if small:
-            low, high = min(one.score for one in small), max(one.score for one in small)
-            budget = f"{tokens} % of the" if family.tokens == 100 else tokens
-            found.append(
-                f"small print: TextVQA is {low:g} to {high:g} with {budget} tokens, {full['textvqa']:g} with all "
-                f"({len({(one.method, one.source) for one in small})} published rows)"
-            )
-    policies = {
-        policy: {one.benchmark: one for one in own if one.positions == policy and one.method in methods}
-        for policy, methods in (
-            ("renumber", ("consensusdrop", "positions renumbered")),
-            ("keep", ("consensusdrop", "positions kept")),
+    unit = " %" if family.tokens == 100 else " tokens"
+    rows = [one for one in own if one.benchmark == "textvqa" and one.method in METHODS and one.method != "full"]
+    tokens = 64 if family.tokens != 100 else min((one.tokens for one in rows), default=0)
+    small = {(one.method, one.source): one.score for one in rows if one.tokens == tokens}
+    if task in ("ocr", "general") and "textvqa" in full and small:
+        found.append(
+            f"small print: TextVQA is {min(small.values()):g} to {max(small.values()):g} with {tokens}{unit}, "
+            f"{full['textvqa']:g} with all ({len(small)} published rows)"
         )
+    policies = {
+        policy: {one.benchmark: one for one in own if one.positions == policy and one.method in (OURS, name)}
+        for policy, name in (("renumber", "positions renumbered"), ("keep", "positions kept"))
     }
     both = policies["renumber"].keys() & policies["keep"].keys()
     for benchmark in sorted(both & {*TASKS[task], "textocr_hard"} or both)[:1]:
         renumber, keep = policies["renumber"][benchmark], policies["keep"][benchmark]
         found.append(
-            f"positions: {benchmark} {renumber.score:.1f} if renumbered, {keep.score:.1f} if kept, at {keep.tokens}"
-            f"{' %' if family.tokens == 100 else ' tokens'} ({keep.source})"
+            f"positions: {benchmark} {renumber.score:.1f} if renumbered, {keep.score:.1f} if kept, "
+            f"at {keep.tokens}{unit} ({keep.source})"
         )
     return found

@@ -9,7 +9,8 @@ import pytest
 from llava_consensus import example_image
 from llava_consensus.cli import main
 from llava_consensus.errors import OptionError
-from llava_consensus.evidence import FAMILIES, OWN, family_of, recommend, scores, titles, warnings
+from llava_consensus.evidence import FAMILIES, OWN, family_of, recommend, scores, warnings
+from tools.pages import titles
 
 ROOT = Path(__file__).parent.parent
 

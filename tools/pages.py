@@ -42,7 +42,7 @@ from llava_consensus.evaluation.report.rows import FULL, compare, one_word, poli
 from llava_consensus.evaluation.report.section import half, signed
 from llava_consensus.evaluation.report.stats import LEVEL, SIGNIFICANT, sign_flips
 from llava_consensus.evaluation.report.table import csv_text, p_value
-from llava_consensus.methods import INDEX, METHODS, written
+from llava_consensus.methods import INDEX, METHODS, about, written
 from llava_consensus.paper.results import claims, read
 from llava_consensus.paper.study.results import study_csv
 from tools.photo import BENCHMARKS, Photo
@@ -50,9 +50,12 @@ from tools.photo import BENCHMARKS, Photo
 ROOT = Path(__file__).parents[1]
 MEASURED, PHOTO = Path("docs/measured.tar.xz"), Path("docs/measured-photo.tar.xz")
 PAPER = ROOT / "llava_consensus/evaluation/report/paper.json"  # numbers as the paper prints them
-EVIDENCE = Path("llava_consensus/evidence.csv")  # of our runs, for `recommend`
+EVIDENCE = Path("llava_consensus/evidence.csv")  # for `recommend`
+LEDGER = Path("llava_consensus/paper/ledger.json")  # published results
+SCENES = "our run of llava-photo (157 M) on composed scenes"
 HASHES = Path("docs/measured.sha256")  # as sha256sum writes them, seen from docs/
 NAMED, NAMED_UNSEEN = Path("docs/paper/named.json"), Path("docs/paper/named-unseen.json")
+NAMED_CROWDED = Path("docs/paper/named-crowded.json")
 FOLDER = Path("tools/templates")
 TEMPLATES = ("results.md", "paper.md", "positions.md", "efficiency.md")
 BESIDE = ("study.json", "scap.json", "bench.json", "bench-tradeoff.json")  # in the folder of an archive's other results
@@ -156,6 +159,7 @@ def _pages(readme: Path, out: Path, runs: Path) -> dict[str, str]:
     given = {
         "photo": photo,
         "unseen": Photo(runs / "unseen", ROOT / NAMED_UNSEEN),
+        "crowded": Photo(runs / "crowded", ROOT / NAMED_CROWDED),
         "second": Photo(runs / "seed1", ROOT / NAMED),
         "drawn": drawn_facts(out),
         "claims": claims_table({"photo": runs, "drawn": out}),
@@ -454,17 +458,39 @@ def _rounded(value: float | None, digits: int | None = None) -> float | None:
 
 
 def evidence(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The runs that `recommend` knows: the photograph model on the benchmarks that can move, methods as published."""
-    wanted = ("gqa", "refcoco")
-    names = ("benchmark", "method", "positions", "tokens", "score", "low", "high", "questions", "images")
-    found = []
+    """All that `recommend` knows: published results, those of the paper, and of our runs the photograph model on the
+    benchmarks that can move, methods as published.
+    """
+    found, ledger = [], json.loads((ROOT / LEDGER).read_text("utf-8"))
+    for entry in ledger["entries"]:
+        name = entry["method"]
+        positions = {"positions renumbered": "renumber", "positions kept": "keep"}.get(name, "")
+        own = {"family": entry.get("model", "llava-1.5-7b"), "method": titles().get(name.lower(), name)}
+        own |= {"tokens": entry["tokens"], "source": ledger["sources"][entry["source"]], "positions": positions}
+        found += [own | {"benchmark": benchmark, "score": score} for benchmark, score in entry["results"].items()]
+    columns = {"rel_percent": "relative", "gqa": "gqa", "textvqa": "textvqa"}
+    for table, number, family in (("llava_1_5_7b", 1, "llava-1.5-7b"), ("llava_next_7b", 2, "llava-next-7b")):
+        for row in json.loads(PAPER.read_text())["tables"][table]:
+            method = titles().get(row["method"].lower(), row["method"])
+            own = {"family": family, "method": method, "tokens": row["tokens"], "positions": ""}
+            own["source"] = f"ConsensusDrop, table {number}"
+            scores = {benchmark: row.get(column) for column, benchmark in columns.items()}
+            found += [own | {"benchmark": name, "score": score} for name, score in scores.items() if score is not None]
     for run in runs:
-        known = run["set"] == "photo" and run["benchmark"] in wanted and run["merged"] is None and run["seed"] is None
-        if known and ":" not in run["method"] and run["questions"] == 300:
+        known = run["set"] == "photo" and run["benchmark"] in ("gqa", "refcoco") and run["merged"] is None
+        if known and run["seed"] is None and ":" not in run["method"] and run["questions"] == 300:
             tokens = 576 if run["method"] == "full" else run["tokens"]
-            numbers = {name: round(run[name], 2) for name in ("score", "low", "high")}
-            found.append({name: run[name] for name in names} | {"tokens": tokens} | numbers)
-    return found
+            own = {"family": "scenes", "source": SCENES, "tokens": tokens}
+            own |= {name: round(run[name], 2) for name in ("score", "low", "high")}
+            found.append(own | {name: run[name] for name in ("benchmark", "method", "positions", "questions")})
+    order = ("family", "method", "tokens", "benchmark", "score", "source", "positions", "questions", "low", "high")
+    return [{name: row.get(name) for name in order} for row in found]
+
+
+def titles() -> dict[str, str]:
+    """Name of each method of this package by its title in papers, in lower case."""
+    # a title such as "IDPruner, untrained" says that this is not the method of the published rows
+    return {(about(name).title or name).lower(): name for name in METHODS} | {"pdrop": "pyramiddrop"}
 
 
 def main(words: Sequence[str] | None = None) -> None:

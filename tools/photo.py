@@ -16,11 +16,12 @@ from typing import Any
 
 import pandas as pd
 
-from llava_consensus.evaluation.report.rows import FULL, Row, compare, one_word, over_seeds, policy, read_rows
+from llava_consensus.evaluation.report.rows import ALL, FULL, Row, compare, one_word, over_seeds, policy, read_rows
 from llava_consensus.evaluation.report.section import Section, can_move, half, signed
 from llava_consensus.evaluation.report.stats import (
     SIGNIFICANT,
     MeanDifference,
+    calibration,
     corrected,
     holm,
     mean_difference,
@@ -51,6 +52,7 @@ class Named:
     first: str
     second: str
     benchmarks: Sequence[str]
+    tokens: float
     runs: Sequence[tuple[Row, Row]]  # one pair for each benchmark; fewer than these if one was not run
     found: MeanDifference | None
     corrected: float = 1.0
@@ -105,13 +107,15 @@ class Photo:
             row
             for row in self.rows
             if row.benchmark in on
+            and policy(row.config) in (None, *REST)
             and (row.full or (row.tokens in at and one_word(row.config["method"], row.config["changed"]) in wanted))
         ]
         return Section([row for row in rows if row.config["merged"] is None or row.full])
 
     def table(self, *budgets: float, misfits: bool = False) -> str:
         """Scores with intervals at some budgets, a ranking for each position policy; benchmarks that were run there."""
-        on = [name for name in BENCHMARKS if all(self.run(name, "visionzip", one) for one in budgets)]
+        ran = {(key[0], key[3]) for key in self.runs}
+        on = [name for name in BENCHMARKS if all((name, one) in ran for one in budgets)]
         return markdown(self.section(MISFITS if misfits else PEERS, budgets, on).scores())
 
     def means(self) -> str:
@@ -132,6 +136,33 @@ class Photo:
         titles, whole = ", ".join(section.title(name) for name in on), section.full and section.accuracy(section.full)
         note = f"Mean of {titles}" + (f"; all tokens: {whole.value:.1f}{half(whole.bounds)}" if whole else "")
         return f"{frame.to_markdown(colalign=('left', *['right'] * len(settings)))}\n\n{note}."
+
+    @property
+    def calibrated(self) -> str:
+        """Every run with its calibration, and the named difference to it, p corrected for all that were named."""
+        lines = [
+            [
+                "method",
+                "tokens",
+                "right (%)",
+                "ECE (%)",
+                "AURC (%)",
+                "ConsensusDrop - it",
+                f"p (Holm, {len(self.named)})",
+            ]
+        ]
+        lines += [["---", *["--:"] * 6]]
+        for (_, word, way, tokens), row in self.runs.items():
+            sure = calibration(row.report) or {}
+            other = f"{word}{',' if ':' in word else ':'}positions={way}"
+            named = next((one for one in self.named if (one.second, one.tokens) == (other, tokens)), None)
+            cells = [ABSENT, ABSENT]
+            if named and named.found:
+                cells = [signed(named.found.difference, named.found.bounds), p_value(named.corrected)]
+            right = f"{row.score:.1f}{half(row.bounds)}"
+            shown = [f"{sure[key]:.1f}" if sure else ABSENT for key in ("ece", "aurc")]
+            lines.append([ALL if row.full else row.variant, f"{tokens or ABSENT}", right, *shown, *cells])
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     @property
     def others(self) -> list[float]:
@@ -189,10 +220,10 @@ class Photo:
     # ---- comparisons
 
     def between(
-        self, first: str, second: str, benchmarks: Iterable[str]
+        self, first: str, second: str, benchmarks: Iterable[str], tokens: float | None = None
     ) -> tuple[list[tuple[Row, Row]], MeanDifference | None]:
         """The runs of two methods that can be compared, one pair for each benchmark, and their mean difference."""
-        pairs = [(self.run(name, first), self.run(name, second)) for name in benchmarks]
+        pairs = [(self.run(name, first, tokens), self.run(name, second, tokens)) for name in benchmarks]
         runs = [(one, other) for one, other in pairs if one is not None and other is not None]
         tested = [(pair, test) for pair in runs if (test := compare(*pair)) is not None]
         found = [pair for pair, _ in tested]
@@ -215,9 +246,10 @@ class Photo:
         """The comparisons that were named, Holm's correction over all of them, run or not."""
         found = []
         for one in self.plan["comparisons"]:
-            runs, mean = self.between(one["first"], one["second"], one["benchmarks"])
+            tokens = one.get("tokens", self.tokens)
+            runs, mean = self.between(one["first"], one["second"], one["benchmarks"], tokens)
             whole = len(runs) == len(one["benchmarks"])
-            found.append(Named(one["first"], one["second"], one["benchmarks"], runs, mean if whole else None))
+            found.append(Named(one["first"], one["second"], one["benchmarks"], tokens, runs, mean if whole else None))
         values = holm([1.0 if one.found is None or one.found.p is None else one.found.p for one in found])
         return [replace(one, corrected=p) for one, p in zip(found, values, strict=True)]
 
@@ -242,7 +274,8 @@ class Photo:
             if other:
                 _, again = other.between(one.first, one.second, one.benchmarks)
                 cells.append(signed(again.difference, again.bounds) if again else ABSENT)
-            lines.append([f"{self.words(one.first)} - {self.words(one.second)}", ", ".join(n), *cells])
+            at = "" if one.tokens == self.tokens else f", {one.tokens:g} tokens"
+            lines.append([f"{self.words(one.first)} - {self.words(one.second)}{at}", ", ".join(n), *cells])
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     @cached_property
@@ -287,7 +320,8 @@ class Photo:
                 p = p_value(found.get((name, way), 1.0))
                 cells.append(f"{signed(test.difference, test.bounds)}, corrected p {p}" if test else NOT_RUN)
             lines.append(f"| {' | '.join([title, *cells])} |")
-        return "\n".join(lines) if on else "There is no kept result of `spread` yet."
+        head = "ConsensusDrop with each policy; `spread` was not named beforehand:\n\n"
+        return head + "\n".join(lines) if on else "There is no kept result of `spread` yet."
 
     def ahead(self, way: str) -> list[str]:
         """The peers whose mean at the budget is above ConsensusDrop's, with the same position policy, best first."""

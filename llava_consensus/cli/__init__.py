@@ -29,7 +29,8 @@ from llava_consensus.errors import (
 
 STOPPED = 130  # exit code of a command that was asked to stop
 FILES = {  # of this folder, and the first words of their commands in the order of the general help
-    "evaluate": ("eval", "sweep"),
+    "evaluate": ("eval",),
+    "sweep": ("sweep",),
     "score": ("score", "judge"),
     "ask": ("ask", "demo"),
     "serve": ("serve",),

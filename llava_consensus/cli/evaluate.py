@@ -1,4 +1,4 @@
-"""The commands `eval` and `sweep`: one run, or a grid of runs; and helpers of other commands that run a grid."""
+"""The command `eval`: one run; and helpers of commands that run a grid."""
 
 import argparse
 import json
@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llava_consensus.cli import arguments, terminal
+from llava_consensus.cli import arguments
 from llava_consensus.cli.arguments import arg, command
 from llava_consensus.errors import DataError, OptionError, plural
 from llava_consensus.evaluation.files import ANSWERS, METRICS, misread
@@ -17,7 +17,6 @@ from llava_consensus.evaluation.runs.execution import Unanswered
 
 if TYPE_CHECKING:
     from llava_consensus.evaluation.benchmarks import Benchmark
-    from llava_consensus.evaluation.report.table import Table
     from llava_consensus.evaluation.runs.execution import RunResult
     from llava_consensus.evaluation.runs.loop import RunnerLoader
     from llava_consensus.evaluation.runs.sweep import Cell
@@ -30,7 +29,6 @@ LLAVA = (  # as LLaVA's own scripts call them
     arg("--image-folder", type=Path, metavar="DIR", help="of custom: the folder of images or videos"),
     arg("--answers-file", type=Path, metavar="FILE", help="of custom: a file that gets the answers, beside the run's"),
 )
-LINEUP = "consensusdrop consensusdrop:alpha=1.0 consensusdrop:alpha=0.0 consensusdrop:fuser=recovery random"
 
 
 @command(
@@ -137,40 +135,6 @@ def _by_url(given: argparse.Namespace) -> Iterator[str]:
     raise_if_unanswered(result.path, result.metrics)
 
 
-@command(
-    "sweep",
-    arg("--bench", default="gqa pope textvqa", metavar="NAMES", help="benchmarks, or all (%(default)s)"),
-    arg("--methods", default=LINEUP, metavar="NAMES", help="each NAME or NAME:key=value,...; or all"),
-    arg("--tokens", default="192 128 64 32", metavar="NUMBERS", help="budgets, or shares such as 0.1 (%(default)s)"),
-    *arguments.LOADED,
-    *arguments.RUN,
-    *arguments.SHARDED,
-    examples=('sweep --bench "gqa pope" --methods "consensusdrop random" --tokens "192 64"',),
-)
-def sweep(given: argparse.Namespace) -> Iterator[Any]:
-    """A grid of benchmarks, methods and budgets, and each benchmark with all tokens."""
-    from llava_consensus.evaluation import benchmarks
-    from llava_consensus.evaluation.runs import sweep as grids
-    from llava_consensus.methods import known_methods, make
-
-    names = benchmarks.known_benchmarks() if given.bench == "all" else given.bench.split()
-    words = known_methods() if given.methods == "all" else given.methods.split()
-    methods, budgets = [arguments.one_word_method(word) for word in words], arguments.budgets(given.tokens)
-    full = [arguments.config(given, benchmarks.make(name), make("full")) for name in names]
-    grid = grids.cells(full, methods, budgets)
-    done: list[Cell] = []
-    for line, cell in carry_out(grid, given):
-        yield line
-        done.append(cell)
-    yield terminal.drawn(_table(done))
-    missing = sum(cell.result.metrics.get("errors", 0) for cell in done if cell.result)
-    more = f", with {plural(missing, 'question')} without an answer in them (errors.jsonl)" if missing else ""
-    yield f"{sum(cell.error is None for cell in done)} of {len(grid)} runs are complete{more}: {given.out}"
-    folders(done)
-    if missing:
-        raise Unanswered(f"{plural(missing, 'question')} without an answer: --retry-errors asks them again")
-
-
 def carry_out(
     grid: "Sequence[Cell]", given: argparse.Namespace, out: Path | None = None, load: "RunnerLoader | None" = None
 ) -> "Iterator[tuple[str, Cell]]":
@@ -180,7 +144,7 @@ def carry_out(
     cells = grids.sweep(grid, out or given.out, arguments.execution(given), load)
     for number, cell in enumerate(cells, 1):
         measured = cell.result.metrics if cell.result else {}
-        became = f"failed: {cell.error}" if cell.error else _score(measured)
+        became = f"failed: {cell.error}" if cell.error else score_of(measured)
         missing = measured.get("errors", 0)
         became += f", {plural(missing, 'question')} without an answer" if missing else ""
         yield f"[{number}/{len(grid)}] {cell.name}: {became}", cell
@@ -202,19 +166,7 @@ def folders(cells: "Sequence[Cell]") -> list[Path]:
     return [cell.result.path for cell in cells if cell.result]
 
 
-def _table(done: "list[Cell]") -> "Table":
-    """The scores of a grid: a line for each method, a group for each budget, a column for each benchmark."""
-    from llava_consensus.evaluation.report.table import pivoted
-
-    cells = []
-    for cell in done:
-        benchmark, method, budget = cell.name.split(" ", 2)
-        became = "failed" if cell.error or cell.result is None else _score(cell.result.metrics)
-        cells.append((f"{budget} tokens", method, benchmark, became))
-    return pivoted("scores", "method", {benchmark: benchmark for _, _, benchmark, _ in cells}, cells)
-
-
-def _score(measured: Mapping[str, Any]) -> str:
+def score_of(measured: Mapping[str, Any]) -> str:
     if not measured:
         return "shards are missing"
     return "no score" if measured["score"] is None else f"{measured['score']:.2f}"

@@ -15,7 +15,7 @@ from llava_consensus.cli.arguments import arg, command
 from llava_consensus.cli.evaluate import carry_out, folders, loaded_once
 from llava_consensus.cli.report import CHANGED, check_results
 from llava_consensus.errors import ConsensusError, DataError, Interrupted, OptionError
-from llava_consensus.evaluation.files import misread
+from llava_consensus.evaluation.files import misread, read_json
 
 if TYPE_CHECKING:
     from llava_consensus.evaluation.runs.loop import RunnerLoader
@@ -57,7 +57,7 @@ def table(given: argparse.Namespace) -> Iterator[Any]:
     why = _unfit(preset, given)
     if why:
         raise OptionError(f"{preset.name}: {why}")
-    yield from _measured(preset, given)
+    yield from measured(preset, given)
 
 
 def _everything(given: argparse.Namespace) -> Iterator[Any]:
@@ -69,7 +69,7 @@ def _everything(given: argparse.Namespace) -> Iterator[Any]:
         became[preset.title] = _unfit(preset, given) or str(given.out / TABLES / f"{preset.name}.md")
         try:
             if not _unfit(preset, given):
-                yield from _measured(preset, given, load)
+                yield from measured(preset, given, load)
         except Interrupted:
             raise
         except ConsensusError as error:
@@ -95,7 +95,7 @@ def _unfit(preset: "Preset", given: argparse.Namespace) -> str:
     return f"{needs} (--model {given.model} is of host {name})" if preset.hosts and name not in preset.hosts else ""
 
 
-def _measured(preset: "Preset", given: argparse.Namespace, load: "RunnerLoader | None" = None) -> Iterator[Any]:
+def measured(preset: "Preset", given: argparse.Namespace, load: "RunnerLoader | None" = None) -> Iterator[Any]:
     """Runs a preset and writes its tables; runs that fail are blank there, and the first error is raised at the end."""
     from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.report.rows import read_row, with_grades
@@ -114,7 +114,7 @@ def _measured(preset: "Preset", given: argparse.Namespace, load: "RunnerLoader |
     if not there:
         raise next(iter(missing.values()))
     preset = replace(preset, benchmarks=there)
-    places, errors, runs = _plan(preset, given), [], {}
+    places, errors, runs = plan_of(preset, given), [], {}
     for place, (line, cell) in zip(places, carry_out(list(places.values()), given, load=load), strict=True):
         yield line
         if cell.result:
@@ -131,7 +131,7 @@ def _measured(preset: "Preset", given: argparse.Namespace, load: "RunnerLoader |
         raise errors[0]
 
 
-def _plan(preset: "Preset", given: argparse.Namespace) -> "dict[tuple[PresetRow | None, str], Cell]":
+def plan_of(preset: "Preset", given: argparse.Namespace) -> "dict[tuple[PresetRow | None, str], Cell]":
     from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.runs.configuration import prepare
     from llava_consensus.evaluation.runs.sweep import Cell
@@ -350,17 +350,18 @@ def _examples(given: argparse.Namespace) -> Iterator[str]:
 def verify(given: argparse.Namespace) -> Iterator[Any]:
     """Before any method is judged: prompts against LLaVA's own, and scores with all tokens against published ones."""
     from llava_consensus.evaluation import benchmarks, models
-    from llava_consensus.evaluation.files import read_json
     from llava_consensus.evaluation.models.llava import LlavaRunner
     from llava_consensus.evaluation.report.rows import read_row
     from llava_consensus.evaluation.runs.configuration import prepare
     from llava_consensus.evaluation.runs.sweep import Cell, LoadedOnce
+    from llava_consensus.evidence import family_of
     from llava_consensus.methods import make
     from llava_consensus.paper import official
     from llava_consensus.paper.verify import verify_table
 
     made = [benchmarks.make(name) for name in given.bench.split()]
-    known = {one.name: one.paper for one in made if one.paper is not None}
+    theirs = family_of(given.model) in (None, "llava-1.5")
+    known = {one.name: one.paper for one in made if one.paper is not None and theirs}
     published = read_json(given.published, "Give benchmark: score", dict) if given.published else known
     plans = [prepare(arguments.config(given, one, make("full"))) for one in made]
     load = LoadedOnce(models.load)

@@ -28,7 +28,7 @@ def recommend(given: argparse.Namespace) -> Iterator[str]:
     family = evidence.FAMILIES.get(evidence.family_of(given.model) or "")
     notes = evidence.warnings(given.model, given.task)
     if given.json:
-        content = [choice._asdict() for choice in choices]
+        content = [vars(choice) for choice in choices]
         yield json.dumps({"family": family and family.title, "choices": content, "warnings": notes}, indent=1)
         return
     if family is None:

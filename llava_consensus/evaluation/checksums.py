@@ -13,6 +13,7 @@ from llava_consensus.evaluation.files import digest, read_json, write_json
 from llava_consensus.hosts.environment import cache_folder
 
 LARGE = 1 << 26  # bytes; the checksum of a larger file is cached
+IDENTITY = "assembled"  # beside weights that were computed on this machine
 LABELS = {".txt", ".json", ".jsonl", ".csv", ".tsv"}  # files of a folder that are labels, such as MME's
 
 
@@ -26,6 +27,15 @@ def checksum_of(paths: Iterable[Path]) -> str:
             total.update(f"{path.name}\0{size}\0".encode())
             total.update(path.read_bytes() if size <= LARGE else cached_checksum(path).encode())
     return total.hexdigest()
+
+
+def checksum_of_weights(folder: Path, files: Iterable[Path]) -> str:
+    """The checksum of a checkpoint's files. Of one that was assembled from parts, whose last bits depend on the
+    machine, the name in IDENTITY, if they are as they were assembled: it is the same on every machine.
+    """
+    found = checksum_of(files)
+    known = read_json(folder / IDENTITY, kind=dict) if (folder / IDENTITY).exists() else {}
+    return str(known["name"]) if known.get("checksum") == found else found
 
 
 def cached_checksum(path: Path) -> str:

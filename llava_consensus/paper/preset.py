@@ -8,10 +8,11 @@
                "printed": {"alpha": 0.3}}, ...]}      the printed row: the one with these values; left out if none is
 
 A row may have `merged` (how many of its tokens are merged ones) and `against` (the method it is compared with instead
-of the reference). `tokens` may be a list, which means one row each. A preset may have `full` (the printed row of
-all tokens), `samples` (benchmark -> number of questions, drawn at random), `fewer` (budget -> the only benchmarks asked
-at it), `host_options`, and `needs`: `weights`, `model` (a checkpoint), `remote_code`, `hosts` (names of
-`llava-consensus list`). A preset of which the paper prints nothing has an empty `printed` and empty columns.
+of the reference). `tokens` may be a list, which means one row each. A preset may have `full` (the printed row of all
+tokens), `samples` (benchmark -> number of questions, drawn at random), `fewer` (budget -> the only benchmarks asked at
+it), `host_options`, `models` (that `sweep --preset` runs), and `needs`: `weights`, `model` (a checkpoint),
+`remote_code`, `hosts` (names of `llava-consensus list`). A preset of which the paper prints nothing has an empty
+`printed` and empty columns.
 """
 
 import json
@@ -79,6 +80,7 @@ class Preset:
     model: str = "liuhaotian/llava-v1.5-7b"  # a checkpoint with these weights
     remote_code: bool = False
     hosts: tuple[str, ...] = ()
+    models: Sequence[str] = ()  # of `sweep --preset`
 
     def asked_at(self, tokens: int | float) -> list[str]:
         chosen = self.fewer.get(f"{tokens:g}", self.benchmarks)

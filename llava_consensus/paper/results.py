@@ -119,7 +119,7 @@ class Results(Grid):
         if any(name.endswith("_score") for name in whole):
             note = "Of runs that a judge graded (llava-consensus judge)."
             found.append(self.tabulated(f"{title}: scores of the judge", judged, note, lines))
-        return found
+        return [table for table in found if table.groups]
 
     def _judged(self, name: str, line: Line) -> str:
         run = line.runs.get(name)

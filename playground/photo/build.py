@@ -2,10 +2,11 @@
 
     python -m playground.photo.build [--out playground/photo]
     python -m playground.photo.build --split unseen --out playground/photo-unseen   # gqa and pope
+    python -m playground.photo.build --split crowded --out playground/photo-crowded   # gqa: 12 to 20 things at once
 
 400 pictures each, two to five questions a picture, of compositions and photographs that no training scene shows; the
-split `unseen` shows cut-outs that none shows either. The
-same files come out every time; when they are there the command does nothing. The pictures are composed from packages of
+split `unseen` shows cut-outs that none shows either, `crowded` many small ones. The same files come out every time;
+when they are there the command does nothing. The pictures are composed from packages of
 Debian (`parts.py` fetches them) and are not to be committed.
 """
 
@@ -38,17 +39,19 @@ from playground.photo.questions import CHOICES, PhotoView, a, choice, write
 from playground.photo.scenes import PIXELS, SCALE, render, scene, shown_in
 
 PICTURES = 400
+CROWDED = 70  # of crowded scenes, three questions each
 FIRST = {"gqa": 0, "pope": 1000, "textvqa": 2000, "vqav2": 3000, "mmbench": 4000, "seed_bench": 5000, "refcoco": 6000}
 SEMANTIC = {"place": "rel", "choose": "obj", "comparison": "attr"}  # GQA's words for kinds the mini one does not have
 GQA_KINDS = ("existence", "category", "place", "count", "relation")
+CROWD_KINDS = ("existence", "choose", "place")  # about one thing that is named
 VQA_KINDS = ("existence", "category", "place", "count", "choose")
-SPLITS = ("test", "unseen")
+SPLITS = {"test": tuple(FIRST), "unseen": ("gqa", "pope"), "crowded": ("gqa",)}  # benchmarks of each
 
 
 def views(benchmark: str, split: str, signs: float = 0.3) -> Iterator[tuple[int, PhotoView]]:
     """The scenes of a benchmark with their indices."""
     known = [name for name in shown_in(split) if name in shown_in("train")] if split == "unseen" else None
-    for index in range(FIRST[benchmark], FIRST[benchmark] + PICTURES):
+    for index in range(FIRST[benchmark], FIRST[benchmark] + (CROWDED if split == "crowded" else PICTURES)):
         yield index, PhotoView(scene(split, index, signs), known)
 
 
@@ -71,7 +74,7 @@ def build_gqa(folder: Path, split: str) -> None:
     for index, view in views("gqa", split):
         image = f"n{700000 + index}"
         picture(folder / "data" / "images" / f"{image}.jpg", view)
-        for qa in questions(view, GQA_KINDS, random.Random(index)):
+        for qa in questions(view, CROWD_KINDS if split == "crowded" else GQA_KINDS, random.Random(index)):
             key = str(20_000_000 + len(records))
             kind = qa if qa.kind not in SEMANTIC else QA(**{**vars(qa), "kind": "relation"})
             records[key] = gqa_record(kind, view, image)
@@ -220,9 +223,8 @@ def build(out: Path = PHOTO, split: str = "test") -> bool:
     fetch_photographs()
     part = out / f".eval-{os.getpid()}"
     shutil.rmtree(part, ignore_errors=True)
-    for name, builder in BUILDERS.items():
-        if split == "test" or name in ("gqa", "pope"):
-            builder(part / name, split)
+    for name in SPLITS[split]:
+        BUILDERS[name](part / name, split)
     (part / ".complete").write_text(fingerprint(split))
     if target.exists():
         shutil.rmtree(target)

@@ -5,7 +5,9 @@
     python -m playground.photo.checkpoint adapter      # write the adapter from the training state
 
 The parts come from the package index once (`parts.py`); the adapter (projector and low-rank matrices, bfloat16) is
-checked by the SHA-256 in `adapter.json` and merged.
+checked by the SHA-256 in `adapter.json` and merged. The last bits of the merged weights depend on the machine, so runs
+are named after what they are made of: by `runs` in `adapter.json`, the checksum of the first model that was assembled
+of it, or by the adapter, its parts and RECIPE.
 """
 
 from __future__ import annotations
@@ -25,10 +27,13 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from llava_consensus.errors import DataError
+from llava_consensus.evaluation.checksums import IDENTITY, checksum_of
+from llava_consensus.evaluation.models.loading import Checkpoint
 from playground.photo.features import MEAN, STD
 from playground.photo.parts import SIDE, WHEELS, converted
 from playground.photo.paths import CHECKPOINT
 
+RECIPE = 1  # raise it when the same adapter and parts are assembled to another model
 ADAPTER, ABOUT = "adapter.safetensors.xz", "adapter.json"
 XZ = [{"id": lzma.FILTER_LZMA2, "preset": 9, "lc": 1, "lp": 1, "pb": 1}]  # numbers of two bytes
 IMAGE = "<image>"
@@ -158,6 +163,11 @@ def assemble(folder: Path = CHECKPOINT, kind: torch.dtype = torch.float32) -> No
     for path in sorted(part.iterdir(), key=lambda one: one.name == "config.json"):
         os.replace(path, folder / path.name)
     part.rmdir()
+    made = {key: about[key] for key in ("sha256", "rank", "gain", "parts")} | {"recipe": RECIPE, "dtype": str(kind)}
+    name = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
+    known = about.get("runs", name) if kind == torch.float32 else name
+    checksum = checksum_of(Checkpoint(str(folder), folder).files())
+    (folder / IDENTITY).write_text(json.dumps({"name": known, "checksum": checksum}))
 
 
 def main() -> None:

@@ -2,7 +2,8 @@
 
 A scene is measured in units of a 192 x 192 canvas, as the mini playground's are, and is drawn at 336 x 336 pixels, so
 that a patch of the tower is 8 units. `train` scenes show training cut-outs over training photographs; `val` and `test`
-the same cut-outs over other photographs; `unseen` cut-outs, and names, that no training scene shows.
+the same cut-outs over other photographs; `unseen` cut-outs, and names, that no training scene shows; `crowded` 12 to 20
+of the training cut-outs at once, each of another name.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from playground.photo.catalogue import BACKGROUNDS, CATEGORY, CUTOUTS, SIGNS, ba
 UNITS, PIXELS, GRID = 192, 336, 24
 SCALE = PIXELS / UNITS
 HALF = UNITS // 2
-SPLITS = {"train": 0, "val": 10**9, "test": 2 * 10**9, "unseen": 3 * 10**9}
+CROWD = (5, 4)  # columns and rows of a crowded scene
+CLOSE = 54  # units of the room of a thing there, which is wider than a column
+SPLITS = {"train": 0, "val": 10**9, "test": 2 * 10**9, "unseen": 3 * 10**9, "crowded": 4 * 10**9}
 SIGNED = {"train": 0.6}  # how often there is room made for a sign, else 0.3: reading needs more examples than naming
 QUADRANTS = {(0, 0): "top left", (1, 0): "top right", (0, 1): "bottom left", (1, 1): "bottom right"}
 
@@ -94,11 +97,17 @@ def places_of(split: str) -> list[str]:
     return [p for k, p in enumerate(BACKGROUNDS) if (k % 6 == 0) == (split != "train")]
 
 
-def _thing(rng: random.Random, name: str, stem: str, cell: tuple[int, int] | None) -> Thing:
-    longest = rng.randint(90, 176) if cell is None else rng.randint(62, 94)
-    image, room, left, top = cutout(stem), UNITS if cell is None else HALF, 0, 0
+def _thing(
+    rng: random.Random, name: str, stem: str, cell: tuple[int, int] | None, grid: tuple[int, int] = (2, 2)
+) -> Thing:
+    image, room, left, top = cutout(stem), UNITS, 0, 0
     if cell is not None:
-        left, top = cell[0] * HALF, cell[1] * HALF
+        room = HALF if grid == (2, 2) else CLOSE
+        left, top = (
+            min(max(0, (2 * place + 1) * UNITS // (2 * cells) - room // 2), UNITS - room)
+            for place, cells in zip(cell, grid, strict=True)
+        )
+    longest = rng.randint(90, 176) if cell is None else rng.randint(room * 62 // 96, room * 94 // 96)
     scale = longest / max(image.size)
     width, height = max(10, round(image.width * scale)), max(10, round(image.height * scale))
     x, y = left + rng.randint(0, room - width), top + rng.randint(0, room - height)
@@ -133,8 +142,20 @@ def sample(seed: int, split: str, counts: tuple[int, ...] = (1, 1, 2, 2, 3, 3, 4
     return PhotoScene(seed, rng.choice(places_of(split)), crop, rng.uniform(0.0, 0.35), items, sign)
 
 
+def crowd(seed: int, split: str) -> PhotoScene:
+    """Draw a scene of 12 to 20 things from a seed: each of another name, close to the centre of another cell."""
+    rng, known = random.Random(seed), shown_in(split)
+    cells = rng.sample([(x, y) for x in range(CROWD[0]) for y in range(CROWD[1])], rng.randint(12, 20))
+    names = rng.sample(list(known), len(cells))
+    items = tuple(_thing(rng, n, rng.choice(known[n]), c, CROWD) for n, c in zip(names, cells, strict=True))
+    crop = rng.random(), rng.random(), rng.uniform(0.6, 1.0)
+    return PhotoScene(seed, rng.choice(places_of(split)), crop, rng.uniform(0.0, 0.35), items, None)
+
+
 def scene(split: str, index: int, signs: float | None = None) -> PhotoScene:
     """Scene number `index` of a split; `signs` as in `sample`, by default the split's."""
+    if split == "crowded":
+        return crowd(SPLITS[split] + index, split)
     return sample(SPLITS[split] + index, split, signs=SIGNED.get(split, 0.3) if signs is None else signs)
 
 

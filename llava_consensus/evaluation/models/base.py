@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
+from transformers import LogitsProcessorList
 
 from llava_consensus.errors import ConsensusError, DataError, QuestionError
 from llava_consensus.evaluation.files import HALF
@@ -73,6 +74,27 @@ class Answer(NamedTuple):
     notes: tuple[str, ...]
     outcomes: tuple[ImageOutcome, ...]
     prefill: Prefill | None = None
+    logprob: float | None = None  # mean over its tokens, the end included
+
+
+class Sureness(threading.local):
+    """A logits processor that changes nothing and notes the log-probability [R] of each token that is taken."""
+
+    def __init__(self) -> None:
+        self.steps: list[Tensor] = []
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        self.steps.append(scores.float().log_softmax(dim=-1).amax(dim=-1))
+        return scores
+
+    def means(self, output: Tensor, ends: int | list[int] | None) -> list[float | None]:
+        """Means over the tokens of answers [R, L] up to their ends; None unless each of the L steps was seen."""
+        if not self.steps or len(self.steps) != output.shape[1]:
+            return [None] * len(output)
+        end = torch.isin(output, torch.tensor([-1] if ends is None else ends, device=output.device))
+        said = end.cumsum(dim=1) - end.long() == 0
+        means = (torch.stack(self.steps, dim=1) * said).sum(dim=1) / said.sum(dim=1)
+        return [round(mean, 4) + 0.0 for mean in means.tolist()]
 
 
 class Runner:
@@ -86,6 +108,7 @@ class Runner:
         self.tokenizer: PreTrainedTokenizerBase = tokenizer
         self.model: Any = view.module
         self._attached: Attachment | None = None
+        self._sureness = Sureness()
 
     @property
     def visual_tokens(self) -> int:
@@ -189,9 +212,11 @@ class Runner:
                 padded, mask = self.pad([ids[row] for row in rows])
                 images = [visual for row_images in own for visual in row_images]
                 with self.calling(attachment, images, [prompt.text for prompt in asked]) as call:
-                    texts = self.decode(self.generate(padded, mask, own, asked))
+                    output = self.generate(padded, mask, own, asked)
+                logprobs = self._sureness.means(output, self.model.generation_config.eos_token_id)
                 text = [self.asked_rows(prompts[row], encoded[row], ids[row]) for row in rows]
-                answers.update(zip(rows, answers_of(call, texts, text, self.limit), strict=True))
+                found = answers_of(call, self.decode(output), text, self.limit)
+                answers |= {row: one._replace(logprob=p) for row, one, p in zip(rows, found, logprobs, strict=True)}
         return [answers[row] for row in range(len(prompts))]
 
     def ask(self, images: "list[Image | Clip]", prompt: Prompt) -> tuple[list[Encoding], Answer]:
@@ -220,7 +245,10 @@ class Runner:
         return int(end if padding is None else padding)
 
     def generation(self, prompt: Prompt) -> dict[str, Any]:
-        greedy = {"do_sample": False, "use_cache": True, "pad_token_id": self.padding}
+        """Arguments of `generate`: greedy, as LLaVA evaluates."""
+        self._sureness.steps = []
+        noted = LogitsProcessorList([self._sureness])
+        greedy = {"do_sample": False, "use_cache": True, "pad_token_id": self.padding, "logits_processor": noted}
         longer = {"min_new_tokens": prompt.min_new_tokens} if prompt.min_new_tokens else {}
         return {**greedy, **longer, "max_new_tokens": prompt.max_new_tokens}
 

@@ -61,15 +61,15 @@ def value(row: Row, column: Column) -> Any:
     """None if it was not measured."""
     found: Any = row
     for key in column.path.split("."):
-        found = found.get(key) if found is not None else None
+        found = found and found.get(key)
     return found
 
 
 def text(row: Row, column: Column) -> str:
     found = value(row, column)
-    if column.key == "speedup" and found is not None:
-        return f"{found:.2f}"
-    return f"{found[0]:.1f} to {found[1]:.1f}" if isinstance(found, list) else number(found, column.unit)
+    if isinstance(found, list):
+        return f"{found[0]:.1f} to {found[1]:.1f}"
+    return f"{found:.2f}" if column.key == "speedup" and found is not None else number(found, column.unit)
 
 
 def bench_tables(content: Mapping[str, Any]) -> list[Table]:
@@ -93,13 +93,11 @@ def bench_tables(content: Mapping[str, Any]) -> list[Table]:
 
 
 def csv_rows(content: Mapping[str, Any]) -> list[dict[str, Any]]:
-    lines = []
-    for row in content["rows"]:
-        printed = printed_row(content, row)
-        own = {column.key: value(row, column) for column in MEASURED}
-        beside = {f"paper_{column.key}": printed.get(column.key) for column in BESIDE}
-        lines.append({"method": label(row), "tokens": row["tokens"], **own, **beside})
-    return lines
+    return [
+        {"method": label(row), "tokens": row["tokens"], **{column.key: value(row, column) for column in MEASURED}}
+        | {f"paper_{column.key}": printed_row(content, row).get(column.key) for column in BESIDE}
+        for row in content["rows"]
+    ]
 
 
 def protocol(content: Mapping[str, Any]) -> str:

@@ -112,7 +112,7 @@ def selection(
     owner = known.owner[here]
     is_kept = known.is_kept[here] & ("kept" in shown)
     is_merged = ~known.is_kept[here] & (owner >= 0) & ("merged" in shown)
-    tints = _tints(known) if apart else {}
+    tints = {slot: tint(number) for number, slot in enumerate(known.heads)} if apart else {}
     grey = (seen.pixels @ GREY)[..., None]
     by_patch = np.array([tints.get(int(slot), CALM) for slot in owner], dtype=np.float32)
     tinted = (1 - MERGED) * grey + MERGED * _per_pixel(seen, by_patch)
@@ -166,10 +166,6 @@ def tint(number: int) -> Colour:
 
 def _line(seen: View) -> int:
     return min(8, max(2, seen.cell // 12))
-
-
-def _tints(known: Fates) -> dict[int, Colour]:
-    return {slot: tint(number) for number, slot in enumerate(known.heads)}
 
 
 def _mask(seen: View, places: Sequence[int]) -> np.ndarray:

@@ -1,18 +1,13 @@
 """The tables of a folder of results, as Markdown, LaTeX or CSV. No torch, no model; pure functions of files."""
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
 
-from llava_consensus.errors import DataError, OptionError
-from llava_consensus.evaluation.files import read_json
+from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.report import table as engine
 from llava_consensus.evaluation.report.rows import FULL, Row, by_setting
 from llava_consensus.evaluation.report.section import Bench, Section
 
 NOTHING = "No results yet: `make tables` measures them."
-BENCH = "bench.json"
-AGAIN = "Measure again, or move it away"
 
 
 def in_sections(rows: Iterable[Row], against: str = FULL, bench: Bench = ()) -> list[Section]:
@@ -32,18 +27,6 @@ def title(section: Section) -> str:
     raised = {f"{name} version": number for name, number in later.items() if number != 1}
     where = [str(config["device"]), *(f"{name} {number}" for name, number in {**versions, **raised}.items())]
     return f"**{config['model']}** on `{config['data']}`{''.join(f', {part}' for part in parts)} ({', '.join(where)})"
-
-
-def read_bench(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    rows = read_json(path, AGAIN)
-    rows = rows.get("rows") if isinstance(rows, dict) else rows
-    if not isinstance(rows, list) or not all(
-        isinstance(row, dict) and {"method", "tokens"} <= row.keys() for row in rows
-    ):
-        raise DataError(f"{path}: not a list of rows with method and tokens. {AGAIN}")
-    return rows
 
 
 def written(sections: Sequence[Section], form: str = "markdown") -> str:

@@ -33,6 +33,7 @@ from llava_consensus.evaluation.report.stats import (
     Mean,
     MeanDifference,
     above_chance,
+    calibration,
     corrected,
     draws,
     interval,
@@ -49,13 +50,15 @@ COSTS = {  # of `Grid.frame`: title and unit of its column, which CSV has as it 
     "average": ("tokens per layer", 1.0),
     "flops": ("GFLOPs", 1e-9),
     "flips": ("flips (%)", 1.0),
+    "ece": ("ECE (%)", 1.0),
+    "aurc": ("AURC (%)", 1.0),
     "kv_bytes": ("KV (MiB)", 2**-20),
     "ttft_ms": ("TTFT (ms)", 1.0),
     "tpot_ms": ("TPOT (ms)", 1.0),
     "share": ("selection (% of TTFT)", 100.0),
 }
-
-KNOWN_COSTS = ("average", "flops", "flips", "kv_bytes")  # of the run itself
+CALIBRATION = ("ece", "aurc")
+KNOWN_COSTS = ("average", "flops", "flips", *CALIBRATION, "kv_bytes")  # of the run itself
 
 Bench = Sequence[Mapping[str, Any]]
 Write = Callable[[Line], str]  # the cell of a line
@@ -169,8 +172,9 @@ class Grid:
         full = self.full.runs.get(row.benchmark) if self.full and line is not self.full else None
         low, high = row.bounds or (None, None)
         below, above = (test and test.bounds) or (None, None)
-        known = metrics.get("account") or {}
-        account = {**known, **(known.get("measured") or {})}
+        account = metrics.get("account") or {}
+        account = {**account, **(account.get("measured") or {})}
+        known = [calibration(one.report) for one in row.seeds or (row,)]
         account["flops"] = (account.get("flops") or {}).get("total")
         times = self._times(line)
         return {
@@ -198,6 +202,7 @@ class Grid:
             "p_corrected": test and cell.corrected,
             "test": test and test.test,
             "flips": flipped(row, full) if full else None,
+            **{key: fmean(one[key] for one in known if one) if all(known) else None for key in CALIBRATION},
             **{key: account.get(key) for key in ("entering", "kept", "average", "flops", "kv_bytes")},
             **{key: account.get(key, times.get(key)) for key in COSTS if key not in KNOWN_COSTS},
         }
@@ -264,14 +269,17 @@ class Grid:
             found = means[key].dropna().to_dict()
             return lambda line: number(found.get(self.lines.index(line)), unit)
 
-        return {title: column(key, unit) for key, (title, unit) in COSTS.items()}
+        whole = means["ece"].notna().all()  # calibration of some lines only cannot be compared
+        shown = [key for key in COSTS if whole or key not in CALIBRATION]
+        return {COSTS[key][0]: column(key, COSTS[key][1]) for key in shown}
 
     @property
     def note(self) -> str:
         mean = f" Acc: mean of {', '.join(map(self.title, self.averaged))}." if self.averaged else ""
+        whom = ALL if self.against == FULL else self.against or "the row it belongs to"
         return (
             f"Score ± half of its 95 % interval (bootstrap over images, {RESAMPLES} resamples). † p < 0.05 against "
-            f"{ALL if self.against == FULL else self.against}, paired; ‡ also after Holm's correction.{mean}"
+            f"{whom}, paired; ‡ also after Holm's correction.{mean}"
         )
 
     def differences(self) -> Table:

@@ -35,6 +35,7 @@ import numpy as np
 
 TOLERANCE = 1e-6  # how exactly the rows must make up the score, relative
 RESAMPLES = 2000
+BINS = 10  # of confidence
 WORK = 2e8  # additions that all swaps at once may cost: a second
 LEAST = 10  # images
 LEVEL = 95.0  # percent
@@ -158,6 +159,23 @@ def counted(report: Report) -> list[Answer]:
     groups = report.get("counted")
     rows = [row for row in report.get("extracted", ()) if groups is None or row.get("group") in groups]
     return rows if all(row.get("correct") is not None for row in rows) else []
+
+
+def calibration(report: Report) -> dict[str, float] | None:
+    """How well the probabilities of a run's answers say which are right, in percent, lower is better; None unless it
+    recorded them. Of an answer it is the geometric mean of its tokens'. `ece`: expected calibration error (Naeini et
+    al. 2015) in BINS bins of equal width; `aurc`: the share of wrong answers among the k surest, mean over all k.
+    """
+    rows = counted(report)
+    if not rows or any(row.get("logprob") is None for row in rows):
+        return None
+    right, sure = np.array([float(row["correct"]) for row in rows]), np.exp([row["logprob"] for row in rows])
+    bins = np.minimum((sure * BINS).astype(np.int64), BINS - 1)
+    _, tied = np.unique(-sure, return_inverse=True)  # answers that are equally sure have their mean risk
+    wrong = (np.bincount(tied, 1 - right) / np.bincount(tied))[np.sort(tied)]
+    risks = np.cumsum(wrong) / np.arange(1, len(rows) + 1)
+    gaps = np.abs(np.bincount(bins, right - sure)).sum() / len(rows)
+    return {"ece": 100 * float(gaps), "aurc": 100 * float(risks.mean())}
 
 
 def _sample(rows: Sequence[Answer], name: str) -> Sample | None:
@@ -434,19 +452,16 @@ class MeanDifference(NamedTuple):
     images: int  # of the benchmark with the fewest
 
 
-def mean_draws(tests: Sequence[Comparison], scales: Sequence[float]) -> np.ndarray:
-    """Resampled means [resamples, 2] over benchmarks; their resamples are independent, so they add draw by draw."""
-    return np.mean([test.draws / scale for test, scale in zip(tests, scales, strict=True)], axis=0)
-
-
 def mean_difference(tests: Sequence[Comparison], scales: Sequence[float]) -> MeanDifference:
-    """Mean of paired differences, its interval from resamples that are added one by one, and its p of all swaps."""
+    """Mean of paired differences, its interval from resamples that are added one by one, because those of different
+    benchmarks are independent, and its p of all swaps.
+    """
     pairs = list(zip(tests, scales, strict=True))
     mean = sum(test.difference / scale for test, scale in pairs) / len(pairs)
     images = min(test.images for test in tests)
     if not all(test.enough for test in tests):
         return MeanDifference(mean, None, None, images)
-    resampled = mean_draws(tests, scales)
+    resampled = np.mean([test.draws / scale for test, scale in pairs], axis=0)  # [resamples, 2]
     alike = [test.first.reach / scale for test, scale in pairs if test.alike]
     between = interval(resampled[:, 0] - resampled[:, 1], math.hypot(*alike) / len(pairs))
     steps = [(test.first.points - test.second.points) / scale for test, scale in pairs]

@@ -16,7 +16,7 @@ from pathlib import Path
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import Benchmark, Question
-from llava_consensus.evaluation.checksums import checksum_of
+from llava_consensus.evaluation.checksums import checksum_of_weights
 from llava_consensus.evaluation.files import Record
 from llava_consensus.evaluation.models import CLIPS, Loading, Prompt
 from llava_consensus.evaluation.runs import DATA, MODEL
@@ -187,11 +187,12 @@ def _describe(config: RunConfig, of_host: Record) -> Record:
     """The whole configuration. Equal texts mean equal answers."""
     usual = asdict(Loading(config.loading.device, config.loading.dtype))
     loading = {name: value for name, value in asdict(config.loading).items() if value != usual[name]}
+    checkpoint = models.find(config.model, config.loading.revision)
     return {
         **describe_questions(config),
         **describe_reduction(config.method, config.budget),
         "model": config.model,
-        "weights": checksum_of(models.find(config.model, config.loading.revision).files()),
+        "weights": checksum_of_weights(checkpoint.folder, checkpoint.files()),
         **of_host,
         "dtype": config.loading.dtype,
         "versions": _answer_versions(config),

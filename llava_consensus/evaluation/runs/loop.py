@@ -202,6 +202,7 @@ class Asker:
             **({"share": budget.share, "budgets": budgets} if isinstance(budget, Share) else {}),
             **_measures(answer),
             "notes": list(answer.notes),
+            **({} if answer.logprob is None else {"logprob": answer.logprob}),
             **({"videos": CLIPS if plan.clips else "frames"} if plan.benchmark.frames else {}),
             **self._costs.of(answer.prefill, plan.shown(question), budgets, answer.outcomes),
         }

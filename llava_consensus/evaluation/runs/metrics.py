@@ -151,6 +151,8 @@ def measure(plan: Plan, folder: Run) -> Record:
     images = {question.index: " ".join(question.images) for question in plan.questions}
     for row in report.get("extracted", ()):
         row["picture"] = images.get(row["index"])
+        logprob = folder.answers.get(row["index"], {}).get("metadata", {}).get("logprob")
+        row |= {} if logprob is None else {"logprob": logprob}
     notes = Counter(note for answer in answers for note in answer["metadata"]["notes"])
     kinds = ("before", "after", "structural")
     return {

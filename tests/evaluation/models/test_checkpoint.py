@@ -21,6 +21,7 @@ from huggingface_hub import constants
 
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation import models
+from llava_consensus.evaluation.checksums import IDENTITY
 from llava_consensus.evaluation.models import Loading
 from llava_consensus.evaluation.models.loading import check_checkpoint
 from llava_consensus.evaluation.runs.configuration import prepare
@@ -69,6 +70,10 @@ def test_a_model_in_the_cache_is_described_by_commit_and_content(cache: Path, tm
     assert changed["weights"] != first.description["weights"]
     (snapshot / "pytorch_model.bin").write_text("the same in a format that is not read")
     assert prepare(config(data, Path("owner/llava-tiny"))).description == changed
+    (snapshot / IDENTITY).write_text(json.dumps({"name": "of its parts", "checksum": changed["weights"]}))
+    assert prepare(config(data, Path("owner/llava-tiny"))).description == changed | {"weights": "of its parts"}
+    (snapshot / "model.safetensors").write_text("weights of no known parts")
+    assert prepare(config(data, Path("owner/llava-tiny"))).description["weights"] != "of its parts"
 
 
 def test_a_type_no_host_adapts_is_told_before_there_are_weights(cache: Path) -> None:

@@ -43,8 +43,8 @@ def test_ids_pixels_logits_and_answers_are_those_of_the_official_model(converted
 
     model = transformers.LlavaForConditionalGeneration.from_pretrained(converted).eval()
     processor = transformers.AutoProcessor.from_pretrained(converted)
-    benchmark = make("gqa")
-    for question in benchmark.load(DATA)[:6]:
+    benchmark, alone = make("gqa"), []
+    for question in benchmark.load(DATA)[:120:20]:
         image = open_image(benchmark.place(DATA) / benchmark.images / question.images[0])
         content = [{"type": "image"}, {"type": "text", "text": question.text}]
         text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
@@ -55,9 +55,17 @@ def test_ids_pixels_logits_and_answers_are_those_of_the_official_model(converted
         pixels = process_images([image], official.image_processor, official.model.config)
         assert torch.equal(given.pixel_values, pixels)
         assert torch.equal(model(**given).logits[..., :-1], official.model(ids[None], images=pixels).logits)
-        said = model.generate(**given, max_new_tokens=8, do_sample=False)[:, given.input_ids.shape[1] :]
+        told = {"return_dict_in_generate": True, "output_logits": True}
+        output = model.generate(**given, max_new_tokens=8, do_sample=False, **told)
+        said = output.sequences[:, given.input_ids.shape[1] :]
         answer = official.answer([official.encode([image])], [Prompt(question.text, None, 8)])[0]
         assert processor.batch_decode(said, skip_special_tokens=True)[0].strip() == answer.text
+        taken = torch.stack(output.logits, dim=1).log_softmax(dim=-1).gather(-1, said[..., None])  # its end included
+        assert answer.logprob == pytest.approx(taken.mean().item(), abs=1e-4)
+        alone.append((official.encode([image]), Prompt(question.text, None, 8), said.shape[1], answer.logprob))
+    encoded, asked, lengths, logprobs = zip(*alone, strict=True)
+    padded = official.answer(list(encoded), list(asked))
+    assert [one.logprob for one in padded] == pytest.approx(logprobs, abs=1e-3) and len(set(lengths)) > 1
 
 
 def test_a_model_may_have_more_rows_than_its_tokenizer_has_words(tmp_path: Path) -> None:

@@ -55,6 +55,18 @@ def lines_of(one: Table) -> dict[str, list[tuple[str, ...]]]:
     return {heading: list(map(tuple, lines)) for heading, lines in one.groups.items()}
 
 
+def test_calibration_is_a_column_if_every_run_has_probabilities(tmp_path: Path) -> None:
+    folders = [store(tmp_path, [1, 1, 0, 1] * 4, method="full", tokens=576), store(tmp_path, [1, 0, 0, 1] * 4)]
+    for folder, more in zip(folders, ([], ["ECE (%)", "AURC (%)"]), strict=True):
+        metrics = json.loads((folder / "metrics.json").read_text())
+        for row in metrics["report"]["extracted"]:
+            row["logprob"] = 0.0
+        told(folder, report=metrics["report"])
+        table = only(tmp_path).scores()
+        assert table.head[4:] == tuple(more)
+    assert [line[4:] for (line,) in table.groups.values()] == [("25.0", "25.0"), ("50.0", "50.0")]
+
+
 def test_incomplete_is_never_averaged_over(out: Path) -> None:
     lines = lines_of(only(out).scores())
     assert lines["128 tokens (77.8 % fewer)"] == [("ConsensusDrop", "incomplete (3 answered)", "-", "-", "-")]
@@ -277,9 +289,7 @@ def test_costs(tmp_path: Path) -> None:
     store(tmp_path, [1, 0], account=ACCOUNT)
     store(tmp_path, [1, 0], account=ACCOUNT | {"flops": ACCOUNT["flops"] | {"total": None}}, method="fastv")  # type: ignore[operator]
     bench = [{"method": "consensusdrop", "tokens": 64, "ttft_ms": 90.04, "tpot_ms": 12.5, "share": 0.084}]
-    (tmp_path / results.BENCH).write_text(json.dumps(bench))
-    times = results.read_bench(tmp_path / results.BENCH)
-    (section,) = results.in_sections(read_rows(tmp_path), bench=times)
+    (section,) = results.in_sections(read_rows(tmp_path), bench=bench)
     found = section.scores()
     assert [cells[-6:] for cells in lines_of(found)["64 tokens"]] == [
         ("40.5", "3.5", "1.5", "90.0", "12.5", "8.4"),

@@ -50,6 +50,17 @@ def test_bootstrap_equals_the_known_standard_error() -> None:
     assert values.std() == pytest.approx(100 * math.sqrt(0.3 * 0.7 / 1000), rel=0.03)
 
 
+def test_calibration_by_hand() -> None:
+    told = report([1, 0, 1, 0])
+    for row, sure in zip(told["extracted"], (0.95, 0.85, 0.55, 0.55), strict=True):
+        row["logprob"] = math.log(sure)
+    # bins of a tenth: 1 - 0.95, 0.85 and 1.1 - 1; risks 0, 1/2 and, with the mean of equally sure ones, 1.5/3 and 2/4
+    wanted = {"ece": 100 * (0.05 + 0.85 + 0.1) / 4, "aurc": 100 * (0 + 0.5 + 0.5 + 0.5) / 4}
+    assert stats.calibration(told) == pytest.approx(wanted)
+    del told["extracted"][2]["logprob"]
+    assert stats.calibration(told) is None
+
+
 def test_draws_are_seeded_by_name() -> None:
     one = made(report([1, 0] * 20))
     assert np.array_equal(stats.draws(one, "gqa"), stats.draws(one, "gqa"))
