@@ -83,10 +83,7 @@ def parser(first: str = "") -> argparse.ArgumentParser:
     wanted = [name for name, words in FILES.items() if first in words]
     for name in wanted or FILES:
         import_module(f"{__name__}.{name}")
-    top = _Parser(
-        prog="llava-consensus",
-        description="Fewer visual tokens for vision-language models, measured.",
-    )
+    top = _Parser(prog="llava-consensus", description="Fewer visual tokens for vision-language models, measured.")
     top.add_argument("--version", action=_Version, nargs=0, help="versions of this and what it runs on")
     parsers, groups = {"": top}, {"": top.add_subparsers(title="commands", required=True, metavar="COMMAND")}
 

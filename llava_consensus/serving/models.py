@@ -12,11 +12,7 @@ from transformers.vision_utils import get_vision_window_index
 from vllm import ModelRegistry
 from vllm.model_executor.layers.attention import MMEncoderAttention
 from vllm.model_executor.models.interfaces import SupportsMRoPE
-from vllm.model_executor.models.llava import (
-    LlavaDummyInputsBuilder,
-    LlavaMultiModalProcessor,
-    LlavaProcessingInfo,
-)
+from vllm.model_executor.models.llava import LlavaDummyInputsBuilder, LlavaMultiModalProcessor, LlavaProcessingInfo
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from llava_consensus.hosts.images import Image

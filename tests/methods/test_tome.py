@@ -47,10 +47,10 @@ def test_invariants_of_merging(length: int, protected: bool, seed: int, rounds: 
 
 def test_merging_constant_tokens_changes_nothing_and_nan_is_an_error() -> None:
     same = torch.full((1, 9, 4), 0.3)
-    assert torch.allclose(merge(fresh(same), pair(same, 4)).values, torch.tensor(0.3))
-    assert average(same, torch.rand(1, 9), pair(same, 4))[0].shape == (1, 5, 4)
+    assert torch.allclose(merge(fresh(same), pair(same, 4, False)).values, torch.tensor(0.3))
+    assert average(same, torch.rand(1, 9), pair(same, 4, False))[0].shape == (1, 5, 4)
     with pytest.raises(NonFiniteError, match="values tokens are matched by"):
-        pair(same * float("nan"), 2)
+        pair(same * float("nan"), 2, False)
 
 
 @settings(max_examples=80, deadline=None)

@@ -99,11 +99,7 @@ def draw(seen: View) -> Image.Image:
 
 
 def selection(
-    seen: View,
-    known: Fates,
-    shown: Sequence[str] = ("kept", "merged"),
-    outline: Colour = INK,
-    apart: bool = True,
+    seen: View, known: Fates, shown: Sequence[str] = ("kept", "merged"), outline: Colour = INK, apart: bool = True
 ) -> Image.Image:
     """Kept patches as they are inside an outline, merged ones tinted (`apart`: each token in its own tint, with a dot
     on its anchor), all others nearly white, with them the kinds that are not `shown`.

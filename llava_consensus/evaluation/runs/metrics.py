@@ -87,11 +87,7 @@ class AnswerCosts:
     shape: Shape
 
     def of(
-        self,
-        prefill: Prefill | None,
-        images: int,
-        tokens: Sequence[int] = (),
-        outcomes: Sequence[ImageOutcome] = (),
+        self, prefill: Prefill | None, images: int, tokens: Sequence[int] = (), outcomes: Sequence[ImageOutcome] = ()
     ) -> Record:
         """The entry `account` of an answer's metadata; empty if the runner reports no prefill.
 
