@@ -15,4 +15,5 @@ class Full(Method):
     multiplies_nothing: ClassVar[bool] = True
 
     def entering(self, budget: Budget, available: int, layers: int) -> list[int]:
+        """All tokens, in every layer."""
         return [available] * layers
