@@ -78,7 +78,7 @@ def compare(given: argparse.Namespace) -> Iterator[str]:
 def import_(given: argparse.Namespace) -> Iterator[str]:
     """Per-question results of lmms-eval, or answers in LLaVA's format, as a run that can be compared."""
     from llava_consensus.evaluation import benchmarks
-    from llava_consensus.evaluation.report.imported import Origin, import_answers, import_file
+    from llava_consensus.evaluation.report.imported import ColumnNames, Origin, import_answers, import_file
 
     if given.file.is_file() and tarfile.is_tarfile(given.file):
         unpack_archive(given.file, given.out, filter="data")
@@ -91,4 +91,4 @@ def import_(given: argparse.Namespace) -> Iterator[str]:
     if given.data:
         yield str(import_answers(given.file, origin, given.out, benchmarks.make(given.benchmark), given.data))
     else:
-        yield str(import_file(given.file, origin, given.out, given.metric or ""))
+        yield str(import_file(given.file, origin, given.out, ColumnNames(right=given.metric or "")))

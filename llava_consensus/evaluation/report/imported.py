@@ -29,7 +29,9 @@ LOGGED = (  # by lmms-eval beside the metrics
 )
 RIGHT = ("exact_match", "accuracy", "acc", "score", "average")  # ends of names of metrics
 IMAGE_FIELDS = ("image_path", "image_id", "imageId", "image_source", "image")  # fields of a `doc`
-IDS = ("doc_id", "index", "question_id", "id")  # columns that hold a question's id
+
+
+IDS = ("doc_id", "index", "question_id", "id")
 
 
 class Origin(NamedTuple):
@@ -39,17 +41,27 @@ class Origin(NamedTuple):
     tokens: int | None
 
 
-def import_file(path: Path, origin: Origin, out: Path, metric: str = "") -> Path:
+class ColumnNames(NamedTuple):
+    """Names of the columns that hold a question's id and whether it was right; empty: found by name."""
+
+    id: str = ""
+    right: str = ""
+
+
+BY_NAME = ColumnNames()
+
+
+def import_file(path: Path, origin: Origin, out: Path, columns: ColumnNames = BY_NAME) -> Path:
     """Write the folder of a run for `*_samples_*.jsonl` of lmms-eval's `--log_samples`, or another file of rows with an
-    id and a number from 0 to 1, the `metric`. The folder's name has the file's content: imported twice, it is one.
+    id and a number from 0 to 1. The folder's name has the file's content, so a second import changes nothing.
     """
     rows = [row.values for row in read_rows(path)]
     names = list(rows[0]) if rows else []
-    key = next((name for name in IDS if name in names), IDS[0])
+    key = columns.id or next((name for name in IDS if name in names), IDS[0])
     if any(key not in row for row in rows) or not rows:
         raise DataError(f"{path}: rows without {key}, the id of a question: {', '.join(names)[:80] or 'no rows'}")
     names = [name for name in names if name not in (*LOGGED, key)]
-    known = [metric] if metric else [name for name in names if name.endswith(RIGHT)] or names
+    known = [columns.right] if columns.right else [name for name in names if name.endswith(RIGHT)] or names
     if len(known) != 1 or known[0] not in names:
         raise DataError(f"{path}: no single metric of a question in it. Name it: --metric, one of {', '.join(names)}")
     rows.sort(key=lambda row: str(row[key]))  # files in another order are paired
