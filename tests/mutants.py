@@ -48,7 +48,10 @@ PLACES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # files of each 
     "hosts": (("hosts/*.py",), HOSTS),
     "benchmarks": (
         ("evaluation/benchmarks/*.py",),
-        ("tests/evaluation/benchmarks", "tests/cli/test_commands.py", "tests/project/test_mini_benchmarks.py"),
+        (
+            *("tests/evaluation/benchmarks", "tests/evaluation/test_user_files.py"),
+            *("tests/cli/test_commands.py", "tests/project/test_mini_benchmarks.py"),
+        ),
     ),
     "serving": (
         ("serving/setting.py", "serving/plan.py"),

@@ -148,3 +148,8 @@ def test_mm_vet_rounds_as_numpy_does() -> None:
 )
 def test_matches_without_a_judge(answer: str, reference: str, contained: bool) -> None:
     assert parsing.contains(answer, reference) == contained
+
+
+def test_a_reply_without_a_score_is_unsound() -> None:
+    found = video_qa.evaluate([{"pred": "yes"}, {"pred": "yes", "score": 4}])
+    assert (found["unsound"], found["neither"], found["accuracy"]) == (1, 0, 1.0)
