@@ -80,7 +80,7 @@ class Prefill(Hooks):
         self.before: dict[int, Any] = {}  # state before each cut, for layers that run again
         # states that a layer put back, the rows it had, its states of these, and how often the former were written to
         self.last: tuple[Tensor, Rows, Tensor, int] | None = None
-        self.memos: dict[Any, dict[str, Tensor]] = {}  # of the images cut together, what a method keeps from cut to cut
+        self.memos: dict[Any, dict[str, Tensor]] = {}  # by images cut together, tensors kept between cuts
 
     def _check(self, size: int) -> None:
         self.layers.check(size)

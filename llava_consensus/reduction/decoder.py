@@ -48,7 +48,7 @@ class DecoderView(NamedTuple):
     text_inputs: Tensor  # [P, L, D] the asked rows as they entered layer 0
     norm: Callable[[Tensor], Tensor]  # the decoder's final norm
     tower: VisualTokens | None = None  # tensors of the vision tower that the method `needs`, of the image's n tokens
-    memo: dict[str, Tensor] | None = None  # what the method keeps for its later cuts of these images
+    memo: dict[str, Tensor] | None = None  # tensors that the method keeps for its later cuts of these images
 
 
 class Chosen(NamedTuple):

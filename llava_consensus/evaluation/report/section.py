@@ -342,7 +342,7 @@ class Section(Grid):
 
     @staticmethod
     def words(line: Line) -> tuple[str, str]:
-        """The method of a line with all its options, and with those that tell it from others."""
+        """The method of a line with all its options, and with those that distinguish it from others."""
         row = next(iter(line.runs.values()))
         return one_word(row.config["method"], row.config["changed"]), row.variant
 
