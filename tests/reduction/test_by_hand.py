@@ -32,6 +32,8 @@ def test_a_probe_that_says_nothing_of_padding_may_have_some() -> None:
     probe = TextProbe(query, key, flat + 1, flat, 0.5, torch.tensor([[1, 2]]), real, all_keys)
     rows = text_attention(probe)[0]
     assert rows[0].sum() > 0.99 and rows[1].tolist() == [0.0] * 3
+    capped = text_attention(probe._replace(key=key * torch.tensor([0.0, 1, 2])[:, None], cap=3.0))[0, 0, :2]
+    assert torch.allclose(capped, torch.softmax(3 * torch.tensor([0.0, 2 / 3]).tanh(), 0))
 
 
 @pytest.mark.parametrize("aggregate", saliency.AGGREGATES)
