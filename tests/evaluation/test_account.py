@@ -205,10 +205,10 @@ def test_shapes_of_the_paper_match_a_config(name: str, layers: int, width: int, 
     config = SimpleNamespace(num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads)
     config.num_key_value_heads, config.intermediate_size = heads, inner
     config.vocab_size, config.image_aspect_ratio = 32000, "pad"
-    linear = [torch.nn.Linear(1024, width, device="meta"), torch.nn.GELU(), torch.nn.Linear(width, width, device="meta")]
+    linear = [torch.nn.Linear(inner, width, device="meta") for inner in (1024, width)]
     tower = SimpleNamespace(blocks=range(24), tokens=576, classes=1, feature_block=22, offers={Need.PROJECTOR})
     view = SimpleNamespace(tower=tower, most_tiles=1, module=SimpleNamespace(dtype=torch.float16))
-    found = shape_of(view, config, vision, torch.nn.Sequential(*linear), 66)
+    found = shape_of(view, config, vision, torch.nn.Sequential(linear[0], torch.nn.GELU(), linear[1]), 66)
     assert found == SHAPES[name]._replace(question=None)
 
 

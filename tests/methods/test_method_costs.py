@@ -135,6 +135,8 @@ def test_costs_where_the_counter_sees_one_tile() -> None:
     assert make("otprune").flops(SEVEN, Budget(3)) == own
     kernel = 2.0 * 576 * (768 * 1025 + 576 * 4096)
     assert make("cdpruner").flops(SEVEN, Budget(3)) == SEVEN.text_tower + kernel
+    words = 2.0 * 576 * (31 + 576) * 4096
+    assert make("cdpruner").flops(SEVEN._replace(text_tower=0.0), Budget(3)) == words
     joined = SEVEN._replace(patches=144, merged=4, single=False)
     merging = 2.0 * (577 * 1024 + 144 * (32 * 1024 + 33 * 4096))
     assert make("prumerge").flops(joined, Budget(33)) == merging

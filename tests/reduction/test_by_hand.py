@@ -8,7 +8,7 @@ import torch
 from llava_consensus.errors import OptionError
 from llava_consensus.methods.sparsevlm import SparseVLM
 from llava_consensus.reduction import saliency
-from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.costs import SHAPES, paper_flops
 from llava_consensus.reduction.saliency import cross_saliency, text_attention, text_saliency
 from llava_consensus.reduction.selection import correction_factor
@@ -74,6 +74,7 @@ def test_a_budget_is_whole_numbers() -> None:
     for given in wrong:
         with pytest.raises(OptionError, match=r"tokens=|merged="):
             Budget(*given)
+    assert [Share(0.1).of(available).tokens for available in (4, 15, 576)] == [1, 2, 58]
     assert Budget(4, 0).split(9) == (4, 0) and Budget(4, 4).split(9) == (0, 4) and Budget(1).merged is None
 
 

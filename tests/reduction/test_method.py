@@ -30,6 +30,7 @@ def test_worked_example_fusion_and_selection() -> None:
 
 def test_worked_example_recovery() -> None:
     assert selection.recover(S_V, S_C, 4, 0.5).tolist() == [[0, 1, 2, 3]]
+    assert selection.recover(S_V, S_C, 3, 0.4).tolist() == [[0, 1, 3]]
     assert selection.agreement(S_V, S_C, 4).tolist() == [0.5]
     assert selection.correction_factor(S_V, S_C, 4, 0.5).tolist() == [1.0]
 
