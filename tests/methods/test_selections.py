@@ -98,7 +98,8 @@ def test_evs_keeps_the_first_frame_and_what_changes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "grid", "small"), [(64, (1, 1), (8, 8)), (192, (1, 1), (13, 14)), (10, (3, 5), (2, 5))]
+    ("count", "grid", "small"),
+    [(64, (1, 1), (8, 8)), (192, (1, 1), (13, 14)), (10, (3, 5), (2, 5)), (17, (10, 30), (2, 8))],
 )
 def test_a_smaller_grid_uses_its_budget(count: int, grid: tuple[int, int], small: tuple[int, int]) -> None:
     assert smaller(count, *grid) == small

@@ -26,6 +26,7 @@ def test_worked_example_fusion_and_selection() -> None:
     fused = selection.convex(selection.temperature(S_V), selection.temperature(S_C), 0.7)
     assert torch.allclose(fused, torch.tensor([[0.160, 0.295, 0.110, 0.170, 0.110, 0.155]]))
     assert selection.top(fused, 2).tolist() == [[1, 3]]
+    assert selection.temperature(torch.zeros(1, 4)).tolist() == [[0.25] * 4]
 
 
 def test_worked_example_recovery() -> None:
