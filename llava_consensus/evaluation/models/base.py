@@ -36,14 +36,15 @@ FULL = make("full"), Budget(1)
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question: its text without image tokens, the conversation template (None is the model's own), and the bounds
-    on the answer's length in tokens (the lower one only for timing).
+    """One question: its text without image tokens, the conversation template (None is the model's own), the bounds on
+    the answer's length in tokens (the lower one only for timing), and whether the answer says how sure it is.
     """
 
     text: str
     conversation: str | None = None
     max_new_tokens: int = 128
     min_new_tokens: int = 0
+    sure: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +75,7 @@ class Answer(NamedTuple):
     notes: tuple[str, ...]
     outcomes: tuple[ImageOutcome, ...]
     prefill: Prefill | None = None
-    logprob: float | None = None  # mean over its tokens, the end included
+    logprob: float | None = None  # mean over its tokens, the end included; None if the prompt does not ask for it
 
 
 class Sureness(threading.local):
@@ -247,8 +248,8 @@ class Runner:
     def generation(self, prompt: Prompt) -> dict[str, Any]:
         """Arguments of `generate`: greedy, as LLaVA evaluates."""
         self._sureness.steps = []
-        noted = LogitsProcessorList([self._sureness])
-        greedy = {"do_sample": False, "use_cache": True, "pad_token_id": self.padding, "logits_processor": noted}
+        noted = {"logits_processor": LogitsProcessorList([self._sureness])} if prompt.sure else {}
+        greedy = {"do_sample": False, "use_cache": True, "pad_token_id": self.padding, **noted}
         longer = {"min_new_tokens": prompt.min_new_tokens} if prompt.min_new_tokens else {}
         return {**greedy, **longer, "max_new_tokens": prompt.max_new_tokens}
 
