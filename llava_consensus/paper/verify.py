@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.report.rows import Row
 from llava_consensus.evaluation.report.section import half
-from llava_consensus.evaluation.report.table import ABSENT, Table
+from llava_consensus.evaluation.report.table import ABSENT, Table, decimal
 
 HEAD = ("benchmark", "questions (images)", "ours", "published", "± at all questions", "verdict")
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ def verify_table(runs: Sequence[Row], published: Mapping[str, float], counts: Ma
                 at_all = f"{(high - low) / 2 * sqrt(asked / max(count, asked)):.1f}"
         elif wanted is not None:
             verdict = "no interval: too few images, or not scored here"
-        ours = ABSENT if score is None else f"{score:.1f}{half(run.bounds)}"
+        ours = decimal(score) + half(run.bounds)
         asked = f"{(run.metrics or {}).get('questions')} ({run.images})"
-        lines.append((run.facts.title, asked, ours, ABSENT if wanted is None else f"{wanted:.1f}", at_all, verdict))
+        lines.append((run.facts.title, asked, ours, decimal(wanted), at_all, verdict))
     note = "Ours ± half of the 95 % interval from resampled images; as published: within it."
     table = Table("All tokens against published scores", HEAD, {"": lines}, note)
     if wrong:
