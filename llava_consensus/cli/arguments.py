@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llava_consensus.errors import OptionError
+from llava_consensus.evaluation import benchmarks
 from llava_consensus.evaluation.runs import DATA, MODEL, OUT
 from llava_consensus.evaluation.runs.execution import Execution
+from llava_consensus.methods import PLUS, make
+from llava_consensus.reduction import budget as reductions
 from llava_consensus.reduction.options import options
 
 if TYPE_CHECKING:
@@ -125,8 +128,6 @@ SHARDED = (
 
 
 def benchmark(name: str, given: argparse.Namespace) -> "Benchmark":
-    from llava_consensus.evaluation import benchmarks
-
     return benchmarks.make(name, **texts(given.benchmark_option))
 
 
@@ -139,15 +140,11 @@ def texts(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def method(given: argparse.Namespace) -> "Method":
-    from llava_consensus.methods import make
-
     return make(given.method, **options(given.option))
 
 
 def one_word_method(text: str) -> "Method":
     """The method of `NAME`, `NAME:key=value,key=value`, or several with `+` between them."""
-    from llava_consensus.methods import PLUS, make
-
     if PLUS.search(text):
         return make(text)
     name, _, rest = text.partition(":")
@@ -170,16 +167,12 @@ def shard(text: str) -> tuple[int, int]:
 
 
 def budget(given: argparse.Namespace) -> "Budget | Share":
-    from llava_consensus.reduction import budget as budgets
-
-    return budgets.budget(64 if given.tokens is None else given.tokens, given.merged)
+    return reductions.budget(64 if given.tokens is None else given.tokens, given.merged)
 
 
 def budgets(text: str) -> "list[Budget | Share]":
-    from llava_consensus.reduction import budget as budgets
-
     try:
-        return [budgets.budget(number(word)) for word in text.split()]
+        return [reductions.budget(number(word)) for word in text.split()]
     except OptionError:
         raise
     except argparse.ArgumentTypeError:

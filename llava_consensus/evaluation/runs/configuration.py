@@ -15,12 +15,20 @@ from pathlib import Path
 
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation import models
-from llava_consensus.evaluation.benchmarks import Benchmark, Question
+from llava_consensus.evaluation.benchmarks import Question
 from llava_consensus.evaluation.checksums import checksum_of_weights
 from llava_consensus.evaluation.files import Record
 from llava_consensus.evaluation.models import CLIPS, Loading, Prompt
-from llava_consensus.evaluation.runs import DATA, MODEL
-from llava_consensus.evaluation.runs.questions import OWN, describe_questions, place, read_questions, versions
+from llava_consensus.evaluation.runs import MODEL
+from llava_consensus.evaluation.runs.questions import (
+    OWN,
+    Asked,
+    Plan,
+    describe_questions,
+    place,
+    read_questions,
+    versions,
+)
 from llava_consensus.hosts import known_hosts
 from llava_consensus.methods import method_name
 from llava_consensus.reduction.budget import Budget, Share, amount
@@ -42,7 +50,7 @@ def _answer_versions(config: "RunConfig") -> Record:
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(Asked):
     """Configuration of a run: everything that may change an answer; `Execution` holds the rest.
 
     Args:
@@ -62,31 +70,18 @@ class RunConfig:
         host_options: options of the model's host (`hosts.HostEntry`); the default for each that is left out.
     """
 
-    benchmark: Benchmark
     method: Method
     budget: Budget | Share | None = None
     match: str = "kept"
     model: str = MODEL
-    data: Path = Path(DATA)
-    limit: int | None = None
-    sample: int | None = None
     loading: Loading = field(default_factory=Loading)
     conversation: str | None = None
-    max_new_tokens: int | None = None
     host_options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunPlan(RunConfig):
-    """A checked configuration with nothing left open, and the questions it asks.
-
-    Args:
-        questions: in the order of the benchmark's file.
-        description: the whole configuration as JSON values; it becomes config.json and names the run.
-    """
-
-    questions: list[Question]
-    description: Record
+class RunPlan(RunConfig, Plan):
+    """A plan whose model is loaded here."""
 
     def shown(self, question: Question) -> int:
         """Number of images the model sees with a question: of a video its frames, unless it is one clip."""
@@ -104,7 +99,8 @@ class RunPlan(RunConfig):
         return self.benchmark.place(self.data) / self.benchmark.images
 
     def prompt(self, question: Question) -> Prompt:
-        return Prompt(question.text, self.conversation, self.max_new_tokens or self.benchmark.max_new_tokens)
+        length = self.max_new_tokens or self.benchmark.max_new_tokens
+        return Prompt(question.text, self.conversation, length, sure=True)
 
     @property
     def content(self) -> Callable[[Path], bytes] | None:

@@ -1,10 +1,11 @@
 """Questions of a run, and the files and packages in its description. Needs no torch: runs by URL use it too."""
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from importlib import metadata
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import Benchmark, Question
@@ -16,36 +17,33 @@ OWN = "llava-consensus"
 PACKAGES = (OWN, "torch", "transformers", "llava-torch", "tokenizers", "pillow")  # their versions can change answers
 
 
-class Asked(Protocol):
-    """Which questions a run asks: `RunConfig` or `UrlConfig`."""
+@dataclass(frozen=True)
+class Asked:
+    """Which questions a run asks, see `RunConfig`."""
 
-    @property
-    def benchmark(self) -> Benchmark: ...
-    @property
-    def data(self) -> Path: ...
-    @property
-    def limit(self) -> int | None: ...
-    @property
-    def sample(self) -> int | None: ...
-    @property
-    def max_new_tokens(self) -> int | None: ...
+    benchmark: Benchmark
+    _: KW_ONLY
+    data: Path = Path(DATA)
+    limit: int | None = None
+    sample: int | None = None
+    max_new_tokens: int | None = None
 
 
-class Plan(Protocol):
-    """A run with nothing left open: `RunPlan` or `UrlPlan`."""
+@dataclass(frozen=True, kw_only=True)
+class Plan(Asked):
+    """A checked configuration with nothing left open, and the questions it asks.
 
-    @property
-    def benchmark(self) -> Benchmark: ...
-    @property
-    def data(self) -> Path: ...
-    @property
-    def questions(self) -> list[Question]: ...
-    @property
-    def description(self) -> Record: ...
-    @property
-    def method(self) -> Any: ...
-    @property
-    def match(self) -> str: ...
+    Args:
+        questions: in the order of the benchmark's file.
+        description: the whole configuration as JSON values; it becomes config.json and names the run.
+        method: None if it is the server's.
+        match: as in `RunConfig`.
+    """
+
+    questions: list[Question]
+    description: Record
+    method: Any = None
+    match: str = "kept"
 
 
 def place(name: str) -> str:
