@@ -4,6 +4,7 @@ objects: method, budget, benchmark, run. A command is a function under `@command
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -102,12 +103,7 @@ REDUCED = (
     arg("--merged", type=int, help="merged tokens among --tokens (the paper's ratio, 10 of 64)"),
     OPTION,
     arg("--conversation", "--conv-mode", help="template of the prompts (the model's own)"),
-    arg(
-        "--max-new-tokens",
-        "--max_new_tokens",
-        type=int,
-        help="bound on the answer's length (the benchmark's own, else 128)",
-    ),
+    arg("--max-new-tokens", "--max_new_tokens", type=int, help="longest answer (the benchmark's bound, else 128)"),
 )
 RUN = (
     DATA_DIR,
@@ -211,12 +207,5 @@ def config(
 
 
 def execution(given: argparse.Namespace) -> Execution:
-    return Execution(
-        given.batch,
-        given.workers,
-        not given.no_progress,
-        given.retry_errors,
-        given.allow_outside,
-        getattr(given, "shard", None),
-        tuple(getattr(given, "merge", ())),
-    )
+    own = {field.name: getattr(given, field.name) for field in fields(Execution) if field.name in given}
+    return Execution(**own | {"progress": not given.no_progress, "merge": tuple(own.get("merge", ()))})

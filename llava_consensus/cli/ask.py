@@ -112,11 +112,7 @@ def _check(given: argparse.Namespace) -> None:
     *arguments.LOADED,
     arguments.DATA_DIR,
     arg("--port", type=int, help="port of the page (the first free one from 7860 on)"),
-    arg(
-        "--address",
-        default=LOCAL,
-        help="who may open the page: 127.0.0.1 is this machine alone, 0.0.0.0 everybody who reaches it (%(default)s)",
-    ),
+    arg("--address", default=LOCAL, help="who may open it: 127.0.0.1 is this machine, 0.0.0.0 everybody (%(default)s)"),
     arg("--max-upload", default=20.0, type=float, metavar="MB", help="largest image that is taken (%(default)s)"),
     examples=("demo", "demo --model llava-hf/llava-1.5-7b-hf --port 8000"),
 )

@@ -194,12 +194,7 @@ def plan(given: argparse.Namespace) -> Iterator[Any]:
     arg("--retention", default="0.25 0.5 0.12 0.06 0.03", metavar="SHARES", help="shares of tokens kept (%(default)s)"),
     arg("--rates", default="0.1 0.3 0.5", metavar="SHARES", help="what recovery adds of the other side (%(default)s)"),
     arg("--layer", type=int, help="decoder layers that see everything (2, less in shallow models)"),
-    arg(
-        "--scap-bench",
-        default="gqa",
-        metavar="NAME",
-        help="benchmark on which it is recorded where SCAP looks; none leaves that out (%(default)s)",
-    ),
+    arg("--scap-bench", default="gqa", metavar="NAME", help="where SCAP looks, on this one, or none (%(default)s)"),
     *arguments.LOADED,
     *arguments.RUN,
     examples=("paper study --sample 40",),

@@ -61,7 +61,7 @@ def compare(given: argparse.Namespace) -> Iterator[str]:
         "file",
         type=Path,
         metavar="FILE",
-        help="*_samples_*.jsonl of lmms-eval, a table of scores, LLaVA's answers with --data, or an archive of runs",
+        help="of lmms-eval, a table, LLaVA's answers, or an archive of runs",
     ),
     arg("--data", type=Path, metavar="DIR", help="FILE is LLaVA's answers: score them by the benchmark's files here"),
     arg("--benchmark", metavar="NAME", help="name of the benchmark: the same for files to be compared"),

@@ -27,12 +27,7 @@ ANSWERS = arg(
     arguments.DATA_DIR,
     arguments.BENCHMARK_OPTION,
     arg("--json", action="store_true", help="everything measured, as JSON"),
-    arg(
-        "--export",
-        type=Path,
-        metavar="FILE",
-        help="do not score: write what EvalAI, the MMBench server or the MM-Vet evaluator takes",
-    ),
+    arg("--export", type=Path, metavar="FILE", help="do not score: write the form that the official server takes"),
     arg("--force", action="store_true", help="with --export: write over what is there, and answers that are all empty"),
     examples=(
         "score gqa --answers answers.jsonl --data playground/data",

@@ -40,6 +40,9 @@ NAMES = (  # how names of tensors begin in the official layout and in Hugging Fa
 SIGHT = "vision_model."  # how names of the vision side of a CLIP model begin
 OFFICIAL = "official"  # folder of the small files of the official checkpoint
 IMAGE = "<image>"
+# Prompts of LLaVA-1.5 (`vicuna_v1` of the official package): images of a user come first, then a new line. vLLM gives
+# a template the parts of a message only if it sees a loop over them.
+TEMPLATE = Path(__file__).with_name("vicuna.jinja")
 SQUARE, TILED = "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration"  # classes of LLaVA 1.5 and 1.6
 
 
@@ -87,14 +90,10 @@ def _tensors(source: Path, tower: Path, own_tower: bool) -> Iterator[tuple[str, 
         for name, values in tensors_of(path):
             if name in (EMBEDDING, HEAD):  # one word more, which is never read or generated
                 values = torch.cat((values, values.new_zeros(1, values.shape[1])))
-            yield _renamed(name), values
+            before, after = next((pair for pair in NAMES if name.startswith(pair[0])), ("", ""))
+            yield after + name.removeprefix(before), values
     for path in [] if own_tower else weight_files(tower):
         yield from ((f"vision_tower.{name}", values) for name, values in tensors_of(path, SIGHT))
-
-
-def _renamed(name: str) -> str:
-    before, after = next((pair for pair in NAMES if name.startswith(pair[0])), ("", ""))
-    return after + name.removeprefix(before)
 
 
 def _is_tiled(config: dict[str, Any]) -> bool:
@@ -153,31 +152,7 @@ def _write_processor(source: Path, tower: Path, out: Path, config: dict[str, Any
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
         image_token=IMAGE,
-        chat_template=TEMPLATE,
+        chat_template=TEMPLATE.read_text("utf-8").strip(),
     ).save_pretrained(out)
     image_id: int = tokenizer.convert_tokens_to_ids(IMAGE)
     return image_id
-
-
-SYSTEM = (
-    "A chat between a curious user and an artificial intelligence assistant. "
-    "The assistant gives helpful, detailed, and polite answers to the user's questions. "
-)
-# Prompts of LLaVA-1.5 (`vicuna_v1` of the official package): images of a user come first, then a new line. vLLM gives
-# a template the parts of a message only if it sees a loop over them.
-TEMPLATE = """
-{{ "SYSTEM" }}
-{%- for message in messages -%}
-{%- set texts = message['content'] | selectattr('type', 'equalto', 'text') | map(attribute='text') | join -%}
-{%- if message['role'] == 'user' -%}
-{{ "USER" + ': ' }}
-{%- for image in message['content'] | selectattr('type', 'equalto', 'image') -%}
-{{ "<image>" + ('\\n' if loop.last else '') }}
-{%- endfor -%}
-{{ texts + " " }}
-{%- else -%}
-{{ "ASSISTANT" + ': ' + texts + "</s>" }}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ "ASSISTANT" + ':' }}{%- endif -%}
-""".strip().replace("SYSTEM", SYSTEM)

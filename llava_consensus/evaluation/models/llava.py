@@ -84,7 +84,11 @@ class LlavaRunner(Runner):
         return text_rows(self.prompt_ids(prompt, images), [IMAGE_ID])
 
     def prompt_ids(self, prompt: Prompt, images: int = 1) -> Tensor:
-        return to_ids(prompt, images, self.tokenizer, getattr(self.model.config, "mm_use_im_start_end", False))
+        from llava.mm_utils import tokenizer_image_token
+
+        text = to_text(prompt, images, getattr(self.model.config, "mm_use_im_start_end", False))
+        ids: Tensor = tokenizer_image_token(text, self.tokenizer, IMAGE_ID, return_tensors="pt")
+        return ids
 
     def pixels(self, image: Image.Image) -> Tensor:
         from llava.mm_utils import process_images
@@ -130,14 +134,6 @@ def to_text(prompt: Prompt, images: int, wrapped: bool = False) -> str:
     turns.append_message(turns.roles[0], f"{image * images}\n{prompt.text}" if images else prompt.text)
     turns.append_message(turns.roles[1], None)
     return str(turns.get_prompt())
-
-
-def to_ids(prompt: Prompt, images: int, tokenizer: "PreTrainedTokenizerBase", wrapped: bool = False) -> Tensor:
-    from llava.mm_utils import tokenizer_image_token
-
-    text = to_text(prompt, images, wrapped)
-    ids: Tensor = tokenizer_image_token(text, tokenizer, IMAGE_ID, return_tensors="pt")
-    return ids
 
 
 def _text_side(folder: Path) -> dict[str, Any]:

@@ -41,14 +41,6 @@ from llava_consensus.reduction.options import choose
 REDUCTION = 1  # raise it when reduction/ or hosts/ change the answers of every method
 
 
-def _answer_versions(config: "RunConfig") -> Record:
-    """Versions in the name of a run: of other packages, and of the answers of our code."""
-    packages = versions(*(("av",) if config.benchmark.frames else ()))
-    del packages[OWN]  # a release that changes no answer asks nothing again
-    host = known_hosts()[models.name_of(config.model, config.loading)].answer_version
-    return {**packages, "reduction": REDUCTION, "host": host}
-
-
 @dataclass(frozen=True)
 class RunConfig(Asked):
     """Configuration of a run: everything that may change an answer; `Execution` holds the rest.
@@ -184,6 +176,9 @@ def _describe(config: RunConfig, of_host: Record) -> Record:
     usual = asdict(Loading(config.loading.device, config.loading.dtype))
     loading = {name: value for name, value in asdict(config.loading).items() if value != usual[name]}
     checkpoint = models.find(config.model, config.loading.revision)
+    packages = versions(*(("av",) if config.benchmark.frames else ()))
+    del packages[OWN]  # a release that changes no answer asks nothing again
+    host = known_hosts()[models.name_of(config.model, config.loading)].answer_version
     return {
         **describe_questions(config),
         **describe_reduction(config.method, config.budget),
@@ -191,7 +186,7 @@ def _describe(config: RunConfig, of_host: Record) -> Record:
         "weights": checksum_of_weights(checkpoint.folder, checkpoint.files()),
         **of_host,
         "dtype": config.loading.dtype,
-        "versions": _answer_versions(config),
+        "versions": {**packages, "reduction": REDUCTION, "host": host},
         **({} if config.match == "kept" else {"match": config.match}),
         "device": config.loading.device,
         **({"loading": loading} if loading else {}),
