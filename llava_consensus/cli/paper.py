@@ -160,7 +160,7 @@ def plan_of(preset: "Preset", given: argparse.Namespace) -> "dict[tuple[PresetRo
 def plan(given: argparse.Namespace) -> Iterator[Any]:
     """The runs of a table: their number, needs and command; nothing is loaded."""
     from llava_consensus.evaluation.benchmarks.check import ANSWERING, check, uses
-    from llava_consensus.paper.verify import expected
+    from llava_consensus.paper.official import expected
 
     preset = presets.read(given.name).narrowed(given.bench, given.tokens)
     model, lines, unready = given.model or preset.model, [], []
@@ -335,7 +335,6 @@ def verify(given: argparse.Namespace) -> Iterator[Any]:
     from llava_consensus.evaluation.runs.sweep import Cell, LoadedOnce
     from llava_consensus.evidence import family_of
     from llava_consensus.paper import official
-    from llava_consensus.paper.verify import verify_table
 
     made = [benchmarks.make(name) for name in given.bench.split()]
     theirs = family_of(given.model) in (None, "llava-1.5")
@@ -350,4 +349,4 @@ def verify(given: argparse.Namespace) -> Iterator[Any]:
         yield "prompts are not compared: this checkpoint is not in official LLaVA's layout"
     found = yield from _all_run([(list(map(Cell, plans)), given.out)], given, load if given.workers == 1 else None)
     runs = [read_row(folder) for folder in found]
-    yield markdown(verify_table(runs, published, {one.name: one.count for one in made})) + "\n"
+    yield markdown(official.verify_table(runs, published, {one.name: one.count for one in made})) + "\n"

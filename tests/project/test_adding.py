@@ -22,7 +22,7 @@ from units import unit
 from llava_consensus import Budget, attach, cli, make
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation import benchmarks
-from llava_consensus.evaluation.report import results, section
+from llava_consensus.evaluation.report import section
 from llava_consensus.evaluation.report.rows import read_rows
 from llava_consensus.hosts.images import TABLE
 
@@ -175,8 +175,8 @@ def test_the_example_column_is_in_every_format(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(section, "COSTS", section.COSTS | entry)
     store(tmp_path, [1, 0])
     bench = [{"method": "consensusdrop", "tokens": 64, "peak_bytes": 3 * 2**20}]
-    sections = results.in_sections(read_rows(tmp_path), bench=bench)
-    marked, csv, tex = (results.written(sections, name) for name in ("markdown", "csv", "latex"))
+    sections = section.in_sections(read_rows(tmp_path), bench=bench)
+    marked, csv, tex = (section.written(sections, name) for name in ("markdown", "csv", "latex"))
     assert "| peak (MiB) |" in marked and "| 3.0 |" in marked
     assert csv.splitlines()[0].endswith(",peak_bytes") and csv.splitlines()[1].endswith(f",{3 * 2**20}")
     assert "peak (MiB)" in tex

@@ -7,15 +7,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from PIL.Image import Image
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import LogitsProcessorList
+from transformers import LogitsProcessorList, PretrainedConfig, PreTrainedTokenizerBase
 
 from llava_consensus.errors import ConsensusError, DataError, QuestionError
 from llava_consensus.evaluation.files import HALF
+from llava_consensus.evaluation.media import Clip
 from llava_consensus.hosts import attach_view
 from llava_consensus.hosts.attachment import Attachment, Call
 from llava_consensus.hosts.outcomes import CachedLayer, ImageOutcome
@@ -23,12 +25,6 @@ from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Shape
 from llava_consensus.reduction.tokens import Need
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
-
-    from llava_consensus.evaluation.media import Clip
 
 COUNTS = ("before", "after", "structural")
 FULL = make("full"), Budget(1)
@@ -104,7 +100,7 @@ class Runner:
     reserved: tuple[str, ...] = ()  # placeholder texts for images in prompts of this model
     limit: int | None = None  # rows of a prompt that the model was made for; None is any number
 
-    def __init__(self, view: Any, tokenizer: "PreTrainedTokenizerBase | None" = None) -> None:
+    def __init__(self, view: Any, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
         self.view = view
         self.tokenizer: PreTrainedTokenizerBase = tokenizer
         self.model: Any = view.module
@@ -139,7 +135,7 @@ class Runner:
         """Tiles in a row of the grid after the base view of an image of this width and height; 0 without a grid."""
         return 0
 
-    def pixels(self, image: "Image") -> Tensor:
+    def pixels(self, image: Image) -> Tensor:
         """An image as the vision tower reads it: [3, H, W], or [T, 3, H, W] if it is cut into tiles."""
         raise NotImplementedError
 
@@ -155,7 +151,7 @@ class Runner:
         """`rows` of a prompt with the ids [L] of `question_ids`."""
         return self.rows(prompt, len(images))
 
-    def own_inputs(self, prompt: Prompt, image: "Image", folder: Path) -> dict[str, Any]:
+    def own_inputs(self, prompt: Prompt, image: Image, folder: Path) -> dict[str, Any]:
         """Kwargs of the model's own `generate` for one prompt about an image, which may be read from the folder."""
         raise NotImplementedError
 
@@ -178,7 +174,7 @@ class Runner:
     # ---- encoding and answering
 
     @torch.inference_mode()
-    def encode(self, images: "list[Any]") -> list[Encoding]:
+    def encode(self, images: list[Any]) -> list[Encoding]:
         """Images, and of hosts that take them clips, through the vision tower, for the method that is attached."""
         pixels = [self.pixels(image) for image in images]
         tiles = [image if image.ndim == 4 else image[None] for image in pixels]
@@ -220,7 +216,7 @@ class Runner:
                 answers |= {row: one._replace(logprob=p) for row, one, p in zip(rows, found, logprobs, strict=True)}
         return [answers[row] for row in range(len(prompts))]
 
-    def ask(self, images: "list[Image | Clip]", prompt: Prompt) -> tuple[list[Encoding], Answer]:
+    def ask(self, images: list[Image | Clip], prompt: Prompt) -> tuple[list[Encoding], Answer]:
         """Encodes images and answers one prompt about them. DataError for whatever the model's code raises."""
         try:
             encoded = self.encode(images)
@@ -350,8 +346,8 @@ def text_rows(ids: Tensor, placeholders: Sequence[int]) -> tuple[int, int]:
 
 def shape_of(
     view: Any,
-    language: "PretrainedConfig",
-    vision: "PretrainedConfig",
+    language: PretrainedConfig,
+    vision: PretrainedConfig,
     projector: nn.Module | None,
     text: int,
     **more: Any,

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.image_processing_utils import BaseImageProcessor
 
 from llava_consensus.errors import MissingDependency, OptionError, unknown_name
 from llava_consensus.evaluation.files import Record, read_json
@@ -38,9 +40,6 @@ from llava_consensus.hosts.official_model import Official, blank_images
 from llava_consensus.hosts.pretrained import load_pretrained
 from llava_consensus.reduction.method import Shape
 
-if TYPE_CHECKING:
-    from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenizerBase
-
 IMAGE_ID = -200  # IMAGE_TOKEN_INDEX of official LLaVA, which represents an image in a prompt
 LEFT = {"tokenizer_padding_side": "left"}
 CONVERSATION = "vicuna_v1"  # default template: that of LLaVA-1.5
@@ -57,9 +56,9 @@ class LlavaRunner(Runner):
 
     def __init__(
         self,
-        model: "PreTrainedModel",
-        tokenizer: "PreTrainedTokenizerBase | None" = None,
-        image_processor: "BaseImageProcessor | None" = None,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        image_processor: BaseImageProcessor | None = None,
         options: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         super().__init__(self.view_class(model, options), tokenizer)
@@ -207,14 +206,14 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
 
 def quietly_loaded(
     loader: Callable[..., Any], path: str, name: str, **arguments: Any
-) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase, BaseImageProcessor]":
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, BaseImageProcessor]:
     """Model, tokenizer and image processor by the loader of a `llava` package, with its printing suppressed."""
     with loading_errors(path), incomplete_refused(), contextlib.redirect_stdout(io.StringIO()), without_unused_report():
         tokenizer, model, processor, _ = loader(path, None, name, **arguments)
     return model, tokenizer, processor
 
 
-def load_own_tower(path: str, model: "PreTrainedModel") -> None:
+def load_own_tower(path: str, model: PreTrainedModel) -> None:
     """Puts the checkpoint's tower weights into a model with another tower. DataError unless they fit."""
     tower = model.get_vision_tower().vision_tower
     files = weight_files(Path(path))

@@ -7,19 +7,21 @@ as tables.
 or its label in tables), `tokens`, `ttft_ms`, `tpot_ms`, `share` (the method's part of the time to first token).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.report import paper
 from llava_consensus.evaluation.report.rows import (
     ALL,
     FULL,
     Line,
     Row,
+    by_setting,
     compare,
     flipped,
     full_line,
@@ -40,12 +42,23 @@ from llava_consensus.evaluation.report.stats import (
     mark,
     mean_difference,
 )
-from llava_consensus.evaluation.report.table import ABSENT, Table, decimal, grouped, number, p_value
+from llava_consensus.evaluation.report.table import (
+    ABSENT,
+    PACKAGES,
+    Table,
+    decimal,
+    grouped,
+    latex,
+    markdown,
+    number,
+    p_value,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MOVES = 5.0  # points above chance that all tokens must score for a benchmark to enter an average
+NOTHING = "No results yet: `make tables` measures them."
 COSTS = {  # of `Grid.frame`: title and unit of its column, which CSV has as it is
     "average": ("tokens per layer", 1.0),
     "flops": ("GFLOPs", 1e-9),
@@ -355,6 +368,39 @@ class Section(Grid):
         """Scores with intervals and costs; differences to the method that the section is compared against."""
         found = [self.scores(), *([self.differences()] if self.against != FULL else [])]
         return [table for table in found if table.groups]
+
+
+def in_sections(rows: Iterable[Row], against: str = FULL, bench: Bench = ()) -> list[Section]:
+    """Runs in sections, those of all questions before those of the first few. OptionError without runs of `against`."""
+    found = [Section(own, against, bench) for own in by_setting(rows)]
+    if found and against != FULL and not any(section.others for section in found):
+        known = {section.words(line)[0] for section in found for line in section.reduced}
+        raise OptionError(f"--against {against}: no such runs, only of {', '.join(sorted(known))}")
+    return sorted(found, key=lambda section: bool(section.rows[0].part))
+
+
+def title(section: Section) -> str:
+    config, parts = section.rows[0].config, sorted({row.part for row in section.rows if row.limited})
+    versions = {name: config["versions"].get(name) for name in ("torch", "transformers")}
+    later = {name: config["versions"].get(name, 1) for name in ("reduction", "host", "serving")}
+    later |= {row.benchmark: row.config.get("benchmark_version", 1) for row in section.rows}
+    raised = {f"{name} version": number for name, number in later.items() if number != 1}
+    where = [str(config["device"]), *(f"{name} {number}" for name, number in {**versions, **raised}.items())]
+    return f"**{config['model']}** on `{config['data']}`{''.join(f', {part}' for part in parts)} ({', '.join(where)})"
+
+
+def written(sections: Sequence[Section], form: str = "markdown") -> str:
+    """All tables as `markdown`, `latex` or `csv`: a part for every setting; CSV has every cell as a line."""
+    import pandas as pd
+
+    if form == "csv":
+        found = [section.frame.drop(columns="line") for section in sections]
+        return pd.concat(found).to_csv(index=False, lineterminator="\r\n") if found else ""
+    write, head = (latex, "% ") if form == "latex" else (markdown, "")
+    parts = [PACKAGES] if form == "latex" else []
+    for section in sections:
+        parts += [head + title(section), *map(write, section.tables())]
+    return "\n\n".join(parts) or NOTHING
 
 
 def can_move(row: Row) -> bool:
