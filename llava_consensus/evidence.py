@@ -111,9 +111,7 @@ def recommend(
         return []
     wanted = tokens if tokens is not None else round((share or 64 / 576) * family.tokens)
     if family.tokens == 100 and tokens is not None:
-        raise OptionError(
-            f"tokens={tokens}: published budgets of {family.title} are shares of an image. Give share=0.1"
-        )
+        raise OptionError(f"tokens={tokens}: published budgets of {family.title} are shares. Give share=0.1")
     known = [one for one in scores() if one.family == family.published and one.method in METHODS]
     known = [one for one in known if one.benchmark in TASKS[task] and one.tokens < family.tokens]
     by_table: dict[tuple[str, str], list[Evidence]] = {}

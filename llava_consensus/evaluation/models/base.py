@@ -273,9 +273,7 @@ def last_row_alone(head: nn.Module) -> Iterator[None]:
 def check_text(text: str, reserved: Sequence[str]) -> None:
     """Raises QuestionError for half of a character, or a word that represents an image."""
     if HALF.search(text):
-        raise QuestionError(
-            f"the question {text[:60]!r} holds half of a character, which no tokenizer reads. Save it as UTF-8"
-        )
+        raise QuestionError(f"the question {text[:60]!r} holds half of a character. Save it as UTF-8")
     if taken := [word for word in reserved if word in text]:
         raise QuestionError(
             f"the question {text[:60]!r} holds {taken[0]}, which stands for an image in the prompts of this model; "

@@ -177,9 +177,7 @@ def tower_of(path: Path) -> Checkpoint | None:
 def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> LlavaRunner:
     check_llava_version()
     if loading.device_map not in (None, "auto"):
-        raise OptionError(
-            f"device_map={loading.device_map!r}: official LLaVA places its vision tower with auto only. Take auto"
-        )
+        raise OptionError(f"device_map={loading.device_map!r}: official LLaVA places its vision tower with auto only")
     try:
         from llava.model.builder import load_pretrained_model
     except ImportError as error:

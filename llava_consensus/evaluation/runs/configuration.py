@@ -128,9 +128,7 @@ def prepare(config: RunConfig) -> RunPlan:
         if value is not None and value < 1:
             raise OptionError(f"{name}={value} must be at least 1")
     if config.limit and config.sample:
-        raise OptionError(
-            f"limit={config.limit} and sample={config.sample}: give one of them, sample for a number to quote"
-        )
+        raise OptionError(f"limit={config.limit} and sample={config.sample}: give one of them, a sample can be quoted")
     choose("match", config.match, MATCHES)
     budget, match = _meant(config.method, config.budget, config.match)
     config.loading.check_method(config.method)

@@ -71,9 +71,7 @@ def read_questions(config: Asked) -> list[Question]:
     benchmark, data = config.benchmark, config.data
     folder = data / "eval" / benchmark.folder
     if data == Path(DATA) and not (data / "eval").is_dir() and not folder.is_dir():
-        raise DataError(
-            f"{data / 'eval'}: not generated yet. Type: llava-consensus data mini (in a checkout: make data)"
-        )
+        raise DataError(f"{data / 'eval'}: not generated yet. Type: llava-consensus data mini, in a checkout make data")
     questions = benchmark.load(data)[: config.limit]
     if config.sample is not None:
         questions = drawn(questions, config.sample, benchmark.together)
