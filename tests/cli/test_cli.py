@@ -91,28 +91,6 @@ def test_unreadable_pictures_are_counted(asked: list[str], tmp_path: Path, capsy
     assert "5 questions without an answer" in output.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        (["--methods", "randon"], "unknown method 'randon'"),
-        (["--methods", "random:sead=1"], "Did you mean 'seed'"),
-        (["--tokens", "64 many"], "must be whole numbers"),
-        (["--tokens", "64 0"], "tokens=0"),
-        (["--bench", "fake gqaa"], "Did you mean 'gqa'"),
-    ],
-)
-def test_a_wrong_sweep_stops_before_anything_is_loaded(
-    place: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    why: str,
-) -> None:
-    monkeypatch.setattr(models, "load", lambda *_: pytest.fail("weights were loaded"))
-    assert cli.main(["sweep", "--bench", "fake", *place, *arguments]) == 2
-    assert why in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("tokens", [[], ["--tokens", "64"], ["--tokens", "576"]])
 def test_the_full_model_has_no_budget(asked: list[str], tmp_path: Path, tokens: list[str]) -> None:
     assert cli.main([*asked, "--method", "full", *tokens]) == 0
@@ -154,22 +132,6 @@ def test_ask_tells_answer_and_tokens_and_draws_what_was_kept(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("what? [3]") and lines[1] == "visual tokens the language model saw: 64 of 576"
     assert kept.stat().st_size > 0
-
-
-@pytest.mark.parametrize(
-    ("extra", "code", "why"),
-    [
-        (["--frames", "0"], 2, "frames=0"),
-        (["--overlay", "a.txt"], 2, "must end with"),
-        (["--overlay", "nowhere/a.png"], 3, "no folder"),
-    ],
-)
-def test_ask_with_bad_arguments(
-    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], extra: list[str], code: int, why: str
-) -> None:
-    file = str(tmp_path / "data" / "eval" / "fake" / "images" / "3.png")
-    assert cli.main(["ask", file, "what?", "--model", str(tmp_path / "model"), *extra]) == code
-    assert why in capsys.readouterr().err
 
 
 def test_sweep_tells_every_run_and_ends_with_a_table(place: list[str], capsys: pytest.CaptureFixture[str]) -> None:

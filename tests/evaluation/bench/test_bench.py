@@ -283,22 +283,3 @@ def test_the_command_prints_the_paper_beside_what_it_measured(
     lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [line["ttft_ms"] for line in lines] == [str(row["ttft_ms"]) for row in content["rows"]]
     assert cli.main([*command, "--length", "3"]) == 3
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "why"),
-    [
-        (["--tokens", "many"], 2, "--tokens 'many': must be whole numbers"),
-        (["--image-count", "0"], 2, "image_count=0 must be a whole number of at least 1"),
-        (["--repeats", "0"], 2, "repeats=0 must be a whole number of at least 1"),
-        (["--length", "1"], 2, "length=1 must be a whole number of at least 2"),
-        (["--out", "."], 3, "--out .: is a folder"),
-        (["--images", "nowhere"], 3, "--images nowhere: no .jpg or .png there"),
-    ],
-)
-def test_bad_arguments_are_refused_before_weights_load(
-    arguments: list[str], code: int, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("llava_consensus.evaluation.models.load", lambda *_: pytest.fail("loaded"))
-    assert cli.main(["bench", "--model", MINI, *arguments]) == code
-    assert why in capsys.readouterr().err
