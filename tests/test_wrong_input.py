@@ -22,6 +22,7 @@ FILES = {
 }
 ANSWERED = ["--image-folder", ".", "--answers-file", "answers.jsonl"]
 CUSTOM = ["eval", "custom", "--model", MINI, *ANSWERED, "--question-file"]
+EXAMPLES = ["paper", "figures", "--examples"]
 OF = ["--benchmark", "pope", "--method", "x", "--model", "y"]
 COMMANDS: dict[str, tuple[list[str], str]] = {  # words, and a word that the line must have
     "no command": ([], "COMMAND"),
@@ -41,6 +42,7 @@ COMMANDS: dict[str, tuple[list[str], str]] = {  # words, and a word that the lin
     "option without value": (["eval", "gqa", "--option", "alpha"], "KEY=VALUE"),
     "option twice": (["eval", "gqa", "--option", "alpha=0.1", "--option", "alpha=0.2"], "twice"),
     "unknown option": (["eval", "gqa", "--option", "alhpa=0.1"], "alpha"),
+    "option of the benchmark twice": (["eval", "gqa", *["--benchmark-option", "a=1"] * 2], "a is given twice"),
     "option that is no number": (["eval", "gqa", "--option", "alpha=x"], "alpha"),
     "more merged than tokens": (["eval", "gqa", "--tokens", "64", "--merged", "65"], "merged=65"),
     "no such model": (["eval", "gqa", "--model", "/nowhere/llava"], "/nowhere/llava"),
@@ -101,6 +103,12 @@ COMMANDS: dict[str, tuple[list[str], str]] = {  # words, and a word that the lin
     "server of nothing": (["serve", "/nowhere"], ""),  # without vLLM the line names it
     "plan of an unknown table": (["paper", "plan", "t99"], "t99"),
     "unknown table": (["paper", "table", "t99"], "t99"),
+    "no examples": ([*EXAMPLES, "gqa", "--count", "0"], "count=0 must be a whole number of at least 1"),
+    "examples at a share": ([*EXAMPLES, "gqa", "--budgets", "0.5"], "must be whole numbers"),
+    "examples without tokens": ([*EXAMPLES, "gqa", "--budgets", "0"], "must be at least 1"),
+    "examples of an unknown benchmark": ([*EXAMPLES, "nope"], "unknown benchmark"),
+    "no port": (["demo", "--port", "0"], "port=0 must be in 1..65535"),
+    "no upload": (["demo", "--max-upload", "0"], "max-upload=0.0 must be above 0"),
 }
 
 

@@ -79,21 +79,3 @@ def test_the_command_draws_what_the_mini_model_keeps(
     assert cli.main(["paper", "figures", "--examples", "gqa", "--limit", "4", *shared]) == 0
     assert "disagreement" in capsys.readouterr().out
     assert {path.name for path in (tmp_path / "to").iterdir()} == {"gqa-64-1.png"}
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["gqa", "--count", "0"], "count=0 must be a whole number of at least 1"),
-        (["gqa", "--budgets", "0.5"], "must be whole numbers"),
-        (["gqa", "--budgets", "0"], "must be at least 1"),
-        (["nope"], "unknown benchmark"),
-    ],
-)
-def test_bad_arguments_end_before_weights_load(
-    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("llava_consensus.evaluation.models.load", lambda *_: pytest.fail("weights were loaded"))
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["paper", "figures", "--examples", *words]) in (2, 3)
-    assert message in capsys.readouterr().err
