@@ -91,7 +91,6 @@ def _compared(
     """Each recorded field of a sample with its digits here and there."""
     import numpy as np
 
-    from llava_consensus.evaluation.media import open_image
     from llava_consensus.evaluation.models.llava import to_text
 
     prompt, images = plan.prompt(question), plan.images(question)
@@ -100,8 +99,7 @@ def _compared(
         yield "ids", digest(runner.prompt_ids(prompt, len(images)).numpy().astype("<i8").tobytes()), sample["ids"]
     side = str(runner.model.get_vision_tower().config.image_size)
     if images and sample["pixels"] and side in sample["pixels"]:
-        image = open_image(images[0], content=plan.content(images[0]) if plan.content else None)
-        pixels = runner.pixels(image)[None].float().cpu().numpy().astype("<f2")
+        pixels = runner.pixels(plan.open(images[0]))[None].float().cpu().numpy().astype("<f2")
         yield "pixels", digest(np.ascontiguousarray(pixels).tobytes()), sample["pixels"][side]
 
 

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from llava_consensus.errors import ConsensusError, ImageError, OptionError, missing_extra, unknown_name
-from llava_consensus.evaluation.benchmarks import Benchmark, Question
+from llava_consensus.evaluation.benchmarks import Question
 from llava_consensus.evaluation.judge.client import KEY, check_url
-from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.runs.driver import carry_out
 from llava_consensus.evaluation.runs.execution import Execution, Result, RunResult, describe, error_record
 from llava_consensus.evaluation.runs.questions import Asked, Plan, describe_questions, read_questions
@@ -242,8 +241,10 @@ def _check_same_server(client: Client, plan: Plan, folder: Run) -> None:
 
 
 def _reply(client: Client, plan: Plan, question: Question) -> tuple[str, int | None]:
-    folder = plan.benchmark.place(plan.data) / plan.benchmark.images
-    images = [_png(folder / name, plan.benchmark, plan.data) for name in question.images]
+    images = []
+    for path in plan.images(question):  # as the models of this project see them, without loss
+        plan.open(path).save(file := io.BytesIO(), "PNG", compress_level=1)
+        images.append(file.getvalue())
     return client.answer(question.text, images, plan.description["max_new_tokens"])
 
 
@@ -264,10 +265,3 @@ def _answer(client: Client, plan: Plan, question: Question) -> Result:
     note = [UNTOLD] if read is None and question.images else []
     metadata = {"before": 0, "after": read or 0, "structural": 0, "notes": note}  # before: no server says it
     return Result([answer_record(run_name(plan.description), question, client.model, text, metadata)], [])
-
-
-def _png(path: Path, benchmark: Benchmark, data: Path) -> bytes:
-    """An image as the models of this project see it, without loss."""
-    image, file = open_image(path, content=benchmark.read_image and benchmark.read_image(data, path.name)), io.BytesIO()
-    image.save(file, "PNG", compress_level=1)
-    return file.getvalue()

@@ -8,9 +8,8 @@ question files and weights, versions. `Execution` and the folder of results are 
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property
 from pathlib import Path
 
 from llava_consensus.errors import DataError, OptionError
@@ -83,22 +82,9 @@ class RunPlan(RunConfig, Plan):
     def clips(self) -> bool:
         return bool(self.description.get("videos") == CLIPS)
 
-    def images(self, question: Question) -> tuple[Path, ...]:
-        return tuple(self.folder / name for name in question.images)
-
-    @cached_property
-    def folder(self) -> Path:
-        return self.benchmark.place(self.data) / self.benchmark.images
-
     def prompt(self, question: Question) -> Prompt:
         length = self.max_new_tokens or self.benchmark.max_new_tokens
         return Prompt(question.text, self.conversation, length, sure=True)
-
-    @property
-    def content(self) -> Callable[[Path], bytes] | None:
-        """Reads an image that is not a separate file (MMBench's are inside its table); None if all are files."""
-        read = self.benchmark.read_image
-        return None if read is None else lambda path: read(self.data, path.name)
 
     def check_inside(self) -> None:
         """Raises DataError if a question names a file outside the folder of images."""

@@ -65,7 +65,7 @@ def run(
 
 def evaluate(plan: RunPlan, out: Path, execution: Execution, runner_loader: RunnerLoader) -> RunResult:
     """Like `run`, for a configuration that is checked already."""
-    if plan.content is None and not execution.allow_outside:
+    if plan.benchmark.read_image is None and not execution.allow_outside:
         plan.check_inside()
     if plan.loading.device_map and execution.workers > 1:
         raise OptionError(
@@ -103,7 +103,7 @@ def evaluate(plan: RunPlan, out: Path, execution: Execution, runner_loader: Runn
 
 
 def _warn_missing(plan: RunPlan, pending: Sequence[Question]) -> None:
-    if plan.content is not None:  # they are inside a file
+    if plan.benchmark.read_image is not None:  # they are inside a file
         return
     names = dict.fromkeys(name for question in pending for name in question.images)
     absent = [name for name in names if not os.path.exists(plan.folder / name)]

@@ -2,15 +2,19 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from PIL.Image import Image
+
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import Benchmark, Question
 from llava_consensus.evaluation.checksums import checksum_of
 from llava_consensus.evaluation.files import Record
+from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.runs import DATA
 
 OWN = "llava-consensus"
@@ -44,6 +48,18 @@ class Plan(Asked):
     description: Record
     method: Any = None
     match: str = "kept"
+
+    @cached_property
+    def folder(self) -> Path:
+        return self.benchmark.place(self.data) / self.benchmark.images
+
+    def images(self, question: Question) -> tuple[Path, ...]:
+        return tuple(self.folder / name for name in question.images)
+
+    def open(self, path: Path) -> Image:
+        """An image as RGB, which may lie inside a file of the benchmark, as MMBench's do. May raise ImageError."""
+        read = self.benchmark.read_image
+        return open_image(path, content=None if read is None else read(self.data, path.name))
 
 
 def place(name: str) -> str:
