@@ -214,7 +214,7 @@ def convert(given: argparse.Namespace) -> Iterator[str]:
 )
 def merge(given: argparse.Namespace) -> Iterator[str]:
     """A LoRA checkpoint of LLaVA and its base, as one checkpoint."""
-    from llava_consensus.evaluation.models.merge import merge as write
+    from llava_consensus.evaluation.models.convert import merge as write
 
     yield write(given.lora.expanduser(), given.base.expanduser(), given.out.expanduser())
 
