@@ -213,7 +213,7 @@ def name_of(model: str, loading: Loading | None = None) -> str:
 
 
 def _entry(checkpoint: "Checkpoint", loading: Loading) -> HostEntry:
-    file = checkpoint.folder / "config.json"
+    name, file = checkpoint.name, checkpoint.folder / "config.json"
     config = read_json(file, MEND, dict)
     architectures, kind = config.get("architectures") or [], config.get("model_type")
     if not isinstance(architectures, list) or not (architectures or kind):
@@ -221,15 +221,13 @@ def _entry(checkpoint: "Checkpoint", loading: Loading) -> HostEntry:
     entry = adapting(architectures, kind, tower_named(config))
     if entry is None:
         raise OptionError(
-            f"model {checkpoint.name!r} is a {(architectures or [kind])[0]} (model_type {kind!r}), which no host "
+            f"model {name!r} is a {(architectures or [kind])[0]} (model_type {kind!r}), which no host "
             f"adapts. Adapted: {', '.join(dict.fromkeys(kind for entry in HOSTS.values() for kind in entry.types))}"
         )
     if entry.remote and not loading.trust_remote_code:
-        raise OptionError(f"model {checkpoint.name!r} runs code of its authors: read it, then say --trust-remote-code")
+        raise OptionError(f"model {name!r} runs code of its authors: read it, then say --trust-remote-code")
     if entry.kind == "llava" and (checkpoint.folder / "adapter_config.json").is_file():
-        raise OptionError(
-            f"model {checkpoint.name!r} is a LoRA checkpoint: merge it with its base (llava-consensus model merge)"
-        )
+        raise OptionError(f"model {name!r} is a LoRA checkpoint. Merge it: llava-consensus model merge {name} BASE OUT")
     return entry
 
 
