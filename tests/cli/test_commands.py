@@ -9,7 +9,7 @@ import pytest
 from fakes import FakeHost, config, make_model
 from golden_cases import sample
 from judged_data import make_mmvet
-from tiny_data import MADE, write_lines
+from tiny_data import MADE, said, write_lines
 
 from llava_consensus import cli
 from llava_consensus.evaluation.benchmarks import BENCHMARKS, make
@@ -27,11 +27,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def answer_file(path: Path, name: str, data: Path, text: str = "A") -> Path:
-    questions = make(name).load(data)
-    rows: list[dict[str, Any]] = []
-    for one in questions:
-        rows.append({"question_id": one.question_id, "prompt": one.prompt or one.text, "text": text})
-    write_lines(path, rows)
+    write_lines(path, said(make(name).load(data), lambda _: text))
     return path
 
 

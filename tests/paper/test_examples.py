@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tiny_data import said
 
 from llava_consensus import cli
 from llava_consensus.evaluation.benchmarks import make
@@ -22,14 +23,8 @@ def example(image: Image.Image, side: int, kept: list[int], merged: list[int]) -
     saliency = [1.0 / (1 + place) for place in range(side * side)]
     found = Patches(kept, [], owner, saliency, saliency[::-1], saliency)
     budgets = (len(kept) + 1, len(kept))
-    return Example(
-        image,
-        side,
-        "What is $it$?",
-        "cat",
-        "a dog",
-        {(t, label): (found, "a cow") for t in budgets for label in COLOURS},
-    )
+    kept = {(t, label): (found, "a cow") for t in budgets for label in COLOURS}
+    return Example(image, side, "What is $it$?", "cat", "a dog", kept)
 
 
 def test_disagreement_is_what_the_best_of_both_sides_do_not_share() -> None:
@@ -63,11 +58,7 @@ def test_benchmarks_know_the_right_answer(name: str) -> None:
     questions = make(name).load(MINI)
     found = make(name).references(MINI)
     assert found.keys() == {question.index for question in questions} and all(found.values())
-    records = [
-        {"question_id": one.question_id, "prompt": one.text, "text": found[one.index], "metadata": {"index": one.index}}
-        for one in questions
-    ]
-    rows = make(name).score(records, MINI)["extracted"]
+    rows = make(name).score(said(questions, lambda one: found[one.index]), MINI)["extracted"]
     assert sum(row["correct"] for row in rows) / len(rows) > 0.95
 
 

@@ -131,14 +131,10 @@ def refusing() -> Iterator[str]:
     server.server_close()
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("gated/model", "hf auth login"),
-        ("missing/model", "hf auth login"),
-        ("revised/model", "Revision Not Found"),
-    ],
-)
+WHY = {"gated/model": "hf auth login", "missing/model": "hf auth login", "revised/model": "Revision Not Found"}
+
+
+@pytest.mark.parametrize(("name", "why"), WHY.items())
 def test_one_line_within_seconds(refusing: str, tmp_path: Path, name: str, why: str) -> None:
     environment = {**os.environ, "HF_ENDPOINT": refusing, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
     command = [sys.executable, "-m", "llava_consensus.cli", "eval", "gqa", "--model", name, "--revision", "v2"]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from run_folders import store
-from tiny_data import MADE
+from tiny_data import MADE, said
 
 from llava_consensus import cli
 from llava_consensus.evaluation.benchmarks import make, pope
@@ -281,11 +281,8 @@ def test_no_sample_where_the_score_cannot_be_made(found: dict[str, Any]) -> None
 def test_rows_of_every_benchmark_make_up_its_score(name: str, tmp_path: Path) -> None:
     data = MADE[name](tmp_path)
     for words in (("yes",), ("A", "yes", "B"), ("no", "A", "1999", "dog")):
-        records = [
-            {"question_id": one.question_id, "prompt": one.text, "text": words[sum(map(ord, one.text)) % len(words)]}
-            for one in make(name).load(data)
-        ]
-        found = make(name).score(records, data)
+        answers = said(make(name).load(data), lambda one, words=words: words[sum(map(ord, one.text)) % len(words)])
+        found = make(name).score(answers, data)
         assert sample(found, found[make(name).metric]) is not None, words
 
 

@@ -177,14 +177,8 @@ def test_a_sample_is_the_same_questions_for_every_run_and_a_smaller_one_is_in_it
 
 
 def test_another_configuration_is_another_run(data: Path) -> None:
-    changes: list[dict[str, Any]] = [
-        {},
-        {"tokens": 32},
-        {"merged": 3},
-        {"method": "random"},
-        {"options": {"alpha": 0.5}},
-    ]
-    changes += [{"limit": 19}, {"sample": 19}, {"dtype": "float32"}]
+    changes: list[dict[str, Any]] = [{}, {"tokens": 32}, {"merged": 3}, {"method": "random"}]
+    changes += [{"options": {"alpha": 0.5}}, {"limit": 19}, {"sample": 19}, {"dtype": "float32"}]
     changes += [{"conversation": "plain"}, {"max_new_tokens": 5}]
     names = {run_name(prepare(config(data, data / "model", **change)).description) for change in changes}
     assert len(names) == len(changes)
