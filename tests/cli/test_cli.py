@@ -31,9 +31,7 @@ def asked(place: list[str]) -> list[str]:
     return ["eval", "fake", *place]
 
 
-def test_eval_tells_score_tokens_and_speed_beside_all_tokens(
-    asked: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_eval_tells_score_tokens_and_speed(asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*asked, "--tokens", "64"]) == 0
     first = capsys.readouterr().out
     assert first.startswith("fake: accuracy ") and "on 20 of 20 questions" in first

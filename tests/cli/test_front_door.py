@@ -108,9 +108,7 @@ def test_the_examples_of_every_command_are_read_by_its_parser() -> None:
         assert cli.parser(words[0]).parse_args(words).lines is arguments.COMMANDS[name].lines
 
 
-def test_windows_is_told_before_anything_fails(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_windows_is_told_first(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
     assert cli.main(["list"]) == 2
     assert "use WSL" in capsys.readouterr().err

@@ -66,9 +66,7 @@ def test_a_run_encodes_each_picture_once_and_answers_in_the_order_of_the_file(da
     assert read_answers(result.path / "answers.jsonl")[0]["model_id"] == "model"
 
 
-def test_a_budget_meant_by_its_flops_is_another_run(
-    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_budget_by_its_flops_is_another_run(data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     plain, matched = go(data, tmp_path), go(data, tmp_path, match="flops")
     found = matched.metrics["account"]
@@ -228,9 +226,7 @@ def test_encodings_are_forgotten_after_their_last_question(data: Path) -> None:
     assert host.encoded == [0, 1, 2, 3]
 
 
-def test_a_full_disk_is_one_line_and_nothing_is_lost(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_a_line_and_nothing_is_lost(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     left = [1500]
 
