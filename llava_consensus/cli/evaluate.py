@@ -69,7 +69,11 @@ def evaluate(given: argparse.Namespace) -> Iterator[str]:
         with misread(str(result.path / METRICS), AGAIN):
             lines = list(_summary(given, result))
         yield from lines
-    raise_if_unanswered(result.path, result.metrics)
+    if missing := result.metrics.get("errors"):
+        raise Unanswered(
+            f"{missing} of {result.metrics['questions']} questions have no answer, so the score rests on the others. "
+            f"{result.path / 'errors.jsonl'} says why; --retry-errors asks them again"
+        )
 
 
 def _here(given: argparse.Namespace, benchmark: Benchmark) -> RunResult:
@@ -95,14 +99,6 @@ def _full_score(given: argparse.Namespace, result: RunResult) -> float | None:
     except DataError as error:  # of another run, which is no reason to keep this one's result back
         log.warning("another run is damaged, so it is not compared with: %s", error)
         return None
-
-
-def raise_if_unanswered(path: Path, metrics: Mapping[str, Any]) -> None:
-    if missing := metrics.get("errors"):
-        raise Unanswered(
-            f"{missing} of {metrics['questions']} questions have no answer, so the score rests on the others. "
-            f"{path / 'errors.jsonl'} says why; --retry-errors asks them again"
-        )
 
 
 def _benchmark(given: argparse.Namespace) -> Benchmark:
