@@ -111,21 +111,16 @@ def recommend(
         return []
     wanted = tokens if tokens is not None else round((share or 64 / 576) * family.tokens)
     if family.tokens == 100 and tokens is not None:
-        raise OptionError(
-            f"tokens={tokens}: published budgets of {family.title} are shares of an image. Give share=0.1"
-        )
+        raise OptionError(f"tokens={tokens}: published budgets of {family.title} are shares. Give share=0.1")
     known = [one for one in scores() if one.family == family.published and one.method in METHODS]
     known = [one for one in known if one.benchmark in TASKS[task] and one.tokens < family.tokens]
-    by_table: dict[tuple[str, str], list[Evidence]] = {}
-    for one in known:
-        by_table.setdefault((one.source, one.benchmark), []).append(one)
+    if any(one.benchmark in AVERAGES for one in known):  # single benchmarks only if no average was published
+        known = [one for one in known if one.benchmark in AVERAGES]
     found = []
-    for (_, benchmark), table in by_table.items():
+    for source, benchmark in dict.fromkeys((one.source, one.benchmark) for one in known):
+        table = [one for one in known if (one.source, one.benchmark) == (source, benchmark)]
         nearest = min({one.tokens for one in table}, key=lambda budget: (abs(budget - wanted), budget))
-        rows = sorted((one for one in table if one.tokens == nearest), key=lambda one: -one.score)
-        if benchmark not in AVERAGES and any(other in AVERAGES for _, other in by_table):
-            continue  # single benchmarks only if no average was published
-        found.append(rows)
+        found.append(sorted((one for one in table if one.tokens == nearest), key=lambda one: -one.score))
     # budgets within a quarter of the wanted one count as equally near, so that 10 % does not lose to 11 %
     found.sort(
         key=lambda rows: (rows[0].source.startswith("our"), 4 * abs(rows[0].tokens - wanted) // wanted, -len(rows))

@@ -160,12 +160,8 @@ def make_data(folder: Path, pictures: int = 4, each: int = 5) -> Path:
     for number in range(pictures):
         Image.new("RGB", (4, 4), (number, 0, 0)).save(images / f"{number}.png")
         for question in range(each):
-            row = {
-                "question_id": number * 100 + question,
-                "image": f"{number}.png",
-                "text": f"what {number} {question}",
-            }
-            lines.append(json.dumps(row) + "\n")
+            row = {"question_id": number * 100 + question, "image": f"{number}.png"}
+            lines.append(json.dumps(row | {"text": f"what {number} {question}"}) + "\n")
     (folder / "eval" / "fake" / "questions.jsonl").write_text("".join(lines))
     return folder
 

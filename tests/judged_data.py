@@ -31,13 +31,8 @@ def make_mmvet(data: Path) -> Path:
     for number, (question, answer, capability) in enumerate(SAMPLES):
         image = f"v1_{number}.png"
         asked.append({"image": image, "text": question, "category": "conv", "question_id": number})
-        gold[f"v1_{number}"] = {
-            "imagename": image,
-            "question": question,
-            "answer": answer,
-            "capability": capability,
-            "imagesource": "here",
-        }
+        gold[f"v1_{number}"] = {"imagename": image, "question": question, "answer": answer}
+        gold[f"v1_{number}"] |= {"capability": capability, "imagesource": "here"}
     write_lines(data / "eval/mm-vet/llava-mm-vet.jsonl", asked)
     (data / "eval/mm-vet/mm-vet.json").write_text(json.dumps(gold))
     return data

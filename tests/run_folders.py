@@ -8,22 +8,10 @@ from llava_consensus.evaluation.benchmarks import BENCHMARKS
 
 TITLES = {"fastv": "FastV", "dart": "DART"}  # of methods
 BASE: dict[str, Any] = {
-    "benchmark": "gqa",
-    "method": "consensusdrop",
-    "tokens": 64,
-    "merged": None,
-    "options": {"alpha": 0.7},
-    "changed": {},
-    "model": "checkpoints/llava-mini",
-    "weights": "abc",
-    "data": "playground/mini",
-    "questions": "def",
-    "limit": None,
-    "conversation": "vicuna_v1",
-    "max_new_tokens": 128,
-    "dtype": "auto",
-    "device": "cpu",
-    "versions": {"torch": "2.13.0", "transformers": "5.23.0"},
+    **{"benchmark": "gqa", "method": "consensusdrop", "tokens": 64, "merged": None, "options": {"alpha": 0.7}},
+    **{"changed": {}, "model": "checkpoints/llava-mini", "weights": "abc", "data": "playground/mini"},
+    **{"questions": "def", "limit": None, "conversation": "vicuna_v1", "max_new_tokens": 128},
+    **{"dtype": "auto", "device": "cpu", "versions": {"torch": "2.13.0", "transformers": "5.23.0"}},
 }
 
 

@@ -43,34 +43,18 @@ def study(gain: float = 2.0, slope: float = -0.3, pictures: int = 50) -> dict[st
 def _row(shared: dict[str, Any], retention: float, scores: str, accuracy: float, **more: Any) -> dict[str, Any]:
     disagreement = None if scores == "full" else 1.0 - retention
     nothing = dict.fromkeys(("student", "rate", "correction", "gain", "gain_interval", "p"))
-    return {
-        **shared,
-        **nothing,
-        "retention": retention,
-        "scores": scores,
-        "accuracy": accuracy,
-        "interval": [accuracy - 2, accuracy + 2],
-        "disagreement": disagreement,
-        **more,
-    }
+    own = {"retention": retention, "scores": scores, "accuracy": accuracy, "disagreement": disagreement}
+    return {**shared, **nothing, **own, "interval": [accuracy - 2, accuracy + 2], **more}
 
 
 def scap(late: bool = True, pictures: int = 50) -> dict[str, Any]:
     """scap.json in which the rotated probe leans toward late patches, or toward early ones."""
     rising = [0.5 + place / 23 for place in range(24)]
-    positions = [
-        {"rotated": True, "saliency": rising if late else rising[::-1]},
-        {"rotated": False, "saliency": [1.0] * 24},
-    ]
-    return {
-        "description": {},
-        "benchmark": "gqa",
-        "questions": 100,
-        "pictures": pictures,
-        "retention": 0.25,
-        "positions": positions,
-        "contrasts": [contrast(of, 40.0 if late else -40.0, pictures=pictures) for of in ("late", "rotation")],
-    }
+    saliencies = {True: rising if late else rising[::-1], False: [1.0] * 24}
+    positions = [{"rotated": rotated, "saliency": saliency} for rotated, saliency in saliencies.items()]
+    contrasts = [contrast(of, 40.0 if late else -40.0, pictures=pictures) for of in ("late", "rotation")]
+    about = {"description": {}, "benchmark": "gqa", "questions": 100, "pictures": pictures, "retention": 0.25}
+    return {**about, "positions": positions, "contrasts": contrasts}
 
 
 def bench(model: str = "llava-mini") -> dict[str, Any]:
@@ -83,15 +67,6 @@ def bench(model: str = "llava-mini") -> dict[str, Any]:
 
 def _measured(method: str, title: str, tokens: int) -> dict[str, Any]:
     time = 20.0 + tokens / 10
-    return {
-        "method": method,
-        "title": title,
-        "tokens": tokens,
-        "reduction_percent": 100 * (1 - tokens / 576),
-        "ttft_ms": time,
-        "speedup": 77.6 / time,
-        "share": 0.01,
-        "kv_bytes": 20000 * tokens,
-        "peak_bytes": None,
-        "paper": {"flops": 1e9 * tokens},
-    }
+    about = {"method": method, "title": title, "tokens": tokens, "reduction_percent": 100 * (1 - tokens / 576)}
+    times = {"ttft_ms": time, "speedup": 77.6 / time, "share": 0.01}
+    return {**about, **times, "kv_bytes": 20000 * tokens, "peak_bytes": None, "paper": {"flops": 1e9 * tokens}}

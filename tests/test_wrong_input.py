@@ -22,6 +22,7 @@ FILES = {
 }
 ANSWERED = ["--image-folder", ".", "--answers-file", "answers.jsonl"]
 CUSTOM = ["eval", "custom", "--model", MINI, *ANSWERED, "--question-file"]
+EXAMPLES = ["paper", "figures", "--examples"]
 OF = ["--benchmark", "pope", "--method", "x", "--model", "y"]
 COMMANDS: dict[str, tuple[list[str], str]] = {  # words, and a word that the line must have
     "no command": ([], "COMMAND"),
@@ -41,6 +42,7 @@ COMMANDS: dict[str, tuple[list[str], str]] = {  # words, and a word that the lin
     "option without value": (["eval", "gqa", "--option", "alpha"], "KEY=VALUE"),
     "option twice": (["eval", "gqa", "--option", "alpha=0.1", "--option", "alpha=0.2"], "twice"),
     "unknown option": (["eval", "gqa", "--option", "alhpa=0.1"], "alpha"),
+    "option of the benchmark twice": (["eval", "gqa", *["--benchmark-option", "a=1"] * 2], "a is given twice"),
     "option that is no number": (["eval", "gqa", "--option", "alpha=x"], "alpha"),
     "more merged than tokens": (["eval", "gqa", "--tokens", "64", "--merged", "65"], "merged=65"),
     "no such model": (["eval", "gqa", "--model", "/nowhere/llava"], "/nowhere/llava"),
@@ -62,6 +64,9 @@ COMMANDS: dict[str, tuple[list[str], str]] = {  # words, and a word that the lin
     "question without text": ([*CUSTOM, "no-text.jsonl"], "no-text.jsonl"),
     "image that is not there": (["ask", "none.jpg", "What?", "--model", MINI], "none.jpg"),
     "image that is text": (["ask", "image.jpg", "What?", "--model", MINI], "image.jpg"),
+    "no frames": (["ask", "image.jpg", "What?", "--frames", "0"], "frames=0"),
+    "drawing of no kind": (["ask", "image.jpg", "What?", "--overlay", "a.txt"], "must end with"),
+    "drawing into no folder": (["ask", "image.jpg", "What?", "--overlay", "nowhere/a.png"], "no folder"),
     "image at an address": (["ask", "https://a.org/b.jpg", "What?", "--model", MINI], "addresses"),
     "answers that are not there": (["score", "gqa", "--data", DATA, "--answers", "none.jsonl"], "none.jsonl"),
     "answers that are no JSON": (["score", "gqa", "--data", DATA, "--answers", "not-json.jsonl"], "not-json.jsonl"),
@@ -83,10 +88,27 @@ COMMANDS: dict[str, tuple[list[str], str]] = {  # words, and a word that the lin
     "recommendation for no tokens": (["recommend", "--tokens", "0"], "tokens=0"),
     "recommendation for everything": (["recommend", "--share", "2"], "share"),
     "unknown shape": (["bench", "--shape", "llava-99b"], "llava-99b"),
+    "budgets in words": (["bench", "--tokens", "many"], "--tokens 'many': must be whole numbers"),
+    "no images": (["bench", "--image-count", "0"], "image_count=0 must be a whole number of at least 1"),
+    "no rounds": (["bench", "--repeats", "0"], "repeats=0 must be a whole number of at least 1"),
+    "answers of one token": (["bench", "--length", "1"], "length=1 must be a whole number of at least 2"),
+    "measurements into a folder": (["bench", "--out", "."], "--out .: is a folder"),
+    "images that are nowhere": (["bench", "--images", "nowhere"], "--images nowhere: no .jpg or .png there"),
     "no images to break even": (["bench", "--break-even", "0"], "break_even"),
+    "sweep of an unknown method": (["sweep", "--methods", "randon"], "unknown method 'randon'"),
+    "sweep of an unknown option": (["sweep", "--methods", "random:sead=1"], "Did you mean 'seed'"),
+    "sweep of an unknown benchmark": (["sweep", "--bench", "gqa gqaa"], "Did you mean 'gqa'"),
+    "sweep over a budget in words": (["sweep", "--tokens", "64 many"], "must be whole numbers"),
+    "sweep over no tokens": (["sweep", "--tokens", "64 0"], "tokens=0"),
     "server of nothing": (["serve", "/nowhere"], ""),  # without vLLM the line names it
     "plan of an unknown table": (["paper", "plan", "t99"], "t99"),
     "unknown table": (["paper", "table", "t99"], "t99"),
+    "no examples": ([*EXAMPLES, "gqa", "--count", "0"], "count=0 must be a whole number of at least 1"),
+    "examples at a share": ([*EXAMPLES, "gqa", "--budgets", "0.5"], "must be whole numbers"),
+    "examples without tokens": ([*EXAMPLES, "gqa", "--budgets", "0"], "must be at least 1"),
+    "examples of an unknown benchmark": ([*EXAMPLES, "nope"], "unknown benchmark"),
+    "no port": (["demo", "--port", "0"], "port=0 must be in 1..65535"),
+    "no upload": (["demo", "--max-upload", "0"], "max-upload=0.0 must be above 0"),
 }
 
 

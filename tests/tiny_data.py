@@ -1,6 +1,7 @@
 """Benchmarks with a handful of questions each, in the official layout and file formats."""
 
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,15 @@ SUFFIX = "\nAnswer the question using a single word or phrase."
 def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def said(questions: Iterable[Any], text: Callable[[Any], str] = lambda _: "yes") -> list[dict[str, Any]]:
+    """Answers to questions, as LLaVA's scripts write them."""
+    return [
+        {"question_id": one.question_id, "prompt": one.prompt or one.text, "text": text(one)}
+        | {"metadata": {"index": one.index}}
+        for one in questions
+    ]
 
 
 def make_gqa(data: Path) -> Path:
@@ -189,17 +199,8 @@ def make_sqa(data: Path) -> Path:
     return data
 
 
-MADE = {
-    "gqa": make_gqa,
-    "mmbench": make_mmbench,
-    "mme": make_mme,
-    "pope": make_pope,
-    "refcoco": make_refcoco,
-    "seed": make_seed,
-    "sqa": make_sqa,
-    "textvqa": make_textvqa,
-    "vqav2": make_vqav2,
-}
+WRITERS = (make_gqa, make_mmbench, make_mme, make_pope, make_refcoco, make_seed, make_sqa, make_textvqa, make_vqav2)
+MADE: dict[str, Callable[..., Path]] = {one.__name__.removeprefix("make_"): one for one in WRITERS}
 
 
 def write_mp4(path: Path, count: int, size: tuple[int, int] = (64, 48), codec: str = "mpeg4") -> Path:

@@ -4,12 +4,16 @@ objects: method, budget, benchmark, run. A command is a function under `@command
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llava_consensus.errors import OptionError
+from llava_consensus.evaluation import benchmarks
 from llava_consensus.evaluation.runs import DATA, MODEL, OUT
 from llava_consensus.evaluation.runs.execution import Execution
+from llava_consensus.methods import PLUS, make
+from llava_consensus.reduction import budget as reductions
 from llava_consensus.reduction.options import options
 
 if TYPE_CHECKING:
@@ -99,12 +103,7 @@ REDUCED = (
     arg("--merged", type=int, help="merged tokens among --tokens (the paper's ratio, 10 of 64)"),
     OPTION,
     arg("--conversation", "--conv-mode", help="template of the prompts (the model's own)"),
-    arg(
-        "--max-new-tokens",
-        "--max_new_tokens",
-        type=int,
-        help="bound on the answer's length (the benchmark's own, else 128)",
-    ),
+    arg("--max-new-tokens", "--max_new_tokens", type=int, help="longest answer (the benchmark's bound, else 128)"),
 )
 RUN = (
     DATA_DIR,
@@ -125,8 +124,6 @@ SHARDED = (
 
 
 def benchmark(name: str, given: argparse.Namespace) -> "Benchmark":
-    from llava_consensus.evaluation import benchmarks
-
     return benchmarks.make(name, **texts(given.benchmark_option))
 
 
@@ -139,15 +136,11 @@ def texts(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def method(given: argparse.Namespace) -> "Method":
-    from llava_consensus.methods import make
-
     return make(given.method, **options(given.option))
 
 
 def one_word_method(text: str) -> "Method":
     """The method of `NAME`, `NAME:key=value,key=value`, or several with `+` between them."""
-    from llava_consensus.methods import PLUS, make
-
     if PLUS.search(text):
         return make(text)
     name, _, rest = text.partition(":")
@@ -170,16 +163,12 @@ def shard(text: str) -> tuple[int, int]:
 
 
 def budget(given: argparse.Namespace) -> "Budget | Share":
-    from llava_consensus.reduction import budget as budgets
-
-    return budgets.budget(64 if given.tokens is None else given.tokens, given.merged)
+    return reductions.budget(64 if given.tokens is None else given.tokens, given.merged)
 
 
 def budgets(text: str) -> "list[Budget | Share]":
-    from llava_consensus.reduction import budget as budgets
-
     try:
-        return [budgets.budget(number(word)) for word in text.split()]
+        return [reductions.budget(number(word)) for word in text.split()]
     except OptionError:
         raise
     except argparse.ArgumentTypeError:
@@ -218,12 +207,5 @@ def config(
 
 
 def execution(given: argparse.Namespace) -> Execution:
-    return Execution(
-        given.batch,
-        given.workers,
-        not given.no_progress,
-        given.retry_errors,
-        given.allow_outside,
-        getattr(given, "shard", None),
-        tuple(getattr(given, "merge", ())),
-    )
+    own = {field.name: getattr(given, field.name) for field in fields(Execution) if field.name in given}
+    return Execution(**own | {"progress": not given.no_progress, "merge": tuple(own.get("merge", ()))})

@@ -7,19 +7,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llava_consensus.cli import arguments
 from llava_consensus.cli.arguments import arg, command
 from llava_consensus.errors import DataError, OptionError, missing_extra
+from llava_consensus.evaluation.benchmarks.base import SHORT
 from llava_consensus.evaluation.runs import DATA, DRAWINGS, knows_drawings_alone
+from llava_consensus.reduction.budget import amount
 from llava_consensus.reduction.options import at_least
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-    from llava_consensus.evaluation.media import Clip
-    from llava_consensus.evaluation.models import Answer, Runner
 
 URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
@@ -44,13 +40,17 @@ def ask(given: argparse.Namespace) -> Iterator[str]:
     method, budget = arguments.method(given), arguments.budget(given)
 
     from llava_consensus.evaluation import models  # a wrong name is refused before anything heavy is imported
-    from llava_consensus.evaluation.benchmarks.base import SHORT
+    from llava_consensus.evaluation.media import open_image, read_clip
 
     loading, host_options = arguments.loading(given), arguments.host_options(given)
     loading.check_method(method)
     video = Path(given.image).suffix.lower() in VIDEOS
     known = models.check(given.model, given.conversation, loading, videos=video, host_options=host_options)
-    shown = _opened(given, video, "videos" in known)
+    if video:
+        clip = read_clip(given.image, given.frames)
+        shown: list[Any] = [clip] if "videos" in known else list(clip.frames)
+    else:
+        shown = [open_image(given.image, upright=True)]
     conversation = known.get("conversation", given.conversation) if video else given.conversation
     prompt = models.Prompt(given.question + (SHORT if given.short else ""), conversation)
     if given.max_new_tokens:
@@ -66,30 +66,13 @@ def ask(given: argparse.Namespace) -> Iterator[str]:
         notes.append(DRAWINGS)
     yield from (f"note: {note}" for note in notes)
     if given.overlay:
-        _draw(runner, shown, encoded, answer, given)
+        from llava_consensus.demo.seen import card, counted, seen_by
+
+        seen = seen_by(runner, shown, encoded, answer)
+        tokens = "" if given.method == "full" else f" at {amount(budget)} tokens"
+        lines = f"answer: {answer.text}", f"{given.method}{tokens}; {counted(seen)}"
+        card(seen, given.question, lines).save(given.overlay)
         yield f"kept, merged and dropped: {given.overlay}"
-
-
-def _opened(given: argparse.Namespace, video: bool, clips: bool) -> "list[Image | Clip]":
-    from llava_consensus.evaluation.media import open_image
-
-    if not video:
-        return [open_image(given.image, upright=True)]
-    from llava_consensus.evaluation.media import read_clip
-
-    clip = read_clip(given.image, given.frames)
-    return [clip] if clips else list(clip.frames)
-
-
-def _draw(runner: "Runner", shown: "list[Any]", encoded: "list[Any]", answer: "Answer", given: Any) -> None:
-    from llava_consensus.demo.seen import card, counted, seen_by
-    from llava_consensus.reduction.budget import amount
-
-    seen = seen_by(runner, shown, encoded, answer)
-    tokens = "" if given.method == "full" else f" at {amount(arguments.budget(given))} tokens"
-    card(seen, given.question, (f"answer: {answer.text}", f"{given.method}{tokens}; {counted(seen)}")).save(
-        given.overlay
-    )
 
 
 def _check(given: argparse.Namespace) -> None:
@@ -112,11 +95,7 @@ def _check(given: argparse.Namespace) -> None:
     *arguments.LOADED,
     arguments.DATA_DIR,
     arg("--port", type=int, help="port of the page (the first free one from 7860 on)"),
-    arg(
-        "--address",
-        default=LOCAL,
-        help="who may open the page: 127.0.0.1 is this machine alone, 0.0.0.0 everybody who reaches it (%(default)s)",
-    ),
+    arg("--address", default=LOCAL, help="who may open it: 127.0.0.1 is this machine, 0.0.0.0 everybody (%(default)s)"),
     arg("--max-upload", default=20.0, type=float, metavar="MB", help="largest image that is taken (%(default)s)"),
     examples=("demo", "demo --model llava-hf/llava-1.5-7b-hf --port 8000"),
 )

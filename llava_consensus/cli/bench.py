@@ -12,17 +12,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llava_consensus.cli import arguments, terminal
+from llava_consensus.cli import arguments
 from llava_consensus.cli.arguments import arg, command
 from llava_consensus.errors import DataError
+from llava_consensus.evaluation.files import canonical, write_json
+from llava_consensus.evaluation.report.table import written
 from llava_consensus.evaluation.runs import DATA, OUT
+from llava_consensus.methods import known_methods
+from llava_consensus.reduction.budget import Budget, Share
+from llava_consensus.reduction.options import at_least, choose, numbers
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from llava_consensus.evaluation.bench.timing import Setting
     from llava_consensus.evaluation.models import Loading, Runner
-    from llava_consensus.reduction.budget import Budget, Share
     from llava_consensus.reduction.method import Method
 
 METHODS = "consensusdrop visionzip vispruner sparsevlm"  # of the paper's efficiency tables, and their budgets
@@ -79,7 +83,6 @@ def bench(given: argparse.Namespace) -> Iterator[Any]:
     from llava_consensus.evaluation.bench import efficiency
     from llava_consensus.evaluation.models import Prompt
     from llava_consensus.evaluation.report import efficiency as tables
-    from llava_consensus.methods import known_methods
 
     names = list(known_methods()) if given.methods == "all" else given.methods.split()
     made = {name: arguments.one_word_method(name) for name in names}
@@ -101,12 +104,11 @@ def bench(given: argparse.Namespace) -> Iterator[Any]:
     measured = efficiency.measure(
         runner, images, prompt, shape, cases, {**described, "left_out": left_out}, given.out, given.repeats
     )
-    yield from terminal.written(given.format, tables.bench_tables(measured), tables.csv_rows(measured))
+    yield from written(given.format, tables.bench_tables(measured), tables.csv_rows(measured))
 
 
 def _check(given: argparse.Namespace) -> None:
     from llava_consensus.reduction.costs import MATCHES
-    from llava_consensus.reduction.options import at_least, choose, numbers
 
     choose("match", given.match, MATCHES)
     for name, least in (("image_count", 1), ("repeats", 1), ("length", 2)):
@@ -146,11 +148,13 @@ def _runner(given: argparse.Namespace, loading: "Loading") -> "Runner":
 
 
 def _description(given: argparse.Namespace, loading: "Loading", runner: "Runner") -> dict[str, Any]:
+    """The setting of a measurement, as JSON has it."""
     import torch
 
     from llava_consensus.evaluation.runs.questions import versions
 
     device = runner.model.device
+    found = re.search(r"model name\s*: (.+)", PROCESSORS.read_text()) if PROCESSORS.exists() else None
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     return {
         "model": given.shape or given.model,
@@ -161,7 +165,7 @@ def _description(given: argparse.Namespace, loading: "Loading", runner: "Runner"
         "pictures": given.image_count,
         "machine": {
             "device": name,
-            "processor": _processor(),
+            "processor": found[1] if found else platform.processor(),
             "processors": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "system": platform.platform(),
@@ -177,7 +181,6 @@ def _break_even(
     import pandas
 
     from llava_consensus.evaluation.bench import break_even
-    from llava_consensus.evaluation.files import canonical, write_json
     from llava_consensus.evaluation.models import Prompt
 
     counts = sorted(int(word) for word in given.break_even.split())
@@ -191,11 +194,6 @@ def _break_even(
     title = f"{given.shape or Path(given.model).name}, {counts[0]} to {counts[-1]} images"
     break_even.plot(points, title).savefig(given.out.with_suffix(".png"))
     yield f"written to {given.out} and {given.out.with_suffix('.png').name}"
-
-
-def _processor() -> str:
-    found = re.search(r"model name\s*: (.+)", PROCESSORS.read_text()) if PROCESSORS.exists() else None
-    return found[1] if found else platform.processor()
 
 
 def _serving(

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from llava_consensus.cli import arguments
 from llava_consensus.cli.arguments import arg, command
 from llava_consensus.errors import DataError, OptionError, plural
+from llava_consensus.evaluation.benchmarks import Benchmark
+from llava_consensus.evaluation.benchmarks.custom import Custom, write_answers
 from llava_consensus.evaluation.files import ANSWERS, METRICS, misread
 from llava_consensus.evaluation.runs import MODEL
-from llava_consensus.evaluation.runs.execution import Unanswered
+from llava_consensus.evaluation.runs.execution import RunResult, Unanswered
+from llava_consensus.evaluation.runs.store import AGAIN, full_score
 
 if TYPE_CHECKING:
-    from llava_consensus.evaluation.benchmarks import Benchmark
-    from llava_consensus.evaluation.runs.execution import RunResult
     from llava_consensus.evaluation.runs.loop import RunnerLoader
     from llava_consensus.evaluation.runs.sweep import Cell
 
@@ -49,22 +50,11 @@ LLAVA = (  # as LLaVA's own scripts call them
 )
 def evaluate(given: argparse.Namespace) -> Iterator[str]:
     """Accuracy of a model and method on one benchmark."""
-    if given.url is not None:
-        yield from _by_url(given)
-        return
-    benchmark, method = _benchmark(given), arguments.method(given)
-
-    # only now: a wrong name is refused before anything heavy is imported
-    from llava_consensus.evaluation.benchmarks.custom import write_answers
-    from llava_consensus.evaluation.runs.loop import run
-    from llava_consensus.evaluation.runs.store import AGAIN, full_score
-
-    config = arguments.config(given, benchmark, method, arguments.budget(given))
-    config = replace(config, conversation=given.conversation, max_new_tokens=given.max_new_tokens)
-    result = run(config, given.out, arguments.execution(given))
+    benchmark = _benchmark(given)
+    result = _by_url(given, benchmark) if given.url else _here(given, benchmark)
     if not result.metrics:
-        asked = plural(result.asked, "question")
-        yield f"{asked} of this shard asked. When all shards are, --merge their folders"
+        then = "Ask the others too" if given.url else "When all shards are, --merge their folders"
+        yield f"{plural(result.asked, 'question')} of this shard asked. {then}"
         yield str(result.path)
         return
     if given.answers_file:
@@ -72,67 +62,56 @@ def evaluate(given: argparse.Namespace) -> Iterator[str]:
     if given.name == CUSTOM and not given.json:  # there is nothing to score
         yield f"{result.metrics['answered']} of {plural(result.metrics['questions'], 'question')} answered"
         yield str(given.answers_file or result.path / ANSWERS)
-        raise_if_unanswered(result.path, result.metrics)
-        return
-    stored = json.loads((result.path / "config.json").read_bytes())
-    try:
-        full = full_score(given.out, stored)
-    except DataError as error:  # of another run, which is no reason to keep this one's result back
-        full = None
-        log.warning("another run is damaged, so it is not compared with: %s", error)
-    if given.json:
-        yield json.dumps({**result.metrics, "all_tokens": full, "run": str(result.path)}, indent=1)
+    elif given.json:
+        full = {} if given.url else {"all_tokens": _full_score(given, result)}
+        yield json.dumps({**result.metrics, **full, "run": str(result.path)}, indent=1)
     else:
         with misread(str(result.path / METRICS), AGAIN):
-            lines = _summary(result, given.name, full)
+            lines = list(_summary(given, result))
         yield from lines
-    raise_if_unanswered(result.path, result.metrics)
-
-
-def raise_if_unanswered(path: Path, metrics: Mapping[str, Any]) -> None:
-    if missing := metrics.get("errors"):
+    if missing := result.metrics.get("errors"):
         raise Unanswered(
-            f"{missing} of {metrics['questions']} questions have no answer, so the score rests on the others. "
-            f"{path / 'errors.jsonl'} says why; --retry-errors asks them again"
+            f"{missing} of {result.metrics['questions']} questions have no answer, so the score rests on the others. "
+            f"{result.path / 'errors.jsonl'} says why; --retry-errors asks them again"
         )
 
 
-def _benchmark(given: argparse.Namespace) -> "Benchmark":
+def _here(given: argparse.Namespace, benchmark: Benchmark) -> RunResult:
+    method = arguments.method(given)
+    from llava_consensus.evaluation.runs.loop import run  # only now: a wrong name is refused before torch is imported
+
+    config = arguments.config(given, benchmark, method, arguments.budget(given))
+    config = replace(config, conversation=given.conversation, max_new_tokens=given.max_new_tokens)
+    return run(config, given.out, arguments.execution(given))
+
+
+def _by_url(given: argparse.Namespace, benchmark: Benchmark) -> RunResult:
+    from llava_consensus.evaluation.runs.by_url import UrlConfig, run
+
+    model = None if given.model == MODEL else given.model
+    asked = {name: vars(given)[name] for name in ("data", "limit", "sample", "max_new_tokens")}
+    return run(UrlConfig(benchmark, given.url, model, given.tokens, **asked), given.out, arguments.execution(given))
+
+
+def _full_score(given: argparse.Namespace, result: RunResult) -> float | None:
+    try:
+        return full_score(given.out, json.loads((result.path / "config.json").read_bytes()))
+    except DataError as error:  # of another run, which is no reason to keep this one's result back
+        log.warning("another run is damaged, so it is not compared with: %s", error)
+        return None
+
+
+def _benchmark(given: argparse.Namespace) -> Benchmark:
     """The benchmark, or the questions of any file. OptionError for an argument that has no meaning here."""
     own = [name for name in ("question_file", "image_folder", "answers_file") if getattr(given, name)]
     if given.name != CUSTOM:
         if own:
             raise OptionError(f"{own[0]}={getattr(given, own[0])}: is for `eval {CUSTOM}`. Leave it out")
         return arguments.benchmark(given.name, given)
-    from llava_consensus.evaluation.benchmarks.custom import Custom
-
     for name in ("question_file", "image_folder"):
         if name not in own:
             raise OptionError(f"eval {CUSTOM}: needs --{name.replace('_', '-')}")
     return Custom(questions=given.question_file, image_folder=given.image_folder)
-
-
-def _by_url(given: argparse.Namespace) -> Iterator[str]:
-    from llava_consensus.evaluation.runs.by_url import UrlConfig, run, summary
-
-    config = UrlConfig(
-        _benchmark(given),
-        given.url,
-        None if given.model == MODEL else given.model,
-        given.tokens,
-        given.data,
-        given.limit,
-        given.sample,
-        given.max_new_tokens,
-    )
-    result = run(config, given.out, arguments.execution(given))
-    if not result.metrics:
-        yield f"{plural(result.asked, 'question')} of this shard asked. Ask the others too"
-    elif given.json:
-        yield json.dumps({**result.metrics, "run": str(result.path)}, indent=1)
-    else:
-        yield from summary(result, given.name)
-    raise_if_unanswered(result.path, result.metrics)
 
 
 def carry_out(
@@ -179,34 +158,39 @@ def _cost(account: dict[str, Any]) -> str:
     return f"cost per question: {counts}; {flops}, {account['measured']['kv_bytes'] / 2**20:.3f} MiB of cache"
 
 
-def _summary(result: "RunResult", name: str, full: float | None) -> list[str]:
+def _summary(given: argparse.Namespace, result: RunResult) -> Iterator[str]:
     metrics, tokens = result.metrics, result.metrics["tokens"]
     score = "none" if metrics["score"] is None else f"{metrics['score']:.2f}"
     errors = f", {metrics['errors']} without an answer (errors.jsonl)" if metrics["errors"] else ""
     asked = plural(metrics["questions"], "question")
-    lines = [f"{name}: {metrics['metric']} {score} on {metrics['answered']} of {asked}{errors}"]
-    if tokens["before"] == tokens["after"]:
-        lines.append("all tokens: this run is the full model")
-    elif full is None:
-        lines.append("all tokens: not measured yet, run the same with --method full")
-    else:
-        share = f" ({100 * metrics['score'] / full:.1f} % of it kept)" if metrics["score"] is not None and full else ""
-        lines.append(f"all tokens: {full:.2f}{share}")
+    yield f"{given.name}: {metrics['metric']} {score} on {metrics['answered']} of {asked}{errors}"
+    if not given.url:
+        yield f"all tokens: {_full(given, result)}"
     report = metrics["report"]
     if report.get("unreadable_answers"):
-        lines.append(f"unreadable: {plural(report['unreadable_answers'], 'answer')}, counted as wrong")
+        yield f"unreadable: {plural(report['unreadable_answers'], 'answer')}, counted as wrong"
     if report.get("contains") is not None:  # a benchmark with a judge
-        matches = f"{report['contains']:.1f} % of the answers contain the right answer"
-        lines.append(f"without a judge: {matches}; grades: llava-consensus judge {name} --answers FILE --judge-model M")
-    structural = f", and {tokens['structural']:g} structural ones" if tokens["structural"] else ""
-    lines.append(f"visual tokens per question: {tokens['before']:g} before, {tokens['after']:g} after{structural}")
+        matches, grades = f"{report['contains']:.1f} % of the answers contain the right answer", f"judge {given.name}"
+        yield f"without a judge: {matches}; grades: llava-consensus {grades} --answers FILE --judge-model M"
+    if tokens["before"] or not given.url:
+        structural = f", and {tokens['structural']:g} structural ones" if tokens["structural"] else ""
+        yield f"visual tokens per question: {tokens['before']:g} before, {tokens['after']:g} after{structural}"
+    elif tokens["after"]:
+        yield f"visual tokens per question, as the server says: {tokens['after']:g}"
     if metrics.get("account"):
-        lines.append(_cost(metrics["account"]))
+        yield _cost(metrics["account"])
     speed = metrics["timing"]["questions_per_second"]
-    lines.append(f"speed: {speed:.1f} questions/s" if speed else "speed: nothing was asked")
-    return [
-        *lines,
-        *(f"note ({plural(count, 'answer')}): {note}" for note, count in metrics["notes"].items()),
-        f"next: the same with --method random, then llava-consensus report --out {result.path.parent}",
-        str(result.path),
-    ]
+    yield f"speed: {speed:.1f} questions/s" if speed else "speed: nothing was asked"
+    yield from (f"note ({plural(count, 'answer')}): {note}" for note, count in metrics["notes"].items())
+    yield f"next: the same with --method random, then llava-consensus report --out {result.path.parent}"
+    yield str(result.path)
+
+
+def _full(given: argparse.Namespace, result: RunResult) -> str:
+    score, tokens = result.metrics["score"], result.metrics["tokens"]
+    if tokens["before"] == tokens["after"]:
+        return "this run is the full model"
+    full = _full_score(given, result)
+    if full is None:
+        return "not measured yet, run the same with --method full"
+    return f"{full:.2f}" + (f" ({100 * score / full:.1f} % of it kept)" if score is not None and full else "")

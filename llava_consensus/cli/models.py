@@ -3,15 +3,19 @@
 import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from llava_consensus.cli import arguments
 from llava_consensus.cli.arguments import arg, command
 from llava_consensus.errors import ConsensusError, DataError, OptionError, unknown_name
+from llava_consensus.evaluation.benchmarks import BENCHMARKS, known_benchmarks
+from llava_consensus.evaluation.benchmarks.check import check, uses
+from llava_consensus.evaluation.data.sources import BY_HAND, SOURCES, Source
+from llava_consensus.evaluation.data.transfer import fetch
+from llava_consensus.evaluation.data.unpack import unpack
+from llava_consensus.evaluation.files import replace
 from llava_consensus.evaluation.runs import DATA
-
-if TYPE_CHECKING:
-    from llava_consensus.evaluation.data.sources import Source
+from llava_consensus.hosts import OTHER, known_hosts
+from llava_consensus.methods import PLUS, about, known_methods
 
 OFFICIAL = Path("playground/data")
 DOWNLOADS = "downloads"  # folder in DATA of files that are fetched and not unpacked yet
@@ -34,10 +38,6 @@ def choices(given: argparse.Namespace) -> Iterator[str]:
     if given.hosts or given.host is not None:
         yield from _hosts() if given.host is None else _host(given.host)
         return
-    from llava_consensus.evaluation.benchmarks import known_benchmarks
-    from llava_consensus.hosts import OTHER, known_hosts
-    from llava_consensus.methods import PLUS, known_methods
-
     hosts = {name: host.line for name, host in known_hosts().items()}
     kinds = {"methods": known_methods(), "hosts": hosts, "benchmarks": known_benchmarks()}
     if given.what and given.what not in kinds:
@@ -55,8 +55,6 @@ def choices(given: argparse.Namespace) -> Iterator[str]:
 
 
 def _about(name: str) -> Iterator[str]:
-    from llava_consensus.methods import about
-
     described = about(name)
     yield f"{name}, acts here: {described.place}"
     yield from (f"\n{paragraph}" for paragraph in described.paragraphs)
@@ -70,7 +68,6 @@ def _about(name: str) -> Iterator[str]:
 
 
 def _hosts() -> Iterator[str]:
-    from llava_consensus.hosts import known_hosts
     from llava_consensus.hosts.matrix import UNTRIED, cells
 
     hosts = known_hosts()
@@ -83,7 +80,6 @@ def _hosts() -> Iterator[str]:
 
 
 def _host(name: str) -> Iterator[str]:
-    from llava_consensus.hosts import known_hosts
     from llava_consensus.hosts.matrix import keeping, refusals
 
     hosts = known_hosts()
@@ -125,8 +121,6 @@ def fetch_mini(given: argparse.Namespace) -> Iterator[str]:
 )
 def download_data(given: argparse.Namespace) -> Iterator[str]:
     """Fetch official files of benchmarks: resumed, checked, unpacked."""
-    from llava_consensus.evaluation.data.sources import BY_HAND, SOURCES
-
     names = _chosen(given.names)
     todo = list(dict.fromkeys(source for name in names for source in SOURCES[name]))
     yield from _plan(names, todo, given.data)
@@ -139,18 +133,13 @@ def download_data(given: argparse.Namespace) -> Iterator[str]:
 
 
 def _chosen(given: Sequence[str]) -> list[str]:
-    from llava_consensus.evaluation.benchmarks import BENCHMARKS
-    from llava_consensus.evaluation.data.sources import SOURCES
-
     for name in given:
         if name != "all" and name not in SOURCES:
             raise unknown_name("benchmark", name, [*SOURCES, "all"])
     return [name for name in BENCHMARKS if name in SOURCES and (name in given or "all" in given)]
 
 
-def _plan(names: Sequence[str], todo: "Sequence[Source]", data: Path) -> Iterator[str]:
-    from llava_consensus.evaluation.benchmarks import BENCHMARKS
-
+def _plan(names: Sequence[str], todo: Sequence[Source], data: Path) -> Iterator[str]:
     yield "licences:"
     yield from (f"  {name:11} {BENCHMARKS[name].licence or 'not stated'}" for name in names)
     yield f"to be fetched into {data}:"
@@ -159,29 +148,23 @@ def _plan(names: Sequence[str], todo: "Sequence[Source]", data: Path) -> Iterato
         yield f"  {source.name:28} {state:24} {source.url}"
 
 
-def _done(source: "Source", data: Path) -> Path:
+def _done(source: Source, data: Path) -> Path:
     return data / DOWNLOADS / f"{source.name}{DONE}"
 
 
-def _bring(source: "Source", data: Path) -> str:
-    from llava_consensus.evaluation.data.transfer import fetch
-    from llava_consensus.evaluation.data.unpack import unpack
-    from llava_consensus.evaluation.files import replace
-
+def _bring(source: Source, data: Path) -> str:
     done, folder = _done(source, data), data / "eval" / source.to
     if done.exists():
         return f"{source.name}: here already"
-    if not source.name.endswith(".zip"):
-        fetch(source.url, folder / source.name, source.md5)
-        done.parent.mkdir(parents=True, exist_ok=True)
-        replace(done, source.url.encode())
-        return f"{source.name}: {folder / source.name}"
-    archive = data / DOWNLOADS / source.name
-    fetch(source.url, archive, source.md5)
-    count = unpack(archive, folder, source.only, source.without)
+    zipped = source.name.endswith(".zip")
+    target = (data / DOWNLOADS if zipped else folder) / source.name
+    fetch(source.url, target, source.md5)
+    what = f"{unpack(target, folder, source.only, source.without):,} files below {folder}" if zipped else target
+    done.parent.mkdir(parents=True, exist_ok=True)
     replace(done, source.url.encode())
-    archive.unlink()
-    return f"{source.name}: {count:,} files below {folder}"
+    if zipped:
+        target.unlink()
+    return f"{source.name}: {what}"
 
 
 @command(
@@ -193,11 +176,8 @@ def _bring(source: "Source", data: Path) -> str:
 )
 def check_data(given: argparse.Namespace) -> Iterator[str]:
     """Which files are there, which are missing and where they come from."""
-    from llava_consensus.evaluation import benchmarks
-    from llava_consensus.evaluation.benchmarks.check import check, uses
-
     unready = []
-    for name in given.names or benchmarks.known_benchmarks():
+    for name in given.names or known_benchmarks():
         benchmark = arguments.benchmark(name, given)
         findings = list(check(benchmark, given.data))
         states = uses(benchmark, given.data, findings)
@@ -234,7 +214,7 @@ def convert(given: argparse.Namespace) -> Iterator[str]:
 )
 def merge(given: argparse.Namespace) -> Iterator[str]:
     """A LoRA checkpoint of LLaVA and its base, as one checkpoint."""
-    from llava_consensus.evaluation.models.merge import merge as write
+    from llava_consensus.evaluation.models.convert import merge as write
 
     yield write(given.lora.expanduser(), given.base.expanduser(), given.out.expanduser())
 

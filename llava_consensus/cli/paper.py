@@ -10,18 +10,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llava_consensus.cli import arguments, terminal
+from llava_consensus.cli import arguments
 from llava_consensus.cli.arguments import arg, command
 from llava_consensus.cli.evaluate import carry_out, folders, loaded_once
 from llava_consensus.cli.report import CHANGED, check_results
 from llava_consensus.errors import ConsensusError, DataError, Interrupted, OptionError
-from llava_consensus.evaluation.files import misread, read_json
+from llava_consensus.evaluation import benchmarks
+from llava_consensus.evaluation.files import misread, read_json, write_json
+from llava_consensus.evaluation.report.table import ABSENT, Table, markdown, write, written
+from llava_consensus.methods import make
+from llava_consensus.paper import preset as presets
+from llava_consensus.paper.preset import Preset, PresetRow
+from llava_consensus.reduction.budget import Budget, Share
+from llava_consensus.reduction.options import at_least, numbers
 
 if TYPE_CHECKING:
     from llava_consensus.evaluation.runs.loop import RunnerLoader
     from llava_consensus.evaluation.runs.sweep import Cell
-    from llava_consensus.paper.preset import Preset, PresetRow
-    from llava_consensus.reduction.budget import Share
 
 ALL = "all"
 TABLES = "tables"  # folder in that of results
@@ -48,7 +53,6 @@ AT = arg("--tokens", metavar="NUMBERS", help="only these budgets, such as 64 (th
 )
 def table(given: argparse.Namespace) -> Iterator[Any]:
     """A table or an ablation of the paper, ours and the paper's numbers side by side; all: all tables of one model."""
-    from llava_consensus.paper import preset as presets
 
     if given.name == ALL:
         yield from _everything(given)
@@ -62,7 +66,6 @@ def table(given: argparse.Namespace) -> Iterator[Any]:
 
 def _everything(given: argparse.Namespace) -> Iterator[Any]:
     """Every table of the paper, then a line for each: its file, or its needs. The first error is raised at the end."""
-    from llava_consensus.paper import preset as presets
 
     load, became, errors = loaded_once(given), {}, []
     for preset in (one for one in map(presets.read, presets.names()) if one.printed):
@@ -97,9 +100,7 @@ def _unfit(preset: "Preset", given: argparse.Namespace) -> str:
 
 def measured(preset: "Preset", given: argparse.Namespace, load: "RunnerLoader | None" = None) -> Iterator[Any]:
     """Runs a preset and writes its tables; runs that fail are blank there, and the first error is raised at the end."""
-    from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.report.rows import read_row, with_grades
-    from llava_consensus.evaluation.report.table import write
     from llava_consensus.paper.results import Results, read_benches
 
     preset, missing = preset.narrowed(given.bench, given.tokens), {}
@@ -125,17 +126,15 @@ def measured(preset: "Preset", given: argparse.Namespace, load: "RunnerLoader | 
         results = Results(preset, with_grades(runs, given.out), read_benches(given.out))
         found, rows = results.tables(), results.csv_rows
         files = write(given.out / TABLES, preset.name, found, rows)
-        yield from terminal.written(given.format, found, rows)
+        yield from written(given.format, found, rows)
         yield f"written: {', '.join(map(str, files))}"
     if errors:
         raise errors[0]
 
 
 def plan_of(preset: "Preset", given: argparse.Namespace) -> "dict[tuple[PresetRow | None, str], Cell]":
-    from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.runs.configuration import prepare
     from llava_consensus.evaluation.runs.sweep import Cell
-    from llava_consensus.methods import make
 
     cells: dict[tuple[PresetRow | None, str], Cell] = {}
     for name in preset.benchmarks:
@@ -160,13 +159,10 @@ def plan_of(preset: "Preset", given: argparse.Namespace) -> "dict[tuple[PresetRo
 )
 def plan(given: argparse.Namespace) -> Iterator[Any]:
     """The runs of a table: their number, needs and command; nothing is loaded."""
-    from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.benchmarks.check import ANSWERING, check, uses
-    from llava_consensus.evaluation.report.table import ABSENT, Table
-    from llava_consensus.paper.preset import read
-    from llava_consensus.paper.verify import expected
+    from llava_consensus.paper.official import expected
 
-    preset = read(given.name).narrowed(given.bench, given.tokens)
+    preset = presets.read(given.name).narrowed(given.bench, given.tokens)
     model, lines, unready = given.model or preset.model, [], []
     for name in preset.benchmarks:
         benchmark = benchmarks.make(name)
@@ -183,7 +179,7 @@ def plan(given: argparse.Namespace) -> Iterator[Any]:
         lines.append((name, f"{benchmark.count or 0:,}", str(runs), wide, ", ".join(needs) or "nothing"))
     budgets = ", ".join(dict.fromkeys(f"{row.tokens:g}" for row in preset.rows))
     head = ("benchmark", "questions", "runs", "expected ± at all, 1,000, 300", "still needs")
-    yield terminal.drawn(Table(f"{preset.title}, at {budgets} tokens", head, {"": lines}))
+    yield markdown(Table(f"{preset.title}, at {budgets} tokens", head, {"": lines})) + "\n"
     yield f"weights: {model}" + (f", of {preset.weights}" if preset.weights else "")
     if unready:
         yield f"first: llava-consensus data download {' '.join(unready)} --data {given.data}"
@@ -198,24 +194,14 @@ def plan(given: argparse.Namespace) -> Iterator[Any]:
     arg("--retention", default="0.25 0.5 0.12 0.06 0.03", metavar="SHARES", help="shares of tokens kept (%(default)s)"),
     arg("--rates", default="0.1 0.3 0.5", metavar="SHARES", help="what recovery adds of the other side (%(default)s)"),
     arg("--layer", type=int, help="decoder layers that see everything (2, less in shallow models)"),
-    arg(
-        "--scap-bench",
-        default="gqa",
-        metavar="NAME",
-        help="benchmark on which it is recorded where SCAP looks; none leaves that out (%(default)s)",
-    ),
+    arg("--scap-bench", default="gqa", metavar="NAME", help="where SCAP looks, on this one, or none (%(default)s)"),
     *arguments.LOADED,
     *arguments.RUN,
     examples=("paper study --sample 40",),
 )
 def study(given: argparse.Namespace) -> Iterator[Any]:
     """Selection inside the language model by vision, by the question, by both; the model's decoder must allow cuts."""
-    from llava_consensus.evaluation import benchmarks
-    from llava_consensus.evaluation.files import write_json
-    from llava_consensus.evaluation.report.table import write
-    from llava_consensus.methods import make
     from llava_consensus.paper.study import results
-    from llava_consensus.reduction.options import numbers
 
     retentions, rates = _shares(given.retention), numbers("rates", given.rates)
     _check_layer(given.layer, given.model, given.revision)
@@ -232,7 +218,7 @@ def study(given: argparse.Namespace) -> Iterator[Any]:
     write_json(given.out / results.STUDY, content)
     tables = [results.study_table(content)]
     write(given.out, Path(results.STUDY).stem, tables, results.study_csv(content))
-    yield from terminal.written(None, tables, [])
+    yield from written(None, tables, [])
     yield f"written: {given.out / results.STUDY}"
     if probed:
         write_json(given.out / results.SCAP, results.scap(found[-1]))
@@ -241,7 +227,6 @@ def study(given: argparse.Namespace) -> Iterator[Any]:
 
 def _check_layer(layer: int | None, model: str, revision: str | None) -> None:
     """Raises OptionError for a layer beyond `num_hidden_layers` of the model's configuration."""
-    from llava_consensus.evaluation.files import read_json
     from llava_consensus.evaluation.models import find
 
     config = read_json(find(model, revision).folder / "config.json", "Fetch the checkpoint again", dict)
@@ -264,8 +249,6 @@ def _all_run(
 
 
 def _shares(text: str) -> "list[Share]":
-    from llava_consensus.reduction.budget import Share
-
     shares = [budget for budget in arguments.budgets(text) if isinstance(budget, Share)]
     if not shares or len(shares) < len(text.split()):
         raise OptionError(f"--retention {text!r}: must be shares of the tokens, such as '0.25 0.5'")
@@ -286,7 +269,6 @@ def _shares(text: str) -> "list[Share]":
 )
 def figures(given: argparse.Namespace) -> Iterator[str]:
     """Every figure of the paper from result files, as PNG and SVG, or examples of where the two signals look."""
-    from llava_consensus.evaluation.report.table import write
     from llava_consensus.paper import figures as drawings
     from llava_consensus.paper import results
 
@@ -315,12 +297,9 @@ def _folder(folder: Path) -> Path:
 
 
 def _examples(given: argparse.Namespace) -> Iterator[str]:
-    from llava_consensus.evaluation import benchmarks, models
+    from llava_consensus.evaluation import models
     from llava_consensus.evaluation.runs.configuration import prepare
-    from llava_consensus.methods import make
     from llava_consensus.paper import examples
-    from llava_consensus.reduction.budget import Budget
-    from llava_consensus.reduction.options import at_least
 
     budgets = [one.tokens for one in arguments.budgets(given.budgets) if isinstance(one, Budget)]
     if not budgets or len(budgets) < len(given.budgets.split()):
@@ -349,15 +328,13 @@ def _examples(given: argparse.Namespace) -> Iterator[str]:
 )
 def verify(given: argparse.Namespace) -> Iterator[Any]:
     """Before any method is judged: prompts against LLaVA's own, and scores with all tokens against published ones."""
-    from llava_consensus.evaluation import benchmarks, models
+    from llava_consensus.evaluation import models
     from llava_consensus.evaluation.models.llava import LlavaRunner
     from llava_consensus.evaluation.report.rows import read_row
     from llava_consensus.evaluation.runs.configuration import prepare
     from llava_consensus.evaluation.runs.sweep import Cell, LoadedOnce
     from llava_consensus.evidence import family_of
-    from llava_consensus.methods import make
     from llava_consensus.paper import official
-    from llava_consensus.paper.verify import verify_table
 
     made = [benchmarks.make(name) for name in given.bench.split()]
     theirs = family_of(given.model) in (None, "llava-1.5")
@@ -367,9 +344,9 @@ def verify(given: argparse.Namespace) -> Iterator[Any]:
     load = LoadedOnce(models.load)
     runner = load(plans[0].model, plans[0].loading, plans[0].host_options)
     if isinstance(runner, LlavaRunner):
-        yield terminal.drawn(official.prompts_table(plans, runner, models.find(plans[0].model).folder))
+        yield markdown(official.prompts_table(plans, runner, models.find(plans[0].model).folder)) + "\n"
     else:
         yield "prompts are not compared: this checkpoint is not in official LLaVA's layout"
     found = yield from _all_run([(list(map(Cell, plans)), given.out)], given, load if given.workers == 1 else None)
     runs = [read_row(folder) for folder in found]
-    yield terminal.drawn(verify_table(runs, published, {one.name: one.count for one in made}))
+    yield markdown(official.verify_table(runs, published, {one.name: one.count for one in made})) + "\n"

@@ -24,14 +24,14 @@ CHANGED = "Move the folder of that run away; the same command makes it again"
 )
 def report(given: argparse.Namespace) -> Iterator[Any]:
     """Tables of all results: Markdown, CSV, LaTeX."""
-    from llava_consensus.evaluation.report import results
+    from llava_consensus.evaluation.report import section
     from llava_consensus.evaluation.report.rows import FULL, read_rows
     from llava_consensus.paper.results import read_benches
 
     check_results(given.out)
     with misread(f"{given.out}: a file of a run", CHANGED):
         bench = [row for content in read_benches(given.out) for row in content["rows"]]
-        yield results.written(results.in_sections(read_rows(given.out), given.against or FULL, bench), given.format)
+        yield section.written(section.in_sections(read_rows(given.out), given.against or FULL, bench), given.format)
 
 
 def check_results(out: Path) -> None:
@@ -61,7 +61,7 @@ def compare(given: argparse.Namespace) -> Iterator[str]:
         "file",
         type=Path,
         metavar="FILE",
-        help="*_samples_*.jsonl of lmms-eval, a table of scores, LLaVA's answers with --data, or an archive of runs",
+        help="of lmms-eval, a table, LLaVA's answers, or an archive of runs",
     ),
     arg("--data", type=Path, metavar="DIR", help="FILE is LLaVA's answers: score them by the benchmark's files here"),
     arg("--benchmark", metavar="NAME", help="name of the benchmark: the same for files to be compared"),

@@ -4,16 +4,15 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llava_consensus.cli import arguments
 from llava_consensus.cli.arguments import arg, command
 from llava_consensus.errors import DataError, OptionError, listed
+from llava_consensus.evaluation.benchmarks import BENCHMARKS, Benchmark
+from llava_consensus.evaluation.benchmarks.base import join, refuse_missing, some
 from llava_consensus.evaluation.files import misread
 from llava_consensus.evaluation.runs.execution import Unanswered
-
-if TYPE_CHECKING:
-    from llava_consensus.evaluation.benchmarks import Benchmark
 
 MEND = "Mend the one, or fetch the other again"
 ANSWERS = arg(
@@ -28,12 +27,7 @@ ANSWERS = arg(
     arguments.DATA_DIR,
     arguments.BENCHMARK_OPTION,
     arg("--json", action="store_true", help="everything measured, as JSON"),
-    arg(
-        "--export",
-        type=Path,
-        metavar="FILE",
-        help="do not score: write what EvalAI, the MMBench server or the MM-Vet evaluator takes",
-    ),
+    arg("--export", type=Path, metavar="FILE", help="do not score: write the form that the official server takes"),
     arg("--force", action="store_true", help="with --export: write over what is there, and answers that are all empty"),
     examples=(
         "score gqa --answers answers.jsonl --data playground/data",
@@ -57,7 +51,7 @@ def score(given: argparse.Namespace) -> Iterator[str]:
         )
 
 
-def _lines(benchmark: "Benchmark", report: Mapping[str, Any]) -> Iterator[str]:
+def _lines(benchmark: Benchmark, report: Mapping[str, Any]) -> Iterator[str]:
     value, counts = report.get(benchmark.metric), report.get("counts", {})
     published = f" (LLaVA-1.5-7B as published: {benchmark.paper:g})" if benchmark.paper is not None else ""
     yield f"{benchmark.name}: {benchmark.metric} {'none' if value is None else f'{value:.2f}'}{published}"
@@ -75,12 +69,9 @@ def _nested(values: Mapping[str, Any], indent: str = "") -> Iterator[str]:
             yield f"{indent}{name}: {f'{value:.2f}' if isinstance(value, float) else '-' if value is None else value}"
 
 
-def _export(benchmark: "Benchmark", given: argparse.Namespace) -> Iterator[str]:
-    from llava_consensus.evaluation import benchmarks
-    from llava_consensus.evaluation.benchmarks.base import join, refuse_missing, some
-
+def _export(benchmark: Benchmark, given: argparse.Namespace) -> Iterator[str]:
     if benchmark.export is None:
-        able = ", ".join(name for name, one in benchmarks.BENCHMARKS.items() if one.export is not None)
+        able = ", ".join(name for name, one in BENCHMARKS.items() if one.export is not None)
         raise OptionError(f"{benchmark.name} has no submission, scoring is all it needs. Those that have: {able}")
     target: Path = given.export
     if not given.force and target.is_file():

@@ -20,18 +20,8 @@ from llava_consensus.serving.parent import PARENT
     arg("model", metavar="MODEL", help="checkpoint folder or hub name of a model in transformers' format"),
     METHOD,
     OPTION,
-    arg(
-        "--tokens",
-        default=64,
-        type=arguments.number,
-        help="visual tokens of one image: a number, or a share such as 0.1 (%(default)s)",
-    ),
-    arg(
-        "--largest",
-        type=arguments.number,
-        metavar="TOKENS",
-        help="largest budget that a request may ask for by mm_processor_kwargs (as --tokens)",
-    ),
+    arg("--tokens", default=64, type=arguments.number, help="of one image, or a share such as 0.1 (%(default)s)"),
+    arg("--largest", type=arguments.number, metavar="TOKENS", help="most that a request may ask for (as --tokens)"),
     arg("--print", action="store_true", help="print the command of vLLM in place of running it"),
     arg("--vllm", default="", metavar="'--ARGUMENT ...'", help="arguments of `vllm serve`; with =, if it is one word"),
     examples=(

@@ -8,17 +8,19 @@ from shutil import make_archive
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from llava_consensus.cli import arguments, terminal
+from llava_consensus.cli import arguments
 from llava_consensus.cli.arguments import arg, command
 from llava_consensus.cli.evaluate import carry_out, folders, loaded_once, score_of
 from llava_consensus.cli.paper import measured, plan_of, verify
 from llava_consensus.errors import plural
+from llava_consensus.evaluation import benchmarks
 from llava_consensus.evaluation.files import METRICS, read_json
+from llava_consensus.evaluation.report.table import Table, markdown, pivoted
 from llava_consensus.evaluation.runs import MODEL
 from llava_consensus.evaluation.runs.execution import Unanswered
+from llava_consensus.methods import known_methods, make
 
 if TYPE_CHECKING:
-    from llava_consensus.evaluation.report.table import Table
     from llava_consensus.evaluation.runs.sweep import Cell
 
 LINEUP = "consensusdrop consensusdrop:alpha=1.0 consensusdrop:alpha=0.0 consensusdrop:fuser=recovery random"
@@ -42,9 +44,7 @@ PROBED = 8  # questions that a forecast rests on
 )
 def sweep(given: argparse.Namespace) -> Iterator[Any]:
     """A grid of benchmarks, methods and budgets, and each benchmark with all tokens."""
-    from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.runs import sweep as grids
-    from llava_consensus.methods import known_methods, make
 
     if given.preset:
         yield from _preset(given)
@@ -58,7 +58,7 @@ def sweep(given: argparse.Namespace) -> Iterator[Any]:
     for line, cell in carry_out(grid, given):
         yield line
         done.append(cell)
-    yield terminal.drawn(_table(done))
+    yield markdown(_table(done)) + "\n"
     missing = sum(cell.result.metrics.get("errors", 0) for cell in done if cell.result)
     more = f", with {plural(missing, 'question')} without an answer in them (errors.jsonl)" if missing else ""
     yield f"{sum(cell.error is None for cell in done)} of {len(grid)} runs are complete{more}: {given.out}"
@@ -67,10 +67,8 @@ def sweep(given: argparse.Namespace) -> Iterator[Any]:
         raise Unanswered(f"{plural(missing, 'question')} without an answer: --retry-errors asks them again")
 
 
-def _table(done: "list[Cell]") -> "Table":
+def _table(done: "list[Cell]") -> Table:
     """The scores of a grid: a line for each method, a group for each budget, a column for each benchmark."""
-    from llava_consensus.evaluation.report.table import pivoted
-
     cells = []
     for cell in done:
         benchmark, method, budget = cell.name.split(" ", 2)

@@ -18,12 +18,7 @@ from llava_consensus.evaluation.report.overlay import MARGIN, PANEL, SIDE, Fates
 from llava_consensus.evaluation.report.patches import Patches, patches
 from llava_consensus.hosts.outcomes import ImageOutcome
 
-STRIP = 3 * PANEL + 2 * MARGIN  # width of the frames of a video in pixels
 SMALL = 120  # of a frame at least
-NOT_DRAWN = (
-    "drawing: of images in tiles, those of LLaVA-NeXT are drawn, a base view and a grid of tiles. Take another "
-    "model, or leave the drawing out"
-)
 
 
 @dataclass(frozen=True)
@@ -69,7 +64,7 @@ def _seen(runner: Runner, shown: Image | Clip, encoded: Encoding, outcome: Image
         return Seen(tuple(views), found, *counts)
     columns = runner.grid_columns(shown.size) if tiles > 1 else 0
     if tiles > 1 and not columns:
-        raise OptionError(NOT_DRAWN)
+        raise OptionError("drawing: of images in tiles, those of LLaVA-NeXT are drawn. Leave the drawing out")
     found = patches(outcome, side, columns, rows)
     if not columns:
         return Seen((_view(runner, shown, (rows, side), 0, SIDE),), found, *counts)
@@ -123,7 +118,7 @@ def card(shown: Sequence[Seen], question: str, lines: Sequence[str]) -> Image:
     if len(views) == 1:
         return contact_sheet(panels, 3, head=(question, *lines))
     # a row for each part, a column for each view
-    width = max(SMALL, (STRIP - MARGIN * (len(views) - 1)) // len(views))
+    width = max(SMALL, (3 * PANEL + MARGIN * (3 - len(views))) // len(views))
     return contact_sheet(panels, len(views), head=(question, *lines), width=width)
 
 

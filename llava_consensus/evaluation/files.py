@@ -243,9 +243,7 @@ def take_lock(path: Path, what: str) -> int:
     except BlockingIOError:
         owner = os.read(lock, 32).decode(errors="replace").strip() or "unknown"
         os.close(lock)
-        raise BusyError(
-            f"{path.parent}: another process (pid {owner}) is working on {what}. Wait for it, or stop it first"
-        ) from None
+        raise BusyError(f"{path.parent}: another process (pid {owner}) is working on {what}. Wait for it") from None
     os.ftruncate(lock, 0)
     os.write(lock, f"{os.getpid()}\n".encode())
     return lock

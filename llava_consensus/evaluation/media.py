@@ -13,8 +13,7 @@ PyAV reads (extra `video`).
 """
 
 import io
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -53,10 +52,14 @@ def open_image(path: str | Path, upright: bool = False, content: bytes | None = 
         raise ImageError(f"{path}: empty (0 bytes)")
     with open_header(path, content) as image:
         check_size(path, image.size)
-        with _damage(path):
+        shown: Image.Image = image
+        try:
             image.load()
-            shown = _turned(image) if upright else image
+            with suppress(Exception):  # a damaged EXIF turns nothing, and the pixels are fine
+                shown = ImageOps.exif_transpose(image) if upright else image
             return shown.convert("RGB")
+        except Exception as error:  # decoders fail in many ways
+            raise ImageError(f"{path}: damaged or cut off ({reason(error)})") from error
 
 
 def check_file(path: Path, kind: str = "image") -> None:
@@ -100,17 +103,6 @@ def _too_large(path: Path, what: str) -> str:
     return f"{path}: {what}, refused as a possible decompression bomb ({limit}). Scale it down first"
 
 
-@contextmanager
-def _damage(path: Path) -> Iterator[None]:
-    """Decoders fail in many ways, and each means that the file is damaged."""
-    try:
-        yield
-    except ImageError:
-        raise
-    except Exception as error:
-        raise ImageError(f"{path}: damaged or cut off ({reason(error)})") from error
-
-
 def shrink_to_pad(image: Image.Image) -> Image.Image:
     """The image, scaled down if a square of its longer side would take gigabytes.
 
@@ -119,14 +111,6 @@ def shrink_to_pad(image: Image.Image) -> Image.Image:
     scale = MAX_PADDED / max(image.size)
     width, height = (max(1, round(side * scale)) for side in image.size)
     return image if scale >= 1 else image.resize((width, height), Image.Resampling.BICUBIC)
-
-
-def _turned(image: Image.Image) -> Image.Image:
-    """A loaded image as its EXIF wants it seen; a damaged EXIF turns nothing."""
-    try:
-        return ImageOps.exif_transpose(image)
-    except Exception:  # the pixels are fine
-        return image
 
 
 def reason(error: Exception) -> str:

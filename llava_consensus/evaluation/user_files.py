@@ -89,16 +89,12 @@ def _json_lines(path: Path, text: str) -> Iterator[FileRow]:
         yield FileRow(f"{path}, line {i}", _json(path, line, i))
 
 
-def separator_of(text: str) -> str:
-    """The character that divides the column names in the first line of a table."""
-    return max("\t,;", key=NEWLINE.split(text.lstrip("\r\n"), maxsplit=1)[0].count)
-
-
 def _table(path: Path, text: str) -> Iterator[FileRow]:
     """Rows of a table whose first line names the columns. A cell may hold a JSON list."""
     text = text.lstrip("\r\n")
-    separator = separator_of(text)
-    if separator not in NEWLINE.split(text, maxsplit=1)[0]:
+    first = NEWLINE.split(text, maxsplit=1)[0]
+    separator = max("\t,;", key=first.count)
+    if separator not in first:
         raise DataError(f"{path}: neither JSON nor a table with a line of column names: it begins with {text[:60]!r}")
     csv.field_size_limit(1 << 30)  # an image may be in a cell
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)

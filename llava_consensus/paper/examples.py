@@ -13,7 +13,6 @@ from tqdm import tqdm
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.benchmarks import Question
 from llava_consensus.evaluation.benchmarks.base import LETTER, SHORT
-from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.models import Answer, Runner
 from llava_consensus.evaluation.report import overlay
 from llava_consensus.evaluation.report.patches import Patches, patches
@@ -44,11 +43,6 @@ class Example:
     kept: dict[tuple[int, str], tuple[Patches, str]] = field(default_factory=dict)  # by budget and label, with answer
 
 
-def image_of(plan: RunPlan, question: Question) -> Image.Image:
-    (path,) = plan.images(question)
-    return open_image(path, content=plan.content(path) if plan.content else None)
-
-
 def disagreement(found: Patches) -> float:
     """1 minus the overlap of the two sides' best patches, as many as are kept; equal saliencies by index."""
     count = len(found.kept)
@@ -62,7 +56,7 @@ def search(runner: Runner, plan: RunPlan, tokens: int, count: int) -> list[tuple
     with runner.attach(make("consensusdrop"), Budget(tokens)):
         for question in tqdm(questions, unit="q", desc="looking", disable=None):
             prompt = replace(plan.prompt(question), max_new_tokens=1)
-            _, answer = runner.ask([image_of(plan, question)], prompt)
+            _, answer = runner.ask([plan.open(*plan.images(question))], prompt)
             found.append((disagreement(_patches(runner, answer)), question))
     return sorted(found, key=lambda pair: -pair[0])[:count]
 
@@ -80,7 +74,7 @@ def _patches(runner: Runner, answer: Answer) -> Patches:
 
 def example(runner: Runner, plan: RunPlan, question: Question, budgets: Sequence[int]) -> Example:
     """A question with all tokens, and with vision, the question and both at every budget."""
-    image, prompt = image_of(plan, question), plan.prompt(question)
+    image, prompt = plan.open(*plan.images(question)), plan.prompt(question)
     with runner.attach(make("full"), Budget(runner.visual_tokens)):
         full = runner.ask([image], prompt)[1].text
     kept = {}

@@ -22,7 +22,7 @@ import pandas as pd
 from llava_consensus.errors import missing_extra
 from llava_consensus.evaluation.files import write_out
 from llava_consensus.evaluation.report import efficiency, paper
-from llava_consensus.evaluation.report.results import in_sections
+from llava_consensus.evaluation.report.section import in_sections
 from llava_consensus.paper import preset
 from llava_consensus.paper.results import Material, NotMeasured, Results, scale
 

@@ -15,9 +15,7 @@ it), `host_options`, `models` (that `sweep --preset` runs), and `needs`: `weight
 `printed` and empty columns.
 """
 
-import json
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import resources
@@ -27,16 +25,15 @@ from typing import TYPE_CHECKING, Any
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation.files import misread, read_json
 from llava_consensus.evaluation.report import paper
-from llava_consensus.evaluation.report.rows import FULL, Row, version
 from llava_consensus.methods import PLUS, make
+from llava_consensus.reduction.budget import Budget, Share, budget
+from llava_consensus.reduction.options import options
 
 if TYPE_CHECKING:
-    from llava_consensus.reduction.budget import Budget, Share
     from llava_consensus.reduction.method import Method
 
 FOLDER = resources.files("llava_consensus.paper") / "presets"
 AGAIN = "Mend it; llava_consensus/paper/preset.py says what is in it"
-SAME = ("model", "weights", "data", "device", "dtype", "loading")  # keys in which runs of one table are equal
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,9 +49,6 @@ class PresetRow:
 
     @cached_property
     def reduction(self) -> "tuple[Method, Budget | Share]":
-        from llava_consensus.reduction.budget import budget
-        from llava_consensus.reduction.options import options
-
         name, _, rest = self.method.partition(":")
         composed = PLUS.search(self.method)
         method = make(self.method) if composed else make(name, **options(filter(None, rest.split(","))))
@@ -146,42 +140,3 @@ def _preset(content: dict[str, Any], path: Path) -> Preset:
             given = f"fewer={{{number!r}: {chosen!r}}}"
             raise DataError(f"{path}: {given} must be a budget of its rows and a list of its benchmarks. {AGAIN}")
     return Preset(path.stem, rows=tuple(rows), **{**needs, "hosts": tuple(needs.get("hosts", ()))}, **content)
-
-
-# ---- its runs in a folder of results: found by their questions, whatever version of this code answered
-
-Runs = Mapping[tuple[PresetRow | None, str], Row]  # by row and benchmark; None is all tokens
-
-
-def matches(preset: Preset, rows: Iterable[Row], same: Sequence[str] = SAME) -> list[Runs]:
-    """The preset's runs for each setting (`same`: the keys of a configuration in which they are equal). Of each
-    benchmark those about the questions that most runs have; of several runs a complete one, then the longest.
-    """
-    from llava_consensus.evaluation.runs.configuration import describe_reduction
-
-    groups: dict[str, dict[str, list[Row]]] = {}
-    for row in rows:
-        if row.benchmark in preset.benchmarks and not row.config.get("match") and not row.config.get("choices"):
-            setting = str([row.config.get(key) for key in same])
-            groups.setdefault(setting, {}).setdefault(row.benchmark, []).append(row)
-    wanted = {row: _reduction(describe_reduction(*row.reduction)) for row in preset.rows}
-    found: list[Runs] = []
-    for group in groups.values():
-        runs: dict[tuple[PresetRow | None, str], Row] = {}
-        for name in (name for name in preset.benchmarks if name in group):
-            versions = [version(row, "judge") for row in group[name]]
-            ((usual, _),) = Counter(versions).most_common(1)
-            own = [row for row, asked in zip(group[name], versions, strict=True) if asked == usual]
-            own.sort(key=lambda row: (row.complete, row.answered, row.folder.name))
-            by_reduction = {_reduction(row.config): row for row in own}
-            asked = [row for row in preset.rows if name in preset.asked_at(row.tokens)]
-            for line, reduction in [(None, FULL), *((row, wanted[row]) for row in asked)]:
-                if reduction in by_reduction:
-                    runs[line, name] = by_reduction[reduction]
-        found.append(runs)
-    return found
-
-
-def _reduction(config: Mapping[str, Any]) -> str:
-    chosen = {key: config[key] for key in ("method", "changed", "tokens", "merged")}
-    return FULL if chosen["method"] == FULL else json.dumps(chosen, sort_keys=True)

@@ -1,8 +1,10 @@
 """Results of presets, and their tables: ours beside the paper's, and which differences are significant."""
 
+import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -10,13 +12,16 @@ from typing import Any
 import pandas as pd
 
 from llava_consensus.evaluation.files import read_json
-from llava_consensus.evaluation.report.rows import ALL, Line, Row, compare, read_rows
-from llava_consensus.evaluation.report.section import Grid, Write, signed
+from llava_consensus.evaluation.report.rows import ALL, FULL, Line, Row, compare, read_rows, version
+from llava_consensus.evaluation.report.section import Grid, signed
 from llava_consensus.evaluation.report.stats import SIGNIFICANT, above_chance, corrected, mean_difference
-from llava_consensus.evaluation.report.table import ABSENT, Table, pivoted
+from llava_consensus.evaluation.report.table import ABSENT, Table, decimal, pivoted
 from llava_consensus.paper import preset
-from llava_consensus.paper.preset import SAME, Preset, PresetRow, Runs, matches
+from llava_consensus.paper.preset import Preset, PresetRow
 
+# keys in which runs of one table are equal
+SAME = ("model", "weights", "data", "device", "dtype", "loading", "limit", "sample")
+Runs = Mapping[tuple[PresetRow | None, str], Row]  # by row and benchmark; None is all tokens
 PRINTED = {  # our column of costs: the paper's
     "Acc": "acc",
     "Rel (%)": "rel_percent",
@@ -81,27 +86,23 @@ class Results(Grid):
         scores = [value / columns[name] for name in columns if (value := self.printed(line, name)) is not None]
         return f"{fmean(scores):.1f}" if scores and len(scores) == len(columns) else ABSENT
 
-    def printed_cell(self, column: str, line: Line, digits: int = 1) -> str:
-        value = self.preset.printed_row(self._row(line)).get(column)
-        return ABSENT if value is None else f"{value:.{digits}f}"
-
     # ---- tables
 
     def tables(self) -> list[Table]:
         """Our scores and the paper's; differences to the reference; costs and judged scores if the paper has them."""
-        whole = self.preset.printed_row(None)
-        lines, costs, judged = self.lines, dict[str, Write](), dict[str, Write]()
-        means = self.mean_columns()
-        scores = self.score_columns() | ({"mean": means["Acc"], "mean, paper": self.printed_mean} if means else {})
-        for title, write in (means | self.cost_columns()).items():
-            costs[title] = write
+        lines, rows = self.lines, [self.preset.printed_row(self._row(line)) for line in self.lines]
+        means, costs, judged = self.mean_columns(), dict[str, Sequence[str]](), dict[str, Sequence[str]]()
+        printed = [self.printed_mean(line) for line in lines]
+        scores = {**self.score_columns(), **({"mean": means["Acc"], "mean, paper": printed} if means else {})}
+        for title, cells in {**means, **self.cost_columns()}.items():
+            costs[title] = cells
             if title in PRINTED:
-                costs[f"{title}, paper"] = partial(self.printed_cell, PRINTED[title])
+                costs[f"{title}, paper"] = [decimal(row.get(PRINTED[title])) for row in rows]
         for name, column in self.preset.benchmarks.items():
-            judged[self.title(name)] = partial(self._judged, name)
-            judged[f"{self.title(name)}, paper"] = partial(
-                self.printed_cell, column.replace("_acc", "_score"), digits=2
-            )
+            runs = [line.runs.get(name) for line in lines]
+            judged[self.title(name)] = [decimal(run.report.get("average_score") if run else None, 2) for run in runs]
+            theirs = [decimal(row.get(column.replace("_acc", "_score")), 2) for row in rows]
+            judged[f"{self.title(name)}, paper"] = theirs
         parts = {name: run.part for name, run in self.full.runs.items() if run.limited}
         notes = [
             self.note,
@@ -113,18 +114,13 @@ class Results(Grid):
         ]
         title = self.preset.title
         found = [self.tabulated(title, scores, " ".join(filter(None, notes)), lines), self.differences()]
-        if "rel_percent" in whole:
+        if "rel_percent" in rows[0]:
             timed = "Times: bench*.json in the folder of results, the paper's on its GPU. KV: mean over benchmarks."
             found.append(self.tabulated(f"{title}: accuracy and cost", costs, timed, lines))
-        if any(name.endswith("_score") for name in whole):
+        if any(name.endswith("_score") for name in rows[0]):
             note = "Of runs that a judge graded (llava-consensus judge)."
             found.append(self.tabulated(f"{title}: scores of the judge", judged, note, lines))
         return [table for table in found if table.groups]
-
-    def _judged(self, name: str, line: Line) -> str:
-        run = line.runs.get(name)
-        value = run and run.report.get("average_score")
-        return ABSENT if value is None else f"{value:.2f}"
 
     @property
     def csv_rows(self) -> list[dict[str, Any]]:
@@ -185,6 +181,36 @@ def read_benches(out: Path) -> list[dict[str, Any]]:
     return [content for content in found if isinstance(content, dict) and content.get("rows")]
 
 
+def matches(preset: Preset, rows: Iterable[Row]) -> list[Runs]:
+    """The preset's runs, found by their questions, for each setting. Of each benchmark those about the questions that
+    most runs have; of several runs a complete one, then the longest.
+    """
+    from llava_consensus.evaluation.runs.configuration import describe_reduction
+
+    groups: dict[str, dict[str, list[Row]]] = {}
+    for row in rows:
+        if row.benchmark in preset.benchmarks and not row.config.get("match") and not row.config.get("choices"):
+            setting = str([row.config.get(key) for key in SAME])
+            groups.setdefault(setting, {}).setdefault(row.benchmark, []).append(row)
+    wanted: dict[PresetRow | None, str] = {None: FULL}
+    wanted |= {row: _reduction(describe_reduction(*row.reduction)) for row in preset.rows}
+    found: list[Runs] = []
+    for group in groups.values():
+        runs: dict[tuple[PresetRow | None, str], Row] = {}
+        for name in (name for name in preset.benchmarks if name in group):
+            ((usual, _),) = Counter(version(row, "judge") for row in group[name]).most_common(1)
+            own = sorted(group[name], key=lambda row: (row.complete, row.answered, row.folder.name))
+            by_reduction = {_reduction(row.config): row for row in own if version(row, "judge") == usual}
+            runs |= {(line, name): by_reduction[one] for line, one in wanted.items() if one in by_reduction}
+        found.append(runs)
+    return found
+
+
+def _reduction(config: Mapping[str, Any]) -> str:
+    chosen = {key: config[key] for key in ("method", "changed", "tokens", "merged")}
+    return FULL if chosen["method"] == FULL else json.dumps(chosen, sort_keys=True)
+
+
 def find(preset: Preset, rows: Sequence[Row], benches: Sequence[Mapping[str, Any]] = ()) -> Results | None:
     """A preset's complete runs in a folder of results, on any benchmark: of the setting that has most of its rows, then
     most runs. A preset of one budget is found at any. None unless two of its rows have been run.
@@ -198,9 +224,7 @@ def find(preset: Preset, rows: Sequence[Row], benches: Sequence[Mapping[str, Any
         most = max(row.merged or 0 for row in preset.rows)
         measured = sorted(tokens for tokens in {row.tokens for row in complete if not row.full} if tokens > most)
         tries = [replace(asked, rows=tuple(replace(row, tokens=tokens) for row in asked.rows)) for tokens in measured]
-    found = [
-        Results(one, runs, benches) for one in tries for runs in matches(one, complete, (*SAME, "limit", "sample"))
-    ]
+    found = [Results(one, runs, benches) for one in tries for runs in matches(one, complete)]
     found = [one for one in found if len({line for line, _ in one.runs if line}) > 1]
     return max(found, key=lambda one: (len({line for line, _ in one.runs if line}), len(one.runs)), default=None)
 

@@ -117,9 +117,7 @@ class TrainingPlan:
         elif method.place is Place.DECODER and self.checkpointing:
             reason = "cuts between layers, and layers that --checkpointing computes again would not be cut"
         if reason:
-            raise OptionError(
-                f"method {name!r} {reason}. Take a method that acts after the tower (llava-consensus list)"
-            )
+            raise OptionError(f"method {name!r} {reason}. Take one that acts after the tower (llava-consensus list)")
         Loading(attention=self.attention).check_method(method)
         runs_layers = method.place is Place.DECODER or Need.PROBE in method.needs
         if runs_layers and data is not None and data.without_image and self.zero_stage == 3:

@@ -131,9 +131,7 @@ class ReducingTrainer(_Trainer):
 
 def check(plan: TrainingPlan, folder: Path) -> None:
     if plan.arguments:
-        raise OptionError(
-            f"after `--`: {plan.arguments[0]} is for LLaVA's own parser, and {plan.model} is a model of transformers"
-        )
+        raise OptionError(f"after `--`: {plan.arguments[0]} is for LLaVA's own parser, not for models of transformers")
 
 
 def run(plan: TrainingPlan, data: Conversations, folder: Path, states: Path) -> transformers.Trainer:

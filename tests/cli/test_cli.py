@@ -31,9 +31,7 @@ def asked(place: list[str]) -> list[str]:
     return ["eval", "fake", *place]
 
 
-def test_eval_tells_score_tokens_and_speed_beside_all_tokens(
-    asked: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_eval_tells_score_tokens_and_speed(asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*asked, "--tokens", "64"]) == 0
     first = capsys.readouterr().out
     assert first.startswith("fake: accuracy ") and "on 20 of 20 questions" in first
@@ -89,36 +87,8 @@ def test_unreadable_pictures_are_counted(asked: list[str], tmp_path: Path, capsy
     output = capsys.readouterr()
     assert "on 15 of 20 questions, 5 without an answer (errors.jsonl)" in output.out
     assert "5 questions without an answer" in output.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        (["--methods", "randon"], "unknown method 'randon'"),
-        (["--methods", "random:sead=1"], "Did you mean 'seed'"),
-        (["--tokens", "64 many"], "must be whole numbers"),
-        (["--tokens", "64 0"], "tokens=0"),
-        (["--bench", "fake gqaa"], "Did you mean 'gqa'"),
-    ],
-)
-def test_a_wrong_sweep_stops_before_anything_is_loaded(
-    place: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    why: str,
-) -> None:
-    monkeypatch.setattr(models, "load", lambda *_: pytest.fail("weights were loaded"))
-    assert cli.main(["sweep", "--bench", "fake", *place, *arguments]) == 2
-    assert why in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("tokens", [[], ["--tokens", "64"], ["--tokens", "576"]])
-def test_the_full_model_has_no_budget(asked: list[str], tmp_path: Path, tokens: list[str]) -> None:
-    assert cli.main([*asked, "--method", "full", *tokens]) == 0
-    (run,) = (tmp_path / "out").iterdir()
-    config = json.loads((run / "config.json").read_text())
-    assert run.name.startswith("fake-full-all-") and (config["tokens"], config["merged"]) == (None, None)
+    last = output.err.splitlines()[-1]
+    assert "questions have no answer" in last and "errors.jsonl" in last
 
 
 def test_score_prints_json(asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,22 +124,6 @@ def test_ask_tells_answer_and_tokens_and_draws_what_was_kept(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("what? [3]") and lines[1] == "visual tokens the language model saw: 64 of 576"
     assert kept.stat().st_size > 0
-
-
-@pytest.mark.parametrize(
-    ("extra", "code", "why"),
-    [
-        (["--frames", "0"], 2, "frames=0"),
-        (["--overlay", "a.txt"], 2, "must end with"),
-        (["--overlay", "nowhere/a.png"], 3, "no folder"),
-    ],
-)
-def test_ask_with_bad_arguments(
-    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], extra: list[str], code: int, why: str
-) -> None:
-    file = str(tmp_path / "data" / "eval" / "fake" / "images" / "3.png")
-    assert cli.main(["ask", file, "what?", "--model", str(tmp_path / "model"), *extra]) == code
-    assert why in capsys.readouterr().err
 
 
 def test_sweep_tells_every_run_and_ends_with_a_table(place: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,8 +26,6 @@ def test_licences_come_first_and_nobody_is_taken_to_agree(tmp_path: Path, capsys
 def test_data_are_fetched_unpacked_and_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from llava_consensus.evaluation.data import transfer
-
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         archive.writestr("mm-vet/mm-vet.json", "{}")
@@ -39,7 +37,7 @@ def test_data_are_fetched_unpacked_and_checked(
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(served[target.name])
 
-    monkeypatch.setattr(transfer, "fetch", fetch)
+    monkeypatch.setattr("llava_consensus.cli.models.fetch", fetch)
     command = ["data", "download", "mmvet", "--data", str(tmp_path), "--yes"]
     assert cli.main(command) == 3  # the question file was in none of them
     shown = capsys.readouterr()
@@ -66,4 +64,4 @@ def test_the_embedded_model_is_put_where_one_works(
     assert copied and copied <= there and not any("eval" in path.parts for path in copied)
     monkeypatch.setattr(mini, "HERE", tmp_path / "nowhere" / "a" / "b" / "c")
     assert cli.main(["data", "mini", "--to", str(tmp_path / "other")]) == 3
-    assert "Install the wheel of a release" in capsys.readouterr().err
+    assert "Install a release" in capsys.readouterr().err

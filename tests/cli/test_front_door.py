@@ -19,20 +19,9 @@ from llava_consensus.methods import METHODS, about, known_methods, make
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "llava", "numpy", "pandas", "PIL", "matplotlib", "rich", "vllm")
-LIGHT = {
-    "list": 0,
-    "--help": 0,
-    "eval --help": 0,
-    "list --help": 0,
-    "--version": 0,
-    "lst": 2,
-    "list fastv": 0,
-    "eval gqaa": 2,
-    "score gqaa --answers x": 2,
-    "eval gqa --method randon": 2,
-    "list methods": 0,
-    "list randon": 2,
-}
+LIGHT = dict.fromkeys(("list", "--help", "eval --help", "list --help", "--version", "list fastv", "list methods"), 0)
+WRONG = ("lst", "eval gqaa", "score gqaa --answers x", "eval gqa --method randon", "list randon")
+LIGHT |= dict.fromkeys(WRONG, 2)
 
 
 def test_what_needs_no_torch_does_not_import_it() -> None:
@@ -119,25 +108,23 @@ def test_the_examples_of_every_command_are_read_by_its_parser() -> None:
         assert cli.parser(words[0]).parse_args(words).lines is arguments.COMMANDS[name].lines
 
 
-def test_windows_is_told_before_anything_fails(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_windows_is_told_first(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
     assert cli.main(["list"]) == 2
     assert "use WSL" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("eval gqa --jsn", "Did you mean '--json'"),
-        ("eval gqa --question-file x", "is for `eval custom`"),
-        ("eval gqa --shard 2", "must be N/COUNT"),
-    ],
-)
-def test_a_mistake_is_a_line(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+MISTAKES = {
+    "--jsn": "Did you mean '--json'",
+    "--question-file x": "for `eval custom`",
+    "--shard 2": "must be N/COUNT",
+}
+
+
+@pytest.mark.parametrize(("words", "said"), MISTAKES.items())
+def test_a_mistake_is_a_line(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
-        assert cli.main(line.split()) == 2
+        assert cli.main(["eval", "gqa", *words.split()]) == 2
     except SystemExit as end:
         assert end.code == 2
     (shown,) = capsys.readouterr().err.splitlines()

@@ -11,7 +11,6 @@ import torch
 from fakes import FakeHost, reduced
 from PIL import Image
 
-from llava_consensus import cli
 from llava_consensus.demo import app
 from llava_consensus.demo.seen import card, counted, seen_by
 from llava_consensus.errors import ConsensusError, OptionError
@@ -113,20 +112,3 @@ def test_tokens_without_a_grid_are_refused() -> None:
     for side, message in ((0, "form no grid"), (2, "those of LLaVA-NeXT are drawn")):
         with pytest.raises(OptionError, match=message):
             seen_by(FakeHost(), [image], [encoded(side, image.size)], answer)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--port", "0"], "port=0 must be in 1..65535"),
-        (["--max-upload", "0"], "max-upload=0.0 must be above 0"),
-        (["--model", "./nowhere"], "no such folder"),
-    ],
-)
-def test_bad_arguments_end_before_weights_load(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("llava_consensus.evaluation.models.load", lambda *_: pytest.fail("weights were loaded"))
-    monkeypatch.setattr("llava_consensus.cli.ask.find_spec", lambda _: object())
-    assert cli.main(["demo", *words]) in (2, 3)
-    assert message in capsys.readouterr().err

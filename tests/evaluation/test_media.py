@@ -79,11 +79,8 @@ def test_truncated(tmp_path: Path, suffix: str) -> None:
 def test_absent_empty_foreign_folder(tmp_path: Path) -> None:
     (tmp_path / "empty.jpg").touch()
     (tmp_path / "script.eps").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n")
-    for name, words in (
-        ("empty.jpg", "empty, or not"),
-        ("script.eps", "not an image"),
-        ("absent", "no such image"),
-    ):
+    told = {"empty.jpg": "empty, or not", "script.eps": "not an image", "absent": "no such image"}
+    for name, words in told.items():
         with pytest.raises(ImageError, match=words):
             open_image(tmp_path / name)
 

@@ -189,18 +189,3 @@ def test_a_question_file_with_several_images_is_asked(tmp_path: Path, monkeypatc
     words += f" --model {tmp_path}/place/model --device cpu --no-progress --out {tmp_path}/out"
     assert cli.main(words.split()) == 0
     assert json.loads((tmp_path / "a.jsonl").read_text())["metadata"]["before"] == 2 * 576
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("eval gqa --option alpha=1 --option alpha=0", "option alpha is given twice"),
-        ("eval gqa --benchmark-option a=1 --benchmark-option a=2", "a is given twice"),
-    ],
-)
-def test_an_argument_that_is_given_twice_is_refused(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        code = cli.main(words.split())
-    except SystemExit as usage:
-        code = int(usage.code or 0)
-    assert code == 2 and said in capsys.readouterr().err

@@ -14,7 +14,7 @@ from llava_consensus.evaluation.report.rows import read_row
 from llava_consensus.evaluation.runs.configuration import RunConfig, RunPlan, prepare
 from llava_consensus.methods import make
 from llava_consensus.paper import official
-from llava_consensus.paper.verify import verify_table
+from llava_consensus.paper.official import verify_table
 from playground.mini.paths import MINI
 
 MODEL = Path("checkpoints/llava-mini")

@@ -22,7 +22,7 @@ from units import unit
 from llava_consensus import Budget, attach, cli, make
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation import benchmarks
-from llava_consensus.evaluation.report import results, section
+from llava_consensus.evaluation.report import section
 from llava_consensus.evaluation.report.rows import read_rows
 from llava_consensus.hosts.images import TABLE
 
@@ -82,9 +82,7 @@ def answers(data: Path) -> Path:
     return data / "said.jsonl"
 
 
-def test_the_example_benchmark_is_scored_and_listed(
-    data: Path, answers: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_example_benchmark_is_scored(data: Path, answers: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = ["colours", "--answers", str(answers), "--data", str(data)]
     assert cli.main(["score", *place]) == 0 and "accuracy: 66.67" in capsys.readouterr().out
     assert cli.main(["score", *place, "--benchmark-option", "spelling=british"]) == 0
@@ -145,16 +143,9 @@ def test_the_example_method_of_another_package(
     assert "0 GFLOP of its own" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("source", "words"),
-    [
-        ("Colours = 3", "must be a dataclass that derives from Benchmark"),
-        ("class Colours: pass", "must be a dataclass that derives from Benchmark"),
-        ("import no_such_package", "cannot be imported"),
-        ("", "cannot be imported"),
-    ],
-)
-def test_what_is_registered_and_is_no_benchmark_is_said(data: Path, source: str, words: str) -> None:
+@pytest.mark.parametrize("source", ["Colours = 3", "class Colours: pass", "import no_such_package", ""])
+def test_what_is_registered_and_is_no_benchmark_is_said(data: Path, source: str) -> None:
+    words = "must be a dataclass that derives from Benchmark" if "Colours" in source else "cannot be imported"
     (data / "site" / "my_package" / "colours.py").write_text(source)
     with pytest.raises(OptionError, match=words) as caught:
         benchmarks.make("colours")
@@ -175,17 +166,15 @@ def test_the_example_column_is_in_every_format(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(section, "COSTS", section.COSTS | entry)
     store(tmp_path, [1, 0])
     bench = [{"method": "consensusdrop", "tokens": 64, "peak_bytes": 3 * 2**20}]
-    sections = results.in_sections(read_rows(tmp_path), bench=bench)
-    marked, csv, tex = (results.written(sections, name) for name in ("markdown", "csv", "latex"))
+    sections = section.in_sections(read_rows(tmp_path), bench=bench)
+    marked, csv, tex = (section.written(sections, name) for name in ("markdown", "csv", "latex"))
     assert "| peak (MiB) |" in marked and "| 3.0 |" in marked
     assert csv.splitlines()[0].endswith(",peak_bytes") and csv.splitlines()[1].endswith(f",{3 * 2**20}")
     assert "peak (MiB)" in tex
 
 
 @pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="needs transformers 5.19 or later")
-def test_the_example_family(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_example_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from hf_models import IMAGE, SQUARE, TEXT, prompts, ready, square
 
     vision, text = transformers.CLIPVisionConfig(**SQUARE), transformers.LlamaConfig(**TEXT)

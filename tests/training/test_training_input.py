@@ -56,15 +56,9 @@ def test_bad_data_is_refused_with_the_entry(tmp_path: Path, entries: Any, messag
 
 
 def plan(tmp_path: Path, **changes: Any) -> TrainingPlan:
-    known = {
-        "model": MINI,
-        "conversations": tmp_path / "data.json",
-        "images": tmp_path / "images",
-        "out": tmp_path / "llava-out",
-        "method": make("consensusdrop"),
-        "budgets": (Budget(64),),
-    }
-    return TrainingPlan(**{**known, **changes})
+    known = {"conversations": tmp_path / "data.json", "images": tmp_path / "images", "out": tmp_path / "llava-out"}
+    chosen = {"method": make("consensusdrop"), "budgets": (Budget(64),)}
+    return TrainingPlan(**{"model": MINI, **known, **chosen, **changes})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pandas
 from PIL.Image import Image
 
 from llava_consensus.evaluation.bench.efficiency import prompt_shape
-from llava_consensus.evaluation.bench.timing import Setting, answer_once, in_rounds
+from llava_consensus.evaluation.bench.timing import Setting, answer_once, medians
 from llava_consensus.evaluation.models.base import Prompt, Runner
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
@@ -43,23 +43,17 @@ def measure(
     prompt, full = replace(prompt, max_new_tokens=1), (make("full"), Budget(1))
     tokens = prompt_shape(runner, prompt, image).available  # of one image
 
-    def take(case: tuple[int, Setting]) -> dict[str, float]:
+    def take(case: tuple[int, Setting]) -> tuple[float, ...]:
         timing = answer_once(runner, [image] * case[0], prompt, case[1])
-        return {name: getattr(timing, name) for name in ("tower_ms", "prefill_ms", "reduction_ms", "ttft_ms")}
+        return timing.tower_ms, timing.prefill_ms, timing.reduction_ms, timing.ttft_ms
 
-    cases = [(count, setting) for count in counts for setting in (full, reduced)]
-    samples = pandas.DataFrame({"case": index, **times} for _, index, times in in_rounds(cases, rounds, 1, (), take))
-    median = samples.groupby("case").median()
-    points = []
-    for number, count in enumerate(counts):
-        whole, fewer = median.loc[2 * number], median.loc[2 * number + 1]
-        points.append(
-            Point(
-                count, count * tokens, whole.tower_ms, whole.prefill_ms, fewer.reduction_ms, fewer.prefill_ms,
-                whole.ttft_ms, fewer.ttft_ms,
-            )
-        )  # fmt: skip
-    return points
+    found = medians([(count, setting) for count in counts for setting in (full, reduced)], rounds, take)
+    return [
+        Point(count, count * tokens, tower, prefill, reduction, reduced_prefill, full_ms, reduced_ms)
+        for count, (tower, prefill, _, full_ms), (_, reduced_prefill, reduction, reduced_ms) in zip(
+            counts, found[::2], found[1::2], strict=True
+        )
+    ]
 
 
 def break_even(points: Sequence[Point]) -> int | None:

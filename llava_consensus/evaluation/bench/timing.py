@@ -102,16 +102,21 @@ def in_rounds(
         yield turn, index, take(items[index])
 
 
+def medians(items: Sequence[Item], rounds: int, take: Callable[[Item], Sequence[float]]) -> list[list[float]]:
+    """Medians of the numbers that are taken of each item, in turns, after one round that does not count."""
+    found: list[list[Sequence[float]]] = [[] for _ in items]
+    for _, index, numbers in in_rounds(items, rounds, 1, (), take):
+        found[index].append(numbers)
+    return [[statistics.median(column) for column in zip(*samples, strict=True)] for samples in found]
+
+
 def first_token(
     runner: Runner, image: Shown, prompt: Prompt, settings: Sequence[Setting], repeats: int = 5
 ) -> list[float]:
-    """Median milliseconds from an image to the first token, for each setting, after one round that does not count."""
+    """Median milliseconds from an image to the first token, for each setting."""
     prompt = replace(prompt, max_new_tokens=1)
-    times: list[list[float]] = [[] for _ in settings]
-    take = lambda setting: answer_once(runner, image, prompt, setting).ttft_ms  # noqa: E731
-    for _, index, spent in in_rounds(settings, repeats, 1, (), take):
-        times[index].append(spent)
-    return [statistics.median(one) for one in times]
+    found = medians(settings, repeats, lambda setting: [answer_once(runner, image, prompt, setting).ttft_ms])
+    return [one for (one,) in found]
 
 
 @contextmanager
@@ -216,24 +221,25 @@ def timed(
     """
     at_least("rounds", rounds, 1)
     view, chosen, amount = view_of(model), make(method, **options), budget(tokens)
-    found: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
-    counts = 0, 0
-    for _ in range(rounds + 1):
-        found[False].append(_once(view.module, call))
+    outcomes: list[Any] = []
+
+    def take(reduced: bool) -> tuple[float, float]:
+        if not reduced:
+            return _once(view.module, call)
         with attach_view(view, chosen, amount) as attached:
-            found[True].append(_once(view.module, call))
-            before, after = (sum(getattr(one, side) for one in attached.outcomes) for side in ("before", "after"))
-            counts = before, after
-        if not before:
+            times = _once(view.module, call)
+            outcomes[:] = attached.outcomes
+        if not sum(one.before for one in outcomes):
             raise OptionError("call: showed the model no image, so that there is nothing to reduce")
-    (full_first, full), (first, whole) = (
-        (1e3 * statistics.median(times) for times in zip(*found[side][1:], strict=True)) for side in (False, True)
-    )
-    return Timed(*counts, full_first, first, full, whole, rounds)
+        return times
+
+    (full_first, full), (first, whole) = medians((False, True), rounds, take)
+    before, after = (sum(getattr(one, side) for one in outcomes) for side in ("before", "after"))
+    return Timed(before, after, full_first, first, full, whole, rounds)
 
 
 def _once(module: Any, call: Callable[[], object]) -> tuple[float, float]:
-    """Seconds from the begin of a call to the end of the model's first forward, and to its own end."""
+    """Milliseconds from the begin of a call to the end of the model's first forward, and to its own end."""
     device = next(module.parameters()).device
     with _forward_ends(module, device, 1) as ends:
         start = now(device)
@@ -241,4 +247,4 @@ def _once(module: Any, call: Callable[[], object]) -> tuple[float, float]:
         end = now(device)
     if not ends:
         raise OptionError("call: did not run the model. Give for example lambda: model.generate(**inputs)")
-    return ends[0] - start, end - start
+    return 1e3 * (ends[0] - start), 1e3 * (end - start)

@@ -26,9 +26,7 @@ def source() -> Path:
     for folder in (HERE / "embedded", HERE.parents[2]):
         if all((folder / part).is_dir() for part in PARTS):
             return folder
-    raise DataError(
-        "the embedded model did not come with this installation. Install the wheel of a release, or work in a checkout"
-    )
+    raise DataError("the embedded model is not in this installation. Install a release, or work in a checkout")
 
 
 def remove_leftovers(start: Path) -> None:

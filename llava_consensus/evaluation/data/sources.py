@@ -11,8 +11,12 @@ DRIVE = "https://drive.usercontent.google.com/download?id={}&export=download&con
 COCO = "http://images.cocodataset.org/zips/"  # has no https certificate for its name
 GQA = "https://downloads.cs.stanford.edu/nlp/data/gqa/"
 POPE = "https://raw.githubusercontent.com/AoiDragon/POPE/e3e39262c85a6a83f26cf5094022a782cb0df58d/output/coco/"
+SQA_IMAGES = "https://scienceqa.s3.us-west-1.amazonaws.com/images/"
 SQA = "https://raw.githubusercontent.com/lupantech/ScienceQA/main/data/scienceqa/"
 TEXTVQA = "https://dl.fbaipublicfiles.com/textvqa/"
+MMVET = "https://github.com/yuweihao/MM-Vet/releases/download/v1/"
+SEED = "https://huggingface.co/datasets/AILab-CVC/SEED-Bench/resolve/main/"
+REFCOCO = "https://ofasys-wlcb.oss-cn-wulanchabu.aliyuncs.com/Qwen-VL/evaluation/refcoco/"
 MMBENCH = "https://download.openmmlab.com/mmclassification/datasets/mmbench/"
 
 
@@ -39,9 +43,7 @@ SOURCES: dict[str, tuple[Source, ...]] = {
         EVAL,
         Source("problems.json", f"{SQA}problems.json", "scienceqa"),
         Source("pid_splits.json", f"{SQA}pid_splits.json", "scienceqa"),
-        Source(
-            "scienceqa-test.zip", "https://scienceqa.s3.us-west-1.amazonaws.com/images/test.zip", "scienceqa/images"
-        ),
+        Source("scienceqa-test.zip", f"{SQA_IMAGES}test.zip", "scienceqa/images"),
     ),
     "textvqa": (
         EVAL,
@@ -59,29 +61,10 @@ SOURCES: dict[str, tuple[Source, ...]] = {
     "mme": (EVAL,),
     "mmbench": (Source("mmbench_dev_20230712.tsv", f"{MMBENCH}mmbench_dev_20230712.tsv", "mmbench"),),
     "mmbench_cn": (Source("mmbench_dev_cn_20231003.tsv", f"{MMBENCH}mmbench_dev_cn_20231003.tsv", "mmbench_cn"),),
-    "mmvet": (
-        EVAL,
-        Source(
-            "mm-vet.zip",
-            "https://github.com/yuweihao/MM-Vet/releases/download/v1/mm-vet.zip",
-            "mm-vet",
-            without="mm-vet/",
-        ),
-    ),
-    "seed": (
-        EVAL,
-        Source(
-            "SEED-Bench-image.zip",
-            "https://huggingface.co/datasets/AILab-CVC/SEED-Bench/resolve/main/SEED-Bench-image.zip",
-            "seed_bench",
-        ),
-    ),
+    "mmvet": (EVAL, Source("mm-vet.zip", f"{MMVET}mm-vet.zip", "mm-vet", without="mm-vet/")),
+    "seed": (EVAL, Source("SEED-Bench-image.zip", f"{SEED}SEED-Bench-image.zip", "seed_bench")),
     "refcoco": (
-        Source(
-            "refcoco_val.jsonl",
-            "https://ofasys-wlcb.oss-cn-wulanchabu.aliyuncs.com/Qwen-VL/evaluation/refcoco/refcoco_val.jsonl",
-            "refcoco",
-        ),
+        Source("refcoco_val.jsonl", f"{REFCOCO}refcoco_val.jsonl", "refcoco"),
         Source("train2014.zip", f"{COCO}train2014.zip", "refcoco", "13 GB"),
     ),
     "tgif": (Source("TGIF_Zero_Shot_QA.zip", DRIVE.format("1so6L9rg_gdC8Segur7rKML-ffd4Ix_I6"), "GPT_Zero_Shot_QA"),),

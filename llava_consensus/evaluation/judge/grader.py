@@ -1,10 +1,10 @@
 """The judged part of a benchmark: its prompt, the parser of replies, and the official numbers.
 
-A grader knows no network; `run.py` asks. Official prompts are not ours to ship: `--judge-prompt` takes a JSON file,
+A grader knows no network; `run.py` asks. A prompt is a JSON file,
 `{"messages": [{"role": "user", "content": "... {question} ... {answer} ... {prediction} ..."}]}`, with `reminder`
 (added to the last message after a reply that could not be read) and `chinese` (other messages for Chinese questions) if
-the official script has them. Grades by our own wording are not those of the official prompt. Every run records which it
-used.
+the official script has them. Ours lie beside the graders; official ones are not ours to ship, `--judge-prompt` takes
+them. Grades by our own wording are not those of the official prompt. Every run records which it used.
 """
 
 import hashlib
@@ -65,47 +65,38 @@ class Reply(NamedTuple):
     completion_tokens: int | None = None
 
 
-class Outcome(NamedTuple):
-    """Result for one answer. If nothing was read and there is no value, the answer stays without a grade."""
-
-    value: Any  # MM-Vet: the grade, 0 to 1; video: the parsed reply; MMBench: the letter
-    content: str  # the text it was read from
-    read: bool = True  # a value may also follow from a rule when no reply could be read
-    model: str | None = None  # as the server reports it
-
-
 @dataclass(frozen=True)
 class Candidate:
     index: int  # of its question
     key: str  # its id in official files
     fields: Mapping[str, str]  # by slot of the prompt
     options: Mapping[str, str] = field(default_factory=dict)  # texts by letter, if it chose one of several
-    settled: Outcome | None = None  # known without a judge: no request is sent
+    settled: Any = None  # a grade that is known without a judge: no request is sent
 
 
-Outcomes = Mapping[str, Sequence[Outcome]]  # by key of the candidate, one for each run
+# By key of the candidate, one for each run. MM-Vet: 0 to 1; video: the parsed reply; MMBench: the letter.
+Grades = Mapping[str, Sequence[Any]]
 
 
 @dataclass(frozen=True)
 class Grader(ABC):
     attempts: ClassVar[tuple[Mapping[str, Any], ...]]  # options of each request, until a reply can be read
-    fallback: ClassVar[Any] = None  # value if no reply can be read; None leaves the answer without a grade
-    wording: ClassVar[JudgePrompt]  # the prompt in our own words
+    fallback: ClassVar[Any] = None  # grade if no reply can be read; None leaves the answer without one
+    wording: ClassVar[Path]  # file of the prompt in our own words
     known: ClassVar[Mapping[str, str]]  # names of official versions of the prompt by their hash
 
     benchmark: Benchmark
 
     def prompt(self, file: Path | None = None) -> JudgePrompt:
         """The prompt in a file, or our own wording. DataError for a file that holds none."""
-        if file is None:
-            return self.wording
-        with misread(str(file), "judge/grader.py says what is in it"):
-            content = read_json(file, "Mend it", dict)
+        own = file or self.wording
+        with misread(str(own), "judge/grader.py says what is in it"):
+            content = read_json(own, "Mend it", dict)
             messages, chinese = (
                 tuple((one["role"], tuple(SLOT.split(one["content"]))) for one in content.get(name, ()))
                 for name in ("messages", "chinese")
             )
-            found = JudgePrompt(messages, content.get("reminder", ""), file.name, chinese)
+            found = JudgePrompt(messages, content.get("reminder", ""), OWN if file is None else file.name, chinese)
         if not messages:
             raise DataError(f"--judge-prompt {file}: no messages in it")
         return replace(found, version=self.known.get(found.sha256))
@@ -115,9 +106,9 @@ class Grader(ABC):
         """The answers to judge, and the counts of the join."""
 
     @abstractmethod
-    def read(self, text: str | None, candidate: Candidate, attempt: int) -> Outcome | None:
-        """Outcome of the reply to request number `attempt` (from 0); None asks again."""
+    def read(self, text: str | None, candidate: Candidate, attempt: int) -> Any:
+        """The grade in the reply to request number `attempt` (from 0); None asks again."""
 
     @abstractmethod
-    def report(self, candidates: Sequence[Candidate], outcomes: Outcomes, data: Path, runs: int) -> dict[str, Any]:
+    def report(self, candidates: Sequence[Candidate], grades: Grades, data: Path, runs: int) -> dict[str, Any]:
         """The official numbers over the graded answers, and `extracted`, each answer as it was graded."""

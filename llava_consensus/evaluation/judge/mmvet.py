@@ -9,26 +9,7 @@ from typing import Any, ClassVar
 from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.mmvet import MMVet, key_of, tables
 from llava_consensus.evaluation.files import Record
-from llava_consensus.evaluation.judge.grader import Candidate, Grader, JudgePrompt, Outcome, Outcomes
-
-_TABLE = """\
-You grade the answers of an AI model. Each row of the table below holds a question, the correct answer, the model's \
-answer, and a grade from 0.0 (wrong) to 1.0 (fully correct) in steps of 0.1. Where the correct answer joins parts with \
-<AND>, the model's answer must contain all of them for the full grade, and earns a share for some; where it joins them \
-with <OR>, any one is enough. Other words that mean the same are as good. Complete the last row: write its grade, a \
-number, and nothing else.
-
-Question | Correct answer | Model's answer | Grade
---- | --- | --- | ---
-Which fruits lie on the table? | apple <AND> pear | a pear and an apple | 1.0
-Which fruits lie on the table? | apple <AND> pear | only apples | 0.5
-Which fruits lie on the table? | apple <AND> pear | a bowl of grapes | 0.0
-What time is it on the clock? | 3:15 <OR> a quarter past three | It is quarter past 3. | 1.0
-What time is it on the clock? | 3:15 <OR> a quarter past three | shortly after three | 0.4
-Why is the boy laughing? | The dog beside him wears his hat and looks very serious. | There is a dog near him. | 0.3
-Why is the boy laughing? | The dog beside him wears his hat and looks very serious. | His dog has got his hat on. | 0.8
-"""
-_ROW = ("question", " | ", "answer", " | ", "prediction", " | ")
+from llava_consensus.evaluation.judge.grader import Candidate, Grader, Grades
 
 
 @dataclass(frozen=True)
@@ -36,7 +17,7 @@ class MMVetGrader(Grader):
     # warmer each time; the official script does not read the last reply, and grades 0
     attempts = tuple({"max_tokens": 3, "temperature": warmth} for warmth in (0.0, 0.0, 0.5, 1.0, 1.5, 2.0))
     fallback = 0.0
-    wording = JudgePrompt((("user", (_TABLE + "\n", *_ROW)),), "\nThe grade, as a number from 0.0 to 1.0: ")
+    wording = Path(__file__).with_suffix(".json")
     known: ClassVar[Mapping[str, str]] = {
         "854799be14be8bf599ac96179e8f8edd3b5325ea29731d7d1fb850e7877d4591": "MM-Vet at acde843"
     }
@@ -53,14 +34,13 @@ class MMVetGrader(Grader):
             found[key] = Candidate(index, key, cells(gold[index]["question"], gold[index]["answer"], record["text"]))
         return list(found.values()), joined.counts
 
-    def read(self, text: str | None, candidate: Candidate, attempt: int) -> Outcome | None:
+    def read(self, text: str | None, candidate: Candidate, attempt: int) -> float | None:
         """The grade. NaN, which the official code accepts and no total survives, counts as unreadable."""
         grade = read_grade(text) if attempt < len(self.attempts) - 1 else None
-        return None if grade is None or math.isnan(grade[0]) else Outcome(*grade)
+        return None if grade is None or math.isnan(grade[0]) else grade[0]
 
-    def report(self, candidates: Sequence[Candidate], outcomes: Outcomes, data: Path, runs: int) -> dict[str, Any]:
+    def report(self, candidates: Sequence[Candidate], grades: Grades, data: Path, runs: int) -> dict[str, Any]:
         gold = self.benchmark.gold(data, self.benchmark.load(data))
-        grades = {key: [one.value for one in said] for key, said in outcomes.items()}
         graded = [one for one in candidates if one.key in grades]
         if not graded:
             return {"total": None, "extracted": []}

@@ -22,7 +22,7 @@ from llava_consensus.errors import Interrupted
 from llava_consensus.evaluation.files import ANSWERS, CONFIG, Record, canonical, misread, write_json, write_metrics
 from llava_consensus.evaluation.judge import grader_of
 from llava_consensus.evaluation.judge.client import JudgeClient, JudgeConfig, NoReply, Replies
-from llava_consensus.evaluation.judge.grader import Candidate, Grader, JudgePrompt, Outcome, Reply
+from llava_consensus.evaluation.judge.grader import Candidate, Grader, JudgePrompt, Reply
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +36,12 @@ class Judged(NamedTuple):
 
 
 class Grade(NamedTuple):
-    """Outcome for one answer in one run, with the replies it took."""
+    """Grade of one answer in one run, with the replies it took."""
 
-    outcome: Outcome | None
+    value: Any  # None if there is none
     heard: Sequence[Reply] = ()
-    failure: str = ""  # why there is no outcome
+    failure: str = ""  # why none came
+    given_up: bool = False  # whether no reply can be read, so that it follows from a rule, or is left out
 
 
 def run(config: JudgeConfig, progress: bool = True) -> Judged:
@@ -54,12 +55,13 @@ def run(config: JudgeConfig, progress: bool = True) -> Judged:
     with Replies(config.out) as replies:
         folder = _open(config, prompt)
         grades = _grades(grader, prompt, candidates, config, replies, progress)
-    outcomes = _outcomes(grades, config.runs)
+    said = {one.key: [grades[number, one.key].value for number in range(config.runs)] for one in candidates}
+    graded = {key: values for key, values in said.items() if None not in values}
     with misread(place, MEND):
-        numbers = grader.report(candidates, outcomes, config.data, config.runs)
-    lacking = len(candidates) - len(outcomes)
+        numbers = grader.report(candidates, graded, config.data, config.runs)
+    lacking = len(candidates) - len(graded)
     used = [reply for grade in grades.values() for reply in grade.heard]
-    given_up = sum(bool(one.heard and one.outcome and not one.outcome.read) for one in grades.values())
+    given_up = sum(one.given_up for one in grades.values())
     unreadable = 2 * given_up > len(grades)  # no judge of anything: a default grade is not a score
     metrics = {
         "benchmark": config.benchmark,
@@ -67,7 +69,7 @@ def run(config: JudgeConfig, progress: bool = True) -> Judged:
         "score": None if unreadable else numbers[benchmark.metric],
         "unreadable": unreadable,
         "complete": not counts["missing"] and not lacking and not unreadable,
-        "counts": counts | {"graded": len(outcomes), "ungraded": lacking},
+        "counts": counts | {"graded": len(graded), "ungraded": lacking},
         # an alias may move during a run, so the record says in how many replies the server named which model
         "judge": _describe(config, prompt)
         | {"reported": dict(Counter(one.model for one in used if one.model).most_common())},
@@ -139,19 +141,10 @@ async def _grade(
         except NoReply as error:
             return Grade(None, heard, str(error))
         heard.append(reply)
-        outcome = grader.read(reply.text, one, attempt)
-        if outcome is not None:
-            return Grade(outcome._replace(model=reply.model), heard)
-    return Grade(Outcome(grader.fallback, heard[-1].text or "", read=False, model=heard[-1].model), heard)
-
-
-def _outcomes(grades: Mapping[Place, Grade], runs: int) -> dict[str, list[Outcome]]:
-    """Outcomes of all runs by key of the candidate; one that lacks a grade in a run is left out."""
-    found: dict[str, list[Outcome]] = {}
-    for (_, key), grade in grades.items():  # run by run
-        if grade.outcome is not None and (grade.outcome.value is not None or grade.outcome.read):
-            found.setdefault(key, []).append(grade.outcome)
-    return {key: said for key, said in found.items() if len(said) == runs}
+        value = grader.read(reply.text, one, attempt)
+        if value is not None:
+            return Grade(value, heard)
+    return Grade(grader.fallback, heard, given_up=True)
 
 
 def _describe(config: JudgeConfig, prompt: JudgePrompt) -> dict[str, Any]:

@@ -12,28 +12,15 @@ from typing import Any, ClassVar
 from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.video_qa import Unreadable, VideoQA, evaluate, parse, understand
 from llava_consensus.evaluation.files import Record
-from llava_consensus.evaluation.judge.grader import Candidate, Grader, JudgePrompt, Outcome, Outcomes
+from llava_consensus.evaluation.judge.grader import Candidate, Grader, Grades
 
 NEITHER = "neither"  # group of answers that the accuracy leaves out
-
-_SYSTEM = """\
-You check answers to questions about videos. For each you are given the question, the correct answer and the answer of \
-a model; decide whether the model's answer means the same as the correct one.
-- What counts is the meaning, not the wording: synonyms and paraphrases are right.
-- More detail than asked for is fine as long as it contradicts nothing.
-- Judge against the correct answer only, not against what you think the video shows."""
-_ASK = """
-
-Reply with a Python dictionary and nothing else, no explanation and no code fence. Its key 'pred' holds 'yes' if the \
-answers match and 'no' if they do not; its key 'score' holds an integer from 0 (nothing in common) to 5 (the same \
-meaning). For example: {'pred': 'no', 'score': 1}"""
-_USER = ("Question: ", "question", "\nCorrect answer: ", "answer", "\nAnswer of the model: ", "prediction", _ASK)
 
 
 @dataclass(frozen=True)
 class VideoQAGrader(Grader):
     attempts: ClassVar[tuple[Mapping[str, Any], ...]] = ({},) * 5
-    wording = JudgePrompt((("system", (_SYSTEM,)), ("user", _USER)))
+    wording = Path(__file__).with_suffix(".json")
     known: ClassVar[Mapping[str, str]] = {
         "383aa99b2501da0859ec9a3dd4e07ad22f197fbf82255712da941645c65ba1d5": "Video-LLaVA at 984e65b"
     }
@@ -51,20 +38,20 @@ class VideoQAGrader(Grader):
             found[key] = Candidate(index, key, fields)
         return list(found.values()), joined.counts
 
-    def read(self, text: str | None, candidate: Candidate, attempt: int) -> Outcome | None:
+    def read(self, text: str | None, candidate: Candidate, attempt: int) -> Any:
         try:
-            return Outcome(parse(text), text or "")
+            return parse(text)
         except Unreadable:
             return None
 
-    def report(self, candidates: Sequence[Candidate], outcomes: Outcomes, data: Path, runs: int) -> dict[str, Any]:
+    def report(self, candidates: Sequence[Candidate], grades: Grades, data: Path, runs: int) -> dict[str, Any]:
         """Accuracy in percent and average score; of several runs, their means, and each run's own."""
-        graded = [one for one in candidates if one.key in outcomes]
-        each = [evaluate([outcomes[one.key][run].value for one in graded]) for run in range(runs)]
+        graded = [one for one in candidates if one.key in grades]
+        each = [evaluate([grades[one.key][run] for one in graded]) for run in range(runs)]
         numbers: dict[str, Any] = {name: _mean([one[name] for one in each]) for name in ("accuracy", "average_score")}
         extracted = []
         for one in graded:
-            said = [understand(outcome.value).verdict for outcome in outcomes[one.key]]
+            said = [understand(grade).verdict for grade in grades[one.key]]
             row = {"index": one.index, "extracted": str(said), "correct": said.count("yes") / runs}
             extracted.append(row | {"group": NEITHER if None in said else "yes or no"})
         numbers["accuracy"] = base.percent(numbers["accuracy"])

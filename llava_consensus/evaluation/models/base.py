@@ -7,15 +7,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from PIL.Image import Image
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import LogitsProcessorList
+from transformers import LogitsProcessorList, PretrainedConfig, PreTrainedTokenizerBase
 
 from llava_consensus.errors import ConsensusError, DataError, QuestionError
 from llava_consensus.evaluation.files import HALF
+from llava_consensus.evaluation.media import Clip
 from llava_consensus.hosts import attach_view
 from llava_consensus.hosts.attachment import Attachment, Call
 from llava_consensus.hosts.outcomes import CachedLayer, ImageOutcome
@@ -24,26 +26,21 @@ from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Shape
 from llava_consensus.reduction.tokens import Need
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
-
-    from llava_consensus.evaluation.media import Clip
-
 COUNTS = ("before", "after", "structural")
 FULL = make("full"), Budget(1)
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question: its text without image tokens, the conversation template (None is the model's own), and the bounds
-    on the answer's length in tokens (the lower one only for timing).
+    """One question: its text without image tokens, the conversation template (None is the model's own), the bounds on
+    the answer's length in tokens (the lower one only for timing), and whether the answer says how sure it is.
     """
 
     text: str
     conversation: str | None = None
     max_new_tokens: int = 128
     min_new_tokens: int = 0
+    sure: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +71,7 @@ class Answer(NamedTuple):
     notes: tuple[str, ...]
     outcomes: tuple[ImageOutcome, ...]
     prefill: Prefill | None = None
-    logprob: float | None = None  # mean over its tokens, the end included
+    logprob: float | None = None  # mean over its tokens, the end included; None if the prompt does not ask for it
 
 
 class Sureness(threading.local):
@@ -103,7 +100,7 @@ class Runner:
     reserved: tuple[str, ...] = ()  # placeholder texts for images in prompts of this model
     limit: int | None = None  # rows of a prompt that the model was made for; None is any number
 
-    def __init__(self, view: Any, tokenizer: "PreTrainedTokenizerBase | None" = None) -> None:
+    def __init__(self, view: Any, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
         self.view = view
         self.tokenizer: PreTrainedTokenizerBase = tokenizer
         self.model: Any = view.module
@@ -138,7 +135,7 @@ class Runner:
         """Tiles in a row of the grid after the base view of an image of this width and height; 0 without a grid."""
         return 0
 
-    def pixels(self, image: "Image") -> Tensor:
+    def pixels(self, image: Image) -> Tensor:
         """An image as the vision tower reads it: [3, H, W], or [T, 3, H, W] if it is cut into tiles."""
         raise NotImplementedError
 
@@ -154,7 +151,7 @@ class Runner:
         """`rows` of a prompt with the ids [L] of `question_ids`."""
         return self.rows(prompt, len(images))
 
-    def own_inputs(self, prompt: Prompt, image: "Image", folder: Path) -> dict[str, Any]:
+    def own_inputs(self, prompt: Prompt, image: Image, folder: Path) -> dict[str, Any]:
         """Kwargs of the model's own `generate` for one prompt about an image, which may be read from the folder."""
         raise NotImplementedError
 
@@ -177,7 +174,7 @@ class Runner:
     # ---- encoding and answering
 
     @torch.inference_mode()
-    def encode(self, images: "list[Any]") -> list[Encoding]:
+    def encode(self, images: list[Any]) -> list[Encoding]:
         """Images, and of hosts that take them clips, through the vision tower, for the method that is attached."""
         pixels = [self.pixels(image) for image in images]
         tiles = [image if image.ndim == 4 else image[None] for image in pixels]
@@ -219,7 +216,7 @@ class Runner:
                 answers |= {row: one._replace(logprob=p) for row, one, p in zip(rows, found, logprobs, strict=True)}
         return [answers[row] for row in range(len(prompts))]
 
-    def ask(self, images: "list[Image | Clip]", prompt: Prompt) -> tuple[list[Encoding], Answer]:
+    def ask(self, images: list[Image | Clip], prompt: Prompt) -> tuple[list[Encoding], Answer]:
         """Encodes images and answers one prompt about them. DataError for whatever the model's code raises."""
         try:
             encoded = self.encode(images)
@@ -247,8 +244,8 @@ class Runner:
     def generation(self, prompt: Prompt) -> dict[str, Any]:
         """Arguments of `generate`: greedy, as LLaVA evaluates."""
         self._sureness.steps = []
-        noted = LogitsProcessorList([self._sureness])
-        greedy = {"do_sample": False, "use_cache": True, "pad_token_id": self.padding, "logits_processor": noted}
+        noted = {"logits_processor": LogitsProcessorList([self._sureness])} if prompt.sure else {}
+        greedy = {"do_sample": False, "use_cache": True, "pad_token_id": self.padding, **noted}
         longer = {"min_new_tokens": prompt.min_new_tokens} if prompt.min_new_tokens else {}
         return {**greedy, **longer, "max_new_tokens": prompt.max_new_tokens}
 
@@ -276,9 +273,7 @@ def last_row_alone(head: nn.Module) -> Iterator[None]:
 def check_text(text: str, reserved: Sequence[str]) -> None:
     """Raises QuestionError for half of a character, or a word that represents an image."""
     if HALF.search(text):
-        raise QuestionError(
-            f"the question {text[:60]!r} holds half of a character, which no tokenizer reads. Save it as UTF-8"
-        )
+        raise QuestionError(f"the question {text[:60]!r} holds half of a character. Save it as UTF-8")
     if taken := [word for word in reserved if word in text]:
         raise QuestionError(
             f"the question {text[:60]!r} holds {taken[0]}, which stands for an image in the prompts of this model; "
@@ -349,8 +344,8 @@ def text_rows(ids: Tensor, placeholders: Sequence[int]) -> tuple[int, int]:
 
 def shape_of(
     view: Any,
-    language: "PretrainedConfig",
-    vision: "PretrainedConfig",
+    language: PretrainedConfig,
+    vision: PretrainedConfig,
     projector: nn.Module | None,
     text: int,
     **more: Any,

@@ -3,28 +3,34 @@
 Tensors are read one at a time and written shard by shard. The Hugging Face layout has one word more, `<image>`, which
 is never generated. The small files of the official checkpoint go along in a folder `official`, and so does a tower that
 is a whole CLIP model, for methods that read the question by its text side.
+
+A LoRA checkpoint and the model it was trained on become one checkpoint: PEFT merges the adapter, and weights that were
+trained whole (`non_lora_trainables.bin`: the projector) replace those of the base.
 """
 
 import ast
 import shutil
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from llava_consensus.errors import DataError
+from llava_consensus.errors import DataError, missing_extra
 from llava_consensus.evaluation.files import read_json, write_json
 from llava_consensus.evaluation.models.llava import FLAG
 from llava_consensus.evaluation.models.weights import (
     MEND,
     copy_small_files,
     new_folder,
+    rewrite,
     tensors_of,
     weight_files,
     write_shards,
 )
+from llava_consensus.hosts.clip import without_unused_report
 from llava_consensus.hosts.next_grid import check_images
 from llava_consensus.hosts.pretrained import load_pretrained
 
@@ -40,6 +46,11 @@ NAMES = (  # how names of tensors begin in the official layout and in Hugging Fa
 SIGHT = "vision_model."  # how names of the vision side of a CLIP model begin
 OFFICIAL = "official"  # folder of the small files of the official checkpoint
 IMAGE = "<image>"
+SETTINGS, WHOLE = "adapter_config.json", "non_lora_trainables.bin"
+ADAPTED = "base_model.model."  # of names as PEFT writes them
+# Prompts of LLaVA-1.5 (`vicuna_v1` of the official package): images of a user come first, then a new line. vLLM gives
+# a template the parts of a message only if it sees a loop over them.
+TEMPLATE = Path(__file__).with_name("vicuna.jinja")
 SQUARE, TILED = "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration"  # classes of LLaVA 1.5 and 1.6
 
 
@@ -87,14 +98,10 @@ def _tensors(source: Path, tower: Path, own_tower: bool) -> Iterator[tuple[str, 
         for name, values in tensors_of(path):
             if name in (EMBEDDING, HEAD):  # one word more, which is never read or generated
                 values = torch.cat((values, values.new_zeros(1, values.shape[1])))
-            yield _renamed(name), values
+            before, after = next((pair for pair in NAMES if name.startswith(pair[0])), ("", ""))
+            yield after + name.removeprefix(before), values
     for path in [] if own_tower else weight_files(tower):
         yield from ((f"vision_tower.{name}", values) for name, values in tensors_of(path, SIGHT))
-
-
-def _renamed(name: str) -> str:
-    before, after = next((pair for pair in NAMES if name.startswith(pair[0])), ("", ""))
-    return after + name.removeprefix(before)
 
 
 def _is_tiled(config: dict[str, Any]) -> bool:
@@ -153,31 +160,38 @@ def _write_processor(source: Path, tower: Path, out: Path, config: dict[str, Any
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
         image_token=IMAGE,
-        chat_template=TEMPLATE,
+        chat_template=TEMPLATE.read_text("utf-8").strip(),
     ).save_pretrained(out)
     image_id: int = tokenizer.convert_tokens_to_ids(IMAGE)
     return image_id
 
 
-SYSTEM = (
-    "A chat between a curious user and an artificial intelligence assistant. "
-    "The assistant gives helpful, detailed, and polite answers to the user's questions. "
-)
-# Prompts of LLaVA-1.5 (`vicuna_v1` of the official package): images of a user come first, then a new line. vLLM gives
-# a template the parts of a message only if it sees a loop over them.
-TEMPLATE = """
-{{ "SYSTEM" }}
-{%- for message in messages -%}
-{%- set texts = message['content'] | selectattr('type', 'equalto', 'text') | map(attribute='text') | join -%}
-{%- if message['role'] == 'user' -%}
-{{ "USER" + ': ' }}
-{%- for image in message['content'] | selectattr('type', 'equalto', 'image') -%}
-{{ "<image>" + ('\\n' if loop.last else '') }}
-{%- endfor -%}
-{{ texts + " " }}
-{%- else -%}
-{{ "ASSISTANT" + ': ' + texts + "</s>" }}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ "ASSISTANT" + ':' }}{%- endif -%}
-""".strip().replace("SYSTEM", SYSTEM)
+# ---- LoRA
+
+
+def merge(lora: Path, base: Path, out: Path) -> str:
+    """Writes the merged checkpoint, whole or not at all; returns a line about it."""
+    if find_spec("peft") is None:
+        raise missing_extra("LoRA checkpoints need peft", "eval")
+    if not (lora / SETTINGS).is_file():
+        raise DataError(f"{lora}: no {SETTINGS} in it, so it is no LoRA checkpoint")
+    import transformers
+    from peft import PeftModel
+
+    kind = str(read_json(base / "config.json", MEND, dict).get("model_type"))
+    # the class without a vision tower, which the adapter does not touch
+    cls = transformers.MistralForCausalLM if "mistral" in kind else transformers.LlamaForCausalLM
+    with new_folder(out, lora) as fresh:
+        with without_unused_report():
+            model = load_pretrained(cls, base, torch_dtype="auto")
+        adapted = PeftModel.from_pretrained(model, lora)
+        names = [f"{name}.weight" for name in adapted.targeted_module_names]
+        state = adapted.merge_and_unload().state_dict()
+        values = {name: state[name] for name in names}
+        if (lora / WHOLE).is_file():
+            values |= {name.removeprefix(ADAPTED): value for name, value in tensors_of(lora / WHOLE)}
+        count = rewrite(base, fresh, values)
+        copy_small_files(base, fresh)
+        copy_small_files(lora, fresh)
+        (fresh / SETTINGS).unlink()
+    return f"{count} tensors, {len(names)} of them adapted: {out}"

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.image_processing_utils import BaseImageProcessor
 
 from llava_consensus.errors import MissingDependency, OptionError, unknown_name
 from llava_consensus.evaluation.files import Record, read_json
@@ -38,9 +40,6 @@ from llava_consensus.hosts.official_model import Official, blank_images
 from llava_consensus.hosts.pretrained import load_pretrained
 from llava_consensus.reduction.method import Shape
 
-if TYPE_CHECKING:
-    from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenizerBase
-
 IMAGE_ID = -200  # IMAGE_TOKEN_INDEX of official LLaVA, which represents an image in a prompt
 LEFT = {"tokenizer_padding_side": "left"}
 CONVERSATION = "vicuna_v1"  # default template: that of LLaVA-1.5
@@ -57,9 +56,9 @@ class LlavaRunner(Runner):
 
     def __init__(
         self,
-        model: "PreTrainedModel",
-        tokenizer: "PreTrainedTokenizerBase | None" = None,
-        image_processor: "BaseImageProcessor | None" = None,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        image_processor: BaseImageProcessor | None = None,
         options: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         super().__init__(self.view_class(model, options), tokenizer)
@@ -84,7 +83,11 @@ class LlavaRunner(Runner):
         return text_rows(self.prompt_ids(prompt, images), [IMAGE_ID])
 
     def prompt_ids(self, prompt: Prompt, images: int = 1) -> Tensor:
-        return to_ids(prompt, images, self.tokenizer, getattr(self.model.config, "mm_use_im_start_end", False))
+        from llava.mm_utils import tokenizer_image_token
+
+        text = to_text(prompt, images, getattr(self.model.config, "mm_use_im_start_end", False))
+        ids: Tensor = tokenizer_image_token(text, self.tokenizer, IMAGE_ID, return_tensors="pt")
+        return ids
 
     def pixels(self, image: Image.Image) -> Tensor:
         from llava.mm_utils import process_images
@@ -132,14 +135,6 @@ def to_text(prompt: Prompt, images: int, wrapped: bool = False) -> str:
     return str(turns.get_prompt())
 
 
-def to_ids(prompt: Prompt, images: int, tokenizer: "PreTrainedTokenizerBase", wrapped: bool = False) -> Tensor:
-    from llava.mm_utils import tokenizer_image_token
-
-    text = to_text(prompt, images, wrapped)
-    ids: Tensor = tokenizer_image_token(text, tokenizer, IMAGE_ID, return_tensors="pt")
-    return ids
-
-
 def _text_side(folder: Path) -> dict[str, Any]:
     """Cost figures of CLIP's text tower, from the folder of a whole CLIP model; empty for others."""
     file = folder / "config.json"
@@ -182,9 +177,7 @@ def tower_of(path: Path) -> Checkpoint | None:
 def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> LlavaRunner:
     check_llava_version()
     if loading.device_map not in (None, "auto"):
-        raise OptionError(
-            f"device_map={loading.device_map!r}: official LLaVA places its vision tower with auto only. Take auto"
-        )
+        raise OptionError(f"device_map={loading.device_map!r}: official LLaVA places its vision tower with auto only")
     try:
         from llava.model.builder import load_pretrained_model
     except ImportError as error:
@@ -211,14 +204,14 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
 
 def quietly_loaded(
     loader: Callable[..., Any], path: str, name: str, **arguments: Any
-) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase, BaseImageProcessor]":
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, BaseImageProcessor]:
     """Model, tokenizer and image processor by the loader of a `llava` package, with its printing suppressed."""
     with loading_errors(path), incomplete_refused(), contextlib.redirect_stdout(io.StringIO()), without_unused_report():
         tokenizer, model, processor, _ = loader(path, None, name, **arguments)
     return model, tokenizer, processor
 
 
-def load_own_tower(path: str, model: "PreTrainedModel") -> None:
+def load_own_tower(path: str, model: PreTrainedModel) -> None:
     """Puts the checkpoint's tower weights into a model with another tower. DataError unless they fit."""
     tower = model.get_vision_tower().vision_tower
     files = weight_files(Path(path))

@@ -98,7 +98,7 @@ class Loading:
                 raise unknown_name(name.replace("_", " "), getattr(self, name), [str(one) for one in known if one])
         if self.device_map is not None and self.device != "auto":
             raise OptionError(
-                f"device={self.device!r} and device_map={self.device_map!r}: a map takes all devices. Leave one out"
+                f"device={self.device!r} and device_map={self.device_map!r}: give one, a map takes all devices"
             )
 
     def check_method(self, method: "Method") -> None:
@@ -151,9 +151,7 @@ class Loading:
         if self.device == "auto":
             return self if self.device_map else replace(self, device="cuda" if devices else "cpu")
         if int(self.device[5:] or 0) >= devices:
-            raise OptionError(
-                f"device={self.device!r}: this machine has {plural(devices, 'CUDA device')}. Take cpu or auto"
-            )
+            raise OptionError(f"device={self.device!r}: here are {plural(devices, 'CUDA device')}. Take cpu or auto")
         return self
 
 
@@ -215,7 +213,7 @@ def name_of(model: str, loading: Loading | None = None) -> str:
 
 
 def _entry(checkpoint: "Checkpoint", loading: Loading) -> HostEntry:
-    file = checkpoint.folder / "config.json"
+    name, file = checkpoint.name, checkpoint.folder / "config.json"
     config = read_json(file, MEND, dict)
     architectures, kind = config.get("architectures") or [], config.get("model_type")
     if not isinstance(architectures, list) or not (architectures or kind):
@@ -223,19 +221,13 @@ def _entry(checkpoint: "Checkpoint", loading: Loading) -> HostEntry:
     entry = adapting(architectures, kind, tower_named(config))
     if entry is None:
         raise OptionError(
-            f"model {checkpoint.name!r} is a {(architectures or [kind])[0]} (model_type {kind!r}), which no host "
+            f"model {name!r} is a {(architectures or [kind])[0]} (model_type {kind!r}), which no host "
             f"adapts. Adapted: {', '.join(dict.fromkeys(kind for entry in HOSTS.values() for kind in entry.types))}"
         )
     if entry.remote and not loading.trust_remote_code:
-        raise OptionError(
-            f"model {checkpoint.name!r} is run by code that its authors publish beside it and that is no part of this "
-            "project: read it, then say --trust-remote-code"
-        )
+        raise OptionError(f"model {name!r} runs code of its authors: read it, then say --trust-remote-code")
     if entry.kind == "llava" and (checkpoint.folder / "adapter_config.json").is_file():
-        raise OptionError(
-            f"model {checkpoint.name!r} is a LoRA checkpoint. Merge it with its base: "
-            f"llava-consensus model merge {checkpoint.name} BASE OUT"
-        )
+        raise OptionError(f"model {name!r} is a LoRA checkpoint. Merge it: llava-consensus model merge {name} BASE OUT")
     return entry
 
 
@@ -265,9 +257,7 @@ class Checkpoint(NamedTuple):
             _ask_hub(snapshot_download, self.name, self.commit, allow_patterns=wanted, ignore_patterns=["*/*"])
             if any(self.folder.glob(pattern)):
                 return sorted({path for kind in wanted for path in self.folder.glob(kind)})
-        raise DataError(
-            f"model {self.name!r}: {self.folder} lacks weight files ({', '.join(WEIGHTS)}). Download the model again"
-        )
+        raise DataError(f"model {self.name!r}: {self.folder} lacks weight files. Download it again")
 
 
 def find(model: str, revision: str | None = None) -> Checkpoint:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
@@ -26,9 +26,6 @@ from llava_consensus.hosts.remote.cogvlm import CogVLM
 from llava_consensus.hosts.remote.internvl_chat import InternVLChat
 from llava_consensus.hosts.remote.qwen_vl import QwenVLChat
 from llava_consensus.reduction.method import Shape
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 OWN_PROMPTS = "prompts of the model's own code"
 COGVLM_TEMPLATES = ("base", "chat", "chat_old", "vqa")  # of CogVLM's `build_conversation_input_ids`
@@ -183,7 +180,7 @@ class InternVLChatRunner(LlavaRunner):
         return answers
 
 
-def runner_of(view: QwenVLChat | CogVLM, tokenizer: "PreTrainedTokenizerBase | None" = None) -> RemoteRunner:
+def runner_of(view: QwenVLChat | CogVLM, tokenizer: transformers.PreTrainedTokenizerBase | None = None) -> RemoteRunner:
     return (QwenVLRunner if isinstance(view, QwenVLChat) else CogVLMRunner)(view, tokenizer)
 
 

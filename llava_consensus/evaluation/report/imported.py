@@ -5,9 +5,10 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from llava_consensus.errors import DataError
+from llava_consensus.evaluation.benchmarks import Benchmark
 from llava_consensus.evaluation.files import (
     ANSWERS,
     CONFIG,
@@ -19,9 +20,6 @@ from llava_consensus.evaluation.files import (
     write_metrics,
 )
 from llava_consensus.evaluation.user_files import read_rows
-
-if TYPE_CHECKING:
-    from llava_consensus.evaluation.benchmarks import Benchmark
 
 LOGGED = (  # by lmms-eval beside the metrics
     *("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "input", "input_media", "submission"),
@@ -96,7 +94,7 @@ def _image(sample: Record) -> Record:
     return next(({"picture": str(doc[name])} for name in IMAGE_FIELDS if name in doc), {})
 
 
-def import_answers(path: Path, origin: Origin, out: Path, benchmark: "Benchmark", data: Path) -> Path:
+def import_answers(path: Path, origin: Origin, out: Path, benchmark: Benchmark, data: Path) -> Path:
     """Write the folder of a run for LLaVA's answers, scored by a benchmark's own rules from its files in `data`."""
     read_bytes(path)  # first: a wrong name is reported before missing files
     questions = benchmark.load(data)

@@ -7,19 +7,21 @@ as tables.
 or its label in tables), `tokens`, `ttft_ms`, `tpot_ms`, `share` (the method's part of the time to first token).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.report import paper
 from llava_consensus.evaluation.report.rows import (
     ALL,
     FULL,
     Line,
     Row,
+    by_setting,
     compare,
     flipped,
     full_line,
@@ -40,12 +42,23 @@ from llava_consensus.evaluation.report.stats import (
     mark,
     mean_difference,
 )
-from llava_consensus.evaluation.report.table import ABSENT, Table, grouped, number, p_value
+from llava_consensus.evaluation.report.table import (
+    ABSENT,
+    PACKAGES,
+    Table,
+    decimal,
+    grouped,
+    latex,
+    markdown,
+    number,
+    p_value,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MOVES = 5.0  # points above chance that all tokens must score for a benchmark to enter an average
+NOTHING = "No results yet: `make tables` measures them."
 COSTS = {  # of `Grid.frame`: title and unit of its column, which CSV has as it is
     "average": ("tokens per layer", 1.0),
     "flops": ("GFLOPs", 1e-9),
@@ -61,7 +74,7 @@ CALIBRATION = ("ece", "aurc")
 KNOWN_COSTS = ("average", "flops", "flips", *CALIBRATION, "kv_bytes")  # of the run itself
 
 Bench = Sequence[Mapping[str, Any]]
-Write = Callable[[Line], str]  # the cell of a line
+Columns = Mapping[str, Sequence[str]]  # by title, the cells of the lines
 
 
 class ScoreCell(NamedTuple):
@@ -128,6 +141,10 @@ class Grid:
     def cell(self, line: Line, name: str) -> ScoreCell | None:
         return self.cells.get((line.tokens, line.label, name))
 
+    def test(self, line: Line, name: str) -> Comparison | None:
+        cell = self.cell(line, name)
+        return cell and cell.test
+
     def accuracy(self, line: Line) -> Mean | None:
         """Plain mean over the averaged benchmarks, each divided by its scale; None unless every run is complete. Its
         interval and p come from adding the independent resamples.
@@ -149,11 +166,10 @@ class Grid:
 
     def difference(self, line: Line) -> MeanDifference | None:
         """Mean difference to the reference over the averaged benchmarks; None unless each has a test."""
-        cells = [cell for name in self.averaged if (cell := self.cell(line, name)) is not None]
-        tests = [cell.test for cell in cells if cell.test is not None and cell.test.enough]
+        tests = [test for name in self.averaged if (test := self.test(line, name)) is not None and test.enough]
         if not tests or len(tests) < len(self.averaged):
             return None
-        return mean_difference(tests, [cell.row.scale for cell in cells])
+        return mean_difference(tests, [line.runs[name].scale for name in self.averaged])
 
     # ---- the frame
 
@@ -217,61 +233,50 @@ class Grid:
 
     # ---- tables
 
-    def tabulated(self, title: str, columns: Mapping[str, Write], note: str, lines: Iterable[Line]) -> Table:
+    def tabulated(self, title: str, columns: Columns, note: str, lines: Sequence[Line]) -> Table:
         """Lines under the headings of their budgets; without columns and lines that are empty."""
+        used = {name: cells for name, cells in columns.items() if set(cells) - {ABSENT}}
         found = []
-        for line in lines:
+        for line, cells in zip(lines, zip(*used.values(), strict=True), strict=False):
             heading = self.about(line)
             name = line.label.removesuffix(f", positions={line.policy}") if "positions=" in heading else line.label
-            found.append((heading, name, [write(line) for write in columns.values()]))
-        used = [place for place in range(len(columns)) if any(row[place] != ABSENT for *_, row in found)]
-        cells = [(head, (name, *(row[place] for place in used))) for head, name, row in found if set(row) - {ABSENT}]
-        return Table(title, ("method", *(list(columns)[place] for place in used)), grouped(cells), note)
+            if set(cells) - {ABSENT}:
+                found.append((heading, (name, *cells)))
+        return Table(title, ("method", *used), grouped(found), note)
 
-    def score_columns(self) -> dict[str, Write]:
+    def score_columns(self) -> Columns:
         """Every benchmark that was run, each score with its interval, the paper's beside it."""
-        columns: dict[str, Write] = {}
+        columns = {}
         for name in self.names:
             runs = [line.runs[name] for line in self.lines if name in line.runs]
             run = next((row for row in runs if row.metrics), None)
             asked = "no complete run" if run is None else f"{run.metrics['questions']} questions"  # type: ignore[index]
             about = f", {run.images} images" if run and run.images else ""
-            columns[f"{self.title(name)} ({asked}{about})"] = partial(self._score, name)
-            columns[f"{self.title(name)}, paper"] = partial(self._printed, name)
+            scores = [with_interval(self.cell(line, name)) for line in self.lines]
+            columns[f"{self.title(name)} ({asked}{about})"] = scores
+            columns[f"{self.title(name)}, paper"] = [decimal(self.printed(line, name)) for line in self.lines]
         return columns
 
-    def _score(self, name: str, line: Line) -> str:
-        return with_interval(self.cell(line, name))
+    def mean_columns(self) -> Columns:
+        if not self.averaged:
+            return {}
+        means = [self.accuracy(line) for line in self.lines]
+        acc = [ABSENT if one is None else f"{one.value:.1f}{half(one.bounds)}{mark(one.p, 1.0)}" for one in means]
+        return {"Acc": acc, "Rel (%)": [decimal(self.relative(line)) for line in self.lines]}
 
-    def _printed(self, name: str, line: Line) -> str:
-        value = self.printed(line, name)
-        return ABSENT if value is None else f"{value:.1f}"
-
-    def mean_columns(self) -> dict[str, Write]:
-        def mean(line: Line) -> str:
-            found = self.accuracy(line)
-            return ABSENT if found is None else f"{found.value:.1f}{half(found.bounds)}{mark(found.p, 1.0)}"
-
-        def share(line: Line) -> str:
-            found = self.relative(line)
-            return ABSENT if found is None else f"{found:.1f}"
-
-        return {"Acc": mean, "Rel (%)": share} if self.averaged else {}
-
-    def cost_columns(self) -> dict[str, Write]:
+    def cost_columns(self) -> Columns:
         """Means over the benchmarks that every line with a finished run has finished, absent unless known for each."""
         finished = [{name for name, row in line.runs.items() if row.metrics is not None} for line in self.lines]
         common = set.intersection(*filter(None, finished)) if any(finished) else set()
         known = self.frame[self.frame["benchmark"].isin(common or self.names)]
         means = known.groupby("line")[list(COSTS)].agg(lambda values: values.astype(float).mean(skipna=False))
-
-        def column(key: str, unit: float) -> Write:
-            found = means[key].dropna().to_dict()
-            return lambda line: number(found.get(self.lines.index(line)), unit)
-
         whole = means["ece"].notna().all()  # calibration of some lines only cannot be compared
-        shown = [key for key in COSTS if whole or key not in CALIBRATION]
-        return {COSTS[key][0]: column(key, COSTS[key][1]) for key in shown}
+        columns = {}
+        for key, (title, unit) in COSTS.items():
+            if whole or key not in CALIBRATION:
+                found = means[key].dropna().to_dict()
+                columns[title] = [number(found.get(place), unit) for place in range(len(self.lines))]
+        return columns
 
     @property
     def note(self) -> str:
@@ -284,9 +289,12 @@ class Grid:
 
     def differences(self) -> Table:
         """Each line minus its reference, paired by question; p corrected over the lines under one heading."""
-        columns = {self.title(name): self._differences(partial(self._test, name)) for name in self.names}
+        columns = {
+            self.title(name): self._differences([self.test(line, name) for line in self.reduced]) for name in self.names
+        }
         if len(self.averaged) > 1:
-            columns[f"mean of {len(self.averaged)}"] = self._differences(self.difference)
+            means = [self.difference(line) for line in self.reduced]
+            columns[f"mean of {len(self.averaged)}"] = self._differences(means)
         note = (
             "Points with 95 % interval, paired by question; above zero the method of the line is better. p: exact, "
             "after Holm's correction over the methods of the block."
@@ -294,22 +302,15 @@ class Grid:
         title = f"Difference to {self.against} with the same budget" if self.against else "Differences"
         return self.tabulated(title, columns, note, self.reduced)
 
-    def _test(self, name: str, line: Line) -> Comparison | None:
-        cell = self.cell(line, name)
-        return None if cell is None else cell.test
-
-    def _differences(self, test: Callable[[Line], Any]) -> Write:
-        tests = {(self.about(line), line.label): found for line in self.reduced if (found := test(line))}
-        holm: dict[tuple[str, str], float] = {}
-        for heading in {key[0] for key in tests}:
-            holm |= corrected({key: found.p for key, found in tests.items() if key[0] == heading})
-
-        def write(line: Line) -> str:
-            key = self.about(line), line.label
-            p = f", p {p_value(holm[key])}" if key in holm else ""
-            return signed(tests[key].difference, tests[key].bounds) + p if key in tests else ABSENT
-
-        return write
+    def _differences(self, tests: Sequence[Comparison | MeanDifference | None]) -> list[str]:
+        """The cells of the reduced lines."""
+        headings = [self.about(line) for line in self.reduced]
+        holm: dict[int, float] = {}
+        for heading in set(headings):
+            own = {place: test.p for place, test in enumerate(tests) if test is not None and headings[place] == heading}
+            holm |= corrected(own)
+        p = [f", p {p_value(holm[place])}" if place in holm else "" for place in range(len(tests))]
+        return [signed(test.difference, test.bounds) + p[place] if test else ABSENT for place, test in enumerate(tests)]
 
 
 class Section(Grid):
@@ -326,14 +327,13 @@ class Section(Grid):
         """The benchmarks that were run: those of the paper's Acc in its order, then others by name."""
         columns = paper.averaged()
 
-        def rank(name: str) -> tuple[int, str]:
-            column = self._column(name)
-            return columns.index(column) if column in columns else len(columns), name
+        ranks = {name: columns.index(own) for name, own in self._columns.items() if own in columns}
+        return sorted(self._columns, key=lambda name: (ranks.get(name, len(columns)), name))
 
-        return sorted({row.benchmark for row in self.rows}, key=rank)
-
-    def _column(self, name: str) -> str:
-        return next(row.facts.column or "" for row in self.rows if row.benchmark == name)
+    @cached_property
+    def _columns(self) -> Mapping[str, str]:
+        """The paper's column of each benchmark that was run."""
+        return {row.benchmark: row.facts.column or "" for row in reversed(self.rows)}
 
     def reference(self, line: Line) -> Line | None:
         if self.against == FULL:
@@ -357,17 +357,50 @@ class Section(Grid):
         scored = {row.benchmark for row in self.rows if row.score is not None or row.metrics is None}
         full = self.full.runs if self.full else {}
         still = {name for name, row in full.items() if row.complete and not can_move(row)}
-        papers = [name for name in self.names if self._column(name) in paper.averaged()]
+        papers = [name for name in self.names if self._columns[name] in paper.averaged()]
         return [name for name in papers if name in scored - still]
 
     def scores(self) -> Table:
-        columns = self.score_columns() | self.mean_columns() | self.cost_columns()
+        columns = {**self.score_columns(), **self.mean_columns(), **self.cost_columns()}
         return self.tabulated("Scores", columns, self.note, self.lines)
 
     def tables(self) -> list[Table]:
         """Scores with intervals and costs; differences to the method that the section is compared against."""
         found = [self.scores(), *([self.differences()] if self.against != FULL else [])]
         return [table for table in found if table.groups]
+
+
+def in_sections(rows: Iterable[Row], against: str = FULL, bench: Bench = ()) -> list[Section]:
+    """Runs in sections, those of all questions before those of the first few. OptionError without runs of `against`."""
+    found = [Section(own, against, bench) for own in by_setting(rows)]
+    if found and against != FULL and not any(section.others for section in found):
+        known = {section.words(line)[0] for section in found for line in section.reduced}
+        raise OptionError(f"--against {against}: no such runs, only of {', '.join(sorted(known))}")
+    return sorted(found, key=lambda section: bool(section.rows[0].part))
+
+
+def title(section: Section) -> str:
+    config, parts = section.rows[0].config, sorted({row.part for row in section.rows if row.limited})
+    versions = {name: config["versions"].get(name) for name in ("torch", "transformers")}
+    later = {name: config["versions"].get(name, 1) for name in ("reduction", "host", "serving")}
+    later |= {row.benchmark: row.config.get("benchmark_version", 1) for row in section.rows}
+    raised = {f"{name} version": number for name, number in later.items() if number != 1}
+    where = [str(config["device"]), *(f"{name} {number}" for name, number in {**versions, **raised}.items())]
+    return f"**{config['model']}** on `{config['data']}`{''.join(f', {part}' for part in parts)} ({', '.join(where)})"
+
+
+def written(sections: Sequence[Section], form: str = "markdown") -> str:
+    """All tables as `markdown`, `latex` or `csv`: a part for every setting; CSV has every cell as a line."""
+    import pandas as pd
+
+    if form == "csv":
+        found = [section.frame.drop(columns="line") for section in sections]
+        return pd.concat(found).to_csv(index=False, lineterminator="\r\n") if found else ""
+    write, head = (latex, "% ") if form == "latex" else (markdown, "")
+    parts = [PACKAGES] if form == "latex" else []
+    for section in sections:
+        parts += [head + title(section), *map(write, section.tables())]
+    return "\n\n".join(parts) or NOTHING
 
 
 def can_move(row: Row) -> bool:

@@ -5,7 +5,7 @@ markdown(table), latex(table), csv_text([{"method": "random", "gqa": 41.0}])
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,10 @@ def number(value: float | None, scale: float = 1.0) -> str:
     return f"{scaled:.1f}" if scaled >= 1 or not scaled else f"{scaled:.3f}"
 
 
+def decimal(value: float | None, places: int = 1) -> str:
+    return ABSENT if value is None else f"{value:.{places}f}"
+
+
 def p_value(p: float | None) -> str:
     return ABSENT if p is None else f"{p:.2g}" if p >= 1e-4 else f"{p:.0e}"
 
@@ -95,6 +99,14 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     import pandas as pd
 
     return pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\r\n")
+
+
+def written(kind: str | None, tables: Sequence[Table], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Tables in a format of `--format`; None is Markdown. CSV holds `rows`, which are not rounded."""
+    if kind == "csv":
+        yield csv_text(rows)
+    else:
+        yield from (f"{(latex if kind == 'latex' else markdown)(table)}\n" for table in tables)
 
 
 def write(folder: Path, name: str, tables: Sequence[Table], rows: Sequence[Mapping[str, Any]]) -> list[Path]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from llava_consensus.errors import DataError, plural
 from llava_consensus.evaluation.report.rows import OF_SECTION, Row, compare, read_row, version
 from llava_consensus.evaluation.report.section import signed
-from llava_consensus.evaluation.report.stats import LEAST, Comparison, Report, corrected, counted, paired
+from llava_consensus.evaluation.report.stats import LEAST, corrected, counted, paired
 
 RESAMPLES = 10000
 
@@ -45,8 +45,14 @@ def lines(first: Row, second: Row) -> list[str]:
     output.append(f"A - B (95 % interval): {signed(comparison.difference, comparison.bounds, 2)}, {p}; {better}")
 
     groups = sorted({str(row["group"]) for row in counted(first.report) if row.get("group") is not None})
-    tests = {group: _of_group(first.report, second.report, group, name) for group in groups}
-    found = {group: test for group, test in tests.items() if test is not None}
+    found = {}
+    for group in groups:
+        own, other = (
+            {**row.report, "extracted": [one for one in row.report["extracted"] if str(one.get("group")) == group]}
+            for row in (first, second)
+        )
+        if (test := paired(own, other, name, RESAMPLES)) is not None:
+            found[group] = test
     if len(found) < 2:
         return output
     output.append(f"{'by question type':24} {'questions':>9} {'pictures':>8}  {'A - B':30} {'p':>8} {'p (Holm)':>8}")
@@ -56,11 +62,3 @@ def lines(first: Row, second: Row) -> list[str]:
         difference = signed(test.difference, test.bounds, 2)
         output.append(f"{group:24} {test.questions:9d} {test.images:8d}  {difference:30} {p}")
     return output
-
-
-def _of_group(first: Report, second: Report, group: str, name: str) -> Comparison | None:
-    own, other = (
-        {**report, "extracted": [row for row in report["extracted"] if str(row.get("group")) == group]}
-        for report in (first, second)
-    )
-    return paired(own, other, name, RESAMPLES)

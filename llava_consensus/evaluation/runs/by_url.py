@@ -19,15 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from llava_consensus.errors import ConsensusError, ImageError, OptionError, missing_extra, plural, unknown_name
-from llava_consensus.evaluation.benchmarks import Benchmark, Question
-from llava_consensus.evaluation.files import Record
+from llava_consensus.errors import ConsensusError, ImageError, OptionError, missing_extra, unknown_name
+from llava_consensus.evaluation.benchmarks import Question
 from llava_consensus.evaluation.judge.client import KEY, check_url
-from llava_consensus.evaluation.media import open_image
-from llava_consensus.evaluation.runs import DATA
 from llava_consensus.evaluation.runs.driver import carry_out
 from llava_consensus.evaluation.runs.execution import Execution, Result, RunResult, describe, error_record
-from llava_consensus.evaluation.runs.questions import describe_questions, read_questions
+from llava_consensus.evaluation.runs.questions import Asked, Plan, describe_questions, read_questions
 from llava_consensus.evaluation.runs.store import Run, answer_record, run_name
 from llava_consensus.reduction.budget import budget
 from llava_consensus.serving.supported import ASKED, HEADER, IDENTITY, TOKENS
@@ -52,7 +49,7 @@ class ServerFault(Exception):
 
 
 @dataclass(frozen=True)
-class UrlConfig:
+class UrlConfig(Asked):
     """A benchmark, and the server that answers it.
 
     Args:
@@ -65,14 +62,9 @@ class UrlConfig:
         OptionError: for a value outside its bound.
     """
 
-    benchmark: Benchmark
     url: str
     model: str | None = None
     tokens: int | float | None = None
-    data: Path = Path(DATA)
-    limit: int | None = None
-    sample: int | None = None
-    max_new_tokens: int | None = None
 
     def __post_init__(self) -> None:
         check_url(self.url, "--url")
@@ -80,18 +72,6 @@ class UrlConfig:
             budget(self.tokens)
         if self.benchmark.frames:
             raise OptionError(f"--url: {self.benchmark.name} shows videos, which are not sent to servers. Leave it out")
-
-
-@dataclass(frozen=True)
-class UrlPlan:
-    """A run with nothing left open, as `metrics.measure` reads it."""
-
-    benchmark: Benchmark
-    data: Path
-    questions: list[Question]
-    description: Record
-    method: None = None  # the server's
-    match: str = "kept"
 
 
 def run(config: UrlConfig, out: Path, execution: Execution) -> RunResult:
@@ -116,7 +96,7 @@ def run(config: UrlConfig, out: Path, execution: Execution) -> RunResult:
     )
 
 
-def _plan(config: UrlConfig, client: "Client") -> UrlPlan:
+def _plan(config: UrlConfig, client: "Client") -> Plan:
     questions, told = read_questions(config), client.identity or {}
     tokens = told.get("tokens") if config.tokens is None else config.tokens
     asked = {} if config.tokens is None else {TOKENS: config.tokens}
@@ -134,7 +114,7 @@ def _plan(config: UrlConfig, client: "Client") -> UrlPlan:
         "versions": {},
         **({"server": told} if told else {}),
     }
-    return UrlPlan(config.benchmark, Path(config.data).expanduser(), questions, description)
+    return Plan(benchmark=config.benchmark, data=config.data.expanduser(), questions=questions, description=description)
 
 
 class Client:
@@ -202,7 +182,7 @@ class Client:
         return content.strip(), sum(read.values()) if read else None
 
 
-def _results(client: Client, plan: UrlPlan, pending: Sequence[Question], at_once: int) -> Iterator[Result]:
+def _results(client: Client, plan: Plan, pending: Sequence[Question], at_once: int) -> Iterator[Result]:
     """Answers as they come; nothing more is asked if one raises. Faults of the server are results only if it answers
     again afterwards; otherwise they end the call, and those questions are asked by the next one.
     """
@@ -245,7 +225,7 @@ def _ends(client: Client, fault: Exception) -> ServerError:
     return ServerError(f"--url {client.config.url}: {said}. What was answered is kept; the same command resumes")
 
 
-def _check_same_server(client: Client, plan: UrlPlan, folder: Run) -> None:
+def _check_same_server(client: Client, plan: Plan, folder: Run) -> None:
     """Asks some answered questions again. ServerError if most of the answers are others now."""
     answered = [question for question in plan.questions if question.index in folder.answers]
     probes = answered[:: max(1, len(answered) // PROBES)][:PROBES]
@@ -260,13 +240,15 @@ def _check_same_server(client: Client, plan: UrlPlan, folder: Run) -> None:
         )
 
 
-def _reply(client: Client, plan: UrlPlan, question: Question) -> tuple[str, int | None]:
-    folder = plan.benchmark.place(plan.data) / plan.benchmark.images
-    images = [_png(folder / name, plan.benchmark, plan.data) for name in question.images]
+def _reply(client: Client, plan: Plan, question: Question) -> tuple[str, int | None]:
+    images = []
+    for path in plan.images(question):  # as the models of this project see them, without loss
+        plan.open(path).save(file := io.BytesIO(), "PNG", compress_level=1)
+        images.append(file.getvalue())
     return client.answer(question.text, images, plan.description["max_new_tokens"])
 
 
-def _answer(client: Client, plan: UrlPlan, question: Question) -> Result:
+def _answer(client: Client, plan: Plan, question: Question) -> Result:
     openai = client.openai
     try:
         text, read = _reply(client, plan, question)
@@ -283,21 +265,3 @@ def _answer(client: Client, plan: UrlPlan, question: Question) -> Result:
     note = [UNTOLD] if read is None and question.images else []
     metadata = {"before": 0, "after": read or 0, "structural": 0, "notes": note}  # before: no server says it
     return Result([answer_record(run_name(plan.description), question, client.model, text, metadata)], [])
-
-
-def _png(path: Path, benchmark: Benchmark, data: Path) -> bytes:
-    """An image as the models of this project see it, without loss."""
-    image, file = open_image(path, content=benchmark.read_image and benchmark.read_image(data, path.name)), io.BytesIO()
-    image.save(file, "PNG", compress_level=1)
-    return file.getvalue()
-
-
-def summary(result: RunResult, name: str) -> Iterator[str]:
-    measured = result.metrics
-    score = "none" if measured["score"] is None else f"{measured['score']:.2f}"
-    asked = plural(measured["questions"], "question")
-    yield f"{name}: {measured['metric']} {score} on {measured['answered']} of {asked}"
-    yield from (f"note ({plural(count, 'answer')}): {note}" for note, count in measured["notes"].items())
-    if measured["tokens"]["after"]:
-        yield f"visual tokens per question, as the server says: {measured['tokens']['after']:g}"
-    yield str(result.path)

@@ -8,19 +8,26 @@ question files and weights, versions. `Execution` and the folder of results are 
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property
 from pathlib import Path
 
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation import models
-from llava_consensus.evaluation.benchmarks import Benchmark, Question
+from llava_consensus.evaluation.benchmarks import Question
 from llava_consensus.evaluation.checksums import checksum_of_weights
 from llava_consensus.evaluation.files import Record
 from llava_consensus.evaluation.models import CLIPS, Loading, Prompt
-from llava_consensus.evaluation.runs import DATA, MODEL
-from llava_consensus.evaluation.runs.questions import OWN, describe_questions, place, read_questions, versions
+from llava_consensus.evaluation.runs import MODEL
+from llava_consensus.evaluation.runs.questions import (
+    OWN,
+    Asked,
+    Plan,
+    describe_questions,
+    place,
+    read_questions,
+    versions,
+)
 from llava_consensus.hosts import known_hosts
 from llava_consensus.methods import method_name
 from llava_consensus.reduction.budget import Budget, Share, amount
@@ -33,16 +40,8 @@ from llava_consensus.reduction.options import choose
 REDUCTION = 1  # raise it when reduction/ or hosts/ change the answers of every method
 
 
-def _answer_versions(config: "RunConfig") -> Record:
-    """Versions in the name of a run: of other packages, and of the answers of our code."""
-    packages = versions(*(("av",) if config.benchmark.frames else ()))
-    del packages[OWN]  # a release that changes no answer asks nothing again
-    host = known_hosts()[models.name_of(config.model, config.loading)].answer_version
-    return {**packages, "reduction": REDUCTION, "host": host}
-
-
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(Asked):
     """Configuration of a run: everything that may change an answer; `Execution` holds the rest.
 
     Args:
@@ -62,31 +61,18 @@ class RunConfig:
         host_options: options of the model's host (`hosts.HostEntry`); the default for each that is left out.
     """
 
-    benchmark: Benchmark
     method: Method
     budget: Budget | Share | None = None
     match: str = "kept"
     model: str = MODEL
-    data: Path = Path(DATA)
-    limit: int | None = None
-    sample: int | None = None
     loading: Loading = field(default_factory=Loading)
     conversation: str | None = None
-    max_new_tokens: int | None = None
     host_options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunPlan(RunConfig):
-    """A checked configuration with nothing left open, and the questions it asks.
-
-    Args:
-        questions: in the order of the benchmark's file.
-        description: the whole configuration as JSON values; it becomes config.json and names the run.
-    """
-
-    questions: list[Question]
-    description: Record
+class RunPlan(RunConfig, Plan):
+    """A plan whose model is loaded here."""
 
     def shown(self, question: Question) -> int:
         """Number of images the model sees with a question: of a video its frames, unless it is one clip."""
@@ -96,21 +82,9 @@ class RunPlan(RunConfig):
     def clips(self) -> bool:
         return bool(self.description.get("videos") == CLIPS)
 
-    def images(self, question: Question) -> tuple[Path, ...]:
-        return tuple(self.folder / name for name in question.images)
-
-    @cached_property
-    def folder(self) -> Path:
-        return self.benchmark.place(self.data) / self.benchmark.images
-
     def prompt(self, question: Question) -> Prompt:
-        return Prompt(question.text, self.conversation, self.max_new_tokens or self.benchmark.max_new_tokens)
-
-    @property
-    def content(self) -> Callable[[Path], bytes] | None:
-        """Reads an image that is not a separate file (MMBench's are inside its table); None if all are files."""
-        read = self.benchmark.read_image
-        return None if read is None else lambda path: read(self.data, path.name)
+        length = self.max_new_tokens or self.benchmark.max_new_tokens
+        return Prompt(question.text, self.conversation, length, sure=True)
 
     def check_inside(self) -> None:
         """Raises DataError if a question names a file outside the folder of images."""
@@ -140,9 +114,7 @@ def prepare(config: RunConfig) -> RunPlan:
         if value is not None and value < 1:
             raise OptionError(f"{name}={value} must be at least 1")
     if config.limit and config.sample:
-        raise OptionError(
-            f"limit={config.limit} and sample={config.sample}: give one of them, sample for a number to quote"
-        )
+        raise OptionError(f"limit={config.limit} and sample={config.sample}: give one of them, a sample can be quoted")
     choose("match", config.match, MATCHES)
     budget, match = _meant(config.method, config.budget, config.match)
     config.loading.check_method(config.method)
@@ -188,6 +160,9 @@ def _describe(config: RunConfig, of_host: Record) -> Record:
     usual = asdict(Loading(config.loading.device, config.loading.dtype))
     loading = {name: value for name, value in asdict(config.loading).items() if value != usual[name]}
     checkpoint = models.find(config.model, config.loading.revision)
+    packages = versions(*(("av",) if config.benchmark.frames else ()))
+    del packages[OWN]  # a release that changes no answer asks nothing again
+    host = known_hosts()[models.name_of(config.model, config.loading)].answer_version
     return {
         **describe_questions(config),
         **describe_reduction(config.method, config.budget),
@@ -195,7 +170,7 @@ def _describe(config: RunConfig, of_host: Record) -> Record:
         "weights": checksum_of_weights(checkpoint.folder, checkpoint.files()),
         **of_host,
         "dtype": config.loading.dtype,
-        "versions": _answer_versions(config),
+        "versions": {**packages, "reduction": REDUCTION, "host": host},
         **({} if config.match == "kept" else {"match": config.match}),
         "device": config.loading.device,
         **({"loading": loading} if loading else {}),

@@ -7,13 +7,11 @@ One question must not stop the others: the model's exception is written to error
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from llava_consensus.errors import ConsensusError, OptionError
+from llava_consensus.evaluation.benchmarks import Question
 from llava_consensus.evaluation.files import Record
-
-if TYPE_CHECKING:
-    from llava_consensus.evaluation.benchmarks import Question
 
 LONGEST = 16_384  # characters of a question: attention to more may need more memory than there is
 IN_A_ROW = 64  # questions the model fails at with none answered between: not the questions' fault
@@ -71,7 +69,7 @@ class Execution:
         if self.shard is not None and not 1 <= self.shard[0] <= self.shard[1]:
             raise OptionError(f"--shard {self.shard[0]}/{self.shard[1]}: must be N/COUNT with 1 <= N <= COUNT")
 
-    def part(self, questions: "Sequence[Question]") -> "Sequence[Question]":
+    def part(self, questions: Sequence[Question]) -> Sequence[Question]:
         """The questions of this shard, in LLaVA's chunks: contiguous, of equal length but the last."""
         if self.shard is None:
             return questions
@@ -103,7 +101,7 @@ def describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:QUOTED]
 
 
-def error_record(question: "Question", error: str, cause: str | None = None) -> Record:
+def error_record(question: Question, error: str, cause: str | None = None) -> Record:
     """A line of errors.jsonl. `cause`: `model`, `length`, `question`; None for an unreadable image."""
     image = question.images[0] if question.images else None
     record = {"index": question.index, "question_id": question.question_id, "image": image, "error": error}

@@ -7,7 +7,7 @@ from pathlib import Path
 from PIL import Image
 
 from llava_consensus.errors import ConsensusError, ImageError
-from llava_consensus.evaluation.media import Clip, open_image, read_clip, read_frames, reason
+from llava_consensus.evaluation.media import Clip, read_clip, read_frames, reason
 from llava_consensus.evaluation.models import Encoding, Runner
 from llava_consensus.evaluation.runs.configuration import RunPlan
 from llava_consensus.evaluation.runs.execution import raise_if_device_failed
@@ -25,12 +25,12 @@ Reader = Callable[[Path], Opened]
 
 def reader(plan: RunPlan) -> Reader:
     """Opens a file of a run: its image, or sampled frames of a video as images or one clip. May raise ImageError."""
-    frames, content = plan.benchmark.frames, plan.content
+    frames = plan.benchmark.frames
     if plan.clips:
         return lambda path: [read_clip(path, frames)]
     if frames:
         return lambda path: list(read_frames(path, frames))
-    return lambda path: [open_image(path, content=content(path) if content else None)]
+    return lambda path: [plan.open(path)]
 
 
 class EncodingCache:

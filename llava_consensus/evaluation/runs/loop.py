@@ -20,7 +20,6 @@ from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import Question
 from llava_consensus.evaluation.files import Record
 from llava_consensus.evaluation.models import CLIPS, Answer, Encoding, Loading, Runner
-from llava_consensus.evaluation.runs import metrics
 from llava_consensus.evaluation.runs.configuration import RunConfig, RunPlan, prepare
 from llava_consensus.evaluation.runs.driver import carry_out
 from llava_consensus.evaluation.runs.execution import (
@@ -66,7 +65,7 @@ def run(
 
 def evaluate(plan: RunPlan, out: Path, execution: Execution, runner_loader: RunnerLoader) -> RunResult:
     """Like `run`, for a configuration that is checked already."""
-    if plan.content is None and not execution.allow_outside:
+    if plan.benchmark.read_image is None and not execution.allow_outside:
         plan.check_inside()
     if plan.loading.device_map and execution.workers > 1:
         raise OptionError(
@@ -83,10 +82,11 @@ def evaluate(plan: RunPlan, out: Path, execution: Execution, runner_loader: Runn
         if suspects:
             return _suspects_first(pending, suspects)
         if execution.workers > 1:
-            return _by_workers(factory, pending)
+            size, indexes = BATCHES * execution.batch, tuple(question.index for question in pending)
+            shards = [indexes[first : first + size] for first in range(0, len(indexes), size)]
+            return run_shards(factory, execution.workers, shards)
         runner = runner_loader(plan.model, plan.loading, plan.host_options)
-        asker = Asker(plan, runner, metrics.budget_of(plan, runner), asking)
-        return asker.batches(pending, execution.batch)
+        return Asker(plan, runner, budget_of(plan, runner), asking).batches(pending, execution.batch)
 
     def _suspects_first(pending: Sequence[Question], suspects: Mapping[int, Question]) -> Iterator[Result]:
         log.warning("a process ended at one of %d questions: each is asked in a process apart first", len(suspects))
@@ -103,7 +103,7 @@ def evaluate(plan: RunPlan, out: Path, execution: Execution, runner_loader: Runn
 
 
 def _warn_missing(plan: RunPlan, pending: Sequence[Question]) -> None:
-    if plan.content is not None:  # they are inside a file
+    if plan.benchmark.read_image is not None:  # they are inside a file
         return
     names = dict.fromkeys(name for question in pending for name in question.images)
     absent = [name for name in names if not os.path.exists(plan.folder / name)]
@@ -123,12 +123,6 @@ def _suspects(asking: Path, pending: Sequence[Question], load: RunnerLoader) -> 
     except (OSError, ValueError, AttributeError, TypeError, pickle.PicklingError):
         return {}
     return {question.index: question for question in pending if question.index in asked}
-
-
-def _by_workers(factory: "WorkerFactory", pending: Sequence[Question]) -> Iterator[Result]:
-    size, indexes = BATCHES * factory.batch, tuple(question.index for question in pending)
-    shards = [indexes[first : first + size] for first in range(0, len(indexes), size)]
-    return run_shards(factory, factory.workers, shards)
 
 
 @dataclass(frozen=True)
@@ -163,26 +157,25 @@ class Asker:
                 errors.append(error_record(question, said, "length"))
             else:
                 asked.append((question, own))
-        try:
-            return Result(self._answer(asked), errors)
-        except QuestionError:
-            pass
-        except ConsensusError:
-            raise
-        except Exception:  # one of them, or all together, is more than the model can do
-            log.info("a batch of %d questions failed; each is asked alone", len(asked))
-        return _joined([Result([], errors), *(self._one(question, own) for question, own in asked)])
+        return _joined([Result([], errors), self._ask(asked)])
 
-    def _one(self, question: Question, own: list[Encoding]) -> Result:
+    def _ask(self, asked: Sequence[tuple[Question, list[Encoding]]], alone: bool = False) -> Result:
+        """Answers to questions, asked together or, if that fails, each `alone`."""
         try:
-            return Result(self._answer([(question, own)]), [])
+            return Result(self._answer(asked), [])
         except QuestionError as error:
-            return Result([], [error_record(question, str(error), "question")])
+            said, cause = str(error), "question"
         except ConsensusError:
             raise
-        except Exception as error:  # anything a model can raise about one question
-            raise_if_device_failed(error, f"question {question.index}")
-            return Result([], [error_record(question, describe(error), "model")])
+        except Exception as error:  # one of them, or all together, is more than the model can do
+            if alone:
+                raise_if_device_failed(error, f"question {asked[0][0].index}")
+            else:
+                log.info("a batch of %d questions failed; each is asked alone", len(asked))
+            said, cause = describe(error), "model"
+        if alone:
+            return Result([], [error_record(asked[0][0], said, cause)])
+        return _joined(self._ask([one], alone=True) for one in asked)
 
     def _answer(self, asked: Sequence[tuple[Question, list[Encoding]]]) -> list[Record]:
         if not asked:

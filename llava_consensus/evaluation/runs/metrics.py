@@ -50,11 +50,7 @@ def budget_of(plan: RunPlan, runner: Runner) -> Budget | Share:
     if isinstance(plan.budget, Share):
         return plan.budget
     if plan.budget.tokens >= available:
-        log.info(
-            "tokens=%d: this model has %d visual tokens per image, so this is the full model",
-            plan.budget.tokens,
-            available,
-        )
+        log.info("tokens=%d: this is the full model, with %d visual tokens per image", plan.budget.tokens, available)
     from llava_consensus.reduction.costs import match
 
     if plan.match == "flops":  # of the mean prompt of those of the first questions that have an image
@@ -137,11 +133,8 @@ def measure(plan: Plan, folder: Run) -> Record:
         what = "question could be answered" if "cause" in first else "image can be read, so nothing was asked"
         raise DataError(f"{folder.path}: not one {what}. The first error: {first['error']}")
     if folder.errors:
-        log.warning(
-            "%s without an answer: see %s; --retry-errors asks them again",
-            plural(len(folder.errors), "question"),
-            folder.path / "errors.jsonl",
-        )
+        errors, where = plural(len(folder.errors), "question"), folder.path / "errors.jsonl"
+        log.warning("%s without an answer: see %s; --retry-errors asks them again", errors, where)
     with misread(f"{plan.benchmark.place(plan.data)}: a file of {plan.benchmark.name}"):
         report = plan.benchmark.score(answers, plan.data)
     images = {question.index: " ".join(question.images) for question in plan.questions}

@@ -1,51 +1,65 @@
 """Questions of a run, and the files and packages in its description. Needs no torch: runs by URL use it too."""
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Any
+
+from PIL.Image import Image
 
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import Benchmark, Question
 from llava_consensus.evaluation.checksums import checksum_of
 from llava_consensus.evaluation.files import Record
+from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.runs import DATA
 
 OWN = "llava-consensus"
 PACKAGES = (OWN, "torch", "transformers", "llava-torch", "tokenizers", "pillow")  # their versions can change answers
 
 
-class Asked(Protocol):
-    """Which questions a run asks: `RunConfig` or `UrlConfig`."""
+@dataclass(frozen=True)
+class Asked:
+    """Which questions a run asks, see `RunConfig`."""
 
-    @property
-    def benchmark(self) -> Benchmark: ...
-    @property
-    def data(self) -> Path: ...
-    @property
-    def limit(self) -> int | None: ...
-    @property
-    def sample(self) -> int | None: ...
-    @property
-    def max_new_tokens(self) -> int | None: ...
+    benchmark: Benchmark
+    _: KW_ONLY
+    data: Path = Path(DATA)
+    limit: int | None = None
+    sample: int | None = None
+    max_new_tokens: int | None = None
 
 
-class Plan(Protocol):
-    """A run with nothing left open: `RunPlan` or `UrlPlan`."""
+@dataclass(frozen=True, kw_only=True)
+class Plan(Asked):
+    """A checked configuration with nothing left open, and the questions it asks.
 
-    @property
-    def benchmark(self) -> Benchmark: ...
-    @property
-    def data(self) -> Path: ...
-    @property
-    def questions(self) -> list[Question]: ...
-    @property
-    def description(self) -> Record: ...
-    @property
-    def method(self) -> Any: ...
-    @property
-    def match(self) -> str: ...
+    Args:
+        questions: in the order of the benchmark's file.
+        description: the whole configuration as JSON values; it becomes config.json and names the run.
+        method: None if it is the server's.
+        match: as in `RunConfig`.
+    """
+
+    questions: list[Question]
+    description: Record
+    method: Any = None
+    match: str = "kept"
+
+    @cached_property
+    def folder(self) -> Path:
+        return self.benchmark.place(self.data) / self.benchmark.images
+
+    def images(self, question: Question) -> tuple[Path, ...]:
+        return tuple(self.folder / name for name in question.images)
+
+    def open(self, path: Path) -> Image:
+        """An image as RGB, which may lie inside a file of the benchmark, as MMBench's do. May raise ImageError."""
+        read = self.benchmark.read_image
+        return open_image(path, content=None if read is None else read(self.data, path.name))
 
 
 def place(name: str) -> str:
@@ -73,9 +87,7 @@ def read_questions(config: Asked) -> list[Question]:
     benchmark, data = config.benchmark, config.data
     folder = data / "eval" / benchmark.folder
     if data == Path(DATA) and not (data / "eval").is_dir() and not folder.is_dir():
-        raise DataError(
-            f"{data / 'eval'}: not generated yet. Type: llava-consensus data mini (in a checkout: make data)"
-        )
+        raise DataError(f"{data / 'eval'}: not generated yet. Type: llava-consensus data mini, in a checkout make data")
     questions = benchmark.load(data)[: config.limit]
     if config.sample is not None:
         questions = drawn(questions, config.sample, benchmark.together)

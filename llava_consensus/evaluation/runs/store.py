@@ -180,9 +180,7 @@ def open_run(out: Path, config: Mapping[str, object], indexes: Collection[int]) 
             run.close()
             raise
     except OSError as error:
-        raise DataError(
-            f"{path}: cannot be read and written ({error.strerror}). Choose another folder with --out"
-        ) from None
+        raise DataError(f"{path}: cannot be read and written ({error.strerror}). Choose another --out") from None
     return run
 
 

@@ -150,9 +150,7 @@ def test_a_stopped_measurement_keeps_its_rounds_and_goes_on(tmp_path: Path, monk
         measured(file, model="other")
 
 
-def test_a_row_has_medians_spread_speed_up_and_the_paper_s_formulas(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_has_medians_spread_and_the_paper_s_formulas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(efficiency, "answer_once", Rounds())
     monkeypatch.setattr(FakeHost, "shape", lambda self, text=0: SHAPES["llava-1.5-7b"]._replace(text=text))
     full, row = measured(tmp_path / "bench.json", model="m")["rows"]
@@ -165,9 +163,7 @@ def test_a_row_has_medians_spread_speed_up_and_the_paper_s_formulas(
     assert row["paper"]["kv_bytes"] / 2**20 == 97
 
 
-def test_the_tower_is_not_counted_where_tokens_depend_on_the_picture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_tower_is_not_counted_where_tokens_vary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def shape(self: FakeHost, text: int = 0) -> Shape:
         return SHAPES["llava-1.5-7b"]._replace(patches=128000, text=text)
 
@@ -181,12 +177,8 @@ def test_the_tower_is_not_counted_where_tokens_depend_on_the_picture(
 def test_what_a_model_cannot_have_is_left_out_with_the_reason(mini: Runner) -> None:
     names, shape = ["random", "sparsevlm:version=1.0", "full"], prompt_shape(mini, PROMPT, PICTURE)
     cases, left_out = cases_of(mini, names, [Budget(64), Budget(65)], shape, "kept", one_word_method)
-    assert [(row.title, row.tokens) for row in cases] == [
-        ("full", 576),
-        ("random", 64),
-        ("SparseVLM, version=1.0", 64),
-        ("random", 65),
-    ]
+    assert [row.title for row in cases] == ["full", "random", "SparseVLM, version=1.0", "random"]
+    assert [row.tokens for row in cases] == [576, 64, 64, 65]
     assert [(one["method"], one["tokens"]) for one in left_out] == [("sparsevlm:version=1.0", 65)]
     assert "scale" in left_out[0]["reason"]
 
@@ -271,34 +263,10 @@ def test_the_command_prints_the_paper_beside_what_it_measured(
     assert "| ConsensusDrop |" in shown and "| random, seed=3 |" in shown and "random weights, float32" in shown
     assert "another model than ours" in shown
     content = json.loads(Path("results/bench-tiny.json").read_text())
-    assert [(row["method"], row["tokens"]) for row in content["rows"]] == [
-        ("full", 16),
-        ("consensusdrop", 8),
-        ("random:seed=3", 8),
-        ("consensusdrop", 4),
-        ("random:seed=3", 4),
-    ]
+    assert [row["method"] for row in content["rows"]] == ["full", *["consensusdrop", "random:seed=3"] * 2]
+    assert [row["tokens"] for row in content["rows"]] == [16, 8, 8, 4, 4]
     assert all(row["kv_bytes"] == row["account"]["kv_bytes"] and row["peak_bytes"] for row in content["rows"])
     assert cli.main([*command, "--format", "csv"]) == 0, "read again, not measured again"
     lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [line["ttft_ms"] for line in lines] == [str(row["ttft_ms"]) for row in content["rows"]]
     assert cli.main([*command, "--length", "3"]) == 3
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "why"),
-    [
-        (["--tokens", "many"], 2, "--tokens 'many': must be whole numbers"),
-        (["--image-count", "0"], 2, "image_count=0 must be a whole number of at least 1"),
-        (["--repeats", "0"], 2, "repeats=0 must be a whole number of at least 1"),
-        (["--length", "1"], 2, "length=1 must be a whole number of at least 2"),
-        (["--out", "."], 3, "--out .: is a folder"),
-        (["--images", "nowhere"], 3, "--images nowhere: no .jpg or .png there"),
-    ],
-)
-def test_bad_arguments_are_refused_before_weights_load(
-    arguments: list[str], code: int, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("llava_consensus.evaluation.models.load", lambda *_: pytest.fail("loaded"))
-    assert cli.main(["bench", "--model", MINI, *arguments]) == code
-    assert why in capsys.readouterr().err

@@ -138,9 +138,7 @@ def test_a_page_is_not_taken_for_a_file_or_its_rest(server: Server, target: Path
     ("way", "why"),
     [("another part", "another part of the file"), ("404", "404 Client Error"), ("503", "503 Server Error")],
 )
-def test_what_may_be_a_part_is_never_taken_for_the_whole(
-    server: Server, target: Path, part: Path, way: str, why: str
-) -> None:
+def test_a_part_is_never_taken_for_the_whole(server: Server, target: Path, part: Path, way: str, why: str) -> None:
     begun(part, BYTES[:1234])
     server.way = way
     with pytest.raises(TransferError, match=f"{why}.*The same command resumes from 1,234 bytes"):

@@ -17,7 +17,7 @@ from llava_consensus import cli
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation import benchmarks
 from llava_consensus.evaluation.judge import grader_of
-from llava_consensus.evaluation.judge.grader import CHINESE, Outcome
+from llava_consensus.evaluation.judge.grader import CHINESE
 
 MM_VET, VIDEO_QA, MMBENCH = (grader_of(name) for name in ("mmvet", "msvd", "mmbench"))
 
@@ -104,12 +104,12 @@ def test_mmbench_groups_equal_the_official_ones(tmp_path: Path) -> None:
         candidates, _ = grader.candidates(records, tmp_path)
         replies, outcomes, asked = list(inputs["judge_replies"]), {}, []
         for one in sorted(candidates, key=lambda one: int(one.key)):
-            outcome = one.settled
+            grade = one.settled
             for attempt in range(len(grader.attempts)):
-                if outcome is None:
+                if grade is None:
                     asked.append(one)
-                    outcome = grader.read(replies.pop(0) if replies else "Z", one, attempt)
-            outcomes[one.key] = [outcome or Outcome(grader.fallback, "", read=False)]
+                    grade = grader.read(replies.pop(0) if replies else "Z", one, attempt)
+            outcomes[one.key] = [grader.fallback if grade is None else grade]
         judged += bool(asked)
         hit = grader.report(candidates, outcomes, tmp_path, 1)["accuracy"]
         texts = []

@@ -167,9 +167,7 @@ def test_one_answer_without_a_grade_is_left_out_and_asked_again(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("status", [401, 404, 429])
-def test_hopeless_errors_stop_at_once_and_never_show_the_key(
-    tmp_path: Path, status: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_hopeless_errors_stop_and_hide_the_key(tmp_path: Path, status: int, caplog: pytest.LogCaptureFixture) -> None:
     text = f"insufficient_quota for key {SECRET}"
     with Server(lambda *_: error(status, text)) as server:
         with pytest.raises(JudgeError, match=r"will not judge: .*\[key\]") as caught:
@@ -270,9 +268,7 @@ def test_killed_in_the_middle_nothing_is_lost_and_nothing_asked_twice(tmp_path: 
     assert metrics["spent"]["prompt_tokens"] == 600
 
 
-def test_a_cut_last_line_is_dropped_and_asked_again(
-    tmp_path: Path, good: Server, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_cut_line_is_dropped_and_asked_again(tmp_path: Path, good: Server, caplog: pytest.LogCaptureFixture) -> None:
     wanted = judge_config(tmp_path, good.url)
     first = judge(wanted)
     path = tmp_path / "out" / NAME
@@ -296,9 +292,7 @@ def test_a_damaged_line_is_named(tmp_path: Path, good: Server, damage: str) -> N
 # What is checked before anything is sent
 
 
-def test_no_key_for_openai_and_none_needed_elsewhere(
-    tmp_path: Path, good: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_openai_needs_a_key_and_others_none(tmp_path: Path, good: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY")
     wanted = judge_config(tmp_path, good.url)
     with pytest.raises(OptionError, match="OPENAI_API_KEY is not set"):

@@ -93,20 +93,14 @@ def test_weights_that_are_not_there_are_told(cache: Path) -> None:
     assert len(models.find("owner/llava-half").files()) == 2
 
 
-def test_a_model_that_is_not_in_the_cache_offline(cache: Path) -> None:
+def test_what_is_not_there_is_never_asked_for(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match=r"'owner/absent': .*hf auth login"):
         models.check("owner/absent")
-
-
-def test_the_default_model_is_never_a_name_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OptionError, match="only models of the hub have revisions"):
+        models.find("checkpoints/llava-mini", "main")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match="'checkpoints/llava-mini': no such folder"):
         check_checkpoint("checkpoints/llava-mini")
-
-
-def test_a_folder_has_no_revision() -> None:
-    with pytest.raises(OptionError, match="only models of the hub have revisions"):
-        models.find("checkpoints/llava-mini", "main")
 
 
 class Refusing(BaseHTTPRequestHandler):
@@ -137,14 +131,10 @@ def refusing() -> Iterator[str]:
     server.server_close()
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("gated/model", "hf auth login"),
-        ("missing/model", "hf auth login"),
-        ("revised/model", "Revision Not Found"),
-    ],
-)
+WHY = {"gated/model": "hf auth login", "missing/model": "hf auth login", "revised/model": "Revision Not Found"}
+
+
+@pytest.mark.parametrize(("name", "why"), WHY.items())
 def test_one_line_within_seconds(refusing: str, tmp_path: Path, name: str, why: str) -> None:
     environment = {**os.environ, "HF_ENDPOINT": refusing, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
     command = [sys.executable, "-m", "llava_consensus.cli", "eval", "gqa", "--model", name, "--revision", "v2"]

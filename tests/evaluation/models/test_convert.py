@@ -58,14 +58,16 @@ def test_ids_pixels_logits_and_answers_are_those_of_the_official_model(converted
         told = {"return_dict_in_generate": True, "output_logits": True}
         output = model.generate(**given, max_new_tokens=8, do_sample=False, **told)
         said = output.sequences[:, given.input_ids.shape[1] :]
-        answer = official.answer([official.encode([image])], [Prompt(question.text, None, 8)])[0]
+        prompt = Prompt(question.text, None, 8, sure=True)
+        answer = official.answer([official.encode([image])], [prompt])[0]
         assert processor.batch_decode(said, skip_special_tokens=True)[0].strip() == answer.text
         taken = torch.stack(output.logits, dim=1).log_softmax(dim=-1).gather(-1, said[..., None])  # its end included
         assert answer.logprob == pytest.approx(taken.mean().item(), abs=1e-4)
-        alone.append((official.encode([image]), Prompt(question.text, None, 8), said.shape[1], answer.logprob))
+        alone.append((official.encode([image]), prompt, said.shape[1], answer.logprob))
     encoded, asked, lengths, logprobs = zip(*alone, strict=True)
     padded = official.answer(list(encoded), list(asked))
     assert [one.logprob for one in padded] == pytest.approx(logprobs, abs=1e-3) and len(set(lengths)) > 1
+    assert official.answer([encoded[0]], [Prompt("What?", None, 1)])[0].logprob is None
 
 
 def test_a_model_may_have_more_rows_than_its_tokenizer_has_words(tmp_path: Path) -> None:
@@ -109,9 +111,7 @@ def made(folder: Path, **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize("tower", ["..", "a/../..", None, 5])
-def test_a_tower_that_leads_elsewhere_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], tower: Any
-) -> None:
+def test_a_tower_that_leads_away_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], tower: Any) -> None:
     source = made(tmp_path / "in" / "source", mm_vision_tower=tower)
     for name in ("config.json", "preprocessor_config.json", "model.safetensors"):
         shutil.copyfile(MINI / "vision_tower" / name, tmp_path / "in" / name)

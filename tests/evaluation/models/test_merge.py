@@ -39,11 +39,7 @@ def test_matrices_are_summed_and_the_projector_is_replaced(lora: Path, tmp_path:
     out = tmp_path / "llava-merged"
     assert cli.main(["model", "merge", str(lora), str(MINI), str(out)]) == 0
     (file,) = out.glob("*.safetensors")
-    before, after, adapter = (
-        load_file(MINI / "model.safetensors"),
-        load_file(file),
-        load_file(next(lora.glob("*.saf*"))),
-    )
+    before, after, adapter = map(load_file, (MINI / "model.safetensors", file, next(lora.glob("*.saf*"))))
     down, up = adapter.values() if "lora_A" in next(iter(adapter)) else reversed(adapter.values())
     assert torch.equal(after[f"{ADAPTED}.weight"], (before[f"{ADAPTED}.weight"].float() + 2 * up @ down).half())
     assert torch.equal(after[PROJECTOR], torch.ones(192))

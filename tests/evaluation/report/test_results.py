@@ -13,9 +13,9 @@ from llava_consensus import cli
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
 from llava_consensus.evaluation.files import canonical, write_metrics
-from llava_consensus.evaluation.report import paper, results
+from llava_consensus.evaluation.report import paper
 from llava_consensus.evaluation.report.rows import read_rows
-from llava_consensus.evaluation.report.section import Section, with_interval
+from llava_consensus.evaluation.report.section import Section, in_sections, with_interval, written
 from llava_consensus.evaluation.report.table import Table
 
 PRINTED = "a373364999ec61c0bf6d6dfaa862b35a6164cec375eace865c5b93d2e1a466fd"  # sha256 of its tables
@@ -36,12 +36,12 @@ def out(tmp_path: Path) -> Path:
 
 
 def only(out: Path) -> Section:
-    (section,) = results.in_sections(read_rows(out))
+    (section,) = in_sections(read_rows(out))
     return section
 
 
 def text_of(out: Path) -> str:
-    return results.written(results.in_sections(read_rows(out)))
+    return written(in_sections(read_rows(out)))
 
 
 def told(folder: Path, **changes: Any) -> Path:
@@ -143,7 +143,7 @@ def test_one_method_against_each_of_the_others(out: Path, capsys: pytest.Capture
     assert cli.main(["report", "--out", str(out), "--format", "markdown", "--against", "random"]) == 0
     shown = capsys.readouterr().out
     assert "Difference to random with the same budget" in shown and "† p < 0.05 against random" in shown
-    (section,) = results.in_sections(read_rows(out), "random")
+    (section,) = in_sections(read_rows(out), "random")
     lines = lines_of(section.differences())
     ours, vision = lines["64 tokens (88.9 % fewer)"]
     assert list(lines) == ["64 tokens (88.9 % fewer)"] and len(ours) == len(vision) == 2  # random has no POPE
@@ -159,7 +159,7 @@ def test_means_of_differences_are_corrected_over_the_methods(tmp_path: Path) -> 
     for name, low in (("gqa", 10), ("vqav2", 12)):
         for method, right in (("consensusdrop", 40), ("fastv", 40 - low), ("dart", 39)):
             store(tmp_path, [1] * right + [0] * (40 - right), method=method, benchmark=name)
-    (section,) = results.in_sections(read_rows(tmp_path), "consensusdrop")
+    (section,) = in_sections(read_rows(tmp_path), "consensusdrop")
     table = section.differences()
     fastv, dart = sorted(lines_of(table)["64 tokens"], key=lambda cells: cells[0], reverse=True)
     raw = section.difference(section.reduced[[line.label for line in section.reduced].index("FastV")])
@@ -225,7 +225,7 @@ def test_runs_of_several_seeds_are_one_line_with_their_spread(tmp_path: Path) ->
     cell = section.cell(line, "gqa")
     assert line.label == "random" and cell is not None and cell.row.score == pytest.approx(60)
     assert cell.row.spread == pytest.approx(10) and cell.test is not None and cell.test.difference == pytest.approx(-40)
-    assert " (sd 10.0)" in results.written([section])
+    assert " (sd 10.0)" in written([section])
 
 
 def mme(out: Path, method: str, tokens: int, tasks: dict[str, str]) -> None:
@@ -259,7 +259,7 @@ def test_settings_and_questions_are_not_mixed(out: Path) -> None:
     store(out, [0, 0, 0, 0], questions="another version", method="full", tokens=576)
     text = text_of(out)
     assert text.count("**checkpoints/llava-mini**") == 4 and ", the first 2 questions" in text
-    full = [section.full for section in results.in_sections(read_rows(out)) if section.full]
+    full = [section.full for section in in_sections(read_rows(out)) if section.full]
     assert [line.runs["gqa"].score for line in full] == [75.0, 0.0]
 
 
@@ -289,7 +289,7 @@ def test_costs(tmp_path: Path) -> None:
     store(tmp_path, [1, 0], account=ACCOUNT)
     store(tmp_path, [1, 0], account=ACCOUNT | {"flops": ACCOUNT["flops"] | {"total": None}}, method="fastv")  # type: ignore[operator]
     bench = [{"method": "consensusdrop", "tokens": 64, "ttft_ms": 90.04, "tpot_ms": 12.5, "share": 0.084}]
-    (section,) = results.in_sections(read_rows(tmp_path), bench=bench)
+    (section,) = in_sections(read_rows(tmp_path), bench=bench)
     found = section.scores()
     assert [cells[-6:] for cells in lines_of(found)["64 tokens"]] == [
         ("40.5", "3.5", "1.5", "90.0", "12.5", "8.4"),
@@ -314,7 +314,7 @@ def test_the_papers_numbers_are_the_printed_ones() -> None:
 
 
 def test_csv_has_every_cell(out: Path) -> None:
-    rows = list(csv.DictReader(results.written(results.in_sections(read_rows(out)), form="csv").splitlines()))
+    rows = list(csv.DictReader(written(in_sections(read_rows(out)), form="csv").splitlines()))
     assert len(rows) == 8 and {row["status"] for row in rows} == {"complete", "incomplete"}
     (best,) = [row for row in rows if row["label"] == "ConsensusDrop" and row["score"] == "75.0"]
     assert float(best["low"]) <= 75 <= float(best["high"]) and best["difference"] == "-25.0" and best["p"] == "0.125"

@@ -169,9 +169,7 @@ def test_a_run_is_named_after_the_reduction_of_its_server_and_no_two_are_mixed(c
 
 
 @pytest.mark.parametrize("kind", [502, 429, "html"])
-def test_a_gateway_that_fails_ends_the_run_and_is_no_score(
-    chat: Chat, tmp_path: Path, kind: Any, monkeypatch: Any
-) -> None:
+def test_a_gateway_that_fails_ends_the_run(chat: Chat, tmp_path: Path, kind: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("openai._base_client.BaseClient._calculate_retry_timeout", lambda *_: 0.0)
     config = UrlConfig(Fake(), chat.url, data=make_data(tmp_path / "data", 4, 5))
     questions = Fake().load(config.data)
@@ -191,9 +189,7 @@ def test_a_gateway_that_fails_ends_the_run_and_is_no_score(
     assert run(config, tmp_path / "other", QUIET).metrics["errors"] == 1
 
 
-def test_a_server_that_is_gone_when_it_is_asked_again_ends_the_run(
-    chat: Chat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_is_gone_later_ends_the_run(chat: Chat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last question fails four times, which is no fault of the question if nothing is answered after it."""
     monkeypatch.setattr("openai._base_client.BaseClient._calculate_retry_timeout", lambda *_: 0.0)
     config = UrlConfig(Fake(), chat.url, data=make_data(tmp_path / "data", 2, 2))

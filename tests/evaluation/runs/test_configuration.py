@@ -30,9 +30,7 @@ def test_a_changed_label_in_a_folder_of_labels_is_another_run(tmp_path: Path) ->
     assert prepare(asked).description["questions"] != before["questions"]
 
 
-def test_any_byte_of_a_large_file_counts_and_is_read_once(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_file_counts_and_is_read_once(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checksums, "LARGE", 100)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(bytes(1000))
@@ -47,9 +45,7 @@ def test_any_byte_of_a_large_file_counts_and_is_read_once(
 
 
 @pytest.mark.parametrize("raised", ["method", "benchmark", "host", "reduction"])
-def test_a_raised_version_of_answers_is_another_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: str
-) -> None:
+def test_a_raised_answer_version_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: str) -> None:
     data = make_place(tmp_path / "data")
     asked = config(data, data / "model")
     before = run_name(prepare(asked).description)

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 from fakes import FakeHost, config, make_place
 from PIL import Image
-from tiny_data import make_gqa
 
 from llava_consensus import cli
 from llava_consensus.errors import DataError, OptionError
-from llava_consensus.evaluation.benchmarks import make
 from llava_consensus.evaluation.files import read_lines
 from llava_consensus.evaluation.models.base import Answer
 from llava_consensus.evaluation.runs import loop
@@ -157,23 +155,6 @@ def test_what_is_asked_again_is_kept_until_a_new_answer_comes(data: Path, tmp_pa
     with pytest.raises(DataError, match="no weights"):
         go(data, tmp_path / "out", load, retry_errors=True)
     assert content(first) == before
-
-
-def test_the_last_line_says_what_has_no_answer(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("llava_consensus.evaluation.models.load", lambda *_: FakeHost())
-    gqa = make_gqa(tmp_path / "gqa")
-    place, questions = make("gqa").place(gqa), make("gqa").load(gqa)
-    file = place / make("gqa").question_file
-    file.write_text(file.read_text().replace(f'"{questions[0].images[0]}"', '"gone.jpg"', 1))
-    (place / make("gqa").images).mkdir(parents=True)
-    for question in questions:
-        Image.new("RGB", (4, 4)).save(place / make("gqa").images / question.images[0])
-    given = ["--data", str(gqa), "--model", str(data / "model"), "--no-progress", "--device", "cpu"]
-    assert cli.main(["eval", "gqa", *given, "--out", str(tmp_path / "out")]) == 6
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert "questions have no answer" in last and "errors.jsonl" in last
 
 
 def test_shards_in_folders_of_their_own_are_merged(data: Path, tmp_path: Path) -> None:

@@ -73,16 +73,7 @@ def loadable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_budgets_of_a_clip_stand_in_the_record(
     folder: Path, loadable: None, benchmark: str, budget: int, tile_budget: str, tmp_path: Path
 ) -> None:
-    said = [
-        "eval",
-        benchmark,
-        "--model",
-        str(folder),
-        "--tokens",
-        str(budget),
-        "--option",
-        f"tile_budget={tile_budget}",
-    ]
+    said = f"eval {benchmark} --model {folder} --tokens {budget} --option tile_budget={tile_budget}".split()
     more = ["--data", str(PLAYGROUND), "--out", str(tmp_path), "--device", "cpu", "--limit", "3"]
     assert cli.main([*said, *more, "--max-new-tokens", "3", "--no-progress"]) == 0
     (described,) = tmp_path.rglob("config.json")

@@ -123,13 +123,8 @@ def test_a_signal_to_all_of_them_says_what_was_done(data: Path, tmp_path: Path) 
     script.write_text(code)
     place = [str(TESTS), str(data), str(tmp_path / "out")]
     path = os.pathsep.join((str(TESTS), *filter(None, sys.path)))
-    child = subprocess.Popen(
-        [sys.executable, str(script), *place],
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    own = {"start_new_session": True, "env": {**os.environ, "PYTHONPATH": path}}
+    child: Any = subprocess.Popen([sys.executable, str(script), *place], stderr=subprocess.PIPE, text=True, **own)
     while child.poll() is None and not lines(tmp_path / "out"):
         time.sleep(0.05)
     os.killpg(child.pid, signal.SIGTERM)
