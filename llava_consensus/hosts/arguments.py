@@ -1,6 +1,6 @@
 """Arguments of a model and of its decoder for the rows that are left: masks, positions, features of visual rows."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,12 @@ from torch.nn.functional import pad
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.cache import CACHE_NAMES, Book, is_static, makes_cache
 from llava_consensus.hosts.images import Image, Integers
-from llava_consensus.hosts.inputs import Prompt, prompt_of
-from llava_consensus.hosts.outcomes import ImageOutcome
+from llava_consensus.hosts.inputs import Prompt
+from llava_consensus.hosts.outcomes import ImageOutcome, Report, unchanged
 from llava_consensus.hosts.packing import SEGMENTS, Pack, pack_of
 from llava_consensus.hosts.rows import Pool, Rows, drop_rows, joined_rows, row_axis, upload
 from llava_consensus.hosts.tower import Encoded, flat_features
-from llava_consensus.hosts.units import visual_rows
+from llava_consensus.hosts.units import text_after, visual_rows
 from llava_consensus.reduction.method import Method
 
 IGNORE = -100  # label of rows without a target
@@ -81,16 +81,31 @@ class Forward:
     encoded: dict[str, list[Encoded]]  # by modality
 
 
-@dataclass(eq=False)
-class Cut:
-    """A prefill whose rows have left, until the decoder has run."""
+class Pass:
+    """Prompts with images at the entrance of the decoder, until it has run: each method takes rows from them.
 
-    rows: Rows | None  # that the decoder is given; None if all
-    size: int
-    cache: Any
-    book: Book | None  # of the rows that left at the entrance
-    prefill: Any  # between layers
-    reported: list[int] = field(default_factory=list)  # images of the first beam of each prompt
+    Args:
+        decoder: that is called.
+        base: the module that encodes images, or the vision tower of official LLaVA.
+        prompt: as the first method sees it.
+        kwargs: of the decoder.
+        cache: that it was given.
+        held: the book of that cache.
+        short: why attention that a method reads is absent; "" if it is there.
+    """
+
+    def __init__(
+        self, decoder: Any, base: Any, prompt: Prompt, kwargs: dict[str, Any], cache: Any = None,
+        held: Book | None = None, short: str = "",
+    ) -> None:  # fmt: skip
+        self.decoder, self.base, self.cache, self.held, self.short = decoder, base, cache, held, short
+        self.prompt, self.kwargs = prompt, kwargs  # as the next method sees them
+        self.size = prompt.real.shape[1]
+        self.report = Report(unchanged(prompt.images, prompt.beams))
+        self.rows: Rows | None = None  # that the decoder is given; None if all
+        self.book: Book | None = None  # of the rows that left here
+        self.prefill: Any = None  # hooks between layers
+        self.reported: list[int] = []  # images of the first beam of each prompt
 
 
 def asking_rows(
@@ -120,16 +135,14 @@ def question_rows(
     return asks
 
 
-def decoder_arguments(
-    decoder: Any, kwargs: dict[str, Any], rows: Rows, pool: Pool, prompt: Prompt, cut: Cut,
-    book: Book | None, method: Method,
-) -> dict[str, Any]:  # fmt: skip
-    """The decoder's arguments for these rows. `cut` has the rows and the book of the cache.
+def leave(run: Pass, rows: Rows, pool: Pool, method: Method) -> None:
+    """Gives the decoder these rows only, and notes what its cache then holds.
 
     Raises:
         OptionError: for the second method of a composition in a later turn.
     """
-    embeds, cache = kwargs["inputs_embeds"], cut.cache
+    decoder, kwargs, prompt, cache, book = run.decoder, run.kwargs, run.prompt, run.cache, run.held
+    embeds = kwargs["inputs_embeds"]
     visual = sum(len(image.places) for image in prompt.images)
     new = {}
     for name, value in kwargs.items():
@@ -139,7 +152,7 @@ def decoder_arguments(
     new |= {name: kwargs[name] for name in CACHE_NAMES if name in kwargs}
     past, cached = (0, 0) if cache is None else (int(cache.get_seq_length()), int(cache.get_query_offset()))
     held, index, padded = rows.shown[:, :0], rows.index, rows.padded
-    if cached and prompt.real.shape[1] < cut.size:
+    if cached and prompt.real.shape[1] < run.size:
         raise OptionError("images in a later turn on a cache are not supported: pass the whole conversation")
     if cached:  # the cache holds rows of prompts, followed by generated tokens
         held = rows.shown.new_ones(len(rows.real), cached)
@@ -160,16 +173,15 @@ def decoder_arguments(
     if book is not None:
         shift = shift + book.shift
     real = torch.cat((held, rows.shown), 1) if cached else rows.shown
-    size, shifted = past + cut.size, renumbers and shifts and rows.shrinks
-    if cut.rows is not None:  # behind another method
-        rows = joined_rows(cut.rows, rows)
+    size, shifted = past + run.size, renumbers and shifts and rows.shrinks
+    if run.rows is not None:  # behind another method
+        rows = joined_rows(run.rows, rows)
         index, shift = rows.index, rows.removed if shifted else shift
-    cut.rows = rows
-    cut.book = Book(
+    run.kwargs, run.rows = new, rows
+    run.book = Book(
         size, size - real.shape[1], real, index, shift, padded,
         shifted or (book is not None and book.shifted), False, {}, {},
     )  # fmt: skip
-    return new
 
 
 def held_masks(kwargs: dict[str, Any], cache: Any, book: Book) -> dict[str, Any]:
@@ -303,9 +315,10 @@ def compact(prompt: Prompt, rows: Rows, config: Any) -> Prompt:
         own = np.where(rows.real[image.row], number[index[image.row]], -1)
         places = np.flatnonzero(own >= 0)
         images.append(image._replace(places=places, tile=image.tile[own[places]], token=image.token[own[places]]))
-    ids, asks = np.take_along_axis(prompt.ids, index, 1), np.take_along_axis(prompt.asks, index, 1)
-    compact = prompt_of(ids, rows.real, asks & rows.real, images, prompt.tiles, prompt.encoded, config)
-    return compact._replace(beams=prompt.beams)
+    ids, asks = (np.take_along_axis(own, index, 1) for own in (prompt.ids, prompt.asks))
+    asks &= rows.real
+    text = text_after(ids, asks, images, config)
+    return prompt._replace(ids=ids, real=rows.real, asks=asks, images=images, text=text)
 
 
 def joined_outcomes(outcomes: list[ImageOutcome], later: dict[int, ImageOutcome], whole: bool) -> list[ImageOutcome]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from llava_consensus.errors import NonFiniteError, OptionError
 from llava_consensus.hosts.images import PIXELS, STRUCTURAL, Image, Integers, family_of
-from llava_consensus.hosts.kernels import first_attention
+from llava_consensus.hosts.kernels import KernelCall, first_attention
 from llava_consensus.hosts.rows import Reduced, upload
 from llava_consensus.hosts.tower import EARLIER, Tiles
 from llava_consensus.hosts.units import Unit, UnitBatch, prompt_hash, text_after, visual_rows
@@ -150,23 +150,28 @@ class Inputs:
             + (NO_WORDS,) * (silent and by_words)
         )
 
-    def read_probe(self, decoder: nn.Module, arguments: dict[str, Any]) -> None:
-        """Queries and keys of the first attention layer, read before the language model runs (SCAP)."""
+    def read_probe(
+        self, decoder: nn.Module, arguments: dict[str, Any], read: Callable[..., KernelCall] = first_attention
+    ) -> None:
+        """Queries and keys of the first attention layer, read before the language model runs (SCAP).
+
+        Args:
+            read: gives them of a decoder and its arguments, rotated or not.
+        """
         if Need.PROBE not in self.needs:
             return
-        with self.watch.time("probe"), torch.autocast(self.embeds.device.type, enabled=False):
-            call = first_attention(decoder, arguments, getattr(self.method, "scap_rope", True))
-            self.probe = self.probe_of(call)
+        with self.watch.time("probe"), torch.autocast(self.embeds.device.type, enabled=False), torch.no_grad():
+            self.probe = self.probe_of(read(decoder, arguments, getattr(self.method, "scap_rope", True)))
 
-    def probe_of(self, call: Any) -> TextProbe:
-        which, where, mask, keys, padded = self.asking_rows()
+    def probe_of(self, call: KernelCall) -> TextProbe:
+        which, where, mask, keys, padded = self._asking_rows()
         query = call.query.transpose(1, 2)[which, where].transpose(1, 2)  # [R, H, L, d]
         turned = call.key.new_empty(len(query), call.key.shape[2], 0)  # queries and keys are rotated already
         cap = float(call.options.get("softcap") or 0.0)
         more = call.extra(which, where, call.key.shape[2])
         return TextProbe(query, call.key, turned, turned, call.scale, where, mask, keys, padded, cap, **more)
 
-    def asking_rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, bool]:
+    def _asking_rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, bool]:
         """Rows [R, 1] and columns [R, L] of the text that asks about images, which of these are no padding, which rows
         [R, S] of the prompts are none, and whether any of the former is.
         """

@@ -134,6 +134,8 @@ def most_tiles(model: Any, config: Any) -> int:
 class LlavaTower:
     """LLaVA's tower around a vision model of CLIP or InternViT, as `Reader` reads it."""
 
+    classes = 1
+
     def __init__(self, own: Any) -> None:
         self.own = own
         self.vision: Any = getattr(own.vision_tower, "vision_model", own.vision_tower)

@@ -42,7 +42,7 @@ class Prefill(Hooks):
 
     def __init__(
         self, layers: Layers, decoder: Any, prompt: Prompt, units: list[Unit], inputs: Inputs | None,
-        arguments: dict[str, Any], beams: int,
+        arguments: dict[str, Any],
     ) -> None:  # fmt: skip
         super().__init__(layers, decoder)
         self.method, self.prompt, self.inputs = layers.method, prompt, inputs
@@ -51,7 +51,7 @@ class Prefill(Hooks):
         self.watch, device = Stopwatch(self.embeds.device), self.embeds.device
         positions = arguments.get("position_ids")
         self.axes = positions.shape[0] if isinstance(positions, Tensor) and positions.ndim == 3 else 1
-        self.images = [CutImage.of(prompt, unit, layers.cuts_of(unit), self.method.asks, beams) for unit in units]
+        self.images = [CutImage.of(prompt, unit, layers.cuts_of(unit), self.method.asks) for unit in units]
         self.cuts: dict[int, list[int]] = defaultdict(list)
         for number, image in enumerate(self.images):
             for layer in image.cuts:
