@@ -10,14 +10,23 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.cache import CACHE_NAMES, Book, is_static, makes_cache
 from llava_consensus.hosts.images import Image, Integers
 from llava_consensus.hosts.inputs import Prompt
-from llava_consensus.hosts.outcomes import ImageOutcome, Report, unchanged
 from llava_consensus.hosts.packing import SEGMENTS, Pack, pack_of
-from llava_consensus.hosts.rows import Pool, Rows, drop_rows, joined_rows, row_axis, upload
+from llava_consensus.hosts.rows import (
+    CACHE_NAMES,
+    Book,
+    Pool,
+    Rows,
+    drop_rows,
+    is_static,
+    joined_rows,
+    makes_cache,
+    row_axis,
+    upload,
+)
 from llava_consensus.hosts.tower import Encoded, flat_features
-from llava_consensus.hosts.units import text_after, visual_rows
+from llava_consensus.hosts.units import ImageOutcome, Report, text_after, unchanged, visual_rows
 from llava_consensus.reduction.method import Method
 
 IGNORE = -100  # label of rows without a target

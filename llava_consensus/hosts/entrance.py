@@ -38,7 +38,7 @@ from llava_consensus.hosts.arguments import (
     with_images,
 )
 from llava_consensus.hosts.before_tower import BeforeTower, numbered, tiles_left, units_left, whole_tiles
-from llava_consensus.hosts.cache import Book, Hold, book_of, cache_in, cached_rows, shorten
+from llava_consensus.hosts.environment import STOCK
 from llava_consensus.hosts.images import (
     MODALITIES,
     Image,
@@ -58,13 +58,11 @@ from llava_consensus.hosts.images import (
 from llava_consensus.hosts.inputs import KEPT, Inputs, Prompt, finite_needs_of, needs_of, projector_of, prompt_of
 from llava_consensus.hosts.kernels import KernelCall, first_attention, skip_in_probe
 from llava_consensus.hosts.layers import Hooks, Layers, later_step, runs_again
-from llava_consensus.hosts.next_grid import STOCK
-from llava_consensus.hosts.outcomes import Report, reduced, unchanged
 from llava_consensus.hosts.packing import Pack
 from llava_consensus.hosts.prefill import Prefill
-from llava_consensus.hosts.rows import reduced_rows, spread_rows
+from llava_consensus.hosts.rows import Book, Hold, book_of, cache_in, cached_rows, reduced_rows, shorten, spread_rows
 from llava_consensus.hosts.tower import READ, RECORD, Encoded, Learnt, Tiles, Tower, argument_names, records_of
-from llava_consensus.hosts.units import Unit, units_of
+from llava_consensus.hosts.units import Report, Unit, reduced, unchanged, units_of
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 

@@ -1,11 +1,18 @@
-"""Versions of transformers that hosts run on, the allocator of the process, and the folder of caches."""
+"""What hosts run on: versions of transformers, the allocator of the process, how checkpoints are loaded and tiles laid
+out. No heavy imports.
+"""
 
-import os
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from llava_consensus.errors import OptionError
 
+# How LLaVA-NeXT lays out the tiles of an image, a base view and then a grid of tiles. `stock` follows the checkpoint:
+# the grid that fits the image best, rows and columns of padding cut away, a newline after each row. `2880` is
+# the layout behind the numbers of the paper, VisPruner and CDPruner: always 2 x 2 tiles, nothing cut away, no
+# newlines, so that every image has 5 x 576 tokens and 640 of them are 128 of each tile.
+STOCK, FIXED = LAYOUTS = ("stock", "2880")
 REMEDY = "Type: pip install 'transformers>=5.19,<{}'"  # for a version of transformers that is not adapted
 OFFICIAL = f"{REMEDY.format('5.24')} && pip install --no-deps llava-torch==1.2.2.post1"  # its own pins are stale
 
@@ -46,7 +53,11 @@ def keep_freed_memory() -> None:
     torch.empty(31 << 20, dtype=torch.uint8)  # bytes, freed at once; blocks above 32 MiB never raise the threshold
 
 
-def cache_folder(name: str) -> Path:
-    """Folder of one kind of cached files, below XDG_CACHE_HOME or ~/.cache. It is not made."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "llava-consensus" / name
+def load_pretrained(kind: Any, name: str | Path | None, trust_remote_code: bool = False, **options: Any) -> Any:
+    """Calls `kind.from_pretrained(name, **options)`, and is its only caller: of configurations, models, tokenizers and
+    processors.
+
+    Where `trust_remote_code` is left open, transformers asks standard input whether a checkpoint's code may run, and
+    `yes |` answers it. Here it is always given: without it such a checkpoint is refused with a ValueError.
+    """
+    return kind.from_pretrained(name, trust_remote_code=trust_remote_code, **options)

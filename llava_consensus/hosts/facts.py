@@ -14,8 +14,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from llava_consensus.hosts.environment import check_version
+from llava_consensus.hosts.environment import STOCK, check_version
 from llava_consensus.hosts.images import (
+    ACROSS,
     MODALITIES,
     PIXELS,
     Image,
@@ -23,10 +24,10 @@ from llava_consensus.hosts.images import (
     base_of,
     clip_of,
     decoder_of,
+    fixed_grid,
     images_of,
     kind_of,
 )
-from llava_consensus.hosts.next_grid import ACROSS, STOCK, fixed_grid
 from llava_consensus.hosts.tower import argument_names, block_lists
 from llava_consensus.reduction.tokens import Need
 

@@ -4,7 +4,7 @@
 of this is numpy on the CPU, so that a prefill launches nothing for it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.next_grid import check_tiles, fixed_grid
+from llava_consensus.hosts.environment import FIXED
 
 Integers = NDArray[np.int64]
 
@@ -394,6 +394,27 @@ def base_of(model: Any) -> Any:
 def decoder_of(model: Any) -> Any:
     decoder: Any = model.get_decoder() if hasattr(model, "get_decoder") else None
     return decoder.model if hasattr(decoder, "lm_head") else decoder  # Llama 4 has a whole language model inside
+
+
+# The fixed grid of LLaVA-NeXT (`hosts.FIXED`)
+
+ACROSS = 2  # tiles in a row of the fixed grid
+
+
+def fixed_grid(image_size: int) -> list[list[int]]:
+    """The only entry of `image_grid_pinpoints` for the fixed grid of tiles of `image_size` pixels."""
+    return [[ACROSS * image_size, ACROSS * image_size]]
+
+
+def check_tiles(counts: Iterable[int]) -> None:
+    """Raises OptionError unless every image has the number of tiles of the fixed grid, with the base view."""
+    wanted = 1 + ACROSS**2
+    for count in counts:
+        if count != wanted:
+            raise OptionError(
+                f"layout={FIXED}: every image must be {wanted} tiles, and one is {count}: cut it with "
+                f"image_grid_pinpoints of one entry, {ACROSS} by {ACROSS} tiles in pixels"
+            )
 
 
 def packed_whole(pack: Any, base: Any, *args: Any, image_newline: Any = None, **more: Any) -> Any:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from llava_consensus.errors import NonFiniteError, OptionError
 from llava_consensus.hosts.images import PIXELS, STRUCTURAL, Image, Integers, family_of
 from llava_consensus.hosts.kernels import KernelCall, first_attention
-from llava_consensus.hosts.rows import Reduced, upload
+from llava_consensus.hosts.rows import upload
 from llava_consensus.hosts.tower import EARLIER, Tiles
-from llava_consensus.hosts.units import Unit, UnitBatch, prompt_hash, text_after, visual_rows
+from llava_consensus.hosts.units import Reduced, Unit, UnitBatch, prompt_hash, text_after, visual_rows
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import (
     ClipSides,

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import kernels
-from llava_consensus.hosts.cache import Book, cache_in, without_cache
-from llava_consensus.hosts.rows import Rows
+from llava_consensus.hosts.rows import Book, Rows, cache_in, without_cache
 from llava_consensus.hosts.units import Unit
 from llava_consensus.reduction.calibration import seen_logits
 from llava_consensus.reduction.decoder import Cut, only_cut

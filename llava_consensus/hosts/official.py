@@ -20,17 +20,19 @@ from torch import Tensor, nn
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.arguments import IGNORE, Pass, asking_rows, compact, held_masks
 from llava_consensus.hosts.before_tower import ImageLeft, check_equal, shares_left, units_left
-from llava_consensus.hosts.cache import Book, Hold, cache_in, cached_rows
 from llava_consensus.hosts.entrance import Entrance, State
+from llava_consensus.hosts.environment import STOCK
+from llava_consensus.hosts.images import check_tiles
 from llava_consensus.hosts.inputs import EncodedImage, Prompt, prompt_of
 from llava_consensus.hosts.kernels import OLD, KernelCall, uncompiled
-from llava_consensus.hosts.next_grid import STOCK, check_images, check_layout, check_tiles
 from llava_consensus.hosts.official_model import (
     Arguments,
     LlavaTower,
     Official,
     aligned,
     changed,
+    check_images,
+    check_layout,
     counted,
     encoded_in,
     for_beams,
@@ -41,13 +43,12 @@ from llava_consensus.hosts.official_model import (
     with_encoded,
 )
 from llava_consensus.hosts.open_tower import EncoderRun
-from llava_consensus.hosts.outcomes import Report
 from llava_consensus.hosts.packing import refuse_packed
 from llava_consensus.hosts.pinned import Held, PinnedLayers, first_layer, layers_of
-from llava_consensus.hosts.rows import gather, upload
+from llava_consensus.hosts.rows import Book, Hold, cache_in, cached_rows, gather, upload
 from llava_consensus.hosts.taps import Reader, encoded_images
 from llava_consensus.hosts.tower import READ, argument_names
-from llava_consensus.hosts.units import Unit, units_of
+from llava_consensus.hosts.units import Report, Unit, units_of
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 

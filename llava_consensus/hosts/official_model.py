@@ -20,21 +20,22 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.arguments import IGNORE
 from llava_consensus.hosts.before_tower import Left, check_masks, refusal, tiles_left, whole_tiles
-from llava_consensus.hosts.environment import check_llava_version
+from llava_consensus.hosts.environment import STOCK, check_llava_version
 from llava_consensus.hosts.facts import TowerFacts
-from llava_consensus.hosts.images import STRUCTURAL, Image, Integers
+from llava_consensus.hosts.images import STRUCTURAL, Image, Integers, fixed_grid
 from llava_consensus.hosts.inputs import EncodedImage, Prompt
 from llava_consensus.hosts.kernels import OLD
-from llava_consensus.hosts.next_grid import STOCK, fixed_grid
 from llava_consensus.hosts.open_tower import OpenTower
-from llava_consensus.hosts.outcomes import ImageOutcome
 from llava_consensus.hosts.rows import Rows, upload
 from llava_consensus.hosts.taps import Tap, split_heads
 from llava_consensus.hosts.tower import RECORD
-from llava_consensus.hosts.units import shares_of
+from llava_consensus.hosts.units import ImageOutcome, shares_of
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 
+# as in llava-torch 1.2.2.post1, which takes any other ratio for `square`, and any spatial merge for `spatial`
+RATIOS = ("square", "pad", "anyres")
+MERGES = ("flat", "spatial", "spatial_unpad")
 IMAGE_ID = -200  # IMAGE_TOKEN_INDEX of official LLaVA
 NEWLINE = -1  # its number; patches are numbered up from 1, and padding is 0
 FIRST_WORD = -2  # number of the word 0; the others go down from it
@@ -126,6 +127,28 @@ def most_tiles(model: Any, config: Any) -> int:
         return 1
     points, size = ast.literal_eval(points) if isinstance(points, str) else points, tower.config.image_size
     return 1 + max((width // size) * (height // size) for width, height in points)
+
+
+def check_images(config: Mapping[str, Any]) -> None:
+    """Raise OptionError for a layout of images in a checkpoint's config.json that official LLaVA does not follow."""
+    ratio = config.get("image_aspect_ratio") or "square"
+    entries = {"image_aspect_ratio": (ratio, RATIOS)}
+    if ratio == "anyres":  # one square has nothing to merge
+        entries["mm_patch_merge_type"] = (config.get("mm_patch_merge_type") or "flat", MERGES)
+    for name, (value, known) in entries.items():
+        if value not in known:
+            raise OptionError(
+                f"{name}={value!r}: official LLaVA knows {'|'.join(known)}, and silently takes another for one of "
+                "these. Take a checkpoint in transformers' format, or write the one you want in config.json"
+            )
+
+
+def check_layout(layout: str, image_aspect_ratio: str | None) -> None:
+    if layout != STOCK and image_aspect_ratio != "anyres":
+        raise OptionError(
+            f"layout={layout} lays out the tiles of an image, and this model cuts none (image_aspect_ratio="
+            f"{image_aspect_ratio!r}): take a checkpoint of LLaVA 1.6, or layout={STOCK}"
+        )
 
 
 # The vision tower

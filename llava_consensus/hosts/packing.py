@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.cache import makes_cache
-from llava_consensus.hosts.rows import row_axis, upload
+from llava_consensus.hosts.rows import makes_cache, row_axis, upload
 
 SEGMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")  # of packed rows
 

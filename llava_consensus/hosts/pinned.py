@@ -11,9 +11,9 @@ import transformers
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.cache import Book
 from llava_consensus.hosts.kernels import OLD, KernelCall
 from llava_consensus.hosts.layers import Layers
+from llava_consensus.hosts.rows import Book
 from llava_consensus.hosts.taps import split_heads
 from llava_consensus.hosts.units import Unit
 from llava_consensus.reduction.decoder import Cut

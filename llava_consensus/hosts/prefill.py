@@ -11,13 +11,22 @@ from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import kernels
-from llava_consensus.hosts.cache import CACHE_NAMES, Book, cache_in, is_static
 from llava_consensus.hosts.cuts import CutImage, cut_outcome
 from llava_consensus.hosts.inputs import Inputs, Prompt
 from llava_consensus.hosts.layers import Hooks, Layers
-from llava_consensus.hosts.outcomes import ImageOutcome
-from llava_consensus.hosts.rows import ROW, Rows, drop_rows, restore_rows, row_axis, upload
-from llava_consensus.hosts.units import Unit
+from llava_consensus.hosts.rows import (
+    CACHE_NAMES,
+    ROW,
+    Book,
+    Rows,
+    cache_in,
+    drop_rows,
+    is_static,
+    restore_rows,
+    row_axis,
+    upload,
+)
+from llava_consensus.hosts.units import ImageOutcome, Unit
 from llava_consensus.reduction.calibration import far_logits, seen_logits
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView
 from llava_consensus.reduction.selection import indices

@@ -9,7 +9,7 @@ from llava_consensus.errors import DataError, missing_extra
 from llava_consensus.evaluation.files import read_json
 from llava_consensus.evaluation.models.weights import MEND, copy_small_files, new_folder, rewrite, tensors_of
 from llava_consensus.hosts.clip import without_unused_report
-from llava_consensus.hosts.pretrained import load_pretrained
+from llava_consensus.hosts.environment import load_pretrained
 
 SETTINGS, WHOLE = "adapter_config.json", "non_lora_trainables.bin"
 PREFIX = "base_model.model."  # of names as PEFT writes them
