@@ -108,8 +108,8 @@ class Pass:
         held: Book | None = None, short: str = "",
     ) -> None:  # fmt: skip
         self.decoder, self.base, self.cache, self.held, self.short = decoder, base, cache, held, short
+        self.whole, self.size = prompt, prompt.real.shape[1]
         self.prompt, self.kwargs = prompt, kwargs  # as the next method sees them
-        self.size = prompt.real.shape[1]
         self.report = Report(unchanged(prompt.images, prompt.beams))
         self.rows: Rows | None = None  # that the decoder is given; None if all
         self.book: Book | None = None  # of the rows that left here
@@ -187,8 +187,10 @@ def leave(run: Pass, rows: Rows, pool: Pool, method: Method) -> None:
         rows = joined_rows(run.rows, rows)
         index, shift = rows.index, rows.removed if shifted else shift
     run.kwargs, run.rows = new, rows
+    front = size - real.shape[1]
+    plain = not padded and not cached and run.whole.real[:, -real.shape[1] :].all()
     run.book = Book(
-        size, size - real.shape[1], real, index, shift, padded,
+        size, front, real, index, shift, padded, front if plain else None,
         shifted or (book is not None and book.shifted), False, {}, {},
     )  # fmt: skip
 
@@ -197,13 +199,16 @@ def held_masks(kwargs: dict[str, Any], cache: Any, book: Book) -> dict[str, Any]
     """Masks and token types that are as long as a shortened cache."""
     new = next(kwargs[name].shape[1] for name in ("input_ids", "inputs_embeds") if kwargs.get(name) is not None)
     whole, mask = int(cache.get_seq_length()) + new, kwargs.get("attention_mask")
-    if isinstance(mask, Tensor) and mask.ndim == 2:
-        tail = mask[:, book.size :]
-    else:  # none, or one that generate made for a static cache of another length
-        tail = book.real.new_ones(len(book.real), whole - book.size)
-    found: dict[str, Any] = {"attention_mask": torch.cat((book.real.to(tail), tail), 1).long()}
-    if not (isinstance(mask, Tensor) and mask.ndim == 2) and not book.padded:
-        found["attention_mask"] = None
+    if not (isinstance(mask, Tensor) and mask.ndim == 2):
+        # none, or one that generate made for a static cache of another length
+        mask = None
+        if book.padded:
+            mask = torch.cat((book.real, book.real.new_ones(len(book.real), whole - book.size)), 1).long()
+    elif book.front is not None:
+        mask = mask[:, book.front :].long()
+    else:
+        mask = torch.cat((book.real.to(mask), mask[:, book.size :]), 1).long()
+    found: dict[str, Any] = {"attention_mask": mask}
     for name, value in kwargs.items():  # token types of the whole conversation
         if name.endswith("token_type_ids") and isinstance(value, Tensor) and value.shape[1] == whole:
             found[name] = torch.cat((value.gather(1, book.index), value[:, book.size :]), 1)

@@ -61,7 +61,7 @@ from llava_consensus.hosts.layers import Hooks, Layers, later_step, runs_again
 from llava_consensus.hosts.packing import Pack
 from llava_consensus.hosts.prefill import Prefill
 from llava_consensus.hosts.rows import Book, Hold, book_of, cache_in, cached_rows, reduced_rows, shorten, spread_rows
-from llava_consensus.hosts.tower import READ, RECORD, Encoded, Learnt, Tiles, Tower, argument_names, records_of
+from llava_consensus.hosts.tower import READ, RECORD, Encoded, Learnt, Tiles, Tower, argument_names, by_name, records_of
 from llava_consensus.hosts.units import Report, Unit, reduced, unchanged, units_of
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
@@ -230,7 +230,7 @@ class Entrance:
         """Notes rows that are no part of the question: the answer in training, which has labels, and guesses of
         assisted decoding, whose logits are kept.
         """
-        given = {**dict(zip(self.outer, args, strict=False)), **kwargs}
+        given = by_name(self.outer, args, kwargs)
         keep = given.get("logits_to_keep")
         self.local.labels, self.local.guesses = given.get("labels"), keep - 1 if isinstance(keep, int) and keep else 0
 
@@ -249,7 +249,7 @@ class Entrance:
             self.local.ids = None
 
     def enter(self, base: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        kwargs = {**dict(zip(self.names, args, strict=False)), **kwargs}
+        kwargs = by_name(self.names, args, kwargs)
         self.local.forward, cache = None, cache_in(kwargs)
         book = book_of(cache)
         if book is not None and book.owner == self.number:
@@ -276,7 +276,7 @@ class Entrance:
         straight = self._straight(modality)
         if self.fixed and modality == "image":
             names = argument_names(getattr(type(base), name))[1:]
-            args, inputs = (), on_grid(base.config, {**dict(zip(names, args, strict=False)), **inputs})
+            args, inputs = (), on_grid(base.config, by_name(names, args, inputs))
         plain = getattr(type(base), name).__get__(base)
         ids = self.local.ids if forward is None else forward.ids
         if self.before is None or ids is None or getattr(self.tower.busy, "on", False):
@@ -303,7 +303,7 @@ class Entrance:
         forward, self.local.forward = self.local.forward, None
         labels, self.local.labels = self.local.labels, None
         self.local.pack = None if forward is None else forward.pack
-        kwargs = {**dict(zip(self.inner, args, strict=False)), **kwargs}
+        kwargs = by_name(self.inner, args, kwargs)
         if forward is not None and forward.base is decoder and kwargs.get("inputs_embeds") is None:
             self.local.forward = forward  # for `encode`
             kwargs, self.local.forward = with_images(decoder, kwargs), None
@@ -373,7 +373,7 @@ class Entrance:
 
     def _enter(self, run: Pass) -> None:
         """The methods at the entrance, one after the other."""
-        owner, whole = self.owner, run.prompt
+        owner, whole = self.owner, run.whole
         for stage in self.entering:
             if stage.method.acts_inside:
                 units = units_left(whole.images, whole.left)
@@ -480,7 +480,8 @@ class Entrance:
             self.owner._finish({new: later[old] for new, old in enumerate(run.reported) if old in later})
             own = run.prefill.finish(0 if book is None else book.missing)
             if own is not None and book is not None:
-                own = book._replace(layers=own.layers, weights=own.weights, missing=own.missing)
+                more = {name: getattr(own, name) for name in ("layers", "weights", "missing", "uneven")}
+                own = book._replace(**more)
             book = own or book
         if cache is not None and book is not None:
             self._keep(cache, book._replace(owner=self.number))

@@ -59,6 +59,7 @@ class Layers:
             else index
             for index in range(self.count)
         ]
+        self.owns_keys = all(source == layer for layer, source in enumerate(self.sources))
         self.names = [list(inspect.signature(type(layer).forward).parameters)[1:] for layer in layers]
         rotary = getattr(decoder, "rotary_emb", None)
         self.sees_ahead: bool | None = None  # whether rows attend to later ones (images of Gemma 3)
@@ -110,8 +111,7 @@ class Layers:
 
     def renumbers(self, axes: int, index: int = 0) -> bool:
         """Whether positions close up. Several axes, and layers that share keys of earlier ones, keep theirs."""
-        own = all(source == layer for layer, source in enumerate(self.sources))
-        return own and self.method.closes_gaps(index) and axes == 1
+        return self.owns_keys and self.method.closes_gaps(index) and axes == 1
 
     def readable_layer(self, cut: int) -> int:
         """The next layer the method can be cut before: in hybrid models not every layer has an attention kernel, and
@@ -322,8 +322,7 @@ def later_step(
 
 def idle(layers: Layers, book: Book, length: int, new: int, renumbers: bool, cache: Any) -> bool:
     """Whether a decode step needs no layer hook if no layer has a mask: positions are the prompt's."""
-    padded = book.padded or book.holes or any(rows.padded for rows in book.layers.values())
-    plain = new == 1 and not padded
+    plain = new == 1 and not (book.padded or book.uneven or book.holes)
     short = layers.window is None or length < layers.window
     fixed = layers.needs_masks or getattr(cache, "is_compileable", False)
     return plain and short and not renumbers and not book.weights and not fixed

@@ -47,7 +47,7 @@ from llava_consensus.hosts.packing import refuse_packed
 from llava_consensus.hosts.pinned import Held, PinnedLayers, first_layer, layers_of
 from llava_consensus.hosts.rows import Book, Hold, cache_in, cached_rows, gather, upload
 from llava_consensus.hosts.taps import Reader, encoded_images
-from llava_consensus.hosts.tower import READ, argument_names
+from llava_consensus.hosts.tower import READ, argument_names, by_name
 from llava_consensus.hosts.units import Report, Unit, units_of
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
@@ -299,7 +299,7 @@ class OfficialEntrance(Entrance):
     def _reduced(self, run: Pass, results: tuple[Any, ...], config: Any) -> tuple[tuple[Any, ...], After | None]:
         """The results for the rows that are left, padded on the side that LLaVA's function pads, cut to its limit."""
         _, positions, mask, past, embeds, labels = results
-        whole, device, local = run.prompt, embeds.device, self.local
+        whole, device, local = run.whole, embeds.device, self.local
         (places,) = upload([np.maximum(whole.real.cumsum(1) - 1, 0)], device)  # [R, S] position of each row
         local.keeps, local.following = False, whole.real.sum(1)[:, None]
         run.kwargs = {"inputs_embeds": embeds, "position_ids": places, "labels": labels}
@@ -351,7 +351,7 @@ class OfficialEntrance(Entrance):
     def begin(self, decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Arms the hooks between layers for prepared prompts. Later steps get positions and masks of the cache."""
         self._disarm()
-        kwargs = {**dict(zip(self.inner, args, strict=False)), **kwargs}
+        kwargs = by_name(self.inner, args, kwargs)
         cache, prepared = cache_in(kwargs), self._awaited(kwargs.get("inputs_embeds"))
         mask = kwargs.get("attention_mask")
         self.local.mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None

@@ -404,7 +404,8 @@ class Prefill(Hooks):
         rows = self.every
         own = self.seen.get(0, rows)
         removed = missing + (rows.size - own.index.shape[1] if 0 in self.seen else 0)
-        flags = {"padded": rows.padded, "shifted": False, "holes": False}
+        uneven = any(one.padded for one in self.seen.values())
+        flags = {"padded": rows.padded, "front": 0, "shifted": False, "holes": False, "uneven": uneven}
         return Book(
             rows.size, removed, rows.shown, rows.index, rows.removed, layers=self.seen, weights=self.weights, **flags
         )

@@ -254,7 +254,10 @@ CACHE_NAMES = ("cache", "past_key_values", "past_key_value")  # since transforme
 
 def cache_in(values: Any) -> Any:
     """The KV cache among the arguments or the outputs of a model; None if there is none."""
-    return next((values[name] for name in CACHE_NAMES if name in values and values[name] is not None), None)
+    for name in CACHE_NAMES:
+        if values.get(name) is not None:
+            return values[name]
+    return None
 
 
 def without_cache(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -275,11 +278,13 @@ class Book(NamedTuple):
     real: Tensor  # [R, n] False for padding, of the n rows that the first layer may hold
     index: Tensor  # type: ignore[assignment]  # [R, n] row of the prompts that each is, or represents
     shift: Tensor  # [R, 1] how many rows left, by which renumbered positions are smaller
-    padded: bool  # whether any row held is padding
+    padded: bool  # whether any row that the first layer holds is padding
+    front: int | None  # column from which the mask of the prompts is that of the rows held; None if it never is
     shifted: bool  # whether positions are renumbered and any prompt lost rows
     holes: bool  # whether a later turn may have left padding behind the prompts
     layers: dict[int, Rows]  # rows of each layer in which more of them left
     weights: dict[int, Tensor]  # [R, n] of such layers: how many tokens each row represents, if that is calibrated
+    uneven: bool = False  # whether later layers hold padding
     owner: int = 0  # number of the entrance whose hooks continue from this cache
 
     def without(self, last: int) -> "Book":

@@ -170,7 +170,7 @@ class Tower:
             learns: whether the map depends on the shapes of images; if not, only the block must be found.
         """
         names = argument_names(getattr(plain, "__func__", plain))[1:]
-        inputs = {**dict(zip(names, args, strict=False)), **inputs}
+        inputs = by_name(names, args, inputs)
         if getattr(self.busy, "on", False):  # encoders of videos that call the one of images
             return plain(**inputs)
         self.busy.on = True
@@ -454,6 +454,11 @@ def open_checkpoints(module: nn.Module) -> Iterator[None]:
 @functools.cache
 def argument_names(function: Any) -> tuple[str, ...]:
     return tuple(inspect.signature(function).parameters)
+
+
+def by_name(names: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by their names."""
+    return {**dict(zip(names, args, strict=False)), **kwargs} if args else kwargs
 
 
 def shape_key(inputs: dict[str, Any]) -> Any:
