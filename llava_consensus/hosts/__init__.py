@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from llava_consensus.entry_points import load_place, load_registered, registered
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.environment import LAYOUTS, keep_freed_memory
+from llava_consensus.hosts.environment import LAYOUTS
 
 INNER = ("get_base_model", "module")  # attributes by which PEFT and parallel wrappers hold the model
 
@@ -208,6 +208,17 @@ def view_of(model: Any, options: Mapping[str, str] | None = None) -> Any:
     view = load_place(entry.view)(model, chosen(entry, type(model).__name__, options))
     keep_freed_memory()
     return view
+
+
+def keep_freed_memory() -> None:
+    """Lets glibc see one large block come and go. From then on it takes smaller blocks from its heap, and gives the
+    heap back to the system only from twice that size on (mallopt(3), M_MMAP_THRESHOLD). Otherwise the attention maps of
+    a vision tower are mapped again and filled with zeros page by page in every layer: on LLaVA's own pins that was a
+    third to a half of the time to the first token (docs/efficiency.md). Other C libraries ignore it.
+    """
+    import torch
+
+    torch.empty(31 << 20, dtype=torch.uint8)  # bytes, freed at once; blocks above 32 MiB never raise the threshold
 
 
 def attached(

@@ -16,7 +16,7 @@ from llava_consensus.hosts.environment import load_pretrained
 from llava_consensus.reduction.tokens import ClipSides
 
 if TYPE_CHECKING:
-    from llava_consensus.hosts.inputs import Prompt
+    from llava_consensus.hosts.prompts import Prompt
 
 
 class ClipText:

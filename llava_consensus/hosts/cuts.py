@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from llava_consensus.hosts.images import Integers
-from llava_consensus.hosts.inputs import Prompt, structural_rows
+from llava_consensus.hosts.inputs import structural_rows
+from llava_consensus.hosts.prompts import Prompt
 from llava_consensus.hosts.rows import Rows, upload
 from llava_consensus.hosts.units import ImageOutcome, Unit
 from llava_consensus.reduction import selection

@@ -23,20 +23,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.arguments import (
-    Forward,
-    Pass,
-    compact,
-    held_masks,
-    ids_of,
-    joined_outcomes,
-    leave,
-    question_rows,
-    read_prompt,
-    split_packed,
-    waiting_records,
-    with_images,
-)
+from llava_consensus.hosts.arguments import Pass, compact, held_masks, joined_outcomes, leave
 from llava_consensus.hosts.before_tower import BeforeTower, numbered, tiles_left, units_left, whole_tiles
 from llava_consensus.hosts.environment import STOCK
 from llava_consensus.hosts.images import (
@@ -55,12 +42,33 @@ from llava_consensus.hosts.images import (
     parts_of,
     with_class,
 )
-from llava_consensus.hosts.inputs import KEPT, Inputs, Prompt, finite_needs_of, needs_of, projector_of, prompt_of
+from llava_consensus.hosts.inputs import KEPT, Inputs, finite_needs_of, needs_of
 from llava_consensus.hosts.kernels import KernelCall, first_attention, skip_in_probe
 from llava_consensus.hosts.layers import Hooks, Layers, later_step, runs_again
-from llava_consensus.hosts.packing import Pack
 from llava_consensus.hosts.prefill import Prefill
-from llava_consensus.hosts.rows import Book, Hold, book_of, cache_in, cached_rows, reduced_rows, shorten, spread_rows
+from llava_consensus.hosts.prompts import (
+    Forward,
+    Pack,
+    Prompt,
+    ids_of,
+    prompt_of,
+    question_rows,
+    read_prompt,
+    split_packed,
+    waiting_records,
+    with_images,
+)
+from llava_consensus.hosts.rows import (
+    Book,
+    Hold,
+    book_of,
+    cache_in,
+    cached_rows,
+    held_in,
+    reduced_rows,
+    shorten,
+    spread_rows,
+)
 from llava_consensus.hosts.tower import READ, RECORD, Encoded, Learnt, Tiles, Tower, argument_names, by_name, records_of
 from llava_consensus.hosts.units import Report, Unit, reduced, unchanged, units_of
 from llava_consensus.reduction.method import Method, Place
@@ -103,6 +111,7 @@ class Entrance:
 
     cache_axis = 2  # of rows in the keys of its cache
     inputs, state = Inputs, State  # classes of the inputs of its methods, and of what it notes
+    first_attention: Callable[..., KernelCall] = staticmethod(first_attention)  # what SCAP reads
     before: Any = None  # a method before the projector
     layers: Layers | None = None  # for a method between layers
 
@@ -250,8 +259,7 @@ class Entrance:
 
     def enter(self, base: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         kwargs = by_name(self.names, args, kwargs)
-        self.local.forward, cache = None, cache_in(kwargs)
-        book = book_of(cache)
+        self.local.forward, (cache, book) = None, held_in(kwargs)
         if book is not None and book.owner == self.number:
             kwargs.update(held_masks(kwargs, cache, book))
         mask = kwargs.get("attention_mask")
@@ -307,8 +315,8 @@ class Entrance:
         if forward is not None and forward.base is decoder and kwargs.get("inputs_embeds") is None:
             self.local.forward = forward  # for `encode`
             kwargs, self.local.forward = with_images(decoder, kwargs), None
-        cache = cache_in(kwargs)
-        book = self._opened(cache)
+        cache, book = held_in(kwargs)
+        self._open(cache, book)
         if forward is None or not forward.encoded:
             if self.open and book is None and (cache is None or not int(cache.get_seq_length())):
                 self.owner._tell_plain()  # a prompt without images
@@ -318,12 +326,12 @@ class Entrance:
         prompt, short = self._prompt(forward, labels)
         return (), self._reduce(Pass(decoder, forward.base, prompt, kwargs, cache, book, short))
 
-    def _opened(self, cache: Any) -> Book | None:
-        """The book of a cache, which this forward may continue if these hooks filled it."""
-        book = book_of(cache)
-        if book is not None and book.owner == self.number:
+    def _open(self, cache: Any, book: Book | None) -> bool:
+        """Lets this forward continue a cache if these hooks filled it, and says so."""
+        own = book is not None and book.owner == self.number
+        if own:
             cache.reduction_open = True
-        return book
+        return own
 
     def _prompt(self, forward: Forward, labels: Tensor | None) -> tuple[Prompt, str]:
         """The prompts with the tensors recorded for their images, and why attention to be read is absent."""
@@ -375,13 +383,14 @@ class Entrance:
         """The methods at the entrance, one after the other."""
         owner, whole = self.owner, run.whole
         for stage in self.entering:
-            if stage.method.acts_inside:
+            inside = stage.method.acts_inside
+            if inside:
                 units = units_left(whole.images, whole.left)
             else:
                 units = units_of(run.prompt.images, owner._budgets(stage, run.prompt), stage.method, self.most_tiles())
             if units:
                 self._at_entrance(run, stage, units)
-            if stage.method.acts_inside and len(owner._stages) > 1:
+            if inside and len(owner._stages) > 1:
                 images = numbered(run.prompt.images, whole.left)
                 run.prompt = run.prompt._replace(images=images, tiles=list(whole.later))
 
@@ -389,11 +398,8 @@ class Entrance:
         return most_tiles(self.model())
 
     def projector(self, base: Any) -> Any:
-        return projector_of(base, self.model().config)  # type: ignore[union-attr]
-
-    def first_attention(self, decoder: Any, kwargs: dict[str, Any], rotated: bool) -> KernelCall:
-        """Queries and keys of the decoder's first attention layer (SCAP), see `kernels.first_attention`."""
-        return first_attention(decoder, kwargs, rotated)
+        """The projector, if it takes patches one by one."""
+        return base.multi_modal_projector if self.family.projects else None
 
     def _at_entrance(self, run: Pass, stage: Any, units: list[Unit]) -> None:
         """Units through the method, and the arguments of the decoder without the rows that leave."""
@@ -466,8 +472,9 @@ class Entrance:
 
     def _restore(self, decoder: nn.Module, kwargs: dict[str, Any], output: Any) -> None:
         run, self.local.run = self.local.run, None
-        if book_of(cache_in(kwargs)) is not None:
-            cache_in(kwargs).reduction_open = False
+        held, book = held_in(kwargs)
+        if book is not None:
+            held.reduction_open = False
         if self.local.armed is not None and not (run and run.prefill and runs_again(decoder)):
             self._disarm()
         if run is None or (run.rows is None and run.prefill is None):

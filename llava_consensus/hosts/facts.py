@@ -14,7 +14,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from llava_consensus.hosts.environment import STOCK, check_version
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.environment import REMEDY, STOCK
 from llava_consensus.hosts.images import (
     ACROSS,
     MODALITIES,
@@ -47,6 +48,14 @@ SHUFFLED = {
     "ovis2": lambda config: config.vision_config.hidden_stride,
 }
 TILES = {"internvl": 13, "aya_vision": 13, "cohere2_vision": 13, "ovis2": 13, "smolvlm": 17, "idefics3": 17}
+
+
+def check_version(transformers: str) -> None:
+    """Raises OptionError for a version of transformers on whose own models methods were not seen to work."""
+    if not (5, 19) <= tuple(map(int, transformers.split(".")[:2])) < (5, 25):
+        raise OptionError(
+            f"transformers {transformers}: methods on models of transformers run on 5.19 to 5.24. {REMEDY.format(5.25)}"
+        )
 
 
 class TowerFacts(NamedTuple):

@@ -1,19 +1,19 @@
 """The inputs of a method (`VisualTokens`), built at the entrance of the language model."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from llava_consensus.errors import NonFiniteError, OptionError
-from llava_consensus.hosts.images import PIXELS, STRUCTURAL, Image, Integers, family_of
+from llava_consensus.hosts.images import PIXELS, STRUCTURAL, Image, Integers
 from llava_consensus.hosts.kernels import KernelCall, first_attention
+from llava_consensus.hosts.prompts import Prompt
 from llava_consensus.hosts.rows import upload
-from llava_consensus.hosts.tower import EARLIER, Tiles
-from llava_consensus.hosts.units import Reduced, Unit, UnitBatch, prompt_hash, text_after, visual_rows
+from llava_consensus.hosts.tower import EARLIER
+from llava_consensus.hosts.units import Reduced, Unit, UnitBatch, prompt_hash, visual_rows
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import (
     ClipSides,
@@ -31,35 +31,6 @@ NO_TEXT = "no text after the image: reduced by vision saliency alone"
 BY_WORDS = "no CLIP text tower: relevance by the language model's own embeddings of the words after the image"
 NO_WORDS = "no text after the image: all tokens are equally relevant"
 ALWAYS = frozenset({Need.PROBE, Need.FINGERPRINT, Need.QUESTION, Need.WORDS, Need.WHOLE_IMAGES})
-
-
-class Prompt(NamedTuple):
-    """A batch of prompts with images, on the CPU."""
-
-    ids: Integers  # [R, S]
-    real: NDArray[np.bool_]  # [R, S] False for padding
-    asks: NDArray[np.bool_]  # [R, S] rows that may be part of a question: no padding, and no answer in training
-    images: list[Image]
-    tiles: list[Tiles]  # of each image, tensors recorded in the tower
-    encoded: list[dict[str, Any]]  # of each image, the arguments of its encoder
-    text: list[Integers]  # of each image, the columns of the text that asks about it
-    beams: int = 1  # rows of each prompt, next to each other
-    grouped: bool = True  # whether it is known how the family's processor lays out tiles
-    left: Sequence[Any] = ()  # of each image, tokens left by a method before the projector, or None
-    later: Sequence[Tiles] = ()  # of each image, the tiles that the next method reads
-
-
-class EncodedImage(NamedTuple):
-    """An image after tower and projector, for any number of prompts about it."""
-
-    projected: Tensor  # [T, N, D]
-    tiles: Tiles
-    pixels: Tensor | None  # [T, 3, h, w], for methods that draw lots by them
-    left: Any = None  # `before_tower.ImageLeft`, if a method before the projector has left fewer tokens
-
-    @property
-    def side(self) -> int:
-        return self.tiles.side
 
 
 def needs_of(prompt: Prompt, method: Method, model: Any, projects: bool, short: str = "") -> frozenset[Need]:
@@ -417,25 +388,6 @@ def fingerprint(values: Tensor) -> Tensor:
     flat = values.flatten(1).long()
     weight = torch.arange(flat.shape[1], device=flat.device) * 0x9E3779B97F4A7C1 | 1
     return (flat * weight).sum(1)  # int64 arithmetic wraps
-
-
-def prompt_of(
-    ids: Integers,
-    real: NDArray[np.bool_],
-    asks: NDArray[np.bool_],
-    images: list[Image],
-    tiles: list[Tiles],
-    encoded: list[dict[str, Any]],
-    config: Any,
-) -> Prompt:
-    """A batch of prompts with the text that asks about each image."""
-    text = text_after(ids, asks, images, config)
-    return Prompt(ids, real, asks, images, tiles, encoded, text, 1, not family_of(config).mapped)
-
-
-def projector_of(base: Any, config: Any) -> Callable[[Tensor], Tensor] | None:
-    """The projector of a model that takes patches one by one; None for others."""
-    return base.multi_modal_projector if family_of(config).projects else None
 
 
 def structural_rows(image: Image) -> int:

@@ -18,12 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.arguments import IGNORE, Pass, asking_rows, compact, held_masks
+from llava_consensus.hosts.arguments import Pass, compact, held_masks
 from llava_consensus.hosts.before_tower import ImageLeft, check_equal, shares_left, units_left
 from llava_consensus.hosts.entrance import Entrance, State
 from llava_consensus.hosts.environment import STOCK
 from llava_consensus.hosts.images import check_tiles
-from llava_consensus.hosts.inputs import EncodedImage, Prompt, prompt_of
 from llava_consensus.hosts.kernels import OLD, KernelCall, uncompiled
 from llava_consensus.hosts.official_model import (
     Arguments,
@@ -43,10 +42,10 @@ from llava_consensus.hosts.official_model import (
     with_encoded,
 )
 from llava_consensus.hosts.open_tower import EncoderRun
-from llava_consensus.hosts.packing import refuse_packed
 from llava_consensus.hosts.pinned import Held, PinnedLayers, first_layer, layers_of
-from llava_consensus.hosts.rows import Book, Hold, cache_in, cached_rows, gather, upload
-from llava_consensus.hosts.taps import Reader, encoded_images
+from llava_consensus.hosts.prompts import IGNORE, Prompt, asking_rows, prompt_of, refuse_packed
+from llava_consensus.hosts.rows import Book, Hold, book_of, cache_in, cached_rows, gather, upload
+from llava_consensus.hosts.taps import EncodedImage, Reader, encoded_images
 from llava_consensus.hosts.tower import READ, argument_names, by_name
 from llava_consensus.hosts.units import Report, Unit, units_of
 from llava_consensus.reduction.method import Method, Place
@@ -366,8 +365,8 @@ class OfficialEntrance(Entrance):
             return (), kwargs
         if OLD:
             cache = Held(cache, self.local.book)
-        book = self._opened(cache)
-        if book is not None and book.owner == self.number:
+        book = book_of(cache)
+        if book is not None and self._open(cache, book):
             kwargs.update(held_masks(kwargs, cache, book))
         return (), self._step(decoder, _ahead(kwargs, cache), book, cache)
 

@@ -8,6 +8,7 @@ Nothing of LLaVA is copied.
 import ast
 import copy
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -18,16 +19,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.arguments import IGNORE
 from llava_consensus.hosts.before_tower import Left, check_masks, refusal, tiles_left, whole_tiles
-from llava_consensus.hosts.environment import STOCK, check_llava_version
+from llava_consensus.hosts.environment import OFFICIAL, STOCK
 from llava_consensus.hosts.facts import TowerFacts
 from llava_consensus.hosts.images import STRUCTURAL, Image, Integers, fixed_grid
-from llava_consensus.hosts.inputs import EncodedImage, Prompt
 from llava_consensus.hosts.kernels import OLD
 from llava_consensus.hosts.open_tower import OpenTower
+from llava_consensus.hosts.prompts import IGNORE, Prompt
 from llava_consensus.hosts.rows import Rows, upload
-from llava_consensus.hosts.taps import Tap, split_heads
+from llava_consensus.hosts.taps import EncodedImage, Tap, split_heads
 from llava_consensus.hosts.tower import RECORD
 from llava_consensus.hosts.units import ImageOutcome, shares_of
 from llava_consensus.reduction.method import Method, Place
@@ -40,6 +40,20 @@ IMAGE_ID = -200  # IMAGE_TOKEN_INDEX of official LLaVA
 NEWLINE = -1  # its number; patches are numbered up from 1, and padding is 0
 FIRST_WORD = -2  # number of the word 0; the others go down from it
 Function = Callable[..., tuple[Any, ...]]
+
+
+def check_llava_version() -> None:
+    """Raises OptionError for a version of transformers on which official LLaVA does not run: the metadata of this
+    project can only state the requirements of transformers models. From 5.24 on generate() hands models a `cache`, and
+    LLaVA's own code takes `past_key_values`.
+    """
+    installed = version("transformers")
+    release = tuple(map(int, installed.split(".")[:2]))
+    if release != (4, 37) and not (5, 19) <= release < (5, 24):
+        raise OptionError(
+            f"transformers {installed}: official LLaVA runs here on 4.37.2, its own pin, and on 5.19 to 5.23. "
+            f"{OFFICIAL}, or convert the checkpoint to transformers' own LLaVA: llava-consensus model convert"
+        )
 
 
 class Official:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import kernels
 from llava_consensus.hosts.cuts import CutImage, cut_outcome
-from llava_consensus.hosts.inputs import Inputs, Prompt
+from llava_consensus.hosts.inputs import Inputs
 from llava_consensus.hosts.layers import Hooks, Layers
+from llava_consensus.hosts.prompts import Prompt
 from llava_consensus.hosts.rows import (
     CACHE_NAMES,
     ROW,
@@ -405,10 +406,10 @@ class Prefill(Hooks):
         own = self.seen.get(0, rows)
         removed = missing + (rows.size - own.index.shape[1] if 0 in self.seen else 0)
         uneven = any(one.padded for one in self.seen.values())
-        flags = {"padded": rows.padded, "front": 0, "shifted": False, "holes": False, "uneven": uneven}
         return Book(
-            rows.size, removed, rows.shown, rows.index, rows.removed, layers=self.seen, weights=self.weights, **flags
-        )
+            rows.size, removed, rows.shown, rows.index, rows.removed, rows.padded, front=0, shifted=False, holes=False,
+            layers=self.seen, weights=self.weights, uneven=uneven,
+        )  # fmt: skip
 
     def outcomes(self, hidden: Tensor) -> dict[int, ImageOutcome]:
         """Results of the images that were cut, given the last states [R, S, D]."""

@@ -338,6 +338,12 @@ def book_of(cache: Any) -> Book | None:
     return getattr(cache, "reduction_book", None)
 
 
+def held_in(values: Any) -> tuple[Any, Book | None]:
+    """The KV cache among the arguments or the outputs of a model, and its book."""
+    cache = cache_in(values)
+    return cache, book_of(cache)
+
+
 def shorten(cache: Any, book: Book) -> None:
     """Note that the cache was filled with the rows in `book`."""
     if book_of(cache) is None:

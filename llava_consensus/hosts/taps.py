@@ -10,10 +10,22 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from llava_consensus.hosts.inputs import EncodedImage
 from llava_consensus.hosts.tower import EARLIER, Tiles, check_blocks, early_block, too_far
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need
+
+
+class EncodedImage(NamedTuple):
+    """An image after tower and projector, for any number of prompts about it."""
+
+    projected: Tensor  # [T, N, D]
+    tiles: Tiles
+    pixels: Tensor | None  # [T, 3, h, w], for methods that draw lots by them
+    left: Any = None  # `before_tower.ImageLeft`, if a method before the projector has left fewer tokens
+
+    @property
+    def side(self) -> int:
+        return self.tiles.side
 
 
 class Tap(NamedTuple):

@@ -2,7 +2,6 @@
 about an image, and what became of it (`ImageOutcome`). Bookkeeping in numpy, on the CPU.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -12,12 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from llava_consensus.hosts.images import STRUCTURAL, Image, Integers, family_of, whole_images
+from llava_consensus.hosts.images import STRUCTURAL, Image, Integers
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Tiled
 from llava_consensus.reduction.tokens import Reduction, Stopwatch
-
-MARKER = re.compile("(boi|eoi|(low_res_)?(image|vision|im)_(start|end))_(token_)?(id|index)")
 
 
 class Unit(NamedTuple):
@@ -108,39 +105,6 @@ def visual_rows(images: Sequence[Image], shape: tuple[int, ...]) -> NDArray[np.b
     for image in images:
         rows[image.row, image.places] = True
     return rows
-
-
-def text_after(ids: Integers, asks: NDArray[np.bool_], images: Sequence[Image], config: Any) -> list[Integers]:
-    """Columns of the text that asks about each image: all behind it, without the markers around later images.
-
-    Args:
-        ids: [R, S].
-        asks: [R, S] rows that may be part of a question.
-    """
-    front, behind = family_of(config).around
-    marker = None
-    if (front, behind) == (0, 0):  # a family without an entry: its configuration names the markers
-        names = [value for name, value in vars(config).items() if MARKER.fullmatch(name) and isinstance(value, int)]
-        marker = np.isin(ids, names)
-    words, columns = asks & ~visual_rows(images, asks.shape), np.arange(asks.shape[1])
-    found = []
-    spans = [(int(images[own[0]].places[0]), int(images[own[-1]].places[-1])) for own in whole_images(images)]
-    for (_, end), own in zip(spans, whole_images(images), strict=True):
-        row = images[own[0]].row
-        asking = words[row] & (columns > end)
-        for (first, last), later in zip(spans, whole_images(images), strict=True):
-            if images[later[0]].row != row or first <= end:
-                continue
-            if marker is not None:
-                front = _run(marker[row, :first][::-1])
-                behind = _run(marker[row, last + 1 :])
-            asking[max(first - front, end + 1) : last + behind + 1] = False
-        found += [np.flatnonzero(asking)] * len(own)
-    return found
-
-
-def _run(values: NDArray[np.bool_]) -> int:
-    return int(values.argmin()) if not values.all() else len(values)
 
 
 def prompt_hash(ids: Integers, real: NDArray[np.bool_], images: Sequence[Image]) -> Integers:

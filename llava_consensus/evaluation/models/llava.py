@@ -32,8 +32,8 @@ from llava_consensus.evaluation.models.loading import (
 )
 from llava_consensus.evaluation.models.weights import MEND, tensors_of, weight_files
 from llava_consensus.hosts.clip import without_unused_report
-from llava_consensus.hosts.environment import OFFICIAL, STOCK, check_llava_version, load_pretrained
-from llava_consensus.hosts.official_model import Official, blank_images, check_images, check_layout
+from llava_consensus.hosts.environment import OFFICIAL, STOCK, load_pretrained
+from llava_consensus.hosts.official_model import Official, blank_images, check_images, check_layout, check_llava_version
 from llava_consensus.reduction.method import Shape
 
 if TYPE_CHECKING:
