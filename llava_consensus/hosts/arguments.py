@@ -23,6 +23,8 @@ from llava_consensus.hosts.rows import (
 from llava_consensus.hosts.units import ImageOutcome, Report, unchanged
 from llava_consensus.reduction.method import Method
 
+LATER_TURN = "images in a later turn on a cache are not supported: pass the whole conversation"
+
 
 class Pass:
     """Prompts with images at the entrance of the decoder, until it has run: each method takes rows from them.
@@ -64,13 +66,13 @@ def leave(run: Pass, rows: Rows, pool: Pool, method: Method) -> None:
     for name, value in kwargs.items():
         if name not in (*CACHE_NAMES, "attention_mask", "position_ids", "inputs_embeds"):
             new[name] = argument_of(value, rows, pool, prompt, visual)
-    new["inputs_embeds"] = pool.take(embeds, [group.reduction.tokens for group in pool.groups])
     new |= {name: kwargs[name] for name in CACHE_NAMES if name in kwargs}
-    past, cached = (0, 0) if cache is None else (int(cache.get_seq_length()), int(cache.get_query_offset()))
+    new["inputs_embeds"] = pool.take(embeds, [group.reduction.tokens for group in pool.groups])
     held, index, padded = rows.shown[:, :0], rows.index, rows.padded
-    if cached and prompt.real.shape[1] < run.size:
-        raise OptionError("images in a later turn on a cache are not supported: pass the whole conversation")
+    past, cached = (0, 0) if cache is None else (int(cache.get_seq_length()), int(cache.get_query_offset()))
     if cached:  # the cache holds rows of prompts, followed by generated tokens
+        if prompt.real.shape[1] < run.size:
+            raise OptionError(LATER_TURN)
         held = rows.shown.new_ones(len(rows.real), cached)
         before = torch.arange(past - cached, past, device=embeds.device).expand(len(held), -1)
         if book is not None:

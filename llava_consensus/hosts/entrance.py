@@ -23,7 +23,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.arguments import Pass, compact, held_masks, joined_outcomes, leave
+from llava_consensus.hosts.arguments import LATER_TURN, Pass, compact, held_masks, joined_outcomes, leave
 from llava_consensus.hosts.before_tower import BeforeTower, numbered, tiles_left, units_left, whole_tiles
 from llava_consensus.hosts.environment import STOCK
 from llava_consensus.hosts.images import (
@@ -62,6 +62,7 @@ from llava_consensus.hosts.rows import (
     Book,
     Hold,
     book_of,
+    by_name,
     cache_in,
     cached_rows,
     held_in,
@@ -69,7 +70,7 @@ from llava_consensus.hosts.rows import (
     shorten,
     spread_rows,
 )
-from llava_consensus.hosts.tower import READ, RECORD, Encoded, Learnt, Tiles, Tower, argument_names, by_name, records_of
+from llava_consensus.hosts.tower import READ, RECORD, Encoded, Learnt, Tiles, Tower, argument_names, records_of
 from llava_consensus.hosts.units import Report, Unit, reduced, unchanged, units_of
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
@@ -122,12 +123,12 @@ class Entrance:
             raise OptionError(
                 f"model of class {type(model).__name__} encodes no images in a step of their own (get_image_features)"
             )
+        self.family = family_of(model.config)
         self.start(owner, model)
         self.fixed = options.get("layout", STOCK) != STOCK  # whether every image has the same grid of tiles
         methods: list[Method] = [stage.method for stage in owner._stages]
         reader = next((method for method in methods if method.needs & READ), methods[0])
         self.tower = Tower(base, decoder, reader, _LEARNT.setdefault(base, Learnt({}, {}, {})))
-        self.family = family_of(model.config)
         if methods[-1].place is Place.DECODER:
             self.layers = Layers(decoder, methods[-1])
         if methods[0].acts_inside:
@@ -441,7 +442,7 @@ class Entrance:
         if not units:
             return
         if cached_rows(run.cache):
-            raise OptionError("images in a later turn on a cache are not supported: pass the whole conversation")
+            raise OptionError(LATER_TURN)
         inputs = None
         if stage.method.needs:
             projector = self.projector(run.base)

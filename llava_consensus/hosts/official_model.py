@@ -22,7 +22,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.before_tower import Left, check_masks, refusal, tiles_left, whole_tiles
 from llava_consensus.hosts.environment import OFFICIAL, STOCK
 from llava_consensus.hosts.facts import TowerFacts
-from llava_consensus.hosts.images import STRUCTURAL, Image, Integers, fixed_grid
+from llava_consensus.hosts.images import STRUCTURAL, Image, Integers, fixed_grid, grid_tiles
 from llava_consensus.hosts.kernels import OLD
 from llava_consensus.hosts.open_tower import OpenTower
 from llava_consensus.hosts.prompts import IGNORE, Prompt
@@ -139,8 +139,7 @@ def most_tiles(model: Any, config: Any) -> int:
     points = getattr(config, "image_grid_pinpoints", None)
     if tower is None or getattr(config, "image_aspect_ratio", None) != "anyres" or not points:
         return 1
-    points, size = ast.literal_eval(points) if isinstance(points, str) else points, tower.config.image_size
-    return 1 + max((width // size) * (height // size) for width, height in points)
+    return grid_tiles(ast.literal_eval(points) if isinstance(points, str) else points, tower.config.image_size)
 
 
 def check_images(config: Mapping[str, Any]) -> None:

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.images import Image, Integers, family_of, whole_images
+from llava_consensus.hosts.images import Image, Integers, family_of
 from llava_consensus.hosts.rows import CACHE_NAMES, is_static, makes_cache, row_axis, upload
 from llava_consensus.hosts.tower import Encoded, Tiles, flat_features
-from llava_consensus.hosts.units import visual_rows
+from llava_consensus.hosts.units import visual_rows, whole_images
 
 SEGMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")  # of packed rows
 MARKER = re.compile("(boi|eoi|(low_res_)?(image|vision|im)_(start|end))_(token_)?(id|index)")
@@ -334,13 +334,12 @@ def text_after(ids: Integers, asks: NDArray[np.bool_], images: Sequence[Image], 
         names = [value for name, value in vars(config).items() if MARKER.fullmatch(name) and isinstance(value, int)]
         marker = np.isin(ids, names)
     words, columns = asks & ~visual_rows(images, asks.shape), np.arange(asks.shape[1])
-    found = []
-    spans = [(int(images[own[0]].places[0]), int(images[own[-1]].places[-1])) for own in whole_images(images)]
-    for (_, end), own in zip(spans, whole_images(images), strict=True):
-        row = images[own[0]].row
+    found, every = [], whole_images(images)
+    spans = [(images[own[0]].row, int(images[own[0]].places[0]), int(images[own[-1]].places[-1])) for own in every]
+    for (row, _, end), own in zip(spans, every, strict=True):
         asking = words[row] & (columns > end)
-        for (first, last), later in zip(spans, whole_images(images), strict=True):
-            if images[later[0]].row != row or first <= end:
+        for other, first, last in spans:
+            if other != row or first <= end:
                 continue
             if marker is not None:
                 front = _run(marker[row, :first][::-1])

@@ -270,6 +270,11 @@ def makes_cache(arguments: dict[str, Any], config: Any) -> bool:
     return bool(getattr(config, "use_cache", True) if given is None else given)
 
 
+def by_name(names: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by their names."""
+    return {**dict(zip(names, args, strict=False)), **kwargs} if args else kwargs
+
+
 class Book(NamedTuple):
     """Contents of a shortened cache: the rows kept of each prompt."""
 

@@ -23,6 +23,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.images import STRUCTURAL, Image
 from llava_consensus.hosts.kernels import KernelCall, spying
 from llava_consensus.hosts.patch_map import Mapped, Mixed, fed_rows, patch_map, sides_of
+from llava_consensus.hosts.rows import by_name
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need
 
@@ -454,11 +455,6 @@ def open_checkpoints(module: nn.Module) -> Iterator[None]:
 @functools.cache
 def argument_names(function: Any) -> tuple[str, ...]:
     return tuple(inspect.signature(function).parameters)
-
-
-def by_name(names: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by their names."""
-    return {**dict(zip(names, args, strict=False)), **kwargs} if args else kwargs
 
 
 def shape_key(inputs: dict[str, Any]) -> Any:

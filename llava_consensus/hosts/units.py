@@ -1,5 +1,5 @@
-"""Visual tokens that are ranked together (`Unit`), how the budget of an image is shared over its tiles, which text asks
-about an image, and what became of it (`ImageOutcome`). Bookkeeping in numpy, on the CPU.
+"""Visual tokens that are ranked together (`Unit`), how the budget of an image is shared over its tiles, and what became
+of an image (`ImageOutcome`). Bookkeeping in numpy, on the CPU.
 """
 
 from collections.abc import Sequence
@@ -89,6 +89,12 @@ def units_of(
             ]
         found += [unit for unit in units if unit.budget.tokens < len(unit.places)]
     return found
+
+
+def whole_images(images: Sequence[Image]) -> list[list[int]]:
+    """The indices of the parts of each image that the user passed."""
+    starts = [index for index, image in enumerate(images) if image.part[0] == 0]
+    return [list(range(start, start + images[start].part[1])) for start in starts]
 
 
 def over_parts(budget: Budget | Share, sizes: Sequence[int]) -> list[Any]:
