@@ -16,6 +16,7 @@ from llava_consensus.hosts.rows import (
     Pool,
     Rows,
     drop_rows,
+    given_rows,
     joined_rows,
     makes_cache,
     upload,
@@ -106,8 +107,7 @@ def leave(run: Pass, rows: Rows, pool: Pool, method: Method) -> None:
 
 def held_masks(kwargs: dict[str, Any], cache: Any, book: Book) -> dict[str, Any]:
     """Masks and token types that are as long as a shortened cache."""
-    new = next(kwargs[name].shape[1] for name in ("input_ids", "inputs_embeds") if kwargs.get(name) is not None)
-    whole, mask = int(cache.get_seq_length()) + new, kwargs.get("attention_mask")
+    whole, mask = int(cache.get_seq_length()) + given_rows(kwargs).shape[1], kwargs.get("attention_mask")
     if not (isinstance(mask, Tensor) and mask.ndim == 2):
         # none, or one that generate made for a static cache of another length
         mask = None

@@ -14,7 +14,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -250,13 +250,18 @@ class Entrance:
             return getattr(type(model), ENCODING)(model, prompt, *args, **options)
 
     @contextmanager
-    def showing(self, ids: Integers) -> Iterator[None]:
-        """Images that are encoded in the body are those of these prompts [R, S]."""
-        self.local.ids = ids
+    def noting(self, **values: Any) -> Iterator[None]:
+        """Notes this for the hooks that run in the body (`State`)."""
+        vars(self.local).update(values)
         try:
             yield
         finally:
-            self.local.ids = None
+            for name in values:
+                vars(self.local).pop(name, None)
+
+    def showing(self, ids: Integers) -> AbstractContextManager[None]:
+        """Images that are encoded in the body are those of these prompts [R, S]."""
+        return self.noting(ids=ids)
 
     def enter(self, base: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         kwargs = by_name(self.names, args, kwargs)

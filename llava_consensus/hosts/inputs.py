@@ -11,7 +11,7 @@ from llava_consensus.errors import NonFiniteError, OptionError
 from llava_consensus.hosts.images import PIXELS, STRUCTURAL, Image, Integers
 from llava_consensus.hosts.kernels import KernelCall, first_attention
 from llava_consensus.hosts.prompts import Prompt
-from llava_consensus.hosts.rows import upload
+from llava_consensus.hosts.rows import padded_columns, upload
 from llava_consensus.hosts.tower import EARLIER
 from llava_consensus.hosts.units import Reduced, Unit, UnitBatch, prompt_hash, visual_rows
 from llava_consensus.reduction.method import Method
@@ -150,9 +150,7 @@ class Inputs:
         for row in range(rows):
             own = [text for image, text in zip(self.prompt.images, self.prompt.text, strict=True) if image.row == row]
             texts.append(np.unique(np.concatenate(own)) if own else np.zeros(0, dtype=np.int64))
-        self.asked, width = texts, max(map(len, texts))
-        columns = np.stack([np.pad(text, (0, width - len(text))) for text in texts])
-        real = np.stack([np.arange(width) < len(text) for text in texts])
+        self.asked, (columns, real) = texts, padded_columns(texts)
         number = np.arange(rows)[:, None]
         where, which, mask, keys = upload([columns, number, real, self.prompt.real], self.embeds.device)
         return which, where, mask.bool(), None if self.prompt.real.all() else keys.bool(), not bool(real.all())
@@ -270,11 +268,8 @@ class Inputs:
 
     def _words(self, images: list[int]) -> tuple[Tensor, Tensor]:
         """Embeddings of the text after each image [I, M, D], and which of them are real [I, M]."""
-        texts = [self.prompt.text[image] for image in images]
-        width = max(map(len, texts))
-        columns = np.stack([np.pad(text, (0, width - len(text))) for text in texts])
+        columns, mask = padded_columns([self.prompt.text[image] for image in images])
         rows = np.array([[self.prompt.images[image].row] for image in images])
-        mask = np.stack([np.arange(width) < len(text) for text in texts])
         where, row, real = upload([columns, rows, mask], self.embeds.device)
         return self.embeds[row, where], real.bool()
 
@@ -333,12 +328,16 @@ class Inputs:
         tiles = [self.prompt.images[number].tiles for number in alike]
         return pixels_of_images(inputs, tiles)[alike.index(unit.image)]
 
+    def _hashes(self) -> Integers:
+        """A number for each prompt."""
+        prompt = self.prompt
+        asks = prompt.real & (prompt.asks | visual_rows(prompt.images, prompt.real.shape))
+        return prompt_hash(prompt.ids, asks, prompt.images)
+
     def _fingerprint(self, units: list[Unit]) -> Tensor:
         """A number for image and prompt, the same in every batch: [B]."""
-        prompt = self.prompt
-        hashed = prompt_hash(prompt.ids, prompt.real & (prompt.asks | visual_rows(prompt.images, prompt.real.shape)),
-                             prompt.images)  # fmt: skip
-        (own,) = upload([hashed[[prompt.images[unit.image].row for unit in units]]], self.embeds.device)
+        rows = [self.prompt.images[unit.image].row for unit in units]
+        (own,) = upload([self._hashes()[rows]], self.embeds.device)
         pixels = [fingerprint(self._pixels(unit)) for unit in units]
         return torch.cat(pixels).to(own.device) ^ own
 

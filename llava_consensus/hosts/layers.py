@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import kernels
-from llava_consensus.hosts.rows import Book, Rows, cache_in, without_cache
+from llava_consensus.hosts.rows import Book, Rows, cache_in, given_rows, without_cache
 from llava_consensus.hosts.units import Unit
 from llava_consensus.reduction.calibration import seen_logits
 from llava_consensus.reduction.decoder import Cut, only_cut
@@ -296,9 +296,7 @@ def later_step(
     Args:
         mask: [R, length] 2D mask that the model was given, or None.
     """
-    embeds = kwargs.get("inputs_embeds")
-    new = (kwargs["input_ids"] if embeds is None else embeds).shape[1]
-    positions = kwargs.get("position_ids")
+    new, positions = given_rows(kwargs).shape[1], kwargs.get("position_ids")
     if book.shifted and (positions is None or positions.ndim == 2):
         if positions is None:
             positions = int(cache.get_seq_length()) + torch.arange(new, device=book.shift.device)[None]

@@ -44,7 +44,7 @@ from llava_consensus.hosts.official_model import (
 from llava_consensus.hosts.open_tower import EncoderRun
 from llava_consensus.hosts.pinned import Held, PinnedLayers, first_layer, layers_of
 from llava_consensus.hosts.prompts import IGNORE, Prompt, asking_rows, prompt_of, refuse_packed
-from llava_consensus.hosts.rows import Book, Hold, book_of, by_name, cache_in, cached_rows, gather, upload
+from llava_consensus.hosts.rows import Book, Hold, book_of, by_name, cache_in, cached_rows, gather, given_rows, upload
 from llava_consensus.hosts.taps import EncodedImage, Reader, encoded_images
 from llava_consensus.hosts.tower import READ, argument_names
 from llava_consensus.hosts.units import Report, Unit, units_of
@@ -279,12 +279,8 @@ class OfficialEntrance(Entrance):
         acting = any(share < view.size for share in run.shares)
         if acting and reader is not None:
             check_equal(reader.method, self.owner._stages[0].method, run.shares)
-        with self.before.running(run) if acting else nullcontext():
-            self.local.encoding = True
-            try:
-                found = encoded_images(reader, view, model.encode_images, pixels, tiles)
-            finally:
-                self.local.encoding = False
+        with self.before.running(run) if acting else nullcontext(), self.noting(encoding=True):
+            found = encoded_images(reader, view, model.encode_images, pixels, tiles)
         if not any(Need.FINGERPRINT in stage.method.needs for stage in self.owner._stages):
             found = [one._replace(pixels=None) for one in found]
         if acting:
@@ -419,8 +415,7 @@ def _ahead(kwargs: dict[str, Any], cache: Any) -> dict[str, Any]:
     if after is None:
         return kwargs
     offset, last, cached = after.offset, after.last, int(cache.get_seq_length())
-    embeds = kwargs.get("inputs_embeds")
-    rows, new = (kwargs["input_ids"] if embeds is None else embeds).shape[:2]
+    rows, new = given_rows(kwargs).shape[:2]
     counted = torch.arange(cached, cached + new, device=offset.device)
     given = kwargs.get("position_ids")
     offset, last = (value.repeat_interleave(rows // len(offset), 0) for value in (offset, last))

@@ -23,6 +23,7 @@ from llava_consensus.hosts.rows import (
     cache_in,
     drop_rows,
     is_static,
+    padded_columns,
     restore_rows,
     row_axis,
     upload,
@@ -333,9 +334,7 @@ class Prefill(Hooks):
     ) -> tuple[DecoderView, Tensor]:
         """The method's view of these images, and the rows of the prompt that their tokens are: [P, v]."""
         images, device, width = [self.images[number] for number in numbers], short.device, rows.index.shape[1]
-        length = max(len(image.text) for image in images)
-        texts = np.stack([np.pad(image.text, (0, length - len(image.text))) for image in images])
-        real = np.stack([np.arange(length) < len(image.text) for image in images])
+        texts, real = padded_columns([image.text for image in images])
         visual = np.stack([image.unit.places for image in images])
         batch, own, text, mask, whole = upload(
             [np.array([image.row for image in images]), np.array(numbers), texts, real, visual], device

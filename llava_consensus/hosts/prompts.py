@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.images import Image, Integers, family_of
-from llava_consensus.hosts.rows import CACHE_NAMES, is_static, makes_cache, row_axis, upload
+from llava_consensus.hosts.rows import CACHE_NAMES, given_rows, is_static, makes_cache, row_axis, upload
 from llava_consensus.hosts.tower import Encoded, Tiles, flat_features
 from llava_consensus.hosts.units import visual_rows, whole_images
 
@@ -118,7 +118,7 @@ def pack_of(kwargs: dict[str, Any], past: int, config: Any) -> Pack | None:
     lengths = lengths if flash else None  # no other kernel reads it
     if past or isinstance(mask, dict) or getattr(mask, "ndim", 4) == 2:
         return None
-    rows = next(kwargs[name] for name in ("input_ids", "inputs_embeds") if kwargs.get(name) is not None)
+    rows = given_rows(kwargs)
     count, size = rows.shape[:2]
     if lengths is not None:
         starts = np.zeros(count * size, dtype=bool)
@@ -244,8 +244,7 @@ def split_packed(kwargs: dict[str, Any], cache: Any, config: Any, whole: bool) -
         config: of the decoder.
         whole: whether these are arguments of the whole model, and not of an inner one.
     """
-    rows = next(kwargs[name] for name in ("input_ids", "inputs_embeds") if kwargs.get(name) is not None)
-    check_arguments(kwargs, rows.shape)
+    check_arguments(kwargs, given_rows(kwargs).shape)
     pack = pack_of(kwargs, 0 if cache is None else int(cache.get_seq_length()), config)
     if pack is None:
         return None

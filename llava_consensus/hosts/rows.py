@@ -52,6 +52,13 @@ def upload(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]
     return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 
+def padded_columns(columns: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Columns of several rows as one array [n, L], padded behind, and which of it are real."""
+    width = max(map(len, columns))
+    padded = np.stack([np.pad(own, (0, width - len(own))) for own in columns])
+    return padded, np.stack([np.arange(width) < len(own) for own in columns])
+
+
 def row_axis(value: Tensor, size: int, count: int) -> int | None:
     """The axis of S rows that comes right after one of R (or 1) prompts."""
     for axis in range(1, value.ndim):
@@ -273,6 +280,12 @@ def makes_cache(arguments: dict[str, Any], config: Any) -> bool:
 def by_name(names: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call by their names."""
     return {**dict(zip(names, args, strict=False)), **kwargs} if args else kwargs
+
+
+def given_rows(kwargs: dict[str, Any]) -> Tensor:
+    """The ids [R, S], or the embeddings [R, S, D], that a call is given."""
+    rows: Tensor = kwargs["input_ids"] if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
+    return rows
 
 
 class Book(NamedTuple):

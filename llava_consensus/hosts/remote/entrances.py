@@ -10,7 +10,7 @@ Its mask is cut to the rows that the cache holds.
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -25,13 +25,13 @@ from llava_consensus.hosts.arguments import Pass
 from llava_consensus.hosts.entrance import Entrance, State
 from llava_consensus.hosts.facts import TowerFacts
 from llava_consensus.hosts.images import Image, Integers
-from llava_consensus.hosts.inputs import Inputs, fingerprint, unreadable
+from llava_consensus.hosts.inputs import Inputs, unreadable
 from llava_consensus.hosts.kernels import KernelCall
 from llava_consensus.hosts.prompts import prompt_of, refuse_packed
 from llava_consensus.hosts.rows import Rows, cached_rows, upload
 from llava_consensus.hosts.taps import EncodedImage, Reader, Tap, encoded_images
 from llava_consensus.hosts.tower import READ
-from llava_consensus.hosts.units import Report, Unit, prompt_hash, unchanged, units_of, visual_rows
+from llava_consensus.hosts.units import Report, prompt_hash, unchanged, units_of, visual_rows
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 
@@ -164,13 +164,10 @@ class RemoteModel:
 class RemoteInputs(Inputs):
     """Prompts are compared by all their rows."""
 
-    def _fingerprint(self, units: list[Unit]) -> Tensor:
+    def _hashes(self) -> Integers:
         prompt = self.prompt
         ids = np.where(visual_rows(prompt.images, prompt.real.shape), PLACE_OF_IMAGE, prompt.ids)
-        hashed = prompt_hash(ids, prompt.real, [])
-        (own,) = upload([hashed[[prompt.images[unit.image].row for unit in units]]], self.embeds.device)
-        pixels = [fingerprint(prompt.encoded[unit.image]["pixel_values"]) for unit in units]
-        return torch.cat(pixels).to(own.device) ^ own
+        return prompt_hash(ids, prompt.real, [])
 
 
 class Handed(NamedTuple):
@@ -226,14 +223,9 @@ class RemoteEntrance(Entrance):
         self.local.prepared = prepared._replace(features=None)
         return prepared.features
 
-    @contextmanager
-    def shown(self, encoded: list[EncodedImage]) -> Iterator[None]:
+    def shown(self, encoded: list[EncodedImage]) -> AbstractContextManager[None]:
         """Prompts of the body show these images, in order, in place of those that they name."""
-        self.local.encoded = encoded
-        try:
-            yield
-        finally:
-            self.local.encoded = None
+        return self.noting(encoded=encoded)
 
     def shorten(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Hook of the model: the arguments of a prompt with its images reduced."""
