@@ -3,8 +3,8 @@ model that a method can be attached to.
 """
 
 import json
-import threading
 import weakref
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,13 +15,13 @@ import torch
 import transformers
 
 from llava_consensus.hosts.images import Image
-from llava_consensus.hosts.inputs import prompt_of
 from llava_consensus.hosts.official import OfficialEntrance, Prepared
 from llava_consensus.hosts.official_model import LlavaTower
-from llava_consensus.hosts.outcomes import Report, unchanged
 from llava_consensus.hosts.pinned import layers_of
+from llava_consensus.hosts.prompts import prompt_of
 from llava_consensus.hosts.taps import Reader
 from llava_consensus.hosts.tower import READ, Tiles, argument_names
+from llava_consensus.hosts.units import Report, unchanged
 from llava_consensus.methods import METHODS, make
 from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.tokens import Need, VisionAttention, VisualTokens
@@ -136,20 +136,14 @@ class BareLanguage(OfficialEntrance):
     """Cuts between the layers of a bare language model."""
 
     def __init__(self, owner: Any, model: Any, options: Any) -> None:
-        self.owner, self.local, self.options = owner, threading.local(), options
-        self.model, self.reader, self.before = weakref.ref(model), None, None
+        self.start(owner, model)
+        self.options, self.reader = options, None
         self.layers = layers_of(model.model, owner.method)
         self.inner = argument_names(type(model.model).forward)[1:]
-        self.entering, self.handles, self.number, self.caches, self.open = [], [], 1, 0, False
 
-    def install(self) -> None:
-        model: Any = self.model()
+    def replaced(self, model: Any) -> Iterator[Any]:
         model.model.mm_projector = None
-        self.hook()
-
-    def remove(self) -> None:
-        self.open = False
-        self._leave()
+        return iter(())
 
     def base(self) -> None:
         """There is no vision side."""

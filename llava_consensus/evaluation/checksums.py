@@ -5,12 +5,12 @@ The checksum of a large file is cached in ~/.cache by its size and times, so tha
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.files import digest, read_json, write_json
-from llava_consensus.hosts.environment import cache_folder
 
 LARGE = 1 << 26  # bytes; the checksum of a larger file is cached
 IDENTITY = "assembled"  # beside weights that were computed on this machine
@@ -40,7 +40,8 @@ def checksum_of_weights(folder: Path, files: Iterable[Path]) -> str:
 
 def cached_checksum(path: Path) -> str:
     real, status = path.resolve(), path.stat()
-    cache = cache_folder("digests") / f"{hashlib.sha256(str(real).encode()).hexdigest()[:24]}.json"
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    cache = Path(home, "llava-consensus/digests", f"{hashlib.sha256(str(real).encode()).hexdigest()[:24]}.json")
     stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
     with contextlib.suppress(DataError, KeyError, TypeError):
         known = read_json(cache)

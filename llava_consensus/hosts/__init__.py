@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from llava_consensus.entry_points import load_place, load_registered, registered
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.environment import keep_freed_memory
-from llava_consensus.hosts.next_grid import LAYOUTS
+from llava_consensus.hosts.environment import LAYOUTS
 
 INNER = ("get_base_model", "module")  # attributes by which PEFT and parallel wrappers hold the model
 
@@ -58,6 +57,11 @@ def _hf(line: str, types: str, classes: str, answer_version: int = 3, **more: An
     return HostEntry(FACTS, "hf", names, line, tuple(types.split()), answer_version=answer_version, **more)
 
 
+def _grid(line: str, types: str, classes: str) -> HostEntry:
+    """A family whose images have any size and whose positions have three axes."""
+    return _hf(line, types, classes, lacks=(ONE_AXIS,), clips=True)
+
+
 def _derived(line: str, types: str, classes: str, *lacks: str, answer_version: int = 3) -> HostEntry:
     """A family of transformers whose tiles are found by backward passes."""
     return _hf(f"{line} (derived)", types, classes, answer_version, lacks=lacks)
@@ -77,23 +81,13 @@ HOSTS: dict[str, HostEntry] = {
     "llava-next": _hf(
         "LLaVA-NeXT (1.6) in transformers: tiles", "llava_next", "LlavaNext", options={"layout": LAYOUTS}
     ),
-    "qwen2.5-vl": _hf(
-        "Qwen2.5-VL: images of any size, videos", "qwen2_5_vl", "Qwen2_5_VL", lacks=(ONE_AXIS,), clips=True
+    "qwen2.5-vl": _grid("Qwen2.5-VL: images of any size, videos", "qwen2_5_vl", "Qwen2_5_VL"),
+    "qwen2-vl": _grid("Qwen2-VL: images of any size, videos", "qwen2_vl", "Qwen2VL"),
+    "qwen3-vl": _grid(
+        "Qwen3-VL, dense and of experts: images of any size, videos", "qwen3_vl qwen3_vl_moe", "Qwen3VL Qwen3VLMoe"
     ),
-    "qwen2-vl": _hf("Qwen2-VL: images of any size, videos", "qwen2_vl", "Qwen2VL", lacks=(ONE_AXIS,), clips=True),
-    "qwen3-vl": _hf(
-        "Qwen3-VL, dense and of experts: images of any size, videos",
-        "qwen3_vl qwen3_vl_moe",
-        "Qwen3VL Qwen3VLMoe",
-        lacks=(ONE_AXIS,),
-        clips=True,
-    ),
-    "glm-4v": _hf(
-        "GLM-4.1V, GLM-4.5V and GLM-4.6V: images of any size, videos",
-        "glm4v glm4v_moe glm46v",
-        "Glm4v Glm4vMoe Glm46V",
-        lacks=(ONE_AXIS,),
-        clips=True,
+    "glm-4v": _grid(
+        "GLM-4.1V, GLM-4.5V and GLM-4.6V: images of any size, videos", "glm4v glm4v_moe glm46v", "Glm4v Glm4vMoe Glm46V"
     ),
     "internvl": _hf("InternVL 2.5 / 3 in transformers: tiles", "internvl", "InternVL"),
     "smolvlm": _hf("SmolVLM and Idefics3: tiles with text between them", "smolvlm idefics3", "SmolVLM Idefics3"),
@@ -214,6 +208,17 @@ def view_of(model: Any, options: Mapping[str, str] | None = None) -> Any:
     view = load_place(entry.view)(model, chosen(entry, type(model).__name__, options))
     keep_freed_memory()
     return view
+
+
+def keep_freed_memory() -> None:
+    """Lets glibc see one large block come and go. From then on it takes smaller blocks from its heap, and gives the
+    heap back to the system only from twice that size on (mallopt(3), M_MMAP_THRESHOLD). Otherwise the attention maps of
+    a vision tower are mapped again and filled with zeros page by page in every layer: on LLaVA's own pins that was a
+    third to a half of the time to the first token (docs/efficiency.md). Other C libraries ignore it.
+    """
+    import torch
+
+    torch.empty(31 << 20, dtype=torch.uint8)  # bytes, freed at once; blocks above 32 MiB never raise the threshold
 
 
 def attached(

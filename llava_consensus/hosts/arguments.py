@@ -1,147 +1,79 @@
 """Arguments of a model and of its decoder for the rows that are left: masks, positions, features of visual rows."""
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pad
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.cache import CACHE_NAMES, Book, is_static, makes_cache
-from llava_consensus.hosts.images import Image, Integers
-from llava_consensus.hosts.inputs import Prompt, prompt_of
-from llava_consensus.hosts.outcomes import ImageOutcome
-from llava_consensus.hosts.packing import SEGMENTS, Pack, pack_of
-from llava_consensus.hosts.rows import Pool, Rows, drop_rows, joined_rows, row_axis, upload
-from llava_consensus.hosts.tower import Encoded, flat_features
-from llava_consensus.hosts.units import visual_rows
+from llava_consensus.hosts.prompts import Prompt, text_after
+from llava_consensus.hosts.rows import (
+    CACHE_NAMES,
+    Book,
+    Pool,
+    Rows,
+    drop_rows,
+    given_rows,
+    joined_rows,
+    makes_cache,
+    upload,
+)
+from llava_consensus.hosts.units import ImageOutcome, Report, unchanged
 from llava_consensus.reduction.method import Method
 
-IGNORE = -100  # label of rows without a target
-
-ROWS, PASSED = "rewritten for the rows that are left", "passed on"
-CHUNKS = "rows leave from whole prompts"
-_OF_ROWS = """
-input_ids inputs_embeds attention_mask position_ids token_type_ids mm_token_type_ids moe_mm_token_type_ids labels
-router_labels past_key_values use_cache logits_to_keep visual_pos_masks deepstack_visual_embeds deepstack_features
-vision_mask tile_fine_mask per_layer_inputs ple_input_ids audio_input_ids audio_input_ids_mask
-"""
-_OF_IMAGES = """
-pixel_values pixel_values_images pixel_values_videos pixel_values_local high_res_pixel_values pixel_attention_mask
-pixel_mask image_patches image_sizes image_sizes_videos image_grid_thw image_grid_hw video_grid_thw
-second_per_grid_ts video_second_per_grid image_position_ids video_position_ids image_token_pooling video_token_pooling
-image_grids video_grids image_num_crops num_frames_per_video num_local_patches patches_grid spatial_shapes target_sizes
-target_sizes_videos image_merge_sizes video_merge_sizes video_compression_mask batch_num_images vision_aspect_ratio
-vision_feature_layer vision_feature_select_strategy downsample_mode mm_encoder_outputs
-input_features input_features_mask feature_attention_mask audio_feature_lengths use_audio_in_video chunk_sample_lengths
-input_values input_values_mask
-"""
-_OF_OUTPUTS = "output_attentions output_hidden_states output_router_logits return_dict num_items_in_batch"
-# `generate` asks `forward` for each step, so that its own arguments pass methods by
-_OF_GENERATE = """
-inputs generation_config logits_processor stopping_criteria prefix_allowed_tokens_fn synced_gpus assistant_model
-streamer negative_prompt_ids negative_prompt_attention_mask custom_generate
-assistant_confidence_threshold assistant_early_exit assistant_ensemble_weight assistant_lookbehind bad_words_ids
-begin_suppress_tokens bos_token_id cache_config cache_implementation compile_config constraints
-continuous_batching_config decoder_start_token_id disable_compile diversity_penalty do_sample dola_layers early_stopping
-encoder_no_repeat_ngram_size encoder_repetition_penalty eos_token_id epsilon_cutoff eta_cutoff
-exponential_decay_length_penalty force_words_ids forced_bos_token_id forced_eos_token_id guidance_scale is_assistant
-length_penalty low_memory max_cache_len max_length max_matching_ngram_size max_new_tokens max_time min_length
-min_new_tokens min_p no_repeat_ngram_size num_assistant_tokens num_assistant_tokens_schedule num_beam_groups num_beams
-num_return_sequences output_logits output_scores pad_token_id penalty_alpha prompt_lookup_num_tokens
-remove_invalid_values renormalize_logits repetition_penalty return_dict_in_generate sequence_bias speculation_type
-stop_strings suppress_tokens target_lookbehind temperature token_healing top_h top_k top_p transformers_version
-typical_p use_mtp watermarking_config
-"""
-_OF_OTHERS = """
-decoder_input_ids decoder_inputs_embeds decoder_attention_mask decoder_position_ids encoder_outputs
-self_conditioning_logits self_conditioning_mask
-"""
-# every argument of `forward` and `generate` of the models of transformers: ROWS, PASSED, or why it is refused
-ARGUMENTS = {
-    **dict.fromkeys((*_OF_ROWS.split(), *CACHE_NAMES, *SEGMENTS), ROWS),
-    **dict.fromkeys((_OF_IMAGES + _OF_OUTPUTS + _OF_GENERATE).split(), PASSED),
-    **dict.fromkeys(_OF_OTHERS.split(), "is of a second sequence, which no method shortens"),
-    "prefill_chunk_size": CHUNKS,
-    "is_causal": "methods read what the text asks of the rows before it",
-}
+LATER_TURN = "images in a later turn on a cache are not supported: pass the whole conversation"
 
 
-@dataclass(eq=False)
-class Forward:
-    """One forward pass, from the entrance of the model to that of the decoder."""
+class Pass:
+    """Prompts with images at the entrance of the decoder, until it has run: each method takes rows from them.
 
-    base: nn.Module
-    ids: Integers  # [R, S]
-    real: NDArray[np.bool_]  # [R, S] False for padding
-    pack: Pack | None  # whose prompts these are
-    encoded: dict[str, list[Encoded]]  # by modality
-
-
-@dataclass(eq=False)
-class Cut:
-    """A prefill whose rows have left, until the decoder has run."""
-
-    rows: Rows | None  # that the decoder is given; None if all
-    size: int
-    cache: Any
-    book: Book | None  # of the rows that left at the entrance
-    prefill: Any  # between layers
-    reported: list[int] = field(default_factory=list)  # images of the first beam of each prompt
-
-
-def asking_rows(
-    owner: Any, real: NDArray[np.bool_], unlabelled: NDArray[np.bool_] | None, images: list[Image]
-) -> NDArray[np.bool_]:
-    """Rows [R, S] that may ask about images: the real ones, in training without those of answers. A row of an image is
-    no answer, though it may have a label. Labels on the whole text of a prompt do not separate answers from questions.
+    Args:
+        decoder: that is called.
+        base: the module that encodes images, or the vision tower of official LLaVA.
+        prompt: as the first method sees it.
+        kwargs: of the decoder.
+        cache: that it was given.
+        held: the book of that cache.
+        short: why attention that a method reads is absent; "" if it is there.
     """
-    if unlabelled is None or any(stage.method.answer_rows for stage in owner._stages):
-        return real.copy()
-    visual = visual_rows(images, real.shape)
-    asks = unlabelled | ~(unlabelled & real & ~visual).any(1, keepdims=True)
-    return real & (asks | visual)
+
+    def __init__(
+        self, decoder: Any, base: Any, prompt: Prompt, kwargs: dict[str, Any], cache: Any = None,
+        held: Book | None = None, short: str = "",
+    ) -> None:  # fmt: skip
+        self.decoder, self.base, self.cache, self.held, self.short = decoder, base, cache, held, short
+        self.whole, self.size = prompt, prompt.real.shape[1]
+        self.prompt, self.kwargs = prompt, kwargs  # as the next method sees them
+        self.report = Report(unchanged(prompt.images, prompt.beams))
+        self.rows: Rows | None = None  # that the decoder is given; None if all
+        self.book: Book | None = None  # of the rows that left here
+        self.prefill: Any = None  # hooks between layers
+        self.reported: list[int] = []  # images of the first beam of each prompt
 
 
-def question_rows(
-    owner: Any, forward: Forward, labels: Tensor | None, guesses: int, images: list[Image]
-) -> NDArray[np.bool_]:
-    """Rows [R, S] of a forward that may ask about images, without `guesses` at the end."""
-    if forward.pack is not None and labels is not None:
-        labels = forward.pack.split(labels)
-    asks = asking_rows(owner, forward.real, None if labels is None else labels.cpu().numpy() == IGNORE, images)
-    size = asks.shape[1] - (guesses if forward.pack is None else 0)
-    for record in (item for records in forward.encoded.values() for item in records):
-        # without a cache each step reads the prompt again, with the generated tokens
-        asks[:, record.prompt.setdefault("size", size) :] = False
-    return asks
-
-
-def decoder_arguments(
-    decoder: Any, kwargs: dict[str, Any], rows: Rows, pool: Pool, prompt: Prompt, cut: Cut,
-    book: Book | None, method: Method,
-) -> dict[str, Any]:  # fmt: skip
-    """The decoder's arguments for these rows. `cut` has the rows and the book of the cache.
+def leave(run: Pass, rows: Rows, pool: Pool, method: Method) -> None:
+    """Gives the decoder these rows only, and notes what its cache then holds.
 
     Raises:
         OptionError: for the second method of a composition in a later turn.
     """
-    embeds, cache = kwargs["inputs_embeds"], cut.cache
+    decoder, kwargs, prompt, cache, book = run.decoder, run.kwargs, run.prompt, run.cache, run.held
+    embeds = kwargs["inputs_embeds"]
     visual = sum(len(image.places) for image in prompt.images)
     new = {}
     for name, value in kwargs.items():
         if name not in (*CACHE_NAMES, "attention_mask", "position_ids", "inputs_embeds"):
             new[name] = argument_of(value, rows, pool, prompt, visual)
-    new["inputs_embeds"] = pool.take(embeds, [group.reduction.tokens for group in pool.groups])
     new |= {name: kwargs[name] for name in CACHE_NAMES if name in kwargs}
-    past, cached = (0, 0) if cache is None else (int(cache.get_seq_length()), int(cache.get_query_offset()))
+    new["inputs_embeds"] = pool.take(embeds, [group.reduction.tokens for group in pool.groups])
     held, index, padded = rows.shown[:, :0], rows.index, rows.padded
-    if cached and prompt.real.shape[1] < cut.size:
-        raise OptionError("images in a later turn on a cache are not supported: pass the whole conversation")
+    past, cached = (0, 0) if cache is None else (int(cache.get_seq_length()), int(cache.get_query_offset()))
     if cached:  # the cache holds rows of prompts, followed by generated tokens
+        if prompt.real.shape[1] < run.size:
+            raise OptionError(LATER_TURN)
         held = rows.shown.new_ones(len(rows.real), cached)
         before = torch.arange(past - cached, past, device=embeds.device).expand(len(held), -1)
         if book is not None:
@@ -160,29 +92,32 @@ def decoder_arguments(
     if book is not None:
         shift = shift + book.shift
     real = torch.cat((held, rows.shown), 1) if cached else rows.shown
-    size, shifted = past + cut.size, renumbers and shifts and rows.shrinks
-    if cut.rows is not None:  # behind another method
-        rows = joined_rows(cut.rows, rows)
+    size, shifted = past + run.size, renumbers and shifts and rows.shrinks
+    if run.rows is not None:  # behind another method
+        rows = joined_rows(run.rows, rows)
         index, shift = rows.index, rows.removed if shifted else shift
-    cut.rows = rows
-    cut.book = Book(
-        size, size - real.shape[1], real, index, shift, padded,
+    run.kwargs, run.rows = new, rows
+    front = size - real.shape[1]
+    plain = not padded and not cached and run.whole.real[:, -real.shape[1] :].all()
+    run.book = Book(
+        size, front, real, index, shift, padded, front if plain else None,
         shifted or (book is not None and book.shifted), False, {}, {},
     )  # fmt: skip
-    return new
 
 
 def held_masks(kwargs: dict[str, Any], cache: Any, book: Book) -> dict[str, Any]:
     """Masks and token types that are as long as a shortened cache."""
-    new = next(kwargs[name].shape[1] for name in ("input_ids", "inputs_embeds") if kwargs.get(name) is not None)
-    whole, mask = int(cache.get_seq_length()) + new, kwargs.get("attention_mask")
-    if isinstance(mask, Tensor) and mask.ndim == 2:
-        tail = mask[:, book.size :]
-    else:  # none, or one that generate made for a static cache of another length
-        tail = book.real.new_ones(len(book.real), whole - book.size)
-    found: dict[str, Any] = {"attention_mask": torch.cat((book.real.to(tail), tail), 1).long()}
-    if not (isinstance(mask, Tensor) and mask.ndim == 2) and not book.padded:
-        found["attention_mask"] = None
+    whole, mask = int(cache.get_seq_length()) + given_rows(kwargs).shape[1], kwargs.get("attention_mask")
+    if not (isinstance(mask, Tensor) and mask.ndim == 2):
+        # none, or one that generate made for a static cache of another length
+        mask = None
+        if book.padded:
+            mask = torch.cat((book.real, book.real.new_ones(len(book.real), whole - book.size)), 1).long()
+    elif book.front is not None:
+        mask = mask[:, book.front :].long()
+    else:
+        mask = torch.cat((book.real.to(mask), mask[:, book.size :]), 1).long()
+    found: dict[str, Any] = {"attention_mask": mask}
     for name, value in kwargs.items():  # token types of the whole conversation
         if name.endswith("token_type_ids") and isinstance(value, Tensor) and value.shape[1] == whole:
             found[name] = torch.cat((value.gather(1, book.index), value[:, book.size :]), 1)
@@ -219,6 +154,8 @@ def positions_of(
 
 def argument_of(value: Any, rows: Rows, pool: Pool, prompt: Prompt, visual: int) -> Any:
     """An argument for the rows that are left; features of visual rows (DeepStack) become means for merged tokens."""
+    if not isinstance(value, (Tensor, list, tuple, dict)):
+        return value
     if type(value) in (list, tuple):
         return type(value)(argument_of(item, rows, pool, prompt, visual) for item in value)
     if isinstance(value, dict):
@@ -303,9 +240,9 @@ def compact(prompt: Prompt, rows: Rows, config: Any) -> Prompt:
         own = np.where(rows.real[image.row], number[index[image.row]], -1)
         places = np.flatnonzero(own >= 0)
         images.append(image._replace(places=places, tile=image.tile[own[places]], token=image.token[own[places]]))
-    ids, asks = np.take_along_axis(prompt.ids, index, 1), np.take_along_axis(prompt.asks, index, 1)
-    compact = prompt_of(ids, rows.real, asks & rows.real, images, prompt.tiles, prompt.encoded, config)
-    return compact._replace(beams=prompt.beams)
+    ids, asks = np.take_along_axis(prompt.ids, index, 1), np.take_along_axis(prompt.asks, index, 1) & rows.real
+    text = text_after(ids, asks, images, config)
+    return prompt._replace(ids=ids, real=rows.real, asks=asks, images=images, text=text)
 
 
 def joined_outcomes(outcomes: list[ImageOutcome], later: dict[int, ImageOutcome], whole: bool) -> list[ImageOutcome]:
@@ -320,88 +257,3 @@ def joined_outcomes(outcomes: list[ImageOutcome], later: dict[int, ImageOutcome]
         else:
             found.append(new._replace(row=outcome.row))
     return found
-
-
-def ids_of(base: Any, embeds: Tensor) -> Tensor:
-    """Ids of embedded prompts, 0 for all but placeholders, which are found by their embedding as the model does."""
-    table, ids = base.get_input_embeddings(), torch.zeros(embeds.shape[:2], dtype=torch.long, device=embeds.device)
-    for name in ("image_token_id", "video_token_id"):
-        placeholder = getattr(base.config, name, None)
-        if isinstance(placeholder, int) and placeholder < table.num_embeddings:
-            here = embeds == table(torch.tensor(placeholder, device=table.weight.device))
-            ids = ids + here.all(-1).long() * placeholder
-    return ids
-
-
-def with_images(decoder: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a decoder that encodes images itself (Chameleon), with the embeddings that it would begin with."""
-    ids, pixels = arguments["input_ids"], arguments.get("pixel_values")
-    encoded = (arguments.get("mm_encoder_outputs") or {}).get("image")
-    if encoded is None:
-        encoded = decoder.get_image_features(pixels, return_dict=True)
-    embeds, features = decoder.get_input_embeddings()(ids), encoded.pooler_output
-    mask = decoder.get_placeholder_mask(ids, inputs_embeds=embeds, image_features=features)
-    gone = dict.fromkeys(("input_ids", "pixel_values", "mm_encoder_outputs") & arguments.keys())
-    return {**arguments, **gone, "inputs_embeds": embeds.masked_scatter(mask, features.to(embeds.dtype))}
-
-
-def waiting_records(outputs: dict[str, Any], waiting: dict[str, list[Encoded]]) -> dict[str, list[Encoded]]:
-    """Records of outputs that `generate` encoded before, if they were copied on their way (offloaded weights)."""
-    for modality, records in waiting.items():
-        rows, count = flat_features(outputs.get(modality, {})), sum(record.count or 0 for record in records)
-        if rows is None or not count or len(rows) % count:
-            raise OptionError(f"prefill_chunk_size: {CHUNKS}. Leave it out, or detach the method")
-    return waiting
-
-
-def check_arguments(kwargs: dict[str, Any], shape: tuple[int, ...]) -> None:
-    """Raises OptionError for arguments of prompts [R, S] that are refused, and for unknown ones with an entry a row."""
-    for name, value in kwargs.items():
-        treatment = ARGUMENTS.get(name)
-        if treatment is None and isinstance(value, Tensor) and row_axis(value, shape[1], shape[0]) is not None:
-            treatment = "how it changes with the rows that are left is not known"
-        if value is not None and treatment not in (ROWS, PASSED, None):
-            raise OptionError(f"{name}: {treatment}. Leave it out, or detach the method")
-
-
-def split_packed(kwargs: dict[str, Any], cache: Any, config: Any, whole: bool) -> Pack | None:
-    """Gives each packed prompt a separate row in `kwargs`; None if none are packed. Checks arguments.
-
-    Args:
-        config: of the decoder.
-        whole: whether these are arguments of the whole model, and not of an inner one.
-    """
-    rows = next(kwargs[name] for name in ("input_ids", "inputs_embeds") if kwargs.get(name) is not None)
-    check_arguments(kwargs, rows.shape)
-    pack = pack_of(kwargs, 0 if cache is None else int(cache.get_seq_length()), config)
-    if pack is None:
-        return None
-    if whole and kwargs.get("labels") is not None:
-        raise OptionError("labels of packed sequences: this model computes its loss of prompts apart. Leave them out")
-    for name, value in kwargs.items():
-        if ARGUMENTS.get(name) == ROWS and isinstance(value, Tensor):
-            kwargs[name] = pack.split(value)
-    kwargs |= {name: None for name in SEGMENTS if name in kwargs}
-    kwargs |= {"attention_mask": pack.shown.long(), "use_cache": False}
-    return pack
-
-
-def read_prompt(base: nn.Module, kwargs: dict[str, Any], cache: Any) -> tuple[Integers, NDArray[np.bool_]]:
-    """Ids and real rows of a prompt [R, S]. Masks that `generate` made for a static cache are replaced in `kwargs`."""
-    ids, mask = kwargs.get("input_ids"), kwargs.get("attention_mask")
-    past = 0 if cache is None else int(cache.get_seq_length())
-    if ids is None:
-        ids = ids_of(base, kwargs["inputs_embeds"])
-    if isinstance(mask, dict) or (isinstance(mask, Tensor) and mask.ndim == 4 and is_static(cache)):
-        # masks that generate makes for a static cache; the decoder makes them again. A real row sees itself.
-        mask = next((value for value in mask.values() if value is not None), None) if isinstance(mask, dict) else mask
-        if mask is not None:
-            seen = mask[:, 0, :, past:].diagonal(dim1=1, dim2=2)
-            seen = seen if seen.dtype == torch.bool else seen == 0
-            mask = seen.expand(ids.shape)
-        kwargs["attention_mask"] = None if mask is None else mask.long()
-    if not isinstance(mask, Tensor) or mask.ndim != 2:
-        ids = ids.cpu().numpy()
-        return ids, np.ones(ids.shape, dtype=bool)
-    both = torch.stack((ids, mask[:, -ids.shape[1] :].to(ids.device).long())).cpu().numpy()
-    return both[0], both[1].astype(bool)

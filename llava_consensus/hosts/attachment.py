@@ -21,13 +21,13 @@ from torch import nn
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.arguments import joined_outcomes
 from llava_consensus.hosts.before_tower import READABLE
-from llava_consensus.hosts.cache import cache_in
 from llava_consensus.hosts.entrance import Entrance
-from llava_consensus.hosts.images import UNKNOWN, family_of, kind_of, whole_images
-from llava_consensus.hosts.inputs import NO_TEXT, Prompt
-from llava_consensus.hosts.outcomes import ImageOutcome, Report, cached_layers, joined_parts
+from llava_consensus.hosts.images import UNKNOWN, family_of, kind_of
+from llava_consensus.hosts.inputs import NO_TEXT
+from llava_consensus.hosts.prompts import Prompt
+from llava_consensus.hosts.rows import cache_in
 from llava_consensus.hosts.tower import READ
-from llava_consensus.hosts.units import over_parts
+from llava_consensus.hosts.units import ImageOutcome, Report, cached_layers, joined_parts, over_parts, whole_images
 from llava_consensus.reduction.budget import Budget, Share, amount, of_prompts
 from llava_consensus.reduction.composition import Composition
 from llava_consensus.reduction.method import Method, Place
@@ -152,7 +152,6 @@ class Attachment:
             if any(isinstance(getattr(hook, "__self__", None), Entrance) and hook.__self__.open
                    for hook in model._forward_pre_hooks.values()):  # fmt: skip
                 raise OptionError("this model has a method attached already: detach it first")
-            self.entrance.remove()
             self.entrance.install()
             self._handles.append(model.register_forward_hook(self._read_cache))
             self.active = True

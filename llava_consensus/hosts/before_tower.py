@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.images import TABLE, Image, Integers, images_of, most_tiles, with_class
+from llava_consensus.hosts.images import STRAIGHT, TABLE, Image, Integers, images_of, most_tiles, with_class
 from llava_consensus.hosts.open_tower import EncoderRun, OpenTower, cells_of, shrink
 from llava_consensus.hosts.tower import RECORD, Encoded, Tiles, Tower, flat_features, records_of
 from llava_consensus.hosts.units import Unit, shares_of
@@ -25,7 +25,6 @@ from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Place
 
 ACTED_INSIDE = ("clip_vision_model", "siglip_vision_model")
-STRAIGHT = ("llava", "llava_next", "llava_next_video", "llava_onevision", "video_llava")  # a token for each patch
 POOLED = ("llava_next_video", "llava_onevision")  # of these, the ones that pool the patches of videos
 SEES_CELLS = ("qwen3_vl", "qwen3_vl_moe")
 GRIDS = ("qwen2_vl", "qwen2_5_vl", "glm4v", "glm4v_moe", "glm46v", *SEES_CELLS)

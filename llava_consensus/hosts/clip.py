@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.pretrained import load_pretrained
+from llava_consensus.hosts.environment import load_pretrained
 from llava_consensus.reduction.tokens import ClipSides
 
 if TYPE_CHECKING:
-    from llava_consensus.hosts.inputs import Prompt
+    from llava_consensus.hosts.prompts import Prompt
 
 
 class ClipText:

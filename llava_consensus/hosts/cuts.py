@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from llava_consensus.hosts.images import Integers
-from llava_consensus.hosts.inputs import Prompt, structural_rows
-from llava_consensus.hosts.outcomes import ImageOutcome
+from llava_consensus.hosts.inputs import structural_rows
+from llava_consensus.hosts.prompts import Prompt
 from llava_consensus.hosts.rows import Rows, upload
-from llava_consensus.hosts.units import Unit
+from llava_consensus.hosts.units import ImageOutcome, Unit
 from llava_consensus.reduction import selection
 from llava_consensus.reduction.decoder import Chosen, Cut
 from llava_consensus.reduction.tokens import Reduction
@@ -35,12 +35,13 @@ class CutImage:
     joined: Tensor | None = None  # [n] which of the M each of them went into, -1 for none
 
     @classmethod
-    def of(cls, prompt: Prompt, unit: Unit, cuts: dict[int, Cut], asks: str, beams: int) -> "CutImage":
+    def of(cls, prompt: Prompt, unit: Unit, cuts: dict[int, Cut], asks: str) -> "CutImage":
         """An image before its first cut. If no text follows it, the last row of the prompt asks."""
         image, text = prompt.images[unit.image], prompt.text[unit.image]
         if asks == "last" or not len(text):
             text = np.flatnonzero(prompt.asks[image.row])[-1:]
-        return cls(unit, image.row, int(image.places[-1]), text, cuts, len(unit.places), image.row % beams == 0)
+        first = image.row % prompt.beams == 0
+        return cls(unit, image.row, int(image.places[-1]), text, cuts, len(unit.places), first)
 
     def note(self, places: Tensor, chosen: Chosen, number: int) -> None:
         """Stores the result of one cut.

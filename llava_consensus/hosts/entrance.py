@@ -13,30 +13,19 @@ import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.arguments import (
-    Cut,
-    Forward,
-    compact,
-    decoder_arguments,
-    held_masks,
-    ids_of,
-    joined_outcomes,
-    question_rows,
-    read_prompt,
-    split_packed,
-    waiting_records,
-    with_images,
-)
+from llava_consensus.hosts.arguments import LATER_TURN, Pass, compact, held_masks, joined_outcomes, leave
 from llava_consensus.hosts.before_tower import BeforeTower, numbered, tiles_left, units_left, whole_tiles
-from llava_consensus.hosts.cache import Book, Hold, book_of, cache_in, cached_rows, shorten
+from llava_consensus.hosts.environment import STOCK
 from llava_consensus.hosts.images import (
     MODALITIES,
     Image,
@@ -53,15 +42,36 @@ from llava_consensus.hosts.images import (
     parts_of,
     with_class,
 )
-from llava_consensus.hosts.inputs import KEPT, Inputs, Prompt, finite_needs_of, needs_of, projector_of, prompt_of
-from llava_consensus.hosts.kernels import skip_in_probe
-from llava_consensus.hosts.layers import Layers, later_step, runs_again
-from llava_consensus.hosts.next_grid import STOCK
-from llava_consensus.hosts.outcomes import Report, reduced, unchanged
+from llava_consensus.hosts.inputs import KEPT, Inputs, finite_needs_of, needs_of
+from llava_consensus.hosts.kernels import KernelCall, first_attention, skip_in_probe
+from llava_consensus.hosts.layers import Hooks, Layers, later_step, runs_again
 from llava_consensus.hosts.prefill import Prefill
-from llava_consensus.hosts.rows import reduced_rows, spread_rows
-from llava_consensus.hosts.tower import READ, RECORD, Learnt, Tiles, Tower, argument_names, records_of
-from llava_consensus.hosts.units import units_of
+from llava_consensus.hosts.prompts import (
+    Forward,
+    Pack,
+    Prompt,
+    ids_of,
+    prompt_of,
+    question_rows,
+    read_prompt,
+    split_packed,
+    waiting_records,
+    with_images,
+)
+from llava_consensus.hosts.rows import (
+    Book,
+    Hold,
+    book_of,
+    by_name,
+    cache_in,
+    cached_rows,
+    held_in,
+    reduced_rows,
+    shorten,
+    spread_rows,
+)
+from llava_consensus.hosts.tower import READ, RECORD, Encoded, Learnt, Tiles, Tower, argument_names, records_of
+from llava_consensus.hosts.units import Report, Unit, reduced, unchanged, units_of
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 
@@ -76,6 +86,21 @@ _NUMBERS = itertools.count(1)
 _LEARNT: "weakref.WeakKeyDictionary[nn.Module, Learnt]" = weakref.WeakKeyDictionary()
 
 
+class State(threading.local):
+    """What hooks note in one thread for those further in."""
+
+    labels: Tensor | None = None
+    guesses = 0  # rows at the end that assisted decoding guessed
+    ids: Integers | None = None  # prompts of the images that are encoded ahead of the model
+    waiting: Mapping[str, list[Encoded]] = MappingProxyType({})  # images that were encoded so, by modality
+    forward: Forward | None = None
+    mask: Tensor | None = None  # 2D mask that the model was given
+    pack: Pack | None = None
+    run: Pass | None = None
+    armed: Hooks | None = None  # between layers
+    hold: Hold | None = None  # keeps all hooks while this forward runs
+
+
 class Entrance:
     """The hooks of one attachment.
 
@@ -86,7 +111,10 @@ class Entrance:
     """
 
     cache_axis = 2  # of rows in the keys of its cache
-    inputs = Inputs  # class that builds the inputs of its methods
+    inputs, state = Inputs, State  # classes of the inputs of its methods, and of what it notes
+    first_attention: Callable[..., KernelCall] = staticmethod(first_attention)  # what SCAP reads
+    before: Any = None  # a method before the projector
+    layers: Layers | None = None  # for a method between layers
 
     def __init__(self, owner: Any, model: Any, options: Mapping[str, str]) -> None:
         base = base_of(model)
@@ -95,14 +123,14 @@ class Entrance:
             raise OptionError(
                 f"model of class {type(model).__name__} encodes no images in a step of their own (get_image_features)"
             )
+        self.family = family_of(model.config)
         self.start(owner, model)
         self.fixed = options.get("layout", STOCK) != STOCK  # whether every image has the same grid of tiles
         methods: list[Method] = [stage.method for stage in owner._stages]
         reader = next((method for method in methods if method.needs & READ), methods[0])
         self.tower = Tower(base, decoder, reader, _LEARNT.setdefault(base, Learnt({}, {}, {})))
-        self.family = family_of(model.config)
-        self.layers = Layers(decoder, methods[-1]) if methods[-1].place is Place.DECODER else None
-        self.before: Any = None
+        if methods[-1].place is Place.DECODER:
+            self.layers = Layers(decoder, methods[-1])
         if methods[0].acts_inside:
             self.before = BeforeTower(base, kind_of(base.config), methods[0], owner._stages[0].budget)
         self.names = argument_names(type(base).forward)[1:]
@@ -110,7 +138,7 @@ class Entrance:
         self.inner = argument_names(type(decoder).forward)[1:]
 
     def start(self, owner: Any, model: Any) -> None:
-        self.owner, self.local, self.model = owner, threading.local(), weakref.ref(model)
+        self.owner, self.local, self.model = owner, self.state(), weakref.ref(model)
         self.entering = [stage for stage in owner._stages if stage.method.place is not Place.DECODER]
         self.number = next(_NUMBERS)
         self.caches = 0  # shortened ones, for which hooks stay
@@ -125,21 +153,25 @@ class Entrance:
         """The CLIP model that the vision configuration names as its own; empty if it names none."""
         return clip_of(self.model().config)  # type: ignore[union-attr]
 
-    def install(self) -> None:
-        model, base = self.model(), self.base()
-        if model is None or base is None:
-            raise OptionError("the model is gone")
-        self.hook()
+    def replaced(self, model: Any) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+        """Functions that the model has while methods are attached: an object, a name, and the function in its place."""
+        base = base_of(model)
         if self.fixed:
-            base.pack_image_features = functools.partial(packed_whole, type(base).pack_image_features, base)
+            yield base, "pack_image_features", partial(packed_whole, type(base).pack_image_features, base)
         if self.before is not None:
-            self.before.install()
-            setattr(model, ENCODING, functools.partial(self.note_prompt, model))
+            yield model, ENCODING, partial(self.note_prompt, model)
         for modality in MODALITIES:
             name = f"get_{modality}_features"
             plain = getattr(type(base), name, None)
             if plain is not None:
-                setattr(base, name, functools.wraps(plain)(functools.partial(self.encode, name, modality)))
+                yield base, name, functools.wraps(plain)(partial(self.encode, name, modality))
+
+    def install(self) -> None:
+        self.hook()
+        for target, name, function in self.replaced(self.model()):
+            object.__setattr__(target, name, function)
+        if self.before is not None:
+            self.before.install()
 
     def hook(self) -> None:
         """Registers the hooks, unless they stayed for a shortened cache: a second set would act twice."""
@@ -162,16 +194,11 @@ class Entrance:
 
     def remove(self) -> None:
         """From now on new prompts are read whole. Hooks stay as long as a shortened cache does, which needs them."""
-        self.open = False
-        base = self.base()
-        for modality in MODALITIES if base is not None else ():
-            vars(base).pop(f"get_{modality}_features", None)
-        if base is not None and self.fixed:
-            vars(base).pop("pack_image_features", None)
+        self.open, model = False, self.model()
         if self.before is not None:
             self.before.remove()
-            model = self.model()
-            vars(model).pop(ENCODING, None) if model is not None else None
+        for target, name, _ in self.replaced(model) if model is not None else ():
+            vars(target).pop(name, None)
         self.local.hold = None
         self._leave()
 
@@ -204,7 +231,7 @@ class Entrance:
                 twin.__dict__[name] = deepcopy(value, memo)
             else:
                 twin.__dict__[name] = value
-        twin.local, twin.caches = threading.local(), 0
+        twin.local, twin.caches = self.state(), 0
         return twin
 
     # The entrance of the model
@@ -213,7 +240,7 @@ class Entrance:
         """Notes rows that are no part of the question: the answer in training, which has labels, and guesses of
         assisted decoding, whose logits are kept.
         """
-        given = {**dict(zip(self.outer, args, strict=False)), **kwargs}
+        given = by_name(self.outer, args, kwargs)
         keep = given.get("logits_to_keep")
         self.local.labels, self.local.guesses = given.get("labels"), keep - 1 if isinstance(keep, int) and keep else 0
 
@@ -223,25 +250,29 @@ class Entrance:
             return getattr(type(model), ENCODING)(model, prompt, *args, **options)
 
     @contextmanager
-    def showing(self, ids: Integers) -> Iterator[None]:
-        """Images that are encoded in the body are those of these prompts [R, S]."""
-        self.local.ids = ids
+    def noting(self, **values: Any) -> Iterator[None]:
+        """Notes this for the hooks that run in the body (`State`)."""
+        vars(self.local).update(values)
         try:
             yield
         finally:
-            self.local.ids = None
+            for name in values:
+                vars(self.local).pop(name, None)
+
+    def showing(self, ids: Integers) -> AbstractContextManager[None]:
+        """Images that are encoded in the body are those of these prompts [R, S]."""
+        return self.noting(ids=ids)
 
     def enter(self, base: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        kwargs = {**dict(zip(self.names, args, strict=False)), **kwargs}
-        self.local.forward, cache = None, cache_in(kwargs)
-        book = book_of(cache)
+        kwargs = by_name(self.names, args, kwargs)
+        self.local.forward, (cache, book) = None, held_in(kwargs)
         if book is not None and book.owner == self.number:
             kwargs.update(held_masks(kwargs, cache, book))
         mask = kwargs.get("attention_mask")
         self.local.mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
         outputs = kwargs.get("mm_encoder_outputs") or {}
         given = {name: records_of(value) for name, value in outputs.items() if hasattr(value, RECORD)}
-        waiting, self.local.waiting = getattr(self.local, "waiting", None) or {}, {}
+        waiting, self.local.waiting = self.local.waiting, {}
         if len(given) < len(outputs) and self.open and any(stage.method.reduces for stage in self.owner._stages):
             given |= waiting_records(outputs, waiting)
             if not waiting:
@@ -254,14 +285,14 @@ class Entrance:
         return (), kwargs
 
     def encode(self, name: str, modality: str, *args: Any, **inputs: Any) -> Any:
-        forward = getattr(self.local, "forward", None)
+        forward = self.local.forward
         base: Any = self.base() if forward is None else forward.base
         straight = self._straight(modality)
         if self.fixed and modality == "image":
             names = argument_names(getattr(type(base), name))[1:]
-            args, inputs = (), on_grid(base.config, {**dict(zip(names, args, strict=False)), **inputs})
+            args, inputs = (), on_grid(base.config, by_name(names, args, inputs))
         plain = getattr(type(base), name).__get__(base)
-        ids = getattr(self.local, "ids", None) if forward is None else forward.ids
+        ids = self.local.ids if forward is None else forward.ids
         if self.before is None or ids is None or getattr(self.tower.busy, "on", False):
             output = self.tower.encode(plain, base, self.family.mapped, not straight, *args, **inputs)
         else:
@@ -272,7 +303,7 @@ class Entrance:
         if forward is not None:
             forward.encoded[modality] = records_of(output)
         else:
-            self.local.waiting = {**getattr(self.local, "waiting", {}), modality: records_of(output)}
+            self.local.waiting = {**self.local.waiting, modality: records_of(output)}
         return output
 
     def _straight(self, modality: str) -> bool:
@@ -283,32 +314,32 @@ class Entrance:
     def begin(self, decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Reduces a prompt with images. Later steps get positions and masks that fit the cache."""
         self._disarm()
-        forward, self.local.forward = getattr(self.local, "forward", None), None
-        labels, self.local.labels = getattr(self.local, "labels", None), None
+        forward, self.local.forward = self.local.forward, None
+        labels, self.local.labels = self.local.labels, None
         self.local.pack = None if forward is None else forward.pack
-        kwargs = {**dict(zip(self.inner, args, strict=False)), **kwargs}
+        kwargs = by_name(self.inner, args, kwargs)
         if forward is not None and forward.base is decoder and kwargs.get("inputs_embeds") is None:
             self.local.forward = forward  # for `encode`
             kwargs, self.local.forward = with_images(decoder, kwargs), None
-        cache = cache_in(kwargs)
-        book = self._opened(cache)
+        cache, book = held_in(kwargs)
+        self._open(cache, book)
         if forward is None or not forward.encoded:
             if self.open and book is None and (cache is None or not int(cache.get_seq_length())):
                 self.owner._tell_plain()  # a prompt without images
             return (), self._step(decoder, kwargs, book, cache)
         if not self._stay():
             return (), kwargs
-        prompt, short = self._prompt(forward, labels, kwargs["inputs_embeds"])
-        return (), self._reduce(decoder, forward.base, prompt, short, kwargs, cache, book)
+        prompt, short = self._prompt(forward, labels)
+        return (), self._reduce(Pass(decoder, forward.base, prompt, kwargs, cache, book, short))
 
-    def _opened(self, cache: Any) -> Book | None:
-        """The book of a cache, which this forward may continue if these hooks filled it."""
-        book = book_of(cache)
-        if book is not None and book.owner == self.number:
+    def _open(self, cache: Any, book: Book | None) -> bool:
+        """Lets this forward continue a cache if these hooks filled it, and says so."""
+        own = book is not None and book.owner == self.number
+        if own:
             cache.reduction_open = True
-        return book
+        return own
 
-    def _prompt(self, forward: Forward, labels: Tensor | None, embeds: Tensor) -> tuple[Prompt, str]:
+    def _prompt(self, forward: Forward, labels: Tensor | None) -> tuple[Prompt, str]:
         """The prompts with the tensors recorded for their images, and why attention to be read is absent."""
         model: Any = self.model()
         images: list[Image] = []
@@ -342,152 +373,133 @@ class Entrance:
             short, most = short or why, max(most, beams)
             images += [image._replace(row=image.row * beams + beam) for beam in range(beams) for image in own]
             tiles, encoded = tiles + read * beams, encoded + [record.inputs] * (len(own) * beams)
-        asks = question_rows(self.owner, forward, labels, getattr(self.local, "guesses", 0), images)
+        asks = question_rows(self.owner, forward, labels, self.local.guesses, images)
         prompt = prompt_of(forward.ids, forward.real, asks, images, tiles, encoded, model.config)
         return prompt._replace(beams=most, left=left, later=later), short
 
-    def _reduce(
-        self, decoder: Any, base: nn.Module, prompt: Prompt, short: str, kwargs: dict[str, Any], cache: Any,
-        book: Book | None,
-    ) -> dict[str, Any]:  # fmt: skip
+    def _reduce(self, run: Pass) -> dict[str, Any]:
         """The decoder's arguments for the rows that are left; layer hooks are armed if a method cuts later."""
-        cut = Cut(None, prompt.real.shape[1], cache, None, None)
-        new, own, report = self._enter(decoder, base, prompt, short, kwargs, cut, book)
-        if cut.rows is None:
-            new = self._step(decoder, kwargs, book, cache)
-        if self.layers is not None:
-            report = self._between(decoder, base, own, short, new, cut, report)
-        self._report(prompt, cut, report)
-        return new
+        self._enter(run)
+        if run.rows is None:
+            run.kwargs = self._step(run.decoder, run.kwargs, run.held, run.cache)
+        self._between(run)
+        return run.kwargs
 
-    def _report(self, prompt: Prompt, cut: Cut, report: Report) -> None:
-        cut.reported = [number for number, image in enumerate(prompt.images) if image.row % prompt.beams == 0]
-        self.owner._tell(replace(report, outcomes=[report.outcomes[number] for number in cut.reported]))
-        self.local.cut = cut
-
-    def _enter(
-        self, decoder: Any, base: Any, prompt: Prompt, short: str, kwargs: dict[str, Any], cut: Cut, book: Book | None
-    ) -> tuple[dict[str, Any], Prompt, Report]:
-        """The methods at the entrance, one after the other: the decoder's arguments for the rows that are left, and the
-        prompts as the method between layers sees them.
-        """
-        owner, report = self.owner, Report(unchanged(prompt.images, prompt.beams))
-        new, own = kwargs, prompt
+    def _enter(self, run: Pass) -> None:
+        """The methods at the entrance, one after the other."""
+        owner, whole = self.owner, run.whole
         for stage in self.entering:
-            if stage.method.acts_inside:
-                units = units_left(own.images, prompt.left)
+            inside = stage.method.acts_inside
+            if inside:
+                units = units_left(whole.images, whole.left)
             else:
-                units = units_of(own.images, owner._budgets(stage, own), stage.method, self.most_tiles())
+                units = units_of(run.prompt.images, owner._budgets(stage, run.prompt), stage.method, self.most_tiles())
             if units:
-                new, own, found = self._at_entrance(decoder, base, own, units, stage, short, new, cut, book)
-                if stage is not owner._stages[0]:
-                    whole = joined_outcomes(report.outcomes, dict(enumerate(found.outcomes)), True)
-                    found = replace(found, outcomes=whole, notes=report.notes + found.notes)
-                report = found
-            if stage.method.acts_inside and len(owner._stages) > 1:
-                own = own._replace(images=numbered(own.images, prompt.left), tiles=list(prompt.later))
-        return new, own, report
+                self._at_entrance(run, stage, units)
+            if inside and len(owner._stages) > 1:
+                images = numbered(run.prompt.images, whole.left)
+                run.prompt = run.prompt._replace(images=images, tiles=list(whole.later))
 
     def most_tiles(self) -> int:
         return most_tiles(self.model())
 
     def projector(self, base: Any) -> Any:
-        return projector_of(base, self.model().config)  # type: ignore[union-attr]
+        """The projector, if it takes patches one by one."""
+        return base.multi_modal_projector if self.family.projects else None
 
-    def read_probe(self, inputs: Inputs, decoder: Any, kwargs: dict[str, Any]) -> None:
-        inputs.read_probe(decoder, kwargs)
-
-    def _at_entrance(
-        self, decoder: Any, base: nn.Module, prompt: Prompt, units: Any, stage: Any, short: str,
-        kwargs: dict[str, Any], cut: Cut, book: Book | None,
-    ) -> tuple[dict[str, Any], Prompt, Report]:  # fmt: skip
+    def _at_entrance(self, run: Pass, stage: Any, units: list[Unit]) -> None:
         """Units through the method, and the arguments of the decoder without the rows that leave."""
-        model, embeds, method = self.model(), kwargs["inputs_embeds"], stage.method
-        projector = self.projector(base)
-        needs = finite_needs_of(prompt, method, model, projector is not None, short, embeds)
-        clip = self.owner._clip_sides(prompt, base) if Need.QUESTION in needs else None
+        model, prompt, embeds, method = self.model(), run.prompt, run.kwargs["inputs_embeds"], stage.method
+        projector = self.projector(run.base)
+        needs = finite_needs_of(prompt, method, model, projector is not None, run.short, embeds)
+        clip = self.owner._clip_sides(prompt, run.base) if Need.QUESTION in needs else None
         inputs = self.inputs(prompt, embeds, method, needs, projector, clip)
-        self.read_probe(inputs, decoder, kwargs)
+        inputs.read_probe(run.decoder, run.kwargs, self.first_attention)
         groups = inputs.reduce(units)
         drops = [method.newlines == "drop" and not image.video for image in prompt.images]
         with inputs.watch.time("splice"):
             rows, pool = reduced_rows(embeds, prompt.real, prompt.images, groups, method, drops)
-            new = decoder_arguments(decoder, kwargs, rows, pool, prompt, cut, book, method)
-        positions = new.get("position_ids")
+            leave(run, rows, pool, method)
+        positions = run.kwargs.get("position_ids")
         axes = isinstance(positions, Tensor) and positions.ndim > 2 and method.positions == "renumber"
-        outcomes = reduced(unchanged(prompt.images, prompt.beams), groups, drops)
-        report = Report(outcomes, inputs.notes + (KEPT,) * axes, inputs.watch)
-        last = stage is self.owner._stages[-1]
-        return new, prompt if last else compact(prompt, rows, model.config), report  # type: ignore[union-attr]
+        outcomes, notes = reduced(unchanged(prompt.images, prompt.beams), groups, drops), inputs.notes + (KEPT,) * axes
+        if stage is not self.owner._stages[0]:
+            outcomes = joined_outcomes(run.report.outcomes, dict(enumerate(outcomes)), True)
+            notes = run.report.notes + notes
+        run.report = Report(outcomes, notes, inputs.watch)
+        if stage is not self.owner._stages[-1]:
+            run.prompt = compact(prompt, rows, model.config)  # type: ignore[union-attr]
 
-    def _between(
-        self, decoder: Any, base: nn.Module, prompt: Prompt, short: str, kwargs: dict[str, Any], cut: Cut,
-        report: Report,
-    ) -> Report:  # fmt: skip
-        """Arms the hooks between layers for a prompt whose images they cut."""
-        assert self.layers is not None
-        stage, model, count = self.owner._stages[-1], self.model(), self.layers.count
-        outcomes = [outcome._replace(entering=(outcome.after,) * count) for outcome in report.outcomes]
-        report = replace(report, outcomes=outcomes)
+    def _between(self, run: Pass) -> None:
+        """Arms the hooks between layers for prompts whose images they cut, and reports what has left so far."""
+        if self.layers is not None:
+            self._arm(run, self.layers)
+        prompt = run.prompt
+        run.reported = [number for number, image in enumerate(prompt.images) if image.row % prompt.beams == 0]
+        self.owner._tell(replace(run.report, outcomes=[run.report.outcomes[number] for number in run.reported]))
+        self.local.run = run
+
+    def _arm(self, run: Pass, layers: Layers) -> None:
+        stage, prompt, embeds = self.owner._stages[-1], run.prompt, run.kwargs["inputs_embeds"]
+        outcomes = [outcome._replace(entering=(outcome.after,) * layers.count) for outcome in run.report.outcomes]
+        run.report = replace(run.report, outcomes=outcomes)
         units = units_of(prompt.images, self.owner._budgets(stage, prompt), stage.method)
         if not units:
-            return report
-        if cached_rows(cut.cache):
-            raise OptionError("images in a later turn on a cache are not supported: pass the whole conversation")
+            return
+        if cached_rows(run.cache):
+            raise OptionError(LATER_TURN)
         inputs = None
         if stage.method.needs:
-            projector = self.projector(base)
-            needs = needs_of(prompt, stage.method, model, projector is not None, short)
-            inputs = Inputs(prompt, kwargs["inputs_embeds"], stage.method, needs, projector)
-        cut.prefill = Prefill(self.layers, decoder, prompt, units, inputs, kwargs, prompt.beams)
-        cut.prefill.arm(range(count), True)
-        self.local.armed = cut.prefill
-        return replace(report, watch=report.watch or cut.prefill.watch)
+            projector = self.projector(run.base)
+            needs = needs_of(prompt, stage.method, self.model(), projector is not None, run.short)
+            inputs = Inputs(prompt, embeds, stage.method, needs, projector)
+        run.prefill = self.local.armed = Prefill(layers, run.decoder, prompt, units, inputs, run.kwargs)
+        run.prefill.arm(range(layers.count), True)
+        run.report = replace(run.report, watch=run.report.watch or run.prefill.watch)
 
     def _step(self, decoder: Any, kwargs: dict[str, Any], book: Book | None, cache: Any) -> dict[str, Any]:
         """Rows behind a shortened prompt: positions continue from its length, layers of own lengths get own masks."""
         if book is None or book.owner != self.number:  # hooks of a detached method continue from its own caches
             return kwargs
-        mask = getattr(self.local, "mask", None)
-        kwargs, self.local.armed = later_step(self.layers, decoder, kwargs, book, cache, mask)
+        kwargs, self.local.armed = later_step(self.layers, decoder, kwargs, book, cache, self.local.mask)
         return kwargs
 
     # Behind the decoder
 
     def end(self, decoder: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """The last states at full length; the cache gets its `Book`."""
-        hold, self.local.hold = getattr(self.local, "hold", None), None
+        hold, self.local.hold = self.local.hold, None
         self._restore(decoder, kwargs, output)
         del hold  # from here on the cache holds the hooks
-        pack, self.local.pack = getattr(self.local, "pack", None), None
+        pack, self.local.pack = self.local.pack, None
         if pack is not None:
             output["last_hidden_state"] = pack.join(output["last_hidden_state"])
         return output
 
     def _restore(self, decoder: nn.Module, kwargs: dict[str, Any], output: Any) -> None:
-        cut: Cut | None = getattr(self.local, "cut", None)
-        self.local.cut = None
-        if book_of(cache_in(kwargs)) is not None:
-            cache_in(kwargs).reduction_open = False
-        armed = getattr(self.local, "armed", None)
-        if armed is not None and not (cut and cut.prefill and runs_again(decoder)):
+        run, self.local.run = self.local.run, None
+        held, book = held_in(kwargs)
+        if book is not None:
+            held.reduction_open = False
+        if self.local.armed is not None and not (run and run.prefill and runs_again(decoder)):
             self._disarm()
-        if cut is None or (cut.rows is None and cut.prefill is None):
+        if run is None or (run.rows is None and run.prefill is None):
             return
-        cache = cache_in(output) if cut.cache is None else cut.cache
-        book, states = cut.book, output["last_hidden_state"]
-        if cut.prefill is not None:
-            cut.prefill.replays = True
-            later = cut.prefill.outcomes(states)
-            self.owner._finish({new: later[old] for new, old in enumerate(cut.reported) if old in later})
-            own = cut.prefill.finish(0 if book is None else book.missing)
+        cache = cache_in(output) if run.cache is None else run.cache
+        book, states = run.book, output["last_hidden_state"]
+        if run.prefill is not None:
+            run.prefill.replays = True
+            later = run.prefill.outcomes(states)
+            self.owner._finish({new: later[old] for new, old in enumerate(run.reported) if old in later})
+            own = run.prefill.finish(0 if book is None else book.missing)
             if own is not None and book is not None:
-                own = book._replace(layers=own.layers, weights=own.weights, missing=own.missing)
+                more = {name: getattr(own, name) for name in ("layers", "weights", "missing", "uneven")}
+                own = book._replace(**more)
             book = own or book
         if cache is not None and book is not None:
             self._keep(cache, book._replace(owner=self.number))
-        if cut.rows is not None:
-            output["last_hidden_state"] = spread_rows(states, cut.rows)
+        if run.rows is not None:
+            output["last_hidden_state"] = spread_rows(states, run.rows)
 
     def _keep(self, cache: Any, book: Book) -> None:
         if hasattr(cache, "layers"):
@@ -496,7 +508,7 @@ class Entrance:
             shorten(cache, book)
 
     def _disarm(self) -> None:
-        armed, self.local.armed = getattr(self.local, "armed", None), None
-        self.local.cut = self.local.hold = None  # of a forward pass that ended in an error
+        armed, self.local.armed = self.local.armed, None
+        self.local.run = self.local.hold = None  # of a forward pass that ended in an error
         if armed is not None:
             armed.disarm()

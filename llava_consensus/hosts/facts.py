@@ -14,23 +14,26 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from llava_consensus.hosts.environment import check_version
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.environment import REMEDY, STOCK
 from llava_consensus.hosts.images import (
+    ACROSS,
     MODALITIES,
     PIXELS,
+    STRAIGHT,
     Image,
     Integers,
     base_of,
     clip_of,
     decoder_of,
+    fixed_grid,
+    grid_tiles,
     images_of,
     kind_of,
 )
-from llava_consensus.hosts.next_grid import ACROSS, STOCK, fixed_grid
 from llava_consensus.hosts.tower import argument_names, block_lists
 from llava_consensus.reduction.tokens import Need
 
-SQUARE = ("llava", "llava_next", "llava_next_video", "llava_onevision", "video_llava")  # a token for each patch
 # Tiles of one size, a token for each square of patches: where the configuration says how many are in a row of a square.
 SHUFFLED = {
     "internvl": lambda config: round(1 / config.downsample_ratio),
@@ -46,6 +49,14 @@ SHUFFLED = {
     "ovis2": lambda config: config.vision_config.hidden_stride,
 }
 TILES = {"internvl": 13, "aya_vision": 13, "cohere2_vision": 13, "ovis2": 13, "smolvlm": 17, "idefics3": 17}
+
+
+def check_version(transformers: str) -> None:
+    """Raises OptionError for a version of transformers on whose own models methods were not seen to work."""
+    if not (5, 19) <= tuple(map(int, transformers.split(".")[:2])) < (5, 25):
+        raise OptionError(
+            f"transformers {transformers}: methods on models of transformers run on 5.19 to 5.24. {REMEDY.format(5.25)}"
+        )
 
 
 class TowerFacts(NamedTuple):
@@ -101,7 +112,7 @@ class Facts:
         layer = layer if isinstance(layer, int) else -1
         block = layer + count if layer < 0 else layer - 1
         classes, offers = 0, {Need.ATTENTION, Need.FEATURES}
-        if self.kind in SQUARE:
+        if self.kind in STRAIGHT:
             grid = vision.image_size // vision.patch_size
             registers = getattr(vision, "num_register_tokens", 0)  # LLaVA's model takes them for patches
             classes = int(vision.model_type not in ("siglip_vision_model",))
@@ -127,8 +138,7 @@ class Facts:
     def most_tiles(self) -> int:
         processor = self.image_processor
         if getattr(self.config, "image_grid_pinpoints", None):
-            size = self.config.vision_config.image_size
-            return 1 + max((height // size) * (width // size) for height, width in self.pinpoints)
+            return grid_tiles(self.pinpoints, self.config.vision_config.image_size)
         if processor is not None and self.kind in ("smolvlm", "idefics3"):
             grid = -(-processor.size["longest_edge"] // processor.max_image_size["longest_edge"])
             return 1 + grid**2 if processor.do_image_splitting else 1

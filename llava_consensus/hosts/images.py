@@ -4,7 +4,7 @@
 of this is numpy on the CPU, so that a prefill launches nothing for it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.next_grid import check_tiles, fixed_grid
+from llava_consensus.hosts.environment import FIXED
 
 Integers = NDArray[np.int64]
 
@@ -292,6 +292,7 @@ def family_of(config: Any) -> Family:
     return TABLE.get(kind_of(config), UNKNOWN)
 
 
+STRAIGHT = ("llava", "llava_next", "llava_next_video", "llava_onevision", "video_llava")  # a token for each patch
 PIXELS = {"image": ("pixel_values", "pixel_values_images"), "video": ("pixel_values_videos",)}
 
 
@@ -378,12 +379,6 @@ def parts_of(image: Image) -> list[Image]:
     ]  # fmt: skip
 
 
-def whole_images(images: Sequence[Image]) -> list[list[int]]:
-    """The indices of the parts of each image that the user passed."""
-    starts = [index for index, image in enumerate(images) if image.part[0] == 0]
-    return [list(range(start, start + images[start].part[1])) for start in starts]
-
-
 # The parts of a model
 
 
@@ -394,6 +389,27 @@ def base_of(model: Any) -> Any:
 def decoder_of(model: Any) -> Any:
     decoder: Any = model.get_decoder() if hasattr(model, "get_decoder") else None
     return decoder.model if hasattr(decoder, "lm_head") else decoder  # Llama 4 has a whole language model inside
+
+
+# The fixed grid of LLaVA-NeXT (`hosts.FIXED`)
+
+ACROSS = 2  # tiles in a row of the fixed grid
+
+
+def fixed_grid(image_size: int) -> list[list[int]]:
+    """The only entry of `image_grid_pinpoints` for the fixed grid of tiles of `image_size` pixels."""
+    return [[ACROSS * image_size, ACROSS * image_size]]
+
+
+def check_tiles(counts: Iterable[int]) -> None:
+    """Raises OptionError unless every image has the number of tiles of the fixed grid, with the base view."""
+    wanted = 1 + ACROSS**2
+    for count in counts:
+        if count != wanted:
+            raise OptionError(
+                f"layout={FIXED}: every image must be {wanted} tiles, and one is {count}: cut it with "
+                f"image_grid_pinpoints of one entry, {ACROSS} by {ACROSS} tiles in pixels"
+            )
 
 
 def packed_whole(pack: Any, base: Any, *args: Any, image_newline: Any = None, **more: Any) -> Any:
@@ -410,10 +426,12 @@ def on_grid(config: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 def most_tiles(model: Any) -> int:
     """The most tiles an image of this model can have, for `tile_budget=most_tiles`."""
     pins, vision = getattr(model.config, "image_grid_pinpoints", None), getattr(model.config, "vision_config", None)
-    if pins and vision is not None:
-        size = vision.image_size
-        return 1 + max((height // size) * (width // size) for height, width in pins)
-    return 1
+    return grid_tiles(pins, vision.image_size) if pins and vision is not None else 1
+
+
+def grid_tiles(pins: list[list[int]], size: int) -> int:
+    """Tiles of `size` pixels in the largest of these grids, and the base view."""
+    return 1 + max((height // size) * (width // size) for height, width in pins)
 
 
 def clip_of(config: Any) -> str:

@@ -1,19 +1,19 @@
 """The inputs of a method (`VisualTokens`), built at the entrance of the language model."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from llava_consensus.errors import NonFiniteError, OptionError
-from llava_consensus.hosts.images import PIXELS, STRUCTURAL, Image, Integers, family_of
-from llava_consensus.hosts.kernels import first_attention
-from llava_consensus.hosts.rows import Reduced, upload
-from llava_consensus.hosts.tower import EARLIER, Tiles
-from llava_consensus.hosts.units import Unit, UnitBatch, prompt_hash, text_after, visual_rows
+from llava_consensus.hosts.images import PIXELS, STRUCTURAL, Image, Integers
+from llava_consensus.hosts.kernels import KernelCall, first_attention
+from llava_consensus.hosts.prompts import Prompt
+from llava_consensus.hosts.rows import padded_columns, upload
+from llava_consensus.hosts.tower import EARLIER
+from llava_consensus.hosts.units import Reduced, Unit, UnitBatch, prompt_hash, visual_rows
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import (
     ClipSides,
@@ -31,35 +31,6 @@ NO_TEXT = "no text after the image: reduced by vision saliency alone"
 BY_WORDS = "no CLIP text tower: relevance by the language model's own embeddings of the words after the image"
 NO_WORDS = "no text after the image: all tokens are equally relevant"
 ALWAYS = frozenset({Need.PROBE, Need.FINGERPRINT, Need.QUESTION, Need.WORDS, Need.WHOLE_IMAGES})
-
-
-class Prompt(NamedTuple):
-    """A batch of prompts with images, on the CPU."""
-
-    ids: Integers  # [R, S]
-    real: NDArray[np.bool_]  # [R, S] False for padding
-    asks: NDArray[np.bool_]  # [R, S] rows that may be part of a question: no padding, and no answer in training
-    images: list[Image]
-    tiles: list[Tiles]  # of each image, tensors recorded in the tower
-    encoded: list[dict[str, Any]]  # of each image, the arguments of its encoder
-    text: list[Integers]  # of each image, the columns of the text that asks about it
-    beams: int = 1  # rows of each prompt, next to each other
-    grouped: bool = True  # whether it is known how the family's processor lays out tiles
-    left: Sequence[Any] = ()  # of each image, tokens left by a method before the projector, or None
-    later: Sequence[Tiles] = ()  # of each image, the tiles that the next method reads
-
-
-class EncodedImage(NamedTuple):
-    """An image after tower and projector, for any number of prompts about it."""
-
-    projected: Tensor  # [T, N, D]
-    tiles: Tiles
-    pixels: Tensor | None  # [T, 3, h, w], for methods that draw lots by them
-    left: Any = None  # `before_tower.ImageLeft`, if a method before the projector has left fewer tokens
-
-    @property
-    def side(self) -> int:
-        return self.tiles.side
 
 
 def needs_of(prompt: Prompt, method: Method, model: Any, projects: bool, short: str = "") -> frozenset[Need]:
@@ -150,23 +121,28 @@ class Inputs:
             + (NO_WORDS,) * (silent and by_words)
         )
 
-    def read_probe(self, decoder: nn.Module, arguments: dict[str, Any]) -> None:
-        """Queries and keys of the first attention layer, read before the language model runs (SCAP)."""
+    def read_probe(
+        self, decoder: nn.Module, arguments: dict[str, Any], read: Callable[..., KernelCall] = first_attention
+    ) -> None:
+        """Queries and keys of the first attention layer, read before the language model runs (SCAP).
+
+        Args:
+            read: gives them of a decoder and its arguments, rotated or not.
+        """
         if Need.PROBE not in self.needs:
             return
-        with self.watch.time("probe"), torch.autocast(self.embeds.device.type, enabled=False):
-            call = first_attention(decoder, arguments, getattr(self.method, "scap_rope", True))
-            self.probe = self.probe_of(call)
+        with self.watch.time("probe"), torch.autocast(self.embeds.device.type, enabled=False), torch.no_grad():
+            self.probe = self.probe_of(read(decoder, arguments, getattr(self.method, "scap_rope", True)))
 
-    def probe_of(self, call: Any) -> TextProbe:
-        which, where, mask, keys, padded = self.asking_rows()
+    def probe_of(self, call: KernelCall) -> TextProbe:
+        which, where, mask, keys, padded = self._asking_rows()
         query = call.query.transpose(1, 2)[which, where].transpose(1, 2)  # [R, H, L, d]
         turned = call.key.new_empty(len(query), call.key.shape[2], 0)  # queries and keys are rotated already
         cap = float(call.options.get("softcap") or 0.0)
         more = call.extra(which, where, call.key.shape[2])
         return TextProbe(query, call.key, turned, turned, call.scale, where, mask, keys, padded, cap, **more)
 
-    def asking_rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, bool]:
+    def _asking_rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, bool]:
         """Rows [R, 1] and columns [R, L] of the text that asks about images, which of these are no padding, which rows
         [R, S] of the prompts are none, and whether any of the former is.
         """
@@ -174,9 +150,7 @@ class Inputs:
         for row in range(rows):
             own = [text for image, text in zip(self.prompt.images, self.prompt.text, strict=True) if image.row == row]
             texts.append(np.unique(np.concatenate(own)) if own else np.zeros(0, dtype=np.int64))
-        self.asked, width = texts, max(map(len, texts))
-        columns = np.stack([np.pad(text, (0, width - len(text))) for text in texts])
-        real = np.stack([np.arange(width) < len(text) for text in texts])
+        self.asked, (columns, real) = texts, padded_columns(texts)
         number = np.arange(rows)[:, None]
         where, which, mask, keys = upload([columns, number, real, self.prompt.real], self.embeds.device)
         return which, where, mask.bool(), None if self.prompt.real.all() else keys.bool(), not bool(real.all())
@@ -294,11 +268,8 @@ class Inputs:
 
     def _words(self, images: list[int]) -> tuple[Tensor, Tensor]:
         """Embeddings of the text after each image [I, M, D], and which of them are real [I, M]."""
-        texts = [self.prompt.text[image] for image in images]
-        width = max(map(len, texts))
-        columns = np.stack([np.pad(text, (0, width - len(text))) for text in texts])
+        columns, mask = padded_columns([self.prompt.text[image] for image in images])
         rows = np.array([[self.prompt.images[image].row] for image in images])
-        mask = np.stack([np.arange(width) < len(text) for text in texts])
         where, row, real = upload([columns, rows, mask], self.embeds.device)
         return self.embeds[row, where], real.bool()
 
@@ -357,12 +328,16 @@ class Inputs:
         tiles = [self.prompt.images[number].tiles for number in alike]
         return pixels_of_images(inputs, tiles)[alike.index(unit.image)]
 
+    def _hashes(self) -> Integers:
+        """A number for each prompt."""
+        prompt = self.prompt
+        asks = prompt.real & (prompt.asks | visual_rows(prompt.images, prompt.real.shape))
+        return prompt_hash(prompt.ids, asks, prompt.images)
+
     def _fingerprint(self, units: list[Unit]) -> Tensor:
         """A number for image and prompt, the same in every batch: [B]."""
-        prompt = self.prompt
-        hashed = prompt_hash(prompt.ids, prompt.real & (prompt.asks | visual_rows(prompt.images, prompt.real.shape)),
-                             prompt.images)  # fmt: skip
-        (own,) = upload([hashed[[prompt.images[unit.image].row for unit in units]]], self.embeds.device)
+        rows = [self.prompt.images[unit.image].row for unit in units]
+        (own,) = upload([self._hashes()[rows]], self.embeds.device)
         pixels = [fingerprint(self._pixels(unit)) for unit in units]
         return torch.cat(pixels).to(own.device) ^ own
 
@@ -412,25 +387,6 @@ def fingerprint(values: Tensor) -> Tensor:
     flat = values.flatten(1).long()
     weight = torch.arange(flat.shape[1], device=flat.device) * 0x9E3779B97F4A7C1 | 1
     return (flat * weight).sum(1)  # int64 arithmetic wraps
-
-
-def prompt_of(
-    ids: Integers,
-    real: NDArray[np.bool_],
-    asks: NDArray[np.bool_],
-    images: list[Image],
-    tiles: list[Tiles],
-    encoded: list[dict[str, Any]],
-    config: Any,
-) -> Prompt:
-    """A batch of prompts with the text that asks about each image."""
-    text = text_after(ids, asks, images, config)
-    return Prompt(ids, real, asks, images, tiles, encoded, text, 1, not family_of(config).mapped)
-
-
-def projector_of(base: Any, config: Any) -> Callable[[Tensor], Tensor] | None:
-    """The projector of a model that takes patches one by one; None for others."""
-    return base.multi_modal_projector if family_of(config).projects else None
 
 
 def structural_rows(image: Image) -> int:

@@ -17,7 +17,7 @@ import transformers
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.cache import without_cache
+from llava_consensus.hosts.rows import without_cache
 
 Result = TypeVar("Result")
 _LOCK = threading.Lock()

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import kernels
-from llava_consensus.hosts.cache import Book, cache_in, without_cache
-from llava_consensus.hosts.rows import Rows
+from llava_consensus.hosts.rows import Book, Rows, cache_in, given_rows, without_cache
 from llava_consensus.hosts.units import Unit
 from llava_consensus.reduction.calibration import seen_logits
 from llava_consensus.reduction.decoder import Cut, only_cut
@@ -60,6 +59,7 @@ class Layers:
             else index
             for index in range(self.count)
         ]
+        self.owns_keys = all(source == layer for layer, source in enumerate(self.sources))
         self.names = [list(inspect.signature(type(layer).forward).parameters)[1:] for layer in layers]
         rotary = getattr(decoder, "rotary_emb", None)
         self.sees_ahead: bool | None = None  # whether rows attend to later ones (images of Gemma 3)
@@ -111,8 +111,7 @@ class Layers:
 
     def renumbers(self, axes: int, index: int = 0) -> bool:
         """Whether positions close up. Several axes, and layers that share keys of earlier ones, keep theirs."""
-        own = all(source == layer for layer, source in enumerate(self.sources))
-        return own and self.method.closes_gaps(index) and axes == 1
+        return self.owns_keys and self.method.closes_gaps(index) and axes == 1
 
     def readable_layer(self, cut: int) -> int:
         """The next layer the method can be cut before: in hybrid models not every layer has an attention kernel, and
@@ -297,9 +296,7 @@ def later_step(
     Args:
         mask: [R, length] 2D mask that the model was given, or None.
     """
-    embeds = kwargs.get("inputs_embeds")
-    new = (kwargs["input_ids"] if embeds is None else embeds).shape[1]
-    positions = kwargs.get("position_ids")
+    new, positions = given_rows(kwargs).shape[1], kwargs.get("position_ids")
     if book.shifted and (positions is None or positions.ndim == 2):
         if positions is None:
             positions = int(cache.get_seq_length()) + torch.arange(new, device=book.shift.device)[None]
@@ -323,8 +320,7 @@ def later_step(
 
 def idle(layers: Layers, book: Book, length: int, new: int, renumbers: bool, cache: Any) -> bool:
     """Whether a decode step needs no layer hook if no layer has a mask: positions are the prompt's."""
-    padded = book.padded or book.holes or any(rows.padded for rows in book.layers.values())
-    plain = new == 1 and not padded
+    plain = new == 1 and not (book.padded or book.uneven or book.holes)
     short = layers.window is None or length < layers.window
     fixed = layers.needs_masks or getattr(cache, "is_compileable", False)
     return plain and short and not renumbers and not book.weights and not fixed

@@ -7,7 +7,7 @@
 """
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -18,19 +18,20 @@ import torch
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.arguments import IGNORE, Cut, asking_rows, compact, held_masks
+from llava_consensus.hosts.arguments import Pass, compact, held_masks
 from llava_consensus.hosts.before_tower import ImageLeft, check_equal, shares_left, units_left
-from llava_consensus.hosts.cache import Book, Hold, cache_in, cached_rows
-from llava_consensus.hosts.entrance import Entrance
-from llava_consensus.hosts.inputs import EncodedImage, Inputs, Prompt, prompt_of
-from llava_consensus.hosts.kernels import OLD, uncompiled
-from llava_consensus.hosts.next_grid import STOCK, check_images, check_layout, check_tiles
+from llava_consensus.hosts.entrance import Entrance, State
+from llava_consensus.hosts.environment import STOCK
+from llava_consensus.hosts.images import check_tiles
+from llava_consensus.hosts.kernels import OLD, KernelCall, uncompiled
 from llava_consensus.hosts.official_model import (
     Arguments,
     LlavaTower,
     Official,
     aligned,
     changed,
+    check_images,
+    check_layout,
     counted,
     encoded_in,
     for_beams,
@@ -41,16 +42,14 @@ from llava_consensus.hosts.official_model import (
     with_encoded,
 )
 from llava_consensus.hosts.open_tower import EncoderRun
-from llava_consensus.hosts.outcomes import Report, unchanged
-from llava_consensus.hosts.packing import refuse_packed
-from llava_consensus.hosts.pinned import Held, PinnedLayers, angles_of, layers_of
-from llava_consensus.hosts.rows import gather, upload
-from llava_consensus.hosts.taps import Reader, split_heads
-from llava_consensus.hosts.tower import READ, Tiles, argument_names
-from llava_consensus.hosts.units import units_of
+from llava_consensus.hosts.pinned import Held, PinnedLayers, first_layer, layers_of
+from llava_consensus.hosts.prompts import IGNORE, Prompt, asking_rows, prompt_of, refuse_packed
+from llava_consensus.hosts.rows import Book, Hold, book_of, by_name, cache_in, cached_rows, gather, given_rows, upload
+from llava_consensus.hosts.taps import EncodedImage, Reader, encoded_images
+from llava_consensus.hosts.tower import READ, argument_names
+from llava_consensus.hosts.units import Report, Unit, units_of
 from llava_consensus.reduction.method import Method, Place
-from llava_consensus.reduction.saliency import rotate
-from llava_consensus.reduction.tokens import Need, TextProbe
+from llava_consensus.reduction.tokens import Need
 
 PREPARE = "prepare_inputs_labels_for_multimodal"
 COUNTING = "_prepare_generated_length"  # function of transformers 5 that settles how long an answer may be
@@ -85,18 +84,30 @@ class Prepared(NamedTuple):
     size: int = 0  # rows of the full prompts
 
 
+class OfficialState(State):
+    encoding = False  # whether the tower runs for this attachment
+    prepared: Prepared | None = None
+    after: After | None = None
+    keeps = False  # whether the last method at the entrance keeps positions
+    following: Any = None  # [R, 1] rows of each prompt by which the position behind it is counted
+    book: Book | None = None  # of the last prompt, on 4.37
+    replica: Any = None  # of DataParallel, which runs in this thread
+
+
 class OfficialEntrance(Entrance):
     """The hooks of one attachment to official LLaVA."""
 
-    view = Official
+    view, state = Official, OfficialState
 
     def __init__(self, owner: Any, model: Any, options: Mapping[str, str]) -> None:
         methods: list[Method] = [stage.method for stage in owner._stages]
         self.start(owner, model)
         self.options = options
         self.check(model, methods)
-        self.layers = layers_of(model.get_model(), methods[-1]) if methods[-1].place is Place.DECODER else None
-        self.before = open_tower(model, owner._stages[0]) if methods[0].acts_inside else None
+        if methods[-1].place is Place.DECODER:
+            self.layers = layers_of(model.get_model(), methods[-1])
+        if methods[0].acts_inside:
+            self.before = open_tower(model, owner._stages[0])
         self.inner = argument_names(type(model.get_model()).forward)[1:]
         self.reader: Reader | None = None
         tower = model.get_vision_tower()
@@ -130,18 +141,14 @@ class OfficialEntrance(Entrance):
     def clip_name(self) -> str:
         return str(self.model().get_vision_tower().vision_tower_name)  # type: ignore[union-attr]
 
-    def install(self) -> None:
-        model: Any = self.model()
-        self.hook()
+    def replaced(self, model: Any) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
         for block in self.unread(model):
-            object.__setattr__(block, "forward", partial(_skip_unread, self.owner, block.forward))
-        if self.before is not None:
-            self.before.install()
-        object.__setattr__(model, PREPARE, partial(_prepare, self.owner))
+            yield block, "forward", partial(self.skip_unread, block.forward)
+        yield model, PREPARE, self.called
         if self.layers is not None:
-            object.__setattr__(model.get_model(), "forward", partial(_forward, self.owner))
+            yield model.get_model(), "forward", self.forward
         if not OLD:
-            object.__setattr__(model, COUNTING, partial(_count, self.owner))
+            yield model, COUNTING, self.count
 
     def register(self) -> list[Any]:
         model: Any = self.model()
@@ -152,21 +159,6 @@ class OfficialEntrance(Entrance):
             decoder.register_forward_hook(self.end, with_kwargs=True),
             *(self.layers.widen(decoder) if isinstance(self.layers, PinnedLayers) else ()),
         ]
-
-    def remove(self) -> None:
-        """From now on new prompts are read whole. Hooks stay as long as a shortened cache does, which needs them."""
-        self.open = False
-        if self.before is not None:
-            self.before.remove()
-        model: Any = self.model()
-        for block in self.unread(model) if model is not None else ():
-            vars(block).pop("forward", None)
-        if model is not None:
-            vars(model).pop(PREPARE, None)
-            vars(model).pop(COUNTING, None)
-            vars(model.get_model()).pop("forward", None)
-        self.local.hold = None
-        self._leave()
 
     def unread(self, model: Any) -> list[Any]:
         """Blocks of a CLIP tower after the last one that the projector or a method reads."""
@@ -182,11 +174,29 @@ class OfficialEntrance(Entrance):
     @property
     def running(self) -> Any:
         """The model, or its replica that runs in this thread."""
-        replica = getattr(self.local, "replica", None)
-        return self.model() if replica is None else replica
+        return self.model() if self.local.replica is None else self.local.replica
+
+    @uncompiled
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The decoder's own forward, kept out of compiled graphs, in which hooks are traced once and for all."""
+        decoder = self.running.get_model()
+        return type(decoder).forward(decoder, *args, **kwargs)
+
+    def skip_unread(self, plain: Any, hidden: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.local.encoding:
+            return plain(hidden, *args, **kwargs)
+        return (hidden,) if OLD else hidden
+
+    def count(self, inputs_tensor: Tensor, **given: Any) -> Any:
+        """The function in which `generate` settles its lengths: `max_length` counts the full prompt."""
+        model, prepared = self.model(), self.local.prepared
+        if prepared is not None and prepared.embeds() is inputs_tensor:
+            inputs_tensor = inputs_tensor.new_empty(len(inputs_tensor), prepared.size)
+        return getattr(type(model), COUNTING)(model, inputs_tensor=inputs_tensor, **given)
 
     # LLaVA's function
 
+    @uncompiled
     def called(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Takes the place of LLaVA's function: same arguments, same results."""
         return self.prepare(Arguments(*args, **kwargs))
@@ -217,17 +227,17 @@ class OfficialEntrance(Entrance):
 
         results = official(Overlay(model, config=uncut if reduces else config, encode_images=encode), *given)
         prompt = with_encoded(prompt, [encoded[origin] for origin in origins])
-        size = prompt.real.shape[1] if limit is None else min(prompt.real.shape[1], limit)
-        report, after = Report(unchanged(prompt.images)), None
+        run, after = Pass(model.get_model(), self.base(), prompt, {}), None
         if reduces:
-            results, prompt, report, after = self._reduced(model, results, prompt, config)
+            results, after = self._reduced(run, results, config)
         elif limit is not None and self.layers is None:
-            outcomes = counted(report.outcomes, prompt, prompt.real & (prompt.real.cumsum(1) <= limit))
-            report = replace(report, outcomes=outcomes)
+            outcomes = counted(run.report.outcomes, prompt, prompt.real & (prompt.real.cumsum(1) <= limit))
+            run.report = replace(run.report, outcomes=outcomes)
         depth = self.layers.count if self.layers is not None else 0
-        entering = [one._replace(entering=(one.after,) * depth) for one in report.outcomes]
-        owner._tell(replace(report, outcomes=entering))
-        self.local.prepared = Prepared(weakref.ref(results[4]), prompt, report, after, size)
+        entering = [one._replace(entering=(one.after,) * depth) for one in run.report.outcomes]
+        owner._tell(replace(run.report, outcomes=entering))
+        size = run.size if limit is None else min(run.size, limit)
+        self.local.prepared = Prepared(weakref.ref(results[4]), run.prompt, run.report, after, size)
         return results
 
     def official(self, model: Any) -> Any:
@@ -264,56 +274,46 @@ class OfficialEntrance(Entrance):
         """
         model, reader = self.running, self.reader
         view = LlavaTower(model.get_vision_tower())
-        side = view.side
         left = [self.left(count) for count in tiles] if self.before is not None else []
-        run = EncoderRun([share for own in left for share in own.shares], (side, side), False)
+        run = EncoderRun([share for own in left for share in own.shares], (view.side, view.side), False)
         acting = any(share < view.size for share in run.shares)
         if acting and reader is not None:
             check_equal(reader.method, self.owner._stages[0].method, run.shares)
-        scales = (1.0, 1.0) if reader is None else reader.scales(view)
-        inside, reads = self.before.running(run) if acting else nullcontext(), nullcontext(dict[str, Tensor]())
-        with inside, reads if reader is None else reader.reading(view) as parts:
-            self.local.encoding = True
-            try:
-                projected = model.encode_images(pixels).split(tiles)
-            finally:
-                self.local.encoding = False
-        split = {name: value.split(tiles) for name, value in parts.items()}
-        draws = any(Need.FINGERPRINT in stage.method.needs for stage in self.owner._stages)
-        slots = run.slot.split(tiles) if run.slot is not None else []
-        found = []
-        for number, (count, features, own) in enumerate(zip(tiles, projected, pixels.split(tiles), strict=True)):
-            read = {name: value[number] for name, value in split.items()}
-            image = Tiles(count, features.shape[1], side, read, None, 1, *scales)
-            smaller = left[number]._replace(slot=slots[number]) if acting else None
-            found.append(EncodedImage(features, image, own if draws else None, smaller))
+        with self.before.running(run) if acting else nullcontext(), self.noting(encoding=True):
+            found = encoded_images(reader, view, model.encode_images, pixels, tiles)
+        if not any(Need.FINGERPRINT in stage.method.needs for stage in self.owner._stages):
+            found = [one._replace(pixels=None) for one in found]
+        if acting:
+            assert run.slot is not None
+            slots = run.slot.split(tiles)
+            found = [
+                one._replace(left=own._replace(slot=slot)) for one, own, slot in zip(found, left, slots, strict=True)
+            ]
         return found
 
-    def _reduced(
-        self, model: Any, results: tuple[Any, ...], prompt: Prompt, config: Any
-    ) -> tuple[tuple[Any, ...], Prompt, Report, After | None]:
+    def _reduced(self, run: Pass, results: tuple[Any, ...], config: Any) -> tuple[tuple[Any, ...], After | None]:
         """The results for the rows that are left, padded on the side that LLaVA's function pads, cut to its limit."""
         _, positions, mask, past, embeds, labels = results
-        device, local = embeds.device, self.local
-        (places,) = upload([np.maximum(prompt.real.cumsum(1) - 1, 0)], device)  # [R, S] position of each row
-        local.keeps, local.following = False, prompt.real.sum(1)[:, None]
-        given = {"inputs_embeds": embeds, "position_ids": places, **({} if labels is None else {"labels": labels})}
-        cut = Cut(None, prompt.real.shape[1], None, None, None)
-        new, own, report = self._enter(model.get_model(), self.base(), prompt, "", given, cut, None)
-        assert cut.rows is not None
-        embeds, places, labels, real = new["inputs_embeds"], new["position_ids"], new.get("labels"), cut.rows.real
+        whole, device, local = run.whole, embeds.device, self.local
+        (places,) = upload([np.maximum(whole.real.cumsum(1) - 1, 0)], device)  # [R, S] position of each row
+        local.keeps, local.following = False, whole.real.sum(1)[:, None]
+        run.kwargs = {"inputs_embeds": embeds, "position_ids": places, "labels": labels}
+        self._enter(run)
+        assert run.rows is not None
+        embeds, places, labels = (run.kwargs[name] for name in ("inputs_embeds", "position_ids", "labels"))
+        real = run.rows.real
         left, limit = getattr(config, "tokenizer_padding_side", "right") == "left", getattr(config, LIMIT, None)
         cropped = limit is not None and real.shape[1] > limit
         if cropped or not (left or real.all()):
-            rows = aligned(cut.rows, left, limit)
+            rows = aligned(run.rows, left, limit)
             index, real = rows.index, rows.real
             embeds, places = gather(embeds, index, 1), places.gather(1, index)
             labels = None if labels is None else labels.gather(1, index)
             if cropped or self.layers is not None:
-                own = compact(prompt, cut.rows, model.config) if self.layers is None else own
-                own = compact(own, rows, model.config)
+                own = compact(whole, run.rows, config) if self.layers is None else run.prompt
+                run.prompt = compact(own, rows, config)
             if cropped:
-                report = replace(report, outcomes=counted(report.outcomes, own, real))
+                run.report = replace(run.report, outcomes=counted(run.report.outcomes, run.prompt, real))
         shown, offset = upload([real, local.following - real.shape[1]], device)
         shown = shown.bool()
         if not real.all():
@@ -325,35 +325,20 @@ class OfficialEntrance(Entrance):
         if mask is not None or local.keeps:
             mask = shown if mask is None else shown.to(mask.dtype)
         after = After(offset, places[:, -1:] + 1 - real.shape[1]) if local.keeps else None
-        return (None, positions, mask, past, embeds, labels), own, report, after
+        return (None, positions, mask, past, embeds, labels), after
 
     def projector(self, base: Any) -> Any:
         return self.running.get_model().mm_projector
 
-    def read_probe(self, inputs: Inputs, decoder: Any, kwargs: dict[str, Any]) -> None:
-        """Reads queries of the text and keys of all rows of the first layer (SCAP), by its own projections."""
-        if Need.PROBE not in inputs.needs:
-            return
-        embeds, places, layer = kwargs["inputs_embeds"], kwargs["position_ids"], decoder.layers[0]
-        attention = layer.self_attn
+    def first_attention(self, decoder: Any, kwargs: dict[str, Any], rotated: bool) -> KernelCall:
+        places = kwargs["position_ids"]
+        return first_layer(decoder, kwargs["inputs_embeds"], places if rotated else torch.zeros_like(places))
 
-        heads = partial(split_heads, width=attention.head_dim)
-        with inputs.watch.time("probe"), torch.autocast(embeds.device.type, enabled=False), torch.no_grad():
-            normed = layer.input_layernorm(embeds)
-            which, where, mask, keys, padded = inputs.asking_rows()
-            query, key = heads(attention.q_proj(normed[which, where])), heads(attention.k_proj(normed))
-            rotated = getattr(inputs.method, "scap_rope", True)
-            cos, sin = angles_of(decoder, normed, places if rotated else torch.zeros_like(places))
-            query, key = rotate(query, cos[which, where], sin[which, where]), rotate(key, cos, sin)
-            turned, scale = key.new_empty(len(key), key.shape[2], 0), attention.head_dim**-0.5
-            inputs.probe = TextProbe(query, key, turned, turned, scale, where, mask, keys, padded)
-
-    def _at_entrance(self, *given: Any) -> Any:
-        (*_, stage, _, _, cut, _), found = given, super()._at_entrance(*given)
+    def _at_entrance(self, run: Pass, stage: Any, units: list[Unit]) -> None:
+        super()._at_entrance(run, stage, units)
         self.local.keeps = stage.method.positions != "renumber"
-        if not self.local.keeps:
-            self.local.following = cut.rows.real.sum(1)[:, None]
-        return found
+        if not self.local.keeps and run.rows is not None:
+            self.local.following = run.rows.real.sum(1)[:, None]
 
     # The entrance of the decoder
 
@@ -361,7 +346,7 @@ class OfficialEntrance(Entrance):
     def begin(self, decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Arms the hooks between layers for prepared prompts. Later steps get positions and masks of the cache."""
         self._disarm()
-        kwargs = {**dict(zip(self.inner, args, strict=False)), **kwargs}
+        kwargs = by_name(self.inner, args, kwargs)
         cache, prepared = cache_in(kwargs), self._awaited(kwargs.get("inputs_embeds"))
         mask = kwargs.get("attention_mask")
         self.local.mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
@@ -375,23 +360,23 @@ class OfficialEntrance(Entrance):
             self.owner._tell_plain()
             return (), kwargs
         if OLD:
-            cache = Held(cache, getattr(self.local, "book", None))
-        book = self._opened(cache)
-        if book is not None and book.owner == self.number:
+            cache = Held(cache, self.local.book)
+        book = book_of(cache)
+        if book is not None and self._open(cache, book):
             kwargs.update(held_masks(kwargs, cache, book))
         return (), self._step(decoder, _ahead(kwargs, cache), book, cache)
 
     def _awaited(self, embeds: Tensor | None) -> Prepared | None:
         """The prompts that these embeddings are of, or copies of them for beams."""
-        prepared: Prepared | None = getattr(self.local, "prepared", None)
-        self.local.prepared = None
+        prepared, self.local.prepared = self.local.prepared, None
         own = None if prepared is None else prepared.embeds()
         if own is None or embeds is None or embeds.shape[1:] != own.shape[1:] or len(embeds) % len(own):
             return None
         return prepared
 
     def _cut(self, decoder: Any, prepared: Prepared, kwargs: dict[str, Any], cache: Any) -> None:
-        embeds, beams = kwargs["inputs_embeds"], len(kwargs["inputs_embeds"]) // len(prepared.prompt.real)
+        embeds = kwargs["inputs_embeds"]
+        beams = len(embeds) // len(prepared.prompt.real)
         prompt, report = prepared.prompt, prepared.report
         if beams > 1:
             prompt = for_beams(prompt, beams)
@@ -400,9 +385,9 @@ class OfficialEntrance(Entrance):
         if not (mask is None or (isinstance(mask, Tensor) and mask.ndim == 2)):
             (mask,) = upload([prompt.real], embeds.device)  # generate makes others for a static cache
             kwargs["attention_mask"] = mask
-        cut = Cut(None, prompt.real.shape[1], cache, None, None)
-        report = self._between(decoder, self.base(), prompt, "", kwargs, cut, report)
-        self._report(prompt, cut, report)
+        run = Pass(decoder, self.base(), prompt, kwargs, cache)
+        run.report = report
+        self._between(run)
 
     def _keep(self, cache: Any, book: Book) -> None:
         if OLD:  # a tuple cannot store it
@@ -412,8 +397,7 @@ class OfficialEntrance(Entrance):
 
     @uncompiled
     def end(self, decoder: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        after, self.local.after = getattr(self.local, "after", None), None
-        hold = getattr(self.local, "hold", None)
+        after, self.local.after, hold = self.local.after, None, self.local.hold
         restored = super().end(decoder, args, kwargs, output)
         cache = cache_in(output) if after is not None else None
         if cache is not None:
@@ -421,33 +405,6 @@ class OfficialEntrance(Entrance):
             cache.reduction_hold = Hold(self)
         del hold
         return restored
-
-
-def _skip_unread(owner: Any, plain: Any, hidden: Any, *args: Any, **kwargs: Any) -> Any:
-    if not getattr(owner.entrance.local, "encoding", False):
-        return plain(hidden, *args, **kwargs)
-    return (hidden,) if OLD else hidden
-
-
-@uncompiled
-def _forward(owner: Any, *args: Any, **kwargs: Any) -> Any:
-    """The decoder's own forward, kept out of compiled graphs, in which hooks are traced once and for all."""
-    decoder = owner.entrance.running.get_model()
-    return type(decoder).forward(decoder, *args, **kwargs)
-
-
-@uncompiled
-def _prepare(owner: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    results: tuple[Any, ...] = owner.entrance.called(*args, **kwargs)
-    return results
-
-
-def _count(owner: Any, inputs_tensor: Tensor, **given: Any) -> Any:
-    """Takes the place of the function in which `generate` settles its lengths: `max_length` counts the full prompt."""
-    model, prepared = owner.entrance.model(), getattr(owner.entrance.local, "prepared", None)
-    if prepared is not None and prepared.embeds() is inputs_tensor:
-        inputs_tensor = inputs_tensor.new_empty(len(inputs_tensor), prepared.size)
-    return getattr(type(model), COUNTING)(model, inputs_tensor=inputs_tensor, **given)
 
 
 def _ahead(kwargs: dict[str, Any], cache: Any) -> dict[str, Any]:
@@ -458,8 +415,7 @@ def _ahead(kwargs: dict[str, Any], cache: Any) -> dict[str, Any]:
     if after is None:
         return kwargs
     offset, last, cached = after.offset, after.last, int(cache.get_seq_length())
-    embeds = kwargs.get("inputs_embeds")
-    rows, new = (kwargs["input_ids"] if embeds is None else embeds).shape[:2]
+    rows, new = given_rows(kwargs).shape[:2]
     counted = torch.arange(cached, cached + new, device=offset.device)
     given = kwargs.get("position_ids")
     offset, last = (value.repeat_interleave(rows // len(offset), 0) for value in (offset, last))

@@ -8,6 +8,7 @@ Nothing of LLaVA is copied.
 import ast
 import copy
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -18,27 +19,41 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.arguments import IGNORE
 from llava_consensus.hosts.before_tower import Left, check_masks, refusal, tiles_left, whole_tiles
-from llava_consensus.hosts.environment import check_llava_version
+from llava_consensus.hosts.environment import OFFICIAL, STOCK
 from llava_consensus.hosts.facts import TowerFacts
-from llava_consensus.hosts.images import STRUCTURAL, Image, Integers
-from llava_consensus.hosts.inputs import EncodedImage, Prompt
+from llava_consensus.hosts.images import STRUCTURAL, Image, Integers, fixed_grid, grid_tiles
 from llava_consensus.hosts.kernels import OLD
-from llava_consensus.hosts.next_grid import STOCK, fixed_grid
 from llava_consensus.hosts.open_tower import OpenTower
-from llava_consensus.hosts.outcomes import ImageOutcome
+from llava_consensus.hosts.prompts import IGNORE, Prompt
 from llava_consensus.hosts.rows import Rows, upload
-from llava_consensus.hosts.taps import Tap, split_heads
+from llava_consensus.hosts.taps import EncodedImage, Tap, split_heads
 from llava_consensus.hosts.tower import RECORD
-from llava_consensus.hosts.units import shares_of
+from llava_consensus.hosts.units import ImageOutcome, shares_of
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 
+# as in llava-torch 1.2.2.post1, which takes any other ratio for `square`, and any spatial merge for `spatial`
+RATIOS = ("square", "pad", "anyres")
+MERGES = ("flat", "spatial", "spatial_unpad")
 IMAGE_ID = -200  # IMAGE_TOKEN_INDEX of official LLaVA
 NEWLINE = -1  # its number; patches are numbered up from 1, and padding is 0
 FIRST_WORD = -2  # number of the word 0; the others go down from it
 Function = Callable[..., tuple[Any, ...]]
+
+
+def check_llava_version() -> None:
+    """Raises OptionError for a version of transformers on which official LLaVA does not run: the metadata of this
+    project can only state the requirements of transformers models. From 5.24 on generate() hands models a `cache`, and
+    LLaVA's own code takes `past_key_values`.
+    """
+    installed = version("transformers")
+    release = tuple(map(int, installed.split(".")[:2]))
+    if release != (4, 37) and not (5, 19) <= release < (5, 24):
+        raise OptionError(
+            f"transformers {installed}: official LLaVA runs here on 4.37.2, its own pin, and on 5.19 to 5.23. "
+            f"{OFFICIAL}, or convert the checkpoint to transformers' own LLaVA: llava-consensus model convert"
+        )
 
 
 class Official:
@@ -124,8 +139,29 @@ def most_tiles(model: Any, config: Any) -> int:
     points = getattr(config, "image_grid_pinpoints", None)
     if tower is None or getattr(config, "image_aspect_ratio", None) != "anyres" or not points:
         return 1
-    points, size = ast.literal_eval(points) if isinstance(points, str) else points, tower.config.image_size
-    return 1 + max((width // size) * (height // size) for width, height in points)
+    return grid_tiles(ast.literal_eval(points) if isinstance(points, str) else points, tower.config.image_size)
+
+
+def check_images(config: Mapping[str, Any]) -> None:
+    """Raise OptionError for a layout of images in a checkpoint's config.json that official LLaVA does not follow."""
+    ratio = config.get("image_aspect_ratio") or "square"
+    entries = {"image_aspect_ratio": (ratio, RATIOS)}
+    if ratio == "anyres":  # one square has nothing to merge
+        entries["mm_patch_merge_type"] = (config.get("mm_patch_merge_type") or "flat", MERGES)
+    for name, (value, known) in entries.items():
+        if value not in known:
+            raise OptionError(
+                f"{name}={value!r}: official LLaVA knows {'|'.join(known)}, and silently takes another for one of "
+                "these. Take a checkpoint in transformers' format, or write the one you want in config.json"
+            )
+
+
+def check_layout(layout: str, image_aspect_ratio: str | None) -> None:
+    if layout != STOCK and image_aspect_ratio != "anyres":
+        raise OptionError(
+            f"layout={layout} lays out the tiles of an image, and this model cuts none (image_aspect_ratio="
+            f"{image_aspect_ratio!r}): take a checkpoint of LLaVA 1.6, or layout={STOCK}"
+        )
 
 
 # The vision tower
@@ -133,6 +169,8 @@ def most_tiles(model: Any, config: Any) -> int:
 
 class LlavaTower:
     """LLaVA's tower around a vision model of CLIP or InternViT, as `Reader` reads it."""
+
+    classes = 1
 
     def __init__(self, own: Any) -> None:
         self.own = own

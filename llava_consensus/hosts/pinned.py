@@ -11,9 +11,9 @@ import transformers
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.cache import Book
 from llava_consensus.hosts.kernels import OLD, KernelCall
 from llava_consensus.hosts.layers import Layers
+from llava_consensus.hosts.rows import Book
 from llava_consensus.hosts.taps import split_heads
 from llava_consensus.hosts.units import Unit
 from llava_consensus.reduction.decoder import Cut
@@ -42,12 +42,18 @@ def _projections(attention: Any) -> list[nn.Module]:
     return [attention.q_proj, attention.k_proj, attention.v_proj]
 
 
-def _call(attention: Any, projected: list[Tensor], arguments: dict[str, Any]) -> KernelCall:
-    """Queries, keys and values [R, H, S, d] from the outputs [R, S, H d] of the projections."""
-    query, key, value = (split_heads(states.detach(), width=attention.head_dim) for states in projected)
-    cos, sin = _angles(attention, value, arguments["position_ids"])
-    query, key = rotate(query, cos, sin), rotate(key, cos, sin)
-    return KernelCall(attention, query, key, value, arguments["attention_mask"], {}, None)
+def _call(attention: Any, projected: list[Tensor], angles: tuple[Tensor, Tensor], mask: Any = None) -> KernelCall:
+    """Queries, keys and values [R, H, S, d] from the outputs [R, S, H d] of the projections; keys for absent values."""
+    query, key, *value = (split_heads(states.detach(), width=attention.head_dim) for states in projected)
+    query, key = rotate(query, *angles), rotate(key, *angles)
+    return KernelCall(attention, query, key, value[0] if value else key, mask, {}, None)
+
+
+def first_layer(decoder: Any, embeds: Tensor, positions: Tensor) -> KernelCall:
+    """Queries and keys of the first layer for embeddings [R, S, D], on any version."""
+    attention, normed = decoder.layers[0].self_attn, decoder.layers[0].input_layernorm(embeds)
+    projected = [attention.q_proj(normed), attention.k_proj(normed)]
+    return _call(attention, projected, angles_of(decoder, normed, positions))
 
 
 class PinnedLayers(Layers):
@@ -102,7 +108,9 @@ class PinnedLayers(Layers):
         # a thread that meets the hook while it is removed may call it without kwargs
         def show(module: nn.Module, args: Any, *kwargs_output: Any) -> None:
             if threading.get_ident() == thread and module is attention:
-                call = _call(attention, projected, kwargs_output[0])
+                given = kwargs_output[0]
+                angles = _angles(attention, projected[0], given["position_ids"])
+                call = _call(attention, projected, angles, given["attention_mask"])
                 spy(lambda *_, **more: None, attention, call.query, call.key, call.value, call.mask)
 
         hooks = [part.register_forward_hook(note) for part in parts]
@@ -116,7 +124,8 @@ class PinnedLayers(Layers):
         with torch.no_grad():
             normed = layer.input_layernorm(hidden)
             projected = [part(normed) for part in _projections(layer.self_attn)]
-        return _call(layer.self_attn, projected, arguments)
+        angles = _angles(layer.self_attn, hidden, arguments["position_ids"])
+        return _call(layer.self_attn, projected, angles, arguments["attention_mask"])
 
     def widen(self, decoder: Any) -> list[Any]:
         """Hooks on the tables of angles, which would be as long as a layer's own cache, and so too short for positions

@@ -11,13 +11,24 @@ from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import kernels
-from llava_consensus.hosts.cache import CACHE_NAMES, Book, cache_in, is_static
 from llava_consensus.hosts.cuts import CutImage, cut_outcome
-from llava_consensus.hosts.inputs import Inputs, Prompt
+from llava_consensus.hosts.inputs import Inputs
 from llava_consensus.hosts.layers import Hooks, Layers
-from llava_consensus.hosts.outcomes import ImageOutcome
-from llava_consensus.hosts.rows import ROW, Rows, drop_rows, restore_rows, row_axis, upload
-from llava_consensus.hosts.units import Unit
+from llava_consensus.hosts.prompts import Prompt
+from llava_consensus.hosts.rows import (
+    CACHE_NAMES,
+    ROW,
+    Book,
+    Rows,
+    cache_in,
+    drop_rows,
+    is_static,
+    padded_columns,
+    restore_rows,
+    row_axis,
+    upload,
+)
+from llava_consensus.hosts.units import ImageOutcome, Unit
 from llava_consensus.reduction.calibration import far_logits, seen_logits
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView
 from llava_consensus.reduction.selection import indices
@@ -42,7 +53,7 @@ class Prefill(Hooks):
 
     def __init__(
         self, layers: Layers, decoder: Any, prompt: Prompt, units: list[Unit], inputs: Inputs | None,
-        arguments: dict[str, Any], beams: int,
+        arguments: dict[str, Any],
     ) -> None:  # fmt: skip
         super().__init__(layers, decoder)
         self.method, self.prompt, self.inputs = layers.method, prompt, inputs
@@ -51,7 +62,7 @@ class Prefill(Hooks):
         self.watch, device = Stopwatch(self.embeds.device), self.embeds.device
         positions = arguments.get("position_ids")
         self.axes = positions.shape[0] if isinstance(positions, Tensor) and positions.ndim == 3 else 1
-        self.images = [CutImage.of(prompt, unit, layers.cuts_of(unit), self.method.asks, beams) for unit in units]
+        self.images = [CutImage.of(prompt, unit, layers.cuts_of(unit), self.method.asks) for unit in units]
         self.cuts: dict[int, list[int]] = defaultdict(list)
         for number, image in enumerate(self.images):
             for layer in image.cuts:
@@ -323,9 +334,7 @@ class Prefill(Hooks):
     ) -> tuple[DecoderView, Tensor]:
         """The method's view of these images, and the rows of the prompt that their tokens are: [P, v]."""
         images, device, width = [self.images[number] for number in numbers], short.device, rows.index.shape[1]
-        length = max(len(image.text) for image in images)
-        texts = np.stack([np.pad(image.text, (0, length - len(image.text))) for image in images])
-        real = np.stack([np.arange(length) < len(image.text) for image in images])
+        texts, real = padded_columns([image.text for image in images])
         visual = np.stack([image.unit.places for image in images])
         batch, own, text, mask, whole = upload(
             [np.array([image.row for image in images]), np.array(numbers), texts, real, visual], device
@@ -395,10 +404,11 @@ class Prefill(Hooks):
         rows = self.every
         own = self.seen.get(0, rows)
         removed = missing + (rows.size - own.index.shape[1] if 0 in self.seen else 0)
-        flags = {"padded": rows.padded, "shifted": False, "holes": False}
+        uneven = any(one.padded for one in self.seen.values())
         return Book(
-            rows.size, removed, rows.shown, rows.index, rows.removed, layers=self.seen, weights=self.weights, **flags
-        )
+            rows.size, removed, rows.shown, rows.index, rows.removed, rows.padded, front=0, shifted=False, holes=False,
+            layers=self.seen, weights=self.weights, uneven=uneven,
+        )  # fmt: skip
 
     def outcomes(self, hidden: Tensor) -> dict[int, ImageOutcome]:
         """Results of the images that were cut, given the last states [R, S, D]."""

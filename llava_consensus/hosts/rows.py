@@ -1,11 +1,14 @@
-"""Which rows of a batch of prompts are left (`Rows`), and the one function by which rows leave (`drop_rows`).
+"""Which rows of a batch of prompts are left (`Rows`), the one function by which rows leave (`drop_rows`), and what the
+KV cache then holds (`Book`).
 
 Row counts are known on the CPU, from the prompts and the shapes of reductions. Only the device knows which tokens a
 method keeps, so places are tensors, and nothing here synchronises with it. Letters: R rows of the batch, S length of
 the prompts, W rows that are left, T tokens that are left of a unit of N, D width.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import embedding, one_hot
 
+from llava_consensus.errors import OptionError
 from llava_consensus.hosts.images import STRUCTURAL, Image
-from llava_consensus.hosts.units import UnitBatch
+from llava_consensus.hosts.units import Reduced
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import BEHIND, PLACE, Reduction
 
@@ -46,6 +50,13 @@ def upload(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]
     flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays], dtype=np.int64, casting="unsafe"))
     parts = flat.to(device, non_blocking=True).split([array.size for array in arrays])
     return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+
+
+def padded_columns(columns: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Columns of several rows as one array [n, L], padded behind, and which of it are real."""
+    width = max(map(len, columns))
+    padded = np.stack([np.pad(own, (0, width - len(own))) for own in columns])
+    return padded, np.stack([np.arange(width) < len(own) for own in columns])
 
 
 def row_axis(value: Tensor, size: int, count: int) -> int | None:
@@ -108,13 +119,6 @@ def spread_rows(short: Tensor, rows: Rows, axis: int = 1) -> Tensor:
     (every,) = upload([np.tile(np.arange(rows.size), (len(at), 1))], short.device)
     last = torch.searchsorted(at.contiguous(), every, right=True) - 1
     return gather(short, last.clamp_min_(0), axis)
-
-
-class Reduced(NamedTuple):
-    """Units that went through a method together."""
-
-    units: UnitBatch
-    reduction: Reduction
 
 
 class Pool(NamedTuple):
@@ -249,9 +253,176 @@ def _tails(group: Reduced, images: list[Image], method: Method) -> NDArray[np.in
     return np.array(starts)[:, :, None] + np.arange(slots)
 
 
-def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(value, Mapping):
-        return {name: each_tensor(item, change) for name, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(each_tensor(item, change) for item in value)
-    return change(value) if isinstance(value, Tensor) else value
+# The KV cache says the prompt's length, so that `generate`, and models that count positions by the cache, continue from
+# it. Masks are as long as what the cache holds: they ask `get_query_offset` and the layers.
+
+CACHE_NAMES = ("cache", "past_key_values", "past_key_value")  # since transformers 5.24, before, and in layers of 4.37
+
+
+def cache_in(values: Any) -> Any:
+    """The KV cache among the arguments or the outputs of a model; None if there is none."""
+    for name in CACHE_NAMES:
+        if values.get(name) is not None:
+            return values[name]
+    return None
+
+
+def without_cache(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: None if name in CACHE_NAMES else value for name, value in arguments.items()}
+
+
+def makes_cache(arguments: dict[str, Any], config: Any) -> bool:
+    """Whether a decoder that gets these arguments makes a cache if none is passed."""
+    given = arguments.get("use_cache")
+    return bool(getattr(config, "use_cache", True) if given is None else given)
+
+
+def by_name(names: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by their names."""
+    return {**dict(zip(names, args, strict=False)), **kwargs} if args else kwargs
+
+
+def given_rows(kwargs: dict[str, Any]) -> Tensor:
+    """The ids [R, S], or the embeddings [R, S, D], that a call is given."""
+    rows: Tensor = kwargs["input_ids"] if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
+    return rows
+
+
+class Book(NamedTuple):
+    """Contents of a shortened cache: the rows kept of each prompt."""
+
+    size: int  # rows of the prompts
+    missing: int  # of these, rows that the first layer does not hold
+    real: Tensor  # [R, n] False for padding, of the n rows that the first layer may hold
+    index: Tensor  # type: ignore[assignment]  # [R, n] row of the prompts that each is, or represents
+    shift: Tensor  # [R, 1] how many rows left, by which renumbered positions are smaller
+    padded: bool  # whether any row that the first layer holds is padding
+    front: int | None  # column from which the mask of the prompts is that of the rows held; None if it never is
+    shifted: bool  # whether positions are renumbered and any prompt lost rows
+    holes: bool  # whether a later turn may have left padding behind the prompts
+    layers: dict[int, Rows]  # rows of each layer in which more of them left
+    weights: dict[int, Tensor]  # [R, n] of such layers: how many tokens each row represents, if that is calibrated
+    uneven: bool = False  # whether later layers hold padding
+    owner: int = 0  # number of the entrance whose hooks continue from this cache
+
+    def without(self, last: int) -> "Book":
+        """The same without that number of rows at the end, which are text.
+
+        Raises:
+            OptionError: if they are not.
+        """
+        if last <= 0:
+            return self
+        held = [self.index, *(rows.index for rows in self.layers.values())]
+        if any(last >= index.shape[1] or bool((index[:, -last:] < self.size - last).any()) for index in held):
+            raise OptionError(
+                f"crop: the last {last} rows of a reduced prompt are not text: read it again in their place"
+            )
+        layers = {
+            number: rows._replace(index=rows.index[:, :-last], real=rows.real[:, :-last], shown=rows.shown[:, :-last])
+            for number, rows in self.layers.items()
+        }
+        weights = {number: weight[:, :-last] for number, weight in self.weights.items()}
+        real, index = self.real[:, :-last], self.index[:, :-last]
+        return self._replace(size=self.size - last, real=real, index=index, layers=layers, weights=weights)
+
+    def change(self, change: Any) -> "Book":
+        """The same with other batch rows, `change` being done to each tensor."""
+        every = {
+            id(rows): rows._replace(
+                index=change(rows.index), at=None, shown=change(rows.shown), removed=change(rows.removed),
+                real=change(rows.shown).cpu().numpy(),
+            )
+            for rows in self.layers.values()
+        }  # fmt: skip
+        layers = {number: every[id(rows)] for number, rows in self.layers.items()}
+        weights = {number: change(weight) for number, weight in self.weights.items()}
+        tensors = {name: change(getattr(self, name)) for name in ("real", "index", "shift")}
+        return self._replace(**tensors, layers=layers, weights=weights)
+
+
+class Hold:
+    """Keeps the hooks of an entrance on its model, as long as a cache or any copy of it needs them."""
+
+    def __init__(self, entrance: Any) -> None:
+        entrance.caches += 1
+        weakref.finalize(self, entrance.release)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Hold":
+        return self  # the last of a cache and its copies releases it
+
+
+def book_of(cache: Any) -> Book | None:
+    return getattr(cache, "reduction_book", None)
+
+
+def held_in(values: Any) -> tuple[Any, Book | None]:
+    """The KV cache among the arguments or the outputs of a model, and its book."""
+    cache = cache_in(values)
+    return cache, book_of(cache)
+
+
+def shorten(cache: Any, book: Book) -> None:
+    """Note that the cache was filled with the rows in `book`."""
+    if book_of(cache) is None:
+        kind: Any = type(cache)
+        cache.__class__ = _shortened(kind)
+    cache.reduction_book = book
+
+
+@functools.cache
+def _shortened(kind: Any) -> Any:
+    class Shortened(kind):
+        reduction_book: Book
+        reduction_open = False  # whether the hooks that it needs run
+
+        def update(self, *args: Any, **kwargs: Any) -> Any:
+            if not self.reduction_open:
+                raise OptionError(
+                    "past_key_values: this KV cache is of a reduced prompt and can be continued only by the model that "
+                    "filled it. Read the prompt again"
+                )
+            return super().update(*args, **kwargs)
+
+        def get_seq_length(self, layer_idx: int = 0) -> Any:
+            return super().get_seq_length(layer_idx) + self.reduction_book.missing
+
+        def get_query_offset(self, layer_idx: int = 0) -> Any:
+            return super().get_seq_length(layer_idx)
+
+        def reset(self) -> None:
+            super().reset()
+            del self.reduction_book, self.reduction_hold
+            self.__class__ = kind
+
+        def crop(self, tokens_to_remove: int) -> None:
+            book, length = self.reduction_book, self.get_seq_length()
+            count = length - tokens_to_remove if tokens_to_remove > 0 else -tokens_to_remove
+            self.reduction_book = book.without(book.size - length + count)
+            super().crop(-count)
+
+        def reorder_cache(self, beam_idx: Tensor) -> None:
+            super().reorder_cache(beam_idx)
+            self.reduction_book = self.reduction_book.change(lambda value: value.index_select(0, beam_idx))
+
+        def batch_repeat_interleave(self, repeats: int) -> None:
+            super().batch_repeat_interleave(repeats)
+            self.reduction_book = self.reduction_book.change(lambda value: value.repeat_interleave(repeats, 0))
+
+        def batch_select_indices(self, indices: Tensor) -> None:
+            super().batch_select_indices(indices)
+            self.reduction_book = self.reduction_book.change(lambda value: value[indices])
+
+    Shortened.__name__ = Shortened.__qualname__ = f"Shortened{kind.__name__}"
+    return Shortened
+
+
+def cached_rows(cache: Any, axis: int = -2) -> int:
+    """Rows that a cache holds; `axis` is that of rows in the keys of a cache of tuples."""
+    if hasattr(cache, "get_seq_length"):
+        return int(cache.get_seq_length())
+    return 0 if not cache or cache[0] is None or cache[0][0] is None else int(cache[0][0].shape[axis])
+
+
+def is_static(cache: Any) -> bool:
+    return bool(getattr(cache, "is_compileable", False))

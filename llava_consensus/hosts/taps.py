@@ -4,15 +4,28 @@ no kernel, and of models that carry their own code.
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from llava_consensus.hosts.tower import EARLIER, check_blocks, early_block, too_far
+from llava_consensus.hosts.tower import EARLIER, Tiles, check_blocks, early_block, too_far
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need
+
+
+class EncodedImage(NamedTuple):
+    """An image after tower and projector, for any number of prompts about it."""
+
+    projected: Tensor  # [T, N, D]
+    tiles: Tiles
+    pixels: Tensor | None  # [T, 3, h, w], for methods that draw lots by them
+    left: Any = None  # `before_tower.ImageLeft`, if a method before the projector has left fewer tokens
+
+    @property
+    def side(self) -> int:
+        return self.tiles.side
 
 
 class Tap(NamedTuple):
@@ -24,7 +37,7 @@ class Tap(NamedTuple):
 
 class Reader:
     """The blocks of a tower that a method reads. Towers are a `LlavaTower` or the view of a remote model (`blocks`,
-    `states`, `attention`, `pooling`).
+    `side`, `classes`, `states`, `attention`, `pooling`).
 
     Args:
         count: of blocks.
@@ -77,6 +90,29 @@ class Reader:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def encoded_images(
+    reader: Reader | None, view: Any, encode: Callable[[Tensor], Tensor], pixels: Tensor, tiles: list[int]
+) -> list[EncodedImage]:
+    """Tiles [T, 3, h, w] through tower and projector, and the tensors that are read of each image.
+
+    Args:
+        reader: None if the method reads no tower.
+        view: of the tower, see `Reader`.
+        encode: tower and projector.
+        tiles: how many each image has.
+    """
+    scales = (1.0, 1.0) if reader is None else reader.scales(view)
+    with nullcontext(dict[str, Tensor]()) if reader is None else reader.reading(view) as parts:
+        projected = encode(pixels)
+    found, first = [], 0
+    for count, own, shown in zip(tiles, projected.split(tiles), pixels.split(tiles), strict=True):
+        read = {name: value[first : first + count] for name, value in parts.items()}
+        image = Tiles(count, own.shape[1], view.side, read, None, view.classes, *scales)
+        found.append(EncodedImage(own, image, shown))
+        first += count
+    return found
 
 
 def split_heads(states: Tensor, heads: int = -1, width: int = -1) -> Tensor:

@@ -23,6 +23,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.images import STRUCTURAL, Image
 from llava_consensus.hosts.kernels import KernelCall, spying
 from llava_consensus.hosts.patch_map import Mapped, Mixed, fed_rows, patch_map, sides_of
+from llava_consensus.hosts.rows import by_name
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need
 
@@ -170,7 +171,7 @@ class Tower:
             learns: whether the map depends on the shapes of images; if not, only the block must be found.
         """
         names = argument_names(getattr(plain, "__func__", plain))[1:]
-        inputs = {**dict(zip(names, args, strict=False)), **inputs}
+        inputs = by_name(names, args, inputs)
         if getattr(self.busy, "on", False):  # encoders of videos that call the one of images
             return plain(**inputs)
         self.busy.on = True

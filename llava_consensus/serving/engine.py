@@ -26,11 +26,12 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.arguments import positions_of
 from llava_consensus.hosts.clip import load_clip_text
 from llava_consensus.hosts.images import Image, decoder_of
-from llava_consensus.hosts.inputs import Inputs, Prompt, prompt_of
+from llava_consensus.hosts.inputs import Inputs
 from llava_consensus.hosts.kernels import spying
-from llava_consensus.hosts.rows import Reduced, Rows, reduced_rows, upload
+from llava_consensus.hosts.prompts import Prompt, prompt_of
+from llava_consensus.hosts.rows import Rows, reduced_rows, upload
 from llava_consensus.hosts.tower import EARLIER, Tiles
-from llava_consensus.hosts.units import units_of, visual_rows
+from llava_consensus.hosts.units import Reduced, units_of, visual_rows
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.tokens import Need
 from llava_consensus.serving.counts import KEPT, SECONDS, counts

@@ -185,7 +185,7 @@ def config_of(model: str) -> Any:
     """The configuration of a checkpoint. OptionError if there is none."""
     import transformers
 
-    from llava_consensus.hosts.pretrained import load_pretrained
+    from llava_consensus.hosts.environment import load_pretrained
 
     official = OptionError(
         f"model {model!r} has the format of official LLaVA, which vLLM does not read. "

@@ -24,9 +24,8 @@ from llava_consensus.evaluation.files import read_json
 from llava_consensus.evaluation.media import open_image, shrink_to_pad
 from llava_consensus.evaluation.models.llava import CONVERSATION, FLAG, MEND, tower_of
 from llava_consensus.hosts.clip import without_unused_report
-from llava_consensus.hosts.environment import OFFICIAL
-from llava_consensus.hosts.next_grid import check_images
-from llava_consensus.hosts.pretrained import load_pretrained
+from llava_consensus.hosts.environment import OFFICIAL, load_pretrained
+from llava_consensus.hosts.official_model import check_images
 from llava_consensus.training.plan import LORA, PROJECTOR, Conversations, TrainingPlan
 from llava_consensus.training.trainer import ReducingTrainer, inner, settings
 

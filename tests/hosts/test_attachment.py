@@ -17,7 +17,7 @@ from prompts import ANYRES, batch, row, tiles
 
 from llava_consensus import attach
 from llava_consensus.hosts.official import PREPARE
-from llava_consensus.hosts.outcomes import ImageOutcome
+from llava_consensus.hosts.units import ImageOutcome
 from llava_consensus.methods import METHODS
 
 MAJOR = int(transformers.__version__.split(".")[0])
@@ -84,7 +84,7 @@ def test_a_deep_copy_of_an_attached_model_is_attached_by_itself(
             parameter.zero_()  # whatever the copy still took from the original would show
         assert torch.equal(twin(prompt.ids, images=prompt.images).logits, reduced)
     assert torch.equal(twin(prompt.ids, images=prompt.images).logits, reduced), "detaching the original leaves it"
-    vars(twin)[PREPARE].args[0].detach()
+    vars(twin)[PREPARE].__self__.owner.detach()
     assert PREPARE not in vars(twin)
     assert twin(prompt.ids, images=prompt.images).logits.shape[1] == prompt.ids.shape[1] - 1 + PATCHES
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.arguments import ARGUMENTS
 from llava_consensus.hosts.attachment import OWN_GENERATE
+from llava_consensus.hosts.prompts import ARGUMENTS
 
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 pytestmark = pytest.mark.skipif(VERSION < (5, 19), reason="methods on models of transformers need >= 5.19")
@@ -56,7 +56,7 @@ def test_every_argument_of_transformers_has_a_treatment() -> None:
             given[f"{kind} {name}"] = accepted(kind, name)
     assert sum(map(bool, given.values())) > 70
     unknown = {where: names - ARGUMENTS.keys() for where, names in given.items() if names - ARGUMENTS.keys()}
-    assert not unknown, "put these into ARGUMENTS of hosts/arguments.py"
+    assert not unknown, "put these into ARGUMENTS of hosts/prompts.py"
 
 
 @torch.no_grad()

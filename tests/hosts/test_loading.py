@@ -20,7 +20,7 @@ from llava_consensus.evaluation.models import Loading
 from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.configuration import prepare
 from llava_consensus.evaluation.runs.execution import Execution
-from llava_consensus.hosts.environment import check_version
+from llava_consensus.hosts.facts import check_version
 
 main_stack = pytest.mark.skipif(
     int(transformers.__version__.split(".")[0]) < 5, reason="models of transformers need version 5.19 or later"

@@ -11,7 +11,7 @@ import pytest
 import transformers
 
 import llava_consensus
-from llava_consensus.hosts.pretrained import load_pretrained
+from llava_consensus.hosts.environment import load_pretrained
 
 PACKAGE = Path(llava_consensus.__file__).parent
 
@@ -27,7 +27,7 @@ def callers(package: Path) -> list[str]:
 
 def test_one_function_loads_everything(tmp_path: Path) -> None:
     # PEFT reads the tensors and the JSON of an adapter, and no code
-    assert callers(PACKAGE) == ["evaluation/models/convert.py", "hosts/pretrained.py"]
+    assert callers(PACKAGE) == ["evaluation/models/convert.py", "hosts/environment.py"]
     (tmp_path / "a.py").write_text("def f():\n    return A.from_pretrained('x')\n")
     assert callers(tmp_path) == ["a.py"]
 

@@ -13,8 +13,8 @@ from transformers import AttentionInterface
 from transformers.cache_utils import Cache, DynamicCache, StaticCache
 from transformers.masking_utils import LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING
 
-from llava_consensus.hosts.cache import CACHE_NAMES
 from llava_consensus.hosts.entrance import ENCODING
+from llava_consensus.hosts.rows import CACHE_NAMES
 
 
 def parameters(function: object) -> list[str]:
@@ -28,7 +28,7 @@ def test_kernels_are_asked_for_by_name() -> None:
 
 @pytest.mark.parametrize("kind", [Cache, DynamicCache, StaticCache])
 def test_caches_have_a_length_and_a_query_offset(kind: type) -> None:
-    """hosts/cache.py gives a shortened cache another length, and the offset of what it holds."""
+    """hosts/rows.py gives a shortened cache another length, and the offset of what it holds."""
     for name in ("get_seq_length", "get_query_offset"):
         assert parameters(getattr(kind, name))[:2] == ["self", "layer_idx"], name
     assert parameters(kind.get_mask_sizes)[:3] == ["self", "query_length", "layer_idx"]  # type: ignore[attr-defined]

@@ -167,7 +167,7 @@ def test_methods_are_attached_where_nothing_else_is_installed(python: Path, tmp_
 def test_versions_of_transformers_that_official_llava_does_not_run_on_are_named(
     installed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llava_consensus.hosts.environment.version", lambda name: installed)
+    monkeypatch.setattr("llava_consensus.hosts.official_model.version", lambda name: installed)
     said = f"transformers {installed}: official LLaVA runs here on 4.37.2, its own pin, and on 5.19 to 5.23"
     with pytest.raises(OptionError, match=re.escape(said)):
         attach(type("LlavaLlamaForCausalLM", (), {})())

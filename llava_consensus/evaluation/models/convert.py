@@ -31,8 +31,8 @@ from llava_consensus.evaluation.models.weights import (
     write_shards,
 )
 from llava_consensus.hosts.clip import without_unused_report
-from llava_consensus.hosts.next_grid import check_images
-from llava_consensus.hosts.pretrained import load_pretrained
+from llava_consensus.hosts.environment import load_pretrained
+from llava_consensus.hosts.official_model import check_images
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 NAMES = (  # how names of tensors begin in the official layout and in Hugging Face's; the first that fits

@@ -24,10 +24,9 @@ from llava_consensus.errors import OptionError, missing_extra
 from llava_consensus.evaluation.media import Clip, shrink_to_pad
 from llava_consensus.evaluation.models.base import Encoding, Prompt, Runner, shape_of, text_rows
 from llava_consensus.evaluation.models.loading import Loading, from_auto, loading_errors
-from llava_consensus.hosts.environment import check_version
-from llava_consensus.hosts.facts import Facts, text_side
+from llava_consensus.hosts.environment import load_pretrained
+from llava_consensus.hosts.facts import Facts, check_version, text_side
 from llava_consensus.hosts.patch_map import sides_of
-from llava_consensus.hosts.pretrained import load_pretrained
 from llava_consensus.hosts.tower import RECORD, records_of
 from llava_consensus.reduction.method import Shape
 

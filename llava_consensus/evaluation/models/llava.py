@@ -34,10 +34,8 @@ from llava_consensus.evaluation.models.loading import (
 )
 from llava_consensus.evaluation.models.weights import MEND, tensors_of, weight_files
 from llava_consensus.hosts.clip import without_unused_report
-from llava_consensus.hosts.environment import OFFICIAL, check_llava_version
-from llava_consensus.hosts.next_grid import STOCK, check_images, check_layout
-from llava_consensus.hosts.official_model import Official, blank_images
-from llava_consensus.hosts.pretrained import load_pretrained
+from llava_consensus.hosts.environment import OFFICIAL, STOCK, load_pretrained
+from llava_consensus.hosts.official_model import Official, blank_images, check_images, check_layout, check_llava_version
 from llava_consensus.reduction.method import Shape
 
 IMAGE_ID = -200  # IMAGE_TOKEN_INDEX of official LLaVA, which represents an image in a prompt

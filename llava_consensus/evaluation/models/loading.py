@@ -23,9 +23,8 @@ from transformers import PreTrainedModel, dynamic_module_utils
 from llava_consensus.errors import ConsensusError, DataError, OptionError, listed, plural, unknown_name
 from llava_consensus.evaluation.files import read_json
 from llava_consensus.evaluation.models.weights import MEND, reason
-from llava_consensus.hosts import HOSTS, HostEntry, adapting, chosen, known_hosts, tower_named
-from llava_consensus.hosts.environment import keep_freed_memory
-from llava_consensus.hosts.pretrained import load_pretrained
+from llava_consensus.hosts import HOSTS, HostEntry, adapting, chosen, keep_freed_memory, known_hosts, tower_named
+from llava_consensus.hosts.environment import load_pretrained
 from llava_consensus.methods import truth
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from llava_consensus.errors import OptionError, missing_extra, unknown_name
 from llava_consensus.evaluation.models.hf import HfRunner
 from llava_consensus.evaluation.models.loading import Loading
 from llava_consensus.hosts import view_of
-from llava_consensus.hosts.environment import check_version
+from llava_consensus.hosts.facts import check_version
 
 BEFORE, AFTER = 35, 15  # rows of text around the image, 50 as in the paper's efficiency tables
 IMAGE_ID, WORD = 31999, "word"  # in every vocabulary below

@@ -21,7 +21,7 @@ from llava_consensus.evaluation.models.base import Encoding, Prompt, Runner, sha
 from llava_consensus.evaluation.models.llava import LlavaRunner, chosen_conversation, quietly_loaded
 from llava_consensus.evaluation.models.loading import Loading, from_auto, loading_errors
 from llava_consensus.evaluation.models.weights import MEND
-from llava_consensus.hosts.pretrained import load_pretrained
+from llava_consensus.hosts.environment import load_pretrained
 from llava_consensus.hosts.remote.cogvlm import CogVLM
 from llava_consensus.hosts.remote.internvl_chat import InternVLChat
 from llava_consensus.hosts.remote.qwen_vl import QwenVLChat

@@ -10,7 +10,7 @@ Its mask is cut to the rows that the cache holds.
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -21,19 +21,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.arguments import Cut
-from llava_consensus.hosts.cache import cached_rows
-from llava_consensus.hosts.entrance import Entrance
+from llava_consensus.hosts.arguments import Pass
+from llava_consensus.hosts.entrance import Entrance, State
 from llava_consensus.hosts.facts import TowerFacts
 from llava_consensus.hosts.images import Image, Integers
-from llava_consensus.hosts.inputs import EncodedImage, Inputs, fingerprint, prompt_of, unreadable
+from llava_consensus.hosts.inputs import Inputs, unreadable
 from llava_consensus.hosts.kernels import KernelCall
-from llava_consensus.hosts.outcomes import Report, unchanged
-from llava_consensus.hosts.packing import refuse_packed
-from llava_consensus.hosts.rows import Rows, upload
-from llava_consensus.hosts.taps import Reader, Tap
-from llava_consensus.hosts.tower import READ, Tiles
-from llava_consensus.hosts.units import Unit, prompt_hash, units_of, visual_rows
+from llava_consensus.hosts.prompts import prompt_of, refuse_packed
+from llava_consensus.hosts.rows import Rows, cached_rows, upload
+from llava_consensus.hosts.taps import EncodedImage, Reader, Tap, encoded_images
+from llava_consensus.hosts.tower import READ
+from llava_consensus.hosts.units import Report, prompt_hash, unchanged, units_of, visual_rows
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 
@@ -100,9 +98,13 @@ class RemoteModel:
         raise NotImplementedError
 
     @property
+    def side(self) -> int:
+        return round(self.tokens**0.5)
+
+    @property
     def tower(self) -> TowerFacts:
-        side, count = round(self.tokens**0.5), len(self.blocks)
-        return TowerFacts(self.tokens, side, range(count), count - 1, self.classes, 1, False, self.offers)
+        count = len(self.blocks)
+        return TowerFacts(self.tokens, self.side, range(count), count - 1, self.classes, 1, False, self.offers)
 
     def encode(self, pixels: Tensor) -> Tensor:
         """Images through tower and projector: [P, 3, h, w] -> [P, N, D]."""
@@ -162,13 +164,10 @@ class RemoteModel:
 class RemoteInputs(Inputs):
     """Prompts are compared by all their rows."""
 
-    def _fingerprint(self, units: list[Unit]) -> Tensor:
+    def _hashes(self) -> Integers:
         prompt = self.prompt
         ids = np.where(visual_rows(prompt.images, prompt.real.shape), PLACE_OF_IMAGE, prompt.ids)
-        hashed = prompt_hash(ids, prompt.real, [])
-        (own,) = upload([hashed[[prompt.images[unit.image].row for unit in units]]], self.embeds.device)
-        pixels = [fingerprint(prompt.encoded[unit.image]["pixel_values"]) for unit in units]
-        return torch.cat(pixels).to(own.device) ^ own
+        return prompt_hash(ids, prompt.real, [])
 
 
 class Handed(NamedTuple):
@@ -179,6 +178,12 @@ class Handed(NamedTuple):
     size: int  # S
 
 
+class RemoteState(State):
+    encoded: list[EncodedImage] | None = None  # images that the prompts show in place of those that they name
+    prepared: Handed | None = None
+    inputs: Mapping[str, Any] = MappingProxyType({})  # of the model
+
+
 class RemoteEntrance(Entrance):
     """The hooks of one attachment.
 
@@ -186,11 +191,11 @@ class RemoteEntrance(Entrance):
         view: class of the model's view.
     """
 
-    inputs = RemoteInputs
+    inputs, state = RemoteInputs, RemoteState
 
     def __init__(self, view: type[RemoteModel], owner: Any, model: Any, options: Mapping[str, str]) -> None:
         self.start(owner, model)
-        self.view, self.layers, self.cache_axis = view, None, view.cache_axis
+        self.view, self.cache_axis = view, view.cache_axis
         for stage in owner._stages:
             view.check(stage.method, type(model).__name__)
         count, method = len(view(model).blocks), owner.method
@@ -202,34 +207,25 @@ class RemoteEntrance(Entrance):
         model = self.model()
         return None if model is None else self.view(model).vision
 
-    def install(self) -> None:
-        self.hook()
+    def replaced(self, model: Any) -> Iterator[Any]:
+        return iter(())
 
     def register(self) -> list[Any]:
         model: Any = self.model()
         shortened = model.register_forward_pre_hook(self.shorten, with_kwargs=True)
         return [shortened, *self.view(model).install(self.give)]
 
-    def remove(self) -> None:
-        self.open = False
-        self._leave()
-
     def give(self, result: Tensor) -> Tensor:
         """Output of the inlet: the features that a forward has prepared, once, or the result of the model's own."""
-        prepared: Handed | None = getattr(self.local, "prepared", None)
+        prepared = self.local.prepared
         if prepared is None or prepared.features is None:
             return result
         self.local.prepared = prepared._replace(features=None)
         return prepared.features
 
-    @contextmanager
-    def shown(self, encoded: list[EncodedImage]) -> Iterator[None]:
+    def shown(self, encoded: list[EncodedImage]) -> AbstractContextManager[None]:
         """Prompts of the body show these images, in order, in place of those that they name."""
-        self.local.encoded = encoded
-        try:
-            yield
-        finally:
-            self.local.encoded = None
+        return self.noting(encoded=encoded)
 
     def shorten(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Hook of the model: the arguments of a prompt with its images reduced."""
@@ -240,7 +236,7 @@ class RemoteEntrance(Entrance):
 
     def _step(self, inputs: dict[str, Any], held: int) -> dict[str, Any]:  # type: ignore[override]
         """The arguments of a forward after the prompt's, the mask [R, S + new] cut to the rows that the cache holds."""
-        prepared, mask = getattr(self.local, "prepared", None), inputs.get("attention_mask")
+        prepared, mask = self.local.prepared, inputs.get("attention_mask")
         if prepared is None or mask is None or mask.shape[1] <= held + inputs["input_ids"].shape[1]:
             return inputs
         return {**inputs, "attention_mask": torch.cat((prepared.real.to(mask), mask[:, prepared.size :]), dim=1)}
@@ -258,7 +254,7 @@ class RemoteEntrance(Entrance):
         if inputs.get("labels") is not None or not real[:, -1].all():
             raise OptionError("labels, or padding on the right: this model only answers. Pad on the left, or detach")
         prompt = prompt_of(ids, real, real.copy(), images, [], [], view.module.config)
-        stage, given = owner._stages[0], getattr(self.local, "encoded", None)
+        stage, given = owner._stages[0], self.local.encoded
         units = units_of(images, owner._budgets(stage, prompt), stage.method)
         if not units and given is None:
             owner._tell(Report(unchanged(images)))
@@ -266,11 +262,12 @@ class RemoteEntrance(Entrance):
         encoded = self.encode(view.pixels(inputs)) if given is None else given
         embeds = view.assembled(inputs, images, encoded)
         tiles, pixels = [one.tiles for one in encoded], [{"pixel_values": one.pixels} for one in encoded]
-        prompt, cut = prompt._replace(tiles=tiles, encoded=pixels), Cut(None, prompt.real.shape[1], None, None, None)
         short, self.local.inputs = "" if self.reader is None else self.reader.short, inputs
-        new, _, report = self._enter(view.module, None, prompt, short, {"inputs_embeds": embeds}, cut, None)
-        owner._tell(report)
-        embeds, rows = new["inputs_embeds"], cut.rows
+        prompt = prompt._replace(tiles=tiles, encoded=pixels)
+        run = Pass(view.module, None, prompt, {"inputs_embeds": embeds}, short=short)
+        self._enter(run)
+        owner._tell(run.report)
+        embeds, rows = run.kwargs["inputs_embeds"], run.rows
         arguments = view.arguments(inputs, rows)
         shown = upload([prompt.real], embeds.device)[0].bool() if rows is None else rows.shown
         self.local.prepared = Handed(view.features(embeds, arguments, shown), shown, prompt.real.shape[1])
@@ -280,33 +277,15 @@ class RemoteEntrance(Entrance):
     def projector(self, base: Any) -> Any:
         return self.view(self.model()).project if Need.PROJECTOR in self.view.offers else None
 
-    def read_probe(self, inputs: Inputs, decoder: Any, kwargs: dict[str, Any]) -> None:
-        """Reads queries of the text and keys of all rows (SCAP), as the model's view has them."""
-        if Need.PROBE not in inputs.needs:
-            return
-        embeds, rotated = kwargs["inputs_embeds"], getattr(inputs.method, "scap_rope", True)
-        with inputs.watch.time("probe"), torch.autocast(embeds.device.type, enabled=False), torch.no_grad():
-            call = self.view(decoder).first_attention(embeds, self.local.inputs, rotated)
-            inputs.probe = inputs.probe_of(call)
+    def first_attention(self, decoder: Any, kwargs: dict[str, Any], rotated: bool) -> KernelCall:
+        return self.view(decoder).first_attention(kwargs["inputs_embeds"], self.local.inputs, rotated)
 
     def encode(  # type: ignore[override]
         self, pixels: Tensor, tiles: list[int] | None = None
     ) -> list[EncodedImage]:
         """Images [P, 3, h, w] of one tile each through tower and projector, and the tensors that the method reads."""
-        view, reader = self.view(self.model()), self.reader
-        scales = (1.0, 1.0) if reader is None else reader.scales(view)
-        with nullcontext(dict[str, Tensor]()) if reader is None else reader.reading(view) as parts:
-            projected = view.encode(pixels)
-        size = projected.shape[1]
-        return [
-            EncodedImage(
-                projected[number : number + 1],
-                Tiles(1, size, view.tower.side, {name: value[number : number + 1] for name, value in parts.items()},
-                      None, view.classes, *scales),
-                pixels[number : number + 1],
-            )
-            for number in range(len(projected))
-        ]  # fmt: skip
+        view = self.view(self.model())
+        return encoded_images(self.reader, view, view.encode, pixels, [1] * len(pixels))
 
 
 def rows_with(rows: NDArray[np.bool_], values: Tensor, embeds: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.kernels import uncompiled
 from llava_consensus.hosts.official import PREPARE, OfficialEntrance
 from llava_consensus.hosts.official_model import Arguments, Official
 from llava_consensus.reduction.method import Method, Place
@@ -52,6 +53,7 @@ class InternVLChatEntrance(OfficialEntrance):
                 "not the 14B variant, whose language model reads queries beside the patches"
             )
 
+    @uncompiled
     def called(
         self, input_ids: Tensor, attention_mask: Any, past_key_values: Any, labels: Any, images: Any
     ) -> tuple[Any, ...]:
