@@ -26,7 +26,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 from llava_consensus import attach
 from llava_consensus.errors import ConsensusError
-from llava_consensus.hosts import takes_features
+from llava_consensus.hosts import ACROSS, takes_features
 
 PAGE = Path(__file__).parents[1] / "docs" / "compatibility.md"
 TORCH = torch.__version__.partition("+")[0]
@@ -61,6 +61,7 @@ GIVEN: dict[str, dict[str, Any]] = {  # that the default configuration of a type
     "perception_lm": {"vision_config": TIMM},
     "diffusion_gemma": {"text_config": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 64}},
     **{kind: {"vision_start_token_id": 900} for kind in ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")},
+    "vision-encoder-decoder": {"decoder_start_token_id": 2, "pad_token_id": 0},
     "granite4_vision": {"downsample_rate": "2/4", "deepstack_layer_map": [[1, 0], [2, 2]]},
     "chameleon": {"vocabulary_map": {"<image>": 400, **{f"IMGIMG{chr(65 + word)}Z": 410 + word for word in range(10)}}},
     "emu3": {
@@ -71,6 +72,9 @@ GIVEN: dict[str, dict[str, Any]] = {  # that the default configuration of a type
 FIXED: dict[str, dict[str, Any]] = {  # where sizes hang together in another way
     "aria": {"vision_config.image_size": 490, "vision_config.patch_size": 14},
     "gemma3": {"vision_config.image_size": 448, "vision_config.patch_size": 14},
+    "pp_formulanet": {"vision_config.image_size": 384},
+    "florence2": {"vision_config.embed_dim": [16, 32, 64, 128], "vision_config.depths": [1, 1, 2, 1]},
+    "t5gemma2": {"encoder.vision_config.image_size": 448, "encoder.vision_config.patch_size": 14},
     "shieldgemma2": {"vision_config.image_size": 448, "vision_config.patch_size": 14},
     **{kind: {"text_config.rope_parameters": MROPE} for kind in ("glm4v", "glm46v", "glmga")},
     "glm4v_moe": {"text_config.rope_parameters": MROPE, "text_config.head_dim": 128},
@@ -109,6 +113,10 @@ FIXED: dict[str, dict[str, Any]] = {  # where sizes hang together in another way
     },
     "qwen2_5_omni_thinker": {
         "text_config.rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [32, 40, 40]}
+    },
+    "mllama": {
+        **{"vision_config.intermediate_layers_indices": [0, 1, 2, 2, 3], "vision_config.vision_output_dim": 960},
+        **{"vision_config.image_size": 56, "text_config.cross_attention_layers": [1, 3]},
     },
     "qwen4_exp": {f"text_config.indexer_{name}": value for name, value in INDEXER.items()},
 }
@@ -244,11 +252,12 @@ def small_model(kind: str) -> Any:
     for part in parts_of_config(config):
         part._experts_implementation = "eager"
     torch.manual_seed(0)
-    name = TYPES[kind]
-    model = getattr(transformers, name)(config).eval()
+    model = getattr(transformers, TYPES[kind])(config).eval()
     generator = torch.Generator().manual_seed(0)
-    for weight in model.parameters():
-        if weight.ndim > 1:
+    for name, weight in model.named_parameters():
+        if re.search("attn_gate|mlp_gate|alpha_", name):  # of cross attention, which begin closed
+            weight.data.fill_(0.5)
+        elif weight.ndim > 1:
             weight.data.copy_(torch.randn(weight.shape, generator=generator) / max(weight[0].numel(), 1) ** 0.5)
         else:
             weight.data.nan_to_num_().clamp_(-2, 2)
@@ -335,6 +344,35 @@ def pixel_forms(base: Any) -> Iterator[dict[str, Tensor]]:  # noqa: C901
     yield {"pixel_values": noise(1, 96, 3 * patch**2)}
 
 
+def across(model: Any, batch: int = 1) -> dict[str, Tensor]:
+    """Inputs of a model whose decoder reads images by cross attention, an image for each prompt."""
+    config, seed = model.config, torch.Generator().manual_seed(3)
+    vision = getattr(config, "vision_config", None) or config.encoder
+    side, kind = edge(getattr(vision, "vision_config", vision), "image_size", 224), config.model_type
+    ids = torch.arange(300, 300 + 8 * batch).view(batch, 8)
+    if kind == "pix2struct":
+        patches = torch.randn(batch, 96, 770, generator=seed)
+        patches[..., :2] = torch.stack((torch.arange(96) // 12, torch.arange(96) % 12), -1) + 1
+        return {"flattened_patches": patches, "attention_mask": torch.ones(batch, 96), "decoder_input_ids": ids}
+    tiles = {"mllama": (1, 4), "idefics": (1,)}.get(kind, ())
+    pixels = {"pixel_values": torch.randn(batch, *tiles, 3, side, side, generator=seed)}
+    if kind in ("vision-encoder-decoder", "pp_formulanet"):
+        return {**pixels, "decoder_input_ids": ids}
+    if kind in ("florence2", "t5gemma2"):
+        base = model.model if kind == "florence2" else model.model.encoder
+        count = base.get_image_features(pixels["pixel_values"][:1]).pooler_output.shape[1]
+        image = torch.full((batch, count), config.image_token_id)
+        prompt = torch.cat((ids[:, :1], image, ids[:, 1:]), 1)
+        pixels |= {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}
+        return {**pixels, "decoder_input_ids": torch.full((batch, 1), 2)}
+    if kind == "mllama":
+        pixels |= {"aspect_ratio_ids": torch.full((batch, 1), 6), "aspect_ratio_mask": torch.ones(batch, 1, 4).long()}
+        pixels["cross_attention_mask"] = torch.ones(batch, 8, 1, 4).long()
+    if kind == "idefics":
+        pixels["image_attention_mask"] = torch.ones(batch, 8, 1).long()
+    return {**pixels, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
 def edge(config: Any, name: str, default: int) -> int:
     value = getattr(config, name, None) or default
     return int(value[0] if isinstance(value, (list, tuple)) else value)
@@ -358,6 +396,11 @@ def rows_of(output: Any) -> int:
 
 def prompt_of(model: Any) -> Prompt:
     """A prompt with one image that the plain model reads."""
+    if type(model).__name__ in ACROSS.classes:
+        inputs = across(model)
+        with attach(model, "full") as attached:
+            model(**inputs)
+        return Prompt(inputs, sum(outcome.before for outcome in attached.outcomes))
     base = next((part for part in (getattr(model, "model", None), model) if hasattr(part, "get_image_features")), None)
     if base is None:
         raise LookupError("it has no get_image_features")
@@ -412,18 +455,16 @@ def tried(model: Any, prompt: Prompt, method: str) -> str:
     try:
         with attach(model, method, tokens=budget) as attached:
             attached.detach()
-        plain = model(**prompt.inputs).logits
+        plain, words = model(**prompt.inputs).logits, answered(model, prompt)
         with attach(model, method, tokens=budget) as attached:
             logits = model(**prompt.inputs).logits
-            answer = model.generate(
-                **prompt.inputs, max_new_tokens=2, min_new_tokens=2, do_sample=False, pad_token_id=0
-            )
+            answer = answered(model, prompt)
         after = sum(outcome.after for outcome in attached.outcomes)
         if after != budget:
             return f"wrong: {after} tokens were left, and the budget is {budget}"
         if not logits[:, -1].isfinite().all() or torch.equal(logits[:, -1], plain[:, -1]):
             return "wrong: the answer is that of all tokens"
-        if answer.shape[1] != prompt.inputs["input_ids"].shape[1] + 2:
+        if answer.shape != words.shape:
             return "wrong: `generate` gave another number of words"
         if not torch.equal(model(**prompt.inputs).logits, plain):
             return "wrong: the model is not as before"
@@ -432,6 +473,12 @@ def tried(model: Any, prompt: Prompt, method: str) -> str:
     except Exception as error:
         return "error: " + one_line(f"{type(error).__name__}: {error}")
     return "works"
+
+
+def answered(model: Any, prompt: Prompt) -> Tensor:
+    given = {name: value.clone() for name, value in prompt.inputs.items()}  # BLIP writes to its ids
+    given |= {} if model.config.model_type == "blip" else {"pad_token_id": 0}
+    return model.generate(**given, max_new_tokens=2, min_new_tokens=2, do_sample=False)
 
 
 def one_line(text: str) -> str:

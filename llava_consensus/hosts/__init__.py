@@ -160,6 +160,18 @@ HOSTS: dict[str, HostEntry] = {
 }
 
 
+# Models whose decoder reads images by cross attention (`cross_attention.SIDES`).
+ACROSS = HostEntry(
+    f"{OURS}.cross_attention:CrossFacts",
+    "hf",
+    (
+        *("BlipForConditionalGeneration", "VisionEncoderDecoderModel", "IdeficsForVisionText2Text"),
+        *("PPFormulaNetForConditionalGeneration", "Pix2StructForConditionalGeneration"),
+        *("MllamaForConditionalGeneration", "Florence2ForConditionalGeneration", "T5Gemma2ForConditionalGeneration"),
+    ),
+    "decoders with cross attention to images",
+)
+
 # Of a model of transformers that no entry names.
 OTHER = _derived("any other vision-language model of transformers that takes `mm_encoder_outputs`", "", "")
 
@@ -183,7 +195,9 @@ def view_of(model: Any, options: Mapping[str, str] | None = None) -> Any:
     if "Pipeline" in names:
         raise OptionError(f"model is a {names[0]}: pass pipe.model, the model in it")
     entry = adapting(names, None, tower_named(vars(getattr(model, "config", object))))
-    if entry is None and takes_features(model):
+    if entry is None and set(names) & set(ACROSS.classes):
+        entry = ACROSS
+    elif entry is None and takes_features(model):
         if not model.can_generate():
             raise OptionError(
                 f"model of class {names[0]} makes no tokens: attach to the whole model that it is part of"

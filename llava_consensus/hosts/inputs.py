@@ -264,7 +264,7 @@ class Inputs:
     def _attention(self, images: list[int], front: str, scale: float) -> VisionAttention:
         own = self.prompt.tiles[images[0]]
         query, key = (self._part(images, front + name) for name in ("query", "key"))
-        return VisionAttention(query, key, scale, own.classes)
+        return VisionAttention(query, key, scale, own.classes, own.places)
 
     def _words(self, images: list[int]) -> tuple[Tensor, Tensor]:
         """Embeddings of the text after each image [I, M, D], and which of them are real [I, M]."""

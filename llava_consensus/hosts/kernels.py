@@ -43,6 +43,11 @@ class KernelCall(NamedTuple):
         scaling = self.options.get("scaling")
         return self.query.shape[-1] ** -0.5 if scaling is None else float(scaling)
 
+    @property
+    def places(self) -> int:
+        """Last channels of queries and keys that stand for their places, see `recorder.placed`."""
+        return int(self.options.get("places", 0))
+
     def extra(self, which: Tensor, where: Tensor, width: int) -> dict[str, Any]:
         """Logits that the kernel adds for rows `where` [P, L] of prompts `which` [P, 1], as `TextProbe` has them."""
         found, options = {}, self.options

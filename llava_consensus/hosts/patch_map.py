@@ -10,8 +10,10 @@ The result depends only on shapes, so it is cached by them.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -130,6 +132,15 @@ class Mapped(NamedTuple):
             keys.append(key.repeat_interleave(len(queries[-1]) // len(key), 0))
         return {"query": torch.stack(queries), "key": torch.stack(keys)}
 
+    def shares(self, weights: Sequence[Tensor]) -> dict[str, Tensor]:
+        """The share [T, N, n] of each position in each token, given those of a resampler [B, N, S] if there is one;
+        nothing if `members` say it.
+        """
+        if self.pooling is not None or not weights:
+            return {} if self.pooling is None else {"pooling": self.pooling}
+        own = [weights[0][tile.entry][:, tile.position.to(weights[0].device)] for tile in self.patches]
+        return {"pooling": torch.stack(own)}
+
     def states(self, calls: list[KernelCall], outputs: list[Tensor]) -> Tensor:
         """Rows [T, n, D_v] of the outputs of a block that made these kernel calls."""
         flat = torch.cat([output.reshape(-1, output.shape[-1]) for output in outputs])
@@ -156,6 +167,20 @@ def patch_map(
     classes = int(all(int(tile.row[0]) < 0 and bool((tile.row[1:] >= 0).any()) for tile in everything))
     classes &= any(bool((tile.row[1:] >= 0).all()) for tile in everything)
     return [_image(own, size, side, classes) for own, size, side in zip(tiles, sizes, sides, strict=True)], classes
+
+
+def resampled(call: KernelCall, queries: int, sizes: list[int]) -> list[Mapped]:
+    """Maps rows that are the queries of a resampler to tiles, one for each entry of the call: its query looks at all
+    positions of that, and how much at each differs between images.
+    """
+    found, first = [], 0
+    for size in sizes:
+        row = np.arange(size)
+        seen = [visible(call, first + entry, 0).nonzero()[:, 0] for entry in range(size // queries)]
+        tiles = [Tile(0, first + number, own, torch.full_like(own, -1), None) for number, own in enumerate(seen)]
+        found.append(Mapped(row // queries, row % queries, len(tiles), tiles, None, 0, queries))
+        first += len(tiles)
+    return found
 
 
 def _tiles(calls: list[KernelCall], fed: list[Tensor], first: int, size: int) -> list[Tile]:

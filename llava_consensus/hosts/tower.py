@@ -21,8 +21,9 @@ from torch.utils.checkpoint import checkpoint
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.images import STRUCTURAL, Image
-from llava_consensus.hosts.kernels import KernelCall, spying
-from llava_consensus.hosts.patch_map import Mapped, Mixed, fed_rows, patch_map, sides_of
+from llava_consensus.hosts.kernels import KernelCall
+from llava_consensus.hosts.patch_map import Mapped, Mixed, fed_rows, patch_map, resampled, sides_of
+from llava_consensus.hosts.recorder import Block, Recorder
 from llava_consensus.hosts.rows import by_name
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need
@@ -31,7 +32,6 @@ TRIED = 4  # last blocks of a tower, one of which feeds the projector
 READ = frozenset({Need.ATTENTION, Need.EARLIER, Need.FEATURES, Need.CLASS_FEATURE})
 EARLIER = "earlier "  # in front of the names of parts that an earlier block gave
 RECORD = "_reduction_record"  # attribute of an encoder's output
-Block = tuple[str, int]  # name of a list of blocks, and which of them
 
 
 class Encoded(NamedTuple):
@@ -44,6 +44,7 @@ class Encoded(NamedTuple):
     states: dict[Block, list[Tensor]]  # outputs of blocks
     prompt: dict[str, int]  # rows of the prompt that they were first used in
     left: Any = None  # tokens that a method before the projector has left (`before_tower.Left`)
+    pooling: Sequence[Tensor] = ()  # weights [B, N, n] of the queries of a resampler
 
 
 class Fed(NamedTuple):
@@ -52,6 +53,7 @@ class Fed(NamedTuple):
     block: Block | None  # the one that feeds the projector; None if none can be read
     rows: list[Tensor] | None  # of each kernel call [B, n], -1 for none; None if positions feed several rows
     calls: list[KernelCall]  # without numbers
+    queries: int = 0  # of a resampler, each of which is a row of features; 0 if there is none
 
 
 class Tiles(NamedTuple):
@@ -65,6 +67,7 @@ class Tiles(NamedTuple):
     classes: int = 0  # C, class tokens in front of the patches
     scale: float = 1.0  # of the products of queries and keys
     early_scale: float = 1.0  # the same in the earlier block
+    places: int = 0  # last channels of queries and keys, see `kernels.placed`
 
 
 class Learnt(NamedTuple):
@@ -114,7 +117,8 @@ class Tower:
         self.reads = bool(method.needs & READ)
         self.lists = dict(block_lists(base, decoder)) if self.reads else {}  # lengths by name
         vision = getattr(base.config, "vision_config", None)
-        self.whole = getattr(vision, "fullatt_block_indexes", None)  # blocks whose attention looks at everything
+        whole = ("fullatt_block_indexes", "global_attn_indexes")  # blocks whose attention looks at everything
+        self.whole = next((getattr(vision, name) for name in whole if getattr(vision, name, None)), None)
         self.busy = threading.local()
         if self.reads and (method.vision_layer, method.early_layer) != (None, None):
             check_blocks(method, max(self.lists.values(), default=0))
@@ -190,7 +194,7 @@ class Tower:
         fed = self.learnt.fed.get(key)
         known = [] if learns or fed is not None or not self.reads else self.named(inputs, base.config)
         if known:  # no gradient is needed to find it
-            record = Encoded(inputs, key, 0, {}, {}, {})
+            record = Encoded(inputs, key, 0, {}, {}, {}, None, [])
             output = self._recorded(plain, base, inputs, record, [Fed(block, None, []) for block in known], False)
             ran = next((block for block in known if any(name == block[0] for name, _ in record.calls)), known[0])
             self.learnt.fed[key] = Fed(ran, None, [])
@@ -198,7 +202,7 @@ class Tower:
         learning = fed is None and (self.reads or maps)
         if learning and not self.lists:
             self.lists = dict(block_lists(base, None))
-        record = Encoded(inputs, key, 0, {}, {}, {})
+        record = Encoded(inputs, key, 0, {}, {}, {}, None, [])
         if not learning and not self.reads:
             output = plain(**inputs)
         elif not learning:
@@ -212,7 +216,7 @@ class Tower:
                 output = self._recorded(plain, base, copied, record, fed, True)
         rows = flat_features(output, self.reads)
         if learning and rows is not None and bool(rows.isfinite().all()):
-            self.learnt.fed[key] = self._fed(key, output, record.calls)
+            self.learnt.fed[key] = self._fed(key, output, record)
             if not torch.is_grad_enabled():
                 for name in list(output):
                     output[name] = detached(output[name])
@@ -237,40 +241,17 @@ class Tower:
         feds = fed if isinstance(fed, list) else [fed]
         wanted = {block for one in feds if one is None or one.block for block in self.wanted(one and one.block)}
         blocks = {block: list(base.get_submodule(block[0]).children())[block[1]] for block in wanted}
-        place = {module: block for block, own in sorted(blocks.items()) for module in own.modules()}
-        thread = threading.get_ident()
+        inner = tuple(f"{name}." for name in self.lists)
+        resamplers: list[nn.Module] = [
+            module
+            for name, module in base.named_modules()
+            if isinstance(module, nn.MultiheadAttention) and not name.startswith(inner)
+        ]
+        with Recorder(blocks, resamplers, record, cut, fed is None).recording():
+            return plain(**inputs)
 
-        def spy(
-            kernel: Any, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None,
-            *args: Any, **options: Any,
-        ) -> Any:  # fmt: skip
-            output, block = kernel(module, query, key, value, attention_mask, *args, **options), place.get(module)
-            if block is None:
-                return output
-            result = output[0]
-            if cut and not result.requires_grad:
-                result = result.detach().requires_grad_()
-                torch.set_grad_enabled(True)  # until the `no_grad` around ends
-            query, key = query.detach(), key.detach()
-            call = KernelCall(module, query, key, key, attention_mask, options, result if fed is None else None)
-            record.calls.setdefault(block, []).append(call)
-            return result, *output[1:]
-
-        def note(block: Block, module: nn.Module, args: Any, output: Any) -> None:
-            if threading.get_ident() == thread:
-                states = output[0] if isinstance(output, tuple) else output
-                record.states.setdefault(block, []).append(states.detach())
-
-        hooks = [own.register_forward_hook(functools.partial(note, block)) for block, own in blocks.items()]
-        try:
-            with spying(spy):
-                return plain(**inputs)
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def _fed(self, key: Any, output: Any, calls: dict[Block, list[KernelCall]]) -> Fed:
-        for block, own in sorted(calls.items(), key=lambda item: -item[0][1]):
+    def _fed(self, key: Any, output: Any, record: Encoded) -> Fed:
+        for block, own in sorted(record.calls.items(), key=lambda item: -item[0][1]):
             light = [
                 call._replace(
                     query=call.query.to("meta"), key=call.key.to("meta"), value=call.key.to("meta"), output=None
@@ -283,6 +264,8 @@ class Tower:
                     assert rows is not None
                     found = fed_rows(rows, [call.output for call in own if call.output is not None])
             except Mixed as error:
+                if len(own) == len(record.pooling) == 1:
+                    return Fed(block, None, light, record.pooling[0].shape[1])
                 self.learnt.mixed[key] = str(error)
                 return Fed(block, None, light)
             if found is not None:
@@ -297,6 +280,8 @@ class Tower:
             return [None] * len(images), 0
         if key not in self.learnt.maps:
             self.learnt.maps[key] = [None] * len(images), 0
+            if fed.queries:
+                self.learnt.maps[key] = list(resampled(fed.calls[0], fed.queries, sizes)), 0
             if fed.rows is not None:
                 # a class token in the prompt is no candidate
                 candidate = torch.from_numpy(np.concatenate([image.token for image in images]) != STRUCTURAL)
@@ -350,7 +335,8 @@ class Tower:
         calls, states = record.calls.get((name, index + ahead), []), record.states.get(block, [])
         early = record.calls.get(self.early_block(name), []) if Need.EARLIER in self.method.needs else []
         return [
-            _tiles_of(image, mapped, calls, states, classes, early) for image, mapped in zip(images, maps, strict=True)
+            _tiles_of(image, mapped, calls, states, classes, early, record.pooling)
+            for image, mapped in zip(images, maps, strict=True)
         ]
 
 
@@ -361,7 +347,7 @@ def _side(size: int) -> int:
 
 def _tiles_of(
     image: Image, mapped: Mapped | None, calls: list[KernelCall], states: list[Tensor], classes: int,
-    early: list[KernelCall],
+    early: list[KernelCall], pooling: Sequence[Tensor],
 ) -> Tiles:  # fmt: skip
     """Tensors of an image from the kernel calls and outputs of a block. Without a map, tiles are as they were encoded,
     and of tokens that are resized (OneVision) each is read at the patch in its middle, if possible.
@@ -387,8 +373,7 @@ def _tiles_of(
     parts = {}
     if calls and states and mapped.patches:
         parts = mapped.heads(calls)
-        if mapped.pooling is not None:
-            parts["pooling"] = mapped.pooling
+        parts |= mapped.shares(pooling)
         found = mapped.states(calls, states)
         parts["features"] = found[:, classes:]
         if classes:
@@ -396,7 +381,8 @@ def _tiles_of(
         if early:
             parts |= {EARLIER + name: value for name, value in mapped.heads(early).items()}
     scale, early_scale = (own[0].scale if own else 1.0 for own in (calls, early))
-    return Tiles(mapped.tiles, mapped.size, mapped.side, parts, mapped.members, classes, scale, early_scale)
+    places = max((call.places for call in calls), default=0)
+    return Tiles(mapped.tiles, mapped.size, mapped.side, parts, mapped.members, classes, scale, early_scale, places)
 
 
 def block_lists(module: nn.Module, decoder: nn.Module | None, name: str = "") -> list[tuple[str, int]]:

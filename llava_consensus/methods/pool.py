@@ -4,6 +4,7 @@ cells of `grid.py` differ by one row or column and never overlap, unlike adaptiv
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -20,6 +21,8 @@ class Pool(AfterTower):
     """Average the tokens of each of T equal cells of the image, without looking at it."""
 
     order: Order = "raster"
+
+    by_grid: ClassVar[bool] = True
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """The product with the 0/1 matrix of the cells."""

@@ -152,7 +152,8 @@ def headless(attention: VisionAttention) -> tuple[Tensor, Tensor]:
     query = attention.query[:, :, : classes or None].float().transpose(1, 2).flatten(2)
     scale = attention.scale * attention.key.shape[1] ** -0.5  # not that of the width: queries may be scaled already
     if not classes:
-        return received_saliency(VisionAttention(query[:, None], keys[:, None], scale, 0), own=True), keys
+        saliency = received_saliency(VisionAttention(query[:, None], keys[:, None], scale, 0), own=True)
+        return saliency, attention.content.float().transpose(1, 2).flatten(2)
     weights = torch.softmax(query @ keys.transpose(1, 2) * scale, dim=-1)
     return ensure_finite("vision saliency", weights[..., attention.classes :].mean(1)), keys[:, attention.classes :]
 

@@ -18,6 +18,7 @@ class UniformGrid(AfterTower):
     """Keep the patch in the middle of each of T equal cells of the image, without looking at it."""
 
     title: ClassVar[str] = "uniform grid"
+    by_grid: ClassVar[bool] = True
     multiplies_nothing: ClassVar[bool] = True
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:

@@ -99,6 +99,7 @@ class Method:
     needs: ClassVar[frozenset[Need]] = frozenset()
     instead: ClassVar[frozenset[Need] | None] = None  # its needs on a tower that does not give all of `needs`
     reduces: ClassVar[bool] = True
+    by_grid: ClassVar[bool] = False  # whether it chooses tokens by their places in the image
     multiplies_nothing: ClassVar[bool] = False  # whether its own work has no matrix product, so that `flops` is 0
     asked = frozenset[str]()  # options given explicitly, even at their defaults; set by `make`
     blocks_ahead: ClassVar[int] = 0  # from the vision block whose output is read to the one whose attention is read

@@ -41,10 +41,16 @@ class VisionAttention(NamedTuple):
     key: Tensor  # [U, H, C + n, d]
     scale: float
     classes: int  # C: class tokens in front of the patches, 0 or 1
+    places: int = 0  # last channels of d, whose products are logits that the block adds by the places of two patches
+
+    @property
+    def content(self) -> Tensor:
+        """The keys without channels of places: [U, H, C + n, d']."""
+        return self.key[..., : self.key.shape[3] - self.places]
 
     def patch_keys(self) -> Tensor:
-        """Keys of the patches, mean over heads, in float32: [U, n, d]."""
-        return self.key[:, :, self.classes :].mean(1, dtype=torch.float32)
+        """Keys of the patches, mean over heads, in float32: [U, n, d']."""
+        return self.content[:, :, self.classes :].mean(1, dtype=torch.float32)
 
 
 class TextProbe(NamedTuple):
