@@ -18,16 +18,24 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.arguments import ids_of
-from llava_consensus.hosts.cache import Hold, cache_in, cached_rows, is_static
 from llava_consensus.hosts.entrance import ENCODING, Entrance
 from llava_consensus.hosts.facts import Facts
 from llava_consensus.hosts.images import Call, Image, Integers, placeholder_of, runs
 from llava_consensus.hosts.inputs import Inputs, Prompt
-from llava_consensus.hosts.outcomes import Report, reduced, unchanged
-from llava_consensus.hosts.rows import Pool, Rows, drop_rows, gather, reduced_rows
+from llava_consensus.hosts.prompts import ids_of
+from llava_consensus.hosts.rows import (
+    Hold,
+    Pool,
+    Rows,
+    cache_in,
+    cached_rows,
+    drop_rows,
+    gather,
+    is_static,
+    reduced_rows,
+)
 from llava_consensus.hosts.tower import Tiles, argument_names
-from llava_consensus.hosts.units import units_of
+from llava_consensus.hosts.units import Report, reduced, unchanged, units_of
 from llava_consensus.reduction.method import Place
 
 HELD = "_reduction_rows"  # attribute of a cache: the number of the entrance, and the rows that its images have left
