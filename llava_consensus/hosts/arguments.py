@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.outcomes import ImageOutcome, Report, unchanged
 from llava_consensus.hosts.prompts import Prompt, text_after
 from llava_consensus.hosts.rows import (
     CACHE_NAMES,
@@ -21,7 +22,6 @@ from llava_consensus.hosts.rows import (
     makes_cache,
     upload,
 )
-from llava_consensus.hosts.units import ImageOutcome, Report, unchanged
 from llava_consensus.reduction.method import Method
 
 LATER_TURN = "images in a later turn on a cache are not supported: pass the whole conversation"

@@ -45,6 +45,7 @@ from llava_consensus.hosts.images import (
 from llava_consensus.hosts.inputs import KEPT, Inputs, finite_needs_of, needs_of
 from llava_consensus.hosts.kernels import KernelCall, first_attention, skip_in_probe
 from llava_consensus.hosts.layers import Hooks, Layers, later_step, runs_again
+from llava_consensus.hosts.outcomes import Report, reduced, unchanged
 from llava_consensus.hosts.prefill import Prefill
 from llava_consensus.hosts.prompts import (
     Forward,
@@ -71,7 +72,7 @@ from llava_consensus.hosts.rows import (
     spread_rows,
 )
 from llava_consensus.hosts.tower import READ, RECORD, Encoded, Learnt, Tiles, Tower, argument_names, records_of
-from llava_consensus.hosts.units import Report, Unit, reduced, unchanged, units_of
+from llava_consensus.hosts.units import Unit, units_of
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 

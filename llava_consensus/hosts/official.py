@@ -42,12 +42,13 @@ from llava_consensus.hosts.official_model import (
     with_encoded,
 )
 from llava_consensus.hosts.open_tower import EncoderRun
+from llava_consensus.hosts.outcomes import Report
 from llava_consensus.hosts.pinned import Held, PinnedLayers, first_layer, layers_of
 from llava_consensus.hosts.prompts import IGNORE, Prompt, asking_rows, prompt_of, refuse_packed
 from llava_consensus.hosts.rows import Book, Hold, book_of, by_name, cache_in, cached_rows, gather, given_rows, upload
 from llava_consensus.hosts.taps import EncodedImage, Reader, encoded_images
 from llava_consensus.hosts.tower import READ, argument_names
-from llava_consensus.hosts.units import Report, Unit, units_of
+from llava_consensus.hosts.units import Unit, units_of
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 
