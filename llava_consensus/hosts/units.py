@@ -1,5 +1,5 @@
-"""Visual tokens that are ranked together (`Unit`), and how the budget of an image is shared over its tiles. Bookkeeping in
-numpy, on the CPU.
+"""Visual tokens that are ranked together (`Unit`), and how the budget of an image is shared over its tiles: bookkeeping
+in numpy, on the CPU.
 """
 
 from collections.abc import Sequence
