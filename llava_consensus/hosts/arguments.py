@@ -1,5 +1,8 @@
 """Arguments of a model and of its decoder for the rows that are left: masks, positions, features of visual rows."""
 
+import threading
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -9,11 +12,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.images import Integers
+from llava_consensus.hosts.layers import Hooks
 from llava_consensus.hosts.outcomes import ImageOutcome, Report, unchanged
-from llava_consensus.hosts.prompts import Prompt, text_after
+from llava_consensus.hosts.prompts import Forward, Pack, Prompt, text_after
 from llava_consensus.hosts.rows import (
     CACHE_NAMES,
     Book,
+    Hold,
     Pool,
     Rows,
     drop_rows,
@@ -22,6 +28,7 @@ from llava_consensus.hosts.rows import (
     makes_cache,
     upload,
 )
+from llava_consensus.hosts.tower import Encoded
 from llava_consensus.reduction.method import Method
 
 LATER_TURN = "images in a later turn on a cache are not supported: pass the whole conversation"
@@ -52,6 +59,21 @@ class Pass:
         self.book: Book | None = None  # of the rows that left here
         self.prefill: Any = None  # hooks between layers
         self.reported: list[int] = []  # images of the first beam of each prompt
+
+
+class State(threading.local):
+    """What hooks note in one thread for those further in."""
+
+    labels: Tensor | None = None
+    guesses = 0  # rows at the end that assisted decoding guessed
+    ids: Integers | None = None  # prompts of the images that are encoded ahead of the model
+    waiting: Mapping[str, list[Encoded]] = MappingProxyType({})  # images that were encoded so, by modality
+    forward: Forward | None = None
+    mask: Tensor | None = None  # 2D mask that the model was given
+    pack: Pack | None = None
+    run: Pass | None = None
+    armed: Hooks | None = None  # between layers
+    hold: Hold | None = None  # keeps all hooks while this forward runs
 
 
 def leave(run: Pass, rows: Rows, pool: Pool, method: Method) -> None:

@@ -17,13 +17,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.arguments import LATER_TURN, Pass, compact, held_masks, joined_outcomes, leave
+from llava_consensus.hosts.arguments import LATER_TURN, Pass, State, compact, held_masks, joined_outcomes, leave
 from llava_consensus.hosts.before_tower import BeforeTower, numbered, tiles_left, units_left, whole_tiles
 from llava_consensus.hosts.environment import STOCK
 from llava_consensus.hosts.images import (
@@ -44,12 +43,11 @@ from llava_consensus.hosts.images import (
 )
 from llava_consensus.hosts.inputs import KEPT, Inputs, finite_needs_of, needs_of
 from llava_consensus.hosts.kernels import KernelCall, first_attention, skip_in_probe
-from llava_consensus.hosts.layers import Hooks, Layers, later_step, runs_again
+from llava_consensus.hosts.layers import Layers, later_step, runs_again
 from llava_consensus.hosts.outcomes import Report, reduced, unchanged
 from llava_consensus.hosts.prefill import Prefill
 from llava_consensus.hosts.prompts import (
     Forward,
-    Pack,
     Prompt,
     ids_of,
     prompt_of,
@@ -71,7 +69,7 @@ from llava_consensus.hosts.rows import (
     shorten,
     spread_rows,
 )
-from llava_consensus.hosts.tower import READ, RECORD, Encoded, Learnt, Tiles, Tower, argument_names, records_of
+from llava_consensus.hosts.tower import READ, RECORD, Learnt, Tiles, Tower, argument_names, records_of
 from llava_consensus.hosts.units import Unit, units_of
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
@@ -85,21 +83,6 @@ _HOOKS = threading.RLock()  # for threads that detach while others ask
 _NUMBERS = itertools.count(1)
 # facts found out about towers, by the module with `get_image_features`
 _LEARNT: "weakref.WeakKeyDictionary[nn.Module, Learnt]" = weakref.WeakKeyDictionary()
-
-
-class State(threading.local):
-    """What hooks note in one thread for those further in."""
-
-    labels: Tensor | None = None
-    guesses = 0  # rows at the end that assisted decoding guessed
-    ids: Integers | None = None  # prompts of the images that are encoded ahead of the model
-    waiting: Mapping[str, list[Encoded]] = MappingProxyType({})  # images that were encoded so, by modality
-    forward: Forward | None = None
-    mask: Tensor | None = None  # 2D mask that the model was given
-    pack: Pack | None = None
-    run: Pass | None = None
-    armed: Hooks | None = None  # between layers
-    hold: Hold | None = None  # keeps all hooks while this forward runs
 
 
 class Entrance:

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.arguments import Pass, compact, held_masks
+from llava_consensus.hosts.arguments import Pass, State, compact, held_masks
 from llava_consensus.hosts.before_tower import ImageLeft, check_equal, shares_left, units_left
-from llava_consensus.hosts.entrance import Entrance, State
+from llava_consensus.hosts.entrance import Entrance
 from llava_consensus.hosts.environment import STOCK
 from llava_consensus.hosts.images import check_tiles
 from llava_consensus.hosts.kernels import OLD, KernelCall, uncompiled

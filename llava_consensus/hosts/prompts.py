@@ -121,9 +121,8 @@ def pack_of(kwargs: dict[str, Any], past: int, config: Any) -> Pack | None:
     rows = given_rows(kwargs)
     count, size = rows.shape[:2]
     if lengths is not None:
-        starts = np.zeros(count * size, dtype=bool)
-        starts[lengths[:-1].cpu().numpy()] = True
-        starts, again = starts.reshape(count, size), True
+        starts, again = np.zeros((count, size), dtype=bool), True
+        starts.reshape(-1)[lengths[:-1].cpu().numpy()] = True
     elif positions is None:
         return None
     else:

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.arguments import Pass
-from llava_consensus.hosts.entrance import Entrance, State
+from llava_consensus.hosts.arguments import Pass, State
+from llava_consensus.hosts.entrance import Entrance
 from llava_consensus.hosts.facts import TowerFacts
 from llava_consensus.hosts.images import Image, Integers
 from llava_consensus.hosts.inputs import Inputs, unreadable
