@@ -16,18 +16,7 @@ from llava_consensus.hosts.images import Integers
 from llava_consensus.hosts.layers import Hooks
 from llava_consensus.hosts.outcomes import ImageOutcome, Report, unchanged
 from llava_consensus.hosts.prompts import Forward, Pack, Prompt, text_after
-from llava_consensus.hosts.rows import (
-    CACHE_NAMES,
-    Book,
-    Hold,
-    Pool,
-    Rows,
-    drop_rows,
-    given_rows,
-    joined_rows,
-    makes_cache,
-    upload,
-)
+from llava_consensus.hosts.rows import Book, Hold, Pool, Rows, drop_rows, given_rows, joined_rows, makes_cache, upload
 from llava_consensus.hosts.tower import Encoded
 from llava_consensus.reduction.method import Method
 
@@ -85,11 +74,8 @@ def leave(run: Pass, rows: Rows, pool: Pool, method: Method) -> None:
     decoder, kwargs, prompt, cache, book = run.decoder, run.kwargs, run.prompt, run.cache, run.held
     embeds = kwargs["inputs_embeds"]
     visual = sum(len(image.places) for image in prompt.images)
-    new = {}
-    for name, value in kwargs.items():
-        if name not in (*CACHE_NAMES, "attention_mask", "position_ids", "inputs_embeds"):
-            new[name] = argument_of(value, rows, pool, prompt, visual)
-    new |= {name: kwargs[name] for name in CACHE_NAMES if name in kwargs}
+    apart = ("attention_mask", "position_ids", "inputs_embeds")
+    new = {name: argument_of(kwargs[name], rows, pool, prompt, visual) for name in kwargs if name not in apart}
     new["inputs_embeds"] = pool.take(embeds, [group.reduction.tokens for group in pool.groups])
     held, index, padded = rows.shown[:, :0], rows.index, rows.padded
     past, cached = (0, 0) if cache is None else (int(cache.get_seq_length()), int(cache.get_query_offset()))

@@ -57,18 +57,7 @@ from llava_consensus.hosts.prompts import (
     waiting_records,
     with_images,
 )
-from llava_consensus.hosts.rows import (
-    Book,
-    Hold,
-    book_of,
-    by_name,
-    cache_in,
-    cached_rows,
-    held_in,
-    reduced_rows,
-    shorten,
-    spread_rows,
-)
+from llava_consensus.hosts.rows import Book, Hold, by_name, cached_rows, held_in, reduced_rows, shorten, spread_rows
 from llava_consensus.hosts.tower import READ, RECORD, Learnt, Tiles, Tower, argument_names, records_of
 from llava_consensus.hosts.units import Unit, units_of
 from llava_consensus.reduction.method import Method, Place
@@ -469,7 +458,7 @@ class Entrance:
             self._disarm()
         if run is None or (run.rows is None and run.prefill is None):
             return
-        cache = cache_in(output) if run.cache is None else run.cache
+        cache = held_in(output)[0] if run.cache is None else run.cache
         book, states = run.book, output["last_hidden_state"]
         if run.prefill is not None:
             run.prefill.replays = True
@@ -487,9 +476,7 @@ class Entrance:
 
     def _keep(self, cache: Any, book: Book) -> None:
         if hasattr(cache, "layers"):
-            if book_of(cache) is None:
-                cache.reduction_hold = Hold(self)
-            shorten(cache, book)
+            shorten(cache, book, self)
 
     def _disarm(self) -> None:
         armed, self.local.armed = self.local.armed, None
