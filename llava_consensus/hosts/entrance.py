@@ -195,17 +195,17 @@ class Entrance:
     def __deepcopy__(self, memo: dict[int, Any]) -> "Entrance":
         from copy import deepcopy
 
-        twin = object.__new__(type(self))
-        memo[id(self)] = twin
+        copied = object.__new__(type(self))
+        memo[id(self)] = copied
         for name, value in vars(self).items():
             if name == "model":
-                twin.__dict__[name] = weakref.ref(memo.get(id(value()), value()))
+                copied.__dict__[name] = weakref.ref(memo.get(id(value()), value()))
             elif name in ("owner", "handles", "before"):
-                twin.__dict__[name] = deepcopy(value, memo)
+                copied.__dict__[name] = deepcopy(value, memo)
             else:
-                twin.__dict__[name] = value
-        twin.local, twin.caches = self.state(), 0
-        return twin
+                copied.__dict__[name] = value
+        copied.local, copied.caches = self.state(), 0
+        return copied
 
     # The entrance of the model
 

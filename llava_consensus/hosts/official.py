@@ -189,7 +189,7 @@ class OfficialEntrance(Entrance):
         return (hidden,) if OLD else hidden
 
     def count(self, inputs_tensor: Tensor, **given: Any) -> Any:
-        """The function in which `generate` settles its lengths: `max_length` counts the full prompt."""
+        """The function in which `generate` sets its lengths: `max_length` counts the full prompt."""
         model, prepared = self.model(), self.local.prepared
         if prepared is not None and prepared.embeds() is inputs_tensor:
             inputs_tensor = inputs_tensor.new_empty(len(inputs_tensor), prepared.size)

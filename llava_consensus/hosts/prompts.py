@@ -160,8 +160,8 @@ def _pack(starts: NDArray[np.bool_], device: torch.device) -> Pack:
     source = np.where(real, first + column, 0)
     place = np.zeros(starts.size, dtype=np.int64)
     place[source[real]] = np.flatnonzero(real)  # ascending, as prompts are
-    moved, back, shown = upload([source, np.maximum.accumulate(place), real], device)
-    return Pack((count, size), real, moved, back, shown.bool())
+    moved, back, mask = upload([source, np.maximum.accumulate(place), real], device)
+    return Pack((count, size), real, moved, back, mask.bool())
 
 
 # Prompts
