@@ -20,7 +20,7 @@ from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile
 from llava_consensus.evaluation.models import Loading
 from llava_consensus.evaluation.models.base import Answer, Prefill, Runner
 from llava_consensus.evaluation.runs.configuration import RunConfig
-from llava_consensus.hosts.units import ImageOutcome
+from llava_consensus.hosts.outcomes import ImageOutcome
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import budget
 from llava_consensus.reduction.method import Shape

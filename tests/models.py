@@ -17,11 +17,11 @@ import transformers
 from llava_consensus.hosts.images import Image
 from llava_consensus.hosts.official import OfficialEntrance, Prepared
 from llava_consensus.hosts.official_model import LlavaTower
+from llava_consensus.hosts.outcomes import Report, unchanged
 from llava_consensus.hosts.pinned import layers_of
 from llava_consensus.hosts.prompts import prompt_of
 from llava_consensus.hosts.taps import Reader
 from llava_consensus.hosts.tower import READ, Tiles, argument_names
-from llava_consensus.hosts.units import Report, unchanged
 from llava_consensus.methods import METHODS, make
 from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.tokens import Need, VisionAttention, VisualTokens

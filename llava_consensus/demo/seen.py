@@ -16,7 +16,7 @@ from llava_consensus.evaluation.models import Answer, Encoding, Runner
 from llava_consensus.evaluation.report import overlay
 from llava_consensus.evaluation.report.overlay import MARGIN, PANEL, SIDE, Fates, View, contact_sheet, fates, view
 from llava_consensus.evaluation.report.patches import Patches, patches
-from llava_consensus.hosts.units import ImageOutcome
+from llava_consensus.hosts.outcomes import ImageOutcome
 
 SMALL = 120  # of a frame at least
 

@@ -1,5 +1,8 @@
 """Arguments of a model and of its decoder for the rows that are left: masks, positions, features of visual rows."""
 
+import threading
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -9,19 +12,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.prompts import Prompt, text_after
-from llava_consensus.hosts.rows import (
-    CACHE_NAMES,
-    Book,
-    Pool,
-    Rows,
-    drop_rows,
-    given_rows,
-    joined_rows,
-    makes_cache,
-    upload,
-)
-from llava_consensus.hosts.units import ImageOutcome, Report, unchanged
+from llava_consensus.hosts.images import Integers
+from llava_consensus.hosts.layers import Hooks
+from llava_consensus.hosts.outcomes import ImageOutcome, Report, unchanged
+from llava_consensus.hosts.prompts import Forward, Pack, Prompt, text_after
+from llava_consensus.hosts.rows import Book, Hold, Pool, Rows, drop_rows, given_rows, joined_rows, makes_cache, upload
+from llava_consensus.hosts.tower import Encoded
 from llava_consensus.reduction.method import Method
 
 LATER_TURN = "images in a later turn on a cache are not supported: pass the whole conversation"
@@ -54,6 +50,21 @@ class Pass:
         self.reported: list[int] = []  # images of the first beam of each prompt
 
 
+class State(threading.local):
+    """What hooks note in one thread for those further in."""
+
+    labels: Tensor | None = None
+    guesses = 0  # rows at the end that assisted decoding guessed
+    ids: Integers | None = None  # prompts of the images that are encoded ahead of the model
+    waiting: Mapping[str, list[Encoded]] = MappingProxyType({})  # images that were encoded so, by modality
+    forward: Forward | None = None
+    mask: Tensor | None = None  # 2D mask that the model was given
+    pack: Pack | None = None
+    run: Pass | None = None
+    armed: Hooks | None = None  # between layers
+    hold: Hold | None = None  # keeps all hooks while this forward runs
+
+
 def leave(run: Pass, rows: Rows, pool: Pool, method: Method) -> None:
     """Gives the decoder these rows only, and notes what its cache then holds.
 
@@ -63,11 +74,8 @@ def leave(run: Pass, rows: Rows, pool: Pool, method: Method) -> None:
     decoder, kwargs, prompt, cache, book = run.decoder, run.kwargs, run.prompt, run.cache, run.held
     embeds = kwargs["inputs_embeds"]
     visual = sum(len(image.places) for image in prompt.images)
-    new = {}
-    for name, value in kwargs.items():
-        if name not in (*CACHE_NAMES, "attention_mask", "position_ids", "inputs_embeds"):
-            new[name] = argument_of(value, rows, pool, prompt, visual)
-    new |= {name: kwargs[name] for name in CACHE_NAMES if name in kwargs}
+    apart = ("attention_mask", "position_ids", "inputs_embeds")
+    new = {name: argument_of(kwargs[name], rows, pool, prompt, visual) for name in kwargs if name not in apart}
     new["inputs_embeds"] = pool.take(embeds, [group.reduction.tokens for group in pool.groups])
     held, index, padded = rows.shown[:, :0], rows.index, rows.padded
     past, cached = (0, 0) if cache is None else (int(cache.get_seq_length()), int(cache.get_query_offset()))

@@ -25,10 +25,11 @@ from llava_consensus.hosts.before_tower import READABLE
 from llava_consensus.hosts.entrance import Entrance
 from llava_consensus.hosts.images import UNKNOWN, family_of, kind_of
 from llava_consensus.hosts.inputs import NO_TEXT
+from llava_consensus.hosts.outcomes import ImageOutcome, Report, cached_layers, joined_parts
 from llava_consensus.hosts.prompts import Prompt
 from llava_consensus.hosts.rows import cache_in
 from llava_consensus.hosts.tower import READ
-from llava_consensus.hosts.units import ImageOutcome, Report, cached_layers, joined_parts, over_parts, whole_images
+from llava_consensus.hosts.units import over_parts, whole_images
 from llava_consensus.reduction.budget import Budget, Share, amount, of_prompts
 from llava_consensus.reduction.composition import Composition
 from llava_consensus.reduction.method import Method, Place

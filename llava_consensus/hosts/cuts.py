@@ -9,9 +9,10 @@ from torch import Tensor
 
 from llava_consensus.hosts.images import Integers
 from llava_consensus.hosts.inputs import structural_rows
+from llava_consensus.hosts.outcomes import ImageOutcome
 from llava_consensus.hosts.prompts import Prompt
 from llava_consensus.hosts.rows import Rows, upload
-from llava_consensus.hosts.units import ImageOutcome, Unit
+from llava_consensus.hosts.units import Unit
 from llava_consensus.reduction import selection
 from llava_consensus.reduction.decoder import Chosen, Cut
 from llava_consensus.reduction.tokens import Reduction

@@ -17,13 +17,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.arguments import LATER_TURN, Pass, compact, held_masks, joined_outcomes, leave
+from llava_consensus.hosts.arguments import LATER_TURN, Pass, State, compact, held_masks, joined_outcomes, leave
 from llava_consensus.hosts.before_tower import BeforeTower, numbered, tiles_left, units_left, whole_tiles
 from llava_consensus.hosts.environment import STOCK
 from llava_consensus.hosts.images import (
@@ -44,11 +43,11 @@ from llava_consensus.hosts.images import (
 )
 from llava_consensus.hosts.inputs import KEPT, Inputs, finite_needs_of, needs_of
 from llava_consensus.hosts.kernels import KernelCall, first_attention, skip_in_probe
-from llava_consensus.hosts.layers import Hooks, Layers, later_step, runs_again
+from llava_consensus.hosts.layers import Layers, later_step, runs_again
+from llava_consensus.hosts.outcomes import Report, reduced, unchanged
 from llava_consensus.hosts.prefill import Prefill
 from llava_consensus.hosts.prompts import (
     Forward,
-    Pack,
     Prompt,
     ids_of,
     prompt_of,
@@ -58,20 +57,9 @@ from llava_consensus.hosts.prompts import (
     waiting_records,
     with_images,
 )
-from llava_consensus.hosts.rows import (
-    Book,
-    Hold,
-    book_of,
-    by_name,
-    cache_in,
-    cached_rows,
-    held_in,
-    reduced_rows,
-    shorten,
-    spread_rows,
-)
-from llava_consensus.hosts.tower import READ, RECORD, Encoded, Learnt, Tiles, Tower, argument_names, records_of
-from llava_consensus.hosts.units import Report, Unit, reduced, unchanged, units_of
+from llava_consensus.hosts.rows import Book, Hold, by_name, cached_rows, held_in, reduced_rows, shorten, spread_rows
+from llava_consensus.hosts.tower import READ, RECORD, Learnt, Tiles, Tower, argument_names, records_of
+from llava_consensus.hosts.units import Unit, units_of
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 
@@ -84,21 +72,6 @@ _HOOKS = threading.RLock()  # for threads that detach while others ask
 _NUMBERS = itertools.count(1)
 # facts found out about towers, by the module with `get_image_features`
 _LEARNT: "weakref.WeakKeyDictionary[nn.Module, Learnt]" = weakref.WeakKeyDictionary()
-
-
-class State(threading.local):
-    """What hooks note in one thread for those further in."""
-
-    labels: Tensor | None = None
-    guesses = 0  # rows at the end that assisted decoding guessed
-    ids: Integers | None = None  # prompts of the images that are encoded ahead of the model
-    waiting: Mapping[str, list[Encoded]] = MappingProxyType({})  # images that were encoded so, by modality
-    forward: Forward | None = None
-    mask: Tensor | None = None  # 2D mask that the model was given
-    pack: Pack | None = None
-    run: Pass | None = None
-    armed: Hooks | None = None  # between layers
-    hold: Hold | None = None  # keeps all hooks while this forward runs
 
 
 class Entrance:
@@ -222,17 +195,17 @@ class Entrance:
     def __deepcopy__(self, memo: dict[int, Any]) -> "Entrance":
         from copy import deepcopy
 
-        twin = object.__new__(type(self))
-        memo[id(self)] = twin
+        copied = object.__new__(type(self))
+        memo[id(self)] = copied
         for name, value in vars(self).items():
             if name == "model":
-                twin.__dict__[name] = weakref.ref(memo.get(id(value()), value()))
+                copied.__dict__[name] = weakref.ref(memo.get(id(value()), value()))
             elif name in ("owner", "handles", "before"):
-                twin.__dict__[name] = deepcopy(value, memo)
+                copied.__dict__[name] = deepcopy(value, memo)
             else:
-                twin.__dict__[name] = value
-        twin.local, twin.caches = self.state(), 0
-        return twin
+                copied.__dict__[name] = value
+        copied.local, copied.caches = self.state(), 0
+        return copied
 
     # The entrance of the model
 
@@ -485,7 +458,7 @@ class Entrance:
             self._disarm()
         if run is None or (run.rows is None and run.prefill is None):
             return
-        cache = cache_in(output) if run.cache is None else run.cache
+        cache = held_in(output)[0] if run.cache is None else run.cache
         book, states = run.book, output["last_hidden_state"]
         if run.prefill is not None:
             run.prefill.replays = True
@@ -503,9 +476,7 @@ class Entrance:
 
     def _keep(self, cache: Any, book: Book) -> None:
         if hasattr(cache, "layers"):
-            if book_of(cache) is None:
-                cache.reduction_hold = Hold(self)
-            shorten(cache, book)
+            shorten(cache, book, self)
 
     def _disarm(self) -> None:
         armed, self.local.armed = self.local.armed, None

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.arguments import Pass, compact, held_masks
+from llava_consensus.hosts.arguments import Pass, State, compact, held_masks
 from llava_consensus.hosts.before_tower import ImageLeft, check_equal, shares_left, units_left
-from llava_consensus.hosts.entrance import Entrance, State
+from llava_consensus.hosts.entrance import Entrance
 from llava_consensus.hosts.environment import STOCK
 from llava_consensus.hosts.images import check_tiles
 from llava_consensus.hosts.kernels import OLD, KernelCall, uncompiled
@@ -42,12 +42,13 @@ from llava_consensus.hosts.official_model import (
     with_encoded,
 )
 from llava_consensus.hosts.open_tower import EncoderRun
+from llava_consensus.hosts.outcomes import Report
 from llava_consensus.hosts.pinned import Held, PinnedLayers, first_layer, layers_of
 from llava_consensus.hosts.prompts import IGNORE, Prompt, asking_rows, prompt_of, refuse_packed
 from llava_consensus.hosts.rows import Book, Hold, book_of, by_name, cache_in, cached_rows, gather, given_rows, upload
 from llava_consensus.hosts.taps import EncodedImage, Reader, encoded_images
 from llava_consensus.hosts.tower import READ, argument_names
-from llava_consensus.hosts.units import Report, Unit, units_of
+from llava_consensus.hosts.units import Unit, units_of
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 
@@ -188,7 +189,7 @@ class OfficialEntrance(Entrance):
         return (hidden,) if OLD else hidden
 
     def count(self, inputs_tensor: Tensor, **given: Any) -> Any:
-        """The function in which `generate` settles its lengths: `max_length` counts the full prompt."""
+        """The function in which `generate` sets its lengths: `max_length` counts the full prompt."""
         model, prepared = self.model(), self.local.prepared
         if prepared is not None and prepared.embeds() is inputs_tensor:
             inputs_tensor = inputs_tensor.new_empty(len(inputs_tensor), prepared.size)

@@ -25,11 +25,12 @@ from llava_consensus.hosts.facts import TowerFacts
 from llava_consensus.hosts.images import STRUCTURAL, Image, Integers, fixed_grid, grid_tiles
 from llava_consensus.hosts.kernels import OLD
 from llava_consensus.hosts.open_tower import OpenTower
+from llava_consensus.hosts.outcomes import ImageOutcome
 from llava_consensus.hosts.prompts import IGNORE, Prompt
 from llava_consensus.hosts.rows import Rows, upload
 from llava_consensus.hosts.taps import EncodedImage, Tap, split_heads
 from llava_consensus.hosts.tower import RECORD
-from llava_consensus.hosts.units import ImageOutcome, shares_of
+from llava_consensus.hosts.units import shares_of
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 

@@ -14,6 +14,7 @@ from llava_consensus.hosts import kernels
 from llava_consensus.hosts.cuts import CutImage, cut_outcome
 from llava_consensus.hosts.inputs import Inputs
 from llava_consensus.hosts.layers import Hooks, Layers
+from llava_consensus.hosts.outcomes import ImageOutcome
 from llava_consensus.hosts.prompts import Prompt
 from llava_consensus.hosts.rows import (
     CACHE_NAMES,
@@ -28,7 +29,7 @@ from llava_consensus.hosts.rows import (
     row_axis,
     upload,
 )
-from llava_consensus.hosts.units import ImageOutcome, Unit
+from llava_consensus.hosts.units import Unit
 from llava_consensus.reduction.calibration import far_logits, seen_logits
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView
 from llava_consensus.reduction.selection import indices

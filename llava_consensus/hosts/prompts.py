@@ -102,10 +102,11 @@ class Pack(NamedTuple):
         return states.flatten(0, 1)[self.place].view(*self.shape, -1)
 
 
-def pack_of(kwargs: dict[str, Any], past: int, config: Any) -> Pack | None:
+def pack_of(rows: Tensor, kwargs: dict[str, Any], past: int, config: Any) -> Pack | None:
     """The prompts of a packed call, separated as transformers does; None for any other call.
 
     Args:
+        rows: ids [B, S], or embeddings.
         past: rows that the cache holds.
         config: of the decoder.
     Raises:
@@ -118,12 +119,10 @@ def pack_of(kwargs: dict[str, Any], past: int, config: Any) -> Pack | None:
     lengths = lengths if flash else None  # no other kernel reads it
     if past or isinstance(mask, dict) or getattr(mask, "ndim", 4) == 2:
         return None
-    rows = given_rows(kwargs)
     count, size = rows.shape[:2]
     if lengths is not None:
-        starts = np.zeros(count * size, dtype=bool)
-        starts[lengths[:-1].cpu().numpy()] = True
-        starts, again = starts.reshape(count, size), True
+        starts, again = np.zeros((count, size), dtype=bool), True
+        starts.reshape(-1)[lengths[:-1].cpu().numpy()] = True
     elif positions is None:
         return None
     else:
@@ -161,8 +160,8 @@ def _pack(starts: NDArray[np.bool_], device: torch.device) -> Pack:
     source = np.where(real, first + column, 0)
     place = np.zeros(starts.size, dtype=np.int64)
     place[source[real]] = np.flatnonzero(real)  # ascending, as prompts are
-    moved, back, shown = upload([source, np.maximum.accumulate(place), real], device)
-    return Pack((count, size), real, moved, back, shown.bool())
+    moved, back, mask = upload([source, np.maximum.accumulate(place), real], device)
+    return Pack((count, size), real, moved, back, mask.bool())
 
 
 # Prompts
@@ -244,8 +243,9 @@ def split_packed(kwargs: dict[str, Any], cache: Any, config: Any, whole: bool) -
         config: of the decoder.
         whole: whether these are arguments of the whole model, and not of an inner one.
     """
-    check_arguments(kwargs, given_rows(kwargs).shape)
-    pack = pack_of(kwargs, 0 if cache is None else int(cache.get_seq_length()), config)
+    rows = given_rows(kwargs)
+    check_arguments(kwargs, rows.shape)
+    pack = pack_of(rows, kwargs, 0 if cache is None else int(cache.get_seq_length()), config)
     if pack is None:
         return None
     if whole and kwargs.get("labels") is not None:

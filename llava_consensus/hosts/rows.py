@@ -362,11 +362,11 @@ def held_in(values: Any) -> tuple[Any, Book | None]:
     return cache, book_of(cache)
 
 
-def shorten(cache: Any, book: Book) -> None:
-    """Note that the cache was filled with the rows in `book`."""
+def shorten(cache: Any, book: Book, entrance: Any) -> None:
+    """Note that the cache was filled with the rows in `book`, and needs the hooks of this entrance."""
     if book_of(cache) is None:
         kind: Any = type(cache)
-        cache.__class__ = _shortened(kind)
+        cache.__class__, cache.reduction_hold = _shortened(kind), Hold(entrance)
     cache.reduction_book = book
 
 

@@ -107,10 +107,10 @@ def encoded_images(
     with nullcontext(dict[str, Tensor]()) if reader is None else reader.reading(view) as parts:
         projected = encode(pixels)
     found, first = [], 0
-    for count, own, shown in zip(tiles, projected.split(tiles), pixels.split(tiles), strict=True):
+    for count, own, views in zip(tiles, projected.split(tiles), pixels.split(tiles), strict=True):
         read = {name: value[first : first + count] for name, value in parts.items()}
         image = Tiles(count, own.shape[1], view.side, read, None, view.classes, *scales)
-        found.append(EncodedImage(own, image, shown))
+        found.append(EncodedImage(own, image, views))
         first += count
     return found
 

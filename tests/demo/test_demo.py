@@ -17,7 +17,7 @@ from llava_consensus.errors import ConsensusError, OptionError
 from llava_consensus.evaluation.media import Clip
 from llava_consensus.evaluation.models import Loading, load
 from llava_consensus.evaluation.models.base import Encoding
-from llava_consensus.hosts.units import ImageOutcome
+from llava_consensus.hosts.outcomes import ImageOutcome
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 

@@ -20,7 +20,7 @@ from llava_consensus.evaluation.models.base import Prefill, prefills, shape_of
 from llava_consensus.evaluation.models.llava import LlavaRunner
 from llava_consensus.evaluation.runs.configuration import prepare
 from llava_consensus.evaluation.runs.metrics import AnswerCosts, budget_of, run_costs
-from llava_consensus.hosts.units import CachedLayer
+from llava_consensus.hosts.outcomes import CachedLayer
 from llava_consensus.reduction import costs as account
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES

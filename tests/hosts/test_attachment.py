@@ -17,7 +17,7 @@ from prompts import ANYRES, batch, row, tiles
 
 from llava_consensus import attach
 from llava_consensus.hosts.official import PREPARE
-from llava_consensus.hosts.units import ImageOutcome
+from llava_consensus.hosts.outcomes import ImageOutcome
 from llava_consensus.methods import METHODS
 
 MAJOR = int(transformers.__version__.split(".")[0])

@@ -383,3 +383,20 @@ def test_a_method_knows_what_it_was_asked() -> None:
     assert make("consensusdrop", positions="renumber") == make("consensusdrop")
     assert make("consensusdrop", positions="renumber").asked == {"positions"}
     assert make("consensusdrop").asked == set()
+
+
+@torch.no_grad()
+def test_padding_behind_a_prompt_is_no_row_of_the_cache(llava: Tiny) -> None:
+    """Two images leave one prompt and one leaves another, after which both have as many rows: none is padding."""
+    a, b, c = (llava.case.picture(number) for number in range(3))
+    long, short = [1, a, b, 7], [1, c, *range(20, 26)]
+    both, alone = prompts(long, [*short, *[0] * (len(a.ids) - llava.case.tokens)]), prompts(short)
+    both["attention_mask"][1, alone["input_ids"].shape[1] :] = 0
+
+    def step(inputs: dict[str, Any]) -> Tensor:
+        mask = torch.nn.functional.pad(inputs["attention_mask"], (0, 1), value=1)
+        given = {"input_ids": mask[:, -1:] * 15, "attention_mask": mask, "position_ids": mask.sum(1, keepdim=True) - 1}
+        return llava.model(**given, past_key_values=llava.model(**inputs).past_key_values).logits[:, -1]
+
+    with llava.attach("divprune"):
+        assert close(step(both)[1:], step(alone))

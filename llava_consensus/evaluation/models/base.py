@@ -20,7 +20,7 @@ from llava_consensus.evaluation.files import HALF
 from llava_consensus.evaluation.media import Clip
 from llava_consensus.hosts import attach_view
 from llava_consensus.hosts.attachment import Attachment, Call
-from llava_consensus.hosts.units import CachedLayer, ImageOutcome
+from llava_consensus.hosts.outcomes import CachedLayer, ImageOutcome
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Shape

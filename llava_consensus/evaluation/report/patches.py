@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.units import ImageOutcome
+from llava_consensus.hosts.outcomes import ImageOutcome
 from llava_consensus.reduction.tokens import Reduction
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # runs that ask a server by URL are measured without torch
     from llava_consensus.evaluation.models import Runner
     from llava_consensus.evaluation.models.base import Prefill
     from llava_consensus.evaluation.runs.configuration import RunPlan
-    from llava_consensus.hosts.units import ImageOutcome
+    from llava_consensus.hosts.outcomes import ImageOutcome
     from llava_consensus.reduction.method import Method, Shape
 
 log = logging.getLogger(__name__)

@@ -21,17 +21,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.arguments import Pass
-from llava_consensus.hosts.entrance import Entrance, State
+from llava_consensus.hosts.arguments import Pass, State
+from llava_consensus.hosts.entrance import Entrance
 from llava_consensus.hosts.facts import TowerFacts
 from llava_consensus.hosts.images import Image, Integers
 from llava_consensus.hosts.inputs import Inputs, unreadable
 from llava_consensus.hosts.kernels import KernelCall
+from llava_consensus.hosts.outcomes import Report, unchanged
 from llava_consensus.hosts.prompts import prompt_of, refuse_packed
 from llava_consensus.hosts.rows import Rows, cached_rows, upload
 from llava_consensus.hosts.taps import EncodedImage, Reader, Tap, encoded_images
 from llava_consensus.hosts.tower import READ
-from llava_consensus.hosts.units import Report, prompt_hash, unchanged, units_of, visual_rows
+from llava_consensus.hosts.units import prompt_hash, units_of, visual_rows
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 
