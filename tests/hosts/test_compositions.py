@@ -153,6 +153,8 @@ def test_costs_add_up() -> None:
     own = make("consensusdrop").flops(shape._replace(patches=256), Budget(128))
     cut = make("fastv").flops(shape._replace(patches=128), Budget(64))
     assert found.flops.method == pytest.approx(own + cut)
+    assert make("resize:tokens=64+fastv").entering(Budget(64), 576, 4) == [64] * 4
+    assert make("resize:tokens=576+fastv").vision_tokens(Budget(64), shape) == [576] * shape.blocks
 
 
 @pytest.mark.parametrize(

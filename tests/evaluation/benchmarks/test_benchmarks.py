@@ -10,7 +10,8 @@ import pytest
 from tiny_data import MADE
 
 from llava_consensus.errors import DataError, OptionError
-from llava_consensus.evaluation.benchmarks import BENCHMARKS, make
+from llava_consensus.evaluation.benchmarks import BENCHMARKS, Question, make
+from llava_consensus.evaluation.benchmarks.base import join
 
 Change = Callable[[list[dict[str, Any]]], None]
 
@@ -70,6 +71,13 @@ def test_order_duplicates_and_strangers_do_not_move_the_score(case: tuple[str, P
     odd = make(name).score(wrong_first + stranger + shuffled, data)
     assert odd.pop("counts") == expected.pop("counts") | {"duplicate": 1, "unknown": 1}
     assert odd == expected
+
+
+def test_equal_questions_take_their_answers_in_turn() -> None:
+    questions = [Question(index, 7, (), "Is it?") for index in range(2)]
+    joined = join([{"question_id": 7, "text": text} for text in ("one", "two", "three")], questions)
+    assert {index: one["text"] for index, one in joined.answers.items()} == {0: "one", 1: "three"}
+    assert joined.counts["duplicate"] == 1
 
 
 def test_partial_answers_are_scored_and_marked(case: tuple[str, Path]) -> None:
