@@ -23,8 +23,19 @@ def scenes(folder: Path) -> Path:
 
 def plan(data: Path, out: Path, method: str = "consensusdrop", **changes: Any) -> TrainingPlan:
     """Four steps of two images, projector alone, budgets of 64 and 32."""
-    given = str(MINI), data / NAME, data / "images", out, make(method), (Budget(64), Budget(32))
-    return TrainingPlan(*given, **{"steps": 4, "batch": 2, "save_every": 2, "device": "cpu", **changes})
+    known: dict[str, Any] = {
+        "model": str(MINI),
+        "conversations": data / NAME,
+        "images": data / "images",
+        "out": out,
+        "method": make(method),
+        "budgets": (Budget(64), Budget(32)),
+        "steps": 4,
+        "batch": 2,
+        "save_every": 2,
+        "device": "cpu",
+    }
+    return TrainingPlan(**{**known, **changes})
 
 
 def trained(data: Path, out: Path, method: str = "consensusdrop", **changes: Any) -> dict[str, Any]:

@@ -48,16 +48,16 @@ def ask(given: argparse.Namespace) -> Iterator[str]:
     known = models.check(given.model, given.conversation, loading, videos=video, host_options=host_options)
     if video:
         clip = read_clip(given.image, given.frames)
-        shown: list[Any] = [clip] if "videos" in known else list(clip.frames)
+        visuals: list[Any] = [clip] if "videos" in known else list(clip.frames)
     else:
-        shown = [open_image(given.image, upright=True)]
+        visuals = [open_image(given.image, upright=True)]
     conversation = known.get("conversation", given.conversation) if video else given.conversation
     prompt = models.Prompt(given.question + (SHORT if given.short else ""), conversation)
     if given.max_new_tokens:
         prompt = replace(prompt, max_new_tokens=given.max_new_tokens)
     runner = models.load(given.model, loading, host_options)
     with runner.attach(method, budget):
-        encoded, answer = runner.ask(shown, prompt)
+        encoded, answer = runner.ask(visuals, prompt)
     yield answer.text
     structural = f" (and {answer.structural} structural ones)" if answer.structural else ""
     yield f"visual tokens the language model saw: {answer.after} of {answer.before}{structural}"
@@ -68,7 +68,7 @@ def ask(given: argparse.Namespace) -> Iterator[str]:
     if given.overlay:
         from llava_consensus.demo.seen import card, counted, seen_by
 
-        seen = seen_by(runner, shown, encoded, answer)
+        seen = seen_by(runner, visuals, encoded, answer)
         tokens = "" if given.method == "full" else f" at {amount(budget)} tokens"
         lines = f"answer: {answer.text}", f"{given.method}{tokens}; {counted(seen)}"
         card(seen, given.question, lines).save(given.overlay)

@@ -16,7 +16,6 @@ from llava_consensus.evaluation.benchmarks.custom import Custom, write_answers
 from llava_consensus.evaluation.files import ANSWERS, METRICS, misread
 from llava_consensus.evaluation.runs import MODEL
 from llava_consensus.evaluation.runs.execution import RunResult, Unanswered
-from llava_consensus.evaluation.runs.store import AGAIN, full_score
 
 if TYPE_CHECKING:
     from llava_consensus.evaluation.runs.loop import RunnerLoader
@@ -66,6 +65,8 @@ def evaluate(given: argparse.Namespace) -> Iterator[str]:
         full = {} if given.url else {"all_tokens": _full_score(given, result)}
         yield json.dumps({**result.metrics, **full, "run": str(result.path)}, indent=1)
     else:
+        from llava_consensus.evaluation.runs.store import AGAIN
+
         with misread(str(result.path / METRICS), AGAIN):
             lines = list(_summary(given, result))
         yield from lines
@@ -94,6 +95,8 @@ def _by_url(given: argparse.Namespace, benchmark: Benchmark) -> RunResult:
 
 
 def _full_score(given: argparse.Namespace, result: RunResult) -> float | None:
+    from llava_consensus.evaluation.runs.store import full_score
+
     try:
         return full_score(given.out, json.loads((result.path / "config.json").read_bytes()))
     except DataError as error:  # of another run, which is no reason to keep this one's result back

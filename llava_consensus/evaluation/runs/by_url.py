@@ -86,14 +86,9 @@ def run(config: UrlConfig, out: Path, execution: Execution) -> RunResult:
         raise OptionError("--url: one process asks as many questions at once as --batch says. Leave --workers out")
     client = Client(config)
     plan = _plan(config, client)
-    return carry_out(
-        plan,
-        out,
-        execution,
-        lambda pending: _results(client, plan, pending, execution.batch),
-        config.url,
-        partial(_check_same_server, client, plan) if client.identity is None else None,
-    )
+    check = partial(_check_same_server, client, plan) if client.identity is None else None
+    ask = partial(_results, client, plan, execution.batch)
+    return carry_out(plan, out, execution, ask, config.url, check)
 
 
 def _plan(config: UrlConfig, client: "Client") -> Plan:
@@ -146,29 +141,27 @@ class Client:
         self.model = config.model or known[0]
         self.identity: dict[str, Any] | None = getattr(cards[self.model], IDENTITY, None)
 
-    def answer(self, text: str, visuals: Sequence[bytes], length: int) -> tuple[str, int | None]:
-        """Answer to a question about images, given as PNG, and the visual tokens that were read for it; None if the
-        server does not say.
+    def answer(self, plan: Plan, question: Question) -> tuple[str, int | None]:
+        """Answer to a question, and the visual tokens that were read for it; None if the server does not say.
 
         Raises:
             ServerFault: for 5xx, 429 or a body that is no chat completion, after the client's retries.
             ServerError: if the answer names another method, budget or version than `/v1/models` did.
         """
-        urls = [f"data:image/png;base64,{base64.b64encode(image).decode()}" for image in visuals]
-        shown = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+        content: list[dict[str, Any]] = []
+        for path in plan.images(question):  # as the models of this project see them, without loss
+            plan.open(path).save(file := io.BytesIO(), "PNG", compress_level=1)
+            url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+            content.append({"type": "image_url", "image_url": {"url": url}})
+        messages = [{"role": "user", "content": [*content, {"type": "text", "text": question.text}]}]
         tokens = self.config.tokens
-        own = {} if tokens is None else {"mm_processor_kwargs": {TOKENS: tokens, ASKED: text}}
+        own = {} if tokens is None else {"mm_processor_kwargs": {TOKENS: tokens, ASKED: question.text}}
+        wanted = {"max_tokens": plan.description["max_new_tokens"], "temperature": 0, "extra_body": own}
         create: Any = self.api.chat.completions.with_raw_response.create
         try:
-            response = create(
-                model=self.model,
-                messages=[{"role": "user", "content": [*shown, {"type": "text", "text": text}]}],
-                max_tokens=length,
-                temperature=0,
-                extra_body=own,
-            )
+            response = create(model=self.model, messages=messages, **wanted)
             answer = response.parse()
-            content = answer.choices[0].message.content or ""
+            said = answer.choices[0].message.content or ""
         except (self.openai.InternalServerError, self.openai.RateLimitError, *NO_ANSWER) as wrong:
             raise ServerFault(describe(wrong)) from wrong
         told = response.headers.get(HEADER)
@@ -179,10 +172,10 @@ class Client:
             )
         details = getattr(answer.usage, "prompt_tokens_details", None)
         read = getattr(details, "multimodal_tokens", None) or {}
-        return content.strip(), sum(read.values()) if read else None
+        return said.strip(), sum(read.values()) if read else None
 
 
-def _results(client: Client, plan: Plan, pending: Sequence[Question], at_once: int) -> Iterator[Result]:
+def _results(client: Client, plan: Plan, at_once: int, pending: Sequence[Question]) -> Iterator[Result]:
     """Answers as they come; nothing more is asked if one raises. Faults of the server are results only if it answers
     again afterwards; otherwise they end the call, and those questions are asked by the next one.
     """
@@ -208,7 +201,7 @@ def _results(client: Client, plan: Plan, pending: Sequence[Question], at_once: i
             _, first = next(iter(faults.values()))
             if known is None:
                 raise first
-            _reply(client, plan, known)  # does it answer anything at all?
+            client.answer(plan, known)  # does it answer anything at all?
             yield _recorded(faults)
     except (ServerFault, client.openai.OpenAIError) as fault:
         raise _ends(client, fault) from fault
@@ -230,7 +223,7 @@ def _check_same_server(client: Client, plan: Plan, folder: Run) -> None:
     answered = [question for question in plan.questions if question.index in folder.answers]
     probes = answered[:: max(1, len(answered) // PROBES)][:PROBES]
     try:
-        other = [one for one in probes if _reply(client, plan, one)[0] != folder.answers[one.index]["text"]]
+        other = [one for one in probes if client.answer(plan, one)[0] != folder.answers[one.index]["text"]]
     except (ServerFault, client.openai.OpenAIError) as fault:
         raise _ends(client, fault) from fault
     if 2 * len(other) > len(probes):
@@ -240,28 +233,19 @@ def _check_same_server(client: Client, plan: Plan, folder: Run) -> None:
         )
 
 
-def _reply(client: Client, plan: Plan, question: Question) -> tuple[str, int | None]:
-    images = []
-    for path in plan.images(question):  # as the models of this project see them, without loss
-        plan.open(path).save(file := io.BytesIO(), "PNG", compress_level=1)
-        images.append(file.getvalue())
-    return client.answer(question.text, images, plan.description["max_new_tokens"])
-
-
 def _answer(client: Client, plan: Plan, question: Question) -> Result:
     openai = client.openai
     try:
-        text, read = _reply(client, plan, question)
+        text, read = client.answer(plan, question)
     except ImageError as error:
         return Result([], [error_record(question, str(error))])
-    except openai.BadRequestError as error:
-        return Result([], [error_record(question, describe(error), "question")])
-    except (openai.AuthenticationError, openai.PermissionDeniedError, openai.APIConnectionError) as error:
-        if not isinstance(error, openai.APITimeoutError):
-            raise _ends(client, error) from error
+    except openai.APITimeoutError:
         return Result([], [error_record(question, f"no answer within {PATIENCE:g} seconds", "model")])
+    except (openai.AuthenticationError, openai.PermissionDeniedError, openai.APIConnectionError) as error:
+        raise _ends(client, error) from error
     except openai.OpenAIError as error:
-        return Result([], [error_record(question, describe(error), "model")])
+        cause = "question" if isinstance(error, openai.BadRequestError) else "model"
+        return Result([], [error_record(question, describe(error), cause)])
     note = [UNTOLD] if read is None and question.images else []
     metadata = {"before": 0, "after": read or 0, "structural": 0, "notes": note}  # before: no server says it
     return Result([answer_record(run_name(plan.description), question, client.model, text, metadata)], [])

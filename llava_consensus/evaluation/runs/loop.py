@@ -159,8 +159,8 @@ class Asker:
                 asked.append((question, own))
         return _joined([Result([], errors), self._ask(asked)])
 
-    def _ask(self, asked: Sequence[tuple[Question, list[Encoding]]], alone: bool = False) -> Result:
-        """Answers to questions, asked together or, if that fails, each `alone`."""
+    def _ask(self, asked: Sequence[tuple[Question, list[Encoding]]], single: bool = False) -> Result:
+        """Answers to questions, asked together or, if that fails, each as a `single` one."""
         try:
             return Result(self._answer(asked), [])
         except QuestionError as error:
@@ -168,14 +168,14 @@ class Asker:
         except ConsensusError:
             raise
         except Exception as error:  # one of them, or all together, is more than the model can do
-            if alone:
+            if single:
                 raise_if_device_failed(error, f"question {asked[0][0].index}")
             else:
                 log.info("a batch of %d questions failed; each is asked alone", len(asked))
             said, cause = describe(error), "model"
-        if alone:
+        if single:
             return Result([], [error_record(asked[0][0], said, cause)])
-        return _joined(self._ask([one], alone=True) for one in asked)
+        return _joined(self._ask([one], single=True) for one in asked)
 
     def _answer(self, asked: Sequence[tuple[Question, list[Encoding]]]) -> list[Record]:
         if not asked:

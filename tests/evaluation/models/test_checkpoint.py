@@ -96,6 +96,8 @@ def test_weights_that_are_not_there_are_told(cache: Path) -> None:
 def test_what_is_not_there_is_never_asked_for(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match=r"'owner/absent': .*hf auth login"):
         models.check("owner/absent")
+    with pytest.raises(DataError, match=r"no config\.json"):
+        check_checkpoint(str(tmp_path))
     with pytest.raises(OptionError, match="only models of the hub have revisions"):
         models.find("checkpoints/llava-mini", "main")
     monkeypatch.chdir(tmp_path)
