@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from llava_consensus.hosts.kernels import KernelCall, spying
 
 Block = tuple[str, int]  # name of a list of blocks, and which of them
+WRITTEN_OUT = "get_decomposed_rel_pos"  # function of SAM's attention modules
 
 
 class Recorder:
@@ -39,19 +40,20 @@ class Recorder:
         self.blocks, self.resamplers, self.record, self.cut, self.holds = blocks, resamplers, record, cut, holds
         self.place = {module: block for block, own in sorted(blocks.items()) for module in own.modules()}
         self.thread, self.running = threading.get_ident(), list[Block]()
+        self.written = [module for module in self.place if hasattr(module, WRITTEN_OUT)]
+        self.fused = any(type(module).__module__.startswith("timm.") for module in self.place)
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
+    def recording(self, apart: bool) -> Iterator[None]:
+        """Records in the body, with `apart` also attention that asks no kernel of transformers."""
         hooks = [module.register_forward_hook(self.share) for module in self.resamplers]
         for block, own in self.blocks.items():
-            hooks += [own.register_forward_pre_hook(partial(self.begin, block))]
-            hooks += [own.register_forward_hook(partial(self.end, block))]
-        for module in self.place:
-            if hasattr(module, "get_decomposed_rel_pos"):
-                hooks.append(module.register_forward_hook(self.written_out, with_kwargs=True))
-        timm = any(type(module).__module__.startswith("timm.") for module in self.place)
+            hooks.append(own.register_forward_pre_hook(partial(self.begin, block)))
+            hooks.append(own.register_forward_hook(partial(self.end, block)))
+        for module in self.written if apart else ():
+            hooks.append(module.register_forward_hook(self.written_out, with_kwargs=True))
         try:
-            with spying(self.spy), _Fused(self) if timm else nullcontext():
+            with spying(self.spy), _Fused(self) if apart and self.fused else nullcontext():
                 yield
         finally:
             for hook in hooks:

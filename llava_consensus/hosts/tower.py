@@ -114,7 +114,10 @@ class Tower:
     def __init__(self, base: nn.Module, decoder: nn.Module, method: Method, learnt: Learnt) -> None:
         self.method, self.learnt = method, learnt
         self.reads = bool(method.needs & READ)
-        self.lists = dict(block_lists(base, decoder)) if self.reads else {}  # lengths by name
+        self.lists: dict[str, int] = {}  # lengths by name
+        self.resamplers: list[str] = []  # names of modules in which queries look at all positions
+        if self.reads:
+            self._look(base, decoder)
         vision = getattr(base.config, "vision_config", None)
         whole = ("fullatt_block_indexes", "global_attn_indexes")  # blocks whose attention looks at everything
         self.whole = next((getattr(vision, name) for name in whole if getattr(vision, name, None)), None)
@@ -127,6 +130,12 @@ class Tower:
                     f"vision_layer={layer}: this block attends within windows, so its patches cannot be compared. Take "
                     f"one of {', '.join(map(str, self.whole))}"
                 )
+
+    def _look(self, base: nn.Module, decoder: nn.Module | None) -> None:
+        self.lists = dict(block_lists(base, decoder))
+        inner = tuple(f"{name}." for name in self.lists)
+        named = (name for name, module in base.named_modules() if isinstance(module, nn.MultiheadAttention))
+        self.resamplers = [name for name in named if not name.startswith(inner)]
 
     def features_block(self, fed: Block) -> Block:
         """The block whose output is read, given the one that feeds the projector."""
@@ -200,7 +209,7 @@ class Tower:
             return self._noted(output, record)
         learning = fed is None and (self.reads or maps)
         if learning and not self.lists:
-            self.lists = dict(block_lists(base, None))
+            self._look(base, None)
         record = Encoded(inputs, key, 0, {}, {}, {}, None, [])
         if not learning and not self.reads:
             output = plain(**inputs)
@@ -240,14 +249,15 @@ class Tower:
         feds = fed if isinstance(fed, list) else [fed]
         wanted = {block for one in feds if one is None or one.block for block in self.wanted(one and one.block)}
         blocks = {block: list(base.get_submodule(block[0]).children())[block[1]] for block in wanted}
-        inner = tuple(f"{name}." for name in self.lists)
-        resamplers: list[nn.Module] = [
-            module
-            for name, module in base.named_modules()
-            if isinstance(module, nn.MultiheadAttention) and not name.startswith(inner)
-        ]
-        with Recorder(blocks, resamplers, record, cut, fed is None).recording():
-            return plain(**inputs)
+        resamplers = [base.get_submodule(name) for name in self.resamplers]
+        recorder = Recorder(blocks, resamplers, record, cut, fed is None)
+        with recorder.recording(apart=fed is not None):
+            output = plain(**inputs)
+        if fed is None and not record.calls and (recorder.written or recorder.fused):
+            record.states.clear()
+            with recorder.recording(apart=True):
+                output = plain(**inputs)
+        return output
 
     def _fed(self, key: Any, output: Any, record: Encoded) -> Fed:
         for block, own in sorted(record.calls.items(), key=lambda item: -item[0][1]):
