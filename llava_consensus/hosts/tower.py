@@ -260,6 +260,9 @@ class Tower:
         return output
 
     def _fed(self, key: Any, output: Any, record: Encoded) -> Fed:
+        with torch.inference_mode(False), torch.enable_grad():
+            rows = flat_features(output)
+        assert rows is not None
         for block, own in sorted(record.calls.items(), key=lambda item: -item[0][1]):
             light = [
                 call._replace(
@@ -269,12 +272,11 @@ class Tower:
             ]
             try:
                 with torch.inference_mode(False), torch.enable_grad():
-                    rows = flat_features(output)
-                    assert rows is not None
                     found = fed_rows(rows, [call.output for call in own if call.output is not None])
             except Mixed as error:
-                if len(own) == len(record.pooling) == 1:
-                    return Fed(block, None, light, record.pooling[0].shape[1])
+                queries = [one.shape[1] for one in record.pooling if one.shape[:2].numel() == len(rows)]
+                if len(own) == len(queries) == 1:
+                    return Fed(block, None, light, queries[0])
                 self.learnt.mixed[key] = str(error)
                 return Fed(block, None, light)
             if found is not None:
@@ -343,8 +345,10 @@ class Tower:
         name, index = block
         calls, states = record.calls.get((name, index + ahead), []), record.states.get(block, [])
         early = record.calls.get(self.early_block(name), []) if Need.EARLIER in self.method.needs else []
+        queries = self.learnt.fed[record.key].queries
+        pooling = [one for one in record.pooling if one.shape[1] == queries]
         return [
-            _tiles_of(image, mapped, calls, states, classes, early, record.pooling)
+            _tiles_of(image, mapped, calls, states, classes, early, pooling)
             for image, mapped in zip(images, maps, strict=True)
         ]
 
