@@ -21,9 +21,8 @@ from torch.utils.checkpoint import checkpoint
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.images import STRUCTURAL, Image
-from llava_consensus.hosts.kernels import KernelCall
+from llava_consensus.hosts.kernels import Block, KernelCall, Recorder
 from llava_consensus.hosts.patch_map import Mapped, Mixed, fed_rows, patch_map, resampled, sides_of
-from llava_consensus.hosts.recorder import Block, Recorder
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need
 
