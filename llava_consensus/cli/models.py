@@ -35,7 +35,7 @@ def choices(given: argparse.Namespace) -> Iterator[str]:
         yield from _hosts() if given.host is None else _host(given.host)
         return
     from llava_consensus.evaluation.benchmarks import known_benchmarks
-    from llava_consensus.hosts import OTHER, known_hosts
+    from llava_consensus.hosts import ACROSS, OTHER, known_hosts
     from llava_consensus.methods import PLUS, known_methods
 
     hosts = {name: host.line for name, host in known_hosts().items()}
@@ -47,6 +47,7 @@ def choices(given: argparse.Namespace) -> Iterator[str]:
     elif given.what:
         yield from (f"{name:14} {line}" for name, line in kinds[given.what].items())
         if given.what == "hosts":
+            yield f"{'cross':14} {ACROSS.line}: {', '.join(ACROSS.types)}"
             yield f"{'other':14} {OTHER.line}; a budget is per tile, as the grouping of tiles is not known"
     else:
         for title, entries in kinds.items():

@@ -133,9 +133,7 @@ HOSTS: dict[str, HostEntry] = {
     "paligemma": _derived("PaliGemma 1 and 2", "paligemma", "PaliGemma", answer_version=4),
     "kimi-k2.5": _derived("Kimi-K2.5: images of any size", "kimi_k25", "Kimi_K25"),
     "glm-ocr": _derived("GLM-OCR: images of any size", "glm_ocr", "GlmOcr", ONE_AXIS),
-    "perception-lm": _derived(
-        "PerceptionLM: a tower of timm, which no method reads", "perception_lm", "PerceptionLM", TOWER
-    ),
+    "perception-lm": _derived("PerceptionLM: a tower of timm", "perception_lm", "PerceptionLM"),
     "granite-vision": _derived("Granite Vision 4: tiles, a Q-Former in windows", "granite4_vision", "Granite4Vision"),
     "paddleocr-vl": _derived("PaddleOCR-VL: images of any size", "paddleocr_vl", "PaddleOCRVL", ONE_AXIS),
     "video-llama-3": _derived("Video-LLaMA 3: images", "video_llama_3", "VideoLlama3"),
@@ -168,7 +166,7 @@ HOSTS: dict[str, HostEntry] = {
 
 # Types whose decoder reads images by cross attention.
 _TYPES = "blip florence2 idefics mllama pix2struct pp_formulanet t5gemma2 vision-encoder-decoder"
-ACROSS = HostEntry(f"{OURS}.cross_attention:CrossFacts", "hf", (), "by cross attention", tuple(_TYPES.split()))
+ACROSS = HostEntry(f"{OURS}.cross_attention:CrossFacts", "hf", (), "images by cross attention", tuple(_TYPES.split()))
 
 # Of a model of transformers that no entry names.
 OTHER = _derived("any other vision-language model of transformers that takes `mm_encoder_outputs`", "", "")
