@@ -31,7 +31,7 @@ ROOT = Path(__file__).parent.parent
 SEED = 0
 MATHS = (
     *("tests/reduction", "tests/methods", "tests/evaluation/test_account.py"),
-    *("tests/hosts/test_compositions.py", "tests/hosts/test_cells.py", "tests/hosts/test_towers.py"),
+    *(f"tests/hosts/test_{name}.py" for name in ("compositions", "cells", "towers", "calibrated")),
 )
 _NAMES = (
     *("attached_answers", "images", "layouts", "shares", "newlines", "hf_hosts", "loops", "decoder", "llava_host"),

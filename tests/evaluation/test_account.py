@@ -107,6 +107,10 @@ def test_vision_flops_with_projector(host: Any, tower_folder: Path) -> None:
             model.encode_images(images)
         ours = account.vision_flops(shape, [shape.patches] * shape.blocks)
         assert ours == pytest.approx(flops.get_total_flops(), rel=0.01)
+        fewer = account.vision_flops(shape, [shape.patches] * (shape.blocks - 1) + [1])
+        block = 8 * shape.vision_width**2 + 4 * (shape.patches + 1 + 2 * shape.classes) * shape.vision_width
+        mlp = 8 * shape.vision_width * shape.vision_inner  # of the last block and of the one before
+        assert ours - fewer == (shape.patches - 1) * (block + mlp + 2 * shape.projector)
 
 
 def blank(host: Any) -> Any:
@@ -188,20 +192,24 @@ def test_what_a_cache_holds_too_much_is_seen() -> None:
 # ---- a published configuration
 
 
-def test_shapes_of_the_paper_match_a_config() -> None:
-    """The presets agree with what `shape_of` makes of LLaVA-1.5-7B's published configuration."""
+@pytest.mark.parametrize(
+    ("name", "layers", "width", "inner"), [("llava-1.5-7b", 32, 4096, 11008), ("llava-1.5-13b", 40, 5120, 13824)]
+)
+def test_shapes_of_the_paper_match_a_config(name: str, layers: int, width: int, inner: int) -> None:
+    """The presets agree with what `shape_of` makes of LLaVA-1.5's published configurations."""
     vision = SimpleNamespace(
         num_hidden_layers=24, hidden_size=1024, num_attention_heads=16, intermediate_size=4096, patch_size=14
     )
     vision.image_size, vision.num_channels = 336, 3
-    config = SimpleNamespace(num_hidden_layers=32, hidden_size=4096, num_attention_heads=32, num_key_value_heads=32)
-    config.intermediate_size, config.vocab_size, config.image_aspect_ratio = 11008, 32000, "pad"
-    layers = [torch.nn.Linear(1024, 4096, device="meta"), torch.nn.GELU(), torch.nn.Linear(4096, 4096, device="meta")]
-    offers = frozenset({Need.PROJECTOR})
-    tower = SimpleNamespace(blocks=range(24), tokens=576, classes=1, feature_block=22, offers=offers)
+    heads = width // 128
+    config = SimpleNamespace(num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads)
+    config.num_key_value_heads, config.intermediate_size = heads, inner
+    config.vocab_size, config.image_aspect_ratio = 32000, "pad"
+    linear = [torch.nn.Linear(inner, width, device="meta") for inner in (1024, width)]
+    tower = SimpleNamespace(blocks=range(24), tokens=576, classes=1, feature_block=22, offers={Need.PROJECTOR})
     view = SimpleNamespace(tower=tower, most_tiles=1, module=SimpleNamespace(dtype=torch.float16))
-    found = shape_of(view, config, vision, torch.nn.Sequential(*layers), 66)
-    assert found == SEVEN._replace(question=None)
+    found = shape_of(view, config, vision, torch.nn.Sequential(linear[0], torch.nn.GELU(), linear[1]), 66)
+    assert found == SHAPES[name]._replace(question=None)
 
 
 # ---- the account and match

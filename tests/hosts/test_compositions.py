@@ -153,6 +153,8 @@ def test_costs_add_up() -> None:
     own = make("consensusdrop").flops(shape._replace(patches=256), Budget(128))
     cut = make("fastv").flops(shape._replace(patches=128), Budget(64))
     assert found.flops.method == pytest.approx(own + cut)
+    assert make("resize:tokens=64+fastv").entering(Budget(64), 576, 4) == [64] * 4
+    assert make("resize:tokens=576+fastv").vision_tokens(Budget(64), shape) == [576] * shape.blocks
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ def test_costs_add_up() -> None:
     [
         ("consensusdrop:tokens=64+visionzip", 8, "act in one place"),
         ("fastv:tokens=64+consensusdrop", 8, "Write ConsensusDrop in front"),
-        ("consensusdrop+fastv", 8, "say how many tokens ConsensusDrop leaves"),
+        ("consensusdrop+fastv", 8, "tokens ConsensusDrop leaves, as in consensusdrop:tokens=128"),
         ("consensusdrop:tokens=4+fastv", 8, "fewer than the 8"),
         ("consensusdrop:tokens=8+fastv:tokens=4", 4, "Leave its tokens= out"),
         ("resize:tokens=9+divprune:positions=keep", 4, "behind a method that renumbers"),

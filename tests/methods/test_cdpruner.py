@@ -10,7 +10,7 @@ import torch
 import transformers
 from models import IMAGE, LENGTH, tiny_llava, write_clip
 from prompts import ANYRES, batch, row, tiles
-from units import unit
+from units import of_batch, unit
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
@@ -28,10 +28,12 @@ MAJOR = int(transformers.__version__.split(".")[0])
 
 def test_no_token_is_repeated_past_the_rank_of_the_kernel() -> None:
     """The authors' loop divides by the root of a negative number here and repeats one index."""
-    tokens = unit(size=24)  # six channels: rank six
+    tokens = unit(size=25)  # six channels: rank six; the number of tokens is odd
     result = make("cdpruner").reduce(tokens, Budget(15))
     assert all(len(set(kept)) == 15 for kept in result.kept.tolist()) and torch.isfinite(result.fused).all()
-    same = tokens._replace(projected=torch.ones(2, 24, 6), clip=tokens.clip._replace(patches=torch.ones(2, 24, 7)))
+    alone = (make("cdpruner").reduce(of_batch(tokens, index), Budget(15)).kept[0].tolist() for index in range(2))
+    assert result.kept.tolist() == list(alone)
+    same = tokens._replace(projected=torch.ones(2, 25, 6), clip=tokens.clip._replace(patches=torch.ones(2, 25, 7)))
     assert make("cdpruner").reduce(same, Budget(3)).kept.tolist() == [[0, 1, 2]] * 2
 
 

@@ -154,3 +154,7 @@ def test_ivcprune_chooses_as_the_official_code_for_qwen(case: str) -> None:
     view = DecoderView(tokens, Cut(16, tokens), none, none, columns, probe, none, none, lambda states: states)
     chosen = make("ivcprune").select(view, Stopwatch(torch.device("cpu")))
     assert torch.equal(chosen.kept[0], stored["kept"].long())
+    kept = make("ivcprune", coordinates=1.0, seeds=0.25).select(view, Stopwatch(torch.device("cpu"))).kept[0]
+    for part in (cos, sin):  # each has half of what the seeds leave
+        extreme = part[0, columns[0]].mean(-1).topk((tokens - round(tokens / 4)) // 2).indices
+        assert torch.isin(extreme, kept).all()

@@ -15,13 +15,15 @@ from llava_consensus.hosts.inputs import fingerprint
 from llava_consensus.hosts.units import prompt_hash
 from llava_consensus.methods import make
 from llava_consensus.methods.divprune import spread_out
+from llava_consensus.methods.flashvid import lengths
+from llava_consensus.methods.holov import Crops
 from llava_consensus.methods.mfpruner import elect
 from llava_consensus.methods.random import draw
 from llava_consensus.methods.resize import smaller
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.saliency import class_saliency
 from llava_consensus.reduction.selection import seated, topped_up
-from llava_consensus.reduction.tokens import VisualTokens
+from llava_consensus.reduction.tokens import Stopwatch, VisualTokens
 
 NUMBERS = [[771458.0, 11717804.0], [1697900.0, 11548674.0]]  # of 24 bits
 PIXELS = [1874295759138979840, 1743226879432720384]
@@ -38,6 +40,11 @@ def test_fingerprints_are_the_same_on_every_machine() -> None:
     prompt: Any = np.array([[0, 5, 9, 9, 7]])
     image: Any = SimpleNamespace(row=0, places=np.array([2, 3]))
     assert prompt_hash(prompt, prompt > 0, [image]).tolist() == [-8373120013074892894]
+
+
+def test_times_of_a_stage_add_up_to_milliseconds() -> None:
+    marks = [("select", 0.0, 0.25), ("merge", 0.25, 0.75), ("select", 2.0, 3.0)]
+    assert Stopwatch(torch.device("cpu"), marks).milliseconds() == {"select": 1250.0, "merge": 500.0}
 
 
 def test_random_tokens_differ_by_seed() -> None:
@@ -67,6 +74,13 @@ def test_seats_that_nobody_takes_go_to_the_next() -> None:
     assert topped_up(torch.tensor([[1, 0, 2]]), torch.tensor([[0.1, 0.5, 0.5]]), 4).tolist() == [[1, 1, 2]]
 
 
+def test_segments_of_a_video_and_scores_of_crops_by_hand() -> None:
+    assert lengths(at_angles(0, 10, 100, 112, 115, 200)[0], 0.5, 4) == [2, 1, 2, 1]
+    saliency = torch.tensor([[0.1, 0.3, 0.2, 0.4, 0.6]])
+    scores = Crops(5, 2, saliency.device).scores(saliency, at_angles(0, 60, 90, 0, 180), 0.5)
+    assert scores[0].tolist() == pytest.approx([300, 750], rel=1e-4)  # the variance cancels if it is not tiny
+
+
 def clip(frames: int, size: int) -> VisualTokens:
     """A video that stands still, but for one place in its last frame."""
     still = torch.randn(1, size, 5, generator=torch.Generator().manual_seed(0)).repeat(1, frames, 1)
@@ -84,7 +98,8 @@ def test_evs_keeps_the_first_frame_and_what_changes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "grid", "small"), [(64, (1, 1), (8, 8)), (192, (1, 1), (13, 14)), (10, (3, 5), (2, 5))]
+    ("count", "grid", "small"),
+    [(64, (1, 1), (8, 8)), (192, (1, 1), (13, 14)), (10, (3, 5), (2, 5)), (17, (10, 30), (2, 8))],
 )
 def test_a_smaller_grid_uses_its_budget(count: int, grid: tuple[int, int], small: tuple[int, int]) -> None:
     assert smaller(count, *grid) == small

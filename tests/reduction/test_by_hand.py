@@ -8,7 +8,7 @@ import torch
 from llava_consensus.errors import OptionError
 from llava_consensus.methods.sparsevlm import SparseVLM
 from llava_consensus.reduction import saliency
-from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.costs import SHAPES, paper_flops
 from llava_consensus.reduction.saliency import cross_saliency, text_attention, text_saliency
 from llava_consensus.reduction.selection import correction_factor
@@ -32,6 +32,8 @@ def test_a_probe_that_says_nothing_of_padding_may_have_some() -> None:
     probe = TextProbe(query, key, flat + 1, flat, 0.5, torch.tensor([[1, 2]]), real, all_keys)
     rows = text_attention(probe)[0]
     assert rows[0].sum() > 0.99 and rows[1].tolist() == [0.0] * 3
+    capped = text_attention(probe._replace(key=key * torch.tensor([0.0, 1, 2])[:, None], cap=3.0))[0, 0, :2]
+    assert torch.allclose(capped, torch.softmax(3 * torch.tensor([0.0, 2 / 3]).tanh(), 0))
 
 
 @pytest.mark.parametrize("aggregate", saliency.AGGREGATES)
@@ -72,6 +74,7 @@ def test_a_budget_is_whole_numbers() -> None:
     for given in wrong:
         with pytest.raises(OptionError, match=r"tokens=|merged="):
             Budget(*given)
+    assert [Share(0.1).of(available).tokens for available in (4, 15, 576)] == [1, 2, 58]
     assert Budget(4, 0).split(9) == (4, 0) and Budget(4, 4).split(9) == (0, 4) and Budget(1).merged is None
 
 

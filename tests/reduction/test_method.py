@@ -26,10 +26,12 @@ def test_worked_example_fusion_and_selection() -> None:
     fused = selection.convex(selection.temperature(S_V), selection.temperature(S_C), 0.7)
     assert torch.allclose(fused, torch.tensor([[0.160, 0.295, 0.110, 0.170, 0.110, 0.155]]))
     assert selection.top(fused, 2).tolist() == [[1, 3]]
+    assert selection.temperature(torch.zeros(1, 4)).tolist() == [[0.25] * 4]
 
 
 def test_worked_example_recovery() -> None:
     assert selection.recover(S_V, S_C, 4, 0.5).tolist() == [[0, 1, 2, 3]]
+    assert selection.recover(S_V, S_C, 3, 0.4).tolist() == [[0, 1, 3]]
     assert selection.agreement(S_V, S_C, 4).tolist() == [0.5]
     assert selection.correction_factor(S_V, S_C, 4, 0.5).tolist() == [1.0]
 

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import math
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -59,6 +60,7 @@ def check_run(inputs: dict[str, Any], official: Any) -> bool:
                 assert grade is not None
                 grades.setdefault(key, []).append(grade[0])
     capabilities = {key: one["capability"] for key, one in inputs["metadata"].items() if key in chosen}
+    counts = Counter(name for names in capabilities.values() for name in names)
     decimals = int(inputs["args"][1]) if inputs["args"] else 1
     ours = mmvet_benchmark.tables(capabilities, grades, inputs["num_run"], decimals)
     rest = {"total": ours["total"], "std": ours["std"], "runs": str(ours["runs"])}
@@ -68,6 +70,7 @@ def check_run(inputs: dict[str, Any], official: Any) -> bool:
         ours["capability"] | rest == official["cap_score"]
         and ours["integration"] | rest == official["cap_int_score"]
         and table == dict(zip(header[1:], row[1:], strict=True))
+        and [counts[name] for name in ours["capability"]] == sorted(counts.values(), reverse=True)
     )
 
 
