@@ -396,7 +396,7 @@ def rows_of(output: Any) -> int:
 
 def prompt_of(model: Any) -> Prompt:
     """A prompt with one image that the plain model reads."""
-    if type(model).__name__ in ACROSS.classes:
+    if model.config.model_type in ACROSS.types:
         inputs = across(model)
         with attach(model, "full") as attached:
             model(**inputs)

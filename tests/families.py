@@ -321,7 +321,7 @@ FAMILIES: dict[str, Family] = {
     "paligemma": Family("paligemma", _paligemma, tiles(1, 1), (16, 16)),
     "kimi_k25": Family("kimi_k25", _kimi, by_grid(3, 14, 14), (6, 8)),
     "glm_ocr": Family("glm_ocr", _glm_ocr, by_grid(3 * 2 * 14 * 14), (6, 8), axes=3),
-    "perception_lm": Family("perception_lm", _perception, _perception_pixels, (4, 12), tower=False, timm=True),
+    "perception_lm": Family("perception_lm", _perception, _perception_pixels, (4, 12), timm=True),
     "granite4_vision": Family("granite4_vision", _granite, _granite_pixels, (16, 14), cuts=False),
     "paddleocr_vl": Family("paddleocr_vl", _paddle, by_grid(3, 14, 14), (6, 8), axes=3),
     "video_llama_3": Family("video_llama_3", _video_llama, _video_llama_pixels, (6, 8)),

@@ -17,7 +17,7 @@ API = {  # sections of the page, and what is shown in each
     "Attach": (
         "attach",
         "hosts.attachment.Attachment",
-        "hosts.units.ImageOutcome",
+        "hosts.outcomes.ImageOutcome",
         "evaluation.bench.timing",
         "errors",
     ),

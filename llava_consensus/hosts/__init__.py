@@ -127,9 +127,7 @@ HOSTS: dict[str, HostEntry] = {
     "paligemma": _derived("PaliGemma 1 and 2", "paligemma", "PaliGemma", answer_version=4),
     "kimi-k2.5": _derived("Kimi-K2.5: images of any size", "kimi_k25", "Kimi_K25"),
     "glm-ocr": _derived("GLM-OCR: images of any size", "glm_ocr", "GlmOcr", ONE_AXIS),
-    "perception-lm": _derived(
-        "PerceptionLM: a tower of timm, which no method reads", "perception_lm", "PerceptionLM", TOWER
-    ),
+    "perception-lm": _derived("PerceptionLM: a tower of timm", "perception_lm", "PerceptionLM"),
     "granite-vision": _derived("Granite Vision 4: tiles, a Q-Former in windows", "granite4_vision", "Granite4Vision"),
     "paddleocr-vl": _derived("PaddleOCR-VL: images of any size", "paddleocr_vl", "PaddleOCRVL", ONE_AXIS),
     "video-llama-3": _derived("Video-LLaMA 3: images", "video_llama_3", "VideoLlama3"),
@@ -160,17 +158,9 @@ HOSTS: dict[str, HostEntry] = {
 }
 
 
-# Models whose decoder reads images by cross attention (`cross_attention.SIDES`).
-ACROSS = HostEntry(
-    f"{OURS}.cross_attention:CrossFacts",
-    "hf",
-    (
-        *("BlipForConditionalGeneration", "VisionEncoderDecoderModel", "IdeficsForVisionText2Text"),
-        *("PPFormulaNetForConditionalGeneration", "Pix2StructForConditionalGeneration"),
-        *("MllamaForConditionalGeneration", "Florence2ForConditionalGeneration", "T5Gemma2ForConditionalGeneration"),
-    ),
-    "decoders with cross attention to images",
-)
+# Types whose decoder reads images by cross attention.
+_TYPES = "blip florence2 idefics mllama pix2struct pp_formulanet t5gemma2 vision-encoder-decoder"
+ACROSS = HostEntry(f"{OURS}.cross_attention:CrossFacts", "hf", (), "images by cross attention", tuple(_TYPES.split()))
 
 # Of a model of transformers that no entry names.
 OTHER = _derived("any other vision-language model of transformers that takes `mm_encoder_outputs`", "", "")
@@ -195,14 +185,13 @@ def view_of(model: Any, options: Mapping[str, str] | None = None) -> Any:
     if "Pipeline" in names:
         raise OptionError(f"model is a {names[0]}: pass pipe.model, the model in it")
     entry = adapting(names, None, tower_named(vars(getattr(model, "config", object))))
-    if entry is None and set(names) & set(ACROSS.classes):
-        entry = ACROSS
-    elif entry is None and takes_features(model):
+    across = getattr(getattr(model, "config", None), "model_type", None) in ACROSS.types
+    if entry is None and (across or takes_features(model)):
         if not model.can_generate():
             raise OptionError(
                 f"model of class {names[0]} makes no tokens: attach to the whole model that it is part of"
             )
-        entry = OTHER
+        entry = ACROSS if across else OTHER
     if entry is None:
         inner = next((path for path in INNER if hasattr(model, path)), None)
         if inner is not None:

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts import ACROSS
 from llava_consensus.hosts.arguments import joined_outcomes
 from llava_consensus.hosts.before_tower import READABLE
 from llava_consensus.hosts.entrance import Entrance
@@ -326,7 +325,7 @@ def keeps_positions(model: Any) -> bool:
 
 def per_tile(model: Any) -> bool:
     """Whether a budget is for each run of image tokens, as nothing is known of how a processor groups them."""
-    return family_of(model.config) is UNKNOWN and type(model).__name__ not in ACROSS.classes
+    return family_of(model.config) is UNKNOWN
 
 
 def check_stages(stages: list[BudgetedMethod], model: Any) -> None:

@@ -1,16 +1,16 @@
 """Models whose decoder reads encoded images by cross attention, so that no row of its own sequence is of an image.
 
-    exit       the image encoder gives fewer rows (BLIP, TrOCR, Idefics, Pix2Struct)
-    argument   the decoder is given the images of a prompt and a mask over them (Llama 3.2 Vision)
-    sequence   a text encoder reads images among words and gives fewer rows (Florence-2, T5Gemma 2)
+    leave     behind an image encoder (BLIP, TrOCR, Idefics, Pix2Struct)
+    join      at the entrance of a text encoder, which reads images among words (Florence-2, T5Gemma 2)
+    shorten   at the entrance of a decoder that is given all images of a prompt (Llama 3.2 Vision)
 
-Rows leave there, once for each image. `generate` stays as it is: cross attention has no positions, and caches the rows
-it was given. Masks that are made for all rows are cut to those that are left.
+Rows leave there, and `generate` stays as it is: cross attention has no positions, and caches the rows it is given. Only
+masks that were made for all rows are cut to those that are left.
 """
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,44 +22,24 @@ from llava_consensus.hosts.entrance import ENCODING, Entrance
 from llava_consensus.hosts.facts import Facts
 from llava_consensus.hosts.images import Call, Image, Integers, placeholder_of, runs
 from llava_consensus.hosts.inputs import Inputs, Prompt
+from llava_consensus.hosts.outcomes import Report, reduced, unchanged
 from llava_consensus.hosts.prompts import ids_of
-from llava_consensus.hosts.rows import (
-    Hold,
-    Pool,
-    Rows,
-    cache_in,
-    cached_rows,
-    drop_rows,
-    gather,
-    is_static,
-    reduced_rows,
-)
+from llava_consensus.hosts.rows import Hold, Rows, cache_in, cached_rows, drop_rows, gather, is_static, reduced_rows
 from llava_consensus.hosts.tower import Tiles, argument_names
-from llava_consensus.hosts.units import Report, reduced, unchanged, units_of
+from llava_consensus.hosts.units import units_of
 from llava_consensus.reduction.method import Place
 
 HELD = "_reduction_rows"  # attribute of a cache: the number of the entrance, and the rows that its images have left
-
-
-class Side(NamedTuple):
-    """Where the rows of images leave a model."""
-
-    exits: tuple[str, ...] = ()  # modules whose output the decoder reads, the first of these that a model has
-    field: str = "last_hidden_state"  # of that output
-    argument: str = ""  # module that is given `cross_attention_states`
-    sequence: str = ""  # text encoder
-    masked: str = ""  # decoder that is given an `encoder_attention_mask` for all rows
-
-
+# Which hook acts at which module, by type; of several modules, at the first that there is.
 SIDES = {
-    "blip": Side(("vision_model",)),
-    "vision-encoder-decoder": Side(("encoder",)),
-    "idefics": Side(("model.perceiver_resampler", "model.vision_model")),
-    "pp_formulanet": Side(("model.encoder",), "pooler_output"),
-    "pix2struct": Side(("encoder",), masked="decoder"),
-    "mllama": Side(argument="model.language_model"),
-    "florence2": Side(sequence="model.language_model.encoder", masked="model.language_model.decoder"),
-    "t5gemma2": Side(sequence="model.encoder.text_model", masked="model.decoder"),
+    "blip": {"leave": "vision_model"},
+    "vision-encoder-decoder": {"leave": "encoder"},
+    "idefics": {"leave": "model.perceiver_resampler model.vision_model"},
+    "pp_formulanet": {"leave": "model.encoder"},
+    "pix2struct": {"leave": "encoder", "fit": "decoder"},
+    "florence2": {"join": "model.language_model.encoder", "fit": "model.language_model.decoder"},
+    "t5gemma2": {"join": "model.encoder.text_model", "fit": "model.decoder"},
+    "mllama": {"shorten": "model.language_model"},
 }
 
 
@@ -78,206 +58,160 @@ class CrossEntrance(Entrance):
 
     def __init__(self, owner: Any, model: Any, options: Mapping[str, str]) -> None:
         self.start(owner, model)
-        self.side, self.layers = SIDES[model.config.model_type], None
-        method, name = owner.method, type(owner.method).__name__
+        self.side, self.outer = SIDES[model.config.model_type], argument_names(type(model).forward)[1:]
+        method, name = owner.method, f"{type(owner.method).__name__} on {type(model).__name__}"
         if len(owner._stages) > 1 or method.needs or method.place is not Place.TOKENS or method.adaptive:
             raise OptionError(
-                f"{name} on {type(model).__name__}: its decoder reads images by cross attention, and a method can read "
-                "their rows only, and leave a fixed number of them. Take one like that (divprune, otprune)"
+                f"{name}: its decoder reads images by cross attention, and a method can read their rows only, and "
+                "leave a fixed number of them. Take one like that (divprune, otprune)"
             )
-        if method.by_grid or (self.side.sequence and method.positions != "renumber"):
+        if method.by_grid or ("join" in self.side and method.positions != "renumber"):
             what = "the grid of an image" if method.by_grid else f"positions={method.positions}"
-            raise OptionError(f"{name}: {what} is not known on {type(model).__name__}. Take divprune or otprune")
-        self.outer = argument_names(type(model).forward)[1:]
+            raise OptionError(f"{name}: {what} is not known. Take divprune or otprune")
 
     def base(self) -> Any:
         return self.model()
 
     def install(self) -> None:
+        model: Any = self.model()
         self.hook()
-        if self.side.masked:
-            model: Any = self.model()
+        if "fit" in self.side:
             setattr(model, ENCODING, partial(self.note_encoded, model))
 
     def register(self) -> list[Any]:
         model: Any = self.model()
-        side, modules = self.side, dict(model.named_modules())
-        hooks = [model.register_forward_pre_hook(self.note, with_kwargs=True)]
-        if side.exits:
-            source = next(modules[name] for name in side.exits if name in modules)
-            hooks.append(source.register_forward_hook(self.leave, with_kwargs=True))
-        if side.argument:
-            hooks.append(modules[side.argument].register_forward_pre_hook(self.shorten, with_kwargs=True))
-            hooks.append(modules[side.argument].register_forward_hook(self.keep))
-        if side.sequence:
-            hooks.append(modules[side.sequence].register_forward_pre_hook(self.join, with_kwargs=True))
-        if side.masked:
-            hooks.append(modules[side.masked].register_forward_pre_hook(self.fit, with_kwargs=True))
+        modules, hooks = dict(model.named_modules()), [model.register_forward_pre_hook(self.note, with_kwargs=True)]
+        for act, names in self.side.items():
+            module = next(modules[name] for name in names.split() if name in modules)
+            before = module.register_forward_hook if act == "leave" else module.register_forward_pre_hook
+            hooks.append(before(getattr(self, act), with_kwargs=True))
+            if act == "shorten":
+                hooks.append(module.register_forward_hook(self.keep))
         return hooks
 
     def remove(self) -> None:
         self.open, model = False, self.model()
-        if model is not None and self.side.masked:
+        if model is not None:
             vars(model).pop(ENCODING, None)
         self._leave()
 
-    # Around
-
     def note(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Notes the ids of the sequence that an encoder is about to read."""
         given = {**dict(zip(self.outer, args, strict=False)), **kwargs}
-        prompt = given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
-        self.local.rows, self.local.ids = None, self._ids(prompt)
+        prompt = given.get("input_ids")
+        self._begin(given.get("inputs_embeds") if prompt is None else prompt)
 
-    def note_encoded(self, model: Any, prompt: Tensor, model_kwargs: dict[str, Any], *args: Any, **more: Any) -> Any:
+    def _begin(self, prompt: Tensor | None) -> None:
+        """Notes the ids of a sequence that a text encoder is about to read."""
+        self.local.rows = self.local.ids = None
+        if "join" in self.side and prompt is not None:
+            self.local.ids = (prompt if prompt.ndim == 2 else ids_of(self.model(), prompt)).cpu().numpy()
+
+    def note_encoded(self, model: Any, prompt: Tensor, *args: Any, **more: Any) -> Any:
         """Takes the place of the step in which `generate` runs the encoder: its mask is cut to the rows it gave."""
-        self.local.rows, self.local.ids = None, self._ids(prompt)
-        found = getattr(type(model), ENCODING)(model, prompt, model_kwargs, *args, **more)
-        rows, self.local.rows, self.local.ids = self.local.rows, None, None
-        if rows is not None and isinstance(found.get("attention_mask"), Tensor):
-            found["attention_mask"] = cut_mask(found["attention_mask"], rows)
+        self._begin(prompt)
+        found = getattr(type(model), ENCODING)(model, prompt, *args, **more)
+        if self.local.rows is not None and isinstance(found.get("attention_mask"), Tensor):
+            found["attention_mask"] = cut_mask(found["attention_mask"], self.local.rows)
         return found
 
-    def _ids(self, prompt: Any) -> Integers | None:
-        if not self.side.sequence or prompt is None or not self.open:
-            return None
-        ids: Integers = (prompt if prompt.ndim == 2 else ids_of(self.model(), prompt)).cpu().numpy()
-        return ids
-
-    # Where rows leave
-
-    def reduce(self, states: Tensor, real: NDArray[np.bool_], images: list[Image]) -> tuple[Rows, Pool] | None:
-        """The rows of images that are left of states [R, N, D], of which `real` are read; None if all are."""
-        owner, stage = self.owner, self.owner._stages[0]
-        none: Any = np.zeros(0, dtype=np.int64)
+    def reduce(self, states: Tensor, real: NDArray[np.bool_], images: list[Image]) -> tuple[Rows | None, Tensor]:
+        """The rows that are left of states [R, N, D], of which `real` are read, and their states; None if all are. With
+        beams, an image that the model encodes for each of them is reduced, and reported, as often.
+        """
+        stage, none = self.owner._stages[0], np.zeros(0, dtype=np.int64)
         tiles = [Tiles(image.tiles, int(image.token.max()) + 1, 0, {}) for image in images]
-        ids, text = np.zeros(real.shape, dtype=np.int64), [none] * len(images)
-        prompt = Prompt(ids, real, real, images, tiles, [{} for _ in images], text)
-        units = units_of(images, owner._budgets(stage, prompt), stage.method)
-        if not units:
-            owner._tell(Report(unchanged(images)))
-            return None
+        ids, every = np.zeros(real.shape, dtype=np.int64), len(images)
+        prompt = Prompt(ids, real, real, images, tiles, [{}] * every, [none] * every)
         inputs = Inputs(prompt, states, stage.method, frozenset())
-        groups, drops = inputs.reduce(units), [False] * len(images)
-        with inputs.watch.time("splice"):
-            found = reduced_rows(states, real, images, groups, stage.method, drops)
-        owner._tell(Report(reduced(unchanged(images), groups, drops), (), inputs.watch))
-        return found
+        groups = inputs.reduce(units_of(images, self.owner._budgets(stage, prompt), stage.method))
+        self.owner._tell(Report(reduced(unchanged(images), groups, [False] * every), (), inputs.watch))
+        if not groups:
+            return None, states
+        rows, pool = reduced_rows(states, real, images, groups, stage.method, [False] * every)
+        return rows, pool.take(states, [group.reduction.tokens for group in groups])
 
     def leave(self, source: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """Behind an image encoder. A decoder step that asks it again with the same input gets the same rows."""
-        whole = output
-        if not isinstance(output, Tensor):
-            whole = output[0] if isinstance(output, tuple) else output[self.side.field]
-        first = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-        known = getattr(first, HELD, None)
-        if known is None or known[0] != self.number:
-            real, mask = np.ones(whole.shape[:2], dtype=bool), kwargs.get("attention_mask")
-            if self.side.masked and mask is not None:
-                real = mask.cpu().numpy().astype(bool)
-            found = self.reduce(whole, real, [one_image(row, np.flatnonzero(own)) for row, own in enumerate(real)])
-            known = self.number, found and found[0], whole if found is None else taken(whole, *found)
-            if isinstance(output, Tensor):  # of a resampler, which Idefics asks in every step
-                setattr(first, HELD, known)
-        self.local.rows, states = known[1], known[2]
-        if isinstance(output, Tensor):
-            return states
-        if isinstance(output, tuple):
-            return (states, *output[1:])
-        output[self.side.field] = states
+        name = "pooler_output" if hasattr(output, "keys") and output["last_hidden_state"].ndim > 3 else 0
+        states = output if isinstance(output, Tensor) else output[name]
+        real, mask = np.ones(states.shape[:2], dtype=bool), kwargs.get("attention_mask")
+        if "fit" in self.side and mask is not None:
+            real = mask.cpu().numpy().astype(bool)
+        images = [one_image(row, np.flatnonzero(own)) for row, own in enumerate(real)]
+        self.local.rows, states = self.reduce(states, real, images)
+        if isinstance(output, (Tensor, tuple)):
+            return states if isinstance(output, Tensor) else (states, *output[1:])
+        output[name or "last_hidden_state"] = states
         return output
 
     def join(self, encoder: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """At the entrance of a text encoder, whose rows are of words and images."""
-        ids, embeds = getattr(self.local, "ids", None), kwargs.get("inputs_embeds")
-        model: Any = self.model()
-        if ids is None or embeds is None or ids.shape != embeds.shape[:2] or not self.open:
+        ids, embeds, model = getattr(self.local, "ids", None), kwargs.get("inputs_embeds"), self.model()
+        if ids is None or embeds is None or ids.shape != embeds.shape[:2] or model is None:
             return None
         here = ids == placeholder_of(model.config, "image")
-        if not here.any():
-            self.owner._tell_plain()
-            return None
         spans = runs(Call(model, {}, ids, here, "image", embeds))
         images = [one_image(row, np.arange(start, start + length)) for row, start, length in spans]
-        found = self.reduce(embeds, np.ones(ids.shape, dtype=bool), images)
-        if found is None:
+        rows, states = self.reduce(embeds, np.ones(ids.shape, dtype=bool), images)
+        if rows is None:
             return None
-        rows, pool = found
         if rows.padded:
             raise OptionError("the prompts of a batch lose different numbers of rows: read them one at a time")
         self.local.rows = rows
-        return args, {**drop_rows(kwargs, rows), "inputs_embeds": taken(embeds, rows, pool)}
+        return args, {**drop_rows(kwargs, rows), "inputs_embeds": states}
 
     def fit(self, decoder: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Cuts a mask over all rows of an encoder to those that are left."""
+        """Cuts the mask of a decoder that was made for all rows of its encoder."""
         states, mask = kwargs.get("encoder_hidden_states"), kwargs.get("encoder_attention_mask")
         if states is None or not isinstance(mask, Tensor) or mask.shape[-1] == states.shape[1]:
             return None
         rows = getattr(self.local, "rows", None)
         if rows is None or rows.size != mask.shape[-1]:
-            raise OptionError(
-                f"attention_mask has {mask.shape[-1]} columns, and encoder_outputs {states.shape[1]} rows: images that "
-                "were encoded apart are reduced already. Pass the mask of their rows"
-            )
+            raise OptionError("attention_mask: encoder_outputs are of reduced images. Pass the mask of their rows")
         return args, {**kwargs, "encoder_attention_mask": cut_mask(mask, rows)}
 
     def shorten(self, decoder: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """At a decoder that is given the tiles of all images, which it caches, and a mask over them in each step."""
+        """Images leave before they are cached. Later steps get a mask over those that the cache has."""
         states, mask, cache = kwargs.get("cross_attention_states"), kwargs.get("cross_attention_mask"), cache_in(kwargs)
-        self.local.rows = None
+        self.local.rows, model = None, self.model()
         if states is None:
-            number, rows = getattr(cache, HELD, (0, None))
-            if rows is None or number != self.number or mask is None:
+            number, held = getattr(cache, HELD, (0, None))
+            if number != self.number or held is None or mask is None:
                 return None
-            return args, {**kwargs, "cross_attention_mask": cut_mask(mask, rows)}
-        if not self.open:
+            return args, {**kwargs, "cross_attention_mask": cut_mask(mask, held)}
+        if not self.open or model is None:
             return None
         if is_static(cache) or cached_rows(cache):
             raise OptionError(
-                "past_key_values: rows of images leave before they are cached, from whole prompts, and a static cache "
-                "has no other length. Pass the whole conversation, and leave cache_implementation out"
+                "past_key_values: images of a later turn, or in a static cache, are not reduced on this model. Pass "
+                "the whole conversation, and leave cache_implementation out"
             )
         prompts = next(kwargs[name] for name in ("input_ids", "inputs_embeds") if kwargs.get(name) is not None)
-        patches, whole = states.shape[-2], states.reshape(len(prompts), -1, states.shape[-1])
-        real = np.ones(whole.shape[:2], dtype=bool)
-        if mask is not None:  # text in front of an image sees all of it or none
+        patches, states = states.shape[-2], states.reshape(len(prompts), -1, states.shape[-1])
+        real, images = np.ones(states.shape[:2], dtype=bool), list[Image]()
+        if mask is not None:  # a row in front of all images has zeros, as one that sees them
             seen = (mask == 0) & (kwargs["full_text_row_masked_out_mask"] != 0)
             real = seen.any(2)[:, 0].cpu().numpy()
-        each = patches * self.model().config.vision_config.max_num_tiles  # type: ignore[union-attr]
-        images = [
-            Image(row, places, tile, places % patches, int(tile.max()) + 1, False, 0)
-            for row in range(len(real))
-            for start in range(0, real.shape[1], each)
-            for places in [start + np.flatnonzero(real[row, start : start + each])]
-            if len(places)
-            for tile in [(places - start) // patches]
-        ]
-        found = self.reduce(whole, real, images)
-        if found is None:
+        each = patches * model.config.vision_config.max_num_tiles
+        for row, own in enumerate(real):
+            for start in range(0, len(own), each):
+                places = np.flatnonzero(own[start : start + each])
+                if len(places):
+                    tile, token = np.divmod(places, patches)
+                    images.append(Image(row, start + places, tile, token, int(tile[-1]) + 1, False, 0))
+        rows, states = self.reduce(states, real, images)
+        if rows is None:
             return None
-        rows, pool = found
-        if mask is None and rows.padded:
-            mask = whole.new_zeros(len(prompts), 1, prompts.shape[1], rows.size)
-        self.local.rows = rows
-        new = {"cross_attention_states": taken(whole, rows, pool), "cross_attention_mask": mask}
-        return args, {**kwargs, **new, **({} if mask is None else {"cross_attention_mask": cut_mask(mask, rows)})}
+        self.local.rows, mask = rows, None if mask is None else cut_mask(mask, rows)
+        return args, {**kwargs, "cross_attention_states": states, "cross_attention_mask": mask}
 
     def keep(self, decoder: nn.Module, args: Any, output: Any) -> None:
-        """Behind that decoder: notes in the cache which rows of images it has."""
-        rows, self.local.rows = self.local.rows, None
         cache = cache_in(output)
-        if rows is not None and cache is not None:
-            setattr(cache, HELD, (self.number, rows))
+        if self.local.rows is not None and cache is not None:
+            setattr(cache, HELD, (self.number, self.local.rows))
             cache.reduction_hold = Hold(self)
 
 
 def one_image(row: int, places: Integers) -> Image:
     return Image(row, places, np.zeros_like(places), np.arange(len(places)), 1, False, 0)
-
-
-def taken(states: Tensor, rows: Rows, pool: Pool) -> Tensor:
-    """The rows [R, W, D] that are left of states [R, N, D]."""
-    return pool.take(states, [group.reduction.tokens for group in pool.groups])
 
 
 def cut_mask(mask: Tensor, rows: Rows) -> Tensor:

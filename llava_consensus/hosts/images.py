@@ -276,6 +276,8 @@ TABLE = {
     **dict.fromkeys(("gemma4", "gemma3n", "perception_lm", "granite4_vision"), Family(mapped=True)),
     "paligemma": Family(equal),
     **dict.fromkeys(("qwen", "cogvlm"), Family()),  # of 2023, with custom code
+    **dict.fromkeys(("blip", "vision-encoder-decoder", "idefics", "pp_formulanet"), Family()),  # `cross_attention.py`
+    **dict.fromkeys(("pix2struct", "mllama", "florence2", "t5gemma2"), Family()),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe"), GRID),
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "kimi_k25", "glm_ocr", "paddleocr_vl", "video_llama_3"), MAPPED_GRID),
 }

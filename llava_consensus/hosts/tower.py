@@ -21,9 +21,8 @@ from torch.utils.checkpoint import checkpoint
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.images import STRUCTURAL, Image
-from llava_consensus.hosts.kernels import KernelCall
+from llava_consensus.hosts.kernels import Block, KernelCall, Recorder
 from llava_consensus.hosts.patch_map import Mapped, Mixed, fed_rows, patch_map, resampled, sides_of
-from llava_consensus.hosts.recorder import Block, Recorder
 from llava_consensus.hosts.rows import by_name
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need
@@ -115,7 +114,10 @@ class Tower:
     def __init__(self, base: nn.Module, decoder: nn.Module, method: Method, learnt: Learnt) -> None:
         self.method, self.learnt = method, learnt
         self.reads = bool(method.needs & READ)
-        self.lists = dict(block_lists(base, decoder)) if self.reads else {}  # lengths by name
+        self.lists: dict[str, int] = {}  # lengths by name
+        self.resamplers: list[str] = []  # names of modules in which queries look at all positions
+        if self.reads:
+            self._look(base, decoder)
         vision = getattr(base.config, "vision_config", None)
         whole = ("fullatt_block_indexes", "global_attn_indexes")  # blocks whose attention looks at everything
         self.whole = next((getattr(vision, name) for name in whole if getattr(vision, name, None)), None)
@@ -128,6 +130,12 @@ class Tower:
                     f"vision_layer={layer}: this block attends within windows, so its patches cannot be compared. Take "
                     f"one of {', '.join(map(str, self.whole))}"
                 )
+
+    def _look(self, base: nn.Module, decoder: nn.Module | None) -> None:
+        self.lists = dict(block_lists(base, decoder))
+        inner = tuple(f"{name}." for name in self.lists)
+        named = (name for name, module in base.named_modules() if isinstance(module, nn.MultiheadAttention))
+        self.resamplers = [name for name in named if not name.startswith(inner)]
 
     def features_block(self, fed: Block) -> Block:
         """The block whose output is read, given the one that feeds the projector."""
@@ -201,7 +209,7 @@ class Tower:
             return self._noted(output, record)
         learning = fed is None and (self.reads or maps)
         if learning and not self.lists:
-            self.lists = dict(block_lists(base, None))
+            self._look(base, None)
         record = Encoded(inputs, key, 0, {}, {}, {}, None, [])
         if not learning and not self.reads:
             output = plain(**inputs)
@@ -241,16 +249,20 @@ class Tower:
         feds = fed if isinstance(fed, list) else [fed]
         wanted = {block for one in feds if one is None or one.block for block in self.wanted(one and one.block)}
         blocks = {block: list(base.get_submodule(block[0]).children())[block[1]] for block in wanted}
-        inner = tuple(f"{name}." for name in self.lists)
-        resamplers: list[nn.Module] = [
-            module
-            for name, module in base.named_modules()
-            if isinstance(module, nn.MultiheadAttention) and not name.startswith(inner)
-        ]
-        with Recorder(blocks, resamplers, record, cut, fed is None).recording():
-            return plain(**inputs)
+        resamplers = [base.get_submodule(name) for name in self.resamplers]
+        recorder = Recorder(blocks, resamplers, record, cut, fed is None)
+        with recorder.recording(apart=fed is not None):
+            output = plain(**inputs)
+        if fed is None and not record.calls and (recorder.written or recorder.fused):
+            record.states.clear()
+            with recorder.recording(apart=True):
+                output = plain(**inputs)
+        return output
 
     def _fed(self, key: Any, output: Any, record: Encoded) -> Fed:
+        with torch.inference_mode(False), torch.enable_grad():
+            rows = flat_features(output)
+        assert rows is not None
         for block, own in sorted(record.calls.items(), key=lambda item: -item[0][1]):
             light = [
                 call._replace(
@@ -260,12 +272,11 @@ class Tower:
             ]
             try:
                 with torch.inference_mode(False), torch.enable_grad():
-                    rows = flat_features(output)
-                    assert rows is not None
                     found = fed_rows(rows, [call.output for call in own if call.output is not None])
             except Mixed as error:
-                if len(own) == len(record.pooling) == 1:
-                    return Fed(block, None, light, record.pooling[0].shape[1])
+                queries = [one.shape[1] for one in record.pooling if one.shape[:2].numel() == len(rows)]
+                if len(own) == len(queries) == 1:
+                    return Fed(block, None, light, queries[0])
                 self.learnt.mixed[key] = str(error)
                 return Fed(block, None, light)
             if found is not None:
@@ -334,8 +345,10 @@ class Tower:
         name, index = block
         calls, states = record.calls.get((name, index + ahead), []), record.states.get(block, [])
         early = record.calls.get(self.early_block(name), []) if Need.EARLIER in self.method.needs else []
+        queries = self.learnt.fed[record.key].queries
+        pooling = [one for one in record.pooling if one.shape[1] == queries]
         return [
-            _tiles_of(image, mapped, calls, states, classes, early, record.pooling)
+            _tiles_of(image, mapped, calls, states, classes, early, pooling)
             for image, mapped in zip(images, maps, strict=True)
         ]
 
