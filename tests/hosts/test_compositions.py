@@ -162,7 +162,7 @@ def test_costs_add_up() -> None:
     [
         ("consensusdrop:tokens=64+visionzip", 8, "act in one place"),
         ("fastv:tokens=64+consensusdrop", 8, "Write ConsensusDrop in front"),
-        ("consensusdrop+fastv", 8, "say how many tokens ConsensusDrop leaves"),
+        ("consensusdrop+fastv", 8, "tokens ConsensusDrop leaves, as in consensusdrop:tokens=128"),
         ("consensusdrop:tokens=4+fastv", 8, "fewer than the 8"),
         ("consensusdrop:tokens=8+fastv:tokens=4", 4, "Leave its tokens= out"),
         ("resize:tokens=9+divprune:positions=keep", 4, "behind a method that renumbers"),

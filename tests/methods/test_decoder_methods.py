@@ -149,6 +149,7 @@ def test_dart_keeps_pivots_and_what_is_least_like_them() -> None:
     assert make("dart").rounds(128) == [16] * 7 + [12] and make("dart").rounds(64) == [8] * 7 + [4]
     assert make("dart").rounds(32) == [4] * 7 + [0] and make("dart").rounds(127) == [15] * 7 + [18]
     assert make("dart").rounds(3) == [0] * 8 and sum(make("dart", exact=False).rounds(132)) == 128
+    assert make("dart", exact=False).rounds(132) == [16] * 8
     assert counts("dart", 128, exact=False)[-1] == 132 and counts("dart", 128)[-1] == 128
     angles = torch.tensor([0.0, 1, 2, 3, 80, 81, 150, 151, 200, 20]).deg2rad()
     hidden = torch.stack((angles.cos(), angles.sin()), dim=-1)[None]

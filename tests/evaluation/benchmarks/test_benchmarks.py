@@ -78,6 +78,14 @@ def test_equal_questions_take_their_answers_in_turn() -> None:
     joined = join([{"question_id": 7, "text": text} for text in ("one", "two", "three")], questions)
     assert {index: one["text"] for index, one in joined.answers.items()} == {0: "one", 1: "three"}
     assert joined.counts["duplicate"] == 1
+    stated = join([{"question_id": 7, "text": "last", "metadata": {"index": 1}}], questions)
+    assert list(stated.answers) == [1], "the question that our harness asked"
+
+
+def test_official_sizes() -> None:
+    """Questions of GQA's testdev_balanced, VQAv2's test-dev, MM-Vet, SEED-Bench and MME, as their authors count."""
+    sizes = {name: make(name).count for name in ("gqa", "vqav2", "mmvet", "seed", "mme")}
+    assert sizes == {"gqa": 12578, "vqav2": 107394, "mmvet": 218, "seed": 19242, "mme": 2374}
 
 
 def test_partial_answers_are_scored_and_marked(case: tuple[str, Path]) -> None:

@@ -107,6 +107,7 @@ def test_the_first_thousand_are_asked_and_complete(tmp_path: Path) -> None:
     everything = make("msvd", questions="all")
     assert len(everything.load(data)) == 1003 and everything.asking == {"questions": "all"}
     assert (make("msvd").count, everything.count, make("tgif", questions="all").count) == (1000, 13157, 13691)
+    assert make("msrvtt", questions="all").count == 72821
     answers = answers_to("msvd", data)
     report = make("msvd").score(answers, data)
     assert report["complete"] and report["counts"]["asked"] == 1000

@@ -117,6 +117,8 @@ def test_damaged_annotations_are_named(data: Path) -> None:
 def test_split_changes_the_questions(data: Path) -> None:
     whole = make("vqav2", split="test")
     assert [len(make("vqav2", split=split).files) for split in ("test-dev", "test", "val")] == [3, 2, 2]
+    export, out = make("vqav2").export, data / "out.json"
+    assert export and export(answers(data, {10: "Yes"}), data, out)["written"] == 4, "EvalAI takes all of test2015"
     assert len(whole.load(data)) == 4 and whole.asking == {"split": "test"} and whole.count == 447793
     with pytest.raises(OptionError, match="must be one of test-dev, test, val"):
         make("vqav2", split="train")
