@@ -168,6 +168,7 @@ def _pages(readme: Path, out: Path, runs: Path) -> dict[str, str]:
         "unseen": Photo(runs / "unseen", ROOT / NAMED_UNSEEN),
         "crowded": Photo(runs / "crowded", ROOT / NAMED_CROWDED),
         "second": Photo(runs / "seed1", ROOT / NAMED),
+        "spans": Photo(runs / "spans", ROOT / NAMED),
         "drawn": drawn_facts(out),
         "claims": claims_table({"photo": runs, "drawn": out}),
         "whole": whole_table(ROOT / WHOLE),
