@@ -4,6 +4,7 @@
     python -m tools.pages check             # what is not as these results say, and statements without a source
     python -m tools.pages pack results      # keeps a folder of results as docs/measured.tar.xz
     python -m tools.pages pack FOLDER --photo    # those of the photograph model as docs/measured-photo.tar.xz
+    python -m tools.pages pack FOLDER --gpu      # those of `sweep --preset gpu-hour` as docs/measured-gpu.tar.xz
 
 Of a run an archive keeps its configuration, its metrics, and for every question whether it was answered right. What
 `llava-consensus paper study` left is in docs/paper, of the photograph model in docs/paper/photo; of the drawn model's
@@ -28,6 +29,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +43,16 @@ from llava_consensus.evaluation.report.efficiency import csv_rows, protocol
 from llava_consensus.evaluation.report.rows import FULL, compare, one_word, policy, read_rows
 from llava_consensus.evaluation.report.section import half, signed
 from llava_consensus.evaluation.report.stats import LEVEL, SIGNIFICANT, sign_flips
-from llava_consensus.evaluation.report.table import csv_text, p_value
+from llava_consensus.evaluation.report.table import csv_text, markdown, p_value
 from llava_consensus.methods import INDEX, METHODS, about, written
-from llava_consensus.paper.results import claims, read
+from llava_consensus.paper import preset
+from llava_consensus.paper.results import Results, claims, read
 from llava_consensus.paper.study.results import study_csv
 from tools.photo import BENCHMARKS, Photo
 
 ROOT = Path(__file__).parents[1]
 MEASURED, PHOTO = Path("docs/measured.tar.xz"), Path("docs/measured-photo.tar.xz")
+GPU = Path("docs/measured-gpu.tar.xz")  # of published models, if somebody has run the preset
 PAPER = ROOT / "llava_consensus/evaluation/report/paper.json"  # numbers as the paper prints them
 EVIDENCE = Path("llava_consensus/evidence.csv")  # for `recommend`
 LEDGER = Path("llava_consensus/paper/ledger.json")  # published results
@@ -127,7 +131,7 @@ def unpacked(file: Path = ROOT / MEASURED) -> Iterator[Path]:
         raise SystemExit(f"{file}: not what {HASHES} says. Take both from one commit, or pack again")
     with tempfile.TemporaryDirectory() as place, tarfile.open(fileobj=io.BytesIO(content)) as archive:
         archive.extractall(place, filter="data")
-        for name in BESIDE:
+        for name in BESIDE if file.name in FOLDERS else ():
             left = ROOT / FOLDERS[file.name] / name
             if left.is_file():
                 (Path(place) / name).write_bytes(left.read_bytes())
@@ -140,6 +144,9 @@ def write(root: Path = ROOT) -> None:
         for name, text in _pages(root / "README.md", out, photo).items():
             write_out(root / name, text.encode())
         runs = every_run({"": out, "photo": photo})
+        if (ROOT / GPU).is_file():
+            with unpacked(ROOT / GPU) as published:
+                runs += every_run({"gpu": published})
         write_out(root / PLOT, Photo(photo, ROOT / NAMED).front_plot())
         write_out(root / "docs/results.csv", csv_text(runs).encode())
         write_out(root / EVIDENCE, csv_text(evidence(runs)).encode())
@@ -161,9 +168,11 @@ def _pages(readme: Path, out: Path, runs: Path) -> dict[str, str]:
         "unseen": Photo(runs / "unseen", ROOT / NAMED_UNSEEN),
         "crowded": Photo(runs / "crowded", ROOT / NAMED_CROWDED),
         "second": Photo(runs / "seed1", ROOT / NAMED),
+        "spans": Photo(runs / "spans", ROOT / NAMED),
         "drawn": drawn_facts(out),
         "claims": claims_table({"photo": runs, "drawn": out}),
         "whole": whole_table(ROOT / WHOLE),
+        "published": published_tables(ROOT / GPU),
         "pays": sentence([Point(**row) for row in json.loads((ROOT / PAYS).read_text())["rows"]]),
         "against": against_table(ROOT / "docs/efficiency" / AGAINST),
         "timed": timed_table(json.loads((ROOT / "docs/efficiency" / TIMED).read_text())),
@@ -197,6 +206,20 @@ def whole_table(file: Path) -> str:
     """Right answers about whole photographs, of the model that was trained on scenes."""
     frame = pd.DataFrame(json.loads(file.read_text())).map(lambda count: f"{count[0]} of {count[1]}").T
     return frame.to_markdown(colalign=("left", *["right"] * frame.shape[1]))
+
+
+def published_tables(file: Path) -> str:
+    """The tables of `sweep --preset gpu-hour` for each model in an archive; that there is none if nobody has run it."""
+    if not file.is_file():
+        return "No result of it is kept yet."
+    tables = []
+    with unpacked(file) as out:
+        for runs in preset.matches(preset.read("gpu-hour"), read_rows(out), (*preset.SAME, "limit", "sample")):
+            asked = tuple(dict.fromkeys(row for row, _ in runs if row))
+            one = replace(preset.read("gpu-hour"), rows=asked)
+            model = next(iter(runs.values())).config["model"]
+            tables.append("\n\n".join([f"### {model}", *map(markdown, Results(one, runs).tables())]))
+    return "\n\n".join(tables)
 
 
 def claims_table(folders: Mapping[str, Path]) -> str:
@@ -502,9 +525,10 @@ def main(words: Sequence[str] | None = None) -> None:
     packing = commands.add_parser("pack", help="keep a folder of results")
     packing.add_argument("results", type=Path)
     packing.add_argument("--photo", action="store_true", help="as those of the photograph model")
+    packing.add_argument("--gpu", action="store_true", help="as those of published models")
     given = parser.parse_args(words)
     if given.command == "pack":
-        pack(given.results, ROOT / (PHOTO if given.photo else MEASURED))
+        pack(given.results, ROOT / (PHOTO if given.photo else GPU if given.gpu else MEASURED))
     elif given.command == "check":
         made = pages(ROOT / "README.md")
         faults = [

@@ -14,13 +14,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from llava_consensus.evaluation.report.rows import ALL, FULL, Row, compare, one_word, over_seeds, policy, read_rows
 from llava_consensus.evaluation.report.section import Section, can_move, half, signed
 from llava_consensus.evaluation.report.stats import (
     SIGNIFICANT,
+    Comparison,
     MeanDifference,
+    Sample,
     calibration,
     corrected,
     holm,
@@ -323,6 +326,36 @@ class Photo:
         head = "ConsensusDrop with each policy; `spread` was not named beforehand:\n\n"
         return head + "\n".join(lines) if on else "There is no kept result of `spread` yet."
 
+    def retrained(self, **others: Photo) -> str:
+        """ConsensusDrop's scores with other adapters beside these, the changes, and keep - renumber of each, on
+        benchmarks that all of them were run on; not named beforehand. p: corrected for all of the table.
+        """
+        ways = {"renumber": OWN, "keep": f"{OWN}:positions=keep"}
+        found: dict[tuple[str, str], tuple[list[str], Comparison]] = {}
+        for name in BENCHMARKS:
+            tried = {
+                label: [one.run(name, way) for way in ways.values()]
+                for label, one in {"released": self, **others}.items()
+            }
+            runs = {label: [row for row in rows if row] for label, rows in tried.items()}
+            if any(len(rows) < len(ways) for rows in runs.values()):
+                continue
+            released = runs["released"]
+            before, title = _paired(released[1], released[0]), released[0].facts.title
+            for label, rows in runs.items():
+                word, after = label.replace("_", " "), _paired(rows[1], rows[0])
+                found[title, word] = [f"{row.score:.1f}{half(row.bounds)}" for row in rows], after
+                if rows is not released:
+                    shifts = [_paired(*pair) for pair in zip(rows, released, strict=True)]
+                    cells = [signed(test.difference, test.bounds) for test in shifts]
+                    found[title, f"{word} - released"] = cells, Comparison(_gain(after), _gain(before), name)
+        values = corrected({key: test.p for key, (_, test) in found.items()})
+        lines = [f"| on | adapter | {' | '.join(ways)} | keep - renumber |", "|---|---" + "|--:" * 3 + "|"]
+        for key, (cells, test) in found.items():
+            last = f"{signed(test.difference, test.bounds)}, corrected p {p_value(values.get(key, 1.0))}"
+            lines.append(f"| {' | '.join([*key, *cells, last])} |")
+        return "\n".join(lines)
+
     def ahead(self, way: str) -> list[str]:
         """The peers whose mean at the budget is above ConsensusDrop's, with the same position policy, best first."""
         section = self.section(PEERS, [self.tokens], BENCHMARKS)
@@ -369,6 +402,22 @@ class Photo:
                 seen.setdefault(name, set()).add(str(value))
         words = ", ".join(f"{name} {' and '.join(sorted(values))}" for name, values in seen.items())
         return f"{len(self.rows)} runs, {words}"
+
+
+def _paired(first: Row, second: Row) -> Comparison:
+    test = compare(first, second)
+    assert test is not None, f"{first.folder} and {second.folder} asked other questions"
+    return test
+
+
+def _gain(test: Comparison) -> Sample:
+    """The difference of two runs as the score of one sample, so that two differences can be compared."""
+    width, first, second = test.first.sums.shape[1], test.first, test.second
+    return first._replace(
+        sums=np.hstack([first.sums, second.sums]),
+        score=lambda sums: first.score(sums[..., :width]) - second.score(sums[..., width:]),
+        points=first.points - second.points,
+    )
 
 
 def _of_scenes(row: Row) -> Row:

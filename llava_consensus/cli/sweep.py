@@ -22,6 +22,7 @@ from llava_consensus.methods import known_methods, make
 
 if TYPE_CHECKING:
     from llava_consensus.evaluation.runs.sweep import Cell
+    from llava_consensus.paper.preset import Preset
 
 LINEUP = "consensusdrop consensusdrop:alpha=1.0 consensusdrop:alpha=0.0 consensusdrop:fuser=recovery random"
 PROBED = 8  # questions that a forecast rests on
@@ -78,23 +79,30 @@ def _table(done: "list[Cell]") -> Table:
 
 
 def _preset(given: argparse.Namespace) -> Iterator[Any]:
-    """`sweep --preset`: for each model a forecast, prompts and full scores, then the runs; at the end one archive."""
-    from llava_consensus.evidence import FAMILIES, family_of
+    """`sweep --preset`: a forecast for each model; then prompts, full scores and the runs of each; one archive."""
     from llava_consensus.paper import preset as presets
 
     whole = presets.read(given.preset)
-    for model in whole.models if given.model == MODEL else [given.model]:
-        given.model = model
-        family = FAMILIES.get(family_of(given.model) or "")
-        several = family is not None and family.keeps  # axes of positions: there is one policy
-        rows = [row for row in whole.rows if not several or "positions=" not in row.method]
-        preset = replace(whole, name=f"{whole.name}-{Path(given.model).name}", rows=tuple(rows))
-        given.sample = given.sample or (None if given.limit else min(preset.samples.values(), default=None))
-        given.bench, given.tokens, given.positions, given.format = " ".join(preset.benchmarks), None, None, None
-        yield _forecast(list(plan_of(preset, given).values()), given)
-        yield from verify(given)
-        yield from measured(preset, given, loaded_once(given))
+    each = [_for_model(whole, given, name) for name in (whole.models if given.model == MODEL else [given.model])]
+    for preset, own in each:
+        yield _forecast(list(plan_of(preset, own).values()), own)
+    for preset, own in each:
+        yield from verify(own)
+        yield from measured(preset, own, loaded_once(own))
     yield f"archive, for `report import`: {make_archive(str(given.out), 'xztar', given.out)}"
+
+
+def _for_model(whole: "Preset", given: argparse.Namespace, model: str) -> "tuple[Preset, argparse.Namespace]":
+    """The preset and the arguments for one of its models."""
+    from llava_consensus.evidence import FAMILIES, family_of
+
+    family = FAMILIES.get(family_of(model) or "")
+    several = family is not None and family.keeps  # axes of positions: there is one policy
+    rows = tuple(row for row in whole.rows if not several or "positions=" not in row.method)
+    sample = given.sample or (None if given.limit else min(whole.samples.values(), default=None))
+    asked = {"bench": " ".join(whole.benchmarks), "tokens": None, "positions": None, "format": None}
+    own = argparse.Namespace(**{**vars(given), **asked, "model": model, "sample": sample})
+    return replace(whole, name=f"{whole.name}-{Path(model).name}", rows=rows), own
 
 
 def _forecast(cells: "Sequence[Cell]", given: argparse.Namespace) -> str:

@@ -2,6 +2,8 @@
 
     python -m playground.photo.train --side 168 --first 0 --last 2000
     python -m playground.photo.train --side 336 --first 2000 --last 2400 --rates 1 0
+    python -m playground.photo.train --seed 7 --start checkpoints/llava-photo --side 336 --last 400 --rates 0.3 0 \
+        --jittered 0.9 --most 192   # a committed adapter, on shortened spans
 
 The second of LLaVA's stages, from an aligned projector (`align.py`, which stands in the place of the first) and cached
 features. The state of a seed lies in `PHOTO_WORK`, is written every two minutes and when the command ends, and every
@@ -26,6 +28,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from playground.photo.align import Projector
+from playground.photo.checkpoint import LOW, PROJECTOR, part_of, read_adapter
 from playground.photo.features import SHARD, device, opened, take
 from playground.photo.parts import converted
 from playground.photo.paths import WORK
@@ -93,13 +96,17 @@ class Learner:
         self.optimiser = torch.optim.AdamW(self.groups, lr=0.0, betas=(0.9, 0.98), weight_decay=0.0)
         self.minutes = 0.0
 
-    def learn(self, features: Tensor, batch: Batch, rate: float) -> float:
-        """One step; the loss."""
+    def loss(self, features: Tensor, batch: Batch) -> Tensor:
+        """The mean over the tokens of answers."""
         batch, features = batch.to(device()), features.to(device()).float()
         states, here = text_states(self.model.model, self.projector(features), batch), batch.target >= 0
         logits = self.model.lm_head(states[here]).float()
         each = functional.cross_entropy(logits, batch.target[here], reduction="none")
-        loss = (each * batch.weight[here]).sum() / batch.weight[here].sum()
+        return (each * batch.weight[here]).sum() / batch.weight[here].sum()
+
+    def learn(self, features: Tensor, batch: Batch, rate: float) -> float:
+        """One step; the loss."""
+        loss = self.loss(features, batch)
         for group in self.optimiser.param_groups:
             group["lr"] = rate * group["peak"]
         self.optimiser.zero_grad()
@@ -116,8 +123,10 @@ class Learner:
                     "optimiser": self.optimiser.state_dict(), "minutes": self.minutes}, part)  # fmt: skip
         os.replace(part, state_path(self.seed))
 
-    def resume(self) -> str:
-        """Take the state where there is one, else the aligned projector; says which."""
+    def resume(self, start: Path | None = None) -> str:
+        """Take the state if there is one, else the adapter in the folder `start`, else the aligned projector; says
+        which.
+        """
         if state_path(self.seed).exists():
             state: dict[str, Any] = torch.load(state_path(self.seed), weights_only=True, map_location="cpu")
             with torch.no_grad():
@@ -127,6 +136,13 @@ class Learner:
             self.optimiser.load_state_dict(state["optimiser"])
             self.step, self.minutes = state["step"], state["minutes"]
             return f"state of step {self.step}"
+        if start:
+            tensors, about = read_adapter(start)
+            with torch.no_grad():
+                for name, value in part_of(tensors, LOW).items():
+                    self.low[name].copy_(value)
+            self.projector.load_state_dict(part_of(tensors, PROJECTOR))
+            return f"the adapter {about['sha256'][:12]} of {start}"
         self.projector.load_state_dict(torch.load(WORK / "projector.pt", weights_only=True))
         return "the aligned projector"
 
@@ -146,6 +162,24 @@ def evaluate(learner: Learner, side: int, scenes: int, size: int = 5) -> dict[st
             for qa, hit in zip(asked, hits, strict=True):
                 found[qa.kind].append(hit)
     return {kind: (sum(hits) / len(hits), len(hits)) for kind, hits in found.items() if hits}
+
+
+@torch.no_grad()
+def by_position(learner: Learner, side: int, scenes: int, count: int = 64, size: int = 5) -> dict[str, float]:
+    """Loss on held-out questions with `count` random patches, renumbered and at the positions that they had, and with
+    all patches.
+    """
+    shards = opened("val", side, scenes)
+    patches, found = shards[0].shape[1], dict[str, list[float]](renumber=[], keep=[], all=[])
+    for first in range(0, scenes, size):
+        indices = range(first, min(first + size, scenes))
+        questions, features = [one_of_each(KINDS, "val", i) for i in indices], take(shards, indices)
+        kept = torch.from_numpy(np.sort(np.random.default_rng(first).choice(patches, count, replace=False)))
+        some, whole = features[:, kept], pack(questions, patches, learner.encoder)
+        found["renumber"].append(learner.loss(some, pack(questions, count, learner.encoder)).item())
+        found["keep"].append(learner.loss(some, pack(questions, count, learner.encoder, kept, patches)).item())
+        found["all"].append(learner.loss(features, whole).item())
+    return {policy: float(np.mean(losses)) for policy, losses in found.items()}
 
 
 def curve_path(seed: int) -> Path:
@@ -175,8 +209,9 @@ class Stage:
         size: pictures of a step.
         scenes: how many are drawn from, as far as their features are there.
         room: tokens of questions a picture.
-        jittered: probability that a step has some of the patches only, at random places of a span that is shorter or
-            as long as the whole image's.
+        jittered: probability that a step has some of the patches only, at random places of a span that is as long as
+            they are many, as long as the whole image's, or between, each as often.
+        most: patches of such a step; all if not given.
     """
 
     side: int
@@ -188,6 +223,7 @@ class Stage:
     scenes: int = 6000
     room: int = 220
     jittered: float = 0.0
+    most: int | None = None
 
     def rate(self, step: int) -> float:
         """Multiple of the peak at a step, after 30 steps of warm-up at the very beginning."""
@@ -213,16 +249,16 @@ class Steps(Dataset[tuple[Tensor, Batch]]):
         features, patches = take(shards, indices), shards[0].shape[1]
         if rng.random() >= self.stage.jittered:
             return features, pack(asked, patches, self.encoder)
-        count = int(rng.integers(FEWEST, patches + 1))
-        span = int(rng.integers(count, patches + 1))
+        count = int(rng.integers(FEWEST, (self.stage.most or patches) + 1))
+        span = int(rng.choice([count, rng.integers(count, patches + 1), patches]))
         kept, places = (torch.from_numpy(np.sort(rng.choice(of, count, replace=False))) for of in (patches, span))
         return features[:, kept], pack(asked, count, self.encoder, places, span)
 
 
-def train(stage: Stage, seed: int = 0, every: int = 250, held: int = 50) -> None:
-    """Train through a stage, looking at `held` held-out scenes after so many steps."""
+def train(stage: Stage, seed: int = 0, every: int = 250, held: int = 50, start: Path | None = None) -> None:
+    """Train through a stage, looking at `held` held-out scenes after so many steps. `start`: see `Learner.resume`."""
     learner = Learner(seed)
-    print(f"seed {seed} from {learner.resume()}", flush=True)
+    print(f"seed {seed} from {learner.resume(start)}", flush=True)
     workers = 0 if device().type == "cpu" else WORKERS
     steps = Steps(stage, seed, learner.encoder)
     loader = DataLoader(steps, batch_size=None, sampler=range(learner.step, stage.last), num_workers=workers)
@@ -241,6 +277,9 @@ def train(stage: Stage, seed: int = 0, every: int = 250, held: int = 50) -> None
             row = [learner.step, stage.side, round(learner.minutes, 1), round(float(np.mean(losses[-every:])), 4)]
             note(curve_path(seed), [*row, *(round(scores[k][0], 3) if k in scores else "" for k in KINDS)])
             print(f"held-out { ({k: (round(v, 3), n) for k, (v, n) in scores.items()}) }", flush=True)
+            if stage.jittered:
+                losses_by = by_position(learner, stage.side, held)
+                print(f"held-out loss { ({k: round(v, 3) for k, v in losses_by.items()}) }", flush=True)
         if time.time() - saved > 120 or learner.step == stage.last:
             learner.save()
             saved = time.time()
@@ -257,10 +296,13 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=2, help="pictures of a step (%(default)s)")
     parser.add_argument("--scenes", type=int, default=6000, help="how many are drawn from (%(default)s)")
     parser.add_argument("--jittered", type=float, default=0.0, help="probability of a step with jittered positions")
+    parser.add_argument("--most", type=int, help="patches of a step with jittered positions (all)")
     parser.add_argument("--seed", type=int, default=0, help="of the adaptation and of what each step sees")
+    parser.add_argument("--start", type=Path, help="folder of the adapter to start from (the aligned projector)")
+    parser.add_argument("--every", type=int, default=250, help="steps between looks at held-out scenes (%(default)s)")
     given = vars(parser.parse_args())
-    seed = given.pop("seed")
-    train(Stage(**{**given, "rates": tuple(given["rates"])}), seed)
+    others = {name: given.pop(name) for name in ("seed", "start", "every")}
+    train(Stage(**{**given, "rates": tuple(given["rates"])}), **others)
 
 
 if __name__ == "__main__":

@@ -147,12 +147,14 @@ def test_a_preset_of_sweep_leaves_an_archive_that_import_reads(
     place: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "none.json").write_text("{}")
-    assert cli.main(["sweep", "--preset", "mine.json", "--published", "none.json", *place]) == 0
+    (tmp_path / "mine.json").write_text(json.dumps({**mine(), "models": ["model", "other"]}))
+    make_model(tmp_path / "other")
+    assert cli.main(["sweep", "--preset", "mine.json", "--published", "none.json", *place[2:]]) == 0
     said = capsys.readouterr().out
-    assert said.index("model: 3 runs, ") < said.index("All tokens against") < said.index("[3/3] fake random 128")
+    assert said.index("other: 3 runs, ") < said.index("All tokens against") < said.index("[3/3] fake random 128")
     assert cli.main(["report", "import", "out.tar.xz", "--out", "again"]) == 0
     names = [sorted(path.parent.name for path in (tmp_path / out).glob("*/metrics.json")) for out in ("out", "again")]
-    assert names[0] == names[1] and len(names[0]) == 3
+    assert names[0] == names[1] and len(names[0]) == 6
     assert cli.main(["report", "import", "none.json"]) == 2 and "--benchmark" in capsys.readouterr().err
 
 

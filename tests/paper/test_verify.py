@@ -10,6 +10,7 @@ from run_folders import store
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation import benchmarks, models
 from llava_consensus.evaluation.models import Loading
+from llava_consensus.evaluation.models.llava import on_pillow
 from llava_consensus.evaluation.report.rows import read_row
 from llava_consensus.evaluation.runs.configuration import RunConfig, RunPlan, prepare
 from llava_consensus.methods import make
@@ -61,3 +62,9 @@ def test_prompts_and_pixels_are_those_of_llavas_own_scripts(mini: models.Runner)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(DataError, match="other pixels"):
         patch.setattr(mini.view.config, "image_aspect_ratio", "square")
         official.prompts_table([plan("textvqa")], mini, MODEL)  # type: ignore[arg-type]
+
+
+def test_pixels_come_from_pillow_although_torchvision_is_there(mini: models.Runner) -> None:
+    on_pil = pytest.importorskip("transformers.models.clip.image_processing_pil_clip").CLIPImageProcessorPil
+    preferred = type("CLIPImageProcessor", (), {"to_dict": mini.image_processor.to_dict})  # type: ignore[attr-defined]
+    assert type(on_pillow(preferred())) is on_pil

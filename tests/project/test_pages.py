@@ -82,6 +82,10 @@ def test_the_csv_says_what_the_runs_say() -> None:
     assert len(rows) > 20 and found[0] == lines[0] and found[1:] == lines[-len(found) + 1 :], AGAIN
 
 
+def test_an_archive_of_the_gpu_hour_becomes_tables() -> None:
+    assert "\n| AnchorPrune, positions=keep | " in pages.published_tables(pages.ROOT / pages.PHOTO)
+
+
 def test_the_index_of_methods_is_fresh() -> None:
     assert INDEX.read_text() == written(), "llava_consensus/methods/index.json: make pages, then commit it"
 

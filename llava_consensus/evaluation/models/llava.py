@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+import transformers
 from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -197,7 +198,15 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
     if config.get(FLAG):
         load_own_tower(path, model)
     loading.cast(model)
-    return LlavaRunner(model.eval(), tokenizer, processor, options)
+    return LlavaRunner(model.eval(), tokenizer, on_pillow(processor), options)
+
+
+def on_pillow(processor: "BaseImageProcessor") -> "BaseImageProcessor":
+    """The same image processor on Pillow, as in official LLaVA's releases. If torchvision is installed, transformers 5
+    takes its backend, which resizes to other pixels.
+    """
+    pillow = getattr(transformers, f"{type(processor).__name__}Pil", None)
+    return processor if pillow is None else pillow.from_dict(processor.to_dict())
 
 
 def quietly_loaded(
