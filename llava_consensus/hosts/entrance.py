@@ -380,6 +380,9 @@ class Entrance:
         """The projector, if it takes patches one by one."""
         return base.multi_modal_projector if self.family.projects else None
 
+    def read_probe(self, inputs: Inputs, run: Pass) -> None:
+        inputs.read_probe(run.decoder, run.kwargs, self.first_attention)
+
     def _at_entrance(self, run: Pass, stage: Any, units: list[Unit]) -> None:
         """Units through the method, and the arguments of the decoder without the rows that leave."""
         model, prompt, embeds, method = self.model(), run.prompt, run.kwargs["inputs_embeds"], stage.method
@@ -387,7 +390,7 @@ class Entrance:
         needs = finite_needs_of(prompt, method, model, projector is not None, run.short, embeds)
         clip = self.owner._clip_sides(prompt, run.base) if Need.QUESTION in needs else None
         inputs = self.inputs(prompt, embeds, method, needs, projector, clip)
-        inputs.read_probe(run.decoder, run.kwargs, self.first_attention)
+        self.read_probe(inputs, run)
         groups = inputs.reduce(units)
         drops = [method.newlines == "drop" and not image.video for image in prompt.images]
         with inputs.watch.time("splice"):

@@ -135,14 +135,14 @@ class Inputs:
             self.probe = self.probe_of(read(decoder, arguments, getattr(self.method, "scap_rope", True)))
 
     def probe_of(self, call: KernelCall) -> TextProbe:
-        which, where, mask, keys, padded = self._asking_rows()
+        which, where, mask, keys, padded = self.asking_rows()
         query = call.query.transpose(1, 2)[which, where].transpose(1, 2)  # [R, H, L, d]
         turned = call.key.new_empty(len(query), call.key.shape[2], 0)  # queries and keys are rotated already
         cap = float(call.options.get("softcap") or 0.0)
         more = call.extra(which, where, call.key.shape[2])
         return TextProbe(query, call.key, turned, turned, call.scale, where, mask, keys, padded, cap, **more)
 
-    def _asking_rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, bool]:
+    def asking_rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, bool]:
         """Rows [R, 1] and columns [R, L] of the text that asks about images, which of these are no padding, which rows
         [R, S] of the prompts are none, and whether any of the former is.
         """

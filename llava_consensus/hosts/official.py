@@ -23,7 +23,8 @@ from llava_consensus.hosts.before_tower import ImageLeft, check_equal, shares_le
 from llava_consensus.hosts.entrance import Entrance
 from llava_consensus.hosts.environment import STOCK
 from llava_consensus.hosts.images import check_tiles
-from llava_consensus.hosts.kernels import OLD, KernelCall, uncompiled
+from llava_consensus.hosts.inputs import Inputs
+from llava_consensus.hosts.kernels import OLD, uncompiled
 from llava_consensus.hosts.official_model import (
     Arguments,
     LlavaTower,
@@ -43,14 +44,15 @@ from llava_consensus.hosts.official_model import (
 )
 from llava_consensus.hosts.open_tower import EncoderRun
 from llava_consensus.hosts.outcomes import Report
-from llava_consensus.hosts.pinned import Held, PinnedLayers, first_layer, layers_of
+from llava_consensus.hosts.pinned import Held, PinnedLayers, angles_of, layers_of
 from llava_consensus.hosts.prompts import IGNORE, Prompt, asking_rows, prompt_of, refuse_packed
 from llava_consensus.hosts.rows import Book, Hold, book_of, by_name, cache_in, cached_rows, gather, given_rows, upload
-from llava_consensus.hosts.taps import EncodedImage, Reader, encoded_images
+from llava_consensus.hosts.taps import EncodedImage, Reader, encoded_images, split_heads
 from llava_consensus.hosts.tower import READ, argument_names
 from llava_consensus.hosts.units import Unit, units_of
 from llava_consensus.reduction.method import Method, Place
-from llava_consensus.reduction.tokens import Need
+from llava_consensus.reduction.saliency import rotate
+from llava_consensus.reduction.tokens import Need, TextProbe
 
 PREPARE = "prepare_inputs_labels_for_multimodal"
 COUNTING = "_prepare_generated_length"  # function of transformers 5 that settles how long an answer may be
@@ -331,9 +333,23 @@ class OfficialEntrance(Entrance):
     def projector(self, base: Any) -> Any:
         return self.running.get_model().mm_projector
 
-    def first_attention(self, decoder: Any, kwargs: dict[str, Any], rotated: bool) -> KernelCall:
-        places = kwargs["position_ids"]
-        return first_layer(decoder, kwargs["inputs_embeds"], places if rotated else torch.zeros_like(places))
+    def read_probe(self, inputs: Inputs, run: Pass) -> None:
+        """By the layer's own projections, queries of the text only."""
+        if Need.PROBE not in inputs.needs:
+            return
+        decoder: Any = run.decoder
+        embeds, places, layer = run.kwargs["inputs_embeds"], run.kwargs["position_ids"], decoder.layers[0]
+        attention = layer.self_attn
+        heads = partial(split_heads, width=attention.head_dim)
+        with inputs.watch.time("probe"), torch.autocast(embeds.device.type, enabled=False), torch.no_grad():
+            normed = layer.input_layernorm(embeds)
+            which, where, mask, keys, padded = inputs.asking_rows()
+            query, key = heads(attention.q_proj(normed[which, where])), heads(attention.k_proj(normed))
+            rotated = getattr(inputs.method, "scap_rope", True)
+            cos, sin = angles_of(decoder, normed, places if rotated else torch.zeros_like(places))
+            query, key = rotate(query, cos[which, where], sin[which, where]), rotate(key, cos, sin)
+            turned, scale = key.new_empty(len(key), key.shape[2], 0), attention.head_dim**-0.5
+            inputs.probe = TextProbe(query, key, turned, turned, scale, where, mask, keys, padded)
 
     def _at_entrance(self, run: Pass, stage: Any, units: list[Unit]) -> None:
         super()._at_entrance(run, stage, units)

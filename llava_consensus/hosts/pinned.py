@@ -42,18 +42,10 @@ def _projections(attention: Any) -> list[nn.Module]:
     return [attention.q_proj, attention.k_proj, attention.v_proj]
 
 
-def _call(attention: Any, projected: list[Tensor], angles: tuple[Tensor, Tensor], mask: Any = None) -> KernelCall:
-    """Queries, keys and values [R, H, S, d] from the outputs [R, S, H d] of the projections; keys for absent values."""
-    query, key, *value = (split_heads(states.detach(), width=attention.head_dim) for states in projected)
-    query, key = rotate(query, *angles), rotate(key, *angles)
-    return KernelCall(attention, query, key, value[0] if value else key, mask, {}, None)
-
-
-def first_layer(decoder: Any, embeds: Tensor, positions: Tensor) -> KernelCall:
-    """Queries and keys of the first layer for embeddings [R, S, D], on any version."""
-    attention, normed = decoder.layers[0].self_attn, decoder.layers[0].input_layernorm(embeds)
-    projected = [attention.q_proj(normed), attention.k_proj(normed)]
-    return _call(attention, projected, angles_of(decoder, normed, positions))
+def _call(attention: Any, projected: list[Tensor], angles: tuple[Tensor, Tensor], mask: Any) -> KernelCall:
+    """Queries, keys and values [R, H, S, d] from the outputs [R, S, H d] of the projections."""
+    query, key, value = (split_heads(states.detach(), width=attention.head_dim) for states in projected)
+    return KernelCall(attention, rotate(query, *angles), rotate(key, *angles), value, mask, {}, None)
 
 
 class PinnedLayers(Layers):
