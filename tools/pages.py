@@ -46,7 +46,7 @@ from llava_consensus.evaluation.report.stats import LEVEL, SIGNIFICANT, sign_fli
 from llava_consensus.evaluation.report.table import csv_text, markdown, p_value
 from llava_consensus.methods import INDEX, METHODS, about, written
 from llava_consensus.paper import preset
-from llava_consensus.paper.results import Results, claims, read
+from llava_consensus.paper.results import Results, claims, matches, read
 from llava_consensus.paper.study.results import study_csv
 from tools.photo import BENCHMARKS, Photo
 
@@ -214,7 +214,7 @@ def published_tables(file: Path) -> str:
         return "No result of it is kept yet."
     tables = []
     with unpacked(file) as out:
-        for runs in preset.matches(preset.read("gpu-hour"), read_rows(out), (*preset.SAME, "limit", "sample")):
+        for runs in matches(preset.read("gpu-hour"), read_rows(out)):
             asked = tuple(dict.fromkeys(row for row, _ in runs if row))
             one = replace(preset.read("gpu-hour"), rows=asked)
             model = next(iter(runs.values())).config["model"]
