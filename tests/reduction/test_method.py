@@ -187,7 +187,9 @@ def test_merging_identical_tokens_gives_that_token() -> None:
     assert torch.allclose(make("consensusdrop").reduce(tokens, Budget(8, 4)).tokens, torch.tensor(0.3))
 
 
-def test_received_saliency_equals_the_definition() -> None:
+@pytest.mark.parametrize("rows", [150, 3])
+def test_received_saliency_equals_the_definition(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saliency, "TOWER_CHUNK", rows * 4 * 151)
     attention = unit(size=150, batch=1).attention
     weights = torch.softmax(attention.query @ attention.key.transpose(-1, -2) * attention.scale, -1).mean(1)[:, 1:, 1:]
     others = weights.sum(1) - weights.diagonal(dim1=1, dim2=2)

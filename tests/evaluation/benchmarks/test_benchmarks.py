@@ -202,7 +202,7 @@ def test_textvqa_tells_the_questions_of_one_picture_apart(data: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda rows: rows.insert(0, rows.pop(2)), "lines 1 and 2 are about"),
+        (lambda rows: rows.insert(2, rows.pop(4)), "lines 3 and 4 are about"),
         (lambda rows: [one.update(text="Is it?" + one["text"]) for one in rows], "not among the official questions"),
         (lambda rows: [one.update(question_id="posters/1.jpg") for one in rows], "missing file: .*posters.txt"),
     ],
