@@ -26,7 +26,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 from llava_consensus import attach
 from llava_consensus.errors import ConsensusError
-from llava_consensus.hosts import ACROSS, takes_features
+from llava_consensus.hosts import CROSS, takes_features
 
 PAGE = Path(__file__).parents[1] / "docs" / "compatibility.md"
 TORCH = torch.__version__.partition("+")[0]
@@ -396,7 +396,7 @@ def rows_of(output: Any) -> int:
 
 def prompt_of(model: Any) -> Prompt:
     """A prompt with one image that the plain model reads."""
-    if model.config.model_type in ACROSS.types:
+    if model.config.model_type in CROSS.types:
         inputs = across(model)
         with attach(model, "full") as attached:
             model(**inputs)

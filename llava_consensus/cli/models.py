@@ -14,7 +14,7 @@ from llava_consensus.evaluation.data.transfer import fetch
 from llava_consensus.evaluation.data.unpack import unpack
 from llava_consensus.evaluation.files import replace
 from llava_consensus.evaluation.runs import DATA
-from llava_consensus.hosts import ACROSS, OTHER, known_hosts
+from llava_consensus.hosts import CROSS, OTHER, known_hosts
 from llava_consensus.methods import PLUS, about, known_methods
 
 OFFICIAL = Path("playground/data")
@@ -47,7 +47,7 @@ def choices(given: argparse.Namespace) -> Iterator[str]:
     elif given.what:
         yield from (f"{name:14} {line}" for name, line in kinds[given.what].items())
         if given.what == "hosts":
-            yield f"{'cross':14} {ACROSS.line}: {', '.join(ACROSS.types)}"
+            yield f"{'cross':14} {CROSS.line}: {', '.join(CROSS.types)}"
             yield f"{'other':14} {OTHER.line}; a budget is per tile, as the grouping of tiles is not known"
     else:
         for title, entries in kinds.items():

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from llava_consensus.entry_points import load_place, load_registered, registered
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.environment import LAYOUTS
+from llava_consensus.hosts.environment import LAYOUTS, SIDES
 
 INNER = ("get_base_model", "module")  # attributes by which PEFT and parallel wrappers hold the model
 
@@ -158,9 +158,7 @@ HOSTS: dict[str, HostEntry] = {
 }
 
 
-# Types whose decoder reads images by cross attention.
-_TYPES = "blip florence2 idefics mllama pix2struct pp_formulanet t5gemma2 vision-encoder-decoder"
-ACROSS = HostEntry(f"{OURS}.cross_attention:CrossFacts", "hf", (), "images by cross attention", tuple(_TYPES.split()))
+CROSS = HostEntry(f"{OURS}.cross_attention:CrossFacts", "hf", (), "images by cross attention", tuple(sorted(SIDES)))
 
 # Of a model of transformers that no entry names.
 OTHER = _derived("any other vision-language model of transformers that takes `mm_encoder_outputs`", "", "")
@@ -185,13 +183,13 @@ def view_of(model: Any, options: Mapping[str, str] | None = None) -> Any:
     if "Pipeline" in names:
         raise OptionError(f"model is a {names[0]}: pass pipe.model, the model in it")
     entry = adapting(names, None, tower_named(vars(getattr(model, "config", object))))
-    across = getattr(getattr(model, "config", None), "model_type", None) in ACROSS.types
+    across = getattr(getattr(model, "config", None), "model_type", None) in CROSS.types
     if entry is None and (across or takes_features(model)):
         if not model.can_generate():
             raise OptionError(
                 f"model of class {names[0]} makes no tokens: attach to the whole model that it is part of"
             )
-        entry = ACROSS if across else OTHER
+        entry = CROSS if across else OTHER
     if entry is None:
         inner = next((path for path in INNER if hasattr(model, path)), None)
         if inner is not None:

@@ -51,7 +51,7 @@ class Pass:
 
 
 class State(threading.local):
-    """What hooks note in one thread for those further in."""
+    """Notes of the hooks of one thread for later hooks of the same forward pass."""
 
     labels: Tensor | None = None
     guesses = 0  # rows at the end that assisted decoding guessed
@@ -66,7 +66,7 @@ class State(threading.local):
 
 
 def leave(run: Pass, rows: Rows, pool: Pool, method: Method) -> None:
-    """Gives the decoder these rows only, and notes what its cache then holds.
+    """Gives the decoder these rows only, and notes which rows its cache then holds.
 
     Raises:
         OptionError: for the second method of a composition in a later turn.

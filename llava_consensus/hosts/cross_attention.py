@@ -1,4 +1,4 @@
-"""Models whose decoder reads encoded images by cross attention, so that no row of its own sequence is of an image.
+"""Models whose decoder reads encoded images by cross attention, so that no row of the decoder is of an image.
 
     leave     behind an image encoder (BLIP, TrOCR, Idefics, Pix2Struct)
     join      at the entrance of a text encoder, which reads images among words (Florence-2, T5Gemma 2)
@@ -8,7 +8,7 @@ Rows leave there, and `generate` stays as it is: cross attention has no position
 masks that were made for all rows are cut to those that are left.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -19,28 +19,18 @@ from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.entrance import ENCODING, Entrance
+from llava_consensus.hosts.environment import SIDES
 from llava_consensus.hosts.facts import Facts
 from llava_consensus.hosts.images import Call, Image, Integers, placeholder_of, runs
-from llava_consensus.hosts.inputs import Inputs, Prompt
+from llava_consensus.hosts.inputs import Inputs
 from llava_consensus.hosts.outcomes import Report, reduced, unchanged
-from llava_consensus.hosts.prompts import ids_of
+from llava_consensus.hosts.prompts import Prompt, ids_of
 from llava_consensus.hosts.rows import Hold, Rows, cache_in, cached_rows, drop_rows, gather, is_static, reduced_rows
 from llava_consensus.hosts.tower import Tiles, argument_names
 from llava_consensus.hosts.units import units_of
 from llava_consensus.reduction.method import Place
 
 HELD = "_reduction_rows"  # attribute of a cache: the number of the entrance, and the rows that its images have left
-# Which hook acts at which module, by type; of several modules, at the first that there is.
-SIDES = {
-    "blip": {"leave": "vision_model"},
-    "vision-encoder-decoder": {"leave": "encoder"},
-    "idefics": {"leave": "model.perceiver_resampler model.vision_model"},
-    "pp_formulanet": {"leave": "model.encoder"},
-    "pix2struct": {"leave": "encoder", "fit": "decoder"},
-    "florence2": {"join": "model.language_model.encoder", "fit": "model.language_model.decoder"},
-    "t5gemma2": {"join": "model.encoder.text_model", "fit": "model.decoder"},
-    "mllama": {"shorten": "model.language_model"},
-}
 
 
 class CrossFacts(Facts):
@@ -72,11 +62,9 @@ class CrossEntrance(Entrance):
     def base(self) -> Any:
         return self.model()
 
-    def install(self) -> None:
-        model: Any = self.model()
-        self.hook()
+    def replaced(self, model: Any) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
         if "fit" in self.side:
-            setattr(model, ENCODING, partial(self.note_encoded, model))
+            yield model, ENCODING, partial(self.note_encoded, model)
 
     def register(self) -> list[Any]:
         model: Any = self.model()
@@ -88,12 +76,6 @@ class CrossEntrance(Entrance):
             if act == "shorten":
                 hooks.append(module.register_forward_hook(self.keep))
         return hooks
-
-    def remove(self) -> None:
-        self.open, model = False, self.model()
-        if model is not None:
-            vars(model).pop(ENCODING, None)
-        self._leave()
 
     def note(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = {**dict(zip(self.outer, args, strict=False)), **kwargs}

@@ -84,8 +84,8 @@ class Entrance:
     """
 
     cache_axis = 2  # of rows in the keys of its cache
-    inputs, state = Inputs, State  # classes of the inputs of its methods, and of what it notes
-    first_attention: Callable[..., KernelCall] = staticmethod(first_attention)  # what SCAP reads
+    inputs, state = Inputs, State  # classes of the inputs of its methods, and of its notes
+    first_attention: Callable[..., KernelCall] = staticmethod(first_attention)  # that SCAP reads
     before: Any = None  # a method before the projector
     layers: Layers | None = None  # for a method between layers
 
@@ -407,7 +407,7 @@ class Entrance:
             run.prompt = compact(prompt, rows, model.config)  # type: ignore[union-attr]
 
     def _between(self, run: Pass) -> None:
-        """Arms the hooks between layers for prompts whose images they cut, and reports what has left so far."""
+        """Arms the hooks between layers for prompts whose images they cut, and reports the rows that have left."""
         if self.layers is not None:
             self._arm(run, self.layers)
         prompt = run.prompt

@@ -1,4 +1,4 @@
-"""Reading queries and keys where an attention module hands them to its kernel, and in a vision tower (`Recorder`).
+"""Reading queries and keys when an attention module passes them to its kernel, and in a vision tower (`Recorder`).
 
 Every attention module of transformers 5 asks `ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)` for its kernel in
 each forward. While at least one thread records, that method returns a recording kernel. Otherwise the library is
@@ -48,7 +48,7 @@ class KernelCall(NamedTuple):
 
     @property
     def places(self) -> int:
-        """Last channels of queries and keys that stand for their places, see `placed`."""
+        """Last channels of queries and keys that are for their places, see `placed`."""
         return int(self.options.get("places", 0))
 
     def extra(self, which: Tensor, where: Tensor, width: int) -> dict[str, Any]:
@@ -205,7 +205,8 @@ class Recorder:
         """Records in the body, with `apart` also attention that asks no kernel of transformers."""
         hooks = [module.register_forward_hook(self.share) for module in self.resamplers]
         for block, own in self.blocks.items():
-            hooks.append(own.register_forward_pre_hook(partial(self.begin, block)))
+            if apart and self.fused:
+                hooks.append(own.register_forward_pre_hook(partial(self.begin, block)))
             hooks.append(own.register_forward_hook(partial(self.end, block)))
         for module in self.written if apart else ():
             hooks.append(module.register_forward_hook(self.written_out, with_kwargs=True))
@@ -219,7 +220,7 @@ class Recorder:
     def keep(
         self, block: Block, module: Any, query: Tensor, key: Tensor, mask: Any, options: dict[str, Any], output: Tensor
     ) -> Tensor:
-        """Records a call; its output [B, S, ...] as it goes on."""
+        """Records a call, and returns the output [B, S, ...] that the next module reads."""
         if self.cut and not output.requires_grad:
             output = output.detach().requires_grad_()
             torch.set_grad_enabled(True)  # until the `no_grad` around ends
@@ -252,7 +253,8 @@ class Recorder:
 
     def end(self, block: Block, module: nn.Module, args: Any, output: Any) -> None:
         if threading.get_ident() == self.thread:
-            self.running.pop()
+            if self.running:
+                self.running.pop()
             states = output[0] if isinstance(output, tuple) else output
             self.record.states.setdefault(block, []).append(states.detach())
 

@@ -86,7 +86,7 @@ class Pack(NamedTuple):
     shown: Tensor  # `real` on the device
 
     def split(self, value: Tensor) -> Tensor:
-        """An argument [..., B or 1, S, ...] with a row for each prompt, zero where it is padding."""
+        """An argument [..., B or 1, S, ...] with a row for each prompt, zero for padding."""
         count, size = self.shape
         axis = row_axis(value, size, count)
         if axis is None:
@@ -130,7 +130,7 @@ def pack_of(rows: Tensor, kwargs: dict[str, Any], past: int, config: Any) -> Pac
         starts, again = np.pad(step != 1, ((0, 0), (1, 0))), bool((step < 0).any())
     caches = makes_cache(kwargs, config)
     if again and mask is not None:
-        raise OptionError("attention_mask: prompts that are packed into one row are told apart by position_ids alone")
+        raise OptionError("attention_mask: prompts that are packed into one row are separated by position_ids alone")
     if again and caches and not flash:
         raise OptionError("packed sequences attend to each other if a cache is made: pass use_cache=False")
     if mask is not None or not (again or (starts.any() and not caches)):

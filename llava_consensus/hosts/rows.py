@@ -1,5 +1,5 @@
-"""Which rows of a batch of prompts are left (`Rows`), the one function by which rows leave (`drop_rows`), and what the
-KV cache then holds (`Book`).
+"""Which rows of a batch of prompts are left (`Rows`), the one function by which rows leave (`drop_rows`), and the
+rows of the KV cache after that (`Book`).
 
 Row counts are known on the CPU, from the prompts and the shapes of reductions. Only the device knows which tokens a
 method keeps, so places are tensors, and nothing here synchronises with it. Letters: R rows of the batch, S length of
@@ -254,7 +254,7 @@ def _tails(group: Reduced, images: list[Image], method: Method) -> NDArray[np.in
 
 
 # The KV cache says the prompt's length, so that `generate`, and models that count positions by the cache, continue from
-# it. Masks are as long as what the cache holds: they ask `get_query_offset` and the layers.
+# it. Masks are as long as its keys: they ask `get_query_offset` and the layers.
 
 CACHE_NAMES = ("cache", "past_key_values", "past_key_value")  # since transformers 5.24, before, and in layers of 4.37
 

@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts import ACROSS
+from llava_consensus.hosts import CROSS
 from llava_consensus.hosts.cross_attention import SIDES
 
 Choose = Callable[[Tensor], Tensor]  # rows of images [B, N, D] -> those that are left [B, K, D]
@@ -122,4 +122,4 @@ def test_what_is_not_known_is_refused(options: dict[str, str]) -> None:
 
 
 def test_every_type_has_its_hooks() -> None:
-    assert set(SIDES) == set(ACROSS.types)
+    assert set(SIDES) == set(CROSS.types)
