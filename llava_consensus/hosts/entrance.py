@@ -42,7 +42,7 @@ from llava_consensus.hosts.images import (
     with_class,
 )
 from llava_consensus.hosts.inputs import KEPT, Inputs, finite_needs_of, needs_of
-from llava_consensus.hosts.kernels import KernelCall, first_attention, skip_in_probe
+from llava_consensus.hosts.kernels import OLD, KernelCall, first_attention, skip_in_probe
 from llava_consensus.hosts.layers import Layers, later_step, runs_again
 from llava_consensus.hosts.outcomes import Report, reduced, unchanged
 from llava_consensus.hosts.prefill import Prefill
@@ -129,15 +129,26 @@ class Entrance:
     def replaced(self, model: Any) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
         """Functions that the model has while methods are attached: an object, a name, and the function in its place."""
         base = base_of(model)
+        for block in self.unread(model):
+            yield block, "forward", partial(self.skip_unread, block.forward)
         if self.fixed:
             yield base, "pack_image_features", partial(packed_whole, type(base).pack_image_features, base)
-        if self.before is not None:
+        if self.before is not None or self.family.projects:
             yield model, ENCODING, partial(self.note_prompt, model)
         for modality in MODALITIES:
             name = f"get_{modality}_features"
             plain = getattr(type(base), name, None)
             if plain is not None:
                 yield base, name, functools.wraps(plain)(partial(self.encode, name, modality))
+
+    def unread(self, model: Any) -> list[Any]:
+        """Blocks of the tower after the last one that the projector or a method reads."""
+        return self.tower.unread(base_of(model), decoder_of(model)) if self.family.projects else []
+
+    def skip_unread(self, plain: Any, hidden: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.local.skips:
+            return plain(hidden, *args, **kwargs)
+        return (hidden,) if OLD else hidden
 
     def install(self) -> None:
         self.hook()
@@ -171,7 +182,10 @@ class Entrance:
         if self.before is not None:
             self.before.remove()
         for target, name, _ in self.replaced(model) if model is not None else ():
-            vars(target).pop(name, None)
+            function = vars(target).pop(name, None)
+            plain = function.args[0] if isinstance(function, partial) and name == "forward" else None
+            if plain is not None and getattr(plain, "__func__", None) is not type(target).forward:
+                object.__setattr__(target, name, plain)  # of a block that is offloaded
         self.local.hold = None
         self._leave()
 
@@ -218,8 +232,11 @@ class Entrance:
         self.local.labels, self.local.guesses = given.get("labels"), keep - 1 if isinstance(keep, int) and keep else 0
 
     def note_prompt(self, model: Any, prompt: Tensor, *args: Any, **options: Any) -> Any:
-        """Takes the place of the step in which `generate` encodes images: notes the ids of their prompt."""
-        with self.showing((prompt if prompt.ndim == 2 else ids_of(self.base(), prompt)).cpu().numpy()):
+        """Takes the place of the step in which `generate` encodes images: notes the ids that `before` needs."""
+        ids = None
+        if self.before is not None:
+            ids = (prompt if prompt.ndim == 2 else ids_of(self.base(), prompt)).cpu().numpy()
+        with self.noting(ids=ids, generates=True):
             return getattr(type(model), ENCODING)(model, prompt, *args, **options)
 
     @contextmanager
@@ -266,11 +283,13 @@ class Entrance:
             args, inputs = (), on_grid(base.config, by_name(names, args, inputs))
         plain = getattr(type(base), name).__get__(base)
         ids = self.local.ids if forward is None else forward.ids
-        if self.before is None or ids is None or getattr(self.tower.busy, "on", False):
-            output = self.tower.encode(plain, base, self.family.mapped, not straight, *args, **inputs)
-        else:
-            inputs |= dict(zip(argument_names(plain.__func__)[1:], args, strict=False))
-            output = self.before.encode(self.tower, plain, base, modality, ids, not straight, inputs)
+        inputs |= dict(zip(argument_names(plain.__func__)[1:], args, strict=False))
+        ours = forward is not None or self.local.generates  # another caller may read the last states
+        with self.noting(skips=ours and straight and self.tower.reads_as_named(inputs, base.config)):
+            if self.before is None or ids is None or getattr(self.tower.busy, "on", False):
+                output = self.tower.encode(plain, base, self.family.mapped, not straight, **inputs)
+            else:
+                output = self.before.encode(self.tower, plain, base, modality, ids, not straight, inputs)
         if not hasattr(output, RECORD):  # an encoder of videos calls the one of images
             return output
         if forward is not None:

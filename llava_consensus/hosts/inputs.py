@@ -127,15 +127,18 @@ class Inputs:
         """Queries and keys of the first attention layer, read before the language model runs (SCAP).
 
         Args:
-            read: gives them of a decoder and its arguments, rotated or not.
+            read: gives them of a decoder and its arguments, rotated or not, for rows that ask.
         """
         if Need.PROBE not in self.needs:
             return
         with self.watch.time("probe"), torch.autocast(self.embeds.device.type, enabled=False), torch.no_grad():
-            self.probe = self.probe_of(read(decoder, arguments, getattr(self.method, "scap_rope", True)))
+            asking = self.asking_rows()
+            call = read(decoder, arguments, getattr(self.method, "scap_rope", True), asking[:2])
+            self.probe = self.probe_of(call, *asking)
 
-    def probe_of(self, call: KernelCall) -> TextProbe:
-        which, where, mask, keys, padded = self.asking_rows()
+    def probe_of(
+        self, call: KernelCall, which: Tensor, where: Tensor, mask: Tensor, keys: Tensor | None, padded: bool
+    ) -> TextProbe:
         query = call.query.transpose(1, 2)[which, where].transpose(1, 2)  # [R, H, L, d]
         turned = call.key.new_empty(len(query), call.key.shape[2], 0)  # queries and keys are rotated already
         cap = float(call.options.get("softcap") or 0.0)

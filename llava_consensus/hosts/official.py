@@ -88,7 +88,6 @@ class Prepared(NamedTuple):
 
 
 class OfficialState(State):
-    encoding = False  # whether the tower runs for this attachment
     prepared: Prepared | None = None
     after: After | None = None
     keeps = False  # whether the last method at the entrance keeps positions
@@ -185,11 +184,6 @@ class OfficialEntrance(Entrance):
         decoder = self.running.get_model()
         return type(decoder).forward(decoder, *args, **kwargs)
 
-    def skip_unread(self, plain: Any, hidden: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self.local.encoding:
-            return plain(hidden, *args, **kwargs)
-        return (hidden,) if OLD else hidden
-
     def count(self, inputs_tensor: Tensor, **given: Any) -> Any:
         """The function in which `generate` sets its lengths: `max_length` counts the full prompt."""
         model, prepared = self.model(), self.local.prepared
@@ -282,7 +276,7 @@ class OfficialEntrance(Entrance):
         acting = any(share < view.size for share in run.shares)
         if acting and reader is not None:
             check_equal(reader.method, self.owner._stages[0].method, run.shares)
-        with self.before.running(run) if acting else nullcontext(), self.noting(encoding=True):
+        with self.before.running(run) if acting else nullcontext(), self.noting(skips=True):
             found = encoded_images(reader, view, model.encode_images, pixels, tiles)
         if not any(Need.FINGERPRINT in stage.method.needs for stage in self.owner._stages):
             found = [one._replace(pixels=None) for one in found]

@@ -278,7 +278,7 @@ class RemoteEntrance(Entrance):
     def projector(self, base: Any) -> Any:
         return self.view(self.model()).project if Need.PROJECTOR in self.view.offers else None
 
-    def first_attention(self, decoder: Any, kwargs: dict[str, Any], rotated: bool) -> KernelCall:
+    def first_attention(self, decoder: Any, kwargs: dict[str, Any], rotated: bool, asking: Any) -> KernelCall:
         return self.view(decoder).first_attention(kwargs["inputs_embeds"], self.local.inputs, rotated)
 
     def encode(  # type: ignore[override]
