@@ -90,27 +90,22 @@ def leave(run: Pass, rows: Rows, pool: Pool, method: Method) -> None:
             before = torch.cat((book.index, before[:, prompts:]), 1)
             padded |= book.padded
         index = torch.cat((before, index + past), 1)
-    renumbers = method.positions == "renumber"
     positions = kwargs.get("position_ids")
     # without a cache and a mask, transformers takes gaps in positions for the ends of packed sequences
     shown = padded or (cache is None and not makes_cache(kwargs, decoder.config))
     new["attention_mask"] = mask_of(kwargs.get("attention_mask"), rows, held, shown, prompt.real.shape[1], decoder)
     new["position_ids"], shifts = positions_of(positions, rows, pool, prompt.real, past, book, method)
-    shift = rows.removed if shifts else torch.zeros_like(rows.removed)
-    if book is not None:
-        shift = shift + book.shift
     real = torch.cat((held, rows.shown), 1) if cached else rows.shown
-    size, shifted = past + run.size, renumbers and shifts and rows.shrinks
+    closes = method.positions == "renumber" and shifts and rows.shrinks
     if run.rows is not None:  # behind another method
         rows = joined_rows(run.rows, rows)
-        index, shift = rows.index, rows.removed if shifted else shift
+        index = rows.index
+    shift = rows.removed if closes else None
+    if book is not None and book.shift is not None:
+        shift = book.shift if shift is None else book.shift + shift
     run.kwargs, run.rows = new, rows
-    front = size - real.shape[1]
-    plain = not padded and not cached and run.whole.real[:, -real.shape[1] :].all()
-    run.book = Book(
-        size, front, real, index, shift, padded, front if plain else None,
-        shifted or (book is not None and book.shifted), False, {}, {},
-    )  # fmt: skip
+    plain = not padded and not cached and bool(run.whole.real[:, -real.shape[1] :].all())
+    run.book = Book(past + run.size, real, index, shift, padded, plain, {}, {})
 
 
 def held_masks(kwargs: dict[str, Any], cache: Any, book: Book) -> dict[str, Any]:
@@ -121,8 +116,8 @@ def held_masks(kwargs: dict[str, Any], cache: Any, book: Book) -> dict[str, Any]
         mask = None
         if book.padded:
             mask = torch.cat((book.real, book.real.new_ones(len(book.real), whole - book.size)), 1).long()
-    elif book.front is not None:
-        mask = mask[:, book.front :].long()
+    elif book.plain:
+        mask = mask[:, book.size - book.real.shape[1] :].long()
     else:
         mask = torch.cat((book.real.to(mask), mask[:, book.size :]), 1).long()
     found: dict[str, Any] = {"attention_mask": mask}
@@ -147,7 +142,7 @@ def positions_of(
         else:
             rank, first = upload([rank, first], device)
             positions = given.expand(real.shape).gather(1, first) + rank
-        return positions if book is None else positions - book.shift, True
+        return positions if book is None or book.shift is None else positions - book.shift, True
     if given is None:
         (given,) = upload([np.arange(past, past + real.shape[1])[None]], device)
     if method.positions == "spread":  # models of several axes refuse it

@@ -467,11 +467,7 @@ class Entrance:
             run.prefill.replays = True
             later = run.prefill.outcomes(states)
             self.owner._finish({new: later[old] for new, old in enumerate(run.reported) if old in later})
-            own = run.prefill.finish(0 if book is None else book.missing)
-            if own is not None and book is not None:
-                more = {name: getattr(own, name) for name in ("layers", "weights", "missing", "uneven")}
-                own = book._replace(**more)
-            book = own or book
+            book = run.prefill.finish(book)
         if cache is not None and book is not None:
             self._keep(cache, book._replace(owner=self.number))
         if run.rows is not None:

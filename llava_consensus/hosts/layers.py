@@ -332,7 +332,7 @@ def later_step(
         mask: [R, length] 2D mask that the model was given, or None.
     """
     new, positions = given_rows(kwargs).shape[1], kwargs.get("position_ids")
-    if book.shifted and (positions is None or positions.ndim == 2):
+    if book.shift is not None and (positions is None or positions.ndim == 2):
         if positions is None:
             positions = int(cache.get_seq_length()) + torch.arange(new, device=book.shift.device)[None]
         kwargs = {**kwargs, "position_ids": positions - book.shift}

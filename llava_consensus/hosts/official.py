@@ -60,16 +60,6 @@ LIMIT = "tokenizer_model_max_length"  # entry of the configuration: rows that a 
 AFTER = "_reduction_after"  # attribute of a cache
 
 
-class Overlay:
-    """An object with some attributes replaced; the object itself stays as it is."""
-
-    def __init__(self, own: Any, **replaced: Any) -> None:
-        vars(self).update(replaced, own=own)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.own, name)
-
-
 class After(NamedTuple):
     """By how much positions behind a prompt are ahead of the rows that its cache holds, each [R, 1]."""
 
@@ -228,7 +218,7 @@ class OfficialEntrance(Entrance):
             parts = [one.projected for one in encoded]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-        results = official(Overlay(model, config=uncut if reduces else config, encode_images=encode), *given)
+        results = official(changed(model, {"config": uncut if reduces else config, "encode_images": encode}), *given)
         prompt = with_encoded(prompt, [encoded[origin] for origin in origins])
         run, after = Pass(model.get_model(), self.base(), prompt, {}), None
         if reduces:
@@ -249,10 +239,11 @@ class OfficialEntrance(Entrance):
 
     def _known(self, given: Arguments, config: Any) -> tuple[Prompt, list[int]]:
         """The prompts, before anything is known of the pixels, and which of the images the user passed each one is."""
-        model = self.running
-        known = read_structure(self.official(model), model, given, config, LlavaTower(model.get_vision_tower()).size)
-        asks = asking_rows(self.owner, known.real, known.asks, known.images)
-        return prompt_of(known.ids, known.real, asks, known.images, [], [], model.config), known.origins
+        model, tower = self.running, self.running.get_vision_tower()
+        known = read_structure(self.official(model), tower, given, config, LlavaTower(tower).size)
+        ids, real, unlabelled, images, origins = known
+        asks = asking_rows(self.owner, real, unlabelled, images)
+        return prompt_of(ids, real, asks, images, [], [], model.config), origins
 
     def _reduces(self, stage: Any, prompt: Prompt) -> bool:
         if stage.method.acts_inside:

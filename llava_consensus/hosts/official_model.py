@@ -127,7 +127,7 @@ def laid_out(model: Any, options: Mapping[str, str], settings: Mapping[str, Any]
 
 
 def changed(config: Any, changes: Mapping[str, Any]) -> Any:
-    """A copy of a configuration with changes; the original is never written to."""
+    """A copy of a configuration, or a model, with changes; the original is never written to."""
     altered = copy.copy(config)
     for name, value in changes.items():
         setattr(altered, name, value)
@@ -276,18 +276,12 @@ def encoded_in(images: Any) -> list[EncodedImage] | None:
     return [one for part in parts for one in getattr(part, RECORD)]
 
 
-class Structure(NamedTuple):
-    """Rows of the sequences that LLaVA's function assembles."""
-
-    ids: Integers  # [R, S] word, or IMAGE_ID
-    real: NDArray[np.bool_]  # [R, S] False for padding
-    asks: NDArray[np.bool_]  # [R, S] rows that have no label
-    images: list[Image]
-    origins: list[int]  # of each of these, which of the images that the user passed it is
-
-
-def read_structure(official: Function, model: Any, given: Arguments, config: Any, patches: int) -> Structure:
-    tower = model.get_vision_tower()
+def read_structure(
+    official: Function, tower: Any, given: Arguments, config: Any, patches: int
+) -> tuple[Integers, NDArray[np.bool_], NDArray[np.bool_], list[Image], list[int]]:
+    """Rows of the sequences that LLaVA's function assembles: their words, or IMAGE_ID, [R, S], False for padding
+    [R, S], rows without a label [R, S], the images, and which of those that the user passed each one is.
+    """
 
     def number(images: Tensor) -> Tensor:
         count = len(images) * patches
@@ -309,7 +303,7 @@ def read_structure(official: Function, model: Any, given: Arguments, config: Any
     rows, real = numbers[..., 0].long().numpy(), real.bool().numpy()
     asks = real if targets is None else real & (targets.numpy() == IGNORE)
     words = np.where(rows <= FIRST_WORD, FIRST_WORD - rows, IMAGE_ID)
-    return Structure(words, real, asks, *_images(rows, real, given.tiles, patches))
+    return words, real, asks, *_images(rows, real, given.tiles, patches)
 
 
 def _images(rows: Integers, real: NDArray[np.bool_], tiles: list[int], patches: int) -> tuple[list[Image], list[int]]:

@@ -388,18 +388,14 @@ class Prefill(Hooks):
         more = call.extra(batch[:, None], asked, width)
         return TextProbe(query, key, still, still, call.scale, asked, mask, key_mask=shown, cap=cap, angles=own, **more)
 
-    def finish(self, missing: int) -> Book | None:
-        """The book of the cache that this forward filled; `missing` rows left before the first layer."""
+    def finish(self, book: Book | None) -> Book | None:
+        """The book of the cache that this forward filled, given that of rows that left before the first layer."""
         if not self.seen:
-            return None
+            return book
         rows = self.every
-        own = self.seen.get(0, rows)
-        removed = missing + (rows.size - own.index.shape[1] if 0 in self.seen else 0)
+        book = book or Book(rows.size, rows.shown, rows.index, None, rows.padded, True, {}, {})
         uneven = any(one.padded for one in self.seen.values())
-        return Book(
-            rows.size, removed, rows.shown, rows.index, rows.removed, rows.padded, front=0, shifted=False, holes=False,
-            layers=self.seen, weights=self.weights, uneven=uneven,
-        )  # fmt: skip
+        return book._replace(layers=self.seen, weights=self.weights, uneven=uneven)
 
     def outcomes(self, hidden: Tensor) -> dict[int, ImageOutcome]:
         """Results of the images that were cut, given the last states [R, S, D]."""
