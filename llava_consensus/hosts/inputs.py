@@ -1,6 +1,6 @@
 """The inputs of a method (`VisualTokens`), built at the entrance of the language model."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Set
 from typing import Any
 
 import numpy as np
@@ -49,14 +49,9 @@ def needs_of(prompt: Prompt, method: Method, model: Any, projects: bool, short: 
             offered.add(Need.CLASS_FEATURE)
     if projects:
         offered.add(Need.PROJECTOR)
-    needs = method.needs
-    if short and not needs - offered and Need.CLASS_FEATURE in offered:  # then another block can be read
+    if short and not method.needs - offered and Need.CLASS_FEATURE in offered:  # then another block can be read
         raise OptionError(short)
-    if (needs - offered or short) and method.instead is not None:
-        needs = method.instead
-    if missing := needs - offered:
-        raise unreadable(method, missing, type(model).__name__, short)
-    return needs
+    return needs_among(offered, method, type(model).__name__, short)
 
 
 def finite_needs_of(
@@ -75,13 +70,21 @@ def finite_needs_of(
         raise
 
 
-def unreadable(method: Method, missing: Iterable[Need], model: str, why: str = "") -> OptionError:
-    """The error for a method that reads tensors which the vision side of a model does not have."""
-    names = ", ".join(sorted(need.name.lower() for need in missing))
-    return OptionError(
-        f"{type(method).__name__} needs {names}, which the vision side of {model} does not have"
-        f"{f' ({why})' if why else ''}: take another method (llava-consensus list)"
-    )
+def needs_among(offered: Set[Need], method: Method, model: str, why: str = "") -> frozenset[Need]:
+    """The `needs` of a method, or its `instead` on a model that does not offer all of them, or for the reason `why`.
+
+    Raises:
+        OptionError: for a part that the vision side of the model does not have.
+    """
+    swaps = method.instead is not None and (why or method.needs - offered)
+    needs: frozenset[Need] = method.instead if swaps else method.needs  # type: ignore[assignment]
+    if missing := needs - offered:
+        names = ", ".join(sorted(need.name.lower() for need in missing))
+        raise OptionError(
+            f"{type(method).__name__} needs {names}, which the vision side of {model} does not have"
+            f"{f' ({why})' if why else ''}: take another method (llava-consensus list)"
+        )
+    return needs
 
 
 class Inputs:

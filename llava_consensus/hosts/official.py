@@ -46,7 +46,7 @@ from llava_consensus.hosts.open_tower import EncoderRun
 from llava_consensus.hosts.outcomes import Report
 from llava_consensus.hosts.pinned import Held, PinnedLayers, angles_of, layers_of
 from llava_consensus.hosts.prompts import IGNORE, Prompt, asking_rows, prompt_of, refuse_packed
-from llava_consensus.hosts.rows import Book, Hold, book_of, by_name, cache_in, cached_rows, gather, given_rows, upload
+from llava_consensus.hosts.rows import Book, book_of, by_name, cache_in, cached_rows, gather, given_rows, upload
 from llava_consensus.hosts.taps import EncodedImage, Reader, encoded_images, split_heads
 from llava_consensus.hosts.tower import READ, argument_names
 from llava_consensus.hosts.units import Unit, units_of
@@ -410,8 +410,7 @@ class OfficialEntrance(Entrance):
         cache = cache_in(output) if after is not None else None
         if cache is not None:
             setattr(cache, AFTER, after)
-            cache.reduction_hold = Hold(self)
-        del hold
+            cache.reduction_hold = hold
         return restored
 
 

@@ -28,7 +28,7 @@ from llava_consensus.hosts.open_tower import OpenTower
 from llava_consensus.hosts.outcomes import ImageOutcome
 from llava_consensus.hosts.prompts import IGNORE, Prompt
 from llava_consensus.hosts.rows import Rows, upload
-from llava_consensus.hosts.taps import EncodedImage, Tap, split_heads
+from llava_consensus.hosts.taps import EncodedImage, Tap, packed_tap, split_heads
 from llava_consensus.hosts.tower import RECORD
 from llava_consensus.hosts.units import shares_of
 from llava_consensus.reduction.method import Method, Place
@@ -209,12 +209,7 @@ class LlavaTower:
         attention = getattr(self.blocks[block], "self_attn", None) or self.blocks[block].attn
         heads, scale = attention.num_heads, float(attention.scale)
         if hasattr(attention, "qkv") and not attention.qk_normalization:
-
-            def packed(output: Tensor) -> dict[str, Tensor]:
-                query, key, _ = (split_heads(part, heads) for part in output.chunk(3, -1))
-                return {"query": query, "key": key}
-
-            return [Tap(attention.qkv, packed)], scale
+            return [packed_tap(attention.qkv, heads)], scale
         # InternViT norms over all heads together
         query, key = ("q_norm", "k_norm") if hasattr(attention, "qkv") else ("q_proj", "k_proj")
         return [

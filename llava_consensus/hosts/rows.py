@@ -347,14 +347,23 @@ class Book(NamedTuple):
 
 
 class Hold:
-    """Keeps the hooks of an entrance on its model, as long as a cache or any copy of it needs them."""
+    """Hooks on a model, which are removed with the last attachment, forward pass, cache or copy of one that needs it.
 
-    def __init__(self, entrance: Any) -> None:
-        entrance.caches += 1
-        weakref.finalize(self, entrance.release)
+    Args:
+        handles: of the hooks.
+    """
+
+    def __init__(self, handles: list[Any]) -> None:
+        self.handles = handles
+        weakref.finalize(self, remove_all, handles)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Hold":
-        return self  # the last of a cache and its copies releases it
+        return self
+
+
+def remove_all(handles: list[Any]) -> None:
+    while handles:
+        handles.pop().remove()
 
 
 def book_of(cache: Any) -> Book | None:
@@ -367,11 +376,11 @@ def held_in(values: Any) -> tuple[Any, Book | None]:
     return cache, book_of(cache)
 
 
-def shorten(cache: Any, book: Book, entrance: Any) -> None:
-    """Note that the cache was filled with the rows in `book`, and needs the hooks of this entrance."""
+def shorten(cache: Any, book: Book, hold: Hold | None) -> None:
+    """Note that the cache was filled with the rows in `book`, and needs these hooks."""
     if book_of(cache) is None:
         kind: Any = type(cache)
-        cache.__class__, cache.reduction_hold = _shortened(kind), Hold(entrance)
+        cache.__class__, cache.reduction_hold = _shortened(kind), hold
     cache.reduction_book = book
 
 
