@@ -1,7 +1,8 @@
 """Arguments of a model and of its decoder for the rows that are left: masks, positions, features of visual rows."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -18,36 +19,31 @@ from llava_consensus.hosts.outcomes import ImageOutcome, Report, unchanged
 from llava_consensus.hosts.prompts import Forward, Pack, Prompt, text_after
 from llava_consensus.hosts.rows import Book, Hold, Pool, Rows, drop_rows, given_rows, joined_rows, makes_cache, upload
 from llava_consensus.hosts.tower import Encoded
+from llava_consensus.hosts.units import visual_rows
 from llava_consensus.reduction.method import Method
 
 LATER_TURN = "images in a later turn on a cache are not supported: pass the whole conversation"
 
 
+@dataclass(eq=False)
 class Pass:
-    """Prompts with images at the entrance of the decoder, until it has run: each method takes rows from them.
+    """Prompts with images at the entrance of the decoder, until it has run: each method takes rows from them."""
 
-    Args:
-        decoder: that is called.
-        base: the module that encodes images, or the vision tower of official LLaVA.
-        prompt: as the first method sees it.
-        kwargs: of the decoder.
-        cache: that it was given.
-        held: the book of that cache.
-        short: why attention that a method reads is absent; "" if it is there.
-    """
+    decoder: Any  # that is called
+    base: Any  # the module that encodes images, or the vision tower of official LLaVA
+    prompt: Prompt  # as the next method sees it
+    kwargs: dict[str, Any]  # of the decoder, likewise
+    cache: Any = None  # that it was given
+    held: Book | None = None  # the book of that cache
+    short: str = ""  # why attention that a method reads is absent; "" if it is there
+    rows: Rows | None = None  # that the decoder is given; None if all
+    book: Book | None = None  # of the rows that left here
+    prefill: Any = None  # hooks between layers
+    reported: Sequence[int] = ()  # images of the first beam of each prompt
 
-    def __init__(
-        self, decoder: Any, base: Any, prompt: Prompt, kwargs: dict[str, Any], cache: Any = None,
-        held: Book | None = None, short: str = "",
-    ) -> None:  # fmt: skip
-        self.decoder, self.base, self.cache, self.held, self.short = decoder, base, cache, held, short
-        self.whole, self.size = prompt, prompt.real.shape[1]
-        self.prompt, self.kwargs = prompt, kwargs  # as the next method sees them
-        self.report = Report(unchanged(prompt.images, prompt.beams))
-        self.rows: Rows | None = None  # that the decoder is given; None if all
-        self.book: Book | None = None  # of the rows that left here
-        self.prefill: Any = None  # hooks between layers
-        self.reported: list[int] = []  # images of the first beam of each prompt
+    def __post_init__(self) -> None:
+        self.whole, self.size = self.prompt, self.prompt.real.shape[1]
+        self.report = Report(unchanged(self.prompt.images, self.prompt.beams))
 
 
 class State(threading.local):
@@ -157,17 +153,13 @@ def positions_of(
 
 def argument_of(value: Any, rows: Rows, pool: Pool, prompt: Prompt, visual: int) -> Any:
     """An argument for the rows that are left; features of visual rows (DeepStack) become means for merged tokens."""
-    if not isinstance(value, (Tensor, list, tuple, dict)):
-        return value
     if type(value) in (list, tuple):
         return type(value)(argument_of(item, rows, pool, prompt, visual) for item in value)
     if isinstance(value, dict):
         return {name: argument_of(item, rows, pool, prompt, visual) for name, item in value.items()}
     if not (isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 2 and len(value) == visual):
         return drop_rows(value, rows)
-    here = np.zeros(prompt.real.shape, dtype=bool)
-    for image in prompt.images:
-        here[image.row, image.places] = True
+    here = visual_rows(prompt.images, prompt.real.shape)
     flat, mask = upload([np.flatnonzero(here), here], value.device)
     plane = value.new_zeros(here.size, value.shape[1]).index_copy(0, flat, value)
     new = pool.mean(plane.view(*here.shape, -1))

@@ -1,6 +1,7 @@
 """The inputs of a method (`VisualTokens`), built at the entrance of the language model."""
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -87,32 +88,21 @@ def needs_among(offered: Set[Need], method: Method, model: str, why: str = "") -
     return needs
 
 
+@dataclass(eq=False)
 class Inputs:
-    """Everything a method may ask for in one forward.
+    """Everything a method may ask for in one forward."""
 
-    Args:
-        prompt: the prompts.
-        embeds: [R, S, D] as the language model would read them.
-        method: the method that reads.
-        needs: the parts it reads, see `needs_of`.
-        project: the model's projector.
-        clip: patches and questions in CLIP's space; None if they are compared by the words' embeddings.
-    """
+    prompt: Prompt
+    embeds: Tensor  # [R, S, D] as the language model would read them
+    method: Method
+    needs: frozenset[Need]  # parts that the method reads, see `needs_of`
+    project: Callable[[Tensor], Tensor] | None = None  # the model's projector
+    clip: Callable[[list[int]], ClipSides] | None = None  # see `Attachment._clip_sides`
+    probe: TextProbe | None = None
+    asked: Sequence[Integers] = ()  # text columns of each prompt whose queries the probe has
 
-    def __init__(
-        self,
-        prompt: Prompt,
-        embeds: Tensor,
-        method: Method,
-        needs: frozenset[Need],
-        project: Callable[[Tensor], Tensor] | None = None,
-        clip: Callable[[list[int]], ClipSides] | None = None,
-    ) -> None:
-        self.prompt, self.embeds, self.method, self.needs = prompt, embeds, method, needs
-        self.project, self.clip = project, clip
-        self.watch = Stopwatch(embeds.device)
-        self.probe: TextProbe | None = None
-        self.asked: list[Integers] = []  # text columns of each prompt whose queries the probe has
+    def __post_init__(self) -> None:
+        self.watch = Stopwatch(self.embeds.device)
 
     @property
     def notes(self) -> tuple[str, ...]:
