@@ -100,6 +100,7 @@ class Entrance:
         methods: list[Method] = [stage.method for stage in owner._stages]
         reader = next((method for method in methods if method.needs & READ), methods[0])
         self.tower = Tower(base, decoder, reader, _LEARNT.setdefault(base, Learnt({}, {}, {})))
+        self.skipped = self.tower.unread(base, decoder) if self.family.projects else []
         if methods[-1].place is Place.DECODER:
             self.layers = Layers(decoder, methods[-1])
         if methods[0].acts_inside:
@@ -141,7 +142,7 @@ class Entrance:
 
     def unread(self, model: Any) -> list[Any]:
         """Blocks of the tower after the last one that the projector or a method reads."""
-        return self.tower.unread(base_of(model), decoder_of(model)) if self.family.projects else []
+        return [base_of(model).get_submodule(name) for name in self.skipped]
 
     def skip_unread(self, plain: Any, hidden: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.local.skips:

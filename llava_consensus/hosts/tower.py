@@ -157,19 +157,20 @@ class Tower:
         index = layer + count if layer < 0 else layer - 1
         return [(name, index) for name, own in self.lists.items() if own == count]
 
-    def unread(self, base: Any, decoder: nn.Module) -> list[nn.Module]:
-        """Blocks after the last one that the projector, by the configuration, or the method reads."""
+    def unread(self, base: Any, decoder: nn.Module) -> list[str]:
+        """Names of the blocks after the last one that the projector, by the configuration, or the method reads."""
         if not self.lists:
             self._look(base, decoder)
-        self.layer, found = getattr(base.config, "vision_feature_layer", None), list[nn.Module]()
+        self.layer, found = getattr(base.config, "vision_feature_layer", None), list[str]()
         for name, index in self.named({}, base.config):
             read = [(name, index), *(self.wanted((name, index)) if self.reads else ())]
-            found += list(base.get_submodule(name).children())[max(of for _, of in read) + 1 :]
+            found += [f"{name}.{later}" for later in range(max(of for _, of in read) + 1, self.lists[name])]
         return found
 
     def reads_as_named(self, inputs: dict[str, Any], config: Any) -> bool:
         """Whether a call reads the layer for which `unread` found the blocks."""
-        return {config.vision_feature_layer, inputs.get("vision_feature_layer") or self.layer} == {self.layer}
+        given = inputs.get("vision_feature_layer")
+        return (getattr(config, "vision_feature_layer", None) if given is None else given) == self.layer
 
     def wanted(self, fed: Block | None) -> set[Block]:
         """Blocks to record: those that are read, or all that may be if the one that feeds the projector is unknown."""

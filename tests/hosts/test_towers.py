@@ -71,6 +71,9 @@ def test_blocks_that_nobody_reads_are_passed_over_in_an_answer_only(method: str)
         ran.clear()
         model(**inputs, vision_feature_layer=-1)
         assert ran == [0, 1, 2, 3]
+        model.config.vision_feature_layer = [-3]
+        model(**inputs)
+        assert ran == [0, 1, 2, 3] * 2
     assert all("forward" not in vars(block) for block in blocks)
 
 
