@@ -9,6 +9,7 @@ os.environ.pop("COLUMNS", None)  # pytest-xdist says 80 to its workers, and list
 import signal
 import tempfile
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,12 @@ from playground.mini.build import build
 from playground.mini.paths import MINI
 
 torch.set_num_threads(1)
+if find_spec("hypothesis"):  # not in the venv of vLLM
+    from hypothesis import HealthCheck, settings
+
+    # how fast examples are drawn depends on what else the machine does
+    settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any machine")
 CACHES = tempfile.TemporaryDirectory()  # no test finds what an earlier one left
 os.environ["XDG_CACHE_HOME"] = CACHES.name
 

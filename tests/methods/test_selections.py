@@ -172,7 +172,7 @@ def test_a_video_is_ranked_as_a_whole(name: str) -> None:
     assert make(name).tile_budget == "global"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(size=st.integers(2, 30), seed=st.integers(0, 999), data=st.data())
 def test_every_pick_is_the_farthest_by_definition(size: int, seed: int, data: st.DataObject) -> None:
     """In double precision and with any length of the tokens: no other token is farther by more than rounding."""

@@ -23,7 +23,7 @@ from llava_consensus.reduction.selection import regroup
 LLAVA_7B = SHAPES["llava-1.5-7b"]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(length=st.integers(2, 40), protected=st.booleans(), seed=st.integers(0, 99), rounds=st.integers(1, 4))
 def test_invariants_of_merging(length: int, protected: bool, seed: int, rounds: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -53,7 +53,7 @@ def test_merging_constant_tokens_changes_nothing_and_nan_is_an_error() -> None:
         pair(same * float("nan"), 2, False)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(size=st.integers(2, 700), blocks=st.integers(1, 26), data=st.data())
 def test_schedules_respect_the_halving_limit(size: int, blocks: int, data: st.DataObject) -> None:
     tokens = data.draw(st.integers(1, size - 1))

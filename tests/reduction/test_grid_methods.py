@@ -34,7 +34,7 @@ def test_sixty_four_cells_of_llava_are_three_by_three() -> None:
     assert pooled.owner.unique().tolist() == list(range(64))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(height=st.integers(1, 24), width=st.integers(1, 24), data=st.data())
 def test_cells_divide_any_rectangle_into_any_number(height: int, width: int, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, height * width))

@@ -112,7 +112,7 @@ def test_budget_table() -> None:
         assert Budget(tokens).split(10_000) == (tokens - merged, merged)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_invariants_of_a_reduction(data: st.DataObject) -> None:
     size = data.draw(st.integers(2, 40), label="N")
