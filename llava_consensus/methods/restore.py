@@ -146,8 +146,7 @@ class RestoreCalibrated(InDecoder):
             raise OptionError("this host does not show methods between decoder layers the output of its vision tower")
         with watch.time("selection"):
             kept, folded = self.merging.fold(view.tower, Budget(view.tokens))
-            if folded is None:
-                return Chosen(kept)
+            assert folded is not None  # at least one of T is merged
             none = torch.full(view.columns.shape, -1, device=kept.device)
             merged = ensure_finite("RESTORE's merged tokens", folded.tokens)
             joined = none.scatter_(1, folded.rest, folded.group)

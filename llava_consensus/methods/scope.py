@@ -44,8 +44,7 @@ class Scope(Selector, ReadsTower):
         saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION)))
         features = ensure_finite("features of the vision tower", tokens.needed(Need.FEATURES))
         direction = directions(tokens.of_tiles(features.float()))
-        weight = saliency if self.alpha == 1 else saliency**self.alpha
-        return Selected(cover(direction @ direction.transpose(1, 2), weight, count), vision=saliency)
+        return Selected(cover(direction @ direction.transpose(1, 2), saliency**self.alpha, count), vision=saliency)
 
 
 def cover(similarity: Tensor, weight: Tensor | None, count: int) -> Tensor:

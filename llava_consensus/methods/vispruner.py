@@ -110,9 +110,8 @@ def list_table(similarity: Tensor) -> tuple[Tensor, Tensor]:
 def entries_of(batch: int, size: int, device: torch.device) -> Tensor:
     """Entries of `list_table`, made once for each device. Never write to it."""
     with torch.inference_mode(False):
-        token, unit = counting(size + 1, device), counting(batch, device)[:, None]
-        column = token.expand(batch, -1)
-        return torch.stack((token + unit * (size + 1), column, column + size + 1))
+        token, unit = counting(size + 1, device).expand(batch, -1), counting(batch, device)[:, None]
+        return torch.stack((token + unit * (size + 1), token, token + size + 1))
 
 
 def in_halves(entries: Tensor, order: Tensor) -> Tensor:
