@@ -1,7 +1,8 @@
 """Arguments of a model and of its decoder for the rows that are left: masks, positions, features of visual rows."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -18,36 +19,31 @@ from llava_consensus.hosts.outcomes import ImageOutcome, Report, unchanged
 from llava_consensus.hosts.prompts import Forward, Pack, Prompt, text_after
 from llava_consensus.hosts.rows import Book, Hold, Pool, Rows, drop_rows, given_rows, joined_rows, makes_cache, upload
 from llava_consensus.hosts.tower import Encoded
+from llava_consensus.hosts.units import visual_rows
 from llava_consensus.reduction.method import Method
 
 LATER_TURN = "images in a later turn on a cache are not supported: pass the whole conversation"
 
 
+@dataclass(eq=False)
 class Pass:
-    """Prompts with images at the entrance of the decoder, until it has run: each method takes rows from them.
+    """Prompts with images at the entrance of the decoder, until it has run: each method takes rows from them."""
 
-    Args:
-        decoder: that is called.
-        base: the module that encodes images, or the vision tower of official LLaVA.
-        prompt: as the first method sees it.
-        kwargs: of the decoder.
-        cache: that it was given.
-        held: the book of that cache.
-        short: why attention that a method reads is absent; "" if it is there.
-    """
+    decoder: Any  # that is called
+    base: Any  # the module that encodes images, or the vision tower of official LLaVA
+    prompt: Prompt  # as the next method sees it
+    kwargs: dict[str, Any]  # of the decoder, likewise
+    cache: Any = None  # that it was given
+    held: Book | None = None  # the book of that cache
+    short: str = ""  # why attention that a method reads is absent; "" if it is there
+    rows: Rows | None = None  # that the decoder is given; None if all
+    book: Book | None = None  # of the rows that left here
+    prefill: Any = None  # hooks between layers
+    reported: Sequence[int] = ()  # images of the first beam of each prompt
 
-    def __init__(
-        self, decoder: Any, base: Any, prompt: Prompt, kwargs: dict[str, Any], cache: Any = None,
-        held: Book | None = None, short: str = "",
-    ) -> None:  # fmt: skip
-        self.decoder, self.base, self.cache, self.held, self.short = decoder, base, cache, held, short
-        self.whole, self.size = prompt, prompt.real.shape[1]
-        self.prompt, self.kwargs = prompt, kwargs  # as the next method sees them
-        self.report = Report(unchanged(prompt.images, prompt.beams))
-        self.rows: Rows | None = None  # that the decoder is given; None if all
-        self.book: Book | None = None  # of the rows that left here
-        self.prefill: Any = None  # hooks between layers
-        self.reported: list[int] = []  # images of the first beam of each prompt
+    def __post_init__(self) -> None:
+        self.whole, self.size = self.prompt, self.prompt.real.shape[1]
+        self.report = Report(unchanged(self.prompt.images, self.prompt.beams))
 
 
 class State(threading.local):
@@ -56,6 +52,8 @@ class State(threading.local):
     labels: Tensor | None = None
     guesses = 0  # rows at the end that assisted decoding guessed
     ids: Integers | None = None  # prompts of the images that are encoded ahead of the model
+    generates = False  # whether `generate` encodes images
+    skips = False  # whether blocks of the tower that nobody reads are passed over
     waiting: Mapping[str, list[Encoded]] = MappingProxyType({})  # images that were encoded so, by modality
     forward: Forward | None = None
     mask: Tensor | None = None  # 2D mask that the model was given
@@ -90,27 +88,22 @@ def leave(run: Pass, rows: Rows, pool: Pool, method: Method) -> None:
             before = torch.cat((book.index, before[:, prompts:]), 1)
             padded |= book.padded
         index = torch.cat((before, index + past), 1)
-    renumbers = method.positions == "renumber"
     positions = kwargs.get("position_ids")
     # without a cache and a mask, transformers takes gaps in positions for the ends of packed sequences
     shown = padded or (cache is None and not makes_cache(kwargs, decoder.config))
     new["attention_mask"] = mask_of(kwargs.get("attention_mask"), rows, held, shown, prompt.real.shape[1], decoder)
     new["position_ids"], shifts = positions_of(positions, rows, pool, prompt.real, past, book, method)
-    shift = rows.removed if shifts else torch.zeros_like(rows.removed)
-    if book is not None:
-        shift = shift + book.shift
     real = torch.cat((held, rows.shown), 1) if cached else rows.shown
-    size, shifted = past + run.size, renumbers and shifts and rows.shrinks
+    closes = method.positions == "renumber" and shifts and rows.shrinks
     if run.rows is not None:  # behind another method
         rows = joined_rows(run.rows, rows)
-        index, shift = rows.index, rows.removed if shifted else shift
+        index = rows.index
+    shift = rows.removed if closes else None
+    if book is not None and book.shift is not None:
+        shift = book.shift if shift is None else book.shift + shift
     run.kwargs, run.rows = new, rows
-    front = size - real.shape[1]
-    plain = not padded and not cached and run.whole.real[:, -real.shape[1] :].all()
-    run.book = Book(
-        size, front, real, index, shift, padded, front if plain else None,
-        shifted or (book is not None and book.shifted), False, {}, {},
-    )  # fmt: skip
+    plain = not padded and not cached and bool(run.whole.real[:, -real.shape[1] :].all())
+    run.book = Book(past + run.size, real, index, shift, padded, plain, {}, {})
 
 
 def held_masks(kwargs: dict[str, Any], cache: Any, book: Book) -> dict[str, Any]:
@@ -121,8 +114,8 @@ def held_masks(kwargs: dict[str, Any], cache: Any, book: Book) -> dict[str, Any]
         mask = None
         if book.padded:
             mask = torch.cat((book.real, book.real.new_ones(len(book.real), whole - book.size)), 1).long()
-    elif book.front is not None:
-        mask = mask[:, book.front :].long()
+    elif book.plain:
+        mask = mask[:, book.size - book.real.shape[1] :].long()
     else:
         mask = torch.cat((book.real.to(mask), mask[:, book.size :]), 1).long()
     found: dict[str, Any] = {"attention_mask": mask}
@@ -147,7 +140,7 @@ def positions_of(
         else:
             rank, first = upload([rank, first], device)
             positions = given.expand(real.shape).gather(1, first) + rank
-        return positions if book is None else positions - book.shift, True
+        return positions if book is None or book.shift is None else positions - book.shift, True
     if given is None:
         (given,) = upload([np.arange(past, past + real.shape[1])[None]], device)
     if method.positions == "spread":  # models of several axes refuse it
@@ -162,17 +155,13 @@ def positions_of(
 
 def argument_of(value: Any, rows: Rows, pool: Pool, prompt: Prompt, visual: int) -> Any:
     """An argument for the rows that are left; features of visual rows (DeepStack) become means for merged tokens."""
-    if not isinstance(value, (Tensor, list, tuple, dict)):
-        return value
     if type(value) in (list, tuple):
         return type(value)(argument_of(item, rows, pool, prompt, visual) for item in value)
     if isinstance(value, dict):
         return {name: argument_of(item, rows, pool, prompt, visual) for name, item in value.items()}
     if not (isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 2 and len(value) == visual):
         return drop_rows(value, rows)
-    here = np.zeros(prompt.real.shape, dtype=bool)
-    for image in prompt.images:
-        here[image.row, image.places] = True
+    here = visual_rows(prompt.images, prompt.real.shape)
     flat, mask = upload([np.flatnonzero(here), here], value.device)
     plane = value.new_zeros(here.size, value.shape[1]).index_copy(0, flat, value)
     new = pool.mean(plane.view(*here.shape, -1))

@@ -26,7 +26,7 @@ from llava_consensus.hosts.images import UNKNOWN, family_of, kind_of
 from llava_consensus.hosts.inputs import NO_TEXT
 from llava_consensus.hosts.outcomes import ImageOutcome, Report, cached_layers, joined_parts
 from llava_consensus.hosts.prompts import Prompt
-from llava_consensus.hosts.rows import cache_in
+from llava_consensus.hosts.rows import cache_in, remove_all
 from llava_consensus.hosts.tower import READ
 from llava_consensus.hosts.units import over_parts, whole_images
 from llava_consensus.reduction.budget import Budget, Share, amount, of_prompts
@@ -35,12 +35,8 @@ from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import ClipSides, Need
 
 _LOCK = threading.Lock()
-OWN_GENERATE = (
-    "blip-2",
-    "instructblip",
-    "instructblipvideo",
-    "kosmos-2",
-)  # whose `generate` asks the language model only
+# types whose `generate` asks the language model only
+OWN_GENERATE = ("blip-2", "instructblip", "instructblipvideo", "kosmos-2")
 
 
 class BudgetedMethod(NamedTuple):
@@ -89,7 +85,8 @@ class Attachment:
         self.method = self._stages[0].method
         self.active = False
         self._name, self._warned = type(model).__name__, set[str]()
-        self._per_tile = per_tile(model)
+        # whether a budget is for each run of image tokens, as it is not known how the processor groups them
+        self._per_tile = family_of(model.config) is UNKNOWN
         self._scope: ContextVar[Call | None] = ContextVar("llava_consensus_call", default=None)
         self._local, self._latest = threading.local(), Report()
         self._check(model)
@@ -165,8 +162,7 @@ class Attachment:
         """
         with _LOCK:
             self.active = False
-            while self._handles:
-                self._handles.pop().remove()
+            remove_all(self._handles)
             self.entrance.remove()
 
     def __enter__(self) -> "Attachment":
@@ -321,11 +317,6 @@ class Attachment:
 def keeps_positions(model: Any) -> bool:
     """Whether positions have several axes, so that they can only be kept."""
     return hasattr(getattr(model, "model", model), "rope_deltas")
-
-
-def per_tile(model: Any) -> bool:
-    """Whether a budget is for each run of image tokens, as nothing is known of how a processor groups them."""
-    return family_of(model.config) is UNKNOWN
 
 
 def check_stages(stages: list[BudgetedMethod], model: Any) -> None:

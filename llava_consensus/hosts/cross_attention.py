@@ -25,7 +25,7 @@ from llava_consensus.hosts.images import Call, Image, Integers, placeholder_of, 
 from llava_consensus.hosts.inputs import Inputs
 from llava_consensus.hosts.outcomes import Report, reduced, unchanged
 from llava_consensus.hosts.prompts import Prompt, ids_of
-from llava_consensus.hosts.rows import Hold, Rows, cache_in, cached_rows, drop_rows, gather, is_static, reduced_rows
+from llava_consensus.hosts.rows import Rows, cache_in, cached_rows, drop_rows, gather, is_static, reduced_rows
 from llava_consensus.hosts.tower import Tiles, argument_names
 from llava_consensus.hosts.units import units_of
 from llava_consensus.reduction.method import Place
@@ -189,7 +189,7 @@ class CrossEntrance(Entrance):
         cache = cache_in(output)
         if self.local.rows is not None and cache is not None:
             setattr(cache, HELD, (self.number, self.local.rows))
-            cache.reduction_hold = Hold(self)
+            cache.reduction_hold = self.held()
 
 
 def one_image(row: int, places: Integers) -> Image:

@@ -11,7 +11,6 @@ Everything outside of the decoder sees the prompt that the user passed.
 
 import functools
 import itertools
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -42,7 +41,7 @@ from llava_consensus.hosts.images import (
     with_class,
 )
 from llava_consensus.hosts.inputs import KEPT, Inputs, finite_needs_of, needs_of
-from llava_consensus.hosts.kernels import KernelCall, first_attention, skip_in_probe
+from llava_consensus.hosts.kernels import OLD, KernelCall, first_attention, skip_in_probe
 from llava_consensus.hosts.layers import Layers, later_step, runs_again
 from llava_consensus.hosts.outcomes import Report, reduced, unchanged
 from llava_consensus.hosts.prefill import Prefill
@@ -68,7 +67,6 @@ UNRECORDED = (
     "encode them with the method attached"
 )
 ENCODING = "_maybe_prepare_encoder_kwargs_for_generation"  # the step of `generate` that encodes images
-_HOOKS = threading.RLock()  # for threads that detach while others ask
 _NUMBERS = itertools.count(1)
 # facts found out about towers, by the module with `get_image_features`
 _LEARNT: "weakref.WeakKeyDictionary[nn.Module, Learnt]" = weakref.WeakKeyDictionary()
@@ -114,9 +112,9 @@ class Entrance:
         self.owner, self.local, self.model = owner, self.state(), weakref.ref(model)
         self.entering = [stage for stage in owner._stages if stage.method.place is not Place.DECODER]
         self.number = next(_NUMBERS)
-        self.caches = 0  # shortened ones, for which hooks stay
         self.open = False  # whether new prompts are reduced
-        self.handles: list[Any] = []
+        self.hold: Hold | None = None  # the hooks, as long as they are
+        self.held: Callable[[], Hold | None] = lambda: None  # a weak reference to them
 
     def base(self) -> Any:
         return base_of(self.model())
@@ -129,9 +127,11 @@ class Entrance:
     def replaced(self, model: Any) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
         """Functions that the model has while methods are attached: an object, a name, and the function in its place."""
         base = base_of(model)
+        for block in self.unread(model):
+            yield block, "forward", partial(self.skip_unread, block.forward)
         if self.fixed:
             yield base, "pack_image_features", partial(packed_whole, type(base).pack_image_features, base)
-        if self.before is not None:
+        if self.before is not None or self.family.projects:
             yield model, ENCODING, partial(self.note_prompt, model)
         for modality in MODALITIES:
             name = f"get_{modality}_features"
@@ -139,19 +139,24 @@ class Entrance:
             if plain is not None:
                 yield base, name, functools.wraps(plain)(partial(self.encode, name, modality))
 
+    def unread(self, model: Any) -> list[Any]:
+        """Blocks of the tower after the last one that the projector or a method reads."""
+        return self.tower.unread(base_of(model), decoder_of(model)) if self.family.projects else []
+
+    def skip_unread(self, plain: Any, hidden: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.local.skips:
+            return plain(hidden, *args, **kwargs)
+        return (hidden,) if OLD else hidden
+
     def install(self) -> None:
-        self.hook()
+        self.open = True
+        # those that stayed for a shortened cache: a second set would act twice
+        self.hold = self.held() or Hold(self.register())
+        self.held = weakref.ref(self.hold)
         for target, name, function in self.replaced(self.model()):
             object.__setattr__(target, name, function)
         if self.before is not None:
             self.before.install()
-
-    def hook(self) -> None:
-        """Registers the hooks, unless they stayed for a shortened cache: a second set would act twice."""
-        with _HOOKS:
-            self.open = True
-            if not self.handles:
-                self.handles = self.register()
 
     def register(self) -> list[Any]:
         model: Any = self.model()
@@ -171,26 +176,17 @@ class Entrance:
         if self.before is not None:
             self.before.remove()
         for target, name, _ in self.replaced(model) if model is not None else ():
-            vars(target).pop(name, None)
-        self.local.hold = None
-        self._leave()
-
-    def _leave(self) -> None:
-        with _HOOKS:
-            if not self.open and not self.caches:
-                self._disarm()
-                while self.handles:
-                    self.handles.pop().remove()
+            function = vars(target).pop(name, None)
+            plain = function.args[0] if isinstance(function, partial) and name == "forward" else None
+            if plain is not None and getattr(plain, "__func__", None) is not type(target).forward:
+                object.__setattr__(target, name, plain)  # of a block that is offloaded
+        self._disarm()
+        self.hold = None
 
     def _stay(self) -> bool:
         """Keeps the hooks until this forward ends; False if another thread has removed them meanwhile."""
-        with _HOOKS:
-            self.local.hold = Hold(self) if self.handles else None
-        return bool(self.handles)
-
-    def release(self) -> None:
-        self.caches -= 1
-        self._leave()
+        self.local.hold = self.held()
+        return self.local.hold is not None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Entrance":
         from copy import deepcopy
@@ -200,11 +196,14 @@ class Entrance:
         for name, value in vars(self).items():
             if name == "model":
                 copied.__dict__[name] = weakref.ref(memo.get(id(value()), value()))
-            elif name in ("owner", "handles", "before"):
+            elif name in ("owner", "before"):
                 copied.__dict__[name] = deepcopy(value, memo)
             else:
                 copied.__dict__[name] = value
-        copied.local, copied.caches = self.state(), 0
+        copied.local, hold = self.state(), self.held()
+        if hold is not None:
+            copied.hold = Hold(deepcopy(hold.handles, memo))
+            copied.held = weakref.ref(copied.hold)
         return copied
 
     # The entrance of the model
@@ -218,8 +217,11 @@ class Entrance:
         self.local.labels, self.local.guesses = given.get("labels"), keep - 1 if isinstance(keep, int) and keep else 0
 
     def note_prompt(self, model: Any, prompt: Tensor, *args: Any, **options: Any) -> Any:
-        """Takes the place of the step in which `generate` encodes images: notes the ids of their prompt."""
-        with self.showing((prompt if prompt.ndim == 2 else ids_of(self.base(), prompt)).cpu().numpy()):
+        """Takes the place of the step in which `generate` encodes images: notes the ids that `before` needs."""
+        ids = None
+        if self.before is not None:
+            ids = (prompt if prompt.ndim == 2 else ids_of(self.base(), prompt)).cpu().numpy()
+        with self.noting(ids=ids, generates=True):
             return getattr(type(model), ENCODING)(model, prompt, *args, **options)
 
     @contextmanager
@@ -266,11 +268,13 @@ class Entrance:
             args, inputs = (), on_grid(base.config, by_name(names, args, inputs))
         plain = getattr(type(base), name).__get__(base)
         ids = self.local.ids if forward is None else forward.ids
-        if self.before is None or ids is None or getattr(self.tower.busy, "on", False):
-            output = self.tower.encode(plain, base, self.family.mapped, not straight, *args, **inputs)
-        else:
-            inputs |= dict(zip(argument_names(plain.__func__)[1:], args, strict=False))
-            output = self.before.encode(self.tower, plain, base, modality, ids, not straight, inputs)
+        inputs |= dict(zip(argument_names(plain.__func__)[1:], args, strict=False))
+        ours = forward is not None or self.local.generates  # another caller may read the last states
+        with self.noting(skips=ours and straight and self.tower.reads_as_named(inputs, base.config)):
+            if self.before is None or ids is None or getattr(self.tower.busy, "on", False):
+                output = self.tower.encode(plain, base, self.family.mapped, not straight, **inputs)
+            else:
+                output = self.before.encode(self.tower, plain, base, modality, ids, not straight, inputs)
         if not hasattr(output, RECORD):  # an encoder of videos calls the one of images
             return output
         if forward is not None:
@@ -467,11 +471,7 @@ class Entrance:
             run.prefill.replays = True
             later = run.prefill.outcomes(states)
             self.owner._finish({new: later[old] for new, old in enumerate(run.reported) if old in later})
-            own = run.prefill.finish(0 if book is None else book.missing)
-            if own is not None and book is not None:
-                more = {name: getattr(own, name) for name in ("layers", "weights", "missing", "uneven")}
-                own = book._replace(**more)
-            book = own or book
+            book = run.prefill.finish(book)
         if cache is not None and book is not None:
             self._keep(cache, book._replace(owner=self.number))
         if run.rows is not None:
@@ -479,7 +479,7 @@ class Entrance:
 
     def _keep(self, cache: Any, book: Book) -> None:
         if hasattr(cache, "layers"):
-            shorten(cache, book, self)
+            shorten(cache, book, self.held())
 
     def _disarm(self) -> None:
         armed, self.local.armed = self.local.armed, None

@@ -1,6 +1,7 @@
 """The inputs of a method (`VisualTokens`), built at the entrance of the language model."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -49,14 +50,9 @@ def needs_of(prompt: Prompt, method: Method, model: Any, projects: bool, short: 
             offered.add(Need.CLASS_FEATURE)
     if projects:
         offered.add(Need.PROJECTOR)
-    needs = method.needs
-    if short and not needs - offered and Need.CLASS_FEATURE in offered:  # then another block can be read
+    if short and not method.needs - offered and Need.CLASS_FEATURE in offered:  # then another block can be read
         raise OptionError(short)
-    if (needs - offered or short) and method.instead is not None:
-        needs = method.instead
-    if missing := needs - offered:
-        raise unreadable(method, missing, type(model).__name__, short)
-    return needs
+    return needs_among(offered, method, type(model).__name__, short)
 
 
 def finite_needs_of(
@@ -75,41 +71,38 @@ def finite_needs_of(
         raise
 
 
-def unreadable(method: Method, missing: Iterable[Need], model: str, why: str = "") -> OptionError:
-    """The error for a method that reads tensors which the vision side of a model does not have."""
-    names = ", ".join(sorted(need.name.lower() for need in missing))
-    return OptionError(
-        f"{type(method).__name__} needs {names}, which the vision side of {model} does not have"
-        f"{f' ({why})' if why else ''}: take another method (llava-consensus list)"
-    )
+def needs_among(offered: Set[Need], method: Method, model: str, why: str = "") -> frozenset[Need]:
+    """The `needs` of a method, or its `instead` on a model that does not offer all of them, or for the reason `why`.
 
-
-class Inputs:
-    """Everything a method may ask for in one forward.
-
-    Args:
-        prompt: the prompts.
-        embeds: [R, S, D] as the language model would read them.
-        method: the method that reads.
-        needs: the parts it reads, see `needs_of`.
-        project: the model's projector.
-        clip: patches and questions in CLIP's space; None if they are compared by the words' embeddings.
+    Raises:
+        OptionError: for a part that the vision side of the model does not have.
     """
+    swaps = method.instead is not None and (why or method.needs - offered)
+    needs: frozenset[Need] = method.instead if swaps else method.needs  # type: ignore[assignment]
+    if missing := needs - offered:
+        names = ", ".join(sorted(need.name.lower() for need in missing))
+        raise OptionError(
+            f"{type(method).__name__} needs {names}, which the vision side of {model} does not have"
+            f"{f' ({why})' if why else ''}: take another method (llava-consensus list)"
+        )
+    return needs
 
-    def __init__(
-        self,
-        prompt: Prompt,
-        embeds: Tensor,
-        method: Method,
-        needs: frozenset[Need],
-        project: Callable[[Tensor], Tensor] | None = None,
-        clip: Callable[[list[int]], ClipSides] | None = None,
-    ) -> None:
-        self.prompt, self.embeds, self.method, self.needs = prompt, embeds, method, needs
-        self.project, self.clip = project, clip
-        self.watch = Stopwatch(embeds.device)
-        self.probe: TextProbe | None = None
-        self.asked: list[Integers] = []  # text columns of each prompt whose queries the probe has
+
+@dataclass(eq=False)
+class Inputs:
+    """Everything a method may ask for in one forward."""
+
+    prompt: Prompt
+    embeds: Tensor  # [R, S, D] as the language model would read them
+    method: Method
+    needs: frozenset[Need]  # parts that the method reads, see `needs_of`
+    project: Callable[[Tensor], Tensor] | None = None  # the model's projector
+    clip: Callable[[list[int]], ClipSides] | None = None  # see `Attachment._clip_sides`
+    probe: TextProbe | None = None
+    asked: Sequence[Integers] = ()  # text columns of each prompt whose queries the probe has
+
+    def __post_init__(self) -> None:
+        self.watch = Stopwatch(self.embeds.device)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -127,15 +120,18 @@ class Inputs:
         """Queries and keys of the first attention layer, read before the language model runs (SCAP).
 
         Args:
-            read: gives them of a decoder and its arguments, rotated or not.
+            read: gives them of a decoder and its arguments, rotated or not, for rows that ask.
         """
         if Need.PROBE not in self.needs:
             return
         with self.watch.time("probe"), torch.autocast(self.embeds.device.type, enabled=False), torch.no_grad():
-            self.probe = self.probe_of(read(decoder, arguments, getattr(self.method, "scap_rope", True)))
+            asking = self.asking_rows()
+            call = read(decoder, arguments, getattr(self.method, "scap_rope", True), asking[:2])
+            self.probe = self.probe_of(call, *asking)
 
-    def probe_of(self, call: KernelCall) -> TextProbe:
-        which, where, mask, keys, padded = self.asking_rows()
+    def probe_of(
+        self, call: KernelCall, which: Tensor, where: Tensor, mask: Tensor, keys: Tensor | None, padded: bool
+    ) -> TextProbe:
         query = call.query.transpose(1, 2)[which, where].transpose(1, 2)  # [R, H, L, d]
         turned = call.key.new_empty(len(query), call.key.shape[2], 0)  # queries and keys are rotated already
         cap = float(call.options.get("softcap") or 0.0)

@@ -143,12 +143,15 @@ def first_call(run: Callable[[], Any]) -> KernelCall:
     return found[0]
 
 
-def first_attention(decoder: Any, arguments: dict[str, Any], rotated: bool = True) -> KernelCall:
+def first_attention(
+    decoder: Any, arguments: dict[str, Any], rotated: bool = True, asking: tuple[Tensor, Tensor] | None = None
+) -> KernelCall:
     """Queries and keys of the decoder's first attention layer (SCAP): its forward runs as far as the first kernel call.
     Layers in front of it that are no attention (Qwen3.5, LFM2) hand their input on, see `skip_in_probe`.
 
     Args:
         rotated: False for queries and keys without rotation, which are those of position 0.
+        asking: batch indices [R, 1] and columns [R, L] of the rows whose queries are read; None for all.
     """
     if decoder.config.model_type in DIFFERENCES:
         raise OptionError(UNLIKE)
@@ -158,26 +161,62 @@ def first_attention(decoder: Any, arguments: dict[str, Any], rotated: bool = Tru
         none = torch.zeros(embeds.shape[:2], dtype=torch.long, device=embeds.device)
         arguments["position_ids"] = none if positions is None else torch.zeros_like(positions)
     _PROBING.on = True
+    hooks = [] if asking is None else project_asking(decoder, asking)
     try:
         return first_call(lambda: decoder.forward(**arguments))
     finally:
         _PROBING.on = False
+        for hook in hooks:
+            hook.remove()
 
 
 _PROBING = threading.local()
 
 
+def _leading(decoder: nn.Module) -> int:
+    """How many layers are in front of the first one with attention."""
+    kinds = getattr(decoder.config, "layer_types", None) or ["full_attention"]
+    return next((i for i, kind in enumerate(kinds) if "attention" in kind and "linear" not in kind), 0)
+
+
+def project_asking(decoder: Any, asking: tuple[Tensor, Tensor]) -> list[Any]:
+    """Hooks by which the first attention projects queries of the rows that ask only, and values of the first row only:
+    while probing, other queries [R, S, D] are zero, and all values equal. Other projections take all rows.
+    """
+    layer = next(iter(list(getattr(decoder, "layers", []))[_leading(decoder) :]), None)
+    attention, size, thread = getattr(layer, "self_attn", None), 0, threading.get_ident()
+    query, value = (getattr(attention, name, None) for name in ("q_proj", "v_proj"))
+
+    # other threads, and copies of the modules, have these hooks too
+    def shorten(module: Any, args: Any) -> Any:
+        nonlocal size
+        if threading.get_ident() != thread or module not in (query, value):
+            return None
+        size = args[0].shape[1]
+        return (args[0][asking] if module is query else args[0][:, :1], *args[1:])
+
+    def restore(module: Any, args: Any, output: Tensor) -> Any:
+        if threading.get_ident() != thread or module not in (query, value):
+            return None
+        if module is value:
+            return output.expand(-1, size, -1)
+        return output.new_zeros(len(output), size, output.shape[2]).index_put_(asking, output)
+
+    parts = [part for part in (query, value) if isinstance(part, nn.Module)]
+    before = [part.register_forward_pre_hook(shorten) for part in parts]
+    return before + [part.register_forward_hook(restore) for part in parts]
+
+
 def skip_in_probe(decoder: nn.Module) -> list[Any]:
     """Hooks by which leading layers without attention are passed over while probing: SCAP reads the embeddings."""
-    kinds = getattr(decoder.config, "layer_types", None) or ["full_attention"]
-    first = next((i for i, kind in enumerate(kinds) if "attention" in kind and "linear" not in kind), 0)
 
     def skip(layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if not getattr(_PROBING, "on", False):
             return None
         return (args[0], *output[1:]) if isinstance(output, tuple) else args[0]
 
-    return [layer.register_forward_hook(skip) for layer in list(getattr(decoder, "layers", []))[:first]]
+    leading = list(getattr(decoder, "layers", []))[: _leading(decoder)]
+    return [layer.register_forward_hook(skip) for layer in leading]
 
 
 class Recorder:

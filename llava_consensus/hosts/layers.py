@@ -13,17 +13,21 @@ together, v their visual tokens, n the ones they began with.
 import inspect
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import kernels
-from llava_consensus.hosts.rows import Book, Rows, cache_in, given_rows, without_cache
+from llava_consensus.hosts.images import Integers
+from llava_consensus.hosts.prompts import Prompt
+from llava_consensus.hosts.rows import Book, Rows, cache_in, given_rows, is_static, remove_all, upload, without_cache
 from llava_consensus.hosts.units import Unit
 from llava_consensus.reduction.calibration import seen_logits
-from llava_consensus.reduction.decoder import Cut, only_cut
+from llava_consensus.reduction.decoder import Chosen, Cut, only_cut
 
 ALONE = ("moe", "mlp")  # layer types in which rows do not see each other
 RECURRENT = ("linear_attention", "conv", "mamba", *ALONE)  # layer types without an attention kernel
@@ -97,17 +101,8 @@ class Layers:
             )
 
     @property
-    def needs_masks(self) -> bool:
-        """Whether a step without padding has a mask too."""
-        return self.kernel == "eager"
-
-    @property
     def kernel(self) -> str:
         return str(self.config._attn_implementation)
-
-    @property
-    def first_attention(self) -> int:
-        return self.readable.index(True)
 
     def renumbers(self, axes: int, index: int = 0) -> bool:
         """Whether positions close up. Several axes, and layers that share keys of earlier ones, keep theirs."""
@@ -182,8 +177,58 @@ class Layers:
         return (seen | (place == row))[:, None]
 
 
+@dataclass(eq=False)
+class CutImage:
+    """An image while its tokens are pruned, in one row of the batch."""
+
+    unit: Unit
+    row: int  # of the batch; beams repeat prompts
+    end: int  # its last row in the prompt
+    text: Integers  # columns of the rows whose queries are asked
+    cuts: dict[int, Cut]  # by layer
+    left: int  # visual tokens now
+    reported: bool  # whether it is of the first beam of its prompt
+    merged: int = 0  # of the tokens left, those made at the last cut
+    entering: list[int] = field(default_factory=list)  # visual tokens that entered each layer so far
+    measures: dict[str, list[Tensor]] = field(default_factory=dict)  # the method's statistics of its choices, per cut
+    centres: Tensor | None = None  # [M] which of its n tokens those made at the last cut represent
+    joined: Tensor | None = None  # [n] which of the M each of them went into, -1 for none
+
+    @classmethod
+    def of(cls, prompt: Prompt, unit: Unit, cuts: dict[int, Cut], asks: str) -> "CutImage":
+        """An image before its first cut. If no text follows it, the last row of the prompt asks."""
+        image, text = prompt.images[unit.image], prompt.text[unit.image]
+        if asks == "last" or not len(text):
+            text = np.flatnonzero(prompt.asks[image.row])[-1:]
+        first = image.row % prompt.beams == 0
+        return cls(unit, image.row, int(image.places[-1]), text, cuts, len(unit.places), first)
+
+    def note(self, places: Tensor, chosen: Chosen, number: int) -> None:
+        """Stores the result of one cut.
+
+        Args:
+            places: [v] rows of the prompt that its tokens are.
+            number: of this image among those cut together.
+        """
+        self.merged = 0 if chosen.merged is None else chosen.merged.shape[1]
+        for name, values in chosen.measures.items():
+            self.measures.setdefault(name, []).append(values[number].detach())
+        if chosen.centres is None:
+            self.centres = self.joined = None
+            return
+        (whole,) = upload([self.unit.places], places.device)
+        own = torch.searchsorted(whole, places)  # [v] which of its n tokens
+        self.centres = own[chosen.centres[number]]
+        if chosen.joined is not None:
+            none = torch.full((len(whole),), -1, device=places.device)
+            self.joined = none.scatter(0, own, chosen.joined[number])
+
+
 class Hooks:
     """Hooks on the layers of one decoder for one forward pass. Those of other threads pass by."""
+
+    enter: Any  # (index, hidden, kwargs) -> (hidden, kwargs) in front of a layer
+    leave: Any  # (index, output) -> the layer's output, or None to leave it as it is
 
     def __init__(self, layers: Layers, decoder: Any) -> None:
         self.layers, self.decoder, self.thread = layers, decoder, threading.get_ident()
@@ -217,14 +262,7 @@ class Hooks:
         return here and module is self.decoder.layers[index]
 
     def disarm(self) -> None:
-        while self.handles:
-            self.handles.pop().remove()
-
-    def enter(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        raise NotImplementedError
-
-    def leave(self, index: int, output: Any) -> Any:
-        raise NotImplementedError
+        remove_all(self.handles)
 
 
 class Step(Hooks):
@@ -233,16 +271,15 @@ class Step(Hooks):
     Args:
         length: rows of the prompt and all that came after, those of this step among them.
         later: [R, length] 2D mask, or None.
-        holes: whether a later turn may have left padding behind the prompt.
+        looks: whether it is to find out if layers have a mask.
     """
 
     def __init__(
-        self, layers: Layers, decoder: Any, book: Book, length: int, later: Tensor | None, renumbers: bool, holes: bool
+        self, layers: Layers, decoder: Any, book: Book, length: int, later: Tensor | None, renumbers: bool, looks: bool
     ) -> None:
         super().__init__(layers, decoder)
-        self.book, self.length, self.later, self.renumbers = book, length, later, renumbers
-        self.holes = holes and later is not None
-        self.looks = False  # whether it is to find out if layers have a mask
+        self.book, self.length, self.later, self.renumbers, self.looks = book, length, later, renumbers, looks
+        self.holes = book.holes and later is not None
         self.made: dict[Any, Any] = {}  # arguments that layers of one kind and length share
 
     def enter(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
@@ -255,7 +292,8 @@ class Step(Hooks):
         elif kwargs.get("attention_mask") is not None or rows.padded:
             key = "mask", id(rows), kind
             if key not in self.made:
-                self.made[key] = self._mask(index, rows, hidden, kwargs)
+                two = self._columns(rows) if rows.padded or self.holes else None
+                self.made[key] = self.layers.mask(index, hidden, two, cache_in(kwargs), None)
             changed["attention_mask"] = self.made[key]
         if self.renumbers and kwargs.get("position_ids") is not None:
             key = "positions", id(rows), kind
@@ -277,10 +315,6 @@ class Step(Hooks):
             later = rows.shown.new_ones(len(rows.index), self.length - self.book.size)
         return torch.cat((rows.shown, later), 1)
 
-    def _mask(self, index: int, rows: Rows, hidden: Tensor, kwargs: dict[str, Any]) -> Any:
-        two = self._columns(rows) if rows.padded or self.holes else None
-        return self.layers.mask(index, hidden, two, cache_in(kwargs), None)
-
     def _calibrated(self, index: int, rows: Rows, hidden: Tensor) -> Tensor:
         real, sizes = self._columns(rows), self.book.weights[index]
         sizes = torch.cat((sizes, sizes.new_ones(len(sizes), real.shape[1] - sizes.shape[1])), 1)
@@ -297,7 +331,7 @@ def later_step(
         mask: [R, length] 2D mask that the model was given, or None.
     """
     new, positions = given_rows(kwargs).shape[1], kwargs.get("position_ids")
-    if book.shifted and (positions is None or positions.ndim == 2):
+    if book.shift is not None and (positions is None or positions.ndim == 2):
         if positions is None:
             positions = int(cache.get_seq_length()) + torch.arange(new, device=book.shift.device)[None]
         kwargs = {**kwargs, "position_ids": positions - book.shift}
@@ -309,21 +343,15 @@ def later_step(
     axes = positions.shape[0] if isinstance(positions, Tensor) and positions.ndim == 3 else 1
     length = book.real.shape[1] + int(cache.get_seq_length()) - book.size + new
     renumbers = layers.renumbers(axes)
-    plain = idle(layers, book, length, new, renumbers, cache)
+    # without padding, and with the prompt's own positions, one row needs no hook if no layer has a mask
+    plain = new == 1 and not (renumbers or book.weights or book.padded or book.uneven or book.holes)
+    plain = plain and (layers.window is None or length < layers.window)
+    plain = plain and not (layers.kernel == "eager" or is_static(cache))
     if plain and layers.masks_all is False:
         return kwargs, None
-    step = Step(layers, decoder, book, length, mask, renumbers, book.holes)
-    step.looks = plain
+    step = Step(layers, decoder, book, length, mask, renumbers, plain)
     step.arm(book.layers, False)
     return kwargs, step
-
-
-def idle(layers: Layers, book: Book, length: int, new: int, renumbers: bool, cache: Any) -> bool:
-    """Whether a decode step needs no layer hook if no layer has a mask: positions are the prompt's."""
-    plain = new == 1 and not (book.padded or book.uneven or book.holes)
-    short = layers.window is None or length < layers.window
-    fixed = layers.needs_masks or getattr(cache, "is_compileable", False)
-    return plain and short and not renumbers and not book.weights and not fixed
 
 
 def runs_again(decoder: Any) -> bool:

@@ -12,7 +12,7 @@ from llava_consensus.errors import ConsensusError, OptionError
 from llava_consensus.hosts import ONE_AXIS, TOWER, HostEntry, known_hosts
 from llava_consensus.hosts.before_tower import refusal
 from llava_consensus.hosts.images import TABLE
-from llava_consensus.hosts.inputs import ALWAYS, unreadable
+from llava_consensus.hosts.inputs import ALWAYS, needs_among
 from llava_consensus.methods import known_methods, make
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need
@@ -76,7 +76,4 @@ def _check(entry: HostEntry, method: Method) -> None:
         if why := refusal(next(iter((*entry.towers, *entry.types)), ""), "clip_vision_model", method.place):
             raise OptionError(f"{type(method).__name__} {why}")
         return
-    offers = offers_of(entry) | {Need.QUESTION}
-    needs = method.instead if method.needs - offers and method.instead is not None else method.needs
-    if missing := needs - offers:
-        raise unreadable(method, missing, model)
+    needs_among(offers_of(entry) | {Need.QUESTION}, method, model)

@@ -46,7 +46,7 @@ from llava_consensus.hosts.open_tower import EncoderRun
 from llava_consensus.hosts.outcomes import Report
 from llava_consensus.hosts.pinned import Held, PinnedLayers, angles_of, layers_of
 from llava_consensus.hosts.prompts import IGNORE, Prompt, asking_rows, prompt_of, refuse_packed
-from llava_consensus.hosts.rows import Book, Hold, book_of, by_name, cache_in, cached_rows, gather, given_rows, upload
+from llava_consensus.hosts.rows import Book, book_of, by_name, cache_in, cached_rows, gather, given_rows, upload
 from llava_consensus.hosts.taps import EncodedImage, Reader, encoded_images, split_heads
 from llava_consensus.hosts.tower import READ, argument_names
 from llava_consensus.hosts.units import Unit, units_of
@@ -58,16 +58,6 @@ PREPARE = "prepare_inputs_labels_for_multimodal"
 COUNTING = "_prepare_generated_length"  # function of transformers 5 that settles how long an answer may be
 LIMIT = "tokenizer_model_max_length"  # entry of the configuration: rows that a sequence is cut to
 AFTER = "_reduction_after"  # attribute of a cache
-
-
-class Overlay:
-    """An object with some attributes replaced; the object itself stays as it is."""
-
-    def __init__(self, own: Any, **replaced: Any) -> None:
-        vars(self).update(replaced, own=own)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.own, name)
 
 
 class After(NamedTuple):
@@ -88,7 +78,6 @@ class Prepared(NamedTuple):
 
 
 class OfficialState(State):
-    encoding = False  # whether the tower runs for this attachment
     prepared: Prepared | None = None
     after: After | None = None
     keeps = False  # whether the last method at the entrance keeps positions
@@ -185,11 +174,6 @@ class OfficialEntrance(Entrance):
         decoder = self.running.get_model()
         return type(decoder).forward(decoder, *args, **kwargs)
 
-    def skip_unread(self, plain: Any, hidden: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self.local.encoding:
-            return plain(hidden, *args, **kwargs)
-        return (hidden,) if OLD else hidden
-
     def count(self, inputs_tensor: Tensor, **given: Any) -> Any:
         """The function in which `generate` sets its lengths: `max_length` counts the full prompt."""
         model, prepared = self.model(), self.local.prepared
@@ -228,7 +212,7 @@ class OfficialEntrance(Entrance):
             parts = [one.projected for one in encoded]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-        results = official(Overlay(model, config=uncut if reduces else config, encode_images=encode), *given)
+        results = official(changed(model, {"config": uncut if reduces else config, "encode_images": encode}), *given)
         prompt = with_encoded(prompt, [encoded[origin] for origin in origins])
         run, after = Pass(model.get_model(), self.base(), prompt, {}), None
         if reduces:
@@ -249,10 +233,11 @@ class OfficialEntrance(Entrance):
 
     def _known(self, given: Arguments, config: Any) -> tuple[Prompt, list[int]]:
         """The prompts, before anything is known of the pixels, and which of the images the user passed each one is."""
-        model = self.running
-        known = read_structure(self.official(model), model, given, config, LlavaTower(model.get_vision_tower()).size)
-        asks = asking_rows(self.owner, known.real, known.asks, known.images)
-        return prompt_of(known.ids, known.real, asks, known.images, [], [], model.config), known.origins
+        model, tower = self.running, self.running.get_vision_tower()
+        known = read_structure(self.official(model), tower, given, config, LlavaTower(tower).size)
+        ids, real, unlabelled, images, origins = known
+        asks = asking_rows(self.owner, real, unlabelled, images)
+        return prompt_of(ids, real, asks, images, [], [], model.config), origins
 
     def _reduces(self, stage: Any, prompt: Prompt) -> bool:
         if stage.method.acts_inside:
@@ -282,7 +267,7 @@ class OfficialEntrance(Entrance):
         acting = any(share < view.size for share in run.shares)
         if acting and reader is not None:
             check_equal(reader.method, self.owner._stages[0].method, run.shares)
-        with self.before.running(run) if acting else nullcontext(), self.noting(encoding=True):
+        with self.before.running(run) if acting else nullcontext(), self.noting(skips=True):
             found = encoded_images(reader, view, model.encode_images, pixels, tiles)
         if not any(Need.FINGERPRINT in stage.method.needs for stage in self.owner._stages):
             found = [one._replace(pixels=None) for one in found]
@@ -419,8 +404,7 @@ class OfficialEntrance(Entrance):
         cache = cache_in(output) if after is not None else None
         if cache is not None:
             setattr(cache, AFTER, after)
-            cache.reduction_hold = Hold(self)
-        del hold
+            cache.reduction_hold = hold
         return restored
 
 

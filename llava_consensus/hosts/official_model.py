@@ -28,7 +28,7 @@ from llava_consensus.hosts.open_tower import OpenTower
 from llava_consensus.hosts.outcomes import ImageOutcome
 from llava_consensus.hosts.prompts import IGNORE, Prompt
 from llava_consensus.hosts.rows import Rows, upload
-from llava_consensus.hosts.taps import EncodedImage, Tap, split_heads
+from llava_consensus.hosts.taps import EncodedImage, Tap, packed_tap, split_heads
 from llava_consensus.hosts.tower import RECORD
 from llava_consensus.hosts.units import shares_of
 from llava_consensus.reduction.method import Method, Place
@@ -127,7 +127,7 @@ def laid_out(model: Any, options: Mapping[str, str], settings: Mapping[str, Any]
 
 
 def changed(config: Any, changes: Mapping[str, Any]) -> Any:
-    """A copy of a configuration with changes; the original is never written to."""
+    """A copy of a configuration, or a model, with changes; the original is never written to."""
     altered = copy.copy(config)
     for name, value in changes.items():
         setattr(altered, name, value)
@@ -209,12 +209,7 @@ class LlavaTower:
         attention = getattr(self.blocks[block], "self_attn", None) or self.blocks[block].attn
         heads, scale = attention.num_heads, float(attention.scale)
         if hasattr(attention, "qkv") and not attention.qk_normalization:
-
-            def packed(output: Tensor) -> dict[str, Tensor]:
-                query, key, _ = (split_heads(part, heads) for part in output.chunk(3, -1))
-                return {"query": query, "key": key}
-
-            return [Tap(attention.qkv, packed)], scale
+            return [packed_tap(attention.qkv, heads)], scale
         # InternViT norms over all heads together
         query, key = ("q_norm", "k_norm") if hasattr(attention, "qkv") else ("q_proj", "k_proj")
         return [
@@ -276,18 +271,12 @@ def encoded_in(images: Any) -> list[EncodedImage] | None:
     return [one for part in parts for one in getattr(part, RECORD)]
 
 
-class Structure(NamedTuple):
-    """Rows of the sequences that LLaVA's function assembles."""
-
-    ids: Integers  # [R, S] word, or IMAGE_ID
-    real: NDArray[np.bool_]  # [R, S] False for padding
-    asks: NDArray[np.bool_]  # [R, S] rows that have no label
-    images: list[Image]
-    origins: list[int]  # of each of these, which of the images that the user passed it is
-
-
-def read_structure(official: Function, model: Any, given: Arguments, config: Any, patches: int) -> Structure:
-    tower = model.get_vision_tower()
+def read_structure(
+    official: Function, tower: Any, given: Arguments, config: Any, patches: int
+) -> tuple[Integers, NDArray[np.bool_], NDArray[np.bool_], list[Image], list[int]]:
+    """Rows of the sequences that LLaVA's function assembles: their words, or IMAGE_ID, [R, S], False for padding
+    [R, S], rows without a label [R, S], the images, and which of those that the user passed each one is.
+    """
 
     def number(images: Tensor) -> Tensor:
         count = len(images) * patches
@@ -309,7 +298,7 @@ def read_structure(official: Function, model: Any, given: Arguments, config: Any
     rows, real = numbers[..., 0].long().numpy(), real.bool().numpy()
     asks = real if targets is None else real & (targets.numpy() == IGNORE)
     words = np.where(rows <= FIRST_WORD, FIRST_WORD - rows, IMAGE_ID)
-    return Structure(words, real, asks, *_images(rows, real, given.tiles, patches))
+    return words, real, asks, *_images(rows, real, given.tiles, patches)
 
 
 def _images(rows: Integers, real: NDArray[np.bool_], tiles: list[int], patches: int) -> tuple[list[Image], list[int]]:

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import kernels
-from llava_consensus.hosts.cuts import CutImage, cut_outcome
-from llava_consensus.hosts.inputs import Inputs
-from llava_consensus.hosts.layers import Hooks, Layers
+from llava_consensus.hosts.inputs import Inputs, structural_rows
+from llava_consensus.hosts.layers import CutImage, Hooks, Layers
 from llava_consensus.hosts.outcomes import ImageOutcome
 from llava_consensus.hosts.prompts import Prompt
 from llava_consensus.hosts.rows import (
@@ -33,7 +32,7 @@ from llava_consensus.hosts.units import Unit
 from llava_consensus.reduction.calibration import far_logits, seen_logits
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView
 from llava_consensus.reduction.selection import indices
-from llava_consensus.reduction.tokens import Stopwatch, TextProbe
+from llava_consensus.reduction.tokens import Reduction, Stopwatch, TextProbe
 
 NO_CUT = "none of them can be cut before. Take a method that acts before the language model"
 UNTURNED = {"cohere2": "full_attention"}  # layers of a decoder that do not rotate queries and keys
@@ -65,21 +64,17 @@ class Prefill(Hooks):
         self.axes = positions.shape[0] if isinstance(positions, Tensor) and positions.ndim == 3 else 1
         self.images = [CutImage.of(prompt, unit, layers.cuts_of(unit), self.method.asks) for unit in units]
         self.cuts: dict[int, list[int]] = defaultdict(list)
-        for number, image in enumerate(self.images):
-            for layer in image.cuts:
-                self.cuts[layer].append(number)
-        self._check(prompt.real.shape[1])
-        owner = np.full(prompt.real.shape, -1)
+        (count, size), owner = prompt.real.shape, np.full(prompt.real.shape, -1)
+        self._check(size)
         for number, image in enumerate(self.images):
             owner[image.row, image.unit.places] = number
-        size = prompt.real.shape[1]
-        first = prompt.real.argmax(1)[:, None]
-        self.owner, self.key, alive, self.first = upload(
-            [owner, np.tile(np.arange(size) * ROW, (len(owner), 1)), prompt.real, first], device
-        )
+            for layer in image.cuts:
+                self.cuts[layer].append(number)
+        place = np.tile(np.arange(size), (count, 1))
+        parts = [owner, place, place * ROW, prompt.real, prompt.real.argmax(1)[:, None]]
+        self.owner, index, self.key, alive, self.first = upload(parts, device)
         self.alive = alive.bool()
         self.rows: Rows | None = None
-        (index,) = upload([np.tile(np.arange(size), (len(owner), 1))], device)
         self.every = Rows(size, index, None, prompt.real, self.alive, torch.zeros_like(self.first), False)
         self.weight: Tensor | None = None  # [R, S] tokens that each row was made of
         self.calls: dict[int, kernels.KernelCall] = {}  # of the layer before each cut
@@ -170,13 +165,11 @@ class Prefill(Hooks):
         """Mask of the last row of a prompt over the rows that are left."""
         if hidden.shape[-2] != 1:
             raise OptionError("logits_to_keep other than 1 with shared keys: leave it out, or detach the method")
-        window = self.layers.config.sliding_window if self.layers.kinds[index] == "sliding_attention" else None
-        width = rows.index.shape[1]
-        if not rows.padded and (window is None or width <= window):
+        slides = self.layers.kinds[index] == "sliding_attention"
+        if not rows.padded and not (slides and rows.index.shape[1] > self.layers.config.sliding_window):
             return None
-        place = torch.arange(width, device=hidden.device)
-        seen = rows.shown & (place >= width - (window or width))
-        return seen[:, None, None] if self.layers.kernel == "sdpa" else seen
+        seen = self.layers.dense(index, rows.shown, 1)
+        return seen if self.layers.kernel == "sdpa" else seen[:, 0, 0]
 
     def _shortened(
         self, index: int, hidden: Tensor, kwargs: dict[str, Any], rows: Rows | None
@@ -365,15 +358,12 @@ class Prefill(Hooks):
         memo = self.memos.setdefault(tuple(numbers), {})
         if "inputs" not in memo:
             memo |= {"inputs": embeds[pair, whole], "text": embeds[pair, text]}
+        norm: Any = next(child for name, child in self.decoder.named_children() if "norm" in name)
         view = DecoderView(
             images[0].unit.budget.tokens, cut, states[pair, columns], states[pair, asked], columns, probe,
-            memo["inputs"], memo["text"], self.norm, tower, memo,
+            memo["inputs"], memo["text"], norm, tower, memo,
         )  # fmt: skip
         return view, index.gather(1, columns)
-
-    @property
-    def norm(self) -> Any:
-        return next(child for name, child in self.decoder.named_children() if "norm" in name)
 
     def _probe(
         self, call: kernels.KernelCall | None, batch: Tensor, asked: Tensor, mask: Tensor,
@@ -401,18 +391,14 @@ class Prefill(Hooks):
         more = call.extra(batch[:, None], asked, width)
         return TextProbe(query, key, still, still, call.scale, asked, mask, key_mask=shown, cap=cap, angles=own, **more)
 
-    def finish(self, missing: int) -> Book | None:
-        """The book of the cache that this forward filled; `missing` rows left before the first layer."""
+    def finish(self, book: Book | None) -> Book | None:
+        """The book of the cache that this forward filled, given that of rows that left before the first layer."""
         if not self.seen:
-            return None
+            return book
         rows = self.every
-        own = self.seen.get(0, rows)
-        removed = missing + (rows.size - own.index.shape[1] if 0 in self.seen else 0)
+        book = book or Book(rows.size, rows.shown, rows.index, None, rows.padded, True, {}, {})
         uneven = any(one.padded for one in self.seen.values())
-        return Book(
-            rows.size, removed, rows.shown, rows.index, rows.removed, rows.padded, front=0, shifted=False, holes=False,
-            layers=self.seen, weights=self.weights, uneven=uneven,
-        )  # fmt: skip
+        return book._replace(layers=self.seen, weights=self.weights, uneven=uneven)
 
     def outcomes(self, hidden: Tensor) -> dict[int, ImageOutcome]:
         """Results of the images that were cut, given the last states [R, S, D]."""
@@ -443,3 +429,35 @@ def _of_batch(given: Any, count: int, batch: Tensor) -> tuple[Tensor, Tensor]:
 def _of_rows(values: Tensor, batch: Tensor, asked: Tensor) -> Tensor:
     """Rows [P, L] of values [R, H, W, d]: [P, H, L, d]."""
     return values.transpose(1, 2)[batch[:, None], asked].transpose(1, 2)
+
+
+def cut_outcome(prompt: Prompt, image: CutImage, number: int, rows: Rows, owner: Tensor, hidden: Any) -> ImageOutcome:
+    """Result of one image after its last cut.
+
+    Args:
+        number: of the image in `owner` [R, S].
+        rows: that are left.
+        hidden: [R, S, D] last states.
+    """
+    own, count, device = prompt.images[image.unit.image], len(image.unit.places), owner.device
+    index = rows.index[image.row]
+    columns = indices(((owner[image.row][index] == number) & rows.shown[image.row])[None], image.left)[0]
+    places = index[columns]
+    (whole,) = upload([image.unit.places], device)
+    source = torch.searchsorted(whole, places)[None]  # [1, v]
+    slots = torch.arange(image.left, device=device)[None]
+    joined = torch.full((1, count), -1, device=device).scatter(1, source, slots)
+    centres = source.new_empty(0) if image.centres is None else image.centres
+    made = torch.isin(source, centres)
+    if image.joined is not None:
+        joined = joined.where(image.joined < 0, joined[:, centres[image.joined]])
+    # how many were made is known, which they are only to the device: the sort lets nothing wait for it
+    parted = source.gather(1, made.to(torch.uint8).argsort(dim=1, stable=True))
+    kept, anchors = parted.split((image.left - image.merged, image.merged), 1)
+    measures = {name: torch.stack(values)[None] for name, values in image.measures.items()}
+    tokens = hidden[image.row, places][None].detach()
+    reduction = Reduction(tokens, kept.sort(1).values, anchors, source, joined, measures=measures)
+    origin = torch.from_numpy(image.unit.tile), torch.from_numpy(image.unit.token)
+    return ImageOutcome(
+        own.row, count, image.left, structural_rows(own), ((0, reduction),), tuple(image.entering), origin
+    )

@@ -292,18 +292,21 @@ class Book(NamedTuple):
     """Contents of a shortened cache: the rows kept of each prompt."""
 
     size: int  # rows of the prompts
-    missing: int  # of these, rows that the first layer does not hold
     real: Tensor  # [R, n] False for padding, of the n rows that the first layer may hold
     index: Tensor  # type: ignore[assignment]  # [R, n] row of the prompts that each is, or represents
-    shift: Tensor  # [R, 1] how many rows left, by which renumbered positions are smaller
+    shift: Tensor | None  # [R, 1] by how much renumbered positions are smaller; None if none is
     padded: bool  # whether any row that the first layer holds is padding
-    front: int | None  # column from which the mask of the prompts is that of the rows held; None if it never is
-    shifted: bool  # whether positions are renumbered and any prompt lost rows
-    holes: bool  # whether a later turn may have left padding behind the prompts
+    plain: bool  # whether the end of the prompts' mask is that of the rows held
     layers: dict[int, Rows]  # rows of each layer in which more of them left
     weights: dict[int, Tensor]  # [R, n] of such layers: how many tokens each row represents, if that is calibrated
+    holes: bool = False  # whether a later turn may have left padding behind the prompts
     uneven: bool = False  # whether later layers hold padding
     owner: int = 0  # number of the entrance whose hooks continue from this cache
+
+    @property
+    def missing(self) -> int:
+        """Rows of the prompts that the first layer does not hold."""
+        return self.size - (self.layers[0].index if 0 in self.layers else self.real).shape[1]
 
     def without(self, last: int) -> "Book":
         """The same without that number of rows at the end, which are text.
@@ -337,19 +340,30 @@ class Book(NamedTuple):
         }  # fmt: skip
         layers = {number: every[id(rows)] for number, rows in self.layers.items()}
         weights = {number: change(weight) for number, weight in self.weights.items()}
-        tensors = {name: change(getattr(self, name)) for name in ("real", "index", "shift")}
-        return self._replace(**tensors, layers=layers, weights=weights)
+        shift = None if self.shift is None else change(self.shift)
+        return self._replace(
+            real=change(self.real), index=change(self.index), shift=shift, layers=layers, weights=weights
+        )
 
 
 class Hold:
-    """Keeps the hooks of an entrance on its model, as long as a cache or any copy of it needs them."""
+    """Hooks on a model, which are removed with the last attachment, forward pass, cache or copy of one that needs it.
 
-    def __init__(self, entrance: Any) -> None:
-        entrance.caches += 1
-        weakref.finalize(self, entrance.release)
+    Args:
+        handles: of the hooks.
+    """
+
+    def __init__(self, handles: list[Any]) -> None:
+        self.handles = handles
+        weakref.finalize(self, remove_all, handles)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Hold":
-        return self  # the last of a cache and its copies releases it
+        return self
+
+
+def remove_all(handles: list[Any]) -> None:
+    while handles:
+        handles.pop().remove()
 
 
 def book_of(cache: Any) -> Book | None:
@@ -362,11 +376,11 @@ def held_in(values: Any) -> tuple[Any, Book | None]:
     return cache, book_of(cache)
 
 
-def shorten(cache: Any, book: Book, entrance: Any) -> None:
-    """Note that the cache was filled with the rows in `book`, and needs the hooks of this entrance."""
+def shorten(cache: Any, book: Book, hold: Hold | None) -> None:
+    """Note that the cache was filled with the rows in `book`, and needs these hooks."""
     if book_of(cache) is None:
         kind: Any = type(cache)
-        cache.__class__, cache.reduction_hold = _shortened(kind), Hold(entrance)
+        cache.__class__, cache.reduction_hold = _shortened(kind), hold
     cache.reduction_book = book
 
 

@@ -115,6 +115,16 @@ def encoded_images(
     return found
 
 
+def packed_tap(module: nn.Module, heads: int) -> Tap:
+    """The tap of a projection to queries, keys and values together, [T, n, 3 H d]."""
+
+    def read(output: Tensor) -> dict[str, Tensor]:
+        query, key, _ = (split_heads(part, heads) for part in output.chunk(3, -1))
+        return {"query": query, "key": key}
+
+    return Tap(module, read)
+
+
 def split_heads(states: Tensor, heads: int = -1, width: int = -1) -> Tensor:
     """[T, n, H d] -> [T, H, n, d], by the number of heads H or by their width d."""
     return states.unflatten(-1, (heads, width)).transpose(1, 2)

@@ -23,7 +23,6 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.images import STRUCTURAL, Image
 from llava_consensus.hosts.kernels import Block, KernelCall, Recorder
 from llava_consensus.hosts.patch_map import Mapped, Mixed, fed_rows, patch_map, resampled, sides_of
-from llava_consensus.hosts.rows import by_name
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need
 
@@ -158,6 +157,20 @@ class Tower:
         index = layer + count if layer < 0 else layer - 1
         return [(name, index) for name, own in self.lists.items() if own == count]
 
+    def unread(self, base: Any, decoder: nn.Module) -> list[nn.Module]:
+        """Blocks after the last one that the projector, by the configuration, or the method reads."""
+        if not self.lists:
+            self._look(base, decoder)
+        self.layer, found = getattr(base.config, "vision_feature_layer", None), list[nn.Module]()
+        for name, index in self.named({}, base.config):
+            read = [(name, index), *(self.wanted((name, index)) if self.reads else ())]
+            found += list(base.get_submodule(name).children())[max(of for _, of in read) + 1 :]
+        return found
+
+    def reads_as_named(self, inputs: dict[str, Any], config: Any) -> bool:
+        """Whether a call reads the layer for which `unread` found the blocks."""
+        return {config.vision_feature_layer, inputs.get("vision_feature_layer") or self.layer} == {self.layer}
+
     def wanted(self, fed: Block | None) -> set[Block]:
         """Blocks to record: those that are read, or all that may be if the one that feeds the projector is unknown."""
         ahead = range(self.method.blocks_ahead + 1)
@@ -173,17 +186,13 @@ class Tower:
             found |= {self.early_block(name) for name in ([fed[0]] if fed else self.lists)}
         return {(name, index) for name, index in found if index < self.lists[name]}
 
-    def encode(
-        self, plain: Callable[..., Any], base: nn.Module, maps: bool, learns: bool, *args: Any, **inputs: Any
-    ) -> Any:
+    def encode(self, plain: Callable[..., Any], base: nn.Module, maps: bool, learns: bool, **inputs: Any) -> Any:
         """Runs an encoder of the model, `get_image_features` or that of videos, and records.
 
         Args:
             maps: whether a map of patches is needed even if nothing is read.
             learns: whether the map depends on the shapes of images; if not, only the block must be found.
         """
-        names = argument_names(getattr(plain, "__func__", plain))[1:]
-        inputs = by_name(names, args, inputs)
         if getattr(self.busy, "on", False):  # encoders of videos that call the one of images
             return plain(**inputs)
         self.busy.on = True

@@ -78,3 +78,20 @@ def test_a_prefill_with_a_method(method: str) -> None:
     except ConsensusError as error:
         pytest.skip(str(error))
     assert more <= BOUNDS.get(method, MOST)
+
+
+@torch.no_grad()
+def test_the_probe_projects_queries_of_the_rows_that_ask_and_one_value() -> None:
+    model, inputs = model_and_inputs()
+    rows: dict[str, list[int]] = {"q_proj": [], "k_proj": [], "v_proj": []}
+    attention = model.model.language_model.layers[0].self_attn
+    hooks = [
+        getattr(attention, name).register_forward_hook(lambda _, args, output, own=own: own.append(args[0].shape[1]))
+        for name, own in rows.items()
+    ]
+    with attach(model, "consensusdrop", tokens=64):
+        model(**inputs)
+    for hook in hooks:
+        hook.remove()
+    assert rows == {"q_proj": [30, 97], "k_proj": [609, 97], "v_proj": [1, 97]}
+    assert not attention.q_proj._forward_pre_hooks and not attention.q_proj._forward_hooks

@@ -3,11 +3,12 @@
 from types import SimpleNamespace
 from typing import Any
 
+import hf_models
 import pytest
 import torch
 from torch import nn
 
-from llava_consensus import make
+from llava_consensus import attach, make
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.patch_map import Mixed, fed_rows
 from llava_consensus.hosts.tower import Learnt, Tower
@@ -49,3 +50,37 @@ def test_positions_of_a_convolution_feed_several_rows() -> None:
     assert found[0][0].tolist() == [[abs(position - 2 * row) <= 1 for row in range(4)] for position in range(8)]
     with pytest.raises(Mixed, match="8 of 8 positions feed several rows"):
         fed_rows(torch.randn(4, 8) @ states[0], [states])
+
+
+@pytest.mark.parametrize("method", ["divprune", "consensusdrop", "hiprune"])
+def test_blocks_that_nobody_reads_are_passed_over_in_an_answer_only(method: str) -> None:
+    case = hf_models.CASES["llava"]
+    model, inputs = case.build(), hf_models.prompts([1, case.picture(0), 7, 8])
+    blocks, ran = model.model.vision_tower.encoder.layers, list[int]()
+    for number, block in enumerate(blocks):
+        block.self_attn.register_forward_hook(lambda *_, number=number: ran.append(number))
+    pixels, layer = inputs["pixel_values"], model.config.vision_feature_layer
+    assert (layer, len(blocks)) == (-2, 4)
+    whole = model.get_image_features(pixels).last_hidden_state
+    with attach(model, method, tokens=5) as attached:
+        for answer in (lambda: model(**inputs), lambda: model.generate(**inputs, max_new_tokens=1)):
+            ran.clear()
+            answer()
+            assert ran == [0, 1, 2] and attached.outcomes[0].after == 5
+        assert torch.equal(model.get_image_features(pixels).last_hidden_state, whole)
+        ran.clear()
+        model(**inputs, vision_feature_layer=-1)
+        assert ran == [0, 1, 2, 3]
+    assert all("forward" not in vars(block) for block in blocks)
+
+
+def test_blocks_that_are_offloaded_stay_so_after_detach() -> None:
+    from accelerate import cpu_offload
+
+    case = hf_models.CASES["llava"]
+    model, inputs = case.build(), hf_models.prompts([1, case.picture(0), 7, 8])
+    expected = model(**inputs).logits
+    cpu_offload(model, preload_module_classes=["CLIPEncoderLayer"])
+    with attach(model, "divprune", tokens=5):
+        model(**inputs)
+    assert torch.equal(model(**inputs).logits, expected)

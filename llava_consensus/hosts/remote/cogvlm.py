@@ -22,7 +22,7 @@ from llava_consensus.hosts.images import STRUCTURAL, Image
 from llava_consensus.hosts.kernels import KernelCall
 from llava_consensus.hosts.remote.entrances import EncodedImage, RemoteModel, real_rows, rows_with, whole_image
 from llava_consensus.hosts.rows import Rows
-from llava_consensus.hosts.taps import Tap, split_heads
+from llava_consensus.hosts.taps import Tap, packed_tap, split_heads
 from llava_consensus.hosts.units import visual_rows
 from llava_consensus.reduction.saliency import rotate
 from llava_consensus.reduction.tokens import Need
@@ -60,12 +60,7 @@ class CogVLM(RemoteModel):
 
     def attention(self, block: int) -> tuple[list[Tap], float]:
         attention = self.blocks[block].attention
-
-        def packed(output: Tensor) -> dict[str, Tensor]:
-            query, key, _ = (split_heads(part, attention.num_heads) for part in output.chunk(3, -1))
-            return {"query": query, "key": key}
-
-        return [Tap(attention.query_key_value, packed)], float(attention.scale)
+        return [packed_tap(attention.query_key_value, attention.num_heads)], float(attention.scale)
 
     def first_attention(self, embeds: Tensor, inputs: dict[str, Any], rotated: bool) -> KernelCall:
         """Queries and keys of the first layer, projected by the weights for words or for images."""

@@ -25,7 +25,7 @@ from llava_consensus.hosts.arguments import Pass, State
 from llava_consensus.hosts.entrance import Entrance
 from llava_consensus.hosts.facts import TowerFacts
 from llava_consensus.hosts.images import Image, Integers
-from llava_consensus.hosts.inputs import Inputs, unreadable
+from llava_consensus.hosts.inputs import ALWAYS, Inputs, needs_among
 from llava_consensus.hosts.kernels import KernelCall
 from llava_consensus.hosts.outcomes import Report, unchanged
 from llava_consensus.hosts.prompts import prompt_of, refuse_packed
@@ -73,11 +73,7 @@ class RemoteModel:
                 f"{name} cuts between decoder layers, and those of {model} are code of its own that is not adapted "
                 "for it: take a method that acts after the tower"
             )
-        missing = (method.needs & (READ | {Need.PROJECTOR})) - cls.offers - {Need.EARLIER}
-        if missing and method.instead is not None:
-            missing = (method.instead & (READ | {Need.PROJECTOR})) - cls.offers
-        if missing:
-            raise unreadable(method, missing, model)
+        needs_among(cls.offers | ALWAYS | {Need.EARLIER}, method, model)
         if method.blocks_ahead and method.vision_layer is None and Need.CLASS_FEATURE in cls.offers:
             raise OptionError(
                 f"{name} reads the attention of the block after the features' own, and that is the last one: give "
@@ -278,7 +274,7 @@ class RemoteEntrance(Entrance):
     def projector(self, base: Any) -> Any:
         return self.view(self.model()).project if Need.PROJECTOR in self.view.offers else None
 
-    def first_attention(self, decoder: Any, kwargs: dict[str, Any], rotated: bool) -> KernelCall:
+    def first_attention(self, decoder: Any, kwargs: dict[str, Any], rotated: bool, asking: Any) -> KernelCall:
         return self.view(decoder).first_attention(kwargs["inputs_embeds"], self.local.inputs, rotated)
 
     def encode(  # type: ignore[override]
