@@ -194,5 +194,5 @@ def merge(bag: Bag, place: Tensor, count: int) -> Bag:
     share = torch.zeros(units, length - count, length, device=place.device)  # [U, t - r, t]
     share.scatter_(1, place[:, None], bag.size[:, None])
     size = share.sum(2)
-    values = (share / size[..., None]).to(wide.dtype) @ wide
+    values = share.to(wide.dtype) / size[..., None] @ wide
     return Bag(values.to(bag.values.dtype), size, place.gather(1, bag.place))
