@@ -183,9 +183,9 @@ class OpenTower:
             return None
         front = self.classes if run.front else 0
         starts = torch.tensor([sum(run.lengths[:number]) for number in range(len(run.lengths))], device=output.device)
-        index = starts[:, None] + front + run.slot.to(output.device)
+        index = starts[:, None] + run.slot.to(output.device)
         if front:
-            index = torch.cat((starts[:, None], index), 1)
+            index = torch.cat((starts[:, None], index + front), 1)
         run.projected = output[0][index]
         return run.projected
 

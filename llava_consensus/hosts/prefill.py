@@ -185,7 +185,7 @@ class Prefill(Hooks):
                 self.given[key] = rows, self._argument(index, name, value, short, rows), value
             changed[name] = self.given[key][1]
         if self.method.calibrates and "attention_mask" in changed:
-            changed["attention_mask"] = self._calibrated(index, short, {**kwargs, **changed}, rows)
+            changed["attention_mask"] = self._calibrated(index, short, kwargs, changed, rows)
         return short, {**kwargs, **changed}
 
     def _short(self, hidden: Tensor, rows: Rows) -> Tensor:
@@ -224,32 +224,35 @@ class Prefill(Hooks):
         ahead = ahead | ahead.transpose(1, 2)  # merged tokens come after rows that they see
         return drop_rows(drop_rows(ahead, rows).transpose(1, 2), rows)
 
-    def _calibrated(self, index: int, short: Tensor, arguments: dict[str, Any], rows: Rows) -> Tensor:
+    def _calibrated(
+        self, index: int, short: Tensor, kwargs: dict[str, Any], changed: dict[str, Any], rows: Rows
+    ) -> Tensor:
         """Additive mask of a layer with RESTORE's calibration, made once for the layers that share it."""
-        ahead, given = arguments["attention_mask"], self.layers.angles(self.decoder, index, short, arguments)
         attention = getattr(self.decoder.layers[index], "self_attn", None)
-        width = getattr(attention, "head_dim", 0)
-        key = "calibrated", id(ahead), id(given), self.layers.kinds[index], index == 0, width
-        if key in self.given:
-            self.weights[index], made, _ = self.given[key]
-            return made
-        if index == 0:  # in the first layer each visual token is an equal part of its image
-            parts = torch.tensor([*(len(image.unit.places) / image.left for image in self.images), 1.0])
-            sizes = parts.to(short.device)[self.owner.gather(1, rows.index)]
-        elif self.weight is None:
-            sizes = torch.ones(rows.index.shape, device=short.device)
-        else:
-            sizes = self.weight.gather(1, rows.index)
-        cos, sin = _angles(given)
-        if self.layers.kinds[index] == UNTURNED.get(self.layers.config.model_type):
-            cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
-        elif not isinstance(given, Tensor):  # channels that do not turn count too
-            rest = (0, max(width - cos.shape[-1], 0))
-            cos, sin = nn.functional.pad(cos, rest, value=1.0), nn.functional.pad(sin, rest)
-        far = far_logits(cos, sin).expand(len(sizes), -1, -1)
-        made = seen_logits(self.layers.dense(index, rows.shown, sizes.shape[1], ahead), sizes, far, short.dtype)
-        self.weights[index] = sizes
-        self.given[key] = sizes, made, (ahead, given)  # which live as long as their ids are looked up
+        width, kind = getattr(attention, "head_dim", 0), self.layers.kinds[index]
+        given = [rows, *(kwargs.get(name) for name in ("attention_mask", "position_ids", "position_embeddings"))]
+        key = "calibrated", *map(id, given), kind, width
+        if key not in self.given:
+            angles = self.layers.angles(self.decoder, index, short, {**kwargs, **changed})
+            cos, sin = _angles(angles)
+            if kind == UNTURNED.get(self.layers.config.model_type):
+                cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
+            elif not isinstance(angles, Tensor) and width > cos.shape[-1]:  # channels that do not turn count too
+                rest = (0, width - cos.shape[-1])
+                cos, sin = nn.functional.pad(cos, rest, value=1.0), nn.functional.pad(sin, rest)
+            seen = self.layers.dense(index, rows.shown, rows.index.shape[1], changed["attention_mask"])
+            self.given[key] = far_logits(cos, sin), seen, given  # which live as long as their ids are looked up
+        far, seen, _ = self.given[key]
+        if (key, index == 0) not in self.given:
+            if index == 0:  # in the first layer each visual token is an equal part of its image
+                parts = torch.tensor([*(len(image.unit.places) / image.left for image in self.images), 1.0])
+                sizes = parts.to(short.device)[self.owner.gather(1, rows.index)]
+            elif self.weight is None:
+                sizes = torch.ones(rows.index.shape, device=short.device)
+            else:
+                sizes = self.weight.gather(1, rows.index)
+            self.given[key, index == 0] = sizes, seen_logits(seen, sizes, far, short.dtype)
+        self.weights[index], made = self.given[key, index == 0]
         return made
 
     def _cut(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> Tensor:

@@ -22,11 +22,11 @@ from llava_consensus.errors import OptionError
 from llava_consensus.methods.divprune import DivPrune
 from llava_consensus.methods.holov import HoloV
 from llava_consensus.methods.vispruner import VisPruner
-from llava_consensus.reduction import merging
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder
-from llava_consensus.reduction.method import Order, Positions, ReadsTower, Shape, Tiled
-from llava_consensus.reduction.selection import assemble, counting, left_over, pick, top
+from llava_consensus.reduction.merging import directions, fold_at_medians
+from llava_consensus.reduction.method import Order, Positions, ReadsTower, Selector, Shape, Tiled
+from llava_consensus.reduction.selection import Folded, apart, assemble, counting, pick, top
 from llava_consensus.reduction.tokens import Need, Reduction, Stopwatch, VisualTokens, ensure_finite
 
 
@@ -71,16 +71,29 @@ class Restore(ReadsTower):
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
         """Kept and merged tokens of each unit. Gradients flow to the projected tokens only."""
+        kept, folded = self.fold(tokens, budget)
+        return assemble(tokens.projected, kept, self.order, folded)
+
+    def fold(self, tokens: VisualTokens, budget: Budget) -> tuple[Tensor, Folded | None]:
+        """Kept tokens [B, K], ascending, and the merged ones."""
         size = tokens.projected.shape[1]
         count, merged = self.counts(budget, size)
         with torch.no_grad():
-            none = counting(0, tokens.projected.device).expand(len(tokens.projected), -1)
-            kept = self.chooser().reduce(tokens, Budget(count)).kept if count else none
-            rest = left_over(kept, size)
-            direction = merging.directions(ensure_finite("projected tokens", pick(tokens.projected, rest).float()))
-            _, group = distinctive(direction @ direction.transpose(1, 2), merged)
-            places, group = merging.medians(group, merged) if merged else (rest[:, :0], group)
-        return assemble(tokens.projected, kept, self.order, merging.fold(tokens.projected, rest, places, group))
+            chooser = self.chooser()
+            if not count:
+                chosen = counting(0, tokens.projected.device).expand(len(tokens.projected), -1)
+            elif isinstance(chooser, Selector):  # without the tokens that it would make of its choice
+                chosen = chooser.choose(tokens, count).kept
+            else:
+                chosen = chooser.reduce(tokens, Budget(count)).kept
+            kept, rest = apart(chosen, size)
+        if not merged:
+            return kept, None
+        values = pick(tokens.projected, rest)
+        with torch.no_grad():
+            direction = directions(values.float())
+            group = distinctive(direction @ direction.transpose(1, 2), merged)
+        return kept, fold_at_medians(values, rest, group, merged)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,11 +130,11 @@ class RestoreCalibrated(InDecoder):
         return [Cut(0, *self.merging.counts(Budget(tokens), available))]
 
     def flops(self, shape: Shape, budget: Budget) -> float:
-        """Those of the merging, and the decay of every pair of rows, for the first layer and for the others."""
+        """Those of the merging, and the decay of every pair of rows."""
         if budget.tokens >= shape.available:
             return 0.0
         rows = budget.tokens + shape.text
-        return self.merging.flops(shape, budget) + 2 * 4.0 * rows * rows * shape.head_width
+        return self.merging.flops(shape, budget) + 4.0 * rows * rows * shape.head_width
 
     def select(self, view: DecoderView, watch: Stopwatch) -> Chosen:
         """Kept and merged tokens.
@@ -132,21 +145,19 @@ class RestoreCalibrated(InDecoder):
         if view.tower is None:
             raise OptionError("this host does not show methods between decoder layers the output of its vision tower")
         with watch.time("selection"):
-            made = self.merging.reduce(view.tower, Budget(view.tokens))
-            anchors, owner = made.anchors, made.owner
-            slots = owner.gather(1, anchors)  # [P, M] of the merged tokens
-            number = torch.arange(slots.shape[1], device=slots.device).expand_as(slots)
-            joined = torch.full((len(slots), made.tokens.shape[1]), -1, device=slots.device).scatter(1, slots, number)
-            return Chosen(made.kept, pick(made.tokens, slots), anchors, joined=joined.gather(1, owner), in_place=True)
+            kept, folded = self.merging.fold(view.tower, Budget(view.tokens))
+            assert folded is not None  # at least one of T is merged
+            none = torch.full(view.columns.shape, -1, device=kept.device)
+            merged = ensure_finite("RESTORE's merged tokens", folded.tokens)
+            joined = none.scatter_(1, folded.rest, folded.group)
+            return Chosen(kept, merged, folded.anchors, joined=joined, in_place=True)
 
 
-def distinctive(cosine: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Anchors and the anchor each token joins: [B, R, R] -> [B, count] ascending, [B, R] in 0..count-1."""
+def distinctive(cosine: Tensor, count: int) -> Tensor:
+    """The anchor each token joins: [B, R, R] -> [B, R] in 0..count-1, in the order of the anchors."""
     density = cosine.sum(2)
     denser = density[:, None] >= density[..., None]  # [B, R, R] whether the second has no smaller sum than the first
     nearest = threshold(cosine.masked_fill(denser, -1.0).amax(2), -1.0, 0.0)  # 0 if none has
-    anchors = top(density * (1 - nearest), count)
-    if not count:
-        return anchors, torch.zeros_like(density, dtype=torch.long)
+    anchors = top(torch.addcmul(density, density, nearest, value=-1), count)
     group = pick(cosine, anchors).argmax(1)
-    return anchors, group.scatter(1, anchors, counting(count, group.device).expand_as(anchors))
+    return group.scatter(1, anchors, counting(count, group.device).expand_as(anchors))

@@ -60,9 +60,10 @@ def cover(similarity: Tensor, weight: Tensor | None, count: int) -> Tensor:
     """
     chosen: list[Tensor] = []  # [B, 1] each
     covered = torch.zeros_like(similarity[:, :1])  # [B, 1, R]
-    for _ in range(count):
+    for step in range(count):
+        if step:
+            covered = pick(similarity, chosen[-1])
         similarity = torch.clamp_min(similarity, covered, out=similarity)
         gain = torch.cdist(similarity, covered, p=1.0)[..., 0]  # [B, N]
         chosen.append((gain if weight is None else gain * weight).argmax(1, keepdim=True))
-        covered = pick(similarity, chosen[-1])
     return distinct(torch.cat(chosen, dim=1), similarity.shape[1])

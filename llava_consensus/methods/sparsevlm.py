@@ -25,7 +25,7 @@ from llava_consensus.reduction.merging import group_means
 from llava_consensus.reduction.method import Shape
 from llava_consensus.reduction.options import NotNegative
 from llava_consensus.reduction.saliency import head_rows, rotate
-from llava_consensus.reduction.selection import pick, rank
+from llava_consensus.reduction.selection import counting, pick, rank
 from llava_consensus.reduction.tokens import Stopwatch, TextProbe, ensure_finite
 
 CUTS = {"1.0": (3, 7, 16, 20), "1.5": (3, 7, 16), "2.0": (3, 7, 16)}  # first layers that see less, of 32
@@ -194,14 +194,14 @@ def cluster(states: Tensor, count: int) -> tuple[Tensor, Tensor]:
     states = states.float()
     distance = torch.cdist(states, states, compute_mode="donot_use_mm_for_euclid_dist") / states.shape[-1] ** 0.5
     density = densities(distance, count)
-    place = torch.arange(states.shape[1], device=states.device)
+    place = counting(states.shape[1], states.device)
     equal = density[:, None] == density[..., None]
     denser = (density[:, None] > density[..., None]) | (equal & (place < place[:, None]))  # [P, m, of which]
     widest = distance.flatten(1).amax(1)[:, None, None]
     gap = torch.where(denser, distance, widest).amin(-1)
     centres = rank(gap * density)[:, :count]
     group = distance.gather(2, centres[:, None].expand(-1, states.shape[1], -1)).argmin(-1)
-    cluster_index = torch.arange(count, device=states.device).expand_as(centres)
+    cluster_index = counting(count, states.device).expand_as(centres)
     return group.scatter(1, centres, cluster_index), centres
 
 

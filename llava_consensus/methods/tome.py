@@ -17,7 +17,7 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.merging import Bag, merge, pair
+from llava_consensus.reduction.merging import Bag, match, merge
 from llava_consensus.reduction.method import InTower, Shape
 
 
@@ -95,7 +95,7 @@ class ToMe(InTower):
 
     def fold(self, bag: Bag, key: Tensor, count: int, protected: bool) -> Bag:
         """The bag after the `count` best pairs by the keys [U, H, t, d] became one; a class token stays out of it."""
-        return merge(bag, pair(key.mean(1, dtype=torch.float32), count, protected))
+        return merge(bag, match(key.mean(1, dtype=torch.float32), count, protected), count)
 
     def vision_tokens(self, budget: Budget, shape: Shape) -> list[int]:
         """Patches entering each block: fewer from block to block, T after the feature block."""
@@ -105,13 +105,12 @@ class ToMe(InTower):
         return (left + left[-1:] * shape.blocks)[: shape.blocks]
 
     def flops(self, shape: Shape, budget: Budget) -> float:
-        """Similarities of even with odd places and the weighted sums, in every block."""
+        """Similarities with odd places and the weighted means, in every block."""
         total, width = 0.0, shape.vision_width
         for share, left in self.units(shape, budget):
             for count in self._counts(shape, share):
                 tokens = left + shape.classes
-                odd = tokens // 2
-                total += 2.0 * (tokens - odd) * odd * width / shape.vision_heads + 2.0 * odd * count * width
+                total += 2.0 * tokens * (tokens // 2 * width / shape.vision_heads + (tokens - count) * width)
                 left -= count
         return total
 

@@ -10,6 +10,7 @@ chaotic: another precision picks another diverse half (docs/faithfulness.md).
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -62,13 +63,13 @@ def thin(similarity: Tensor, count: int) -> Tensor:
     """The `count` tokens left of a list of R, in the order of the last round: [B, R, R] -> [B, count]. When half of a
     long list has left, the rest is gathered into a smaller matrix.
     """
-    tokens = counting(similarity.shape[1], similarity.device).expand(len(similarity), -1)  # that are looked at
+    tokens = every = counting(similarity.shape[1], similarity.device).expand(len(similarity), -1)
     while (size := tokens.shape[1]) > count > 0:
         if similarity.device.type == "cpu" and size > LONG:
             left = torch.stack([_halve_long(one, count) for one in similarity])
         else:
             left = _rounds(similarity, max(count, size // 2) if size > LONG else count, count)
-        tokens = tokens.gather(1, left)
+        tokens = left if tokens is every else tokens.gather(1, left)
         if tokens.shape[1] > count:
             similarity = pick(pick(similarity, left).transpose(1, 2), left).transpose(1, 2)
     return tokens[:, :count]
@@ -102,9 +103,15 @@ def list_table(similarity: Tensor) -> tuple[Tensor, Tensor]:
     batch, size = similarity.shape[:2]
     # [B, R, R] -> [B, R + 1, 2 R + 2]
     table = pad(similarity.transpose(1, 2), (0, size + 2, 0, 1), value=-torch.inf).flatten(0, 1)
-    token, unit = counting(size + 1, table.device), counting(batch, table.device)[:, None]
-    column = token.expand(batch, -1)
-    return table, torch.stack((token + unit * (size + 1), column, column + size + 1))
+    return table, entries_of(batch, size, table.device)
+
+
+@lru_cache(maxsize=32)
+def entries_of(batch: int, size: int, device: torch.device) -> Tensor:
+    """Entries of `list_table`, made once for each device. Never write to it."""
+    with torch.inference_mode(False):
+        token, unit = counting(size + 1, device).expand(batch, -1), counting(batch, device)[:, None]
+        return torch.stack((token + unit * (size + 1), token, token + size + 1))
 
 
 def in_halves(entries: Tensor, order: Tensor) -> Tensor:

@@ -22,9 +22,9 @@ def far_logits(cos: Tensor, sin: Tensor) -> Tensor:
     Returns:
         [R, W, W], at least 0.
     """
-    cos, sin = cos.float(), sin.float()
-    scale = (cos.square() + sin.square()).sum(-1, keepdim=True)  # d, unless a model stretches its rotation
-    near = (cos @ cos.transpose(1, 2) + sin @ sin.transpose(1, 2)) / scale
+    turned = torch.cat((cos, sin), dim=2).float()
+    near = turned @ turned.transpose(1, 2)
+    near = near / near.diagonal(dim1=1, dim2=2)[..., None]  # d, unless a model stretches its rotation
     return (MOST - near).clamp_min(1.0).log()
 
 

@@ -12,6 +12,7 @@ token. Nothing is drawn at random and nothing waits for the device; which points
 business.
 """
 
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import torch
@@ -72,26 +73,33 @@ def nearest(keys: Tensor, anchors: Tensor) -> Tensor:
 
 def group_means(projected: Tensor, group: Tensor, count: int) -> Tensor:
     """Mean of the tokens of each group: [B, R, D], [B, R] -> [B, M, D]. Summed in float32, cast back."""
-    member = projected.new_zeros(len(group), count, group.shape[1], dtype=torch.float32)  # [B, M, R]
-    member.scatter_(1, group[:, None], 1.0)
-    total = member.sum(-1, keepdim=True).clamp_min(torch.finfo(member.dtype).tiny)  # above 0 for groups without members
-    return (member @ projected.float() / total).to(projected.dtype)
+    member = members(group, count)
+    size = member.sum(-1, keepdim=True).clamp_min(torch.finfo(member.dtype).tiny)  # above 0 for groups without members
+    return (member @ projected.float() / size).to(projected.dtype)
 
 
-def medians(group: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The lower median of the members of each group, for merged tokens that are in the middle of their members.
+def members(group: Tensor, count: int) -> Tensor:
+    """1 for a token in a group, else 0: [B, R] -> [B, M, R], float32."""
+    member = torch.zeros(len(group), count, group.shape[1], device=group.device)
+    return member.scatter_(1, group[:, None], 1.0)
+
+
+def fold_at_medians(values: Tensor, rest: Tensor, group: Tensor, count: int) -> Folded:
+    """The tokens that are not kept, folded into the means of their groups, each at the lower median of its members.
 
     Args:
-        group: [B, R] which of `count` groups each token is in; none is empty.
+        values: [B, R, D] the tokens that are not kept.
+        rest: [B, R] their places, ascending.
+        group: [B, R] which of `count` groups each is in; none is empty.
         count: M.
-    Returns:
-        Places [B, M] among the R, ascending, and the groups [B, R] numbered in that order.
     """
-    by_group, order = group.sort(dim=1, stable=True)
-    ends = torch.searchsorted(by_group, counting(count + 1, group.device).expand(len(group), -1).contiguous())
-    middle = (ends[:, :-1] + ends[:, 1:] - 1) // 2  # [B, M]
-    places, renamed = order.gather(1, middle).sort(dim=1)
-    return places, renamed.argsort(1).gather(1, group)
+    member = members(group, count)
+    counted = member.cumsum(2)  # [B, M, R] members up to each token
+    size = counted[..., -1:]
+    middle = torch.searchsorted(counted, size / 2)[..., 0]  # [B, M] the first token by which half are counted
+    places, order = middle.sort(dim=1)
+    means = pick(member @ values.float() / size, order).to(values.dtype)
+    return Folded(means, rest.gather(1, places), rest, order.argsort(1).gather(1, group))
 
 
 def fold(projected: Tensor, rest: Tensor, places: Tensor, group: Tensor) -> Folded | None:
@@ -135,14 +143,6 @@ class Bag(NamedTuple):
     place: Tensor  # [U, n] which of the t each of the n is in
 
 
-class Pairing(NamedTuple):
-    """Tokens of a list of t that are merged away, and into which. Even places are 0..a-1, odd places 0..b-1."""
-
-    stay: Tensor  # [U, a - r] even places that stay
-    leave: Tensor  # [U, r] even places that are merged away
-    into: Tensor  # [U, r] the odd place each of those goes to
-
-
 def fresh(values: Tensor) -> Bag:
     """The beginning: every token [U, n, D] represents itself."""
     units, length = values.shape[:2]
@@ -150,55 +150,49 @@ def fresh(values: Tensor) -> Bag:
     return Bag(values, torch.ones(units, length, device=values.device), places)
 
 
-def pair(points: Tensor, count: int, protected: bool) -> Pairing:
-    """The `count` best pairs, each token at an even place with the odd place most like it (section 3, steps 1-4).
+def match(points: Tensor, count: int, protected: bool) -> Tensor:
+    """The new place of every token when the `count` best pairs of even and odd places merge (section 3, steps 1-4).
 
     Args:
         points: [U, t, d] vectors for the similarity, by cosine in float32.
         count: r, at most the number of even places (one less with `protected`).
         protected: the token at place 0 is a class token: it never leaves, and those that stay keep their order. Without
             one they are sorted by falling similarity, as in the authors' code. Ties go to the lower place.
+    Returns:
+        [U, t] in 0..t-r-1: even places that stay come first, then all odd places.
     """
-    points = normalize(ensure_finite("values tokens are matched by", points).float(), dim=-1)
-    best, into = (points[:, ::2] @ points[:, 1::2].transpose(1, 2)).max(dim=-1)  # [U, a]
-    if protected:
-        best[:, 0] = -torch.inf
-    order = rank(best)
-    leave, stay = order[:, :count], order[:, count:]
-    return Pairing(stay.sort(dim=1).values if protected else stay, leave, into.gather(1, leave))
+    points = normalize(points.float(), dim=-1)
+    length = points.shape[1]
+    odd, first = length // 2, length - length // 2 - count  # how many odd places there are, and where the first comes
+    # every token is matched, an odd place with itself, so that no operation has to put even and odd places together
+    own = own_places(-(-length // 1024) * 512, protected, points.device)[:length, :odd]
+    best, place = torch.baddbmm(own, points, points[:, 1::2].transpose(1, 2)).max(dim=2)  # [U, t] each
+    stay = rank(best)[:, odd + count :]  # [U, first] behind the odd places and those that leave
+    stay = stay.sort(dim=1).values if protected else stay
+    return place.add_(first).scatter_(1, stay, counting(first, points.device).expand_as(stay))
 
 
-def merge(bag: Bag, pairing: Pairing) -> Bag:
-    """The bag after these pairs became one: the tokens that stay, then those at odd places (section 3, step 5)."""
-    places = _destinations(pairing, bag.size.shape[1])
-    return Bag(*average(bag.values, bag.size, pairing), places.gather(1, bag.place))
-
-
-def average(values: Tensor, size: Tensor, pairing: Pairing) -> tuple[Tensor, Tensor]:
-    """Means [U, t - r, D] of values [U, t, D] weighted by sizes [U, t], and the sizes of the new tokens. Summed in
-    float32 at least, cast back, by a product with a 0/1 matrix: the order of summation is the same every time.
+@lru_cache(maxsize=8)
+def own_places(odd: int, protected: bool, device: torch.device) -> Tensor:
+    """Added to similarities of tokens with those at odd places, [2 odd, odd]: inf for an odd place with itself, and
+    -inf for a class token, which is like none. Never write to it.
     """
-    stay, leave, into = pairing
-    wide = values if values.dtype == torch.float64 else values.float()
-    weighted = torch.cat((wide * size[..., None], size[..., None].to(wide.dtype)), dim=2)  # [U, t, D + 1]
-    even, odd = weighted[:, ::2], weighted[:, 1::2]
-    member = weighted.new_zeros(len(into), odd.shape[1], into.shape[1]).scatter_(1, into[:, None], 1.0)  # [U, b, r]
-    merged = torch.baddbmm(odd, member, even.gather(1, _wide(leave, even)))
-    total = torch.cat((even.gather(1, _wide(stay, even)), merged), dim=1)
-    return (total[..., :-1] / total[..., -1:]).to(values.dtype), total[..., -1].float()
+    with torch.inference_mode(False):
+        added = torch.zeros(2 * odd, odd, device=device)
+        added[1::2].fill_diagonal_(torch.inf)
+        added[: int(protected)] = -torch.inf
+        return added
 
 
-def _destinations(pairing: Pairing, length: int) -> Tensor:
-    """The new place of every old one: [U, t]."""
-    stay, leave, into = pairing
-    left = stay.shape[1]
-    places = counting(length, stay.device)
-    destination = stay.new_empty(len(stay), length)
-    even = destination[:, ::2]
-    even.scatter_(1, stay, places[:left].expand_as(stay)).scatter_(1, leave, left + into)
-    destination[:, 1::2] = places[left : left + length // 2]
-    return destination
-
-
-def _wide(index: Tensor, values: Tensor) -> Tensor:
-    return index[..., None].expand(-1, -1, values.shape[-1])
+def merge(bag: Bag, place: Tensor, count: int) -> Bag:
+    """The bag with `count` tokens fewer, each the mean of those with the same new place [U, t], weighted by their sizes
+    (section 3, step 5). Summed in float32 at least, cast back, by a product with a matrix: the order of summation is
+    the same every time.
+    """
+    units, length = place.shape
+    wide = bag.values if bag.values.dtype == torch.float64 else bag.values.float()
+    share = torch.zeros(units, length - count, length, device=place.device)  # [U, t - r, t]
+    share.scatter_(1, place[:, None], bag.size[:, None])
+    size = share.sum(2)
+    values = share.to(wide.dtype) / size[..., None] @ wide
+    return Bag(values.to(bag.values.dtype), size, place.gather(1, bag.place))

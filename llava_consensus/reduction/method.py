@@ -323,7 +323,7 @@ class _Spread(Placed):
         if tokens.slot is None:
             raise LookupError(f"{type(self).__name__} acts before the projector: the host did not let it")
         count = self.left(budget, tokens.slot.shape[1], tokens.side)
-        return regroup(tokens.projected, tokens.slot[tokens.tile, tokens.patch], count, self.order)
+        return regroup(tokens.projected, tokens.slot[tokens.tile, tokens.patch], count)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -385,4 +385,4 @@ class AtCells(_Spread, ABC):
         if tokens.slot is None:
             raise LookupError(f"{type(self).__name__} acts before the tower: the host did not let it")
         slot = tokens.slot[tokens.tile, tokens.patch]
-        return regroup(tokens.projected, slot, int(slot.max()) + 1, self.order)
+        return regroup(tokens.projected, slot, int(slot.max()) + 1)

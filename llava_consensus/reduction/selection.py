@@ -51,10 +51,16 @@ def membership(index: Tensor, size: int) -> Tensor:
     return index.new_zeros(len(index), size, dtype=torch.bool).scatter_(1, index, True)
 
 
+def apart(chosen: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The chosen tokens of 0..size-1 and the others, both ascending: [B, K] -> [B, K], [B, size - K]."""
+    chosen_last = torch.sort(membership(chosen, size).view(torch.uint8), dim=-1, stable=True).indices
+    others, kept = chosen_last.split((size - chosen.shape[1], chosen.shape[1]), dim=1)
+    return kept, others
+
+
 def left_over(kept: Tensor, size: int) -> Tensor:
     """The tokens of 0..size-1 that are not kept, ascending: [B, K] -> [B, size - K]."""
-    kept_last = torch.sort(membership(kept, size).view(torch.uint8), dim=-1, stable=True).indices
-    return kept_last[:, : size - kept.shape[1]]
+    return apart(kept, size)[1]
 
 
 def distinct(chosen: Tensor, size: int, by: Tensor | None = None) -> Tensor:
@@ -277,44 +283,43 @@ def arrange(
     Raises:
         NonFiniteError: for tokens that are NaN or infinite, as where float16 overflows.
     """
-    count, first, source, parts = kept.shape[1], 0, kept, [kept_tokens]
+    source, parts, anchors = kept, [kept_tokens], kept[:, :0]
     if folded is not None:
-        source, parts = torch.cat((kept, folded.anchors), dim=1), [kept_tokens, folded.tokens]
-    place: Tensor | None = None
+        anchors, parts = folded.anchors, [kept_tokens, folded.tokens]
+        source = torch.cat((kept, anchors), dim=1)
     if order == "raster":
         source, place = source.sort(dim=1)
         parts = [pick(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), place)]
-    if ahead is not None:
-        first, parts = ahead.shape[1], [ahead, *parts]
-        source = pad(source, (first, 0), value=-1)
-    tokens = ensure_finite("reduced tokens", parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
-    if place is None:
-        own = counting(first + count, kept.device)[first:].expand_as(kept)
-        joined = None if folded is None else folded.group + (first + count)
+    first = 0 if ahead is None else ahead.shape[1]
+    if folded is not None and order == "raster":  # tokens that are not kept are in the group of an anchor
+        leader = counting(size, kept.device).expand(len(kept), -1)
+        leader = leader.scatter(1, folded.rest, anchors.gather(1, folded.group))
+        owner = torch.searchsorted(source, leader) + first if first else torch.searchsorted(source, leader)
     else:
-        slots = place.argsort(dim=1) + first if first else place.argsort(dim=1)  # of the kept, then of the anchors
-        own, joined = slots[:, :count], None if folded is None else slots[:, count:].gather(1, folded.group)
-    owner = kept.new_full((len(kept), size), -1).scatter_(1, kept, own)
-    if folded is not None and joined is not None:
-        owner.scatter_(1, folded.rest, joined)
-    anchors = kept[:, :0] if folded is None else folded.anchors
+        slots = counting(first + source.shape[1], kept.device)[first:]
+        owner = kept.new_full((len(kept), size), -1).scatter_(1, source, slots.expand_as(source))
+        if folded is not None:
+            owner.scatter_(1, folded.rest, folded.group + (first + kept.shape[1]))
+    if ahead is not None:
+        parts, source = [ahead, *parts], pad(source, (first, 0), value=-1)
+    tokens = ensure_finite("reduced tokens", parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
     return Reduction(tokens, kept if ascending else kept.sort(dim=1).values, anchors, source, owner)
 
 
-def regroup(projected: Tensor, slot: Tensor, count: int, order: str) -> Reduction:
-    """One row for each token that a tower has merged already, where every patch carries a copy of its token.
+def regroup(projected: Tensor, slot: Tensor, count: int) -> Reduction:
+    """One row for each token that a tower has merged already, where every patch carries a copy of its token. A token is
+    at its first patch.
 
     Args:
         projected: [B, N, D], equal rows where slots are equal.
         slot: [B, N] which token of the tower a patch is in.
         count: rows to give; no unit has more slots. Where a unit has fewer (a tile of which unpadding cut a part away),
             the first patches that repeat a token fill up, so that the number depends only on the budget.
-        order: as for `assemble`; in raster order a token is at its first patch.
     """
     places = counting(slot.shape[1], slot.device).expand_as(slot)
     lowest = torch.full_like(slot, slot.shape[1]).scatter_reduce(1, slot, places, "amin")
     first = lowest.gather(1, slot)  # [B, N] the first patch with the same token
     chosen = indices(first == places, count).sort(dim=1).values
     leader = torch.where(membership(chosen, slot.shape[1]), places, first)
-    folded = Folded(pick(projected, chosen), chosen, places, torch.searchsorted(chosen, leader))
-    return assemble(projected, chosen[:, :0], order, folded)
+    tokens = ensure_finite("reduced tokens", pick(projected, chosen))
+    return Reduction(tokens, chosen[:, :0], chosen, chosen, torch.searchsorted(chosen, leader))

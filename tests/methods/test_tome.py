@@ -17,7 +17,7 @@ from llava_consensus import attach
 from llava_consensus.errors import NonFiniteError, OptionError
 from llava_consensus.methods import make
 from llava_consensus.reduction.costs import SHAPES
-from llava_consensus.reduction.merging import average, fresh, merge, pair
+from llava_consensus.reduction.merging import fresh, match, merge
 from llava_consensus.reduction.selection import regroup
 
 LLAVA_7B = SHAPES["llava-1.5-7b"]
@@ -34,7 +34,7 @@ def test_invariants_of_merging(length: int, protected: bool, seed: int, rounds: 
         if left < 2:
             break
         count = int(torch.randint(0, (left - protected) // 2 + 1, (1,), generator=generator))
-        bag = merge(bag, pair(bag.values, count, protected))
+        bag = merge(bag, match(bag.values, count, protected), count)
         assert bag.values.shape[1] == left - count
     assert bag.size.sum(1).tolist() == [length, length]
     for image in range(2):
@@ -45,12 +45,39 @@ def test_invariants_of_merging(length: int, protected: bool, seed: int, rounds: 
     assert not protected or (torch.equal(bag.values[:, 0], start[:, 0]) and (bag.place[:, 0] == 0).all())
 
 
-def test_merging_constant_tokens_changes_nothing_and_nan_is_an_error() -> None:
+def test_merging_constant_tokens_changes_nothing_and_ties_go_to_the_lower_place() -> None:
     same = torch.full((1, 9, 4), 0.3)
-    assert torch.allclose(merge(fresh(same), pair(same, 4, False)).values, torch.tensor(0.3))
-    assert average(same, torch.rand(1, 9), pair(same, 4, False))[0].shape == (1, 5, 4)
-    with pytest.raises(NonFiniteError, match="values tokens are matched by"):
-        pair(same * float("nan"), 2, False)
+    place = match(same, 4, False)
+    assert place.tolist() == [[1, 1, 1, 2, 1, 3, 1, 4, 0]]
+    bag = merge(fresh(same), place, 4)
+    assert torch.allclose(bag.values, torch.tensor(0.3)) and bag.size.tolist() == [[1, 5, 1, 1, 1]]
+    assert match(same, 3, True).tolist() == [[0, 2, 2, 3, 2, 4, 2, 5, 1]]
+    assert match(torch.zeros(1, 1100, 4), 549, True)[0, -3:].tolist() == [549, 1, 550]
+
+
+def test_pairs_by_hand() -> None:
+    """Unit vectors at angles of which the best pairs are (0, 1), (2, 3) and, far behind, (4, 3)."""
+    angle = torch.tensor([[0.0, 10.0, 90.0, 80.0, 180.0, 45.0]]).deg2rad()
+    points, start = torch.stack((angle.cos(), angle.sin()), dim=2), fresh(torch.arange(6.0)[None, :, None] * 10)
+    for count, protected, values, sizes in (
+        (2, False, [40, 5, 25, 50], [1, 2, 2, 1]),
+        (3, False, [5, 30, 50], [2, 3, 1]),
+        (1, True, [0, 40, 10, 25, 50], [1, 1, 1, 2, 1]),
+        (2, True, [0, 10, 30, 50], [1, 1, 3, 1]),
+    ):
+        bag = merge(start, match(points, count, protected), count)
+        assert torch.allclose(bag.values.flatten(), torch.tensor(values, dtype=torch.float32))
+        assert bag.size[0].tolist() == sizes
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_key_that_is_no_number_is_an_error(tower_folder: Path, prompt: Any, number: float) -> None:
+    model = tiny_llava(tower_folder)
+    block = model.get_vision_tower().vision_tower
+    getattr(block, "vision_model", block).encoder.layers[1].self_attn.k_proj.bias[0] = number
+    with attach(model, "tome", tokens=4), pytest.raises(NonFiniteError, match="reduced tokens"):
+        model.generate(prompt.ids, images=prompt.images, max_new_tokens=1)
 
 
 @settings(max_examples=80)
@@ -75,7 +102,7 @@ def test_schedules_respect_the_halving_limit(size: int, blocks: int, data: st.Da
 
 def test_regroup_gives_one_row_for_each_token_in_order_of_first_patches() -> None:
     slot = torch.tensor([[2, 0, 2, 1, 0, 1]])
-    result = regroup(torch.tensor([[[2.0], [0.0], [2.0], [1.0], [0.0], [1.0]]]), slot, 3, "raster")
+    result = regroup(torch.tensor([[[2.0], [0.0], [2.0], [1.0], [0.0], [1.0]]]), slot, 3)
     assert result.tokens.flatten().tolist() == [2.0, 0.0, 1.0]
     assert result.anchors.tolist() == [[0, 1, 3]] and result.owner.tolist() == [[0, 1, 0, 2, 1, 2]]
 
@@ -83,7 +110,7 @@ def test_regroup_gives_one_row_for_each_token_in_order_of_first_patches() -> Non
 def test_regroup_fills_up_where_unpadding_took_tokens_away() -> None:
     """Four tokens were left of the tile; two of them have patches here. The count stays what the budget says."""
     slot = torch.tensor([[3, 3, 1, 3, 1]])
-    result = regroup(torch.tensor([[[3.0], [3.0], [1.0], [3.0], [1.0]]]), slot, 4, "raster")
+    result = regroup(torch.tensor([[[3.0], [3.0], [1.0], [3.0], [1.0]]]), slot, 4)
     assert result.tokens.flatten().tolist() == [3.0, 3.0, 1.0, 3.0] and result.anchors.tolist() == [[0, 1, 2, 3]]
     assert result.owner.tolist() == [[0, 1, 2, 3, 2]]
 
