@@ -126,11 +126,6 @@ CLIP = dict(SQUARE, model_type="clip_vision_model")
 LLAMA = dict(TEXT, model_type="llama")
 
 
-def llava_over(kind: str, **text: Any) -> Any:
-    """LLaVA over another tower of transformers, with a class token and square images."""
-    return built("llava", **LLAVA | {"vision_config": dict(SQUARE, model_type=kind), "text_config": LLAMA | text})
-
-
 def vip_llava() -> Any:
     """A type that is not in the package's table of families."""
     sides = dict(vision_config=CLIP, text_config=LLAMA)
@@ -203,41 +198,36 @@ def scenes(number: int) -> Picture:
     return Picture([IMAGE if word == VIDEO else word for word in clip.ids], clip.pixels)
 
 
-def run(number: int) -> Picture:
-    count = [3, 2, 4, 3][number]
-    return Picture([START] + [IMAGE] * 16 * count + [END], {"pixel_values": noise(count, 3, 112, 112, seed=number)})
-
-
-def split(number: int) -> Picture:
-    """Tiles with tags of their own and the whole view behind them."""
-    count = [3, 2, 4, 3][number]
-    ids = [word for tile in range(count - 1) for word in (START, 30 + tile, *[IMAGE] * 16)]
-    pixels = noise(1, count, 3, 112, 112, seed=number)
-    return Picture([*ids, START, TAG, *[IMAGE] * 16, START], {"pixel_values": pixels})
-
-
 def boxed(number: int) -> Picture:
     return Picture([BOX, *[IMAGE] * 16, END], {"pixel_values": noise(1, 3, 112, 112, seed=number)})
 
 
-def tags(number: int) -> Picture:
-    """Tiles with tags of their own, the whole view last."""
-    count = [3, 2, 4, 3][number]
-    ids = [word for tile in range(count - 1) for word in (30 + tile, *[IMAGE] * 16)]
-    return Picture([START, *ids, TAG, *[IMAGE] * 16, END], {"pixel_values": noise(count, 3, 112, 112, seed=number)})
+def of_tiles(ids: Callable[[int], list[int]], together: bool = False) -> Callable[[int], Picture]:
+    """Images of three, two, four and three tiles, and the ids for so many; `together` are those of one prompt."""
+
+    def picture(number: int) -> Picture:
+        count = [3, 2, 4, 3][number]
+        shape = (1, count) if together else (count,)
+        return Picture(ids(count), {"pixel_values": noise(*shape, 3, 112, 112, seed=number)})
+
+    return picture
 
 
-def breaks(number: int) -> Picture:
-    count = [3, 2, 4, 3][number]
-    ids = [word for _ in range(count) for word in (*[IMAGE] * 16, TAG)]
-    return Picture([START, *ids, END], {"pixel_values": noise(count, 3, 112, 112, seed=number)})
+TILE = [IMAGE] * 16
 
 
-def columns(number: int) -> Picture:
-    """The whole view, and tiles in a row with a word of their own between them."""
-    count = [3, 2, 4, 3][number]
-    ids = [word for tile in range(count) for word in (*[IMAGE] * 16, 507 if tile else 506)]
-    return Picture([START, *ids[:-1], END], {"pixel_values": noise(count, 3, 112, 112, seed=number)})
+def tagged(count: int, *start: int) -> list[int]:
+    """Tiles but the last with a tag of their own each, behind a start."""
+    return [word for tile in range(count - 1) for word in (*start, 30 + tile, *TILE)]
+
+
+run = of_tiles(lambda count: [START, *TILE * count, END])
+# the whole view is last, behind a tag
+split = of_tiles(lambda count: [*tagged(count, START), START, TAG, *TILE, START], together=True)
+tags = of_tiles(lambda count: [START, *tagged(count), TAG, *TILE, END])
+breaks = of_tiles(lambda count: [START, *[*TILE, TAG] * count, END])
+# the whole view, and tiles with a word between them
+columns = of_tiles(lambda count: [START, *TILE, 506, *[*TILE, 507] * (count - 2), *TILE, END])
 
 
 def broken(side: int) -> Callable[[int], Picture]:
