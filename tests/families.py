@@ -2,6 +2,7 @@
 images for them as their processors would make them.
 """
 
+import copy
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,33 +26,17 @@ TEXT = dict(
 )
 IDS = dict(image_token_id=IMAGE, video_token_id=VIDEO, vision_start_token_id=START, vision_end_token_id=END)
 GLM_IDS = dict(
-    image_token_id=IMAGE,
-    video_token_id=VIDEO,
-    image_start_token_id=START,
-    image_end_token_id=END,
-    video_start_token_id=194,
-    video_end_token_id=195,
+    **dict(image_token_id=IMAGE, image_start_token_id=START, image_end_token_id=END),
+    **dict(video_token_id=VIDEO, video_start_token_id=194, video_end_token_id=195),
 )
-GEMMA_IDS = dict(
-    image_token_id=IMAGE, video_token_id=VIDEO, boi_token_id=START, eoi_token_id=END, audio_token_id=194,
-    boa_token_id=195, eoa_token_index=196,
-)  # fmt: skip
 SIGLIP = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4)
 MROPE = dict(rope_theta=1e4, rope_type="default", mrope_section=[2, 3, 3])
+INTERLEAVED = dict(MROPE, partial_rotary_factor=0.25, mrope_section=[2, 1, 1], mrope_interleaved=True)
 LINEAR = dict(
-    num_hidden_layers=8,
-    head_dim=32,
-    linear_key_head_dim=16,
-    linear_value_head_dim=16,
-    linear_num_key_heads=2,
-    linear_num_value_heads=4,
-    rope_parameters=dict(
-        rope_theta=1e4, partial_rotary_factor=0.25, rope_type="default", mrope_section=[2, 1, 1], mrope_interleaved=True
-    ),
+    **dict(num_hidden_layers=8, head_dim=32, linear_key_head_dim=16, linear_value_head_dim=16),
+    **dict(linear_num_key_heads=2, linear_num_value_heads=4, rope_parameters=INTERLEAVED),
 )
-EXPERTS = dict(
-    moe_intermediate_size=32, shared_expert_intermediate_size=32, num_experts=4, num_experts_per_tok=2
-)  # fmt: skip
+EXPERTS = dict(moe_intermediate_size=32, shared_expert_intermediate_size=32, num_experts=4, num_experts_per_tok=2)
 QWEN_TOWER = dict(
     depth=3, hidden_size=32, num_heads=4, intermediate_size=48, out_hidden_size=64, num_position_embeddings=64
 )
@@ -74,7 +59,7 @@ class Family:
     """
 
     kind: str
-    config: Callable[[], dict[str, Any]]
+    config: dict[str, Any]
     pixels: Callable[[list[int]], dict[str, Any]]
     rows: tuple[int, int]
     tower: bool = True
@@ -102,14 +87,10 @@ def by_grid(*values: int) -> Callable[[list[int]], dict[str, Any]]:
     return pixels
 
 
-def _qwen3_5(**more: Any) -> Callable[[], dict[str, Any]]:
-    return lambda: dict(text_config={**TEXT, **LINEAR, **more}, vision_config=QWEN_TOWER, **IDS)
-
-
 GEMMA_GRIDS = ((6, 9), (9, 9))
 
 
-def _gemma4_pixels(which: list[int]) -> dict[str, Any]:
+def gemma4_pixels(which: list[int]) -> dict[str, Any]:
     room = 90  # patches; what is over is padding
     place = torch.full((len(which), room, 2), -1)
     for number, one in enumerate(which):
@@ -120,47 +101,51 @@ def _gemma4_pixels(which: list[int]) -> dict[str, Any]:
     return {"pixel_values": pixels, "image_position_ids": place}
 
 
-def _gemma4() -> dict[str, Any]:
-    text = dict(
-        TEXT, head_dim=16, sliding_window=256, num_hidden_layers=6, hidden_size_per_layer_input=8,
-        vocab_size_per_layer_input=200, num_kv_shared_layers=0, use_bidirectional_attention="vision",
-    )  # fmt: skip
-    vision = dict(SIGLIP, num_key_value_heads=4, head_dim=8, position_embedding_size=64)
-    return dict(text_config=text, vision_config=vision, audio_config=None, **GEMMA_IDS)
+GEMMA4 = dict(
+    text_config=dict(
+        **dict(TEXT, head_dim=16, sliding_window=256, num_hidden_layers=6, hidden_size_per_layer_input=8),
+        **dict(vocab_size_per_layer_input=200, num_kv_shared_layers=0, use_bidirectional_attention="vision"),
+    ),
+    vision_config=dict(SIGLIP, num_key_value_heads=4, head_dim=8, position_embedding_size=64),
+    audio_config=None,
+    **dict(image_token_id=IMAGE, video_token_id=VIDEO, boi_token_id=START, eoi_token_id=END),
+    **dict(audio_token_id=194, boa_token_id=195, eoa_token_index=196),
+)
+NANO_TEXT = dict(
+    **TEXT | dict(num_hidden_layers=5, intermediate_size=[96] * 5, max_position_embeddings=2048),
+    **dict(head_dim=16, hidden_size_per_layer_input=8, vocab_size_per_layer_input=190, altup_num_inputs=2),
+    **dict(num_kv_shared_layers=0, laurel_rank=4, activation_sparsity_pattern=[0.0] * 5, sliding_window=1024),
+    **dict(final_logit_softcapping=30.0, layer_types=["sliding_attention"] * 4 + ["full_attention"]),
+)
+NANO_AUDIO = dict(
+    **dict(vocab_size=4, vocab_offset=195, hidden_size=32, conf_num_attention_heads=4, conf_num_hidden_layers=1),
+    sscp_conv_channel_size=[8, 4],
+)
+GEMMA3N = dict(
+    text_config=NANO_TEXT,
+    vision_config=dict(
+        **dict(architecture="mobilenetv5_300m_enc", hidden_size=2048, vocab_size=4, vocab_offset=186, do_pooling=False)
+    ),
+    audio_config=NANO_AUDIO,
+    vision_soft_tokens_per_image=256,
+    **dict(image_token_id=IMAGE, audio_token_id=196, boi_token_id=188, eoi_token_id=191),
+)
+MOLMO2 = dict(
+    text_config=TEXT | dict(head_dim=16, additional_vocab_size=16, vocab_size=184),
+    vision_config=dict(
+        **dict(SIGLIP, num_key_value_heads=4, head_dim=8, image_size=[56, 56], patch_size=14),
+        num_position_embeddings=16,
+    ),
+    adapter_config=dict(
+        **dict(vision_feature_layer=[-1, 1], hidden_size=32, num_attention_heads=4, num_key_value_heads=4, head_dim=8),
+        **dict(intermediate_size=48, text_hidden_size=64),
+    ),
+    **dict(image_start_token_id=START, image_end_token_id=END, low_res_image_start_token_id=194),
+    **dict(image_patch_id=IMAGE, frame_start_token_id=195, frame_end_token_id=196),
+)
 
 
-def _gemma3n() -> dict[str, Any]:
-    text = dict(
-        TEXT, head_dim=16, num_hidden_layers=5, intermediate_size=[96] * 5, hidden_size_per_layer_input=8,
-        vocab_size_per_layer_input=190, altup_num_inputs=2, num_kv_shared_layers=0, laurel_rank=4,
-        activation_sparsity_pattern=[0.0] * 5, sliding_window=1024, final_logit_softcapping=30.0,
-        layer_types=["sliding_attention"] * 4 + ["full_attention"], max_position_embeddings=2048,
-    )  # fmt: skip
-    vision = dict(
-        architecture="mobilenetv5_300m_enc", hidden_size=2048, vocab_size=4, vocab_offset=186, do_pooling=False
-    )
-    audio = dict(
-        vocab_size=4, vocab_offset=195, hidden_size=32, conf_num_attention_heads=4, conf_num_hidden_layers=1,
-        sscp_conv_channel_size=[8, 4],
-    )  # fmt: skip
-    ids = dict(image_token_id=IMAGE, audio_token_id=196, boi_token_id=188, eoi_token_id=191)
-    return dict(text_config=text, vision_config=vision, audio_config=audio, vision_soft_tokens_per_image=256, **ids)
-
-
-def _molmo2() -> dict[str, Any]:
-    text = dict(TEXT, head_dim=16, additional_vocab_size=16, vocab_size=184)
-    vision = dict(SIGLIP, num_key_value_heads=4, head_dim=8, image_size=[56, 56], patch_size=14)
-    adapter = dict(
-        vision_feature_layer=[-1, 1], hidden_size=32, num_attention_heads=4, num_key_value_heads=4, head_dim=8,
-        intermediate_size=48, text_hidden_size=64,
-    )  # fmt: skip
-    ids = dict(image_start_token_id=START, image_end_token_id=END, low_res_image_start_token_id=194)
-    ids |= dict(image_patch_id=IMAGE, frame_start_token_id=195, frame_end_token_id=196)
-    vision["num_position_embeddings"] = 16
-    return dict(text_config=text, vision_config=vision, adapter_config=adapter, **ids)
-
-
-def _molmo2_pixels(which: list[int]) -> dict[str, Any]:
+def molmo2_pixels(which: list[int]) -> dict[str, Any]:
     """Of the first image an overview alone, of the second one and a grid of two crops."""
     crops, pools = [], []
     for one in which:
@@ -179,36 +164,32 @@ def _molmo2_pixels(which: list[int]) -> dict[str, Any]:
     }
 
 
-def _minicpm() -> dict[str, Any]:
-    vision = dict(SIGLIP, image_size=64, insert_layer_id=1, patch_size=14)
-    text = {**TEXT, **LINEAR, "model_type": "qwen3_5_text"}
-    ids = dict(image_token_id=IMAGE, video_token_id=VIDEO)
-    return dict(text_config=text, vision_config=vision, insert_layer_id=1, image_size=64, patch_size=14, **ids)
+MINICPM = dict(
+    text_config=TEXT | LINEAR | {"model_type": "qwen3_5_text"},
+    vision_config=dict(SIGLIP, image_size=64, insert_layer_id=1, patch_size=14),
+    **dict(insert_layer_id=1, image_size=64, patch_size=14, image_token_id=IMAGE, video_token_id=VIDEO),
+)
 
 
-def _minicpm_pixels(which: list[int]) -> dict[str, Any]:
+def minicpm_pixels(which: list[int]) -> dict[str, Any]:
     grids = [((8, 12), (16, 8))[one] for one in which]
     parts = [noise(1, 3, 14, height * width * 14, seed=one) for one, (height, width) in zip(which, grids, strict=True)]
     return {"pixel_values": torch.cat(parts, -1), "target_sizes": torch.tensor(grids, dtype=torch.int32)}
 
 
-def _lfm2() -> dict[str, Any]:
-    layers = ["conv", "conv", "full_attention", "conv", "full_attention"]
-    text = dict(TEXT, num_hidden_layers=5, layer_types=layers, model_type="lfm2")
-    vision = dict(
-        SIGLIP, patch_size=16, num_patches=16, model_type="siglip2_vision_model", vision_use_head=False
-    )  # fmt: skip
-    return dict(text_config=text, vision_config=vision, image_token_id=IMAGE, projector_hidden_size=48)
+MIXED = ["conv", "conv", "full_attention", "conv", "full_attention"]
+LFM2 = dict(
+    text_config=TEXT | dict(num_hidden_layers=5, layer_types=MIXED, model_type="lfm2"),
+    vision_config=dict(SIGLIP, patch_size=16, num_patches=16, model_type="siglip2_vision_model", vision_use_head=False),
+    **dict(image_token_id=IMAGE, projector_hidden_size=48),
+)
 
 
-def _lfm2_pixels(which: list[int]) -> dict[str, Any]:
+def lfm2_pixels(which: list[int]) -> dict[str, Any]:
     mask = torch.stack([(torch.arange(40) < GRIDS[one][0] * GRIDS[one][1]).long() for one in which])
     pixels = torch.stack([noise(40, 768, seed=one) for one in which])
-    return {
-        "pixel_values": pixels,
-        "spatial_shapes": torch.tensor([GRIDS[one] for one in which]),
-        "pixel_attention_mask": mask,
-    }
+    shapes = torch.tensor([GRIDS[one] for one in which])
+    return {"pixel_values": pixels, "spatial_shapes": shapes, "pixel_attention_mask": mask}
 
 
 def tiles(*counts: int, side: int = 56) -> Callable[[list[int]], dict[str, Any]]:
@@ -216,115 +197,109 @@ def tiles(*counts: int, side: int = 56) -> Callable[[list[int]], dict[str, Any]]
     return lambda which: {"pixel_values": torch.cat([noise(counts[one], 3, side, side, seed=one) for one in which])}
 
 
-def _llama4() -> dict[str, Any]:
-    text = dict(
-        TEXT, intermediate_size_mlp=96, head_dim=16, num_local_experts=2, attention_chunk_size=128, moe_layers=[1, 3],
-        interleave_moe_layer_step=2,
-    )  # fmt: skip
-    vision = dict(
-        SIGLIP, image_size=56, patch_size=14, vision_output_dim=48, projector_input_dim=48, projector_output_dim=48,
-        intermediate_size=128,
-    )  # fmt: skip
-    ids = dict(image_token_index=IMAGE, boi_token_index=START, eoi_token_index=END)
-    return dict(text_config=text, vision_config=vision, **ids)
-
-
-def _paligemma() -> dict[str, Any]:
-    vision = dict(SIGLIP, image_size=56, patch_size=14, projection_dim=64, vision_use_head=False)
-    text = dict(TEXT, head_dim=16, model_type="gemma")
-    return dict(text_config=text, vision_config=vision, image_token_index=IMAGE, projection_dim=64, hidden_size=64)
-
-
-def _kimi() -> dict[str, Any]:
-    text = dict(
-        TEXT, kv_lora_rank=16, q_lora_rank=24, qk_rope_head_dim=8, v_head_dim=16, qk_nope_head_dim=16,
-        n_routed_experts=4, n_group=1, topk_group=1, num_experts_per_tok=2, moe_intermediate_size=32,
-        num_key_value_heads=4, first_k_dense_replace=1, model_type="deepseek_v3",
-    )  # fmt: skip
-    vision = dict(SIGLIP, patch_size=14, pos_emb_height=8, pos_emb_width=8)
-    return dict(text_config=text, vision_config=vision, projection_hidden_size=32, **IDS)
-
-
+LLAMA4 = dict(
+    text_config=dict(
+        **dict(TEXT, intermediate_size_mlp=96, head_dim=16, num_local_experts=2, attention_chunk_size=128),
+        **dict(moe_layers=[1, 3], interleave_moe_layer_step=2),
+    ),
+    vision_config=SIGLIP
+    | dict(image_size=56, patch_size=14, vision_output_dim=48, projector_input_dim=48, projector_output_dim=48)
+    | dict(intermediate_size=128),
+    **dict(image_token_index=IMAGE, boi_token_index=START, eoi_token_index=END),
+)
+PALIGEMMA = dict(
+    text_config=dict(TEXT, head_dim=16, model_type="gemma"),
+    vision_config=dict(SIGLIP, image_size=56, patch_size=14, projection_dim=64, vision_use_head=False),
+    **dict(image_token_index=IMAGE, projection_dim=64, hidden_size=64),
+)
+KIMI = dict(
+    text_config=TEXT
+    | dict(kv_lora_rank=16, q_lora_rank=24, qk_rope_head_dim=8, v_head_dim=16, qk_nope_head_dim=16, n_routed_experts=4)
+    | dict(n_group=1, topk_group=1, num_experts_per_tok=2, moe_intermediate_size=32, num_key_value_heads=4)
+    | dict(first_k_dense_replace=1, model_type="deepseek_v3"),
+    vision_config=dict(SIGLIP, patch_size=14, pos_emb_height=8, pos_emb_width=8),
+    projection_hidden_size=32,
+    **IDS,
+)
 GLM_TOWER = dict(
-    depth=3, hidden_size=32, num_heads=4, intermediate_size=48, out_hidden_size=64, patch_size=14, image_size=112
+    **dict(depth=3, hidden_size=32, num_heads=4, intermediate_size=48),
+    **dict(out_hidden_size=64, patch_size=14, image_size=112),
+)
+TIMM = dict(
+    **dict(embed_dim=32, img_size=[56, 56], depth=3, num_heads=4, global_pool="", use_post_transformer_norm=False),
+    **dict(init_values=0.1, ref_feat_shape=[4, 4]),
+)
+PERCEPTION = dict(
+    text_config=dict(TEXT, model_type="llama"),
+    vision_config=dict(
+        **dict(architecture="vit_pe_core_large_patch14_336", model_args=TIMM, model_type="timm_wrapper"),
+        **dict(do_pooling=False, hidden_size=32),
+    ),
+    **dict(projector_pooling_ratio=2, image_token_id=IMAGE, video_token_id=VIDEO),
 )
 
 
-def _glm_ocr() -> dict[str, Any]:
-    return dict(text_config=dict(TEXT, rope_parameters=MROPE), vision_config=GLM_TOWER, **GLM_IDS)
-
-
-def _perception() -> dict[str, Any]:
-    arguments = dict(
-        embed_dim=32, img_size=[56, 56], depth=3, num_heads=4, global_pool="", use_post_transformer_norm=False,
-        init_values=0.1, ref_feat_shape=[4, 4],
-    )  # fmt: skip
-    vision = dict(architecture="vit_pe_core_large_patch14_336", model_args=arguments, model_type="timm_wrapper")
-    vision |= dict(do_pooling=False, hidden_size=32)
-    ids = dict(image_token_id=IMAGE, video_token_id=VIDEO)
-    return dict(text_config=dict(TEXT, model_type="llama"), vision_config=vision, projector_pooling_ratio=2, **ids)
-
-
-def _perception_pixels(which: list[int]) -> dict[str, Any]:
+def perception_pixels(which: list[int]) -> dict[str, Any]:
     return {"pixel_values": tiles(1, 3)(which)["pixel_values"][None]}
 
 
-PINPOINTS = [[56, 112], [112, 56], [112, 112]]
+FORMER = dict(
+    **dict(hidden_size=64, num_attention_heads=1, intermediate_size=48, encoder_hidden_size=64),
+    **dict(num_hidden_layers=1, cross_attention_frequency=1),
+)
+MULTIPLIERS = dict(attention_multiplier=0.25, embedding_multiplier=2.0, residual_multiplier=0.5)
+GRANITE = dict(
+    text_config=TEXT | MULTIPLIERS | dict(num_hidden_layers=6),
+    vision_config=SIGLIP
+    | dict(hidden_size=64, image_size=56, patch_size=14, vision_use_head=False, model_type="siglip_vision_model"),
+    qformer_config=FORMER,
+    **dict(image_token_index=IMAGE, image_grid_pinpoints=[[56, 112], [112, 56], [112, 112]]),
+    **dict(deepstack_layer_map=[[1, 0], [2, 2]], spatial_vision_layer=-1, spatial_target_layers=[3, 4, 4, 5]),
+    **dict(use_image_newline_parameter=True, vision_feature_select_strategy="full", downsample_rate="2/4"),
+    image_seq_length=4,
+)
 
 
-def _granite() -> dict[str, Any]:
-    text = dict(TEXT, num_hidden_layers=6, attention_multiplier=0.25, embedding_multiplier=2.0, residual_multiplier=0.5)
-    vision = dict(SIGLIP, hidden_size=64, image_size=56, patch_size=14, vision_use_head=False)
-    vision["model_type"] = "siglip_vision_model"
-    former = dict(hidden_size=64, num_attention_heads=1, intermediate_size=48, encoder_hidden_size=64)
-    former |= dict(num_hidden_layers=1, cross_attention_frequency=1)
-    layers = dict(deepstack_layer_map=[[1, 0], [2, 2]], spatial_vision_layer=-1, spatial_target_layers=[3, 4, 4, 5])
-    more = dict(vision_feature_select_strategy="full", downsample_rate="2/4", image_seq_length=4)
-    return dict(
-        text_config=text, vision_config=vision, qformer_config=former, image_token_index=IMAGE,
-        image_grid_pinpoints=PINPOINTS, use_image_newline_parameter=True, **layers, **more,
-    )  # fmt: skip
-
-
-def _granite_pixels(which: list[int]) -> dict[str, Any]:
+def granite_pixels(which: list[int]) -> dict[str, Any]:
     sizes = [((100, 60), (56, 90))[one] for one in which]
-    return {
-        "pixel_values": torch.stack([noise(5, 3, 56, 56, seed=one) for one in which]),
-        "image_sizes": torch.tensor(sizes),
-    }
+    pixels = torch.stack([noise(5, 3, 56, 56, seed=one) for one in which])
+    return {"pixel_values": pixels, "image_sizes": torch.tensor(sizes)}
 
 
-def _paddle() -> dict[str, Any]:
-    text = dict(TEXT, head_dim=16, rope_parameters=MROPE)
-    return dict(text_config=text, vision_config=dict(SIGLIP, image_size=56, patch_size=14), **IDS)
-
-
-def _video_llama() -> dict[str, Any]:
-    ids = dict(image_token_id=IMAGE, video_token_id=VIDEO)
-    return dict(text_config=dict(TEXT, model_type="qwen2"), vision_config=dict(SIGLIP, patch_size=14), **ids)
-
-
-def _video_llama_pixels(which: list[int]) -> dict[str, Any]:
+def video_llama_pixels(which: list[int]) -> dict[str, Any]:
     return {**by_grid(3 * 14 * 14)(which), "image_merge_sizes": torch.tensor([2] * len(which))}
 
 
 QWEN = by_grid(3 * 2 * 16 * 16)
+QWEN3_5 = dict(text_config=TEXT | LINEAR, vision_config=QWEN_TOWER, **IDS)
+QWEN3_5_MOE = QWEN3_5 | {"text_config": TEXT | LINEAR | EXPERTS}
+GLM_OCR = dict(text_config=dict(TEXT, rope_parameters=MROPE), vision_config=GLM_TOWER, **GLM_IDS)
+PADDLE = dict(
+    text_config=dict(TEXT, head_dim=16, rope_parameters=MROPE),
+    vision_config=dict(SIGLIP, image_size=56, patch_size=14),
+    **IDS,
+)
+VIDEO_LLAMA = dict(
+    text_config=dict(TEXT, model_type="qwen2"),
+    vision_config=dict(SIGLIP, patch_size=14),
+    **dict(image_token_id=IMAGE, video_token_id=VIDEO),
+)
 FAMILIES: dict[str, Family] = {
-    "qwen3_5": Family("qwen3_5", _qwen3_5(), QWEN, (6, 8), cuts=False, axes=3),
-    "qwen3_5_moe": Family("qwen3_5_moe", _qwen3_5(**EXPERTS), QWEN, (6, 8), cuts=False, axes=3),
-    "gemma4": Family("gemma4", _gemma4, _gemma4_pixels, (6, 9)),
-    "gemma3n": Family("gemma3n", _gemma3n, tiles(1, 1, side=64), (256, 256), tower=False, cuts=False, timm=True),
-    "molmo2": Family("molmo2", _molmo2, _molmo2_pixels, (4, 12)),
-    "minicpmv4_6": Family("minicpmv4_6", _minicpm, _minicpm_pixels, (6, 8), cuts=False),
-    "lfm2_vl": Family("lfm2_vl", _lfm2, _lfm2_pixels, (6, 8), cuts=False),
-    "llama4": Family("llama4", _llama4, tiles(1, 3), (4, 12)),
-    "paligemma": Family("paligemma", _paligemma, tiles(1, 1), (16, 16)),
-    "kimi_k25": Family("kimi_k25", _kimi, by_grid(3, 14, 14), (6, 8)),
-    "glm_ocr": Family("glm_ocr", _glm_ocr, by_grid(3 * 2 * 14 * 14), (6, 8), axes=3),
-    "perception_lm": Family("perception_lm", _perception, _perception_pixels, (4, 12), timm=True),
-    "granite4_vision": Family("granite4_vision", _granite, _granite_pixels, (16, 14), cuts=False),
-    "paddleocr_vl": Family("paddleocr_vl", _paddle, by_grid(3, 14, 14), (6, 8), axes=3),
-    "video_llama_3": Family("video_llama_3", _video_llama, _video_llama_pixels, (6, 8)),
+    "qwen3_5": Family("qwen3_5", QWEN3_5, QWEN, (6, 8), cuts=False, axes=3),
+    "qwen3_5_moe": Family("qwen3_5_moe", QWEN3_5_MOE, QWEN, (6, 8), cuts=False, axes=3),
+    "gemma4": Family("gemma4", GEMMA4, gemma4_pixels, (6, 9)),
+    "gemma3n": Family("gemma3n", GEMMA3N, tiles(1, 1, side=64), (256, 256), tower=False, cuts=False, timm=True),
+    "molmo2": Family("molmo2", MOLMO2, molmo2_pixels, (4, 12)),
+    "minicpmv4_6": Family("minicpmv4_6", MINICPM, minicpm_pixels, (6, 8), cuts=False),
+    "lfm2_vl": Family("lfm2_vl", LFM2, lfm2_pixels, (6, 8), cuts=False),
+    "llama4": Family("llama4", LLAMA4, tiles(1, 3), (4, 12)),
+    "paligemma": Family("paligemma", PALIGEMMA, tiles(1, 1), (16, 16)),
+    "kimi_k25": Family("kimi_k25", KIMI, by_grid(3, 14, 14), (6, 8)),
+    "glm_ocr": Family("glm_ocr", GLM_OCR, by_grid(3 * 2 * 14 * 14), (6, 8), axes=3),
+    "perception_lm": Family("perception_lm", PERCEPTION, perception_pixels, (4, 12), timm=True),
+    "granite4_vision": Family("granite4_vision", GRANITE, granite_pixels, (16, 14), cuts=False),
+    "paddleocr_vl": Family("paddleocr_vl", PADDLE, by_grid(3, 14, 14), (6, 8), axes=3),
+    "video_llama_3": Family("video_llama_3", VIDEO_LLAMA, video_llama_pixels, (6, 8)),
 }
 
 
@@ -333,7 +308,7 @@ def build(family: Family) -> Any:
     from transformers import AutoModelForImageTextToText
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    config = CONFIG_MAPPING[family.kind](**family.config())
+    config = CONFIG_MAPPING[family.kind](**copy.deepcopy(family.config))
     config._experts_implementation = "eager"  # grouped_mm has no float64
     torch.manual_seed(0)
     return filled(AutoModelForImageTextToText.from_config(config).to(torch.float64).eval())  # of complex angles too

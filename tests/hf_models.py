@@ -49,6 +49,10 @@ class Case:
     def build(self) -> Any:
         return built(self.kind, **self.config)
 
+    def inputs(self, *numbers: int) -> dict[str, Any]:
+        """A prompt about images of these numbers, or about the first: words in front, between and behind."""
+        return prompts([1, 5, *(part for one in numbers or (0,) for part in (6, self.picture(one))), 7, 8, 9])
+
 
 def noise(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
@@ -92,6 +96,10 @@ def prompts(*rows: list[Any]) -> dict[str, Any]:
     return found
 
 
+def double(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
+
+
 def rows_read(model: Any, inputs: dict[str, Any]) -> int:
     """Rows that the first decoder layer is given of prompts."""
     rows: list[int] = []
@@ -116,11 +124,6 @@ def decoder_given(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 
 CLIP = dict(SQUARE, model_type="clip_vision_model")
 LLAMA = dict(TEXT, model_type="llama")
-
-
-def llava_over(kind: str, **text: Any) -> Any:
-    """LLaVA over another tower of transformers, with a class token and square images."""
-    return built("llava", **LLAVA | {"vision_config": dict(SQUARE, model_type=kind), "text_config": LLAMA | text})
 
 
 def vip_llava() -> Any:
@@ -153,11 +156,9 @@ def tiled(number: int) -> Picture:
     return Picture([IMAGE] * (16 + rows * (columns + 1)), {"pixel_values": pixels, "image_sizes": torch.tensor([size])})
 
 
-def frames(length: Callable[[int], int], count: int = 4) -> Callable[[int], Picture]:
-    def clip(number: int) -> Picture:
-        return Picture([VIDEO] * length(count), {"pixel_values_videos": noise(1, count, 3, 56, 56, seed=number)})
-
-    return clip
+def frames(rows: int) -> Callable[[int], Picture]:
+    """Clips of four frames that have so many rows together."""
+    return lambda number: Picture([VIDEO] * rows, {"pixel_values_videos": noise(1, 4, 3, 56, 56, seed=number)})
 
 
 def onevision(number: int) -> Picture:
@@ -197,41 +198,36 @@ def scenes(number: int) -> Picture:
     return Picture([IMAGE if word == VIDEO else word for word in clip.ids], clip.pixels)
 
 
-def run(number: int) -> Picture:
-    count = [3, 2, 4, 3][number]
-    return Picture([START] + [IMAGE] * 16 * count + [END], {"pixel_values": noise(count, 3, 112, 112, seed=number)})
-
-
-def split(number: int) -> Picture:
-    """Tiles with tags of their own and the whole view behind them."""
-    count = [3, 2, 4, 3][number]
-    ids = [word for tile in range(count - 1) for word in (START, 30 + tile, *[IMAGE] * 16)]
-    pixels = noise(1, count, 3, 112, 112, seed=number)
-    return Picture([*ids, START, TAG, *[IMAGE] * 16, START], {"pixel_values": pixels})
-
-
 def boxed(number: int) -> Picture:
     return Picture([BOX, *[IMAGE] * 16, END], {"pixel_values": noise(1, 3, 112, 112, seed=number)})
 
 
-def tags(number: int) -> Picture:
-    """Tiles with tags of their own, the whole view last."""
-    count = [3, 2, 4, 3][number]
-    ids = [word for tile in range(count - 1) for word in (30 + tile, *[IMAGE] * 16)]
-    return Picture([START, *ids, TAG, *[IMAGE] * 16, END], {"pixel_values": noise(count, 3, 112, 112, seed=number)})
+def of_tiles(ids: Callable[[int], list[int]], together: bool = False) -> Callable[[int], Picture]:
+    """Images of three, two, four and three tiles, and the ids for so many; `together` are those of one prompt."""
+
+    def picture(number: int) -> Picture:
+        count = [3, 2, 4, 3][number]
+        shape = (1, count) if together else (count,)
+        return Picture(ids(count), {"pixel_values": noise(*shape, 3, 112, 112, seed=number)})
+
+    return picture
 
 
-def breaks(number: int) -> Picture:
-    count = [3, 2, 4, 3][number]
-    ids = [word for _ in range(count) for word in (*[IMAGE] * 16, TAG)]
-    return Picture([START, *ids, END], {"pixel_values": noise(count, 3, 112, 112, seed=number)})
+TILE = [IMAGE] * 16
 
 
-def columns(number: int) -> Picture:
-    """The whole view, and tiles in a row with a word of their own between them."""
-    count = [3, 2, 4, 3][number]
-    ids = [word for tile in range(count) for word in (*[IMAGE] * 16, 507 if tile else 506)]
-    return Picture([START, *ids[:-1], END], {"pixel_values": noise(count, 3, 112, 112, seed=number)})
+def tagged(count: int, *start: int) -> list[int]:
+    """Tiles but the last with a tag of their own each, behind a start."""
+    return [word for tile in range(count - 1) for word in (*start, 30 + tile, *TILE)]
+
+
+run = of_tiles(lambda count: [START, *TILE * count, END])
+# the whole view is last, behind a tag
+split = of_tiles(lambda count: [*tagged(count, START), START, TAG, *TILE, START], together=True)
+tags = of_tiles(lambda count: [START, *tagged(count), TAG, *TILE, END])
+breaks = of_tiles(lambda count: [START, *[*TILE, TAG] * count, END])
+# the whole view, and tiles with a word between them
+columns = of_tiles(lambda count: [START, *TILE, 506, *[*TILE, 507] * (count - 2), *TILE, END])
 
 
 def broken(side: int) -> Callable[[int], Picture]:
@@ -253,6 +249,7 @@ FINE = dict(VISION, image_size=112, patch_size=14)
 SIGLIP = dict(model_type="siglip_vision_model", vision_use_head=False)
 LLAVA = dict(vision_config=CLIP, text_config=LLAMA, image_token_index=IMAGE, image_seq_length=16)
 NEXT = dict(vision_config=CLIP, text_config=LLAMA, image_token_index=IMAGE, image_grid_pinpoints=PINS)
+NEXT_VIDEO = NEXT | {"video_token_index": VIDEO}
 VIDEO_LLAVA = dict(vision_config=CLIP, text_config=LLAMA, image_token_index=IMAGE, video_token_index=VIDEO)
 ONEVISION = dict(
     vision_config=SQUARE | SIGLIP,
@@ -285,6 +282,7 @@ QWEN3_VL = dict(text_config=QWEN3_TEXT, vision_config=QWEN3, **ALL)
 QWEN3_EXPERTS = dict(moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2)
 GLM_TEXT = dict(TEXT, rope_parameters={**MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5})
 GLM_EXPERTS = dict(moe_intermediate_size=32, n_routed_experts=4, num_experts_per_tok=2, first_k_dense_replace=1)
+GLM_EXPERTS |= dict(n_group=1, topk_group=1)
 GLM_TOWER = dict(depth=4, hidden_size=32, intermediate_size=48, num_heads=4, out_hidden_size=64, image_size=112)
 GLM4V = dict(text_config=GLM_TEXT, vision_config=GLM_TOWER, **GLM)
 SMOLVLM = dict(vision_config=FINE, text_config=LLAMA, image_token_id=IMAGE, scale_factor=2, pad_token_id=0)
@@ -300,6 +298,7 @@ PIXTRAL = dict(
     text_config=dict(TEXT, model_type="mistral", head_dim=16, sliding_window=None),
     image_token_index=IMAGE,
 )
+PIXTRAL_LLAVA = dict(vision_feature_layer=-1, vision_feature_select_strategy="full")
 INTERNVL = dict(
     vision_config=dict(VISION, image_size=[112, 112], patch_size=[14, 14], use_qk_norm=True),
     text_config=dict(TEXT, model_type="qwen2"),
@@ -326,7 +325,8 @@ OVIS2 = dict(
 
 TILES = 20  # a budget with a token for each of the 17 tiles that an image can have, below every image
 VIDEOS = (0, 1, 2, 3)
-CLIP_BLOCK, LAST = "vision_tower.encoder.layers.2.self_attn", "vision_tower.encoder.layers.3.self_attn"
+TOWER_BLOCK = "tower.encoder.layers.2.self_attn"
+CLIP_BLOCK, LAST = f"vision_{TOWER_BLOCK}", "vision_tower.encoder.layers.3.self_attn"
 IDEFICS_BLOCK, QWEN_BLOCK = "vision_model.encoder.layers.3.self_attn", "visual.blocks.3.attn"
 PIXTRAL_BLOCK = "vision_tower.transformer.layers.3.attention"
 
@@ -349,48 +349,20 @@ CASES: dict[str, Case] = {
     "qwen3_vl_moe": Case("qwen3_vl_moe", QWEN3_VL | {"text_config": QWEN3_TEXT | QWEN3_EXPERTS}, grid(16), QWEN_BLOCK),
     "glm4v": Case("glm4v", GLM4V, grid(14), QWEN_BLOCK),
     "glm4v video": Case("glm4v", GLM4V, scenes, QWEN_BLOCK, clips=VIDEOS),
-    "glm4v_moe": Case(
-        "glm4v_moe",
-        GLM4V | {"text_config": GLM_TEXT | GLM_EXPERTS | dict(n_group=1, topk_group=1)},
-        grid(14),
-        QWEN_BLOCK,
-    ),
+    "glm4v_moe": Case("glm4v_moe", GLM4V | {"text_config": GLM_TEXT | GLM_EXPERTS}, grid(14), QWEN_BLOCK),
     "internvl": Case("internvl", INTERNVL, run, "vision_tower.encoder.layer.3.attention", TILES, TILES),
     "smolvlm": Case("smolvlm", SMOLVLM, split, IDEFICS_BLOCK, TILES, TILES),
     "idefics3": Case("idefics3", SMOLVLM, split, IDEFICS_BLOCK, TILES, TILES),
     "llava_onevision": Case("llava_onevision", ONEVISION, onevision, LAST, 12, 40),
-    "llava_onevision video": Case(
-        "llava_onevision", ONEVISION, frames(lambda count: count * 4 + 1), LAST, 12, 12, VIDEOS
-    ),
-    "llava_next_video": Case("llava_next_video", NEXT | {"video_token_index": VIDEO}, tiled, CLIP_BLOCK, 10, 20),
-    "llava_next_video video": Case(
-        "llava_next_video",
-        NEXT | {"video_token_index": VIDEO},
-        frames(lambda count: count * 4),
-        CLIP_BLOCK,
-        10,
-        12,
-        VIDEOS,
-    ),
+    "llava_onevision video": Case("llava_onevision", ONEVISION, frames(17), LAST, 12, 12, VIDEOS),
+    "llava_next_video": Case("llava_next_video", NEXT_VIDEO, tiled, CLIP_BLOCK, 10, 20),
+    "llava_next_video video": Case("llava_next_video", NEXT_VIDEO, frames(16), CLIP_BLOCK, 10, 12, VIDEOS),
     "gemma3": Case("gemma3", GEMMA3, boxed, LAST),
     "aya_vision": Case("aya_vision", AYA, tags, LAST, TILES, TILES),
     "cohere2_vision": Case("cohere2_vision", AYA, breaks, LAST, TILES, TILES),
     "ovis2": Case("ovis2", OVIS2, columns, "vision_tower.transformer.encoder.layers.3.attention", TILES, TILES),
     "mistral_3": Case("mistral3", PIXTRAL | {"spatial_merge_size": 2}, broken(28), PIXTRAL_BLOCK),
-    "pixtral": Case(
-        "llava",
-        PIXTRAL | {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
-        broken(14),
-        PIXTRAL_BLOCK,
-    ),
-    "video_llava": Case("video_llava", VIDEO_LLAVA, square, "image_tower.encoder.layers.2.self_attn"),
-    "video_llava video": Case(
-        "video_llava",
-        VIDEO_LLAVA,
-        frames(lambda count: count * 17),
-        "video_tower.encoder.layers.2.self_attn",
-        10,
-        8,
-        VIDEOS,
-    ),
+    "pixtral": Case("llava", PIXTRAL | PIXTRAL_LLAVA, broken(14), PIXTRAL_BLOCK),
+    "video_llava": Case("video_llava", VIDEO_LLAVA, square, f"image_{TOWER_BLOCK}"),
+    "video_llava video": Case("video_llava", VIDEO_LLAVA, frames(4 * 17), f"video_{TOWER_BLOCK}", 10, 8, VIDEOS),
 }

@@ -31,12 +31,11 @@ ROOT = Path(__file__).parent.parent
 SEED = 0
 MATHS = (
     *("tests/reduction", "tests/methods", "tests/evaluation/test_account.py"),
-    *(f"tests/hosts/test_{name}.py" for name in ("compositions", "cells", "towers", "calibrated")),
+    *(f"tests/hosts/test_{name}.py" for name in ("compositions", "before_tower", "parts", "calibrated")),
 )
 _NAMES = (
-    *("attached_answers", "images", "layouts", "shares", "newlines", "hf_hosts", "loops", "decoder", "llava_host"),
-    *("llava_loops", "attachment", "language_models", "towers", "tile_budgets", "video_llava"),
-    *("calibrated", "smaller_pictures", "compositions", "spread_positions"),
+    *("attached_answers", "images", "layouts", "newlines", "hf_hosts", "loops", "decoder", "llava_host"),
+    *("llava_loops", "attachment", "matrix", "parts", "tile_budgets", "calibrated", "before_tower", "compositions"),
 )
 HOSTS = (
     *(f"tests/hosts/test_{name}.py" for name in _NAMES),

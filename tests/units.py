@@ -67,30 +67,14 @@ def unit(
 
 def of_batch(tokens: VisualTokens, index: int) -> VisualTokens:
     """One unit of a batch of single tiles, alone."""
-    cut = slice(index, index + 1)
-    attention, probe, clip, whole = tokens.attention, tokens.probe, tokens.clip, tokens.whole
-    earlier = tokens.earlier
-    assert (
-        attention is not None and earlier is not None and probe is not None and clip is not None and whole is not None
-    )
-    return tokens._replace(
-        projected=tokens.projected[cut],
-        tile=torch.zeros_like(tokens.tile[cut]),
-        patch=tokens.patch[cut],
-        attention=attention._replace(query=attention.query[cut], key=attention.key[cut]),
-        earlier=earlier._replace(query=earlier.query[cut], key=earlier.key[cut]),
-        features=tokens.features[cut],
-        class_feature=tokens.class_feature[cut],
-        probe=TextProbe(*(value[cut] if isinstance(value, torch.Tensor) else value for value in probe)),
-        image=tokens.image[cut],
-        prompt=torch.zeros(1, dtype=torch.long),
-        columns=tokens.columns[cut],
-        fingerprint=tokens.fingerprint[cut],
-        slot=tokens.slot[cut],
-        clip=ClipSides(*(side[cut] for side in clip[:3])),
-        whole=WholeImages(*(side[cut] for side in whole)),
-        words=Words(*(side[cut] for side in tokens.words or ())),
-    )
+
+    def part(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value[index : index + 1]
+        return type(value)(*map(part, value)) if isinstance(value, tuple) else value
+
+    found: VisualTokens = part(tokens)
+    return found._replace(tile=torch.zeros_like(found.tile), prompt=torch.zeros(1, dtype=torch.long))
 
 
 def without_question(tokens: VisualTokens) -> VisualTokens:

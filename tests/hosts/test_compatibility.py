@@ -1,10 +1,127 @@
-"""A third of `make compatibility`: types of the installed transformers that docs/compatibility.md calls working do."""
+"""A third of `make compatibility`: types that docs/compatibility.md calls working do. Those whose decoder reads images
+by cross attention answer as if they were given the rows that are left by hand.
+"""
 
 import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import compatibility
 import pytest
 import torch
+from hf_models import double
+from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+from llava_consensus import attach
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.cross_attention import SIDES
+
+Choose = Callable[[Tensor], Tensor]  # rows of images [B, N, D] -> those that are left [B, K, D]
+LESS = torch.tensor(torch.finfo(torch.float64).min, dtype=torch.float64)
+
+
+def by_hand(model: Any, given: dict[str, Tensor], ids: Tensor, choose: Choose) -> Tensor:
+    """Logits of a decoder's rows, given the rows of images that `choose` leaves."""
+    kind, inner = model.config.model_type, getattr(model, "model", model)
+    if kind == "blip":
+        rows = choose(model.vision_model(given["pixel_values"]).last_hidden_state)
+        return model.text_decoder(ids, encoder_hidden_states=rows).logits
+    if kind == "idefics":
+        rows = choose(inner.vision_model(given["pixel_values"].flatten(0, 1)).last_hidden_state)
+        return model(ids, image_encoder_embeddings=rows[:, None], image_attention_mask=torch.ones(*ids.shape, 1)).logits
+    if kind == "mllama":
+        images = {name: given[name] for name in ("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask")}
+        rows = choose(inner.multi_modal_projector(inner.vision_model(**images).last_hidden_state).flatten(1, 3))
+        mask = torch.where(rows.isnan().any(-1), LESS, 0)[:, None, None].expand(-1, 1, ids.shape[1], -1)
+        whole = torch.ones(len(ids), 1, ids.shape[1], 1, dtype=torch.float64)
+        masks = {"cross_attention_mask": mask, "full_text_row_masked_out_mask": whole}
+        return model.lm_head(inner.language_model(ids, cross_attention_states=rows.nan_to_num(), **masks)[0])
+    if "input_ids" in given:  # a text encoder, whose second row is the first of an image
+        florence, rows = kind == "florence2", model.get_input_embeddings()(given["input_ids"])
+        images = (inner if florence else inner.encoder).get_image_features(given["pixel_values"]).pooler_output
+        rows = torch.cat((rows[:, :1], choose(images), rows[:, 1 + images.shape[1] :]), 1)
+        encoder = inner.language_model.encoder if florence else inner.encoder.text_model
+        rows = encoder(inputs_embeds=rows).last_hidden_state
+    else:
+        output = model.get_encoder()(**{name: given[name] for name in given if name != "decoder_input_ids"})
+        rows = choose(output[0] if output[0].ndim == 3 else output.pooler_output)
+    return model(encoder_outputs=BaseModelOutputWithPooling(rows, rows), decoder_input_ids=ids).logits
+
+
+def chosen(attached: Any) -> Choose:
+    """The choice of the last call; images that kept all of their rows are filled up with NaN."""
+    outcomes = attached.outcomes
+
+    def choose(states: Tensor) -> Tensor:
+        found = []
+        for own, outcome in zip(states, outcomes, strict=True):
+            each = outcome.before // max(len(outcome.reductions), 1)
+            kept = [part * each + reduction.kept[0] for part, reduction in outcome.reductions]
+            found.append(own[torch.cat(kept).sort().values] if kept else own[: outcome.before])
+        return torch.nn.utils.rnn.pad_sequence(found, True, float("nan"))
+
+    return choose
+
+
+def case(kind: str) -> tuple[Any, dict[str, Tensor]]:
+    """A model whose answers do not end, and two prompts: the second image of Llama has one tile, that of Pix2Struct
+    fewer patches.
+    """
+    model = compatibility.small_model(kind).double()
+    for name in ("eos_token_id", "forced_eos_token_id", "forced_bos_token_id"):
+        setattr(model.generation_config, name, None)
+    if kind == "blip":
+        model.config.text_config.sep_token_id = 1023
+    given = double(compatibility.across(model, 2))
+    if kind == "mllama":
+        given["aspect_ratio_ids"][1] = 1
+        given["aspect_ratio_mask"][1, :, 1:] = given["cross_attention_mask"][1, ..., 1:] = 0
+    if kind == "pix2struct":
+        given["attention_mask"][1, 40:] = 0
+    return model, given
+
+
+@pytest.mark.parametrize("kind", SIDES)
+@torch.no_grad()
+def test_answers_as_the_rows_that_are_left(kind: str) -> None:
+    model, given = case(kind)
+
+    def answers(**options: Any) -> Any:
+        copies = {name: value.clone() for name, value in given.items()}  # BLIP writes to its ids
+        return model.generate(**copies, max_new_tokens=3, do_sample=False, **options)
+
+    def alone(row: int) -> Tensor:
+        return model(**{name: value[row : row + 1] for name, value in given.items()}).logits.detach()
+
+    plain = model(**given).logits
+    with attach(model, "divprune", tokens=10_000):
+        assert torch.equal(model(**given).logits, plain)
+    with attach(model, "divprune", tokens=20) as attached:
+        logits, choose = model(**given).logits, chosen(attached)
+        assert [outcome.after for outcome in attached.outcomes] == [20, 17 if kind == "mllama" else 20]
+        greedy, again = answers(), answers(use_cache=False)
+        beams = answers(num_beams=3, output_scores=True, return_dict_in_generate=True)
+        beams = beams.sequences, beams.sequences_scores  # its cache needs the hooks of Llama
+        with ThreadPoolExecutor(2) as threads:
+            torch.testing.assert_close(torch.cat(list(threads.map(alone, (0, 1)))), logits)
+    assert torch.equal(model(**given).logits, plain) and not any(part._forward_hooks for part in model.modules())
+    ids = given["decoder_input_ids" if "decoder_input_ids" in given else "input_ids"]
+    torch.testing.assert_close(logits, by_hand(model, given, ids, choose))
+    assert (logits - plain)[0].abs().max() > 0.01
+    told = by_hand(model, given, greedy, choose)[:, -4:-1]
+    assert torch.equal(told.argmax(-1), greedy[:, -3:]) and torch.equal(greedy, again)
+    scores = by_hand(model, given, beams[0], choose)[:, -4:-1].log_softmax(-1)
+    torch.testing.assert_close(scores.gather(2, beams[0][:, -3:, None]).mean((1, 2)).float(), beams[1].float())
+
+
+@pytest.mark.parametrize("options", [{}, {"method": "fastv"}, {"method": "uniform_grid"}, {"positions": "keep"}])
+def test_what_is_not_known_is_refused(options: dict[str, str]) -> None:
+    options = {"method": "divprune" if "positions" in options else "consensusdrop", **options}
+    with pytest.raises(OptionError, match=r"cross attention|grid of an image|positions=keep"):
+        attach(compatibility.small_model("florence2"), tokens=10, **options)
+
 
 PAGE = compatibility.PAGE.read_text("utf-8")
 LINES = re.findall(r"^\| `([^`]+)` \| (.*) \|$", PAGE, re.MULTILINE)

@@ -6,18 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from hf_models import CASES, double, prompts
 from models import IMAGE, tiny_llava
 from torch import Tensor
 
-transformers = pytest.importorskip("transformers", minversion="5.19")
-
-from hf_models import CASES, prompts  # noqa: E402
-
-from llava_consensus import attach, make  # noqa: E402
-from llava_consensus.errors import OptionError  # noqa: E402
-from llava_consensus.hosts.open_tower import positions, shrink  # noqa: E402
-from llava_consensus.reduction.budget import Budget  # noqa: E402
-from llava_consensus.reduction.costs import SHAPES, account, kv_bytes, llm_flops  # noqa: E402
+from llava_consensus import attach, make
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.open_tower import positions, shrink
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.costs import SHAPES, account, kv_bytes, llm_flops
 
 SMALL, LEFT, PATCH = 9, 4, 14  # tokens of the smaller image, 3 x 3, and what stays of them
 IDS = [1, 7, 8, 9, 5, 11]
@@ -85,35 +82,23 @@ def rows_of(model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]
 def test_what_is_left_is_cut_between_layers(first: str) -> None:
     """FastV by hand: the second layer's input under the first method, its last row's attention, the layers after it."""
     model = CASES["llava"].build().double()
-    inputs = prompts([*IDS[:2], CASES["llava"].picture(0), *IDS[2:]])
-    inputs["pixel_values"] = inputs["pixel_values"].double()
+    inputs = double(prompts([*IDS[:2], CASES["llava"].picture(0), *IDS[2:]]))
     name, _, options = first.partition(":")
     given = dict(one.split("=") for one in options.split(","))
     count = int(given.pop("tokens"))
     with attach(model, name, tokens=count, **given) as attached:
         places = torch.arange(len(IDS) + count)
         if given:  # positions that are kept
-            kept = attached.call()
-            with kept:
-                model(**inputs)
-                chosen = attached.outcomes[0].reductions[0][1].kept[0]
+            model(**inputs)
+            chosen = attached.outcomes[0].reductions[0][1].kept[0]
             places = torch.cat((torch.tensor([0, 1]), 2 + chosen, torch.arange(18, 18 + len(IDS) - 2)))
         rows, second, _ = rows_of(model, inputs)
     decoder = model.model.language_model
-    angles = decoder.rotary_emb(rows, places[None])
     layer = decoder.layers[0]  # whose attention FastV reads, in a model of four layers
-    normed, width = layer.input_layernorm(rows), layer.self_attn.head_dim
-    heads = [
-        part(normed).unflatten(-1, (-1, width)).transpose(1, 2)
-        for part in (layer.self_attn.q_proj, layer.self_attn.k_proj)
-    ]
-    query, key = (
-        one * angles[0] + torch.cat((-one[..., width // 2 :], one[..., : width // 2]), -1) * angles[1] for one in heads
-    )
-    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-    seen = (
-        (query[:, :, -1:] @ key.transpose(-1, -2) * layer.self_attn.scaling).softmax(-1).mean((1, 2))[0, 2 : 2 + count]
-    )
+    model.set_attn_implementation("eager")
+    maps = decoder(inputs_embeds=rows, position_ids=places[None], output_attentions=True).attentions[0]  # [1, H, S, S]
+    model.set_attn_implementation("sdpa")
+    seen = maps[0, :, -1].mean(0)[2 : 2 + count]
     best = seen.topk(LEFT).indices.sort().values
     left = torch.cat((torch.tensor([0, 1]), 2 + best, torch.arange(2 + count, rows.shape[1])))
     # with a word after the prompt, whose row a decode step computes on the cache: no row before it changes

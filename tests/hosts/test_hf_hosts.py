@@ -1,69 +1,38 @@
-"""Models of transformers as hosts, on tiny random models: what every one of them must hold."""
+"""What methods read of models of transformers, held against what the plain model computes: attention of towers and of
+language models, and which tokens are those of an image.
+"""
 
 import copy
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import hf_models
+import compatibility
 import pytest
 import torch
 import transformers
-from hf_models import CASES, prompts
+from hf_models import CASES, IMAGE, SQUARE, TEXT, Case, Picture, double, over, prompts, ready, rows_read, square
 from torch import Tensor
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.facts import SHUFFLED, Facts
 from llava_consensus.methods import METHODS
+from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.saliency import class_saliency, text_attention
 
-VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
-pytestmark = pytest.mark.skipif(VERSION < (5, 19), reason="methods on models of transformers need >= 5.19")
-NEW = 4
-MECHANISMS = ("llava", "llava_next", "qwen2_5_vl", "gemma3", "internvl")
 RECORDED: dict[Any, list[Tensor]] = {}
 
 
-class Tiny:
-    """One host of the tests."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.case = name, CASES[name]
-        self.model = self.case.build()
-
-    def attach(self, method: str = "consensusdrop", tokens: int | None = None, **options: Any) -> Any:
-        if "tile_budget" in METHODS[method].__dataclass_fields__:
-            options = {"tile_budget": self.case.tile_budget, **options}
-        return attach(self.model, method, self.case.tokens if tokens is None else tokens, **options)
-
-    def rows(self) -> list[list[Any]]:
-        a, b, c, d = (self.case.picture(n) for n in range(4))
-        return [[1, 5, a, 6, 7, 8], [1, b, 9, c, 11, 12], [1, 21, 22, 23, 24], [1, 5, 6, 7, d, 31]]
-
-    def one(self, number: int = 0) -> dict[str, Any]:
-        return prompts([1, 5, 6, self.case.picture(number), 7, 8, 9, 10])
+def registers(number: int) -> Picture:
+    """An image whose four registers are tokens too."""
+    return Picture([IMAGE] * 20, square(number).pixels)
 
 
-def built(request: Any) -> Tiny:
-    if VERSION < (5, 19):
-        pytest.skip("needs transformers >= 5.19")
-    return Tiny(request.param)
+OWN = CASES["llava dinov2"]
+READ = CASES | {"registers": Case("llava", over("dinov2_with_registers"), registers, OWN.attention)}
 
 
-tiny = pytest.fixture(built, scope="module", params=MECHANISMS)
-family = pytest.fixture(built, scope="module", params=list(CASES))
-
-
-def generate(model: Any, inputs: dict[str, Any], **options: Any) -> Any:
-    return model.generate(**inputs, max_new_tokens=NEW, **{"do_sample": False, **options})
-
-
-def kept(attached: Any) -> list[list[int]]:
-    return [one.kept[0].tolist() for outcome in attached.outcomes for _, one in outcome.reductions]
-
-
-# ---- recording attention
+# ---- attention
 
 
 def _record(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **options: Any) -> Any:
@@ -77,117 +46,214 @@ def _record(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_ma
 
 
 @pytest.fixture
-def recording(family: Tiny) -> Iterator[None]:
+def recording() -> Iterator[None]:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import eager_mask
 
     AttentionInterface.register("recorded", _record)
     AttentionMaskInterface.register("recorded", eager_mask)
-    family.model.set_attn_implementation("recorded")
     RECORDED.clear()
     yield
-    family.model.set_attn_implementation("sdpa")
     RECORDED.clear()
 
 
-def check_tower(family: Tiny, seen: list[Any]) -> None:
-    with family.attach():
-        family.model(**family.one())
-    weights = torch.cat(RECORDED[family.model.model.get_submodule(family.case.attention)])  # [T, H, n, n]
-    attention = seen[0].attention
-    if attention.classes:
-        expected = weights.mean(1)[:, 0, 1:]
+@pytest.mark.parametrize("name", READ)
+@torch.no_grad()
+def test_what_a_method_reads_is_what_the_model_computes(name: str, recording: None, seen: list[Any]) -> None:
+    case = READ[name]
+    model = case.build()
+    model.set_attn_implementation("recorded")
+    # the tower's
+    with attach(model, "consensusdrop", case.tokens, tile_budget="global"):
+        model(**case.inputs())
+    weights = torch.cat(RECORDED[model.model.get_submodule(case.attention)]).mean(1)  # [T, n, n]
+    if seen[0].attention.classes:
+        expected = weights[:, 0, 1:]
     else:
-        mean = weights.mean(1)
-        expected = (mean.sum(1) - mean.diagonal(dim1=1, dim2=2)) / (mean.shape[1] - 1)
+        expected = (weights.sum(1) - weights.diagonal(dim1=1, dim2=2)) / (weights.shape[1] - 1)
     found = torch.cat([class_saliency(one.attention) for one in seen])
-    order = (
-        (expected.sort(1).values, found.sort(1).values) if family.name.startswith("qwen2_5_vl") else (expected, found)
-    )
-    assert torch.allclose(*order, atol=1e-6)
-
-
-def check_probe(family: Tiny, seen: list[Any]) -> None:
-    inputs = prompts(*family.rows()[:2])
-    family.model(**inputs)
-    layer = family.model.get_decoder().layers[0].self_attn
-    full = RECORDED[layer][0].mean(1)  # [R, S, S]
-    with family.attach() as attached:
-        family.model(**inputs)
+    if name.startswith("qwen2_5_vl"):  # whose patches are in the order of windows
+        expected, found = expected.sort(1).values, found.sort(1).values
+    assert torch.allclose(expected, found, atol=1e-6)
+    # the language model's
+    seen.clear()
+    RECORDED.clear()
+    a, b, c = map(case.picture, range(3))
+    inputs = prompts([1, 5, a, 6, 7, 8], [1, b, 9, c, 11, 12])
+    model(**inputs)
+    full = RECORDED[model.get_decoder().layers[0].self_attn][0].mean(1)  # [R, S, S]
+    with attach(model, "consensusdrop", case.tokens, tile_budget="global") as attached:
+        model(**inputs)
         rows = [one.row for one in attached.outcomes]
     for tokens in seen:
-        probe = tokens.probe
-        found = text_attention(probe)
+        probe, found = tokens.probe, text_attention(tokens.probe)
         for number, index in enumerate(tokens.prompt.tolist()):
             row = rows[int(tokens.image[number])]
             places = probe.rows[index][probe.row_mask[index]]
             assert torch.allclose(found[index][probe.row_mask[index]], full[row][places], atol=1e-5)
 
 
-PLACEHOLDERS = torch.tensor([hf_models.IMAGE, hf_models.VIDEO])
+def llava(kind: str, **options: Any) -> Any:
+    """LLaVA over another language model."""
+    text = {**TEXT, "head_dim": 16} if kind != "falcon" else {**TEXT, "num_kv_heads": 2}
+    if kind == "granite":
+        text |= {"embedding_multiplier": 12.0, "attention_multiplier": 0.1, "residual_multiplier": 0.3}
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(**SQUARE),
+        text_config=transformers.CONFIG_MAPPING[kind](**text),
+        image_token_index=IMAGE,
+        image_seq_length=16,
+        **options,
+    )
+    return ready(transformers.LlavaForConditionalGeneration, config)
 
 
-def test_chunked_prefill(tiny: Tiny) -> None:
-    inputs = prompts(*tiny.rows())
+TEXTS = [
+    *("llama", "mistral", "qwen2", "qwen3", "gemma", "granite", "smollm3", "mixtral", "cohere2", "hunyuan_v1_dense"),
+    *("phi3", "olmo2", "glm4", "stablelm", "gemma2", "gpt_neox", "nanochat", "opt", "gpt2", "gpt_oss"),
+]
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+@torch.no_grad()
+def test_the_probe_is_the_attention_of_the_plain_model(kind: str) -> None:
+    model, inputs = llava(kind, attn_implementation="eager"), CASES["llava"].inputs()
+    model.get_input_embeddings().weight.data.mul_(0.003)  # so small that norms feel what embeddings are multiplied with
+    rows = model(**inputs, output_attentions=True).attentions[0][0].mean(0)[19:, 3:19]  # of words behind the image
+    expected = (rows / (rows.sum(-1, keepdim=True) + 1e-6)).mean(0)
+    with attach(model, "consensusdrop", tokens=5) as attached:
+        model(**inputs)
+        ((_, reduction),) = attached.outcomes[0].reductions
+    assert torch.allclose(reduction.cross[0], expected, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+@pytest.mark.parametrize("name", ["gemma3", "aya_vision"])
+@torch.no_grad()
+def test_layers_of_two_kinds_are_cut_by_the_attention_of_each(name: str, layer: int) -> None:
+    """Some rotate in another way, or not at all; FastV reads the layer before, PyramidDrop its own."""
+    model, inputs = CASES[name].build(), CASES[name].inputs(1)
+    model.set_attn_implementation("eager")
+    shown = (inputs["input_ids"][0] == IMAGE).nonzero()[:, 0]
+    maps = [one[0, :, -1].mean(0)[shown] for one in model(**inputs, output_attentions=True).attentions]
+    ways = ("fastv", layer - 1, {"layer": layer}), ("pyramiddrop", layer, {"layers": str(layer)})
+    for method, own, options in ways:
+        with attach(model, method, tokens=7, **options) as attached:
+            model(**inputs)
+            ((_, reduction),) = attached.outcomes[0].reductions
+        assert torch.equal(reduction.kept[0], maps[own].topk(7).indices.sort().values)
+
+
+@pytest.mark.parametrize("kind", ["mpt", "falcon", "diffllama", "bloom"])
+def test_what_cannot_be_read_is_named_and_what_asks_nothing_works(kind: str) -> None:
+    model, inputs = llava(kind), CASES["llava"].inputs()
+    before = copy.deepcopy(model.state_dict())
+    unread = pytest.raises(OptionError, match="the attention of this language model is not")
+    with attach(model, "consensusdrop", tokens=5), unread:
+        model(**inputs)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    with attach(model, "visionzip", tokens=5) as attached, torch.no_grad():
+        logits = model(**inputs).logits[0, -1]
+        ((_, reduction),) = attached.outcomes[0].reductions
+    words = model.get_input_embeddings()(torch.tensor([[1, 5, 6, 7, 8, 9]]))
+    embeds = torch.cat((words[:, :3], reduction.tokens, words[:, 3:]), dim=1)
+    with torch.no_grad():
+        expected = model.lm_head(model.model.language_model(inputs_embeds=embeds).last_hidden_state)[0, -1]
+    assert torch.allclose(logits, expected * getattr(model, "logit_scale", 1), atol=1e-4)
+
+
+def test_weights_that_are_not_there_or_quantised_are_taken() -> None:
+    from accelerate import cpu_offload
+
+    model, inputs = llava("llama"), CASES["llava"].inputs()
+    given = {**inputs, "max_new_tokens": 3, "do_sample": False}
+    with attach(model, "consensusdrop", tokens=5):
+        expected = model.generate(**given)
+        cpu_offload(model)
+        assert torch.equal(model.generate(**given), expected)
+    with torch.device("meta"):
+        empty = transformers.LlavaForConditionalGeneration(copy.deepcopy(model.config))
+    attach(empty, "consensusdrop", tokens=5).detach()
+    quantised = llava("llama")
+    inner = quantised.model.language_model
+    torch.ao.quantization.quantize_dynamic(inner, {torch.nn.Linear}, dtype=torch.qint8, inplace=True)
     for method in ("consensusdrop", "fastv"):
-        with tiny.attach(method), pytest.raises(OptionError, match="prefill_chunk_size"):
-            generate(tiny.model, inputs, prefill_chunk_size=5)
+        with attach(quantised, method, tokens=5) as attached:
+            quantised.generate(**given)
+            assert attached.outcomes[0].after == 5
 
 
-def test_a_loss_counts_the_answer_alone_and_reaches_the_projector(tiny: Tiny) -> None:
-    inputs = tiny.one()
-    labels = inputs["input_ids"].clone()
-    labels[:, :-3] = -100
-    with tiny.attach(answer_rows=True):
-        output = tiny.model(**inputs, labels=labels)
-    assert output.logits.shape[:2] == labels.shape and torch.isfinite(output.loss)
-    output.loss.backward()
-    grown = [parameter.grad for parameter in tiny.model.get_input_embeddings().parameters()]
-    assert any(grad is not None and grad.abs().sum() > 0 for grad in grown)
-    tiny.model.zero_grad(set_to_none=True)
+# ---- towers whose attention asks no kernel of transformers
+
+SMALL = {
+    "got_ocr2": {"vision_config.image_size": 256, "image_seq_length": 16},
+    "perception_lm": {"projector_pooling_ratio": 2},
+    "aria": {},
+}
 
 
+def told(module: Any, run: Any) -> tuple[Tensor, Any]:
+    """Input and output of a module in a run."""
+    seen: list[Any] = []
+    hook = module.register_forward_hook(lambda module, args, output: seen.extend((args and args[0], output)))
+    run()
+    hook.remove()
+    return seen[0], seen[1]
+
+
+def by_hand(kind: str, model: Any, run: Any) -> tuple[Tensor, Tensor]:
+    """Attention [H, n, n] of the last block, and the share [N, n] of each patch in each token."""
+    tower, place = model.model.vision_tower, torch.arange(16)
+    if kind == "got_ocr2":  # two convolutions of 3 x 3 with a stride of 2 behind one of 3 x 3
+        near = ((place - 4 * torch.arange(4)[:, None]).abs() <= 4).double()
+        share = torch.einsum("ir,jc->ijrc", near, near).flatten(2).flatten(0, 1)
+        return told(tower.layers[-1].attn, run)[1][1], share / share.sum(1, keepdim=True)
+    if kind == "perception_lm":
+        attention = tower.timm_model.blocks[-1].attn
+        attention.fused_attn = False
+        corner = 2 * (torch.arange(4) // 2) * 4 + 2 * (torch.arange(4) % 2)
+        near = (place == corner[:, None] + torch.tensor([0, 1, 4, 5])[:, None, None]).any(0).double()
+        return told(attention.attn_drop, run)[1][0], near / 4
+    attention = tower.encoder.layers[-1].self_attn
+    query, key = (
+        told(part, run)[1][0].unflatten(-1, (attention.num_heads, -1)).transpose(0, 1)
+        for part in (attention.q_proj, attention.k_proj)
+    )
+    share = told(model.model.multi_modal_projector.cross_attn.multihead_attn, run)[1][1][0]
+    return (query @ key.transpose(1, 2) * query.shape[-1] ** -0.5).softmax(-1), share
+
+
+@pytest.mark.parametrize("kind", SMALL)
 @torch.no_grad()
-def test_a_prompt_of_embeddings_is_read_as_one_of_ids(tiny: Tiny) -> None:
-    inputs = tiny.one()
-    embeds = torch.zeros(1, 4, 64)
-    with tiny.attach():
-        assert tiny.model(inputs_embeds=embeds).logits.shape[1] == 4
-        read = tiny.model(**inputs, use_cache=True)
-        step = tiny.model(inputs_embeds=embeds[:, :1], past_key_values=read.past_key_values)
-        assert step.logits.shape[1] == 1
+def test_saliency_is_that_of_attention_by_hand(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kind == "perception_lm":
+        pytest.importorskip("timm")
+    monkeypatch.setitem(compatibility.FIXED, kind, {**compatibility.FIXED.get(kind, {}), **SMALL[kind]})
+    model = compatibility.small_model(kind)
+    inputs = double(compatibility.prompt_of(model).inputs)
+    with attach(model.double(), "consensusdrop", tokens=3, merged=1) as attached:
+        model(**inputs)
+        ((_, found),) = attached.outcomes[0].reductions
+    weights, share = by_hand(kind, model, lambda: model.model.get_image_features(inputs["pixel_values"]))
+    weights = weights.mean(0)
+    received = (weights.sum(0) - weights.diagonal()) / (len(weights) - 1)
+    saliency = weights[0, 1:] if kind == "perception_lm" else received  # which has a class token
+    torch.testing.assert_close(found.vision[0].double(), share @ saliency, rtol=1e-4, atol=1e-8)
+    assert found.vision.std() > 1e-3 * found.vision.mean()
 
 
-def test_prompts_and_pictures_that_do_not_match(tiny: Tiny) -> None:
-    inputs = tiny.one()
-    visual = torch.isin(inputs["input_ids"][0], PLACEHOLDERS)
-    first = visual & ~torch.nn.functional.pad(visual, (1, 0))[:-1]
-    shape = inputs["input_ids"].shape
-    with tiny.attach():
-        for keep in (~first, ~visual | first, ~visual):  # one is missing; not expanded; none
-            wrong = {name: one[:, keep] if one.shape == shape else one for name, one in inputs.items()}
-            with pytest.raises((OptionError, ValueError, IndexError, RuntimeError)):
-                generate(tiny.model, wrong)
-        with pytest.raises(OptionError, match="attached already"):
-            tiny.attach()
+# ---- the tokens of an image
 
 
-# ---- where the tokens of an image come from
+def shown_to_a_method(name: str, seen: list[Any]) -> tuple[Any, list[Any]]:
+    model = CASES[name].build()
+    with attach(model, "consensusdrop", CASES[name].tokens, tile_budget="global"), torch.no_grad():
+        model(**CASES[name].inputs())
+    return model, seen
 
 
-@torch.no_grad()
-def test_what_a_method_reads_is_what_the_model_computes(family: Tiny, recording: None, seen: list[Any]) -> None:
-    for check in (check_tower, check_probe):
-        seen.clear()
-        RECORDED.clear()
-        check(family, seen)
-
-
-@torch.no_grad()
 def test_a_token_of_a_resized_map_counts_as_the_patch_in_its_middle(seen: list[Any]) -> None:
-    tiny = Tiny("llava_onevision")
-    with tiny.attach():
-        tiny.model(**tiny.one(0))  # 2 x 2 tiles of 4 x 4 patches, resized to 5 x 5
+    shown_to_a_method("llava_onevision", seen)  # 2 x 2 tiles of 4 x 4 patches, resized to 5 x 5
     tile, patch = seen[0].tile[0, 16:].view(5, 5), seen[0].patch[0, 16:].view(5, 5)
     assert torch.equal(seen[0].patch[0, :16], torch.arange(16)) and not seen[0].tile[0, :16].any()
     row = (tile - 1) // 2 * 4 + patch // 4
@@ -196,102 +262,96 @@ def test_a_token_of_a_resized_map_counts_as_the_patch_in_its_middle(seen: list[A
     assert torch.equal(row, middle[:, None].expand(5, 5)) and torch.equal(column, middle.expand(5, 5))
 
 
-@pytest.mark.parametrize("name", ["llava_next_video video", "llava_onevision video"])
+@pytest.mark.parametrize("name", ["llava_next_video video", "llava_onevision video", *SHUFFLED])
+def test_the_grid_of_a_tile(name: str, seen: list[Any]) -> None:
+    """That of the tokens of a pooled frame, and the one that the configuration says."""
+    model, _ = shown_to_a_method(name, seen)
+    if name in SHUFFLED:
+        facts = Facts(model, {}).tower
+        assert {(int(tokens.patch.max()) + 1, tokens.side) for tokens in seen} == {(facts.tokens, facts.side)}
+    else:
+        assert [tokens.side**2 for tokens in seen] == [len(tokens.members) for tokens in seen] and seen
+
+
+@pytest.mark.parametrize("tile_budget", ["global", "per_tile"])
+@pytest.mark.parametrize(("name", "classes"), [("llava_next_video video", 0), ("video_llava video", 4)])
 @torch.no_grad()
-def test_a_pooled_frame_has_the_grid_of_its_tokens(name: str, seen: list[Any]) -> None:
-    tiny = Tiny(name)
-    with tiny.attach():
-        tiny.model(**tiny.one(0))
-    assert [tokens.side**2 for tokens in seen] == [len(tokens.members) for tokens in seen] and seen
-
-
-@pytest.mark.parametrize("name", SHUFFLED)
-@torch.no_grad()
-def test_a_tile_has_the_tokens_that_its_configuration_says(name: str, seen: list[Any]) -> None:
-    tiny = Tiny(name)
-    with tiny.attach():
-        tiny.model(**tiny.one(0))
-    facts = Facts(tiny.model, {}).tower
-    assert {(int(tokens.patch.max()) + 1, tokens.side) for tokens in seen} == {(facts.tokens, facts.side)}
-
-
-MIXED = {"qwen2_5_vl": "qwen2_5_vl video", "qwen3_vl": "qwen3_vl video", "video_llava": "video_llava video"}
-MIXED |= {"llava_onevision": "llava_onevision video", "llava_next_video": "llava_next_video video"}
-
-
-@pytest.mark.parametrize("name", MIXED)
-@pytest.mark.parametrize("method", ["consensusdrop", "fastv"])
-def test_pictures_and_videos_in_one_prompt(name: str, method: str) -> None:
-    tiny = Tiny(name)
-    image, clip = tiny.case.picture(0), CASES[MIXED[name]].picture(1)
-    rows = [[1, 5, clip, 6, image, 7, 8], [1, image, 9, 10]]
-    with tiny.attach(method, 6) as attached:
-        said = generate(tiny.model, prompts(*rows))[:, -NEW:]
-        assert {(one.row, one.after) for one in attached.outcomes} == {(0, 6), (1, 6)}
-        assert len(attached.outcomes) == 3
-        singles = [generate(tiny.model, prompts(row))[:, -NEW:] for row in rows]
-    assert torch.equal(said, torch.cat(singles))
-
-
-def test_frames_of_a_video_share_the_whole_budget() -> None:
-    tiny = Tiny("llava_next_video video")  # of a model whose images have up to five tiles
-    with tiny.attach(tokens=10, tile_budget="per_tile") as attached:
-        generate(tiny.model, tiny.one())
-    assert [len(one[1].owner[0]) for one in attached.outcomes[0].reductions] == [4] * 4
-    assert attached.outcomes[0].after == 10
-
-
-def test_blocks_of_windows_are_refused() -> None:
-    tiny = Tiny("qwen2_5_vl")
-    with pytest.raises(OptionError, match=r"within windows.*Take one of 1, 3"):
-        tiny.attach(vision_layer=-2)
-    with tiny.attach(vision_layer=1) as attached:
-        generate(tiny.model, tiny.one())
-        assert attached.outcomes[0].after == tiny.case.tokens
-
-
-# ---- what every attachment holds, on these models too
-
-
-@pytest.mark.parametrize(("name", "method"), [("llava", "consensusdrop"), ("qwen3_vl", "fastv")])
-def test_calls_in_several_threads_do_not_meet(name: str, method: str) -> None:
-    tiny = Tiny(name)
-    asked = [prompts([1, 5 + n, tiny.case.picture(n % 4), 6, 7 + n]) for n in range(8)]
-
-    def ask(number: int) -> tuple[list[int], list[Any]]:
-        return generate(tiny.model, asked[number])[0].tolist(), kept(attached)
-
-    with tiny.attach(method) as attached, ThreadPoolExecutor(4) as pool:
-        alone = [ask(number) for number in range(8)]
-        assert list(pool.map(ask, range(8))) == alone
-
-
-@pytest.mark.parametrize("name", ["llava", "qwen3_vl"])
-@torch.no_grad()
-def test_a_deep_copy_is_attached_by_itself(name: str) -> None:
-    tiny = Tiny(name)
-    inputs = tiny.one()
-    plain = tiny.model(**inputs).logits
-    with tiny.attach():
-        reduced = tiny.model(**inputs).logits
-        twin = copy.deepcopy(tiny.model)
-    assert torch.equal(tiny.model(**inputs).logits, plain)
-    for parameter in tiny.model.parameters():
-        parameter.zero_()  # whatever the copy still took from the original would show
-    assert torch.equal(twin(**inputs).logits, reduced)
-    next(hook.__self__ for hook in twin._forward_pre_hooks.values()).owner.detach()
-    assert torch.equal(twin(**inputs).logits, plain)
+def test_frames_of_a_video_share_its_budget(name: str, classes: int, tile_budget: str) -> None:
+    """The class tokens of frames stay, and do not count."""
+    model = CASES[name].build()
+    with attach(model, "consensusdrop", 10, tile_budget=tile_budget) as attached:
+        rows = rows_read(model, CASES[name].inputs())
+        (outcome,) = attached.outcomes
+    assert (outcome.after, outcome.structural, rows) == (10, classes, 6 + 10 + classes)
+    counts = [one.tokens.shape[1] for _, one in outcome.reductions]
+    assert counts == ([10] if tile_budget == "global" else [3, 3, 2, 2])
 
 
 @torch.no_grad()
 def test_rows_that_left_show_the_last_row_before_them() -> None:
     """So that a label right behind an image is predicted by what precedes it."""
-    tiny = Tiny("llava")
-    with tiny.attach("divprune") as attached:
-        logits = tiny.model(**tiny.one()).logits[0]
+    model, inputs = CASES["llava"].build(), CASES["llava"].inputs()
+    with attach(model, "divprune", 5) as attached:
+        logits = model(**inputs).logits[0]
         kept = attached.outcomes[0].reductions[0][1].kept[0].tolist()
-    assert len(logits) == tiny.one()["input_ids"].shape[1]
+    assert len(logits) == inputs["input_ids"].shape[1]
     for place in set(range(16)) - set(kept):
         last = max((one for one in kept if one < place), default=-1)  # of the image, which begins at row 3
         assert torch.equal(logits[3 + place], logits[3 + last])
     assert len({tuple(row.tolist()) for row in logits}) == len(logits) - 16 + len(kept)
+
+
+def test_blocks_of_windows_are_refused() -> None:
+    case = CASES["qwen2_5_vl"]
+    model = case.build()
+    with pytest.raises(OptionError, match=r"within windows.*Take one of 1, 3"):
+        attach(model, "consensusdrop", case.tokens, vision_layer=-2)
+    with attach(model, "consensusdrop", case.tokens, vision_layer=1) as attached, torch.no_grad():
+        model(**case.inputs())
+        assert attached.outcomes[0].after == case.tokens
+    with pytest.raises(OptionError, match="CLIP and SigLIP towers only"):
+        attach(CASES["llava dinov2"].build(), "tome", 5)
+
+
+@pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_5_vl", "gemma3", "internvl"])
+def test_prompts_and_pictures_that_do_not_match(name: str) -> None:
+    model, inputs = CASES[name].build(), CASES[name].inputs()
+    visual = inputs["input_ids"][0] == IMAGE
+    first = visual & ~torch.nn.functional.pad(visual, (1, 0))[:-1]
+    shape = inputs["input_ids"].shape
+    with attach(model, "consensusdrop", CASES[name].tokens):
+        for keep in (~first, ~visual | first, ~visual):  # one is missing; not expanded; none
+            wrong = {key: one[:, keep] if one.shape == shape else one for key, one in inputs.items()}
+            with pytest.raises((OptionError, ValueError, IndexError, RuntimeError)):
+                model(**wrong)
+
+
+# ---- on a GPU
+
+
+def ids_and_sources(model: Any, inputs: dict[str, Any], method: str, tokens: int) -> tuple[list[Any], list[Any]]:
+    """The ids of an answer, and of every image how many tokens it had and which sources the rest have."""
+    with attach(model, method, tokens) as attached:
+        ids = model.generate(**inputs, max_new_tokens=2, do_sample=False).tolist()
+        kept = [(*one[:3], [part.source.tolist() for _, part in one.reductions]) for one in attached.outcomes]
+    return ids, kept
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_5_vl", "gemma3"])  # plain, tiles, windows, two-way
+def test_methods_answer_on_a_gpu_as_on_the_cpu(name: str) -> None:
+    case = CASES[name]
+    a, b, c, d = (case.picture(number) for number in range(4))
+    inputs = double(prompts([1, 5, a, 6, 7, 8], [1, b, 9, c, 11, 12], [1, 21, 22, 23, 24], [1, 5, 6, 7, d, 31]))
+    moved = {key: value.cuda() for key, value in inputs.items()}
+    plain, device = case.build().double(), case.build().double().cuda()
+    worked = 0
+    for method, made in METHODS.items():
+        tokens = case.square if made.place is Place.IMAGE else case.tokens
+        try:
+            expected = ids_and_sources(plain, inputs, method, tokens)
+        except OptionError:
+            continue  # refused, see the matrix
+        assert ids_and_sources(device, moved, method, tokens) == expected, method
+        worked += 1
+    assert worked > 10

@@ -3,7 +3,6 @@
 tests/golden/processed_images.npz holds ids and shapes that the processors of transformers gave.
 """
 
-import json
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
+from hf_models import CLIP, NEXT, ONEVISION, built, noise, vip_llava
+from hf_models import IMAGE as PLACEHOLDER
 
+from llava_consensus import attach
 from llava_consensus.hosts.images import STRUCTURAL, family_of, images_of
 
 FILE = Path(__file__).parents[1] / "golden" / "processed_images.npz"
@@ -58,31 +59,19 @@ def base_of(kind: str) -> Any:
         names |= {"model_type": "llava", "vision_config": SimpleNamespace(model_type="pixtral")}
     if kind not in NEWLINES:
         return SimpleNamespace(config=SimpleNamespace(**names))
-    vision = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, patch_size=14)
-    text = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=1100)
     if kind == "llava_next":
         pins = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
-        config = transformers.LlavaNextConfig(
-            vision_config=transformers.CLIPVisionConfig(**vision, image_size=336),
-            text_config=transformers.LlamaConfig(**text),
-            image_token_index=IMAGE,
-            image_grid_pinpoints=pins,
-        )
-        return transformers.LlavaNextModel(config)
-    config = transformers.LlavaOnevisionConfig(
-        vision_config=transformers.SiglipVisionConfig(**vision, image_size=384),
-        text_config=transformers.Qwen2Config(**text, num_key_value_heads=1),
-        image_token_index=IMAGE,
-        image_grid_pinpoints=[[384 * a, 384 * b] for a in range(1, 7) for b in range(1, 7)],
-        vision_aspect_ratio="anyres_max_9",
-        vision_feature_select_strategy="full",
-    )
-    return transformers.LlavaOnevisionModel(config)
+        sizes = {"vision_config": CLIP | {"image_size": 336}, "image_grid_pinpoints": pins}
+        return built(kind, **NEXT | sizes | {"image_token_index": IMAGE}).model
+    pins = [[384 * a, 384 * b] for a in range(1, 7) for b in range(1, 7)]
+    sizes = {"vision_config": ONEVISION["vision_config"] | {"image_size": 384}, "image_grid_pinpoints": pins}
+    return built(kind, **ONEVISION | sizes | {"image_token_index": IMAGE, "vision_aspect_ratio": "anyres_max_9"}).model
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_image_is_what_the_user_passed(kind: str) -> None:
     base = base_of(kind)
+    assert family_of(base.config).known, "nothing is guessed"
     for prompt in ("one", "several", "batch"):
         inputs, counts = processed(kind, prompt)
         ids = inputs.pop("input_ids").numpy()
@@ -101,13 +90,6 @@ def test_an_image_is_what_the_user_passed(kind: str) -> None:
             first += image.tiles
 
 
-def test_every_family_of_the_fixtures_is_in_the_table() -> None:
-    """Their `model_type` says how images are grouped; nothing is guessed."""
-    for kind in KINDS:
-        assert family_of(base_of(kind).config).known, kind
-    assert json.loads(bytes(arrays()["versions"]))["transformers"]
-
-
 def test_crops_are_told_from_several_images_by_pixels() -> None:
     """Gemma 3: ids of a view and its two crops, once with pixels of three images."""
     inputs, counts = processed("gemma3", "one")
@@ -122,12 +104,8 @@ def test_crops_are_told_from_several_images_by_pixels() -> None:
 
 def test_a_type_without_an_entry_says_so() -> None:
     """Each run of placeholders counts as one image, and a budget that reduces nothing warns once."""
-    from hf_models import IMAGE, noise, vip_llava
-
-    from llava_consensus import attach
-
-    model = vip_llava()
-    ids = torch.tensor([[5, 6, *[IMAGE] * 16, 7, *[IMAGE] * 16, 8]])
+    model, image = vip_llava(), [PLACEHOLDER] * 16
+    ids = torch.tensor([[5, 6, *image, 7, *image, 8]])
     with attach(model, "divprune", tokens=16) as attached, pytest.warns(UserWarning, match="per tile") as warned:
         for _ in range(2):
             model(input_ids=ids, pixel_values=noise(2, 3, 56, 56, seed=0))

@@ -1,54 +1,36 @@
-"""Models of transformers with a method attached, outside of a plain `generate`: caches, lengths, training, wrappers,
-arguments of calls, words behind several images, and positions of three axes.
+"""Models of transformers with a method attached, outside of a plain `generate`: caches, lengths, training, packed
+prompts, positions, and every argument of a call, which is rewritten, passed on, or refused by name.
 """
 
 import copy
-import pickle
+import inspect
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
-from hf_models import CASES, END, TAG, prompts
+from hf_models import CASES, END, IMAGE, TAG, decoder_given, double, prompts
 from torch import Tensor
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as TYPES
+from transformers.models.auto.modeling_auto import MODEL_MAPPING
+from transformers.utils.generic import TransformersKwargs
 
-from llava_consensus import attach, cli, make
+from llava_consensus import attach, make
 from llava_consensus.errors import NonFiniteError, OptionError
+from llava_consensus.hosts.attachment import OWN_GENERATE
 from llava_consensus.hosts.inputs import Inputs
-from llava_consensus.methods import METHODS
+from llava_consensus.hosts.prompts import ARGUMENTS
 from llava_consensus.reduction.saliency import EPSILON
-
-VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
-pytestmark = pytest.mark.skipif(VERSION < (5, 19), reason="methods on models of transformers need >= 5.19")
-NEW = 5
-
-
-class Tiny:
-    """One host of the tests, with prompts of its own."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.case, self.model = name, CASES[name], CASES[name].build()
-
-    def attach(self, method: str, **options: Any) -> Any:
-        if "tile_budget" in METHODS[method].__dataclass_fields__:
-            options = {"tile_budget": self.case.tile_budget, **options}
-        return attach(self.model, method, self.case.tokens, **options)
-
-    def inputs(self, kind: str) -> dict[str, Any]:
-        a, b, c = (self.case.picture(number) for number in range(3))
-        if kind == "batch":  # so that the padding differs before and after a reduction
-            return prompts([1, 5, a, 6, b, 7, 8], [1, c, 9])
-        return prompts([1, 5, 6, 7, 8, 9, a] if kind == "picture last" else [1, 5, 6, a, 7, 8, 9, 10])
 
 
 @pytest.fixture(scope="module")
-def llava() -> Tiny:
-    return Tiny("llava")
+def llava() -> Any:
+    return CASES["llava"].build()
 
 
 def generate(model: Any, inputs: dict[str, Any], **options: Any) -> Any:
-    given = {"max_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+    given = {"max_new_tokens": 5, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
     return model.generate(**inputs, **{**given, **options})
 
 
@@ -56,8 +38,11 @@ def close(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one, other, atol=1e-4)
 
 
-def kept(attached: Any) -> list[tuple[int, int]]:
+def counts(attached: Any) -> list[tuple[int, int]]:
     return [(one.before, one.after) for one in attached.outcomes]
+
+
+# ---- caches
 
 
 def forked(cache: Any, change: Any) -> Any:
@@ -80,37 +65,39 @@ CHANGES: dict[str, Any] = {  # of a cache of two prompts, and which rows it hold
 @torch.no_grad()
 def test_a_cache_is_continued_after_detach_and_under_another_method(name: str, method: str) -> None:
     """Also its copies when it is gone, and after rows were reordered, selected, repeated or removed."""
-    tiny = Tiny(name)
-    inputs, words = tiny.inputs("batch"), torch.tensor([[7], [8]])
+    case = CASES[name]
+    model, (a, b, c) = case.build(), map(case.picture, range(3))
+    # padded in another way when cut
+    inputs, words = prompts([1, 5, a, 6, b, 7, 8], [1, c, 9]), torch.tensor([[7], [8]])
     mask = torch.cat((inputs["attention_mask"], torch.ones_like(words)), 1)
 
     def filled(cache: Any = None) -> Any:
-        with tiny.attach(method):
-            return tiny.model(**inputs, use_cache=True, past_key_values=cache).past_key_values
+        with attach(model, method, case.tokens):
+            return model(**inputs, use_cache=True, past_key_values=cache).past_key_values
 
     def answer(cache: Any, rows: list[int]) -> Tensor:
         given = {"input_ids": words[rows], "attention_mask": mask[rows], "past_key_values": cache}
-        if tiny.case.kind.startswith("qwen"):  # the plain model needs them too
+        if case.kind.startswith("qwen"):  # the plain model needs them too
             given["position_ids"] = (mask.sum(1, keepdim=True) - 1 + deltas)[rows].expand(3, -1, -1)
-        return tiny.model(**given).logits
+        return model(**given).logits
 
-    with tiny.attach(method):
-        cache = tiny.model(**inputs, use_cache=True).past_key_values
-        deltas = getattr(tiny.model.model, "rope_deltas", None)
+    with attach(model, method, case.tokens):
+        cache = model(**inputs, use_cache=True).past_key_values
+        deltas = getattr(model.model, "rope_deltas", None)
         expected = answer(cache, [0, 1])
     for change, rows in CHANGES.values():
         cache = change(filled())
         assert close(answer(cache, rows), expected[rows])
-    cache = filled(transformers.StaticCache(tiny.model.config.get_text_config(), max_cache_len=128))
+    cache = filled(transformers.StaticCache(model.config.get_text_config(), max_cache_len=128))
     assert close(answer(cache, [0, 1]), expected)
     cache = filled()
-    with attach(tiny.model, "divprune", tiny.case.tokens):
+    with attach(model, "divprune", case.tokens):
         assert close(answer(cache, [0, 1]), expected)
     cache.crop(-1)
     assert close(answer(cache, [0, 1]), expected)
     with pytest.raises(OptionError, match="crop: the last 9 rows"):
         cache.crop(-10)
-    whole, tiny.model = tiny.model, CASES[name].build()
+    whole, model = model, case.build()
     with pytest.raises(OptionError, match="only by the model that filled it"):
         answer(cache, [0, 1])
     del cache
@@ -118,48 +105,62 @@ def test_a_cache_is_continued_after_detach_and_under_another_method(name: str, m
 
 
 @torch.no_grad()
-def test_a_static_cache_is_used_again(llava: Tiny) -> None:
-    inputs, word = llava.inputs("one"), torch.tensor([[7]])
-    with llava.attach("consensusdrop+"):
-        cache = transformers.StaticCache(llava.model.config.get_text_config(), max_cache_len=64)
-        first = llava.model(**inputs, past_key_values=cache).logits
-        expected = llava.model(input_ids=word, past_key_values=cache).logits
+def test_a_static_cache_is_used_again(llava: Any) -> None:
+    inputs, word = CASES["llava"].inputs(), torch.tensor([[7]])
+    with attach(llava, "consensusdrop+", 5):
+        cache = transformers.StaticCache(llava.config.get_text_config(), max_cache_len=64)
+        first = llava(**inputs, past_key_values=cache).logits
+        expected = llava(input_ids=word, past_key_values=cache).logits
         cache.reset()
         text = torch.arange(5, 12)[None]
-        llava.model(input_ids=text, past_key_values=cache)
-        plain = llava.model(input_ids=word, past_key_values=cache).logits
-        assert close(plain[:, -1], llava.model(input_ids=torch.cat((text, word), 1)).logits[:, -1])
+        llava(input_ids=text, past_key_values=cache)
+        plain = llava(input_ids=word, past_key_values=cache).logits
+        assert close(plain[:, -1], llava(input_ids=torch.cat((text, word), 1)).logits[:, -1])
         cache.reset()
-        assert close(llava.model(**inputs, past_key_values=cache).logits, first)
-        assert close(llava.model(input_ids=word, past_key_values=cache).logits, expected)
-    with llava.attach("restore_calibrated"), pytest.raises(OptionError, match="a static cache"):
-        generate(llava.model, inputs, cache_implementation="static")
+        assert close(llava(**inputs, past_key_values=cache).logits, first)
+        assert close(llava(input_ids=word, past_key_values=cache).logits, expected)
+    with attach(llava, "restore_calibrated", 5), pytest.raises(OptionError, match="a static cache"):
+        generate(llava, inputs, cache_implementation="static")
 
 
-def test_guidance_reads_prompts_of_its_own(llava: Tiny) -> None:
-    inputs = llava.inputs("one")
+@torch.no_grad()
+def test_padding_behind_a_prompt_is_no_row_of_the_cache(llava: Any) -> None:
+    """Two images leave one prompt and one leaves another, after which both have as many rows: none is padding."""
+    a, b, c = map(CASES["llava"].picture, range(3))
+    long, short = [1, a, b, 7], [1, c, *range(20, 26)]
+    both, alone = prompts(long, [*short, *[0] * (len(a.ids) - 5)]), prompts(short)
+    both["attention_mask"][1, alone["input_ids"].shape[1] :] = 0
+
+    def step(inputs: dict[str, Any]) -> Tensor:
+        mask = torch.nn.functional.pad(inputs["attention_mask"], (0, 1), value=1)
+        given = {"input_ids": mask[:, -1:] * 15, "attention_mask": mask, "position_ids": mask.sum(1, keepdim=True) - 1}
+        return llava(**given, past_key_values=llava(**inputs).past_key_values).logits[:, -1]
+
+    with attach(llava, "divprune", 5):
+        assert close(step(both)[1:], step(alone))
+
+
+def test_guidance_reads_prompts_of_its_own(llava: Any) -> None:
+    inputs = CASES["llava"].inputs()
     longer = torch.arange(5, 99)[None]  # than the image's prompt
     for method in ("consensusdrop+", "fastv"):
-        with llava.attach(method) as attached:
-            generate(llava.model, inputs)
-            reduced = kept(attached)
+        with attach(llava, method, 5) as attached:
+            generate(llava, inputs)
+            reduced = counts(attached)
             for given in ({}, {"negative_prompt_ids": longer}):
                 with attached.call():
-                    generate(llava.model, inputs, guidance_scale=1.5, **given)
-                    assert kept(attached) == reduced
-
-
-# ---- whoever reads the ids, and lengths
+                    generate(llava, inputs, guidance_scale=1.5, **given)
+                    assert counts(attached) == reduced
 
 
 @pytest.mark.parametrize("method", ["full", "consensusdrop", "consensusdrop+", "fastv"])
-def test_lengths_count_the_full_prompt_wherever_they_are_set(llava: Tiny, method: str) -> None:
-    inputs = llava.inputs("one")
+def test_lengths_count_the_full_prompt_wherever_they_are_set(llava: Any, method: str) -> None:
+    inputs = CASES["llava"].inputs()
     size = inputs["input_ids"].shape[1]
-    with llava.attach(method):
+    with attach(llava, method, 5):
 
         def count(**options: Any) -> int:
-            return llava.model.generate(**inputs, do_sample=False, **options).shape[1] - size
+            return llava.generate(**inputs, do_sample=False, **options).shape[1] - size
 
         assert count(max_length=size + 4) == 4
         assert count(generation_config=transformers.GenerationConfig(max_length=size + 4)) == 4
@@ -167,126 +168,277 @@ def test_lengths_count_the_full_prompt_wherever_they_are_set(llava: Tiny, method
         given = transformers.StoppingCriteriaList([transformers.MaxLengthCriteria(max_length=size + 3)])
         assert count(stopping_criteria=given) == 3
         assert count(max_length=size + 9, max_new_tokens=2) == 2
-        config, llava.model.generation_config = llava.model.generation_config, transformers.GenerationConfig()
+        config, llava.generation_config = llava.generation_config, transformers.GenerationConfig()
         try:
-            llava.model.generation_config.max_length = size + 6
+            llava.generation_config.max_length = size + 6
             assert count() == 6
         finally:
-            llava.model.generation_config = config
+            llava.generation_config = config
 
 
-def test_features_that_were_encoded_before_are_named(llava: Tiny) -> None:
-    inputs = llava.inputs("one")
-    features = {"image": llava.model.get_image_features(inputs.pop("pixel_values"), return_dict=True)}
-    with llava.attach("consensusdrop"), pytest.warns(UserWarning, match="mm_encoder_outputs"):
-        llava.model(**inputs, mm_encoder_outputs=features)
-    with llava.attach("full"):
-        assert llava.model(**inputs, mm_encoder_outputs=features).logits.shape[1] == inputs["input_ids"].shape[1]
+# ---- training
 
 
-# ---- training, and wrappers
-
-
-@pytest.mark.parametrize("method", ["fastv", "sparsevlm"])
-def test_labels_of_every_row_leave_the_last_row_of_the_picture_to_ask(llava: Tiny, method: str) -> None:
-    inputs = llava.inputs("one")
-    labels = inputs["input_ids"].clone()
-    with llava.attach(method) as attached:
-        loss = llava.model(**inputs, labels=labels).loss
-        assert torch.isfinite(loss) and all(after < before for before, after in kept(attached))
-        labels[inputs["input_ids"] == 500] = -100  # as many recipes have it: the same rows ask
-        llava.model(**inputs, labels=labels)
-        assert all(after < before for before, after in kept(attached))
+@pytest.mark.parametrize("method", ["consensusdrop", "fastv", "sparsevlm"])
+def test_labels_on_the_whole_prompt_leave_something_to_ask(llava: Any, method: str, recwarn: Any) -> None:
+    """Methods read the text, or the last row of the image, as if there were no labels, on all rows or on words."""
+    inputs = CASES["llava"].inputs()
+    words = inputs["input_ids"]
+    with attach(llava, method, 5) as attached:
+        wanted = llava(**inputs).logits
+        for labels in (words, words.where(words < 400, -100)):
+            output = llava(**inputs, labels=labels)
+            assert torch.isfinite(output.loss) and counts(attached) == [(16, 5)] and not attached.notes
+            assert method != "consensusdrop" or torch.equal(output.logits, wanted)
+    assert not [warning for warning in recwarn if "no text" in str(warning.message)]
 
 
 @pytest.mark.parametrize(("name", "method"), [("llava", "fastv"), ("qwen3_vl", "dart")])
 def test_checkpoints_compute_the_same_gradients(name: str, method: str) -> None:
-    tiny = Tiny(name)
-    model, inputs = tiny.model.train(), tiny.inputs("one")
+    model, inputs, found = CASES[name].build().train(), CASES[name].inputs(), []
     labels = inputs["input_ids"].clone()
     labels[:, :-3] = -100
-    found = []
     for checkpoints in (False, True):
         if checkpoints:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         model.zero_grad(set_to_none=True)
-        with tiny.attach(method):
+        with attach(model, method, CASES[name].tokens):
             model(**inputs, labels=labels, use_cache=False).loss.backward()
         found.append([one.grad.clone() for one in model.model.language_model.parameters() if one.grad is not None])
     assert found[0] and all(map(torch.allclose, *found))
 
 
+@pytest.mark.parametrize("checkpoints", [None, {"use_reentrant": True}, {"use_reentrant": False}])
+@pytest.mark.parametrize("name", ["qwen3_vl", "mistral_3"])
+def test_a_frozen_tower_is_read_in_training(name: str, checkpoints: dict[str, bool] | None) -> None:
+    """Its first call already: no call without gradients has told which patches make which token."""
+    model = CASES[name].build().train()
+    for name_of, weight in model.named_parameters():
+        weight.requires_grad_("language_model" in name_of)
+    if checkpoints:
+        model.gradient_checkpointing_enable(checkpoints)
+        model.enable_input_require_grads()
+    inputs, gradients = CASES[name].inputs(), []
+    with attach(model, "consensusdrop", CASES[name].tokens) as attached:
+        for _ in range(2):
+            model.zero_grad()
+            model(**inputs, labels=inputs["input_ids"]).loss.backward()
+            gradients.append([weight.grad for weight in model.parameters() if weight.grad is not None])
+        assert attached.outcomes[0].after == CASES[name].tokens
+    assert all(map(torch.equal, *gradients)) and any(map(torch.any, gradients[0]))
+
+
+# ---- packed prompts
+
+PACKED = ("llava", "llava_next", "qwen2_5_vl", "qwen3_vl", "internvl", "smolvlm", "gemma3", "mistral_3")
+
+
+def parts_of(name: str) -> tuple[Any, list[dict[str, Any]], dict[str, Any]]:
+    """A model in double precision, three prompts as calls of their own without masks, and the images of all of them."""
+    model, (a, b, c, d) = CASES[name].build().double(), map(CASES[name].picture, range(4))
+    rows = [[1, a, 7, 8, 9], [1, 5, b, 9, c, 10, 11], [1, d, 12, 13, 14]]
+
+    def call(*rows: Any) -> dict[str, Any]:
+        return {key: value for key, value in double(prompts(*rows)).items() if key != "attention_mask"}
+
+    apart = []
+    for row in rows:
+        inputs = call(row)
+        words = inputs["input_ids"]
+        labels = words.where(words < 400, -100)
+        labels[:, :-2] = -100  # the answer
+        positions = decoder_given(model, inputs)["position_ids"]
+        text = torch.arange(words.shape[1])[None]
+        several = positions is not None and positions.ndim == 3
+        positions = torch.cat((text[None], positions[-3:])) if several else text
+        apart.append({**inputs, "labels": labels, "position_ids": positions, "use_cache": False})
+    return model, apart, call(*rows)
+
+
+def packed(apart: list[dict[str, Any]], images: dict[str, Any], fill: int = 0) -> dict[str, Any]:
+    """These prompts in one row, with more rows that fill it up."""
+    found = {**images, "use_cache": False}
+    for name, value in apart[0].items():
+        if isinstance(value, Tensor) and value.shape[-2:] == apart[0]["input_ids"].shape:
+            row = torch.cat([part[name] for part in apart], -1)
+            found[name] = torch.nn.functional.pad(row, (0, fill), value=-100 if name == "labels" else 0)
+    return found
+
+
+def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
+    """In double precision, which the models' own loss is not."""
+    return torch.nn.functional.cross_entropy(logits[0, :-1], labels[0, 1:])
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_prompts_are_reduced_as_if_each_were_alone(name: str) -> None:
+    """Logits, loss and gradients; rows that fill up a pack have no part in them."""
+    model, apart, images = parts_of(name)
+    weights, together = list(model.parameters()), packed(apart, images, fill=3)
+    with attach(model, "consensusdrop", CASES[name].tokens) as attached:
+        outputs = [model(**part) for part in apart]
+        losses = [loss_of(output.logits, part["labels"]) for output, part in zip(outputs, apart, strict=True)]
+        loss = sum(losses) / 3  # each prompt has two targets
+        wanted = torch.autograd.grad(loss, weights, allow_unused=True)
+        output = model(**together)
+        rows = [outcome.row for outcome in attached.outcomes]
+        mine = loss_of(output.logits, together["labels"])
+        found = torch.autograd.grad(mine, weights, allow_unused=True)
+    logits = torch.cat([output.logits for output in outputs], 1)
+    assert rows == [0, 1, 1, 2]
+    assert (output.logits[:, : logits.shape[1]] - logits).abs().max() < 1e-9
+    assert abs(mine - loss) < 1e-9 and abs(output.loss - loss) < 1e-5
+    bound = 1e-7 if name == "gemma3" else 1e-9  # its norms compute in single precision
+    for one, other in zip(found, wanted, strict=True):
+        assert (one is None) == (other is None) and (one is None or (one - other).abs().max() < bound)
+
+
+@pytest.mark.parametrize("method", ["visionzip", "fastv"])
+@pytest.mark.parametrize("name", PACKED)
 @torch.no_grad()
-def test_a_placeholder_outside_the_vocabulary() -> None:
-    """As Gemma 3 has it, which reads another word in its place."""
-    tiny = Tiny("gemma3")
-    inputs = tiny.inputs("one")
-    expected: list[Tensor] = []
-    for number in (500, 600):
-        tiny.model.config.image_token_id = tiny.model.model.config.image_token_id = number
-        ids = inputs["input_ids"].masked_fill(inputs["input_ids"] == 500, number)
-        with tiny.attach("consensusdrop"):
-            expected.append(generate(tiny.model, {**inputs, "input_ids": ids}).logits[0])
-    assert close(*expected)
+def test_packed_prompts_in_several_rows_of_different_length(name: str, method: str) -> None:
+    """Also of methods between layers, and with positions that are kept."""
+    model, apart, images = parts_of(name)
+    size = apart[2]["input_ids"].shape[1]
+    first = packed(apart[:2], images)
+    whole = first["input_ids"].shape[1]
+    second = packed(apart[2:], images, fill=whole - size)
+    both = {
+        key: torch.cat((value, second[key]), value.ndim - 2)
+        if key not in images or value.shape[1:] == (whole,)
+        else value
+        for key, value in first.items()
+        if isinstance(value, Tensor)
+    }
+    options = {"positions": "keep"} if method == "visionzip" else {}
+    with attach(model, method, CASES[name].tokens, **options):
+        wanted = [model(**part).logits[0] for part in apart]
+        found = model(**both, use_cache=False).logits
+    assert (found[0] - torch.cat(wanted[:2])).abs().max() < 1e-9
+    assert (found[1, :size] - wanted[2]).abs().max() < 1e-9
 
 
-def test_an_attached_model_says_that_it_cannot_be_pickled() -> None:
-    tiny = Tiny("llava")  # transformers leaves hooks on a model that has run, which cannot be pickled either
-    with tiny.attach("consensusdrop") as attached:
-        with pytest.raises(OptionError, match="detach first"):
-            pickle.dumps(tiny.model)
-        assert kept(copy.deepcopy(attached)) == []
-    assert pickle.dumps(tiny.model)
-
-
-def test_wrappers_are_refused_by_the_name_of_the_inner_model(llava: Tiny) -> None:
-    class Adapted(torch.nn.Module):
-        """As PEFT wraps a model."""
-
-        def get_base_model(self) -> Any:
-            return llava.model
-
-    with pytest.raises(OptionError, match=r"Adapted.*attach to.*model\.get_base_model\(\)"):
-        attach(Adapted(), "consensusdrop", 5)
-    wrapper, inputs = torch.nn.DataParallel(llava.model), llava.inputs("one")
-    with pytest.raises(OptionError, match=r"DataParallel.*attach to.*model\.module"):
-        attach(wrapper, "consensusdrop", 5)
-    with attach(wrapper.module, "consensusdrop", 5) as attached:
-        assert wrapper(**inputs).logits.shape[1] == inputs["input_ids"].shape[1]
-        assert kept(attached) == [(16, 5)]
+@torch.no_grad()
+def test_packed_prompts_that_the_plain_model_mixes_are_refused() -> None:
+    model, apart, images = parts_of("llava")
+    inputs = packed(apart, images)
+    size = inputs["input_ids"].shape[1]
+    with attach(model, "consensusdrop", 4):
+        with pytest.raises(OptionError, match="use_cache=False"):
+            model(**inputs | {"use_cache": True})
+        with pytest.raises(OptionError, match="position_ids alone"):
+            model(**inputs, attention_mask=torch.ones(1, 1, size, size, dtype=torch.bool).tril())
 
 
 # ---- arguments and inputs that the plain model takes: followed, or refused in one line that names them
 
 
-def one(name: str, *numbers: int) -> dict[str, Any]:
-    pictures = [part for number in numbers for part in (6, CASES[name].picture(number))]
-    return prompts([1, 5, *pictures, 7, 8, 9])
+def accepted(kind: str, name: str) -> set[str]:
+    """Arguments of a type's model, of the part that encodes images, and of its decoder; none if it attaches to none."""
+    model = getattr(transformers, name)
+    config = transformers.CONFIG_MAPPING[kind]
+    own = [
+        value
+        for value in vars(inspect.getmodule(model)).values()
+        if inspect.isclass(value) and value.__module__ == model.__module__ and hasattr(value, "forward")
+    ]
+    parts = [part for part in own if hasattr(part, "get_image_features")]
+    if not parts or kind in (*OWN_GENERATE, "blip"):
+        return set()
+    text = config().get_text_config()
+    decoders = [MODEL_MAPPING[type(text)]] if type(text) in MODEL_MAPPING else []
+    decoders += [part for part in own if part.__name__.endswith(("TextModel", "LanguageModel"))]
+    signatures = [inspect.signature(part.forward).parameters.values() for part in (model, *parts, *decoders)]
+    return {
+        parameter.name
+        for parameters in signatures
+        for parameter in list(parameters)[1:]
+        if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    }
+
+
+def test_every_argument_of_transformers_has_a_treatment() -> None:
+    given = {"TransformersKwargs": set(TransformersKwargs.__annotations__)}
+    given["GenerationConfig"] = {name for name in vars(transformers.GenerationConfig()) if name[0] != "_"}
+    given["generate"] = set(inspect.signature(transformers.GenerationMixin.generate).parameters) - {"self", "kwargs"}
+    for kind, names in TYPES.items():
+        for name in [names] if isinstance(names, str) else names:
+            given[f"{kind} {name}"] = accepted(kind, name)
+    assert sum(map(bool, given.values())) > 70
+    unknown = {where: names - ARGUMENTS.keys() for where, names in given.items() if names - ARGUMENTS.keys()}
+    assert not unknown, "put these into ARGUMENTS of hosts/prompts.py"
+
+
+@torch.no_grad()
+def test_arguments_that_no_method_can_carry_are_refused_by_name(llava: Any) -> None:
+    inputs = CASES["llava"].inputs()
+    size = inputs["input_ids"].shape[1]
+    wrong = {"is_causal": False, "decoder_input_ids": inputs["input_ids"], "row_weights": torch.ones(1, size)}
+    for method in ("consensusdrop", "fastv"):
+        with attach(llava, method, 4):
+            for name, value in wrong.items():
+                with pytest.raises(OptionError, match=f"^{name}: .*detach the method"):
+                    llava(**inputs, **{name: value})
+            with pytest.raises(OptionError, match="prefill_chunk_size"):
+                generate(llava, inputs, prefill_chunk_size=5)
+            llava(**inputs, output_router_logits=False, seed=torch.ones(3))
+
+
+def test_features_that_were_encoded_before_are_named(llava: Any) -> None:
+    inputs = CASES["llava"].inputs()
+    features = {"image": llava.get_image_features(inputs.pop("pixel_values"), return_dict=True)}
+    with attach(llava, "consensusdrop", 5), pytest.warns(UserWarning, match="mm_encoder_outputs"):
+        llava(**inputs, mm_encoder_outputs=features)
+    with attach(llava, "full", 5):
+        assert llava(**inputs, mm_encoder_outputs=features).logits.shape[1] == inputs["input_ids"].shape[1]
+
+
+@torch.no_grad()
+def test_a_placeholder_outside_the_vocabulary() -> None:
+    """As Gemma 3 has it, which reads another word in its place."""
+    model, inputs, found = CASES["gemma3"].build(), CASES["gemma3"].inputs(), []
+    for number in (IMAGE, 600):
+        model.config.image_token_id = model.model.config.image_token_id = number
+        ids = inputs["input_ids"].masked_fill(inputs["input_ids"] == IMAGE, number)
+        with attach(model, "consensusdrop", 5):
+            found.append(model(**{**inputs, "input_ids": ids}).logits[:, -1])
+    assert close(*found)
+
+
+@torch.no_grad()
+def test_a_prompt_of_embeddings_is_read_as_one_of_ids(llava: Any) -> None:
+    text, inputs = torch.arange(5, 9)[None], CASES["llava"].inputs()
+    embeds = llava.get_input_embeddings()(text)
+    with attach(llava, "consensusdrop", 5):
+        assert close(llava(inputs_embeds=embeds).logits, llava(input_ids=text).logits)
+        steps = []
+        for given in ({"inputs_embeds": embeds}, {"input_ids": text}):
+            read = llava(**inputs, use_cache=True)
+            steps.append(llava(**given, past_key_values=read.past_key_values).logits)
+        assert close(*steps)
 
 
 @pytest.mark.parametrize("name", ["llava", "llava_next", "pixtral", "mistral_3"])
 @torch.no_grad()
 def test_another_layer_of_the_tower_is_read_if_a_call_names_it(name: str) -> None:
-    model, case = CASES[name].build(), CASES[name]
+    model, inputs, tokens = CASES[name].build(), CASES[name].inputs(), CASES[name].tokens
     other = {"vision_feature_layer": -3 if name.startswith("llava") else -2}
     same = {"vision_feature_layer": model.config.vision_feature_layer}
-    plain = model(**one(name, 0), **other).logits
-    with attach(model, "consensusdrop", case.tokens):
-        assert torch.allclose(model(**one(name, 0), **same).logits, model(**one(name, 0)).logits, atol=1e-5)
-        found = model(**one(name, 0), **other).logits
+    plain = model(**inputs, **other).logits
+    with attach(model, "consensusdrop", tokens):
+        assert torch.allclose(model(**inputs, **same).logits, model(**inputs).logits, atol=1e-5)
+        found = model(**inputs, **other).logits
     model.config.vision_feature_layer = model.model.config.vision_feature_layer = other["vision_feature_layer"]
-    with attach(model, "consensusdrop", case.tokens):
-        assert torch.allclose(model(**one(name, 0)).logits, found, atol=1e-5)
-    with attach(model, "fastv", 4096):
-        assert torch.allclose(model(**one(name, 0)).logits, plain, atol=1e-5)
+    for method, budget, wanted in (("consensusdrop", tokens, found), ("fastv", 4096, plain)):
+        with attach(model, method, budget):
+            assert torch.allclose(model(**inputs).logits, wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["pixtral", "mistral_3", "qwen2_5_vl", "smolvlm", "internvl"])
 def test_the_question_is_words(name: str) -> None:
     """Breaks, tags and markers of a later image are no part of the question about an earlier one."""
-    inputs, case = one(name, 0, 2), CASES[name]
-    model = case.build()
-    with attach(model, "consensusdrop", case.tokens) as attached, torch.no_grad():
+    model, inputs = CASES[name].build(), CASES[name].inputs(0, 2)
+    with attach(model, "consensusdrop", CASES[name].tokens) as attached, torch.no_grad():
         read: list[Any] = []
         budgets = attached._budgets
         attached._budgets = lambda stage, prompt: read.append(prompt) or budgets(stage, prompt)  # type: ignore[method-assign,func-returns-value]
@@ -297,32 +449,22 @@ def test_the_question_is_words(name: str) -> None:
 
 
 @torch.no_grad()
-def test_logits_of_any_rows_and_states_of_the_inner_model() -> None:
-    model, inputs = CASES["llava"].build(), one("llava", 0)
-    with attach(model, "consensusdrop", 5):
-        whole = model(**inputs).logits
-        few = model(**inputs, logits_to_keep=torch.tensor([0, 3])).logits
+def test_logits_of_any_rows_and_states_of_the_inner_model(llava: Any) -> None:
+    inputs = CASES["llava"].inputs()
+    with attach(llava, "consensusdrop", 5):
+        whole = llava(**inputs).logits
+        few = llava(**inputs, logits_to_keep=torch.tensor([0, 3])).logits
         assert torch.allclose(few, whole[:, [0, 3]], atol=1e-5)
-        states = model.model(**inputs).last_hidden_state
-        assert torch.allclose(model.lm_head(states), whole, atol=1e-5)
+        states = llava.model(**inputs).last_hidden_state
+        assert torch.allclose(llava.lm_head(states), whole, atol=1e-5)
 
 
 @torch.no_grad()
-def test_a_picture_that_is_not_finite_is_named() -> None:
-    model = CASES["llava"].build()
+def test_a_picture_that_is_not_finite_is_named(llava: Any) -> None:
     inputs = prompts(*([1, CASES["llava"].picture(number), 7, 8] for number in range(3)))
     inputs["pixel_values"][1] = torch.nan
-    with attach(model, "consensusdrop", 5), pytest.raises(NonFiniteError, match=r"^image 1 of prompt 1: "):
-        model(**inputs)
-
-
-@pytest.mark.parametrize("tokens", [np.int64(8), np.float32(0.5), torch.tensor(8), torch.tensor(0.5)], ids=repr)
-@torch.no_grad()
-def test_numbers_of_numpy_and_torch_are_budgets(tokens: Any) -> None:
-    model = CASES["llava"].build()
-    with attach(model, "visionzip", tokens) as attached:
-        model(**one("llava", 0))
-    assert attached.outcomes[0].after == 8
+    with attach(llava, "consensusdrop", 5), pytest.raises(NonFiniteError, match=r"^image 1 of prompt 1: "):
+        llava(**inputs)
 
 
 @pytest.mark.parametrize("aggregate", ["all", "last", "max"])
@@ -331,12 +473,9 @@ def test_words_ask_about_the_pictures_before_them(aggregate: str, monkeypatch: p
     """Queries and keys are taken once for each prompt, so that many images cost what one of their length does; each
     image is asked about by the eager first layer's rows behind it.
     """
-    import hf_models
-
-    case = hf_models.CASES["llava"]
+    case = CASES["llava"]
     model, (first, second, third) = case.build(), map(case.picture, range(3))
-    words = [1, first, 5, 6, second, 7, 9, third, 8], [3, 4, first, 5]
-    inputs, made = hf_models.prompts(*words), []
+    inputs, made = prompts([1, first, 5, 6, second, 7, 9, third, 8], [3, 4, first, 5]), []
     probe = Inputs.probe_of
     monkeypatch.setattr(Inputs, "probe_of", lambda *given: made.append(probe(*given)) or made[0])
     with attach(model, "consensusdrop", tokens=case.tokens, alpha=0.0, aggregate=aggregate) as attached:
@@ -345,7 +484,7 @@ def test_words_ask_about_the_pictures_before_them(aggregate: str, monkeypatch: p
     assert (*made[0].query.shape[:3:2], len(made[0].key)) == (2, 5, 2)  # sequences, words behind images, sequences
     model.set_attn_implementation("eager")
     attention = model(**inputs, output_attentions=True).attentions[0].mean(1)  # [R, S, S]
-    picture = inputs["input_ids"] == hf_models.IMAGE
+    picture = inputs["input_ids"] == IMAGE
     starts = picture & ~picture.roll(1, 1)
     for cross, (row, start) in zip(found, starts.nonzero().tolist(), strict=True):
         end = start + len(first.ids)
@@ -356,12 +495,10 @@ def test_words_ask_about_the_pictures_before_them(aggregate: str, monkeypatch: p
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 def test_new_positions_are_refused_and_a_default_is_said(family: str) -> None:
-    case = CASES[family]
-    model = case.build()
-    for method in ("consensusdrop", "random", "fastv", "pyramiddrop"):
-        with pytest.raises(OptionError, match=r"positions=renumber: Qwen\w+ has positions of three axes"):
-            attach(model, method, tokens=5, positions="renumber")
-    inputs = prompts([1, 7, case.picture(0), 8, 9])
+    model, inputs = CASES[family].build(), CASES[family].inputs()
+    for method, positions in (("random", "renumber"), ("fastv", "renumber"), ("divprune", "spread")):
+        with pytest.raises(OptionError, match=rf"positions={positions}: Qwen\w+ has positions of three axes"):
+            attach(model, method, tokens=5, positions=positions)
     for method, options, notes in (
         ("consensusdrop", {}, ("positions of three axes are kept",)),
         ("consensusdrop+", {}, ()),
@@ -372,13 +509,6 @@ def test_new_positions_are_refused_and_a_default_is_said(family: str) -> None:
             assert attached.notes == notes
 
 
-def test_the_list_says_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["list", "--host", "qwen2.5-vl"]) == 0
-    assert "positions: kept, as they have three axes" in capsys.readouterr().out
-    assert cli.main(["list", "--host", "llava"]) == 0
-    assert "positions:" not in capsys.readouterr().out
-
-
 def test_a_method_knows_what_it_was_asked() -> None:
     assert make("consensusdrop", positions="renumber") == make("consensusdrop")
     assert make("consensusdrop", positions="renumber").asked == {"positions"}
@@ -386,17 +516,27 @@ def test_a_method_knows_what_it_was_asked() -> None:
 
 
 @torch.no_grad()
-def test_padding_behind_a_prompt_is_no_row_of_the_cache(llava: Tiny) -> None:
-    """Two images leave one prompt and one leaves another, after which both have as many rows: none is padding."""
-    a, b, c = (llava.case.picture(number) for number in range(3))
-    long, short = [1, a, b, 7], [1, c, *range(20, 26)]
-    both, alone = prompts(long, [*short, *[0] * (len(a.ids) - llava.case.tokens)]), prompts(short)
-    both["attention_mask"][1, alone["input_ids"].shape[1] :] = 0
+def test_spread_tokens_are_evenly_over_the_span_of_their_image(llava: Any) -> None:
+    """Two prompts, of 2 and 1 words before 16 tokens; the shorter one is padded on the left. Decode steps continue
+    behind the span.
+    """
+    seen: list[Tensor] = []
+    inputs = prompts([1, 5, CASES["llava"].picture(0), 7, 8], [1, CASES["llava"].picture(1), 9])
+    with attach(llava, "divprune", tokens=6, positions="spread"):
+        handle = llava.model.language_model.rotary_emb.register_forward_pre_hook(
+            lambda _, given, named: seen.append((*given, *named.values())[-1]), with_kwargs=True
+        )
+        llava.generate(**inputs, max_new_tokens=3, do_sample=False)
+        handle.remove()
+    first, second, third = seen[:3]
+    assert first[0].tolist() == [0, 1, 2, 5, 8, 11, 14, 17, 18, 19]  # 2 to 17 in steps of three
+    assert first[1].tolist()[-8:] == [0, 1, 4, 7, 10, 13, 16, 17]
+    assert second[:, 0].tolist() == [20, 18] and third[:, 0].tolist() == [21, 19]
 
-    def step(inputs: dict[str, Any]) -> Tensor:
-        mask = torch.nn.functional.pad(inputs["attention_mask"], (0, 1), value=1)
-        given = {"input_ids": mask[:, -1:] * 15, "attention_mask": mask, "position_ids": mask.sum(1, keepdim=True) - 1}
-        return llava.model(**given, past_key_values=llava.model(**inputs).past_key_values).logits[:, -1]
 
-    with llava.attach("divprune"):
-        assert close(step(both)[1:], step(alone))
+@torch.no_grad()
+def test_official_llava_spreads_too(llava_model: Any, prompt: SimpleNamespace) -> None:
+    with attach(llava_model, "divprune", tokens=6, positions="spread"):
+        given = (prompt.ids, torch.zeros(1, 1), None, None, None, prompt.images)
+        placed = llava_model.prepare_inputs_labels_for_multimodal(*given)[1][0].tolist()
+    assert placed[5:12] == [5, 8, 11, 14, 17, 20, 21]

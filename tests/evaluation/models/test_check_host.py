@@ -1,5 +1,11 @@
-"""`model check`: a model with a method is compared with the model itself, and a broken host is found out."""
+"""`model check`: a model with a method is compared with the model itself, and a broken host is found out. Code of a
+checkpoint never runs unless that is said.
+"""
 
+import ast
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,6 +13,7 @@ from typing import Any
 import pytest
 import remote_cases
 
+import llava_consensus
 from llava_consensus.cli import main
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation import models
@@ -19,6 +26,7 @@ from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 
 MINI = "checkpoints/llava-mini"
+PACKAGE = Path(llava_consensus.__file__).parent
 
 
 def failed(findings: list[Finding]) -> dict[str, str]:
@@ -37,6 +45,34 @@ def test_code_of_a_checkpoint_does_not_run_unasked(folder: Path, capsys: pytest.
     for command in (["model", "check"], ["ask", "picture.png", "what?", "--model"]):
         assert main([*command, str(folder)]) == 2
         assert "--trust-remote-code" in capsys.readouterr().err
+
+
+def callers(package: Path) -> list[str]:
+    return [
+        str(path.relative_to(package))
+        for path in sorted(package.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "from_pretrained"
+    ]
+
+
+def test_one_function_loads_everything(tmp_path: Path) -> None:
+    # PEFT reads the tensors and the JSON of an adapter, and no code
+    assert callers(PACKAGE) == ["evaluation/models/convert.py", "hosts/environment.py"]
+    (tmp_path / "a.py").write_text("def f():\n    return A.from_pretrained('x')\n")
+    assert callers(tmp_path) == ["a.py"]
+
+
+def test_a_yes_on_standard_input_runs_nothing(tmp_path: Path) -> None:
+    """The configuration of the checkpoint is made by code of its own."""
+    own = "class Own(PretrainedConfig):\n    model_type='own'\n"
+    (tmp_path / "own.py").write_text(f"from transformers import PretrainedConfig\nopen('ran', 'w')\n{own}")
+    config: dict[str, Any] = {"model_type": "own", "architectures": ["LlavaForConditionalGeneration"]}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoConfig": "own.Own"}}))
+    given = [sys.executable, "-m", "llava_consensus.cli", "serve", str(tmp_path)]
+    done = subprocess.run(given, input="y\n" * 99, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode not in (0, 1) and not (tmp_path / "ran").exists(), done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("method", ["consensusdrop", "divprune", "fastv"])

@@ -1,16 +1,19 @@
-"""Which blocks of a vision tower a method reads."""
+"""Parts of hosts by themselves: which blocks of a tower a method reads, the rows that two methods leave, and masks."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import hf_models
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from llava_consensus import attach, make
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.layers import Layers
 from llava_consensus.hosts.patch_map import Mixed, fed_rows
+from llava_consensus.hosts.rows import Rows, joined_rows
 from llava_consensus.hosts.tower import Learnt, Tower
 
 QWEN = (7, 15, 23, 31)  # blocks of Qwen2.5-VL that attend to the whole image
@@ -87,3 +90,25 @@ def test_blocks_that_are_offloaded_stay_so_after_detach() -> None:
     with attach(model, "divprune", tokens=5):
         model(**inputs)
     assert torch.equal(model(**inputs).logits, expected)
+
+
+def rows(size: int, index: list[int]) -> Rows:
+    real = np.ones((1, len(index)), dtype=bool)
+    gone = torch.tensor([[size - len(index)]])
+    return Rows(size, torch.tensor([index]), None, real, torch.from_numpy(real), gone, len(index) < size)
+
+
+def test_joined_rows_count_what_both_methods_removed() -> None:
+    joined = joined_rows(rows(6, [0, 2, 3, 5]), rows(4, [0, 3]))
+    assert (joined.size, joined.index.tolist(), joined.removed.tolist()) == (6, [[0, 5]], [[4]])
+    assert joined.at is not None and joined.at.tolist() == [[0, 5]] and joined.shrinks
+
+
+def test_a_sliding_window_hides_rows_further_back_than_its_size() -> None:
+    layers = cast(
+        Layers, SimpleNamespace(kinds=["sliding_attention", "full_attention"], config=SimpleNamespace(sliding_window=2))
+    )
+    real = torch.tensor([[False, True, True, True]])
+    window, whole = (Layers.dense(layers, index, real, 3)[0, 0].long().tolist() for index in (0, 1))
+    assert window == [[0, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+    assert whole == [[0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 1]]
