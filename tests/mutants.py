@@ -34,8 +34,8 @@ MATHS = (
     *(f"tests/hosts/test_{name}.py" for name in ("compositions", "cells", "towers", "calibrated")),
 )
 _NAMES = (
-    *("attached_answers", "images", "layouts", "shares", "newlines", "hf_hosts", "loops", "decoder", "llava_host"),
-    *("llava_loops", "attachment", "language_models", "towers", "tile_budgets", "video_llava"),
+    *("attached_answers", "images", "shares", "hf_hosts", "loops", "llava_host", "tiles"),
+    *("attachment", "language_models", "towers", "video_llava"),
     *("calibrated", "smaller_pictures", "compositions", "spread_positions"),
 )
 HOSTS = (
