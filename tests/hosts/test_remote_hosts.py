@@ -1,6 +1,7 @@
 """Qwen-VL, CogVLM and InternVL-Chat as hosts, on doubles of their own code."""
 
 import copy
+import importlib
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ import pytest
 import remote_cases
 import torch
 from remote_cases import PICTURE, Double, double, generate, recorded
-from remote_doubles.cogvlm import build_position_ids
+from torch import Tensor
 
 from llava_consensus import attach
 from llava_consensus.cli import main
@@ -23,11 +24,13 @@ from llava_consensus.hosts import HOSTS
 from llava_consensus.methods import METHODS, make
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Place
+from llava_consensus.reduction.saliency import class_saliency, text_attention
 
 NAMES = ("qwen_vl", "cogvlm", "internvl_chat")
 NEW = 4
 DATA = Path(__file__).parents[2] / "playground/mini"
 GOLDEN = Path(__file__).parents[1] / "golden"
+cogvlm: Any = importlib.import_module("remote_doubles.cogvlm")  # the package has a function of this name
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +87,28 @@ def test_copies_and_threads_do_not_meet(case: Double) -> None:
 
 
 @torch.no_grad()
+def test_a_method_reads_what_cogvlm_computes(folder: Path, seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features and attention of the tower's last block, and attention of the first layer of the language model."""
+    case, maps = double("cogvlm", folder), []
+    kernel = cogvlm.scaled_dot_product_attention
+
+    def note(query: Tensor, key: Tensor, value: Tensor, mask: Any = 0, **options: Any) -> Tensor:
+        maps.append((query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5 + mask).softmax(-1).mean(1))
+        return kernel(query, key, value, **({} if isinstance(mask, int) else {"attn_mask": mask}), **options)
+
+    monkeypatch.setattr(cogvlm, "scaled_dot_product_attention", note)
+    states, inputs = [], case.inputs(case.rows[:1])
+    with case.model.model.vision.transformer.layers[-1].register_forward_hook(lambda *given: states.append(given[2])):
+        case.model(**inputs)
+    with attach(case.model, "consensusdrop", 16):
+        case.model(**inputs)
+    (tokens,) = seen
+    assert torch.allclose(tokens.features, states[0][:, 1:], atol=1e-5)
+    assert torch.allclose(class_saliency(tokens.attention), maps[2][:, 0, 1:], atol=1e-6)  # of three blocks
+    assert torch.allclose(text_attention(tokens.probe)[0], maps[3][0, tokens.probe.rows[0]], atol=1e-5)
+
+
+@torch.no_grad()
 def test_dropping_equals_masking_where_positions_stay(folder: Path) -> None:
     case = double("cogvlm", folder)
     inputs = case.inputs(case.rows)
@@ -91,7 +116,7 @@ def test_dropping_equals_masking_where_positions_stay(folder: Path) -> None:
         reduced = case.model(**inputs).logits[:, -1]
         outcomes = attached.outcomes
     mask = inputs["attention_mask"].clone()
-    positions = build_position_ids(inputs["token_type_ids"], mask)
+    positions = cogvlm.build_position_ids(inputs["token_type_ids"], mask)
     for outcome in outcomes:
         places = (inputs["token_type_ids"][outcome.row] == 1).nonzero()[1:-1, 0]
         stays = torch.zeros(len(places), dtype=torch.bool)
