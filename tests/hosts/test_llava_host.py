@@ -331,7 +331,7 @@ def test_the_cache_holds_what_each_layer_saw_and_no_more(deep: Any, prompt: Simp
 
 @pytest.mark.parametrize("name", ["consensusdrop", *CUTS])
 @torch.no_grad()
-def test_text_alone_and_a_prepared_sequence_that_is_never_read_are_left_alone(
+def test_text_alone_decode_steps_and_a_prepared_sequence_that_is_never_read_are_left_alone(
     deep: Any, prompt: SimpleNamespace, name: str
 ) -> None:
     text = torch.arange(1, 1 + prompt.ids.shape[1] - 1 + PATCHES)[None]
@@ -339,6 +339,8 @@ def test_text_alone_and_a_prepared_sequence_that_is_never_read_are_left_alone(
     with attach(deep, name, tokens=TOKENS):
         deep.prepare_inputs_labels_for_multimodal(prompt.ids, None, None, None, None, prompt.images)
         assert torch.equal(deep(text).logits, dense)
+        ids, *_, embeds, _ = deep.prepare_inputs_labels_for_multimodal(text[:, :1], *[None] * 4, prompt.images)
+        assert ids is not None and embeds is None  # a decode step that is given the images again
 
 
 @torch.no_grad()
