@@ -33,13 +33,9 @@ MATHS = (
     *("tests/reduction", "tests/methods", "tests/evaluation/test_account.py"),
     *(f"tests/hosts/test_{name}.py" for name in ("compositions", "before_tower", "parts", "calibrated")),
 )
-_NAMES = (
-    *("attached_answers", "images", "layouts", "newlines", "hf_hosts", "loops", "decoder", "llava_host"),
-    *("llava_loops", "attachment", "matrix", "parts", "tile_budgets", "calibrated", "before_tower", "compositions"),
-)
 HOSTS = (
-    *(f"tests/hosts/test_{name}.py" for name in _NAMES),
-    *("tests/evaluation/report/test_overlay.py", "tests/project/test_mini_model.py", "tests/methods/test_cdpruner.py"),
+    *("tests/hosts", "tests/reduction/test_shares.py", "tests/methods/test_cdpruner.py"),
+    *("tests/evaluation/report/test_overlay.py", "tests/project/test_mini_model.py"),
 )
 PLACES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # files of each place, and the tests that hold them
     "reduction": (("reduction/*.py",), MATHS),

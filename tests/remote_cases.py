@@ -19,6 +19,7 @@ from torch import Tensor
 from llava_consensus import attach
 
 MINI = Path(__file__).parents[1] / "checkpoints/llava-mini"
+TOKENS = 64  # of an image
 PICTURE = "picture"  # where it stands in a row of words
 ROWS = [[5, 6, PICTURE, 7, 8, 9], [15, PICTURE, 16, 17, 18, 19, 20], [25, 26, 27, PICTURE, 28]]
 EQUAL = [[5, 6, PICTURE, 7, 8, 9], [15, 16, PICTURE, 17, 18, 19]]
@@ -40,7 +41,6 @@ class Double:
     name: str
     model: Any
     folder: Path
-    tokens: int = 64  # of an image
 
     def inputs(self, rows: list[list[Any]], first: int = 0) -> dict[str, Any]:
         """Left-padded prompts, each about an image of its own, counted from `first`."""
@@ -57,13 +57,13 @@ class Double:
             path = self.folder / f"{first + number}.png"
             picture(first + number).save(path)
             name = list(str(path).encode())
-            span = [start, *name, *[start + 2] * (self.tokens - len(name)), start + 1]
+            span = [start, *name, *[start + 2] * (TOKENS - len(name)), start + 1]
             found.append([word for part in row for word in (span if part == PICTURE else [part])])
         return padded(found, 1263)
 
     def _cogvlm(self, rows: list[list[Any]], first: int) -> dict[str, Any]:
-        words = [[1, *([0] * (self.tokens + 2) if PICTURE in row else []), *without(row)] for row in rows]
-        types = [[0, *([1] * (self.tokens + 2) if PICTURE in row else []), *[0] * len(without(row))] for row in rows]
+        words = [[1, *([0] * (TOKENS + 2) if PICTURE in row else []), *without(row)] for row in rows]
+        types = [[0, *([1] * (TOKENS + 2) if PICTURE in row else []), *[0] * len(without(row))] for row in rows]
         size = self.model.config.vision_config["image_size"]
         pictures = [[pixels_of(picture(first + n), size)] if PICTURE in row else [] for n, row in enumerate(rows)]
         inputs = {**padded(words, 0), "token_type_ids": padded(types, 0)["input_ids"]}
@@ -76,9 +76,9 @@ class Double:
         return {**padded(words, 0), "images": torch.stack(pictures)}
 
 
-def double(name: str, folder: Path, seed: int = 0, tokens: int = 64, **sizes: Any) -> Double:
+def double(name: str, folder: Path) -> Double:
     """A double whose images are kept in a folder with a short path."""
-    return Double(name, getattr(remote_doubles, name)(seed, **sizes), folder, tokens)
+    return Double(name, getattr(remote_doubles, name)(), folder)
 
 
 def host_of(case: Double) -> Any:

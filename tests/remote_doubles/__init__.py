@@ -1,4 +1,4 @@
-"""Doubles of four models that carry code of their own, small and with random weights: the same attribute paths, shapes
+"""Doubles of three models that carry code of their own, small and with random weights: the same attribute paths, shapes
 and conventions of calling as theirs, written for these tests from what `hosts/remote` says of them. `base` and one of
 the others stand alone, so that they can lie in a checkpoint as its code.
 """

@@ -5,11 +5,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import PretrainedConfig
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.models.llama.modeling_llama import LlamaMLP
 
-from .base import Greedy, Norm, answer, built, causal, pixels_of, rotate
+from .base import Greedy, Norm, angles, answer, built, causal, pixels_of, rotate
+
+TOWER = dict(image_size=112, patch_size=14, hidden_size=32, num_heads=4, num_hidden_layers=3, intermediate_size=48)
 
 
 class CogVLMConfig(PretrainedConfig):
@@ -18,25 +21,9 @@ class CogVLMConfig(PretrainedConfig):
     def __init__(self, vision_config: Any = None, **given: Any) -> None:
         self.vocab_size, self.hidden_size, self.intermediate_size, self.num_hidden_layers = 1280, 64, 96, 3
         self.num_attention_heads, self.max_position_embeddings, self.template_version = 4, 2048, "chat"
-        small = dict(
-            image_size=112, patch_size=14, hidden_size=32, num_heads=4, num_hidden_layers=3, intermediate_size=48
-        )
-        self.vision_config = vision_config or small
-        super().__init__(
-            **{"tie_word_embeddings": False, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, **given}
-        )
-
-
-class PatchEmbedding(nn.Module):
-    def __init__(self, given: Any) -> None:
-        super().__init__()
-        self.proj = nn.Conv2d(3, given.hidden_size, given.patch_size, given.patch_size)
-        self.cls_embedding = nn.Parameter(torch.zeros(1, given.hidden_size))
-        self.position_embedding = nn.Embedding((given.image_size // given.patch_size) ** 2 + 1, given.hidden_size)
-
-    def forward(self, images: Tensor) -> Tensor:
-        states = self.proj(images).flatten(2).transpose(1, 2)
-        return torch.cat((self.cls_embedding.expand(len(states), 1, -1), states), 1) + self.position_embedding.weight
+        self.hidden_act, self.mlp_bias, self.vision_config = "silu", False, vision_config or TOWER
+        ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+        super().__init__(**{"tie_word_embeddings": False, **ends, **given})
 
 
 class Attention(nn.Module):
@@ -55,42 +42,32 @@ class Attention(nn.Module):
 class TransformerLayer(nn.Module):
     def __init__(self, given: Any) -> None:
         super().__init__()
-        width = given.hidden_size
-        self.input_layernorm, self.attention = nn.LayerNorm(width), Attention(given)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, given.intermediate_size), nn.GELU(), nn.Linear(given.intermediate_size, width)
-        )
-        self.post_attention_layernorm = nn.LayerNorm(width)
+        width, inner = given.hidden_size, given.intermediate_size
+        self.input_layernorm, self.post_attention_layernorm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(given)
+        self.mlp = nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
 
     def forward(self, states: Tensor) -> Tensor:
         states = states + self.input_layernorm(self.attention(states))
         return states + self.post_attention_layernorm(self.mlp(states))
 
 
-class GLU(nn.Module):
-    def __init__(self, config: Any, inside: int) -> None:
-        super().__init__()
-        width, inner = config.hidden_size, config.intermediate_size
-        self.linear_proj, self.norm1 = nn.Linear(inside, width, bias=False), nn.LayerNorm(width)
-        self.dense_h_to_4h, self.gate_proj = nn.Linear(width, inner, bias=False), nn.Linear(width, inner, bias=False)
-        self.dense_4h_to_h = nn.Linear(inner, width, bias=False)
-
-    def forward(self, states: Tensor) -> Tensor:
-        states = nn.functional.gelu(self.norm1(self.linear_proj(states)))
-        return self.dense_4h_to_h(silu(self.gate_proj(states)) * self.dense_h_to_4h(states))
-
-
 class EVA2CLIPModel(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
-        given = SimpleNamespace(**config.vision_config)
-        self.patch_embedding, self.transformer = PatchEmbedding(given), nn.Module()
+        given, width = SimpleNamespace(**config.vision_config), config.hidden_size
+        self.patch_embedding = nn.Conv2d(3, given.hidden_size, given.patch_size, given.patch_size)
+        rows = (given.image_size // given.patch_size) ** 2 + 1  # with the class token
+        self.position_embedding = nn.Parameter(torch.zeros(rows, given.hidden_size))
+        self.transformer = nn.Module()
         self.transformer.layers = nn.ModuleList(TransformerLayer(given) for _ in range(given.num_hidden_layers))
-        self.linear_proj = GLU(config, given.hidden_size)
-        self.boi, self.eoi = (nn.Parameter(torch.zeros(1, 1, config.hidden_size)) for _ in range(2))
+        joint = nn.Linear(given.hidden_size, width, bias=False)
+        self.linear_proj = nn.Sequential(joint, nn.LayerNorm(width), nn.GELU(), LlamaMLP(config))
+        self.boi, self.eoi = (nn.Parameter(torch.zeros(1, 1, width)) for _ in range(2))
 
     def forward(self, images: Tensor) -> Tensor:
-        states = self.patch_embedding(images)
+        patches = self.patch_embedding(images).flatten(2).transpose(1, 2)
+        states = pad(patches, (0, 0, 1, 0)) + self.position_embedding
         for layer in self.transformer.layers:
             states = layer(states)
         states = self.linear_proj(states[:, 1:])
@@ -98,29 +75,18 @@ class EVA2CLIPModel(nn.Module):
 
 
 def experts(types: Tensor) -> Tensor:
-    """Rows of an image that are followed by another one."""
-    return (types == 1) & nn.functional.pad(types == 1, (0, 1))[:, 1:]
+    """Rows of an image that are followed by another one, [R, S]."""
+    return (types == 1) & pad(types == 1, (0, 1))[:, 1:]
 
 
 def build_position_ids(types: Tensor, mask: Tensor) -> Tensor:
     """All patches of an image share a position; padding takes none."""
     real = mask.bool()[:, -types.shape[1] :]
     visual = (types == 1) & real
-    patch = visual & nn.functional.pad(visual, (1, 0))[:, :-1] & nn.functional.pad(visual, (0, 1))[:, 1:]
-    steps = (real & ~patch) | (patch & ~nn.functional.pad(patch, (1, 0))[:, :-1])
+    patch = visual & pad(visual, (1, 0))[:, :-1] & pad(visual, (0, 1))[:, 1:]
+    steps = (real & ~patch) | (patch & ~pad(patch, (1, 0))[:, :-1])
     steps[:, 0] = False
     return steps.long().cumsum(1)
-
-
-class CogRotary(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.register_buffer("inv_freq", 10000.0 ** -(torch.arange(0, width, 2) / width))
-
-    def forward(self, query: Tensor, key: Tensor, position_ids: Tensor, max_seqlen: Any) -> Any:
-        angles = position_ids[:, None, :, None] * self.inv_freq
-        turns = torch.cat((angles, angles), -1)
-        return rotate(query, turns.cos(), turns.sin()), rotate(key, turns.cos(), turns.sin())
 
 
 class VisionExpertAttention(nn.Module):
@@ -128,18 +94,19 @@ class VisionExpertAttention(nn.Module):
         super().__init__()
         width = config.hidden_size
         self.num_heads, self.head_dim = config.num_attention_heads, width // config.num_attention_heads
-        self.rotary_emb = CogRotary(self.head_dim)
+        self.rotary_emb = nn.Module()
+        self.rotary_emb.register_buffer("inv_freq", 10000.0 ** -(torch.arange(0, self.head_dim, 2) / self.head_dim))
         for name, size in (("query_key_value", 3 * width), ("dense", width)):
             for kind in ("vision", "language"):
                 setattr(self, f"{kind}_expert_{name}", nn.Linear(width, size, bias=False))
 
     def forward(self, states: Tensor, types: Tensor, positions: Tensor, mask: Tensor, past: Any) -> Any:
         visual = experts(types)[..., None]
-        mixed = torch.where(
-            visual, self.vision_expert_query_key_value(states), self.language_expert_query_key_value(states)
-        )
+        kinds = (self.vision_expert_query_key_value(states), self.language_expert_query_key_value(states))
+        mixed = torch.where(visual, *kinds)
         query, key, value = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in mixed.chunk(3, -1))
-        query, key = self.rotary_emb(query, key, position_ids=positions, max_seqlen=positions.max() + 1)
+        turns = angles(positions[:, None], self.rotary_emb.inv_freq)
+        query, key = rotate(query, *turns), rotate(key, *turns)
         if past is not None:
             key, value = torch.cat((past[0], key), 2), torch.cat((past[1], value), 2)
         out = scaled_dot_product_attention(query, key, value, mask).transpose(1, 2).flatten(2)
@@ -147,22 +114,11 @@ class VisionExpertAttention(nn.Module):
         return out, (key, value)
 
 
-class CogMLP(nn.Module):
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-
-    def forward(self, states: Tensor) -> Tensor:
-        return self.down_proj(silu(self.gate_proj(states)) * self.up_proj(states))
-
-
 class CogVLMDecoderLayer(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.self_attn, self.mlp = VisionExpertAttention(config), nn.Module()
-        self.mlp.language_mlp, self.mlp.vision_mlp = CogMLP(config), CogMLP(config)
+        self.mlp.language_mlp, self.mlp.vision_mlp = LlamaMLP(config), LlamaMLP(config)
         self.input_layernorm, self.post_attention_layernorm = Norm(config.hidden_size), Norm(config.hidden_size)
 
     def forward(self, states: Tensor, types: Tensor, positions: Tensor, mask: Tensor, past: Any) -> Any:
@@ -219,12 +175,6 @@ class CogVLMForCausalLM(Greedy):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    def _init_weights(self, module: Any) -> None:
-        pass
-
-    def get_input_embeddings(self) -> Any:
-        return self.model.embed_tokens
-
     def forward(
         self,
         input_ids: Any = None,
@@ -235,8 +185,6 @@ class CogVLMForCausalLM(Greedy):
         past_key_values: Any = None,
         inputs_embeds: Any = None,
         use_cache: Any = None,
-        output_attentions: Any = None,
-        output_hidden_states: Any = None,
         return_dict: Any = None,
         labels: Any = None,
     ) -> CausalLMOutputWithPast:
@@ -244,29 +192,19 @@ class CogVLMForCausalLM(Greedy):
         inner = self.model(input_ids, images, token_type_ids, attention_mask, position_ids, past_key_values)
         return answer(self.lm_head(inner.last_hidden_state), labels, inner.past_key_values)
 
-    def prepare_inputs_for_generation(
-        self,
-        input_ids: Any,
-        token_type_ids: Any,
-        images: Any = None,
-        past_key_values: Any = None,
-        attention_mask: Any = None,
-        **kwargs: Any,
-    ) -> Any:
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    def prepare_inputs_for_generation(self, input_ids: Any, token_type_ids: Any, **given: Any) -> Any:
+        rest = {name: given.get(name) for name in ("images", "past_key_values", "attention_mask")}
+        mask = torch.ones_like(input_ids) if rest["attention_mask"] is None else rest["attention_mask"]
         positions = build_position_ids(token_type_ids, mask)
-        if past_key_values:
-            input_ids, token_type_ids, positions = (one[:, -1:] for one in (input_ids, token_type_ids, positions))
         rows = {"input_ids": input_ids, "token_type_ids": token_type_ids, "position_ids": positions}
-        return {**rows, "images": images, "past_key_values": past_key_values, "attention_mask": attention_mask}
+        return {name: row[:, -1:] if rest["past_key_values"] else row for name, row in rows.items()} | rest
 
     def build_conversation_input_ids(
         self, tokenizer: Any, *, query: str, history: Any = None, images: Any = None, template_version: Any = None
     ) -> dict[str, Any]:
         given = self.config.vision_config
-        words = tokenizer.encode(
-            WORDS[template_version or self.config.template_version].format(query), add_special_tokens=False
-        )
+        text = WORDS[template_version or self.config.template_version].format(query)
+        words = tokenizer.encode(text, add_special_tokens=False)
         rows = 0 if images is None else (given["image_size"] // given["patch_size"]) ** 2 + 2
         ids = [self.config.bos_token_id, *[self.config.pad_token_id] * rows, *words]
         types = [0, *[1] * rows, *[0] * len(words)]
@@ -275,5 +213,5 @@ class CogVLMForCausalLM(Greedy):
         return {**{name: torch.tensor(value) for name, value in found.items()}, "images": pixels}
 
 
-def cogvlm(seed: int = 0, **sizes: Any) -> Any:
-    return built(CogVLMForCausalLM, CogVLMConfig(**sizes), seed)
+def cogvlm() -> Any:
+    return built(CogVLMForCausalLM, CogVLMConfig())

@@ -1,34 +1,21 @@
 """A double of InternVL-Chat of 2023."""
 
-from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from llava.model.llava_arch import LlavaMetaForCausalLM
 from torch import Tensor, nn
+from torch.nn.functional import interpolate, scaled_dot_product_attention
 from transformers import CLIPImageProcessor, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.models.clip.modeling_clip import CLIPMLP
 
-from .base import LlavaLanguage, Norm, built, held, joined
+from .base import Greedy, Norm, answer, built
 
-TOWER = {
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 6,
-    "intermediate_size": 64,
-    "image_size": 56,
-    "patch_size": 14,
-}
-LANGUAGE: dict[str, Any] = {
-    "vocab_size": 1280,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "tie_word_embeddings": False,
-    "pad_token_id": 0,
-    "eos_token_id": 2,
-}
+SHOWN = 112  # pixels of a side of an image; the tower was first trained for half as many
+SIZES = dict(hidden_size=32, num_attention_heads=4, num_hidden_layers=6, intermediate_size=64)
+TOWER = SimpleNamespace(**SIZES, hidden_act="gelu", image_size=56, patch_size=14)
 
 
 class InternAttention(nn.Module):
@@ -39,21 +26,18 @@ class InternAttention(nn.Module):
         self.q_norm, self.k_norm = Norm(width), Norm(width)
 
     def forward(self, states: Tensor) -> Tensor:
-        query, key, value = self.qkv(states).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        query, key = (
-            norm(part.transpose(1, 2).flatten(2)).view_as(part.transpose(1, 2)).transpose(1, 2)
-            for norm, part in ((self.q_norm, query), (self.k_norm, key))
-        )
-        weights = (query * self.scale @ key.transpose(-2, -1)).softmax(-1)
-        return self.proj((weights @ value).transpose(1, 2).flatten(2))
+        query, key, value = self.qkv(states).chunk(3, -1)
+        parts = (self.q_norm(query), self.k_norm(key), value)
+        heads = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in parts)
+        return self.proj(scaled_dot_product_attention(*heads, scale=self.scale).transpose(1, 2).flatten(2))
 
 
 class InternVisionEncoderLayer(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
-        self.attn, self.norm1, self.norm2 = InternAttention(width, heads), Norm(width), Norm(width)
-        parts = {"fc1": nn.Linear(width, 2 * width), "act": nn.GELU(), "fc2": nn.Linear(2 * width, width)}
-        self.mlp = nn.Sequential(OrderedDict(parts))
+        width = config.hidden_size
+        self.attn, self.mlp = InternAttention(width, config.num_attention_heads), CLIPMLP(config)
+        self.norm1, self.norm2 = Norm(width), Norm(width)
         self.ls1, self.ls2 = nn.Parameter(torch.ones(width)), nn.Parameter(torch.ones(width))
 
     def forward(self, states: Tensor) -> Tensor:
@@ -69,7 +53,7 @@ class InternVisionModel(nn.Module):
         self.embeddings.patch_embedding = nn.Conv2d(3, width, config.patch_size, config.patch_size)
         self.embeddings.class_embedding = nn.Parameter(torch.zeros(1, 1, width))
         self.embeddings.position_embedding = nn.Parameter(torch.zeros(1, self.patches**2 + 1, width))
-        layers = (InternVisionEncoderLayer(width, config.num_attention_heads) for _ in range(config.num_hidden_layers))
+        layers = (InternVisionEncoderLayer(config) for _ in range(config.num_hidden_layers))
         self.encoder.layers = nn.ModuleList(layers)
 
     def forward(self, pixels: Tensor) -> list[Tensor]:
@@ -77,8 +61,8 @@ class InternVisionModel(nn.Module):
         patches = self.embeddings.patch_embedding(pixels)
         own = self.embeddings.position_embedding
         grid = own[:, 1:].transpose(1, 2).unflatten(2, (self.patches, self.patches))
-        grid = nn.functional.interpolate(grid, size=patches.shape[2:], mode="bicubic")
-        states = patches.flatten(2).transpose(1, 2) + grid.flatten(2).transpose(1, 2)
+        grid = interpolate(grid, size=patches.shape[2:], mode="bicubic")
+        states = (patches + grid).flatten(2).transpose(1, 2)
         states = torch.cat((self.embeddings.class_embedding.expand(len(pixels), -1, -1) + own[:, :1], states), 1)
         found = [states]
         for layer in self.encoder.layers:
@@ -87,34 +71,23 @@ class InternVisionModel(nn.Module):
 
 
 class InternVisionTower(nn.Module):
-    def __init__(self, config: Any, shown: int) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
         self.vision_tower, self.select_layer, self.select_feature = InternVisionModel(config), -4, "patch"
-        self.is_loaded, self.vision_tower_name = True, "intern_vit_6b"
-        self.image_processor = CLIPImageProcessor(crop_size=shown, size=shown)
-
-    @property
-    def config(self) -> Any:
-        return self.vision_tower.config
-
-    @property
-    def num_patches(self) -> int:
-        return (self.config.image_size // self.config.patch_size) ** 2
+        self.config, self.is_loaded, self.vision_tower_name = config, True, "intern_vit_6b"
+        self.image_processor = CLIPImageProcessor(crop_size=SHOWN, size=SHOWN)
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
         return self.vision_tower(images)[self.select_layer][:, 1:]
 
 
-class LlavaLlamaForCausalLM(LlavaLanguage, LlamaForCausalLM):  # type: ignore[misc]
+class LlavaLlamaForCausalLM(Greedy, LlamaForCausalLM):  # type: ignore[misc]
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        vision = SimpleNamespace(**config.vision)
-        self.model.vision_tower = InternVisionTower(vision, config.shown)
-        width = config.hidden_size
-        self.model.mm_projector = nn.Sequential(
-            nn.Linear(vision.hidden_size, width), nn.GELU(), nn.Linear(width, width)
-        )
+        inside, width = TOWER.hidden_size, config.hidden_size
+        self.model.vision_tower = InternVisionTower(TOWER)
+        self.model.mm_projector = nn.Sequential(nn.Linear(inside, width), nn.GELU(), nn.Linear(width, width))
 
     def get_model(self) -> Any:
         return self.model
@@ -128,21 +101,18 @@ class LlavaLlamaForCausalLM(LlavaLanguage, LlamaForCausalLM):  # type: ignore[mi
     def prepare_inputs_labels_for_multimodal(
         self, input_ids: Any, attention_mask: Any, past_key_values: Any, labels: Any, images: Any
     ) -> Any:
-        if self.get_vision_tower() is None or images is None or input_ids.shape[1] == 1:
-            if past_key_values is not None and images is not None and input_ids.shape[1] == 1:
-                size = (len(attention_mask), held(past_key_values) + 1)
-                attention_mask = torch.ones(size, dtype=attention_mask.dtype)
-            return input_ids, attention_mask, past_key_values, None, labels
-        features, embed = iter(self.encode_images(images)), self.get_model().embed_tokens
-        marks = torch.full_like(input_ids, -100) if labels is None else labels
-        rows, targets = zip(*(joined(*row, features, embed) for row in zip(input_ids, marks, strict=True)), strict=True)
-        if len({len(row) for row in rows}) > 1:
-            raise NotImplementedError("rows of several lengths")
-        embeds = torch.stack(rows)
-        if attention_mask is not None:
-            more = embeds.shape[1] - input_ids.shape[1]
-            attention_mask = torch.cat((attention_mask.new_ones(len(rows), more), attention_mask), 1)
-        return None, attention_mask, past_key_values, embeds, None if labels is None else torch.stack(targets)
+        """Official LLaVA's function for prompts of equal lengths; behind them, all rows of the cache are unmasked."""
+        if images is not None and input_ids.shape[1] == 1 and past_key_values is not None:
+            attention_mask = attention_mask.new_ones(len(input_ids), past_key_values.get_seq_length() + 1)
+        official = LlavaMetaForCausalLM.prepare_inputs_labels_for_multimodal
+        given = (None, attention_mask, past_key_values, labels, images)
+        ids, _, mask, cache, embeds, labels = official(self, input_ids, *given)
+        return ids, mask, cache, embeds, labels
+
+    def prepare_inputs_for_generation(self, input_ids: Any, past_key_values: Any = None, **given: Any) -> Any:
+        ids = input_ids[:, -1:] if past_key_values else input_ids
+        rest = {"attention_mask": given["attention_mask"], "images": given.get("images")}
+        return {"input_ids": ids, "past_key_values": past_key_values, "use_cache": True, **rest}
 
     def forward(
         self,
@@ -152,24 +122,17 @@ class LlavaLlamaForCausalLM(LlavaLanguage, LlamaForCausalLM):  # type: ignore[mi
         inputs_embeds: Any = None,
         labels: Any = None,
         use_cache: Any = None,
-        output_attentions: Any = None,
-        output_hidden_states: Any = None,
         images: Any = None,
         return_dict: Any = None,
     ) -> CausalLMOutputWithPast:
-        input_ids, attention_mask, past_key_values, inputs_embeds, labels = self.prepare_inputs_labels_for_multimodal(
-            input_ids, attention_mask, past_key_values, labels, images
-        )
-        return self.answered(
-            labels,
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-        )
+        given = (input_ids, attention_mask, past_key_values, labels, images)
+        ids, mask, cache, embeds, labels = self.prepare_inputs_labels_for_multimodal(*given)
+        rows = {"input_ids": ids, "attention_mask": mask, "past_key_values": cache, "inputs_embeds": embeds}
+        inner = self.model(**rows, use_cache=True)
+        return answer(self.lm_head(inner[0]), labels, inner.past_key_values)
 
 
-def internvl_chat(seed: int = 0, shown: int = 112, **vision: Any) -> Any:
-    given = {"mm_vision_tower": "intern_vit_6b", "vision": {**TOWER, **vision}, "shown": shown}
-    config = LlamaConfig(**LANGUAGE, **given)
-    return built(LlavaLlamaForCausalLM, config, seed)
+def internvl_chat() -> Any:
+    sizes = dict(hidden_size=64, num_attention_heads=4, num_hidden_layers=3, intermediate_size=96, vocab_size=1280)
+    rest = dict(pad_token_id=0, eos_token_id=2, tie_word_embeddings=False, mm_vision_tower="intern_vit_6b")
+    return built(LlavaLlamaForCausalLM, LlamaConfig(**sizes, **rest))
