@@ -40,7 +40,7 @@ from llava_consensus.hosts.images import (
     parts_of,
     with_class,
 )
-from llava_consensus.hosts.inputs import KEPT, Inputs, finite_needs_of, needs_of
+from llava_consensus.hosts.inputs import KEPT, Inputs, check_finite, needs_of
 from llava_consensus.hosts.kernels import KernelCall, first_attention, skip_in_probe
 from llava_consensus.hosts.layers import Layers, later_step, runs_again
 from llava_consensus.hosts.outcomes import Report, reduced, unchanged
@@ -288,7 +288,12 @@ class Entrance:
         if not self._stay():
             return (), kwargs
         prompt, short = self._prompt(forward, labels)
-        return (), self._reduce(Pass(decoder, forward.base, prompt, kwargs, cache, book, short))
+        run = Pass(decoder, forward.base, prompt, kwargs, cache, book, short)
+        self._enter(run)
+        if run.rows is None:
+            run.kwargs = self._step(decoder, kwargs, book, cache)
+        self._between(run)
+        return (), run.kwargs
 
     def _open(self, cache: Any, book: Book | None) -> bool:
         """Lets this forward continue a cache if these hooks filled it, and says so."""
@@ -335,14 +340,6 @@ class Entrance:
         prompt = prompt_of(forward.ids, forward.real, asks, images, tiles, encoded, model.config)
         return prompt._replace(beams=most, left=left, later=later), short
 
-    def _reduce(self, run: Pass) -> dict[str, Any]:
-        """The decoder's arguments for the rows that are left; layer hooks are armed if a method cuts later."""
-        self._enter(run)
-        if run.rows is None:
-            run.kwargs = self._step(run.decoder, run.kwargs, run.held, run.cache)
-        self._between(run)
-        return run.kwargs
-
     def _enter(self, run: Pass) -> None:
         """The methods at the entrance, one after the other."""
         owner, whole = self.owner, run.whole
@@ -372,7 +369,11 @@ class Entrance:
         """Units through the method, and the arguments of the decoder without the rows that leave."""
         model, prompt, embeds, method = self.model(), run.prompt, run.kwargs["inputs_embeds"], stage.method
         projector = self.projector(run.base)
-        needs = finite_needs_of(prompt, method, model, projector is not None, run.short, embeds)
+        try:
+            needs = needs_of(prompt, method, model, projector is not None, run.short)
+        except OptionError:
+            check_finite(prompt, embeds)
+            raise
         clip = self.owner._clip_sides(prompt, run.base) if Need.QUESTION in needs else None
         inputs = self.inputs(prompt, embeds, method, needs, projector, clip)
         self.read_probe(inputs, run)
