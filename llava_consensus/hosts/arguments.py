@@ -157,7 +157,9 @@ def argument_of(value: Any, rows: Rows, pool: Pool, prompt: Prompt, visual: int)
         return type(value)(argument_of(item, rows, pool, prompt, visual) for item in value)
     if isinstance(value, dict):
         return {name: argument_of(item, rows, pool, prompt, visual) for name, item in value.items()}
-    if not (isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 2 and len(value) == visual):
+    if not isinstance(value, Tensor):
+        return value
+    if not (value.is_floating_point() and value.ndim == 2 and len(value) == visual):
         return drop_rows(value, rows)
     here = visual_rows(prompt.images, prompt.real.shape)
     flat, mask = upload([np.flatnonzero(here), here], value.device)

@@ -121,7 +121,6 @@ class Entrance:
 
     @property
     def clip_name(self) -> str:
-        """The CLIP model that the vision configuration names as its own; empty if it names none."""
         return clip_of(self.model().config)  # type: ignore[union-attr]
 
     def replaced(self, model: Any) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
@@ -245,16 +244,14 @@ class Entrance:
     def encode(self, name: str, modality: str, *args: Any, **inputs: Any) -> Any:
         forward = self.local.forward
         base: Any = self.base() if forward is None else forward.base
-        straight = self._straight(modality)
+        straight, plain = self._straight(modality), getattr(type(base), name).__get__(base)
+        inputs = by_name(argument_names(plain.__func__)[1:], args, inputs)
         if self.fixed and modality == "image":
-            names = argument_names(getattr(type(base), name))[1:]
-            args, inputs = (), on_grid(base.config, by_name(names, args, inputs))
-        plain = getattr(type(base), name).__get__(base)
+            inputs = on_grid(base.config, inputs)
         ids = self.local.ids if forward is None else forward.ids
         if self.before is None or ids is None or getattr(self.tower.busy, "on", False):
-            output = self.tower.encode(plain, base, self.family.mapped, not straight, *args, **inputs)
+            output = self.tower.encode(plain, base, self.family.mapped, not straight, **inputs)
         else:
-            inputs |= dict(zip(argument_names(plain.__func__)[1:], args, strict=False))
             output = self.before.encode(self.tower, plain, base, modality, ids, not straight, inputs)
         if not hasattr(output, RECORD):  # an encoder of videos calls the one of images
             return output

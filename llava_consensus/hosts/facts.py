@@ -100,7 +100,6 @@ class Facts:
 
     @property
     def clip_name(self) -> str:
-        """The CLIP model that the vision configuration names as its own; empty if it names none."""
         return clip_of(self.config)
 
     @property

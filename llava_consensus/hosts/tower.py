@@ -23,7 +23,6 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.images import STRUCTURAL, Image
 from llava_consensus.hosts.kernels import Block, KernelCall, Recorder
 from llava_consensus.hosts.patch_map import Mapped, Mixed, fed_rows, patch_map, resampled, sides_of
-from llava_consensus.hosts.rows import by_name
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need
 
@@ -173,17 +172,13 @@ class Tower:
             found |= {self.early_block(name) for name in ([fed[0]] if fed else self.lists)}
         return {(name, index) for name, index in found if index < self.lists[name]}
 
-    def encode(
-        self, plain: Callable[..., Any], base: nn.Module, maps: bool, learns: bool, *args: Any, **inputs: Any
-    ) -> Any:
+    def encode(self, plain: Callable[..., Any], base: nn.Module, maps: bool, learns: bool, **inputs: Any) -> Any:
         """Runs an encoder of the model, `get_image_features` or that of videos, and records.
 
         Args:
             maps: whether a map of patches is needed even if nothing is read.
             learns: whether the map depends on the shapes of images; if not, only the block must be found.
         """
-        names = argument_names(getattr(plain, "__func__", plain))[1:]
-        inputs = by_name(names, args, inputs)
         if getattr(self.busy, "on", False):  # encoders of videos that call the one of images
             return plain(**inputs)
         self.busy.on = True
@@ -200,28 +195,27 @@ class Tower:
         plainly = {name: None if isinstance(value, Tensor) else value for name, value in inputs.items()}
         key = layer, shape_key(inputs if learns else plainly)
         fed = self.learnt.fed.get(key)
+        record = Encoded(inputs, key, 0, {}, {}, {}, None, [])
         known = [] if learns or fed is not None or not self.reads else self.named(inputs, base.config)
         if known:  # no gradient is needed to find it
-            record = Encoded(inputs, key, 0, {}, {}, {}, None, [])
-            output = self._recorded(plain, base, inputs, record, [Fed(block, None, []) for block in known], False)
+            output = self._recorded(plain, base, inputs, record, known, False)
             ran = next((block for block in known if any(name == block[0] for name, _ in record.calls)), known[0])
             self.learnt.fed[key] = Fed(ran, None, [])
             return self._noted(output, record)
         learning = fed is None and (self.reads or maps)
         if learning and not self.lists:
             self._look(base, None)
-        record = Encoded(inputs, key, 0, {}, {}, {}, None, [])
-        if not learning and not self.reads:
-            output = plain(**inputs)
+        if fed is not None and self.reads:
+            output = self._recorded(plain, base, inputs, record, [fed.block] if fed.block else [], False)
         elif not learning:
-            output = self._recorded(plain, base, inputs, record, fed, False)
+            output = plain(**inputs)
         elif torch.is_grad_enabled():
             with open_checkpoints(base):
-                output = self._recorded(plain, base, inputs, record, fed, True)
+                output = self._recorded(plain, base, inputs, record, None, True)
         else:
             copied = {n: v.clone() if isinstance(v, Tensor) and v.is_inference() else v for n, v in inputs.items()}
             with torch.inference_mode(False), torch.no_grad(), open_checkpoints(base):
-                output = self._recorded(plain, base, copied, record, fed, True)
+                output = self._recorded(plain, base, copied, record, None, True)
         rows = flat_features(output, self.reads)
         if learning and rows is not None and bool(rows.isfinite().all()):
             self.learnt.fed[key] = self._fed(key, output, record)
@@ -239,15 +233,15 @@ class Tower:
 
     def _recorded(
         self, plain: Callable[..., Any], base: nn.Module, inputs: dict[str, Any], record: Encoded,
-        fed: Fed | list[Fed] | None, cut: bool,
+        fed: list[Block] | None, cut: bool,
     ) -> Any:  # fmt: skip
         """Runs an encoder while blocks are recorded.
 
         Args:
+            fed: those that may feed the projector; None if they are not known.
             cut: whether the autograd graph begins at the attention output of the blocks, if it has not begun before.
         """
-        feds = fed if isinstance(fed, list) else [fed]
-        wanted = {block for one in feds if one is None or one.block for block in self.wanted(one and one.block)}
+        wanted = {block for one in ([None] if fed is None else fed) for block in self.wanted(one)}
         blocks = {block: list(base.get_submodule(block[0]).children())[block[1]] for block in wanted}
         resamplers = [base.get_submodule(name) for name in self.resamplers]
         recorder = Recorder(blocks, resamplers, record, cut, fed is None)
