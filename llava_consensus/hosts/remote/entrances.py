@@ -287,7 +287,3 @@ def real_rows(inputs: dict[str, Any]) -> NDArray[np.bool_]:
     """Rows of prompts [R, S] that are no padding."""
     mask, ids = inputs.get("attention_mask"), inputs["input_ids"]
     return np.ones(ids.shape, dtype=bool) if mask is None else mask.cpu().numpy().astype(bool)
-
-
-def whole_image(row: int, places: Integers, token: Integers) -> Image:
-    return Image(row, places, np.zeros(len(places), dtype=np.int64), token, 1, False, 0)
