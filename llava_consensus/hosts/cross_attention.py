@@ -21,7 +21,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.entrance import ENCODING, Entrance
 from llava_consensus.hosts.environment import SIDES
 from llava_consensus.hosts.facts import Facts
-from llava_consensus.hosts.images import Call, Image, Integers, placeholder_of, runs
+from llava_consensus.hosts.images import Call, Image, one_image, placeholder_of, runs
 from llava_consensus.hosts.inputs import Inputs
 from llava_consensus.hosts.outcomes import Report, reduced, unchanged
 from llava_consensus.hosts.prompts import Prompt, ids_of
@@ -190,10 +190,6 @@ class CrossEntrance(Entrance):
         if self.local.rows is not None and cache is not None:
             setattr(cache, HELD, (self.number, self.local.rows))
             cache.reduction_hold = self.held()
-
-
-def one_image(row: int, places: Integers) -> Image:
-    return Image(row, places, np.zeros_like(places), np.arange(len(places)), 1, False, 0)
 
 
 def cut_mask(mask: Tensor, rows: Rows) -> Tensor:

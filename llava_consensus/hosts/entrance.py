@@ -40,7 +40,7 @@ from llava_consensus.hosts.images import (
     parts_of,
     with_class,
 )
-from llava_consensus.hosts.inputs import KEPT, Inputs, finite_needs_of, needs_of
+from llava_consensus.hosts.inputs import KEPT, Inputs, check_finite, needs_of
 from llava_consensus.hosts.kernels import OLD, KernelCall, first_attention, skip_in_probe
 from llava_consensus.hosts.layers import Layers, later_step, runs_again
 from llava_consensus.hosts.outcomes import Report, reduced, unchanged
@@ -122,7 +122,6 @@ class Entrance:
 
     @property
     def clip_name(self) -> str:
-        """The CLIP model that the vision configuration names as its own; empty if it names none."""
         return clip_of(self.model().config)  # type: ignore[union-attr]
 
     def replaced(self, model: Any) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
@@ -263,13 +262,11 @@ class Entrance:
     def encode(self, name: str, modality: str, *args: Any, **inputs: Any) -> Any:
         forward = self.local.forward
         base: Any = self.base() if forward is None else forward.base
-        straight = self._straight(modality)
+        straight, plain = self._straight(modality), getattr(type(base), name).__get__(base)
+        inputs = by_name(argument_names(plain.__func__)[1:], args, inputs)
         if self.fixed and modality == "image":
-            names = argument_names(getattr(type(base), name))[1:]
-            args, inputs = (), on_grid(base.config, by_name(names, args, inputs))
-        plain = getattr(type(base), name).__get__(base)
+            inputs = on_grid(base.config, inputs)
         ids = self.local.ids if forward is None else forward.ids
-        inputs |= dict(zip(argument_names(plain.__func__)[1:], args, strict=False))
         ours = forward is not None or self.local.generates  # another caller may read the last states
         with self.noting(skips=ours and straight and self.tower.reads_as_named(inputs, base.config)):
             if self.before is None or ids is None or getattr(self.tower.busy, "on", False):
@@ -308,7 +305,12 @@ class Entrance:
         if not self._stay():
             return (), kwargs
         prompt, short = self._prompt(forward, labels)
-        return (), self._reduce(Pass(decoder, forward.base, prompt, kwargs, cache, book, short))
+        run = Pass(decoder, forward.base, prompt, kwargs, cache, book, short)
+        self._enter(run)
+        if run.rows is None:
+            run.kwargs = self._step(decoder, kwargs, book, cache)
+        self._between(run)
+        return (), run.kwargs
 
     def _open(self, cache: Any, book: Book | None) -> bool:
         """Lets this forward continue a cache if these hooks filled it, and says so."""
@@ -355,14 +357,6 @@ class Entrance:
         prompt = prompt_of(forward.ids, forward.real, asks, images, tiles, encoded, model.config)
         return prompt._replace(beams=most, left=left, later=later), short
 
-    def _reduce(self, run: Pass) -> dict[str, Any]:
-        """The decoder's arguments for the rows that are left; layer hooks are armed if a method cuts later."""
-        self._enter(run)
-        if run.rows is None:
-            run.kwargs = self._step(run.decoder, run.kwargs, run.held, run.cache)
-        self._between(run)
-        return run.kwargs
-
     def _enter(self, run: Pass) -> None:
         """The methods at the entrance, one after the other."""
         owner, whole = self.owner, run.whole
@@ -392,7 +386,11 @@ class Entrance:
         """Units through the method, and the arguments of the decoder without the rows that leave."""
         model, prompt, embeds, method = self.model(), run.prompt, run.kwargs["inputs_embeds"], stage.method
         projector = self.projector(run.base)
-        needs = finite_needs_of(prompt, method, model, projector is not None, run.short, embeds)
+        try:
+            needs = needs_of(prompt, method, model, projector is not None, run.short)
+        except OptionError:
+            check_finite(prompt, embeds)
+            raise
         clip = self.owner._clip_sides(prompt, run.base) if Need.QUESTION in needs else None
         inputs = self.inputs(prompt, embeds, method, needs, projector, clip)
         self.read_probe(inputs, run)

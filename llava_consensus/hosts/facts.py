@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.environment import REMEDY, STOCK
@@ -100,7 +100,6 @@ class Facts:
 
     @property
     def clip_name(self) -> str:
-        """The CLIP model that the vision configuration names as its own; empty if it names none."""
         return clip_of(self.config)
 
     @property
@@ -218,9 +217,6 @@ class Facts:
             clips = visual + 2 * (ids == self.placeholder("video")).int()
         types |= {"mm_token_type_ids": clips, "moe_mm_token_type_ids": clips}
         return {name: value for name, value in types.items() if name in taken}
-
-    def of(self, module: nn.Module) -> "Facts":
-        return type(self)(module, self.options)
 
 
 def _first(size: int | list[int]) -> int:

@@ -35,6 +35,12 @@ class Image(NamedTuple):
     part: tuple[int, int] = (0, 1)  # index of this part of the user's image, and their number
 
 
+def one_image(row: int, places: Integers, token: Integers | None = None) -> Image:
+    """An image of one tile, whose tokens are in order if none are given."""
+    token = np.arange(len(places)) if token is None else token
+    return Image(row, places, np.zeros_like(places), token, 1, False, 0)
+
+
 class Call(NamedTuple):
     """Input of a family's entry."""
 

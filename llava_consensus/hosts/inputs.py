@@ -55,20 +55,14 @@ def needs_of(prompt: Prompt, method: Method, model: Any, projects: bool, short: 
     return needs_among(offered, method, type(model).__name__, short)
 
 
-def finite_needs_of(
-    prompt: Prompt, method: Method, model: Any, projects: bool, short: str, embeds: Tensor
-) -> frozenset[Need]:
-    """The same, but a tower that cannot be read as its numbers are not finite is named as such, with the image."""
-    try:
-        return needs_of(prompt, method, model, projects, short)
-    except OptionError:
-        for number, image in enumerate(prompt.images):
-            (places,) = upload([image.places], embeds.device)
-            if not bool(embeds[image.row, places].isfinite().all()):
-                raise NonFiniteError(
-                    f"image {number} of prompt {image.row}: NaN or infinite values. Check the pixels and weights"
-                ) from None
-        raise
+def check_finite(prompt: Prompt, embeds: Tensor) -> None:
+    """Raises NonFiniteError for an image whose tower cannot be read as its numbers are not finite."""
+    for number, image in enumerate(prompt.images):
+        (places,) = upload([image.places], embeds.device)
+        if not bool(embeds[image.row, places].isfinite().all()):
+            raise NonFiniteError(
+                f"image {number} of prompt {image.row}: NaN or infinite values. Check the pixels and weights"
+            ) from None
 
 
 def needs_among(offered: Set[Need], method: Method, model: str, why: str = "") -> frozenset[Need]:

@@ -24,7 +24,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts import kernels
 from llava_consensus.hosts.images import Integers
 from llava_consensus.hosts.prompts import Prompt
-from llava_consensus.hosts.rows import Book, Rows, cache_in, given_rows, is_static, remove_all, upload, without_cache
+from llava_consensus.hosts.rows import Book, Rows, cache_in, given_rows, is_static, upload, without_cache
 from llava_consensus.hosts.units import Unit
 from llava_consensus.reduction.calibration import seen_logits
 from llava_consensus.reduction.decoder import Chosen, Cut, only_cut
@@ -262,7 +262,8 @@ class Hooks:
         return here and module is self.decoder.layers[index]
 
     def disarm(self) -> None:
-        remove_all(self.handles)
+        while self.handles:
+            self.handles.pop().remove()
 
 
 class Step(Hooks):

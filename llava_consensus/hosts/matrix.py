@@ -34,17 +34,16 @@ def keeping() -> list[str]:
 
 def offers_of(entry: HostEntry) -> frozenset[Need]:
     """Needs of methods that the vision side of a host's usual checkpoint meets, known without loading it."""
+    found = ALWAYS - {Need.QUESTION}
     if entry.kind != "hf":
-        view = load_place(entry.view)
-        offer: frozenset[Need] = view.offers
-        return offer | (ALWAYS - {Need.QUESTION}) | {Need.EARLIER}
+        return found | load_place(entry.view).offers | {Need.EARLIER}
     if TOWER in entry.lacks:
-        return ALWAYS - {Need.QUESTION}
-    found = (ALWAYS - {Need.QUESTION}) | {Need.ATTENTION, Need.EARLIER, Need.FEATURES}
-    kinds = set(entry.types)
-    if any(TABLE[kind].projects for kind in kinds & TABLE.keys()) and not entry.towers:
+        return found
+    kinds = set() if entry.towers else set(entry.types)
+    if any(TABLE[kind].projects for kind in kinds & TABLE.keys()):
         found |= {Need.PROJECTOR}
-    return found | ({Need.CLASS_FEATURE} if kinds & CLASSES and not entry.towers else frozenset())
+    found |= {Need.CLASS_FEATURE} if kinds & CLASSES else set()
+    return found | {Need.ATTENTION, Need.EARLIER, Need.FEATURES}
 
 
 @cache

@@ -234,9 +234,7 @@ class Arguments(NamedTuple):
 
     @property
     def tiles(self) -> list[int]:
-        if isinstance(self.images, list):
-            return [1 if image.ndim == 3 else len(image) for image in self.images]
-        return [self.images.shape[1] if self.images.ndim == 5 else 1] * len(self.images)
+        return [1 if image.ndim == 3 else len(image) for image in self.images]
 
     @property
     def without_pixels(self) -> Any:
@@ -356,9 +354,7 @@ def with_encoded(prompt: Prompt, own: list[EncodedImage]) -> Prompt:
 
 
 def for_beams(prompt: Prompt, beams: int) -> Prompt:
-    ids, real, asks = prompt.ids.repeat(beams, 0), prompt.real.repeat(beams, 0), prompt.asks.repeat(beams, 0)
+    rows = {name: getattr(prompt, name).repeat(beams, 0) for name in ("ids", "real", "asks")}
+    parts = {name: getattr(prompt, name) * beams for name in ("tiles", "encoded", "text")}
     images = [one._replace(row=one.row * beams + beam) for beam in range(beams) for one in prompt.images]
-    return prompt._replace(
-        ids=ids, real=real, asks=asks, images=images, tiles=prompt.tiles * beams, encoded=prompt.encoded * beams,
-        text=prompt.text * beams, beams=beams,
-    )  # fmt: skip
+    return prompt._replace(**rows, **parts, images=images, beams=beams)

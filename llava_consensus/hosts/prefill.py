@@ -172,10 +172,8 @@ class Prefill(Hooks):
         return seen if self.layers.kernel == "sdpa" else seen[:, 0, 0]
 
     def _shortened(
-        self, index: int, hidden: Tensor, kwargs: dict[str, Any], rows: Rows | None
+        self, index: int, hidden: Tensor, kwargs: dict[str, Any], rows: Rows
     ) -> tuple[Tensor, dict[str, Any]]:
-        if rows is None:
-            return hidden, kwargs
         short, changed = self._short(hidden, rows), dict[str, Any]()
         for name, value in kwargs.items():
             if name in CACHE_NAMES or isinstance(value, MutableMapping):  # which layers write to
@@ -262,8 +260,9 @@ class Prefill(Hooks):
             for image, left in zip(self.images, lefts, strict=True):
                 image.left = left
         self.before[index] = self.rows, self.alive, self.key, [image.left for image in self.images]
-        rows = self.rows or self.every
-        short, given = self._shortened(index, hidden, kwargs, self.rows)
+        rows, short, given = self.rows or self.every, hidden, kwargs
+        if self.rows is not None:
+            short, given = self._shortened(index, hidden, kwargs, self.rows)
         call = self.calls.get(index)
         if self.method.attention == "own":
             layer = self.decoder.layers[index]

@@ -210,28 +210,27 @@ class Tower:
         plainly = {name: None if isinstance(value, Tensor) else value for name, value in inputs.items()}
         key = layer, shape_key(inputs if learns else plainly)
         fed = self.learnt.fed.get(key)
+        record = Encoded(inputs, key, 0, {}, {}, {}, None, [])
         known = [] if learns or fed is not None or not self.reads else self.named(inputs, base.config)
         if known:  # no gradient is needed to find it
-            record = Encoded(inputs, key, 0, {}, {}, {}, None, [])
-            output = self._recorded(plain, base, inputs, record, [Fed(block, None, []) for block in known], False)
+            output = self._recorded(plain, base, inputs, record, known, False)
             ran = next((block for block in known if any(name == block[0] for name, _ in record.calls)), known[0])
             self.learnt.fed[key] = Fed(ran, None, [])
             return self._noted(output, record)
         learning = fed is None and (self.reads or maps)
         if learning and not self.lists:
             self._look(base, None)
-        record = Encoded(inputs, key, 0, {}, {}, {}, None, [])
-        if not learning and not self.reads:
-            output = plain(**inputs)
+        if fed is not None and self.reads:
+            output = self._recorded(plain, base, inputs, record, [fed.block] if fed.block else [], False)
         elif not learning:
-            output = self._recorded(plain, base, inputs, record, fed, False)
+            output = plain(**inputs)
         elif torch.is_grad_enabled():
             with open_checkpoints(base):
-                output = self._recorded(plain, base, inputs, record, fed, True)
+                output = self._recorded(plain, base, inputs, record, None, True)
         else:
             copied = {n: v.clone() if isinstance(v, Tensor) and v.is_inference() else v for n, v in inputs.items()}
             with torch.inference_mode(False), torch.no_grad(), open_checkpoints(base):
-                output = self._recorded(plain, base, copied, record, fed, True)
+                output = self._recorded(plain, base, copied, record, None, True)
         rows = flat_features(output, self.reads)
         if learning and rows is not None and bool(rows.isfinite().all()):
             self.learnt.fed[key] = self._fed(key, output, record)
@@ -249,15 +248,15 @@ class Tower:
 
     def _recorded(
         self, plain: Callable[..., Any], base: nn.Module, inputs: dict[str, Any], record: Encoded,
-        fed: Fed | list[Fed] | None, cut: bool,
+        fed: list[Block] | None, cut: bool,
     ) -> Any:  # fmt: skip
         """Runs an encoder while blocks are recorded.
 
         Args:
+            fed: those that may feed the projector; None if they are not known.
             cut: whether the autograd graph begins at the attention output of the blocks, if it has not begun before.
         """
-        feds = fed if isinstance(fed, list) else [fed]
-        wanted = {block for one in feds if one is None or one.block for block in self.wanted(one and one.block)}
+        wanted = {block for one in ([None] if fed is None else fed) for block in self.wanted(one)}
         blocks = {block: list(base.get_submodule(block[0]).children())[block[1]] for block in wanted}
         resamplers = [base.get_submodule(name) for name in self.resamplers]
         recorder = Recorder(blocks, resamplers, record, cut, fed is None)
@@ -343,69 +342,54 @@ class Tower:
                 for image, mapped, size, side in zip(images, maps, sizes, sides, strict=True)
             ], ""
         block, ahead = self.features_block(fed.block), self.method.blocks_ahead
-        found = self._read(record, images, maps, classes, block, ahead)
+        pairs = list(zip(images, maps, strict=True))
+        found = [self._read(record, *pair, classes, block, ahead) for pair in pairs]
         if not ahead or all("key" in tiles.parts and tiles.classes for tiles in found):
             return found, self.learnt.mixed.get(record.key, "") if None in maps else ""
-        found = self._read(record, images, maps, classes, block, 0)
+        found = [self._read(record, *pair, classes, block, 0) for pair in pairs]
         return found, too_far(self.lists[block[0]], self.method)
 
     def _read(
-        self, record: Encoded, images: list[Image], maps: list[Mapped | None], classes: int, block: Block, ahead: int
-    ) -> list[Tiles]:
+        self, record: Encoded, image: Image, mapped: Mapped | None, classes: int, block: Block, ahead: int
+    ) -> Tiles:
+        """Tensors of an image from the output of a block and the kernel calls of the one `ahead` of it. Without a map,
+        tiles are as they were encoded, and of tokens that are resized (OneVision) each is read at the patch in its
+        middle, if possible.
+        """
         name, index = block
         calls, states = record.calls.get((name, index + ahead), []), record.states.get(block, [])
         early = record.calls.get(self.early_block(name), []) if Need.EARLIER in self.method.needs else []
-        queries = self.learnt.fed[record.key].queries
-        pooling = [one for one in record.pooling if one.shape[1] == queries]
-        return [
-            _tiles_of(image, mapped, calls, states, classes, early, pooling)
-            for image, mapped in zip(images, maps, strict=True)
-        ]
+        scale, early_scale = (own[0].scale if own else 1.0 for own in (calls, early))
+        parts: dict[str, Tensor] = {}
+        if mapped is None:
+            size, own = int(image.token.max()) + 1, slice(image.first, image.first + image.tiles)
+            if len(calls) == len(states) == 1:
+                call, classes = calls[0], calls[0].query.shape[2] - size
+                if classes in (0, 1) and len(call.query) >= own.stop:
+                    times = call.query.shape[1] // call.key.shape[1]
+                    key = call.key[own].unsqueeze(2).expand(-1, -1, times, -1, -1).flatten(1, 2)
+                    parts = {"query": call.query[own], "key": key, "features": states[0][own, classes:]}
+                    if classes:
+                        parts["class_feature"] = states[0][own, 0]
+                    if early:
+                        parts |= {EARLIER + "query": early[0].query[own], EARLIER + "key": early[0].key[own]}
+            return Tiles(image.tiles, size, _side(size), parts, None, max(classes, 0), scale, early_scale)
+        if calls and states and mapped.patches:
+            queries = self.learnt.fed[record.key].queries
+            parts = mapped.heads(calls) | mapped.shares([one for one in record.pooling if one.shape[1] == queries])
+            found = mapped.states(calls, states)
+            parts["features"] = found[:, classes:]
+            if classes:
+                parts["class_feature"] = found[:, 0]
+            if early:
+                parts |= {EARLIER + name: value for name, value in mapped.heads(early).items()}
+        places = max((call.places for call in calls), default=0)
+        return Tiles(mapped.tiles, mapped.size, mapped.side, parts, mapped.members, classes, scale, early_scale, places)
 
 
 def _side(size: int) -> int:
     side = int(size**0.5)
     return side if side**2 == size else 0
-
-
-def _tiles_of(
-    image: Image, mapped: Mapped | None, calls: list[KernelCall], states: list[Tensor], classes: int,
-    early: list[KernelCall], pooling: Sequence[Tensor],
-) -> Tiles:  # fmt: skip
-    """Tensors of an image from the kernel calls and outputs of a block. Without a map, tiles are as they were encoded,
-    and of tokens that are resized (OneVision) each is read at the patch in its middle, if possible.
-    """
-    if mapped is None:
-        size, parts, scale = int(image.token.max()) + 1, {}, 1.0
-        if len(calls) == 1 and len(states) == 1:
-            call, classes = calls[0], calls[0].query.shape[2] - size
-            own = slice(image.first, image.first + image.tiles)
-            if classes in (0, 1) and len(call.query) >= image.first + image.tiles:
-                scale = call.scale
-                times = call.query.shape[1] // call.key.shape[1]
-                key = call.key[own].unsqueeze(2).expand(-1, -1, times, -1, -1).flatten(1, 2)
-                parts = {"query": call.query[own], "key": key}
-                parts["features"] = states[0][own, classes:]
-                if classes:
-                    parts["class_feature"] = states[0][own, 0]
-                if early:
-                    parts |= {EARLIER + "query": early[0].query[own], EARLIER + "key": early[0].key[own]}
-        return Tiles(
-            image.tiles, size, _side(size), parts, None, max(classes, 0), scale, early[0].scale if early else 1.0
-        )
-    parts = {}
-    if calls and states and mapped.patches:
-        parts = mapped.heads(calls)
-        parts |= mapped.shares(pooling)
-        found = mapped.states(calls, states)
-        parts["features"] = found[:, classes:]
-        if classes:
-            parts["class_feature"] = found[:, 0]
-        if early:
-            parts |= {EARLIER + name: value for name, value in mapped.heads(early).items()}
-    scale, early_scale = (own[0].scale if own else 1.0 for own in (calls, early))
-    places = max((call.places for call in calls), default=0)
-    return Tiles(mapped.tiles, mapped.size, mapped.side, parts, mapped.members, classes, scale, early_scale, places)
 
 
 def block_lists(module: nn.Module, decoder: nn.Module | None, name: str = "") -> list[tuple[str, int]]:

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.images import STRUCTURAL, Image
+from llava_consensus.hosts.images import STRUCTURAL, Image, one_image
 from llava_consensus.hosts.kernels import KernelCall
-from llava_consensus.hosts.remote.entrances import EncodedImage, RemoteModel, real_rows, rows_with, whole_image
+from llava_consensus.hosts.remote.entrances import EncodedImage, RemoteModel, real_rows, rows_with
 from llava_consensus.hosts.rows import Rows
 from llava_consensus.hosts.taps import Tap, packed_tap, split_heads
 from llava_consensus.hosts.units import visual_rows
@@ -98,7 +98,7 @@ class CogVLM(RemoteModel):
                 "build_conversation_input_ids gives, and truncate nothing"
             )
         token = np.concatenate(([STRUCTURAL], np.arange(size), [STRUCTURAL]))
-        return [whole_image(row, np.flatnonzero(visual[row]), token) for row in np.flatnonzero(counts).tolist()]
+        return [one_image(row, np.flatnonzero(visual[row]), token) for row in np.flatnonzero(counts).tolist()]
 
     def pixels(self, inputs: dict[str, Any]) -> Tensor:
         images = [image for row in inputs.get("images") or () for image in row]

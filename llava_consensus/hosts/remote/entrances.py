@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -167,17 +167,11 @@ class RemoteInputs(Inputs):
         return prompt_hash(ids, prompt.real, [])
 
 
-class Handed(NamedTuple):
-    """Data that one forward prepares for the functions further in, and for the steps after it."""
-
-    features: Tensor | None  # for the inlet; None once they are taken
-    real: Tensor  # [R, W] False for padding
-    size: int  # S
-
-
 class RemoteState(State):
     encoded: list[EncodedImage] | None = None  # images that the prompts show in place of those that they name
-    prepared: Handed | None = None
+    features: Tensor | None = None  # for the inlet; None once they are taken
+    real: Tensor | None = None  # [R, W] False for padding, of the last prompts that were reduced
+    size = 0  # S of these
     inputs: Mapping[str, Any] = MappingProxyType({})  # of the model
 
 
@@ -214,11 +208,8 @@ class RemoteEntrance(Entrance):
 
     def give(self, result: Tensor) -> Tensor:
         """Output of the inlet: the features that a forward has prepared, once, or the result of the model's own."""
-        prepared = self.local.prepared
-        if prepared is None or prepared.features is None:
-            return result
-        self.local.prepared = prepared._replace(features=None)
-        return prepared.features
+        features, self.local.features = self.local.features, None
+        return result if features is None else features
 
     def shown(self, encoded: list[EncodedImage]) -> AbstractContextManager[None]:
         """Prompts of the body show these images, in order, in place of those that they name."""
@@ -233,13 +224,13 @@ class RemoteEntrance(Entrance):
 
     def _step(self, inputs: dict[str, Any], held: int) -> dict[str, Any]:  # type: ignore[override]
         """The arguments of a forward after the prompt's, the mask [R, S + new] cut to the rows that the cache holds."""
-        prepared, mask = self.local.prepared, inputs.get("attention_mask")
-        if prepared is None or mask is None or mask.shape[1] <= held + inputs["input_ids"].shape[1]:
+        real, mask = self.local.real, inputs.get("attention_mask")
+        if real is None or mask is None or mask.shape[1] <= held + inputs["input_ids"].shape[1]:
             return inputs
-        return {**inputs, "attention_mask": torch.cat((prepared.real.to(mask), mask[:, prepared.size :]), dim=1)}
+        return {**inputs, "attention_mask": torch.cat((real.to(mask), mask[:, self.local.size :]), dim=1)}
 
     def _prompt(self, view: RemoteModel, inputs: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
-        owner, self.local.prepared = self.owner, None
+        owner, self.local.features, self.local.real = self.owner, None, None
         if inputs.get("input_ids") is None:
             raise OptionError("inputs_embeds: an attached model needs input_ids, which say where the images are")
         images = view.images(inputs)
@@ -266,9 +257,10 @@ class RemoteEntrance(Entrance):
         owner._tell(run.report)
         embeds, rows = run.kwargs["inputs_embeds"], run.rows
         arguments = view.arguments(inputs, rows)
-        shown = upload([prompt.real], embeds.device)[0].bool() if rows is None else rows.shown
-        self.local.prepared = Handed(view.features(embeds, arguments, shown), shown, prompt.real.shape[1])
-        arguments["attention_mask"] = shown.long()
+        left = upload([prompt.real], embeds.device)[0].bool() if rows is None else rows.shown
+        self.local.features = view.features(embeds, arguments, left)
+        self.local.real, self.local.size = left, prompt.real.shape[1]
+        arguments["attention_mask"] = left.long()
         return {**inputs, **arguments}
 
     def projector(self, base: Any) -> Any:
@@ -295,7 +287,3 @@ def real_rows(inputs: dict[str, Any]) -> NDArray[np.bool_]:
     """Rows of prompts [R, S] that are no padding."""
     mask, ids = inputs.get("attention_mask"), inputs["input_ids"]
     return np.ones(ids.shape, dtype=bool) if mask is None else mask.cpu().numpy().astype(bool)
-
-
-def whole_image(row: int, places: Integers, token: Integers) -> Image:
-    return Image(row, places, np.zeros(len(places), dtype=np.int64), token, 1, False, 0)

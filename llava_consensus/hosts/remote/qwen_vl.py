@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.images import Image
+from llava_consensus.hosts.images import Image, one_image
 from llava_consensus.hosts.kernels import KernelCall
-from llava_consensus.hosts.remote.entrances import EncodedImage, RemoteModel, rows_with, whole_image
+from llava_consensus.hosts.remote.entrances import EncodedImage, RemoteModel, rows_with
 from llava_consensus.hosts.rows import Rows
 from llava_consensus.hosts.taps import Tap, split_heads
 from llava_consensus.hosts.units import visual_rows
@@ -100,7 +100,7 @@ class QwenVLChat(RemoteModel):
                 f"an image of this model is {size} rows between the ids {start} and {end}: pass the ids of the "
                 "model's own tokenizer, and truncate nothing"
             )
-        return [whole_image(row, place + 1 + np.arange(size), np.arange(size)) for row, place in first.tolist()]
+        return [one_image(row, place + 1 + np.arange(size)) for row, place in first.tolist()]
 
     def pixels(self, inputs: dict[str, Any]) -> Tensor:
         """The images that the spans name by path or address, read by the model's own `visual.encode`."""
