@@ -86,6 +86,7 @@ def test_what_no_cell_can_hold() -> None:
 
     with pytest.raises(DataError, match="32,768 characters"):
         mmbench.to_xlsx(pandas.DataFrame({"index": [7], "prediction": ["x" * 32_768]}))
+    assert mmbench.to_xlsx(pandas.DataFrame({"index": [7], "prediction": ["x" * 32_767]})).startswith(b"PK")
     content = mmbench.to_xlsx(pandas.DataFrame({"index": [7], "prediction": ["a\x07b"]}))
     assert pandas.read_excel(io.BytesIO(content))["prediction"][0] == "ab"
 

@@ -14,8 +14,6 @@ from hf_models import IMAGE, MROPE, TEXT, VIDEO, ready
 
 from llava_consensus import attach
 
-VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
-pytestmark = pytest.mark.skipif(VERSION < (5, 19), reason="methods on Qwen2.5-VL need transformers >= 5.19")
 GOLDEN = Path(__file__).parents[1] / "golden" / "visionzip_qwen.npz"
 START, END = 502, 503
 PATCH = 14

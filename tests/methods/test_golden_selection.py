@@ -147,12 +147,14 @@ def test_holov_equals_the_official_code_for_qwen(case: str) -> None:
     assert torch.equal(make("holov").reduce(given, Budget(kept_of(case))).source, arrays[f"qwen-picks_{case}"].long())
 
 
-@pytest.mark.parametrize("case", cases("idpruner", "kept"))
-def test_idpruner_equals_the_official_selection(case: str) -> None:
-    """Their greedy loop, given attention where theirs has a trained scorer."""
-    arrays = golden("idpruner")
-    given = seen(arrays[f"tokens_{case}"], arrays[f"attention_{case}"])
-    assert torch.equal(make("idpruner").reduce(given, Budget(kept_of(case))).kept, arrays[f"kept_{case}"].long())
+@pytest.mark.parametrize(
+    ("name", "case"), [(name, case) for name in ("idpruner", "otprune") for case in cases(name, "kept")]
+)
+def test_idpruner_and_otprune_equal_the_official_selection(name: str, case: str) -> None:
+    """IDPruner's is its greedy loop, given attention where it has a trained scorer."""
+    arrays = golden(name)
+    given = seen(arrays[f"tokens_{case}"], arrays.get(f"attention_{case}"))
+    assert torch.equal(make(name).reduce(given, Budget(kept_of(case))).kept, arrays[f"kept_{case}"].long())
 
 
 @pytest.mark.parametrize("case", cases("mfpruner", "kept"))
@@ -173,13 +175,6 @@ def test_restore_equals_the_official_code(case: str) -> None:
     assert torch.equal(result.kept, arrays[f"kept_{case}"].long())
     assert torch.equal(result.source, arrays[f"places_{case}"].long())
     assert torch.allclose(result.tokens, arrays[f"ordered_{case}"], atol=1e-5)
-
-
-@pytest.mark.parametrize("case", cases("otprune", "kept"))
-def test_otprune_equals_the_official_code(case: str) -> None:
-    arrays = golden("otprune")
-    given = seen(arrays[f"tokens_{case}"])
-    assert torch.equal(make("otprune").reduce(given, Budget(kept_of(case))).kept, arrays[f"kept_{case}"].long())
 
 
 @pytest.mark.parametrize("case", cases("flashvid", "kept"))

@@ -48,4 +48,3 @@ def test_the_command_writes_numbers_and_a_curve(tmp_path: Path, capsys: pytest.C
     assert "On this machine reduction" in capsys.readouterr().out
     assert [row["images"] for row in json.loads(out.read_text())["rows"]] == [1, 2]
     assert Image.open(out.with_suffix(".png")).size == (720, 384)
-    assert cli.main([*words[:1], "--break-even", "0"]) != 0

@@ -13,7 +13,6 @@ from tiny_data import make_mmbench
 
 from llava_consensus.errors import DataError, ImageError
 from llava_consensus.evaluation.benchmarks import make
-from llava_consensus.evaluation.benchmarks.mmbench import to_xlsx
 from llava_consensus.evaluation.runs.execution import Execution
 from llava_consensus.evaluation.runs.loop import run
 
@@ -107,12 +106,6 @@ def test_without_published_answers_there_is_no_score(data: Path) -> None:
     assert report["accuracy"] is None and report["complete"] and report["split"] == "test"
     assert report["extracted"][0] == {"index": 0, "extracted": "A"}
     assert benchmark.read_image and benchmark.read_image(data, "5")[:4] == b"\x89PNG"
-
-
-def test_a_cell_of_a_sheet_has_a_longest_text() -> None:
-    assert to_xlsx(pandas.DataFrame({"answer": ["a" * 32767]})).startswith(b"PK")
-    with pytest.raises(DataError, match="32,768 characters"):
-        to_xlsx(pandas.DataFrame({"answer": ["a" * 32768]}))
 
 
 def test_sheet_equals_that_of_llavas_converter(tmp_path: Path) -> None:

@@ -95,13 +95,6 @@ def test_scored_where_annotations_are(data: Path) -> None:
     assert report["extracted"][1] == {"index": 1, "extracted": "2", "correct": 1.0}
 
 
-def test_without_annotations_there_is_no_score(data: Path) -> None:
-    (data / "eval/vqav2/v2_mscoco_test-dev2015_annotations.json").unlink()
-    report = make("vqav2").score(answers(data, {10: "Yes", 11: "two", 12: ""}), data)
-    assert report["accuracy"] is None and report["complete"]
-    assert json.loads(json.dumps(report)) == report
-
-
 def test_damaged_annotations_are_named(data: Path) -> None:
     path = data / "eval/vqav2/v2_mscoco_test-dev2015_annotations.json"
     content = json.loads(path.read_text())

@@ -18,10 +18,6 @@ from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.models import Prompt
 from llava_consensus.evaluation.models.convert import EMBEDDING, HEAD
 
-pytestmark = pytest.mark.skipif(
-    int(transformers.__version__.split(".")[0]) < 5,
-    reason="Hugging Face's image processor of LLaVA needs transformers 5",
-)
 MINI, DATA = Path("checkpoints/llava-mini"), Path("playground/mini")
 
 
