@@ -89,14 +89,10 @@ def test_every_command_is_in_the_file_that_is_imported_for_it() -> None:
     assert found == {file: set(words) for file, words in cli.FILES.items()}
 
 
-def examples() -> list[str]:
+def test_the_examples_of_every_command_are_read_by_its_parser() -> None:
     cli.parser()
     assert all(one.examples for one in arguments.COMMANDS.values())
-    return [line for one in arguments.COMMANDS.values() for line in one.examples]
-
-
-def test_the_examples_of_every_command_are_read_by_its_parser() -> None:
-    for line in examples():
+    for line in (line for one in arguments.COMMANDS.values() for line in one.examples):
         words = shlex.split(line)
         name = " ".join(words[:2]) if " ".join(words[:2]) in arguments.COMMANDS else words[0]
         assert cli.parser(words[0]).parse_args(words).lines is arguments.COMMANDS[name].lines

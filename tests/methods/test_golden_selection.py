@@ -5,11 +5,12 @@ same tokens, in the same order where that code has one.
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from golden_cases import arrays as golden
+from golden_cases import seen
 from safetensors.torch import save_file
-from torch.nn.functional import one_hot, pad
+from torch.nn.functional import one_hot
 
 from llava_consensus.errors import OptionError
 from llava_consensus.methods import make
@@ -21,34 +22,11 @@ from llava_consensus.methods.vidcom2 import likeness, shares, still
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import directions
 from llava_consensus.reduction.saliency import class_saliency
-from llava_consensus.reduction.tokens import ClipSides, Need, VisionAttention, VisualTokens, WholeImages, Words
-
-GOLDEN = Path(__file__).parents[1] / "golden"
-
-
-def golden(name: str) -> dict[str, torch.Tensor]:
-    with np.load(GOLDEN / f"{name}.npz") as arrays:
-        return {key: torch.from_numpy(arrays[key]) for key in arrays.files}
+from llava_consensus.reduction.tokens import ClipSides, Need, VisionAttention, VisualTokens, Words
 
 
 def cases(name: str, array: str) -> list[str]:
-    with np.load(GOLDEN / f"{name}.npz") as arrays:
-        return [key.removeprefix(f"{array}_") for key in arrays.files if key.startswith(f"{array}_")]
-
-
-def seen(tokens: torch.Tensor, attention: torch.Tensor | None = None) -> VisualTokens:
-    """Units whose features are the projected tokens [B, N, D] and whose class attention is in proportion to [B, N]."""
-    units, size = tokens.shape[:2]
-    level = torch.zeros(units, size) if attention is None else attention.float().log()
-    key = pad(level, (1, 0), value=-1e4)[:, None, :, None]  # one head; the class token does not look at itself
-    return VisualTokens(
-        projected=tokens.float(),
-        tile=torch.arange(units)[:, None].expand(-1, size),
-        patch=torch.arange(size).expand(units, -1),
-        attention=VisionAttention(torch.ones_like(key), key, 1.0, 1),
-        features=tokens.float(),
-        whole=WholeImages(torch.arange(units), torch.ones(units, size, dtype=torch.bool)),
-    )
+    return [key.removeprefix(f"{array}_") for key in golden(name) if key.startswith(f"{array}_")]
 
 
 def without_class(tokens: torch.Tensor, arrays: dict[str, torch.Tensor], case: str) -> VisualTokens:

@@ -23,7 +23,7 @@ def test_scenes_are_seeded_and_splits_disjoint() -> None:
     assert not seen["train"] & seen["test"] and not seen["val"] & seen["test"] and not seen["train"] & seen["val"]
 
 
-def test_build_is_idempotent_and_leaves_videos_out_until_pyav_is_there(
+def test_build_is_idempotent_and_leaves_videos_out_without_pyav(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

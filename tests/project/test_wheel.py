@@ -160,9 +160,7 @@ def test_methods_are_attached_where_nothing_else_is_installed(python: Path, tmp_
 
 
 @pytest.mark.parametrize("installed", ["4.57.1", "5.24.0"])
-def test_versions_of_transformers_that_official_llava_does_not_run_on_are_named(
-    installed: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_transformers_without_official_llava_is_named(installed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llava_consensus.hosts.official_model.version", lambda name: installed)
     said = f"transformers {installed}: official LLaVA runs here on 4.37.2, its own pin, and on 5.19 to 5.23"
     with pytest.raises(OptionError, match=re.escape(said)):
