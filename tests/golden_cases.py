@@ -1,4 +1,6 @@
-"""Cases scored by the official code, and real files of benchmarks, in `tests/data`: read, compared, counted."""
+"""Cases scored by the official code, and real files of benchmarks, in `tests/data`: read, compared, counted. Arrays
+that authors' own code gave, in `tests/golden`.
+"""
 
 import atexit
 import gzip
@@ -12,14 +14,41 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch.nn.functional import pad
 
+from llava_consensus.reduction.tokens import VisionAttention, VisualTokens, WholeImages
+
+GOLDEN = Path(__file__).parent / "golden"
 DATA = Path(__file__).parent / "data"
 UNSHIPPED = Path(__file__).resolve().parents[2] / "shared" / "data" / "samples"  # files that may not be passed on
 
 
 def golden(name: str) -> list[dict[str, Any]]:
     return json.loads(lzma.decompress((DATA / "scorers" / f"{name}.json.xz").read_bytes()))
+
+
+@cache
+def arrays(name: str) -> dict[str, torch.Tensor]:
+    with np.load(GOLDEN / f"{name}.npz") as found:
+        return {key: torch.from_numpy(found[key]) for key in found.files}
+
+
+def seen(tokens: torch.Tensor, attention: torch.Tensor | None = None) -> VisualTokens:
+    """Units whose features are the projected tokens [B, N, D] and whose class attention is in proportion to [B, N]."""
+    units, size = tokens.shape[:2]
+    level = torch.zeros(units, size) if attention is None else attention.float().log()
+    key = pad(level, (1, 0), value=-1e4)[:, None, :, None]  # one head; the class token does not look at itself
+    return VisualTokens(
+        projected=tokens.float(),
+        tile=torch.arange(units)[:, None].expand(-1, size),
+        patch=torch.arange(size).expand(units, -1),
+        attention=VisionAttention(torch.ones_like(key), key, 1.0, 1),
+        features=tokens.float(),
+        whole=WholeImages(torch.arange(units), torch.ones(units, size, dtype=torch.bool)),
+    )
 
 
 def sample(name: str) -> Path:

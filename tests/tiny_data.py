@@ -1,10 +1,12 @@
-"""Benchmarks with a handful of questions each, in the official layout and file formats."""
+"""Benchmarks with a handful of questions each, in the official layout and file formats; a video; a checkpoint."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+MINI = Path(__file__).parents[1] / "checkpoints" / "llava-mini"
 SUFFIX = "\nAnswer the question using a single word or phrase."
 
 
@@ -197,6 +199,14 @@ def make_sqa(data: Path) -> Path:
     (folder / "problems.json").write_text(json.dumps(problems | {"1": {"choices": ["a"], "answer": 0}}))
     (folder / "pid_splits.json").write_text(json.dumps({"test": list(problems), "train": ["1"]}))
     return data
+
+
+def mini_checkpoint(folder: Path, **changes: Any) -> Path:
+    """A copy of the embedded model with another configuration."""
+    shutil.copytree(MINI, folder, ignore=shutil.ignore_patterns(".work"))
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    return folder
 
 
 WRITERS = (make_gqa, make_mmbench, make_mme, make_pope, make_refcoco, make_seed, make_sqa, make_textvqa, make_vqav2)

@@ -2,19 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pandas
 import pytest
-from fakes import FakeHost, config, make_model
 from golden_cases import sample
 from judged_data import make_mmvet
 from tiny_data import MADE, said, write_lines
 
 from llava_consensus import cli
 from llava_consensus.evaluation.benchmarks import BENCHMARKS, make
-from llava_consensus.evaluation.runs.execution import Execution
-from llava_consensus.evaluation.runs.loop import run
 
 
 @pytest.fixture
@@ -151,20 +147,3 @@ def test_check_data_tells_the_uses_apart(data: Path, capsys: pytest.CaptureFixtu
     assert last("vqav2").startswith("scoring: by EvalAI; ")
     (data / "eval/scienceqa/llava_test_CQM-A.json").unlink()
     assert last("sqa") == "scoring: not ready; answering: not ready"
-
-
-def test_an_option_of_asking_makes_another_run(data: Path, tmp_path: Path) -> None:
-    from PIL import Image
-
-    images = data / "eval/vqav2/test2015"
-    images.mkdir()
-    Image.new("RGB", (4, 4)).save(images / "COCO_test2015_1.jpg")
-    model = make_model(tmp_path / "model")
-
-    def of(**choices: str) -> Any:
-        asked = config(data, model, benchmark=make("vqav2", **choices))
-        return run(asked, tmp_path / "out", Execution(progress=False), runner_loader=lambda *_: FakeHost())
-
-    first, whole = of(), of(split="test")
-    assert first.path != whole.path and whole.asked == 4 and whole.metrics["score"] is None
-    assert json.loads((whole.path / "config.json").read_text())["choices"] == {"split": "test"}

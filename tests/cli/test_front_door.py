@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from llava_consensus import attach, cli
+from llava_consensus import cli
 from llava_consensus.cli import arguments
 from llava_consensus.errors import OptionError
 from llava_consensus.methods import METHODS, about, known_methods, make
@@ -75,12 +75,6 @@ def test_options_are_read_as_json_or_text_and_a_method_with_them_in_one_word() -
         arguments.one_word_method("random:seed")
 
 
-def test_a_wrong_option_names_the_options_of_the_method(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["eval", "gqa", "--option", "alhpa=1"]) == 2
-    said = capsys.readouterr().err
-    assert "Did you mean 'alpha'" in said and "llava-consensus list consensusdrop" in said
-
-
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         cli.main(["--version"])
@@ -95,14 +89,10 @@ def test_every_command_is_in_the_file_that_is_imported_for_it() -> None:
     assert found == {file: set(words) for file, words in cli.FILES.items()}
 
 
-def examples() -> list[str]:
+def test_the_examples_of_every_command_are_read_by_its_parser() -> None:
     cli.parser()
     assert all(one.examples for one in arguments.COMMANDS.values())
-    return [line for one in arguments.COMMANDS.values() for line in one.examples]
-
-
-def test_the_examples_of_every_command_are_read_by_its_parser() -> None:
-    for line in examples():
+    for line in (line for one in arguments.COMMANDS.values() for line in one.examples):
         words = shlex.split(line)
         name = " ".join(words[:2]) if " ".join(words[:2]) in arguments.COMMANDS else words[0]
         assert cli.parser(words[0]).parse_args(words).lines is arguments.COMMANDS[name].lines
@@ -112,35 +102,6 @@ def test_windows_is_told_first(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     monkeypatch.setattr(sys, "platform", "win32")
     assert cli.main(["list"]) == 2
     assert "use WSL" in capsys.readouterr().err
-
-
-MISTAKES = {
-    "--jsn": "Did you mean '--json'",
-    "--question-file x": "for `eval custom`",
-    "--shard 2": "must be N/COUNT",
-}
-
-
-@pytest.mark.parametrize(("words", "said"), MISTAKES.items())
-def test_a_mistake_is_a_line(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        assert cli.main(["eval", "gqa", *words.split()]) == 2
-    except SystemExit as end:
-        assert end.code == 2
-    (shown,) = capsys.readouterr().err.splitlines()
-    assert shown.startswith("error: ") and said in shown
-
-
-def test_what_is_no_model_is_refused_with_what_to_pass() -> None:
-    class ImageTextToTextPipeline(type("Pipeline", (), {})):  # type: ignore[misc]
-        pass
-
-    with pytest.raises(OptionError, match=r"pass pipe\.model"):
-        attach(ImageTextToTextPipeline())
-    with pytest.raises(OptionError, match=r"pass pipe\.model"):
-        attach("llava-hf/llava-1.5-7b-hf")
-    with pytest.raises(OptionError, match="given as tokens=64"):
-        attach(object(), 64)
 
 
 def test_a_closed_output_gives_no_traceback() -> None:

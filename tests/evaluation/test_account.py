@@ -33,8 +33,16 @@ NEXT = SHAPES["llava-next-7b"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Late(Method):
-    """Stands for a method inside the language model: every layer up to `layer` sees all tokens."""
+class Free(Method):
+    """Stands for a method whose own work costs nothing."""
+
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Late(Free):
+    """Inside the language model: every layer up to `layer` sees all tokens."""
 
     layer: int = 2
     place: ClassVar[Place] = Place.DECODER
@@ -42,20 +50,14 @@ class Late(Method):
     def entering(self, budget: Budget, available: int, layers: int) -> list[int]:
         return [available] * self.layer + [min(budget.tokens, available)] * (layers - self.layer)
 
-    def flops(self, shape: Shape, budget: Budget) -> float:
-        return 0.0
-
 
 @dataclass(frozen=True, kw_only=True)
-class Inside(Method):
-    """Stands for a method inside the vision tower: half the patches go in each of the first two blocks."""
+class Inside(Free):
+    """Inside the vision tower: half the patches go in each of the first two blocks."""
 
     def vision_tokens(self, budget: Budget, shape: Shape) -> list[int]:
         half, (share, _) = shape.patches // 2, self.units(shape, budget)[0]
         return [shape.patches, half] + [min(share.tokens, half)] * (shape.blocks - 2)
-
-    def flops(self, shape: Shape, budget: Budget) -> float:
-        return 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,6 @@
 """Files are written where the user says: devices stay devices, links are not followed, texts stay texts."""
 
 import errno
-import io
 import json
 import os
 import subprocess
@@ -13,7 +12,6 @@ import pytest
 
 from llava_consensus import cli
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.benchmarks import mmbench
 from llava_consensus.evaluation.files import FRESH, remove_leftovers, write_json, write_out
 
 
@@ -68,26 +66,6 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     (tmp_path / "a.new").write_text("mine")
     remove_leftovers(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["a.new"]
-
-
-@pytest.mark.parametrize("text", ["=1+1", "@SUM(A1)"])
-def test_a_text_that_looks_like_a_formula_stays_text(text: str) -> None:
-    import openpyxl
-    import pandas
-
-    content = mmbench.to_xlsx(pandas.DataFrame({"index": [7], "prediction": [text]}))
-    cell = openpyxl.load_workbook(io.BytesIO(content)).active["B2"]
-    assert cell.data_type == "s" and cell.value == text and cell.quotePrefix
-    assert pandas.read_excel(io.BytesIO(content), dtype=str)["prediction"][0] == text
-
-
-def test_what_no_cell_can_hold() -> None:
-    import pandas
-
-    with pytest.raises(DataError, match="32,768 characters"):
-        mmbench.to_xlsx(pandas.DataFrame({"index": [7], "prediction": ["x" * 32_768]}))
-    content = mmbench.to_xlsx(pandas.DataFrame({"index": [7], "prediction": ["a\x07b"]}))
-    assert pandas.read_excel(io.BytesIO(content))["prediction"][0] == "ab"
 
 
 def test_control_characters_are_printed_as_escapes() -> None:

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import transformers
 from PIL import Image
 
 from llava_consensus import cli
@@ -26,10 +25,7 @@ from llava_consensus.evaluation.runs.loop import run
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("lmms_eval") is None, reason="lmms-eval is not installed"),
-    pytest.mark.skipif(transformers.__version__.startswith("4."), reason="lmms-eval is tested on the main stack"),
-]
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("lmms_eval") is None, reason="lmms-eval is not installed")
 MINI, QUESTIONS = "checkpoints/llava-mini", 32
 
 

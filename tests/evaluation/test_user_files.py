@@ -1,17 +1,15 @@
 """Files that people bring: every usual form is read, a key that names an image is used or refused by line."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FakeHost, make_place
-from PIL import Image
 from tiny_data import MADE, make_gqa
 
 from llava_consensus import cli
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import make
 from llava_consensus.evaluation.benchmarks.custom import Custom
 from llava_consensus.evaluation.benchmarks.parsing import pope_can_use
@@ -32,6 +30,7 @@ FORMS = {
     "csv": TABLE.encode(),
     "csv of Excel": TABLE.replace("\n", "\r\n").encode("utf-8-sig"),
     "semicolons": TABLE.replace(",", ";").replace("Who;", "Who,").encode(),
+    "csv of lists": re.sub(r"(\w\.png)", r'"[""\1""]"', TABLE).replace("image", "images").encode(),
     "tsv": TABLE.replace(",", "\t").replace("Who\t", "Who,").encode(),
     "question": LINES.replace('"text"', '"question"').encode(),
     "prompt and id": LINES.replace('"text"', '"prompt"').replace("question_id", "id").encode(),
@@ -177,15 +176,3 @@ def test_a_score_of_fewer_questions_than_asked_is_an_error(tmp_path: Path, capsy
         assert cli.main([*given, *more]) == 6
         said = capsys.readouterr()
         assert "accuracy" in said.out and f"1 of {len(rows)} questions have no answer" in said.err
-
-
-def test_a_question_file_with_several_images_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_place(tmp_path / "place")
-    for name in ("a.png", "b.png"):
-        Image.new("RGB", (4, 4)).save(tmp_path / name)
-    (tmp_path / "q.csv").write_text('id,images,question\n1,"[""a.png"", ""b.png""]",What?\n')
-    monkeypatch.setattr(models, "load", lambda *_, **__: FakeHost())
-    words = f"eval custom --question-file {tmp_path}/q.csv --image-folder {tmp_path} --answers-file {tmp_path}/a.jsonl"
-    words += f" --model {tmp_path}/place/model --device cpu --no-progress --out {tmp_path}/out"
-    assert cli.main(words.split()) == 0
-    assert json.loads((tmp_path / "a.jsonl").read_text())["metadata"]["before"] == 2 * 576

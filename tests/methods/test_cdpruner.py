@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import transformers
 from models import IMAGE, LENGTH, tiny_llava, write_clip
 from prompts import ANYRES, batch, row, tiles
 from units import of_batch, unit
@@ -19,9 +18,6 @@ from llava_consensus.methods import make
 from llava_consensus.methods.cdpruner import SHORT_ANSWER, greedy_map, relevance
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.tokens import ClipSides, WholeImages
-
-MAJOR = int(transformers.__version__.split(".")[0])
-
 
 # ---- maths
 
@@ -72,7 +68,6 @@ def test_the_sentence_about_short_answers_is_no_question() -> None:
 # ---- hosts
 
 
-@pytest.mark.skipif(MAJOR < 5, reason="methods on models of transformers need version 5.19")
 @torch.no_grad()
 def test_without_clip_relevance_is_by_the_embeddings_of_the_words_after_the_picture() -> None:
     from hf_models import CASES, prompts

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from golden_cases import seen
 from models import collected
 from transformers import CLIPVisionConfig, CLIPVisionModel
 
 from llava_consensus.methods import make
 from llava_consensus.methods.vispruner import ROUND, in_halves, list_table, thin_once
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.tokens import Reduction, VisionAttention, VisualTokens
+from llava_consensus.reduction.tokens import Reduction, VisualTokens
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TOLERANCE = 1e-5
@@ -47,7 +48,7 @@ def tower_of(side: int) -> Any:
 
 
 @torch.no_grad()
-def seen(pictures: np.ndarray, method: Any) -> VisualTokens:
+def tokens_of(pictures: np.ndarray, method: Any) -> VisualTokens:
     """What a host collects of images [U, side, side, 3] in which a patch is one pixel."""
     pixels = torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 127.5 - 1
     pixels = pixels.repeat_interleave(14, 2).repeat_interleave(14, 3)
@@ -78,7 +79,7 @@ def test_prumerge_equals_the_official_fixed_path(case: str) -> None:
     """The official non-adaptive path at ratio (T - 1) / N, tile by tile: it pools nothing then."""
     arrays, method = golden("prumerge"), make("prumerge")
     pictures, tokens = pictures_of(case, arrays)
-    result = method.reduce(seen(pictures, method), Budget(tokens))
+    result = method.reduce(tokens_of(pictures, method), Budget(tokens))
     assert result.source[:, :-1].tolist() == arrays[f"{case}/index"].tolist()
     same("prumerge", case, result)
 
@@ -87,7 +88,7 @@ def test_prumerge_equals_the_official_fixed_path(case: str) -> None:
 @pytest.mark.parametrize(("name", "kind"), [("prumerge", "adaptive"), ("prumerge_plus", "plus")])
 def test_prumerge_equals_the_official_adaptive_path(name: str, kind: str, number: int) -> None:
     arrays, method, case = golden("prumerge"), make(name, budget="adaptive"), f"{kind}-{number}"
-    result = method.reduce(seen(arrays["adaptive"][number : number + 1], method), Budget(64))
+    result = method.reduce(tokens_of(arrays["adaptive"][number : number + 1], method), Budget(64))
     assert result.source[:, :-1].tolist() == arrays[f"{case}/index"].tolist()
     same("prumerge", case, result)
 
@@ -97,7 +98,7 @@ def test_visionzip_equals_the_official_code(case: str) -> None:
     arrays, method = golden("visionzip"), make("visionzip")
     pictures, tokens = (arrays["tiles"][:1], 6) if case == "class-only" else pictures_of(case, arrays)
     budget = Budget(tokens, 5) if case == "class-only" else Budget(tokens)
-    given = seen(pictures, method)
+    given = tokens_of(pictures, method)
     result = method.reduce(given, budget)
     size, official = given.projected.shape[1], torch.from_numpy(arrays[f"{case}/index"]).long()  # class token is 0
     assert official[:, 0].tolist() == [0] * len(official)
@@ -116,18 +117,8 @@ VISPRUNER = ("fixed-128", "fixed-64", "fixed-33", "tiles-128", "odd-42")
 def test_vispruner_equals_the_official_code_where_margins_are_wide(case: str) -> None:
     """Inputs on which the official loop gives the same in float32 and float64; other odd T crash officially."""
     arrays = golden("vispruner")
-    features = torch.from_numpy(arrays[f"{case}/features"]).float()
-    level = torch.from_numpy(arrays[f"{case}/saliency"]).float()[..., None].log()  # one head: softmax of the log
-    key = torch.cat((torch.full_like(level[:, :1], -1e4), level), dim=1)[:, None]
-    count, size = features.shape[:2]
-    given = VisualTokens(
-        projected=features,
-        tile=torch.arange(count)[:, None].expand(-1, size),
-        patch=torch.arange(size).expand(count, -1),
-        attention=VisionAttention(torch.ones_like(key), key, 1.0, 1),
-        features=features,
-    )
-    result = make("vispruner").reduce(given, Budget(int(case.split("-")[1]) // count))
+    features, saliency = (torch.from_numpy(arrays[f"{case}/{name}"]) for name in ("features", "saliency"))
+    result = make("vispruner").reduce(seen(features, saliency), Budget(int(case.split("-")[1]) // len(features)))
     assert result.kept.tolist() == arrays[f"{case}/index"].tolist()
     same("vispruner", case, result)
 
@@ -137,7 +128,7 @@ def test_vispruner_round_by_round_on_the_towers_own_features() -> None:
     than 2e-6 apart: ties are broken by place, and the official order of near ties hangs on the last bit.
     """
     arrays, method = golden("vispruner"), make("vispruner")
-    given = seen(arrays["replay/picture"], method)
+    given = tokens_of(arrays["replay/picture"], method)
     deviation = np.abs(given.features.numpy() - arrays["replay/features"]).max()
     assert deviation <= TOLERANCE
     saliency = method.reduce(given, Budget(64)).vision

@@ -3,41 +3,28 @@ tiny tower, the whole way from pixels to the rows and positions that the languag
 """
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import transformers
-from hf_models import IMAGE, MROPE, TEXT, VIDEO, ready
+from golden_cases import arrays
+from hf_models import ALL, END, IMAGE, MROPE, QWEN2_5, START, TEXT, built
 
 from llava_consensus import attach
 
-VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
-pytestmark = pytest.mark.skipif(VERSION < (5, 19), reason="methods on Qwen2.5-VL need transformers >= 5.19")
-GOLDEN = Path(__file__).parents[1] / "golden" / "visionzip_qwen.npz"
-START, END = 502, 503
+GOLDEN = arrays("visionzip_qwen")
 PATCH = 14
 SPLITS = {"wide": ("0.65+0.05", "0.1+0.02"), "tall": ("0.45+0.05", "0.1+0.02"), "square": ("0.65+0.05", "0.1+0.02")}
 CASES = [f"{picture}-{split}" for picture, splits in SPLITS.items() for split in splits]
 
 
 @cache
-def golden() -> dict[str, torch.Tensor]:
-    with np.load(GOLDEN) as arrays:
-        return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-
-
-@cache
 def model() -> Any:
     text = dict(TEXT, hidden_size=32, num_hidden_layers=1, rope_parameters={**MROPE, "mrope_section": [1, 1, 2]})
-    vision = dict(depth=4, hidden_size=32, intermediate_size=48, num_heads=4, in_channels=3, out_hidden_size=32)
-    vision |= dict(patch_size=PATCH, temporal_patch_size=2, window_size=112, fullatt_block_indexes=[1, 3])
-    marks = dict(image_token_id=IMAGE, video_token_id=VIDEO, vision_start_token_id=START, vision_end_token_id=END)
-    config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config={**vision, "spatial_merge_size": 2}, **marks)
-    made = ready(transformers.Qwen2_5_VLForConditionalGeneration, config)
-    weights = {name[7:]: value.float() for name, value in golden().items() if name.startswith("visual/")}
+    made = built(
+        "qwen2_5_vl", text_config=text, vision_config=QWEN2_5 | dict(out_hidden_size=32, window_size=112), **ALL
+    )
+    weights = {name[7:]: value.float() for name, value in GOLDEN.items() if name.startswith("visual/")}
     assert not any("inv_freq" not in name for name in made.model.visual.load_state_dict(weights, strict=False)[0])
     return made
 
@@ -45,7 +32,7 @@ def model() -> Any:
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
 def test_visionzip_equals_the_official_code_for_qwen(case: str) -> None:
-    own = {name.rpartition("/")[2]: value for name, value in golden().items() if name.startswith(f"{case}/")}
+    own = {name.rpartition("/")[2]: value for name, value in GOLDEN.items() if name.startswith(f"{case}/")}
     grid, targets = own["grid"], own["targets"].long()
     tokens = int(grid.prod()) // 4
     pixels = (own["picture"].float() / 127.5 - 1)[:, :, None].expand(-1, -1, PATCH**2).flatten(1)

@@ -5,11 +5,12 @@ same tokens, in the same order where that code has one.
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from golden_cases import arrays as golden
+from golden_cases import seen
 from safetensors.torch import save_file
-from torch.nn.functional import one_hot, pad
+from torch.nn.functional import one_hot
 
 from llava_consensus.errors import OptionError
 from llava_consensus.methods import make
@@ -21,34 +22,11 @@ from llava_consensus.methods.vidcom2 import likeness, shares, still
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import directions
 from llava_consensus.reduction.saliency import class_saliency
-from llava_consensus.reduction.tokens import ClipSides, Need, VisionAttention, VisualTokens, WholeImages, Words
-
-GOLDEN = Path(__file__).parents[1] / "golden"
-
-
-def golden(name: str) -> dict[str, torch.Tensor]:
-    with np.load(GOLDEN / f"{name}.npz") as arrays:
-        return {key: torch.from_numpy(arrays[key]) for key in arrays.files}
+from llava_consensus.reduction.tokens import ClipSides, Need, VisionAttention, VisualTokens, Words
 
 
 def cases(name: str, array: str) -> list[str]:
-    with np.load(GOLDEN / f"{name}.npz") as arrays:
-        return [key.removeprefix(f"{array}_") for key in arrays.files if key.startswith(f"{array}_")]
-
-
-def seen(tokens: torch.Tensor, attention: torch.Tensor | None = None) -> VisualTokens:
-    """Units whose features are the projected tokens [B, N, D] and whose class attention is in proportion to [B, N]."""
-    units, size = tokens.shape[:2]
-    level = torch.zeros(units, size) if attention is None else attention.float().log()
-    key = pad(level, (1, 0), value=-1e4)[:, None, :, None]  # one head; the class token does not look at itself
-    return VisualTokens(
-        projected=tokens.float(),
-        tile=torch.arange(units)[:, None].expand(-1, size),
-        patch=torch.arange(size).expand(units, -1),
-        attention=VisionAttention(torch.ones_like(key), key, 1.0, 1),
-        features=tokens.float(),
-        whole=WholeImages(torch.arange(units), torch.ones(units, size, dtype=torch.bool)),
-    )
+    return [key.removeprefix(f"{array}_") for key in golden(name) if key.startswith(f"{array}_")]
 
 
 def without_class(tokens: torch.Tensor, arrays: dict[str, torch.Tensor], case: str) -> VisualTokens:
@@ -147,12 +125,14 @@ def test_holov_equals_the_official_code_for_qwen(case: str) -> None:
     assert torch.equal(make("holov").reduce(given, Budget(kept_of(case))).source, arrays[f"qwen-picks_{case}"].long())
 
 
-@pytest.mark.parametrize("case", cases("idpruner", "kept"))
-def test_idpruner_equals_the_official_selection(case: str) -> None:
-    """Their greedy loop, given attention where theirs has a trained scorer."""
-    arrays = golden("idpruner")
-    given = seen(arrays[f"tokens_{case}"], arrays[f"attention_{case}"])
-    assert torch.equal(make("idpruner").reduce(given, Budget(kept_of(case))).kept, arrays[f"kept_{case}"].long())
+@pytest.mark.parametrize(
+    ("name", "case"), [(name, case) for name in ("idpruner", "otprune") for case in cases(name, "kept")]
+)
+def test_idpruner_and_otprune_equal_the_official_selection(name: str, case: str) -> None:
+    """IDPruner's is its greedy loop, given attention where it has a trained scorer."""
+    arrays = golden(name)
+    given = seen(arrays[f"tokens_{case}"], arrays.get(f"attention_{case}"))
+    assert torch.equal(make(name).reduce(given, Budget(kept_of(case))).kept, arrays[f"kept_{case}"].long())
 
 
 @pytest.mark.parametrize("case", cases("mfpruner", "kept"))
@@ -173,13 +153,6 @@ def test_restore_equals_the_official_code(case: str) -> None:
     assert torch.equal(result.kept, arrays[f"kept_{case}"].long())
     assert torch.equal(result.source, arrays[f"places_{case}"].long())
     assert torch.allclose(result.tokens, arrays[f"ordered_{case}"], atol=1e-5)
-
-
-@pytest.mark.parametrize("case", cases("otprune", "kept"))
-def test_otprune_equals_the_official_code(case: str) -> None:
-    arrays = golden("otprune")
-    given = seen(arrays[f"tokens_{case}"])
-    assert torch.equal(make("otprune").reduce(given, Budget(kept_of(case))).kept, arrays[f"kept_{case}"].long())
 
 
 @pytest.mark.parametrize("case", cases("flashvid", "kept"))

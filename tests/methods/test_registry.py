@@ -70,15 +70,12 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_registered_method_is_made_like_ours(plugin: None) -> None:
     method = methods.make("front", skip=2)
     assert type(method).__name__ == "Front" and method.entering(Budget(5), 9, 2) == [5, 5]
-    with pytest.raises(OptionError, match=r"unknown option of method 'front' 'skp'. Did you mean 'skip'"):
-        methods.make("front", skp=2)
-
-
-def test_a_registered_method_reduces(plugin: None) -> None:
     tokens = unit(size=24)
-    result = methods.make("front", skip=2).reduce(tokens, Budget(5))
+    result = method.reduce(tokens, Budget(5))
     assert result.kept.tolist() == [[2, 3, 4, 5, 6]] * 2
     assert torch.equal(result.tokens, tokens.projected[:, 2:7])
+    with pytest.raises(OptionError, match=r"unknown option of method 'front' 'skp'. Did you mean 'skip'"):
+        methods.make("front", skp=2)
 
 
 def test_what_a_registered_method_costs_is_not_taken_for_nothing(plugin: None) -> None:

@@ -19,7 +19,6 @@ from llava_consensus.methods.flashvid import lengths
 from llava_consensus.methods.holov import Crops
 from llava_consensus.methods.mfpruner import elect
 from llava_consensus.methods.random import draw
-from llava_consensus.methods.resize import smaller
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.saliency import class_saliency
 from llava_consensus.reduction.selection import seated, topped_up
@@ -95,14 +94,6 @@ def test_evs_keeps_the_first_frame_and_what_changes() -> None:
     assert make("evs").reduce(video, Budget(3)).kept.tolist() == [[1, 3, 5]]  # less than a frame: at even distances
     assert make("evs").reduce(unit(size=24, batch=1), Budget(6)).kept.tolist() == [[3, 7, 11, 15, 19, 23]]
     assert make("evs").reduce(video, Budget(3)).fused[0, :6].tolist() == [3, 4, 3, 4, 3, 4]  # above any cosine distance
-
-
-@pytest.mark.parametrize(
-    ("count", "grid", "small"),
-    [(64, (1, 1), (8, 8)), (192, (1, 1), (13, 14)), (10, (3, 5), (2, 5)), (17, (10, 30), (2, 8))],
-)
-def test_a_smaller_grid_uses_its_budget(count: int, grid: tuple[int, int], small: tuple[int, int]) -> None:
-    assert smaller(count, *grid) == small
 
 
 def test_restore_halves_the_budget_unless_it_says_otherwise() -> None:

@@ -199,9 +199,9 @@ def test_official_order_of_one_picture_is_that_of_the_reduction(tower_folder: Pa
 
 
 @torch.no_grad()
-def test_visionzip_order_of_tiles(tower_folder: Path) -> None:
-    """As the official code: base tile whole, the tiles' patches in one raster, their class tokens, their contextual
-    ones; in a flat layout tile by tile.
+def test_order_of_tiles(tower_folder: Path) -> None:
+    """VisionZip's as the official code has it: base tile whole, the tiles' patches in one raster, their class tokens,
+    their contextual ones; in a flat layout tile by tile, as PruMerge's always.
     """
     model = tiny_llava(tower_folder, **ANYRES, mm_patch_merge_type="spatial")
     rows, outcome = rows_of(model, "visionzip", 35, [tiles(5)], merged=10, sizes=[(100, 100)])
@@ -215,15 +215,9 @@ def test_visionzip_order_of_tiles(tower_folder: Path) -> None:
             at = (number // 2 * side + patch // side) * 2 * side + number % 2 * side + patch % side
             places.append((at, parts[number + 1][1 + slot]))
     assert torch.equal(rows[7:23], torch.stack([token for _, token in sorted(places, key=lambda one: one[0])]))
-    flat, outcome = rows_of(tiny_llava(tower_folder), "visionzip", 20, tiles(3).view(1, 3, 3, IMAGE, IMAGE))
-    assert torch.equal(flat, torch.cat([reduction.tokens[0] for _, reduction in outcome.reductions]))
-
-
-@torch.no_grad()
-def test_prumerge_order_of_tiles_is_tile_by_tile(tower_folder: Path) -> None:
-    model = tiny_llava(tower_folder, **ANYRES, mm_patch_merge_type="spatial")
-    rows, outcome = rows_of(model, "prumerge", 35, [tiles(5)], sizes=[(100, 100)])
-    assert torch.equal(rows, torch.cat([reduction.tokens[0] for _, reduction in outcome.reductions]))
+    flat = rows_of(tiny_llava(tower_folder), "visionzip", 20, tiles(3).view(1, 3, 3, IMAGE, IMAGE))
+    for rows, outcome in (flat, rows_of(model, "prumerge", 35, [tiles(5)], sizes=[(100, 100)])):
+        assert torch.equal(rows, torch.cat([reduction.tokens[0] for _, reduction in outcome.reductions]))
 
 
 @pytest.mark.parametrize("name", NAMES)

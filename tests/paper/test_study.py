@@ -10,7 +10,6 @@ from typing import Any
 import hf_models
 import pytest
 import torch
-import transformers
 from fakes import Fake, FakeHost, make_data, make_model
 from models import PATCHES
 from run_folders import store
@@ -25,7 +24,6 @@ from llava_consensus.reduction.budget import Budget
 
 S_V = [0.10, 0.40, 0.05, 0.20, 0.05, 0.20]
 S_C = [0.27, 0.045, 0.225, 0.09, 0.225, 0.045]
-MAIN = tuple(int(part) for part in transformers.__version__.split(".")[:2]) >= (5, 19)
 
 
 def choose(kept: int, **options: Any) -> Any:
@@ -71,7 +69,6 @@ def test_both_sides_inside_official_llava_are_those_of_other_methods(llava_model
     assert measured.tolist() == [[pytest.approx(len(shared) / tokens)]]
 
 
-@pytest.mark.skipif(not MAIN, reason="models of transformers need version 5.19 or later")
 @pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_5_vl"])
 @torch.no_grad()
 def test_both_sides_inside_models_of_transformers(name: str) -> None:

@@ -173,7 +173,6 @@ def test_the_example_column_is_in_every_format(tmp_path: Path, monkeypatch: pyte
     assert "peak (MiB)" in tex
 
 
-@pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="needs transformers 5.19 or later")
 def test_the_example_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from hf_models import IMAGE, SQUARE, TEXT, prompts, ready, square
 

@@ -9,7 +9,6 @@ import collections
 import hashlib
 import importlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pandas
@@ -17,7 +16,7 @@ import pytest
 from PIL import Image
 from tiny_data import said
 
-from llava_consensus.evaluation.benchmarks import BENCHMARKS, Benchmark, make
+from llava_consensus.evaluation.benchmarks import BENCHMARKS, make
 from llava_consensus.evaluation.media import read_frames
 from llava_consensus.evaluation.runs.questions import drawn
 from playground.mini import build as builder
@@ -88,20 +87,14 @@ def test_the_larger_set_has_250_pictures_that_the_smaller_one_has_not(large: Pat
     assert {*kinds} == {"adversarial", "popular", "random"} and max(kinds.values()) - min(kinds.values()) <= 2
 
 
-def files_of(benchmark: Benchmark) -> Iterator[Path]:
-    """Every image or video a benchmark's questions name, where they are files."""
-    for question in benchmark.load(MINI):
-        for name in question.images:
-            yield EVAL / benchmark.folder / benchmark.images / name
-
-
 @pytest.mark.parametrize("name", sorted(set(BENCHMARKS) - {"refcoco"}))  # whose twin shows photographs
 def test_every_mini_loads_and_scores_through_its_benchmark(name: str) -> None:
     benchmark = make(name)
     questions = benchmark.load(MINI)
     assert len(questions) >= 60
     if benchmark.read_image is None:
-        files = list(dict.fromkeys(files_of(benchmark)))
+        folder = EVAL / benchmark.folder / benchmark.images
+        files = list(dict.fromkeys(folder / name for question in questions for name in question.images))
         assert files and all(path.is_file() for path in files)
         for path in files[:: max(1, len(files) // 5)]:
             pictures = read_frames(path, 8) if benchmark.frames else [Image.open(path).convert("RGB")]

@@ -13,7 +13,6 @@ from importlib.metadata import PackageNotFoundError, distribution, requires
 from pathlib import Path
 
 import pytest
-import transformers
 
 from llava_consensus import attach, cli
 from llava_consensus.cli import arguments
@@ -26,7 +25,6 @@ else:
 
 ROOT = Path(__file__).parents[2]
 CORE = {"torch", "transformers"}
-needs_5 = pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="hosts of transformers need >= 5")
 EXTRAS = {  # commands that need more than torch and transformers, and the extra that each must name
     "eval gqa --tokens 64": "eval",
     "data mini": "eval",
@@ -142,7 +140,6 @@ def typed() -> list[str]:
     return [line for line in dict.fromkeys(map(str.strip, lines)) if not {"--yes", "--hosts"} & set(line.split())]
 
 
-@needs_5
 def test_every_command_works_or_names_its_extra(python: Path, tmp_path: Path) -> None:
     lines = [*EXTRAS, *typed()]
     words = json.dumps([shlex.split(line) for line in lines])
@@ -157,16 +154,13 @@ def test_every_command_works_or_names_its_extra(python: Path, tmp_path: Path) ->
         assert line not in EXTRAS or said[0].endswith(f"[{EXTRAS[line]}]'"), (line, said)
 
 
-@needs_5
 def test_methods_are_attached_where_nothing_else_is_installed(python: Path, tmp_path: Path) -> None:
     done = subprocess.run([python, "-c", USE], cwd=tmp_path, env=bare(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.mark.parametrize("installed", ["4.57.1", "5.24.0"])
-def test_versions_of_transformers_that_official_llava_does_not_run_on_are_named(
-    installed: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_transformers_without_official_llava_is_named(installed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llava_consensus.hosts.official_model.version", lambda name: installed)
     said = f"transformers {installed}: official LLaVA runs here on 4.37.2, its own pin, and on 5.19 to 5.23"
     with pytest.raises(OptionError, match=re.escape(said)):

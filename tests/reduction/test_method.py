@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from units import of_batch, unit, without_question
+from units import headed, of_batch, unit, view_of, without_question
 
 from llava_consensus.errors import NonFiniteError, OptionError
 from llava_consensus.methods import METHODS, make
@@ -15,11 +15,12 @@ from llava_consensus.reduction import merging, saliency, selection
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.selection import rank
-from llava_consensus.reduction.tokens import Need, TextProbe, VisionAttention, VisualTokens
+from llava_consensus.reduction.tokens import Need, VisualTokens
 
 S_V = torch.tensor([[0.10, 0.40, 0.05, 0.20, 0.05, 0.20]])
 S_C = torch.tensor([[0.30, 0.05, 0.25, 0.10, 0.25, 0.05]])
 AFTER_TOWER = [name for name, one in METHODS.items() if one.place is Place.TOKENS and one.reduces]
+VARIED: list[tuple[str, dict]] = [*((name, {}) for name in AFTER_TOWER), ("consensusdrop", {"select": "diverse"})]
 
 
 def test_worked_example_fusion_and_selection() -> None:
@@ -50,34 +51,11 @@ def test_worked_example_merge() -> None:
 
 
 def worked_tokens() -> VisualTokens:
-    """Attention that gives the worked example's saliencies exactly: one head, the class token's logits are log s_v, the
-    text's log s_c.
-    """
-    key = torch.zeros(1, 1, 7, 1)
-    key[0, 0, 1:, 0] = S_V[0].log()
-    key[0, 0, 0, 0] = -1e4  # the class token does not look at itself
-    probe_key = torch.cat((S_C[0].log(), torch.tensor([-1e4])))[None, None, :, None]
-    ones = torch.ones(1, 7, 1)
-    probe = TextProbe(
-        torch.ones(1, 1, 1, 1),
-        probe_key,
-        ones,
-        0 * ones,
-        1.0,
-        torch.tensor([[6]]),
-        torch.tensor([[True]]),
-        torch.ones(1, 7).bool(),
-    )
-    return VisualTokens(
-        projected=torch.arange(6.0)[None, :, None],
-        tile=torch.zeros(1, 6, dtype=torch.long),
-        patch=torch.arange(6)[None],
-        attention=VisionAttention(torch.ones(1, 1, 7, 1), key, 1.0, 1),
-        features=torch.randn(1, 6, 2, generator=torch.Generator().manual_seed(0)),
-        probe=probe,
-        prompt=torch.tensor([0]),
-        columns=torch.arange(6)[None],
-    )
+    """Attention that gives the worked example's saliencies; a tenth of the text's is on text."""
+    view = view_of([0.9 * one for one in S_C[0].tolist()], 3)
+    features = torch.randn(1, 6, 2, generator=torch.Generator().manual_seed(0))
+    tokens = headed(S_V[0].tolist(), [float(place) for place in range(6)])._replace(features=features)
+    return tokens._replace(probe=view.probe, prompt=torch.tensor([0]), columns=view.columns)
 
 
 def test_worked_example_whole_method() -> None:
@@ -92,7 +70,6 @@ def test_worked_example_whole_method() -> None:
 
 
 def test_temperatures_and_cross_saliency_by_hand() -> None:
-    """Temperatures and the two-row cross saliency."""
     s_v = torch.tensor([[0.36, 0.09, 0.18, 0.09, 0.09, 0.09]])
     rows = torch.tensor([[[0.02, 0.02, 0.02, 0.10, 0.02, 0.02], [0.03, 0.03, 0.03, 0.15, 0.03, 0.03]]])
     s_c = saliency.cross_saliency(rows, torch.ones(1, 2, dtype=torch.bool), torch.arange(6)[None])
@@ -163,9 +140,9 @@ def test_alpha_one_ignores_the_question_and_alpha_zero_the_picture() -> None:
     assert not torch.equal(vision.reduce(tokens, budget).kept, cross.reduce(tokens, budget).kept)
 
 
-@pytest.mark.parametrize("name", AFTER_TOWER)
-def test_batch_equals_singles(name: str) -> None:
-    tokens, method = unit(batch=3), make(name)
+@pytest.mark.parametrize(("name", "options"), VARIED)
+def test_batch_equals_singles(name: str, options: dict) -> None:
+    tokens, method = unit(batch=3), make(name, **options)
     together = method.reduce(tokens, Budget(9))
     for index in range(3):
         alone = method.reduce(of_batch(tokens, index), Budget(9))
@@ -228,9 +205,7 @@ def test_nan_is_an_error_that_names_the_stage(where: str) -> None:
         make("consensusdrop").reduce(tokens._replace(**bad[where]), Budget(8))
 
 
-@pytest.mark.parametrize(
-    ("name", "options"), [*((name, {}) for name in AFTER_TOWER), ("consensusdrop", {"select": "diverse"})]
-)
+@pytest.mark.parametrize(("name", "options"), VARIED)
 def test_gradients_reach_the_projected_tokens_or_the_projector_only(name: str, options: dict) -> None:
     """Every input asks for gradients; the choice of tokens passes none on, and what is projected anew gives the
     projector some but not the tower. Weights of merged tokens are numbers: a gradient in one channel stays in it.

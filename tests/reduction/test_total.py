@@ -4,7 +4,6 @@ import re
 
 import hf_models
 import pytest
-import transformers
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
@@ -23,7 +22,6 @@ def test_older_pictures_are_halved_until_a_conversation_fits() -> None:
     assert found == (Share(0.5), Budget(10), Budget(64))
 
 
-@pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="transformers 5.19 or later")
 def test_a_prompt_has_at_most_its_total() -> None:
     model = hf_models.CASES["llava"].build()
     inputs = hf_models.prompts([1, 5, hf_models.square(0), 7, hf_models.square(1), 8, 9])

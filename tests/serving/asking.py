@@ -24,8 +24,6 @@ class Answer(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A prompt and its pictures."""
-
     words: str
     pictures: list[Any]
     videos: list[Any] = []  # noqa: RUF012

@@ -12,6 +12,7 @@ import gated_delta
 import hf_models
 import numpy as np
 import torch
+import transformers
 from PIL import Image
 
 ENVIRONMENT = {  # one engine in this process, small, bound to this machine
@@ -23,18 +24,23 @@ ENVIRONMENT = {  # one engine in this process, small, bound to this machine
     "HF_HUB_OFFLINE": "1",
 }
 TEXT = dict(hf_models.TEXT, hidden_size=128)  # vLLM's attention on CPU wants heads of 32
+LLAMA, QWEN2 = dict(TEXT, model_type="llama"), dict(TEXT, model_type="qwen2")
+MARK = {"<image>": hf_models.IMAGE}
+CROP = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
+CLIP = dict(
+    patch_size=14, vision_feature_select_strategy="default", image_token="<image>", num_additional_image_tokens=1
+)
 
 
 def tokenizer(special: dict[str, int], **named: str) -> Any:
     """Words w0, w1, ... and these special tokens, by their ids; some of them have names."""
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
 
     names = {number: f"w{number}" for number in range(512)} | {0: "<pad>", 1: "<s>", 2: "</s>", 511: "<unk>"}
     names |= {number: name for name, number in special.items()}
     inner = Tokenizer(models.WordLevel({name: number for number, name in names.items()}, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    own = PreTrainedTokenizerFast(
+    own = transformers.PreTrainedTokenizerFast(
         tokenizer_object=inner,
         unk_token="<unk>",
         bos_token="<s>",
@@ -53,94 +59,29 @@ def tokenizer(special: dict[str, int], **named: str) -> Any:
 
 
 def llava(folder: Path) -> Any:
-    from transformers import (
-        CLIPImageProcessor,
-        CLIPVisionConfig,
-        LlamaConfig,
-        LlavaConfig,
-        LlavaForConditionalGeneration,
-        LlavaProcessor,
-    )
-
-    config = LlavaConfig(
-        vision_config=CLIPVisionConfig(**hf_models.SQUARE),
-        text_config=LlamaConfig(**TEXT),
-        image_token_index=hf_models.IMAGE,
-        image_seq_length=16,
-    )
-    model = hf_models.ready(LlavaForConditionalGeneration, config)
-    pictures = CLIPImageProcessor(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56})
-    processor = LlavaProcessor(
-        pictures,
-        tokenizer({"<image>": hf_models.IMAGE}),
-        patch_size=14,
-        vision_feature_select_strategy="default",
-        image_token="<image>",
-        num_additional_image_tokens=1,
-    )
-    return save(folder, model, processor)
+    model = hf_models.built("llava", **hf_models.LLAVA | {"text_config": LLAMA})
+    pictures = transformers.CLIPImageProcessor(**CROP)
+    return save(folder, model, transformers.LlavaProcessor(pictures, tokenizer(MARK), **CLIP))
 
 
 def llava_next(folder: Path) -> Any:
     """LLaVA-NeXT with grids of up to 2 x 2 tiles."""
-    from transformers import (
-        CLIPVisionConfig,
-        LlamaConfig,
-        LlavaNextConfig,
-        LlavaNextForConditionalGeneration,
-        LlavaNextImageProcessor,
-        LlavaNextProcessor,
-    )
-
-    config = LlavaNextConfig(
-        vision_config=CLIPVisionConfig(**hf_models.SQUARE),
-        text_config=LlamaConfig(**TEXT),
-        image_token_index=hf_models.IMAGE,
-        image_grid_pinpoints=hf_models.PINS,
-    )
-    pictures = LlavaNextImageProcessor(
-        size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}, image_grid_pinpoints=hf_models.PINS
-    )
-    processor = LlavaNextProcessor(
-        pictures,
-        tokenizer({"<image>": hf_models.IMAGE}),
-        patch_size=14,
-        vision_feature_select_strategy="default",
-        image_token="<image>",
-        num_additional_image_tokens=1,
-    )
-    return save(folder, hf_models.ready(LlavaNextForConditionalGeneration, config), processor)
+    model = hf_models.built("llava_next", **hf_models.NEXT | {"text_config": LLAMA})
+    pictures = transformers.LlavaNextImageProcessor(**CROP, image_grid_pinpoints=hf_models.PINS)
+    return save(folder, model, transformers.LlavaNextProcessor(pictures, tokenizer(MARK), **CLIP))
 
 
 def llava_onevision(folder: Path) -> Any:
     """LLaVA-OneVision with grids of up to 4 x 4 tiles, of which the largest is resized."""
-    from transformers import (
-        LlavaOnevisionConfig,
-        LlavaOnevisionForConditionalGeneration,
-        LlavaOnevisionImageProcessor,
-        LlavaOnevisionProcessor,
-        LlavaOnevisionVideoProcessor,
-        Qwen2Config,
-        SiglipVisionConfig,
-    )
-
     pins = [[56 * a, 56 * b] for a in range(1, 5) for b in range(1, 5)]
-    config = LlavaOnevisionConfig(
-        vision_config=SiglipVisionConfig(**hf_models.SQUARE, vision_use_head=False),
-        text_config=Qwen2Config(**TEXT),
-        image_token_index=hf_models.IMAGE,
-        video_token_index=hf_models.VIDEO,
-        image_grid_pinpoints=pins,
-        vision_feature_layer=-1,
-        vision_feature_select_strategy="full",
-        tie_word_embeddings=False,
-    )
-    model = hf_models.ready(LlavaOnevisionForConditionalGeneration, config)
+    own = {"text_config": QWEN2, "image_grid_pinpoints": pins, "tie_word_embeddings": False}
+    known = {name: value for name, value in hf_models.ONEVISION.items() if name != "vision_aspect_ratio"}
+    model = hf_models.built("llava_onevision", **known | own)
     size = {"height": 56, "width": 56}
-    processor = LlavaOnevisionProcessor(
-        LlavaOnevisionImageProcessor(size=size, image_grid_pinpoints=pins),
-        tokenizer({"<image>": hf_models.IMAGE, "<video>": hf_models.VIDEO}),
-        LlavaOnevisionVideoProcessor(size=size),
+    processor = transformers.LlavaOnevisionProcessor(
+        transformers.LlavaOnevisionImageProcessor(size=size, image_grid_pinpoints=pins),
+        tokenizer({**MARK, "<video>": hf_models.VIDEO}),
+        transformers.LlavaOnevisionVideoProcessor(size=size),
         num_image_tokens=16,
         vision_feature_select_strategy="full",
     )
@@ -156,23 +97,12 @@ PADS = {
 
 
 def qwen(kind: str, folder: Path) -> Any:
-    import transformers
-
-    vision = dict(
-        depth=4,
-        hidden_size=128,
-        intermediate_size=48,
-        num_heads=4,
-        in_channels=3,
-        spatial_merge_size=2,
-        temporal_patch_size=2,
-        out_hidden_size=128,
-    )
+    sides = dict(hidden_size=128, out_hidden_size=128)
     text = dict(TEXT, head_dim=32, rope_parameters={**hf_models.MROPE, "mrope_section": [4, 6, 6]})
     if kind == "Qwen2_5_VL":
-        patch, vision = 14, dict(vision, patch_size=14, window_size=56, fullatt_block_indexes=[1, 3])
+        patch, vision = 14, hf_models.QWEN2_5 | sides
     else:
-        patch, vision = 16, dict(vision, patch_size=16, num_position_embeddings=64, deepstack_visual_indexes=[0, 1, 2])
+        patch, vision = 16, hf_models.QWEN3 | sides
         text["rope_parameters"] = {**text["rope_parameters"], "mrope_section": [6, 5, 5], "mrope_interleaved": True}
     if kind == "Qwen3_5":
         del vision["deepstack_visual_indexes"]
@@ -200,38 +130,15 @@ def qwen(kind: str, folder: Path) -> Any:
 
 def internvl(folder: Path) -> Any:
     """InternVL with up to four tiles and the whole view."""
-    from transformers import (
-        GotOcr2ImageProcessor,
-        InternVLConfig,
-        InternVLForConditionalGeneration,
-        InternVLProcessor,
-        InternVLVideoProcessor,
-        InternVLVisionConfig,
-        Qwen2Config,
-    )
-
-    config = InternVLConfig(
-        vision_config=InternVLVisionConfig(
-            **hf_models.VISION, image_size=[112, 112], patch_size=[14, 14], use_qk_norm=True
-        ),
-        text_config=Qwen2Config(**TEXT),
-        image_token_id=hf_models.IMAGE,
-        image_seq_length=16,
-        tie_word_embeddings=False,
-    )
-    model = hf_models.ready(InternVLForConditionalGeneration, config)
+    model = hf_models.built("internvl", **hf_models.INTERNVL | {"text_config": QWEN2})
     size = {"height": 112, "width": 112}
-    words = {"<image>": hf_models.IMAGE, "<video>": hf_models.VIDEO, "<img>": hf_models.START, "</img>": hf_models.END}
-    processor = InternVLProcessor(
-        GotOcr2ImageProcessor(size=size, crop_to_patches=True, max_patches=4),
-        tokenizer(
-            words,
-            context_image_token="<image>",
-            video_token="<video>",
-            start_image_token="<img>",
-            end_image_token="</img>",
-        ),
-        InternVLVideoProcessor(size=size),
+    words = {**MARK, "<video>": hf_models.VIDEO, "<img>": hf_models.START, "</img>": hf_models.END}
+    named = {"context_image_token": "<image>", "video_token": "<video>"}
+    named |= {"start_image_token": "<img>", "end_image_token": "</img>"}
+    processor = transformers.InternVLProcessor(
+        transformers.GotOcr2ImageProcessor(size=size, crop_to_patches=True, max_patches=4),
+        tokenizer(words, **named),
+        transformers.InternVLVideoProcessor(size=size),
         image_seq_length=16,
     )
     return save(folder, model, processor)
@@ -239,24 +146,13 @@ def internvl(folder: Path) -> Any:
 
 def gemma4(folder: Path, **text: Any) -> Any:
     """Gemma 4 with 70 tokens of an image at most, per-layer embeddings, and layers that read keys of others."""
-    from transformers import (
-        Gemma4AudioFeatureExtractor,
-        Gemma4Config,
-        Gemma4ForConditionalGeneration,
-        Gemma4ImageProcessor,
-        Gemma4Processor,
-        Gemma4TextConfig,
-        Gemma4VideoProcessor,
-        Gemma4VisionConfig,
-    )
-
     sizes = dict(head_dim=32, global_head_dim=64, sliding_window=64, layer_types=hf_models.KINDS)
     sizes |= dict(hidden_size_per_layer_input=16, vocab_size_per_layer_input=512, num_kv_shared_layers=2)
-    config = Gemma4Config(
-        vision_config=Gemma4VisionConfig(
-            **hf_models.VISION, num_key_value_heads=4, head_dim=8, position_embedding_size=128, default_output_length=70
-        ),
-        text_config=Gemma4TextConfig(**{**TEXT, "tie_word_embeddings": True, **sizes, **text}),
+    vision = dict(num_key_value_heads=4, head_dim=8, position_embedding_size=128, default_output_length=70)
+    model = hf_models.built(
+        "gemma4",
+        vision_config=hf_models.VISION | vision,
+        text_config={**TEXT, "tie_word_embeddings": True, **sizes, **text},
         audio_config=None,
         image_token_id=hf_models.IMAGE,
         video_token_id=hf_models.VIDEO,
@@ -266,19 +162,18 @@ def gemma4(folder: Path, **text: Any) -> Any:
         boa_token_id=hf_models.BOX,
         eoa_token_index=506,
     )
-    model = hf_models.ready(Gemma4ForConditionalGeneration, config)
     words = model.model.language_model.embed_tokens.weight.data
     words *= 0.3  # else a word is followed by itself
     words[hf_models.IMAGE :] = 0  # and placeholders are said, which transformers takes for images
     named = {"image_token": "<image>", "boi_token": "<boi>", "eoi_token": "<eoi>"}
     named |= {"audio_token": "<audio>", "boa_token": "<boa>", "eoa_token": "<eoa>"}
-    special = {"<image>": hf_models.IMAGE, "<|video|>": hf_models.VIDEO, "<boi>": hf_models.START}
+    special = {**MARK, "<|video|>": hf_models.VIDEO, "<boi>": hf_models.START}
     special |= {"<eoi>": hf_models.END, "<audio>": hf_models.TAG, "<boa>": hf_models.BOX, "<eoa>": 506}
-    processor = Gemma4Processor(
-        Gemma4AudioFeatureExtractor(),
-        Gemma4ImageProcessor(max_soft_tokens=70),
+    processor = transformers.Gemma4Processor(
+        transformers.Gemma4AudioFeatureExtractor(),
+        transformers.Gemma4ImageProcessor(max_soft_tokens=70),
         tokenizer(special, **named),
-        Gemma4VideoProcessor(),
+        transformers.Gemma4VideoProcessor(),
         image_seq_length=70,
     )
     return save(folder, model, processor)

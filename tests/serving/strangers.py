@@ -52,8 +52,6 @@ MODES = ["RGB", "L", "RGBA", "P", "1", "LA", "I", "I;16", "F", "CMYK"]
 
 
 class Server:
-    """A server that is up."""
-
     def __init__(self, url: str, name: str, log: Path, group: int = 0) -> None:
         self.url, self.name, self.log, self.group = url, name, log, group
 

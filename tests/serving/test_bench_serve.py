@@ -3,16 +3,15 @@
 import json
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import small
+from loopback import Loopback, Silent
 
 from llava_consensus.errors import ConsensusError
 from llava_consensus.evaluation.bench import serving
@@ -75,7 +74,7 @@ def assert_ended(process: int) -> None:
         time.sleep(0.05)
 
 
-class Streaming(BaseHTTPRequestHandler):
+class Streaming(Silent):
     """Answers as vLLM does: a role, tokens 10 ms apart, and the end."""
 
     asked: ClassVar[list[dict[str, Any]]] = []
@@ -99,19 +98,15 @@ class Streaming(BaseHTTPRequestHandler):
             if self.fault == "broke off":
                 return
 
-    def log_message(self, *_: object) -> None: ...
-
 
 @pytest.fixture
 def there(tmp_path: Path) -> Iterator[serving.Server]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Streaming)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     del Streaming.asked[:]
     (tmp_path / "log").write_text("the engine is out of memory")
     process = subprocess.Popen(["sleep", "60"], start_new_session=True)
-    yield serving.Server(server.server_port, process, tmp_path / "log")
-    serving.end_group(process)
-    server.shutdown()
+    with Loopback(Streaming) as server:
+        yield serving.Server(server.server_port, process, tmp_path / "log")
+        serving.end_group(process)
 
 
 def test_a_chat_goes_on_with_its_answers_and_a_third_of_them_show_two_images(there: serving.Server) -> None:

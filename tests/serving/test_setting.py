@@ -144,9 +144,7 @@ def test_a_model_that_vllm_would_run_in_another_way_is_refused(kind: str, entry:
     assert Setting("divprune", 64)(config).architectures
 
 
-def test_another_version_is_taken_unless_a_private_function_changed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_another_version_is_taken_unless_a_function_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     sources: dict[str, dict[str, str]] = {}  # of each file, the functions of each class
     for place, parameters in supported.PRIVATE.items():
         file, _, name = place.partition(":")

@@ -20,13 +20,7 @@ from llava_consensus.cli.arguments import one_word_method
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.bench import efficiency, timing
 from llava_consensus.evaluation.bench.efficiency import UNKNOWN_TOWER, cases_of, measure, prompt_shape
-from llava_consensus.evaluation.bench.timing import (
-    Timing,
-    answer_once,
-    in_rounds,
-    peak_bytes,
-    reset_peak,
-)
+from llava_consensus.evaluation.bench.timing import Timing, answer_once, in_rounds, peak_bytes, reset_peak
 from llava_consensus.evaluation.models import Loading, Prompt, Runner
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES, account

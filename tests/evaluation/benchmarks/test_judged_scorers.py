@@ -6,7 +6,6 @@ The cases are in tests/data/scorers. `pytest -rP` prints how many cases were com
 import csv
 import io
 import json
-import math
 from collections import Counter
 from typing import Any
 
@@ -19,10 +18,6 @@ from llava_consensus.evaluation.benchmarks import parsing, video_qa
 from llava_consensus.evaluation.judge import mmvet
 
 OFFICIAL_JUDGE = "gpt-4-0613"
-
-
-def same_number(ours: Any, official: Any) -> bool:
-    return ours == official or (math.isnan(ours) and math.isnan(official))
 
 
 def check_judge(inputs: dict[str, Any], official: Any) -> bool:
@@ -44,7 +39,8 @@ def check_judge(inputs: dict[str, Any], official: Any) -> bool:
     if grade is None:
         return True
     theirs = official["grade"]
-    return [grade[1]] == theirs["content"] and same_number(grade[0], theirs["score"][0])
+    same_score = grade[0] == pytest.approx(theirs["score"][0], rel=0, abs=0, nan_ok=True)
+    return [grade[1]] == theirs["content"] and same_score
 
 
 def check_run(inputs: dict[str, Any], official: Any) -> bool:

@@ -1,10 +1,12 @@
 """MMBench: questions and images out of the table, circular accuracy, and a sheet that opens again."""
 
 import importlib.util
+import io
 import json
 from pathlib import Path
 from typing import Any
 
+import openpyxl
 import pandas
 import pytest
 from fakes import FakeHost, config, make_model
@@ -109,10 +111,20 @@ def test_without_published_answers_there_is_no_score(data: Path) -> None:
     assert benchmark.read_image and benchmark.read_image(data, "5")[:4] == b"\x89PNG"
 
 
-def test_a_cell_of_a_sheet_has_a_longest_text() -> None:
+@pytest.mark.parametrize("text", ["=1+1", "@SUM(A1)"])
+def test_a_text_that_looks_like_a_formula_stays_text(text: str) -> None:
+    content = to_xlsx(pandas.DataFrame({"index": [7], "prediction": [text]}))
+    cell = openpyxl.load_workbook(io.BytesIO(content)).active["B2"]
+    assert cell.data_type == "s" and cell.value == text and cell.quotePrefix
+    assert pandas.read_excel(io.BytesIO(content), dtype=str)["prediction"][0] == text
+
+
+def test_what_no_cell_can_hold() -> None:
     assert to_xlsx(pandas.DataFrame({"answer": ["a" * 32767]})).startswith(b"PK")
     with pytest.raises(DataError, match="32,768 characters"):
         to_xlsx(pandas.DataFrame({"answer": ["a" * 32768]}))
+    content = to_xlsx(pandas.DataFrame({"index": [7], "prediction": ["a\x07b"]}))
+    assert pandas.read_excel(io.BytesIO(content))["prediction"][0] == "ab"
 
 
 def test_sheet_equals_that_of_llavas_converter(tmp_path: Path) -> None:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import config, make_model
 from golden_cases import compare, golden
 from tiny_data import make_vqav2, write_lines
 
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation.benchmarks import make, parsing, vqav2
+from llava_consensus.evaluation.runs.configuration import prepare
 
 
 def expand(inputs: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[int, str]]:
@@ -95,13 +97,6 @@ def test_scored_where_annotations_are(data: Path) -> None:
     assert report["extracted"][1] == {"index": 1, "extracted": "2", "correct": 1.0}
 
 
-def test_without_annotations_there_is_no_score(data: Path) -> None:
-    (data / "eval/vqav2/v2_mscoco_test-dev2015_annotations.json").unlink()
-    report = make("vqav2").score(answers(data, {10: "Yes", 11: "two", 12: ""}), data)
-    assert report["accuracy"] is None and report["complete"]
-    assert json.loads(json.dumps(report)) == report
-
-
 def test_damaged_annotations_are_named(data: Path) -> None:
     path = data / "eval/vqav2/v2_mscoco_test-dev2015_annotations.json"
     content = json.loads(path.read_text())
@@ -120,6 +115,11 @@ def test_split_changes_the_questions(data: Path) -> None:
     export, out = make("vqav2").export, data / "out.json"
     assert export and export(answers(data, {10: "Yes"}), data, out)["written"] == 4, "EvalAI takes all of test2015"
     assert len(whole.load(data)) == 4 and whole.asking == {"split": "test"} and whole.count == 447793
+    (data / "eval/vqav2/test2015").mkdir()
+    described = prepare(config(data, make_model(data / "model"), benchmark=whole)).description
+    assert (
+        described["choices"] == {"split": "test"} and whole.score(answers(data, {10: "Yes"}), data)["accuracy"] is None
+    )
     with pytest.raises(OptionError, match="must be one of test-dev, test, val"):
         make("vqav2", split="train")
     with pytest.raises(OptionError, match="Did you mean 'split'"):

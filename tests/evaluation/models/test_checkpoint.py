@@ -7,9 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -18,6 +16,8 @@ import huggingface_hub
 import pytest
 from fakes import config, make_place
 from huggingface_hub import constants
+from loopback import Loopback, Silent
+from tiny_data import mini_checkpoint
 
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation import models
@@ -47,8 +47,6 @@ def lay_out(cache: Path, name: str, files: dict[str, str | Path]) -> Path:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    from huggingface_hub import constants
-
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     return tmp_path / "hub"
@@ -105,32 +103,22 @@ def test_what_is_not_there_is_never_asked_for(cache: Path, tmp_path: Path, monke
         check_checkpoint("checkpoints/llava-mini")
 
 
-class Refusing(BaseHTTPRequestHandler):
+class Refusing(Silent):
     """A hub at which every model is gated, missing, or that fails."""
 
     def do_HEAD(self) -> None:
         name = self.path.split("/")[1]
         codes = {"gated": (401, "GatedRepo"), "missing": (401, "RepoNotFound"), "revised": (404, "RevisionNotFound")}
         status, code = codes.get(name, (200, ""))
-        self.send_response(status)
-        if code:
-            self.send_header("X-Error-Code", code)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+        self.head(status, ({"X-Error-Code": code} if code else {}) | {"Content-Length": "0"})
 
     do_GET = do_HEAD
-
-    def log_message(self, *_: Any) -> None:
-        """Silent."""
 
 
 @pytest.fixture(scope="module")
 def refusing() -> Iterator[str]:
-    server = HTTPServer(("127.0.0.1", 0), Refusing)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with Loopback(Refusing) as server:
+        yield server.url
 
 
 WHY = {"gated/model": "hf auth login", "missing/model": "hf auth login", "revised/model": "Revision Not Found"}
@@ -156,9 +144,7 @@ def test_a_hub_that_cannot_be_reached_is_asked_once(cache: Path, monkeypatch: py
 
 def test_a_vision_tower_of_the_hub_is_taken_from_the_cache(cache: Path, tmp_path: Path) -> None:
     mini, folder = Path("checkpoints/llava-mini"), tmp_path / "llava-mini"
-    shutil.copytree(mini, folder, ignore=shutil.ignore_patterns("vision_tower", ".work"))
-    told = json.loads((folder / "config.json").read_text()) | {"mm_vision_tower": "owner/clip-tiny"}
-    (folder / "config.json").write_text(json.dumps(told))
+    shutil.rmtree(mini_checkpoint(folder, mm_vision_tower="owner/clip-tiny") / "vision_tower")
     with pytest.raises(DataError, match=r"'owner/clip-tiny': .*hf auth login"):
         models.check(str(folder))
     files = [file for file in (mini / "vision_tower").iterdir() if file.is_file()]
@@ -169,9 +155,6 @@ def test_a_vision_tower_of_the_hub_is_taken_from_the_cache(cache: Path, tmp_path
 
 
 def test_a_run_on_a_model_of_the_cache(cache: Path, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    if int(transformers.__version__.split(".")[0]) < 5:
-        pytest.skip("models of transformers need version 5.19 or later")
     from llava_consensus import cli
 
     converted = tmp_path / "converted"

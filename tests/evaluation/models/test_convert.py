@@ -10,6 +10,7 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from tiny_data import MINI, mini_checkpoint
 
 from llava_consensus import cli
 from llava_consensus.evaluation import models
@@ -18,11 +19,7 @@ from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.models import Prompt
 from llava_consensus.evaluation.models.convert import EMBEDDING, HEAD
 
-pytestmark = pytest.mark.skipif(
-    int(transformers.__version__.split(".")[0]) < 5,
-    reason="Hugging Face's image processor of LLaVA needs transformers 5",
-)
-MINI, DATA = Path("checkpoints/llava-mini"), Path("playground/mini")
+DATA = Path("playground/mini")
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +68,8 @@ def test_ids_pixels_logits_and_answers_are_those_of_the_official_model(converted
 
 
 def test_a_model_may_have_more_rows_than_its_tokenizer_has_words(tmp_path: Path) -> None:
-    source, spare = tmp_path / "llava-spare", 3
-    shutil.copytree(MINI, source)
-    config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + spare}))
+    spare, words = 3, json.loads((MINI / "config.json").read_text())["vocab_size"]
+    source = mini_checkpoint(tmp_path / "llava-spare", vocab_size=words + spare)
     weights = load_file(source / "model.safetensors")
     for name in weights.keys() & {EMBEDDING, HEAD}:
         weights[name] = torch.cat((weights[name], weights[name].new_zeros(spare, weights[name].shape[1])))
@@ -102,17 +97,9 @@ def test_what_cannot_be_converted_says_why(converted: Path, tmp_path: Path, caps
     assert not (tmp_path / "out").exists()
 
 
-def made(folder: Path, **changes: Any) -> Path:
-    """A copy of the embedded checkpoint with another configuration."""
-    shutil.copytree(MINI, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | changes))
-    return folder
-
-
 @pytest.mark.parametrize("tower", ["..", "a/../..", None, 5])
 def test_a_tower_that_leads_away_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], tower: Any) -> None:
-    source = made(tmp_path / "in" / "source", mm_vision_tower=tower)
+    source = mini_checkpoint(tmp_path / "in" / "source", mm_vision_tower=tower)
     for name in ("config.json", "preprocessor_config.json", "model.safetensors"):
         shutil.copyfile(MINI / "vision_tower" / name, tmp_path / "in" / name)
     assert cli.main(["model", "convert", str(source), str(tmp_path / "in" / "out")]) == 3

@@ -4,7 +4,6 @@ with random numbers. Run: `pytest tests/evaluation/models/test_damaged_checkpoin
 
 import contextlib
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_data import MINI, mini_checkpoint
 
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.models import Loading, check, load
 
-MINI = Path(__file__).parents[3] / "checkpoints" / "llava-mini"
 Tensors = dict[str, torch.Tensor]
-
-
-def copy_of_mini(place: Path) -> Path:
-    return Path(shutil.copytree(MINI, place / "llava-mini"))
 
 
 def change_weights(folder: Path, change: Callable[[Tensors], Any]) -> None:
@@ -29,11 +24,6 @@ def change_weights(folder: Path, change: Callable[[Tensors], Any]) -> None:
     tensors = load_file(file)
     change(tensors)
     save_file(tensors, file, {"format": "pt"})
-
-
-def change_config(folder: Path, **changes: Any) -> None:
-    file = folder / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
 def without_projector(tensors: Tensors) -> None:
@@ -44,6 +34,10 @@ def without_projector(tensors: Tensors) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
+        (
+            lambda one: one.pop("vision_model.encoder.layers.1.mlp.fc1.weight"),
+            r"CLIPVisionModel: 1 tensor missing .*layers\.1\.mlp\.fc1\.weight",
+        ),
         (without_projector, r"4 tensors missing .*model\.mm_projector\.0\.bias"),
         (lambda one: one.pop("model.layers.2.mlp.down_proj.weight"), r"missing.*model\.layers\.2\.mlp\.down_proj"),
         (lambda one: one.update({"model.layers.9.mlp.weight": torch.ones(1)}), r"left over.*model\.layers\.9\.mlp"),
@@ -54,22 +48,15 @@ def without_projector(tensors: Tensors) -> None:
     ],
 )
 def test_weights_that_are_not_the_models_are_named(tmp_path: Path, change: Callable[[Tensors], Any], why: str) -> None:
-    folder = copy_of_mini(tmp_path)
-    change_weights(folder, change)
+    folder = mini_checkpoint(tmp_path / "llava-mini")
+    change_weights(folder / "vision_tower" if "CLIP" in why else folder, change)
     with pytest.raises(DataError, match=why):
-        load(str(folder), Loading("cpu"))
-
-
-def test_a_tower_with_a_missing_tensor_is_refused(tmp_path: Path) -> None:
-    folder = copy_of_mini(tmp_path)
-    change_weights(folder / "vision_tower", lambda one: one.pop("vision_model.encoder.layers.1.mlp.fc1.weight"))
-    with pytest.raises(DataError, match=r"CLIPVisionModel: 1 tensor missing .*layers\.1\.mlp\.fc1\.weight"):
         load(str(folder), Loading("cpu"))
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", "", '{"architectures": 5}', "\xff", "[" * 9999])
 def test_an_empty_or_broken_config_is_refused(tmp_path: Path, content: str) -> None:
-    folder = copy_of_mini(tmp_path)
+    folder = mini_checkpoint(tmp_path / "llava-mini")
     (folder / "config.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(DataError, match=r"config\.json"):
         check(str(folder))
@@ -78,8 +65,7 @@ def test_an_empty_or_broken_config_is_refused(tmp_path: Path, content: str) -> N
 
 @pytest.mark.parametrize("changes", [{"num_attention_heads": 7}, {"hidden_act": "no"}, {"rope_scaling": 3}])
 def test_a_config_that_breaks_the_loader_is_a_message(tmp_path: Path, changes: dict[str, Any]) -> None:
-    folder = copy_of_mini(tmp_path)
-    change_config(folder, **changes)
+    folder = mini_checkpoint(tmp_path / "llava-mini", **changes)
     with pytest.raises(DataError, match=r"cannot be loaded|do not fit"):
         load(str(folder), Loading("cpu"))
 
@@ -89,7 +75,7 @@ def test_loading_leaves_transformers_as_it_was(tmp_path: Path) -> None:
 
     before = PreTrainedModel.__dict__["from_pretrained"]
     load(str(MINI), Loading("cpu"))
-    folder = copy_of_mini(tmp_path)
+    folder = mini_checkpoint(tmp_path / "llava-mini")
     change_weights(folder, without_projector)
     with pytest.raises(DataError):
         load(str(folder), Loading("cpu"))
@@ -99,12 +85,11 @@ def test_loading_leaves_transformers_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["official", "transformers"])
 def test_code_of_a_checkpoint_never_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     if kind == "transformers":
-        pytest.importorskip("transformers", "5")
         from hf_checkpoints import checkpoint
 
         folder = checkpoint("llava", tmp_path / "llava-hf")
     else:
-        folder = copy_of_mini(tmp_path)
+        folder = mini_checkpoint(tmp_path / "llava-mini")
     marker = tmp_path / "ran"
     (folder / "evil.py").write_text(f"from pathlib import Path; Path({str(marker)!r}).touch()\nclass Evil: pass\n")
     names = {"AutoConfig": "evil.Evil", "AutoProcessor": "evil.Evil", "AutoTokenizer": ["evil.Evil", None]}

@@ -12,15 +12,7 @@ from PIL import Image
 from prompts import ANYRES, batch, row, tiles
 
 from llava_consensus import attach
-from llava_consensus.evaluation.report.overlay import (
-    contact_sheet,
-    draw,
-    fates,
-    heat,
-    overlay,
-    selection,
-    view,
-)
+from llava_consensus.evaluation.report.overlay import contact_sheet, draw, fates, heat, overlay, selection, view
 from llava_consensus.evaluation.report.patches import patches
 
 GRAY = 160

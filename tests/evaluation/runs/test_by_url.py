@@ -9,12 +9,12 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes import Fake, make_data
+from loopback import Loopback, Silent
 from PIL import Image
 
 from llava_consensus.errors import OptionError
@@ -27,11 +27,11 @@ pytest.importorskip("openai")
 QUIET = Execution(4, progress=False)
 
 
-class Chat(ThreadingHTTPServer):
+class Chat(Loopback):
     """A server of OpenAI's chat API; answers with the question's length, and waits until `together` have come."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.asked: list[dict[str, Any]] = []
         self.statuses = Counter[str]()  # what questions get in place of an answer, by their text
         self.dies_after = 10**9
@@ -43,12 +43,10 @@ class Chat(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
+        return f"{super().url}/v1"
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Answers for `Chat`."""
-
+class Handler(Silent):
     server: Chat
 
     def do_GET(self) -> None:
@@ -70,24 +68,17 @@ class Handler(BaseHTTPRequestHandler):
         self.send(200, {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": own.tells})
 
     def send(self, status: int, content: Any) -> None:
-        data = self.server.body or json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json" if self.server.body is None else "text/html")
-        if self.server.told is not None:
-            self.send_header("visual-reduction", json.dumps(self.server.told))
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
+        data, told = self.server.body or json.dumps(content).encode(), self.server.told
+        headers = {"Content-Type": "application/json" if self.server.body is None else "text/html"}
+        headers |= {} if told is None else {"visual-reduction": json.dumps(told)}
+        self.head(status, headers | {"Content-Length": str(len(data))})
         self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None: ...
 
 
 @pytest.fixture
 def chat() -> Iterator[Chat]:
     with Chat() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
-        server.shutdown()
 
 
 def test_a_server_answers_several_at_once_and_a_stopped_run_goes_on(chat: Chat, tmp_path: Path) -> None:

@@ -203,8 +203,6 @@ def test_the_full_model_has_neither_budget_nor_match(data: Path) -> None:
     ("change", "error", "why"),
     [
         ({"match": "equal"}, OptionError, "match='equal' must be one of kept, entering, average, flops"),
-        ({"sample": 0}, OptionError, "sample=0"),
-        ({"sample": 3, "limit": 3}, OptionError, "limit=3 and sample=3: give one of them"),
         ({"max_new_tokens": 0}, OptionError, "max_new_tokens=0"),
         ({"data": "nowhere"}, DataError, r"questions\.jsonl"),
     ],

@@ -20,8 +20,6 @@ from llava_consensus.hosts import view_of
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 
-VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
-pytestmark = pytest.mark.skipif(VERSION < (5, 19), reason="methods on models of transformers need >= 5.19")
 PLAYGROUND = Path(__file__).parents[3] / "playground/mini"
 
 

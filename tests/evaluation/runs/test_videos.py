@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fakes import Fake, FakeHost, config, make_place
-from PIL import Image, ImageOps
+from PIL import ImageOps
 from tiny_data import write_mp4
 
 from llava_consensus.errors import ImageError, MissingDependency
@@ -17,11 +17,6 @@ from llava_consensus.evaluation.runs.configuration import RunConfig, prepare
 from llava_consensus.evaluation.runs.execution import Execution
 
 av = pytest.importorskip("av")
-
-
-def values(frames: list[Image.Image]) -> list[int]:
-    assert all(frame.mode == "RGB" for frame in frames)
-    return [round(float(np.asarray(frame).mean()) / 10) for frame in frames]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +38,8 @@ def test_frames_are_sampled_as_video_llava_does(length: int, count: int, expecte
 def test_every_container_gives_the_sampled_frames(tmp_path: Path, suffix: str, length: int) -> None:
     path = write_mp4(tmp_path / f"clip.{suffix}", length)
     frames = read_frames(path, 8)
-    assert values(frames) == sample_places(length, 8) and frames[0].size == (64, 48)
+    assert {(frame.mode, frame.size) for frame in frames} == {("RGB", (64, 48))}
+    assert [round(float(np.asarray(frame).mean()) / 10) for frame in frames] == sample_places(length, 8)
 
 
 def test_frames_are_turned_as_the_display_matrix_says(tmp_path: Path) -> None:
@@ -97,8 +93,6 @@ def test_without_pyav_the_line_to_type(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 class FakeVideos(Fake):
-    """The fake benchmark about videos."""
-
     frames = 8
 
 

@@ -71,10 +71,6 @@ def test_two_workers_one_killed_give_the_bytes_of_one_process(data: Path, tmp_pa
     assert {path.name for path in together.path.iterdir()} == {*FILES, "scores.jsonl", "metrics.json", "lock"}
 
 
-def _slowly(data: Path, out: Path, seconds: float) -> None:
-    go(data, out, 2, Loader(seconds=seconds))
-
-
 def _workers_of(parent: int) -> set[str]:
     found = set()
     for one in Path("/proc").glob("[0-9]*"):
@@ -88,7 +84,7 @@ def _workers_of(parent: int) -> set[str]:
 
 def test_killed_half_way_the_workers_end_at_once_and_another_number_goes_on(data: Path, tmp_path: Path) -> None:
     alone, out = go(data, tmp_path / "alone"), tmp_path / "out"
-    process = FORK.Process(target=_slowly, args=(data, out, 0.4))
+    process = FORK.Process(target=go, args=(data, out, 2, Loader(seconds=0.4)))
     process.start()
     limit = time.monotonic() + 120
     while not lines(out) and time.monotonic() < limit:
