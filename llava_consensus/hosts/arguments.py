@@ -168,63 +168,46 @@ def argument_of(value: Any, rows: Rows, pool: Pool, prompt: Prompt, visual: int)
     return new[drop_rows(mask.bool(), rows)]
 
 
-def mask_of(mask: Any, rows: Rows, held: Tensor, padded: bool, size: int, decoder: Any) -> Any:
-    """The attention mask of the new rows, behind `held` [R, n] rows of the cache."""
+def mask_of(mask: Any, rows: Rows, held: Tensor, padded: bool, size: int, decoder: Any, kind: str = "") -> Any:
+    """The attention mask of the new rows, behind `held` [R, n] rows of the cache. One of a type of layers is made by
+    the order of the rows that are left, which merged tokens may have changed, and with windows as wide in these.
+
+    Args:
+        kind: type of the layers; "" if the mask is for all.
+    """
     if isinstance(mask, dict):
-        new = {name: mask_of(value, rows, held, padded, size, decoder) for name, value in mask.items()}
-        for name in new.keys() & {"full_attention", "sliding_attention"}:
-            if isinstance(new[name], Tensor) and new[name].ndim == 4:
-                window = getattr(decoder.config, "sliding_window", None) if name == "sliding_attention" else None
-                new[name] = _in_order(mask[name], new[name].shape[-1], rows, held, size, window)
-        return new
-    if not isinstance(mask, Tensor) or mask.ndim == 2:
-        if not padded:
-            return None
-        real = torch.cat((held, rows.shown), 1)
-        return real.long() if mask is None else real.to(mask.dtype)
+        return {name: mask_of(value, rows, held, padded, size, decoder, name) for name, value in mask.items()}
+    if (not isinstance(mask, Tensor) or mask.ndim == 2) and not padded:
+        return None
     real = torch.cat((held, rows.shown), 1)
-    first = mask.shape[-1] - size if mask.shape[-1] < held.shape[1] + size else held.shape[1]
-    index = rows.index
-    behind = torch.arange(held.shape[1], device=index.device).expand(len(index), -1)
-    columns = torch.cat((behind, index + first), 1)
+    if not isinstance(mask, Tensor) or mask.ndim == 2:
+        return real.long() if mask is None else real.to(mask.dtype)
+    index, past = rows.index, held.shape[1]
+    width = past + index.shape[1]
+    first = mask.shape[-1] - size if mask.shape[-1] < past + size else past
+    none = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
+    at = torch.arange(width, device=index.device)
+    row, room = at[past:, None], mask.shape[-1] - past - size  # the latter of a static cache
     mask = mask.expand(len(index), -1, -1, -1)
-    new = mask.gather(2, index[:, None, :, None].expand(-1, mask.shape[1], -1, mask.shape[3]))
-    new = new.gather(3, columns[:, None, None].expand(-1, mask.shape[1], index.shape[1], -1))
-    itself = torch.eye(real.shape[1], dtype=torch.bool, device=index.device)[held.shape[1] :]
-    none = False if new.dtype == torch.bool else torch.finfo(new.dtype).min
-    new = new.masked_fill(~real[:, None, None] & ~itself, none)
-    room = mask.shape[-1] - held.shape[1] - size  # of a static cache
+    if kind in ("full_attention", "sliding_attention"):
+        ahead = mask[:, :1, :, first : first + size]
+        ahead = (ahead if mask.dtype == torch.bool else ahead == 0).triu(1)  # images of Gemma 3
+        ahead = ahead | ahead.transpose(2, 3)
+        ahead = ahead | torch.diag_embed(ahead.any(3))  # a merged token and the one it replaces
+        seen = pad(_pairs(ahead, index, index), (past, 0)) | (at <= row)
+        if kind == "sliding_attention" and getattr(decoder.config, "sliding_window", None):
+            seen = seen & (row - at < decoder.config.sliding_window)
+        new = seen if mask.dtype == torch.bool else torch.zeros_like(seen, dtype=mask.dtype).masked_fill(~seen, none)
+    else:
+        new = _pairs(mask, index, torch.cat((at[:past].expand(len(index), -1), index + first), 1))
+    new = new.masked_fill(~real[:, None, None] & (at != row), none)
     return pad(new, (0, room + size - index.shape[1]), value=none) if room > 0 else new
 
 
-def _in_order(mask: Tensor, columns: int, rows: Rows, held: Tensor, size: int, window: int | None) -> Tensor:
-    """A mask [R, 1, W, columns] of the rows that are left by their own order, which merged tokens may have changed, and
-    with windows as wide in rows that are left.
-
-    Args:
-        mask: [R, 1, S, ...] of the prompt.
-        columns: of the new mask, a static cache has more than there are rows.
-        held: [R, n] real rows of the cache.
-    """
-    index, past = rows.index, held.shape[1]
-    first = mask.shape[-1] - size if mask.shape[-1] < past + size else past
-    ahead = _seen(mask)[:, :1, :, first : first + size].expand(len(index), -1, -1, -1).triu(1)  # images of Gemma 3
-    ahead = ahead | ahead.transpose(2, 3)
-    ahead = ahead | torch.diag_embed(ahead.any(3))  # a merged token and the one it replaces
-    ahead = ahead.gather(2, index[:, None, :, None].expand(-1, 1, -1, size))
-    ahead = ahead.gather(3, index[:, None, None].expand(-1, 1, index.shape[1], -1))
-    at = torch.arange(past + index.shape[1], device=index.device)
-    row = at[past:, None]
-    seen = pad(ahead, (past, 0)) | (at <= row)
-    seen = seen & (row - at < window) if window else seen
-    seen = seen & torch.cat((held, rows.shown), 1)[:, None, None] | (at == row)
-    seen = pad(seen, (0, columns - seen.shape[-1]))
-    none = torch.zeros(seen.shape, dtype=mask.dtype, device=mask.device)
-    return seen if mask.dtype == torch.bool else none.masked_fill(~seen, torch.finfo(mask.dtype).min)
-
-
-def _seen(mask: Tensor) -> Tensor:
-    return mask if mask.dtype == torch.bool else mask == 0
+def _pairs(values: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Entries [R, H, W, C] of values [R, H, S, ...] at rows [R, W] and columns [R, C]."""
+    found = values.gather(2, rows[:, None, :, None].expand(-1, values.shape[1], -1, values.shape[3]))
+    return found.gather(3, columns[:, None, None].expand(-1, values.shape[1], rows.shape[1], -1))
 
 
 def compact(prompt: Prompt, rows: Rows, config: Any) -> Prompt:
