@@ -179,10 +179,10 @@ def mask_of(mask: Any, rows: Rows, held: Tensor, padded: bool, size: int, decode
     """
     if isinstance(mask, dict):
         return {name: mask_of(value, rows, held, padded, size, decoder, name) for name, value in mask.items()}
+    if (not isinstance(mask, Tensor) or mask.ndim == 2) and not padded:
+        return None
     real = torch.cat((held, rows.shown), 1)
     if not isinstance(mask, Tensor) or mask.ndim == 2:
-        if not padded:
-            return None
         return real.long() if mask is None else real.to(mask.dtype)
     index, past = rows.index, held.shape[1]
     width = past + index.shape[1]
