@@ -35,11 +35,10 @@ os.environ["XDG_CACHE_HOME"] = CACHES.name
 # What is tested on LLaVA's own pins (transformers 4) too: official LLaVA as a host, methods on its parts, and the
 # evaluation, training and commands that call them. Nothing else differs there.
 ON_PINS = (
-    *("hosts/test_attachment.py", "hosts/test_checkpoints.py"),
-    *("hosts/test_llava_host.py", "hosts/test_tiles.py"),
+    *("hosts/test_attachment.py", "hosts/test_llava_host.py", "hosts/test_tiles.py"),
     *("methods/test_decoder_methods.py", "methods/test_golden_decoder.py", "methods/test_golden_tower.py"),
     *("methods/test_methods_before_projector.py", "methods/test_tower_methods.py"),
-    *("evaluation/bench/test_bench.py", "evaluation/runs/test_loop.py"),
+    *("evaluation/bench/test_bench.py", "evaluation/models/test_loading.py", "evaluation/runs/test_loop.py"),
     *("evaluation/runs/test_pictures.py", "evaluation/test_account.py", "project/test_mini_model.py"),
     *("training/test_training.py", "training/test_training_input.py"),
 )
