@@ -23,6 +23,7 @@ from llava_consensus.hosts.environment import SIDES
 from llava_consensus.hosts.facts import Facts
 from llava_consensus.hosts.images import Call, Image, one_image, placeholder_of, runs
 from llava_consensus.hosts.inputs import Inputs
+from llava_consensus.hosts.kernels import uncompiled
 from llava_consensus.hosts.outcomes import Report, reduced, unchanged
 from llava_consensus.hosts.prompts import Prompt, ids_of
 from llava_consensus.hosts.rows import Rows, cache_in, cached_rows, drop_rows, gather, is_static, reduced_rows
@@ -77,6 +78,7 @@ class CrossEntrance(Entrance):
                 hooks.append(module.register_forward_hook(self.keep))
         return hooks
 
+    @uncompiled
     def note(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = {**dict(zip(self.outer, args, strict=False)), **kwargs}
         prompt = given.get("input_ids")
@@ -112,6 +114,7 @@ class CrossEntrance(Entrance):
         rows, pool = reduced_rows(states, real, images, groups, stage.method, [False] * every)
         return rows, pool.take(states, [group.reduction.tokens for group in groups])
 
+    @uncompiled
     def leave(self, source: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         name = "pooler_output" if hasattr(output, "keys") and output["last_hidden_state"].ndim > 3 else 0
         states = output if isinstance(output, Tensor) else output[name]
@@ -125,6 +128,7 @@ class CrossEntrance(Entrance):
         output[name or "last_hidden_state"] = states
         return output
 
+    @uncompiled
     def join(self, encoder: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         ids, embeds, model = getattr(self.local, "ids", None), kwargs.get("inputs_embeds"), self.model()
         if ids is None or embeds is None or ids.shape != embeds.shape[:2] or model is None:
@@ -140,6 +144,7 @@ class CrossEntrance(Entrance):
         self.local.rows = rows
         return args, {**drop_rows(kwargs, rows), "inputs_embeds": states}
 
+    @uncompiled
     def fit(self, decoder: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Cuts the mask of a decoder that was made for all rows of its encoder."""
         states, mask = kwargs.get("encoder_hidden_states"), kwargs.get("encoder_attention_mask")
@@ -150,6 +155,7 @@ class CrossEntrance(Entrance):
             raise OptionError("attention_mask: encoder_outputs are of reduced images. Pass the mask of their rows")
         return args, {**kwargs, "encoder_attention_mask": cut_mask(mask, rows)}
 
+    @uncompiled
     def shorten(self, decoder: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Images leave before they are cached. Later steps get a mask over those that the cache has."""
         states, mask, cache = kwargs.get("cross_attention_states"), kwargs.get("cross_attention_mask"), cache_in(kwargs)
@@ -185,6 +191,7 @@ class CrossEntrance(Entrance):
         self.local.rows, mask = rows, None if mask is None else cut_mask(mask, rows)
         return args, {**kwargs, "cross_attention_states": states, "cross_attention_mask": mask}
 
+    @uncompiled
     def keep(self, decoder: nn.Module, args: Any, output: Any) -> None:
         cache = cache_in(output)
         if self.local.rows is not None and cache is not None:

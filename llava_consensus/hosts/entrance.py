@@ -41,7 +41,7 @@ from llava_consensus.hosts.images import (
     with_class,
 )
 from llava_consensus.hosts.inputs import KEPT, Inputs, check_finite, needs_of
-from llava_consensus.hosts.kernels import OLD, KernelCall, first_attention, skip_in_probe
+from llava_consensus.hosts.kernels import OLD, KernelCall, first_attention, forget_graphs, skip_in_probe, uncompiled
 from llava_consensus.hosts.layers import Layers, later_step, runs_again
 from llava_consensus.hosts.outcomes import Report, reduced, unchanged
 from llava_consensus.hosts.prefill import Prefill
@@ -157,6 +157,7 @@ class Entrance:
             object.__setattr__(target, name, function)
         if self.before is not None:
             self.before.install()
+        forget_graphs()
 
     def register(self) -> list[Any]:
         model: Any = self.model()
@@ -182,6 +183,7 @@ class Entrance:
                 object.__setattr__(target, name, plain)  # of a block that is offloaded
         self._disarm()
         self.hold = None
+        forget_graphs()
 
     def _stay(self) -> bool:
         """Keeps the hooks until this forward ends; False if another thread has removed them meanwhile."""
@@ -208,6 +210,7 @@ class Entrance:
 
     # The entrance of the model
 
+    @uncompiled
     def note_answer(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Notes rows that are no part of the question: the answer in training, which has labels, and guesses of
         assisted decoding, whose logits are kept.
@@ -238,6 +241,7 @@ class Entrance:
         """Images that are encoded in the body are those of these prompts [R, S]."""
         return self.noting(ids=ids)
 
+    @uncompiled
     def enter(self, base: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         kwargs = by_name(self.names, args, kwargs)
         self.local.forward, (cache, book) = None, held_in(kwargs)
@@ -259,6 +263,7 @@ class Entrance:
             self.local.forward = Forward(base, *read_prompt(base, kwargs, cache), pack, given)
         return (), kwargs
 
+    @uncompiled
     def encode(self, name: str, modality: str, *args: Any, **inputs: Any) -> Any:
         forward = self.local.forward
         base: Any = self.base() if forward is None else forward.base
@@ -286,6 +291,7 @@ class Entrance:
 
     # The entrance of the decoder
 
+    @uncompiled
     def begin(self, decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Reduces a prompt with images. Later steps get positions and masks that fit the cache."""
         self._disarm()
@@ -445,6 +451,7 @@ class Entrance:
 
     # Behind the decoder
 
+    @uncompiled
     def end(self, decoder: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """The last states at full length; the cache gets its `Book`."""
         hold, self.local.hold = self.local.hold, None

@@ -88,6 +88,13 @@ def uncompiled(function: Callable[..., Result]) -> Callable[..., Result]:
     return run
 
 
+def forget_graphs() -> None:
+    """Compiled graphs do not notice hooks that come or go later: the next call compiles anew."""
+    reset = getattr(sys.modules.get("torch._dynamo"), "reset_code_caches", None)
+    if reset is not None:
+        reset()
+
+
 class EarlyExit(Exception):
     """Ends a forward of which no more is needed."""
 

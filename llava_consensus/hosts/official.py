@@ -252,9 +252,7 @@ class OfficialEntrance(Entrance):
         stage, tower = self.owner._stages[0], LlavaTower(self.running.get_vision_tower())
         return ImageLeft(slot, tower.side, shares_left(tiles, tower.size, stage.budget, stage.method))
 
-    def encode(  # type: ignore[override]
-        self, pixels: Tensor, tiles: list[int]
-    ) -> list[EncodedImage]:
+    def encode(self, pixels: Tensor, tiles: list[int]) -> list[EncodedImage]:
         """Tiles [T, 3, h, w] through tower and projector.
 
         Args:

@@ -26,7 +26,7 @@ from llava_consensus.hosts.entrance import Entrance
 from llava_consensus.hosts.facts import TowerFacts
 from llava_consensus.hosts.images import Image, Integers
 from llava_consensus.hosts.inputs import ALWAYS, Inputs, needs_among
-from llava_consensus.hosts.kernels import KernelCall
+from llava_consensus.hosts.kernels import KernelCall, uncompiled
 from llava_consensus.hosts.outcomes import Report, unchanged
 from llava_consensus.hosts.prompts import prompt_of, refuse_packed
 from llava_consensus.hosts.rows import Rows, cached_rows, upload
@@ -206,6 +206,7 @@ class RemoteEntrance(Entrance):
         shortened = model.register_forward_pre_hook(self.shorten, with_kwargs=True)
         return [shortened, *self.view(model).install(self.give)]
 
+    @uncompiled
     def give(self, result: Tensor) -> Tensor:
         """Output of the inlet: the features that a forward has prepared, once, or the result of the model's own."""
         features, self.local.features = self.local.features, None
@@ -215,6 +216,7 @@ class RemoteEntrance(Entrance):
         """Prompts of the body show these images, in order, in place of those that they name."""
         return self.noting(encoded=encoded)
 
+    @uncompiled
     def shorten(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Hook of the model: the arguments of a prompt with its images reduced."""
         inputs = dict(inspect.signature(type(model).forward).bind_partial(model, *args, **kwargs).arguments)
@@ -269,9 +271,7 @@ class RemoteEntrance(Entrance):
     def first_attention(self, decoder: Any, kwargs: dict[str, Any], rotated: bool, asking: Any) -> KernelCall:
         return self.view(decoder).first_attention(kwargs["inputs_embeds"], self.local.inputs, rotated)
 
-    def encode(  # type: ignore[override]
-        self, pixels: Tensor, tiles: list[int] | None = None
-    ) -> list[EncodedImage]:
+    def encode(self, pixels: Tensor, tiles: list[int] | None = None) -> list[EncodedImage]:
         """Images [P, 3, h, w] of one tile each through tower and projector, and the tensors that the method reads."""
         view = self.view(self.model())
         return encoded_images(self.reader, view, view.encode, pixels, [1] * len(pixels))
