@@ -53,7 +53,7 @@ class State(threading.local):
     guesses = 0  # rows at the end that assisted decoding guessed
     ids: Integers | None = None  # prompts of the images that are encoded ahead of the model
     generates = False  # whether `generate` encodes images
-    skips = False  # whether blocks of the tower that nobody reads are passed over
+    skips = False  # whether blocks of the tower that are not read are passed over
     waiting: Mapping[str, list[Encoded]] = MappingProxyType({})  # images that were encoded so, by modality
     forward: Forward | None = None
     mask: Tensor | None = None  # 2D mask that the model was given

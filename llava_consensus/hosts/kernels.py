@@ -89,7 +89,7 @@ def uncompiled(function: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def forget_graphs() -> None:
-    """Compiled graphs do not notice hooks that come or go later: the next call compiles anew."""
+    """Compiled graphs do not notice hooks that come or go later: the next call compiles again."""
     reset = getattr(sys.modules.get("torch._dynamo"), "reset_code_caches", None)
     if reset is not None:
         reset()
@@ -168,7 +168,7 @@ def first_attention(
         none = torch.zeros(embeds.shape[:2], dtype=torch.long, device=embeds.device)
         arguments["position_ids"] = none if positions is None else torch.zeros_like(positions)
     _PROBING.on = True
-    hooks = [] if asking is None else project_asking(decoder, asking)
+    hooks = [] if asking is None else project_asking(decoder, asking, arguments["inputs_embeds"].shape[1])
     try:
         return first_call(lambda: decoder.forward(**arguments))
     finally:
@@ -186,20 +186,18 @@ def _leading(decoder: nn.Module) -> int:
     return next((i for i, kind in enumerate(kinds) if "attention" in kind and "linear" not in kind), 0)
 
 
-def project_asking(decoder: Any, asking: tuple[Tensor, Tensor]) -> list[Any]:
+def project_asking(decoder: Any, asking: tuple[Tensor, Tensor], size: int) -> list[Any]:
     """Hooks by which the first attention projects queries of the rows that ask only, and values of the first row only:
     while probing, other queries [R, S, D] are zero, and all values equal. Other projections take all rows.
     """
     layer = next(iter(list(getattr(decoder, "layers", []))[_leading(decoder) :]), None)
-    attention, size, thread = getattr(layer, "self_attn", None), 0, threading.get_ident()
+    attention, thread = getattr(layer, "self_attn", None), threading.get_ident()
     query, value = (getattr(attention, name, None) for name in ("q_proj", "v_proj"))
 
     # other threads, and copies of the modules, have these hooks too
     def shorten(module: Any, args: Any) -> Any:
-        nonlocal size
         if threading.get_ident() != thread or module not in (query, value):
             return None
-        size = args[0].shape[1]
         return (args[0][asking] if module is query else args[0][:, :1], *args[1:])
 
     def restore(module: Any, args: Any, output: Tensor) -> Any:
