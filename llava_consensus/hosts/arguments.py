@@ -91,7 +91,7 @@ def leave(run: Pass, rows: Rows, pool: Pool, method: Method) -> None:
     positions = kwargs.get("position_ids")
     # without a cache and a mask, transformers takes gaps in positions for the ends of packed sequences
     shown = padded or (cache is None and not makes_cache(kwargs, decoder.config))
-    new["attention_mask"] = mask_of(kwargs.get("attention_mask"), rows, held, shown, prompt.real.shape[1], decoder)
+    new["attention_mask"] = mask_of(kwargs.get("attention_mask"), run, rows, held, shown)
     new["position_ids"], shifts = positions_of(positions, rows, pool, prompt.real, past, book, method)
     real = torch.cat((held, rows.shown), 1) if cached else rows.shown
     closes = method.positions == "renumber" and shifts and rows.shrinks
@@ -119,7 +119,9 @@ def held_masks(kwargs: dict[str, Any], cache: Any, book: Book) -> dict[str, Any]
     else:
         mask = torch.cat((book.real.to(mask), mask[:, book.size :]), 1).long()
     found: dict[str, Any] = {"attention_mask": mask}
-    for name, value in kwargs.items():  # token types of the whole conversation
+    for name, value in kwargs.items():
+        if name == "token_type_ids" and isinstance(value, Tensor):  # masks are made of types by their place
+            value = pad(value, (0, whole - value.shape[1]))
         if name.endswith("token_type_ids") and isinstance(value, Tensor) and value.shape[1] == whole:
             found[name] = torch.cat((value.gather(1, book.index), value[:, book.size :]), 1)
     return found
@@ -170,7 +172,7 @@ def argument_of(value: Any, rows: Rows, pool: Pool, prompt: Prompt, visual: int)
     return new[drop_rows(mask.bool(), rows)]
 
 
-def mask_of(mask: Any, rows: Rows, held: Tensor, padded: bool, size: int, decoder: Any, kind: str = "") -> Any:
+def mask_of(mask: Any, run: Pass, rows: Rows, held: Tensor, padded: bool, kind: str = "") -> Any:
     """The attention mask of the new rows, behind `held` [R, n] rows of the cache. One of a type of layers is made by
     the order of the rows that are left, which merged tokens may have changed, and with windows as wide in these.
 
@@ -178,32 +180,34 @@ def mask_of(mask: Any, rows: Rows, held: Tensor, padded: bool, size: int, decode
         kind: type of the layers; "" if the mask is for all.
     """
     if isinstance(mask, dict):
-        return {name: mask_of(value, rows, held, padded, size, decoder, name) for name, value in mask.items()}
+        return {name: mask_of(value, run, rows, held, padded, name) for name, value in mask.items()}
     if (not isinstance(mask, Tensor) or mask.ndim == 2) and not padded:
         return None
-    real = torch.cat((held, rows.shown), 1)
     if not isinstance(mask, Tensor) or mask.ndim == 2:
+        real = torch.cat((held, rows.shown), 1)
         return real.long() if mask is None else real.to(mask.dtype)
-    index, past = rows.index, held.shape[1]
-    width = past + index.shape[1]
-    first = mask.shape[-1] - size if mask.shape[-1] < past + size else past
+    index, size, config = rows.index, run.prompt.real.shape[1], run.decoder.config
+    held = held[:, max(held.shape[1] + size - mask.shape[-1], 0) :]  # a cache of windows has forgotten the others
+    past, width = held.shape[1], index.shape[1]
     none = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
-    at = torch.arange(width, device=index.device)
-    row, room = at[past:, None], mask.shape[-1] - past - size  # the latter of a static cache
+    at = torch.arange(past + width, device=index.device)
+    row = at[past:, None]
     mask = mask.expand(len(index), -1, -1, -1)
     if kind in ("full_attention", "sliding_attention"):
-        ahead = mask[:, :1, :, first : first + size]
+        ahead = mask[:, :1, :, past : past + size]
         ahead = (ahead if mask.dtype == torch.bool else ahead == 0).triu(1)  # images of Gemma 3
         ahead = ahead | ahead.transpose(2, 3)
         ahead = ahead | torch.diag_embed(ahead.any(3))  # a merged token and the one it replaces
         seen = pad(_pairs(ahead, index, index), (past, 0)) | (at <= row)
-        if kind == "sliding_attention" and getattr(decoder.config, "sliding_window", None):
-            seen = seen & (row - at < decoder.config.sliding_window)
+        if kind == "sliding_attention" and getattr(config, "sliding_window", None):
+            seen = seen & (row - at < config.sliding_window)
         new = seen if mask.dtype == torch.bool else torch.zeros_like(seen, dtype=mask.dtype).masked_fill(~seen, none)
     else:
-        new = _pairs(mask, index, torch.cat((at[:past].expand(len(index), -1), index + first), 1))
-    new = new.masked_fill(~real[:, None, None] & (at != row), none)
-    return pad(new, (0, room + size - index.shape[1]), value=none) if room > 0 else new
+        new = _pairs(mask, index, torch.cat((at[:past].expand(len(index), -1), index + past), 1))
+    new = new.masked_fill(~torch.cat((held, rows.shown), 1)[:, None, None] & (at != row), none)
+    kinds = getattr(config, "layer_types", None) or [kind]
+    room = 0 if run.cache is None else run.cache.get_mask_sizes(width, kinds.index(kind) if kind in kinds else 0)[0]
+    return pad(new, (0, room - len(at)), value=none) if room > len(at) else new  # of a static cache
 
 
 def _pairs(values: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

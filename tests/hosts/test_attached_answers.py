@@ -6,10 +6,12 @@ the package of 2f74477. By hand means without cache, hooks or padding: each laye
 with a dense mask.
 """
 
+import copy
 import inspect
 import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -362,7 +364,7 @@ def test_as_layers_by_hand(name: str) -> None:
                 found = generate(one.model, inputs, suppress_tokens=PLACEHOLDERS)
             renumber = positions == "renumber"
             for step, logits in enumerate(found.logits):
-                true = by_hand(one.model, longer(one, found.sequences[:, : size + step]), rows, size, renumber)
+                true = by_hand(one.model, longer(one, found.sequences[:, : size + step], inputs), rows, size, renumber)
                 off = float((logits - true).abs().max() / true.abs().max())
                 if off > tolerance:
                     wrong.append(f"{method} {positions}: step {step} is off by {off:.0e}")
@@ -394,8 +396,15 @@ def test_fastv_reads_the_window_of_its_layer() -> None:
     )
 
 
-def longer(tiny: Tiny, ids: Tensor) -> dict[str, Any]:
-    inputs = tiny.prompts["one"]
+def narrowed(name: str, window: int) -> Tiny:
+    """A model whose sliding layers have another window."""
+    one = tiny(name)
+    config = copy.deepcopy(one.model.config)
+    config.text_config.sliding_window = window
+    return one._replace(model=families.filled(type(one.model)(config).double().eval()))
+
+
+def longer(tiny: Tiny, ids: Tensor, inputs: dict[str, Any]) -> dict[str, Any]:
     more = ids.shape[1] - inputs["input_ids"].shape[1]
     ones = {"attention_mask"} | ({"token_type_ids"} if tiny.model.config.model_type == "paligemma" else set())
     padded = {
@@ -480,19 +489,51 @@ def test_a_batch_answers_as_its_prompts_alone(batch: str, method: str) -> None:
         assert [one.after for one in outcomes] == wanted
 
 
+def off(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().max() / other.abs().max())
+
+
 @pytest.mark.parametrize("positions", ["keep", "renumber"])
 @pytest.mark.parametrize("name", ["llava", "llava_next", "gemma3", "internvl", "gemma4", "lfm2_vl", "llama4"])
 @torch.no_grad()
 def test_a_later_turn_on_the_cache_is_the_whole_conversation(name: str, positions: str) -> None:
+    """Also if the later turn of one prompt is padded; the plain model does not mask that between recurrent layers."""
     one = tiny(name)
-    inputs, words = one.prompts["one"], torch.tensor([[41, 42, 43]])
-    whole = longer(one, torch.cat((inputs["input_ids"], words), 1))
+    inputs = one.prompts["one" if name == "lfm2_vl" else "batch"]
+    words = torch.tensor([[41, 42, 43], [0, 44, 45]])[: len(inputs["input_ids"])]
+    mask = torch.cat((inputs["attention_mask"], words.sign()), 1)
+    places = (mask.cumsum(1) - 1).clamp(min=0)
+    whole = longer(one, torch.cat((inputs["input_ids"], words), 1), inputs)
     with attach(one.model, "divprune", tokens=one.tokens, positions=positions):
-        cache = one.model(**inputs, use_cache=True).past_key_values
-        given = {"attention_mask": whole["attention_mask"], "past_key_values": cache}
+        cache = one.model(**inputs, position_ids=places[:, :-3], use_cache=True).past_key_values
+        given = {"attention_mask": mask, "position_ids": places[:, -3:], "past_key_values": cache}
         apart = one.model(input_ids=words, **given).logits[:, -1]
-        together = one.model(**whole).logits[:, -1]
-    assert float((apart - together).abs().max() / together.abs().max()) < 1e-4  # recurrent kernels compute in float32
+        together = one.model(**{**whole, "attention_mask": mask}, position_ids=places).logits[:, -1]
+    assert off(apart, together) < 1e-4  # recurrent kernels compute in float32
+
+
+@pytest.mark.parametrize("types", ["of all turns", "of the later turn"])
+@pytest.mark.parametrize("window", [8, 12, 100])
+@torch.no_grad()
+def test_an_image_in_a_later_turn_is_read_behind_a_cache_of_windows(window: int, types: str) -> None:
+    """Windows shorter than the rows of the cache, as long, and longer. By its types of tokens Gemma 3 lets the rows of
+    an image see each other; those of the later turn alone count from the first row, and say nothing of its rows.
+    """
+    case = hf_models.CASES["gemma3"]
+    rows = [5, 6, case.picture(0), 7, 8, 9], [11, case.picture(1), 12, 13]
+    first, second, both = map(double, map(hf_models.prompts, (*rows, rows[0] + rows[1])))
+    whole = both["token_type_ids"]
+    if types == "of the later turn":
+        whole[:, first["input_ids"].shape[1] :] = 0
+    else:
+        second["token_type_ids"] = whole
+    second["attention_mask"] = both["attention_mask"]
+    one = narrowed("gemma3", window)
+    for method in ({}, {"positions": "keep"}, {"positions": "renumber"}):
+        with attach(one.model, "divprune", tokens=one.tokens, **method) if method else nullcontext():
+            cache = one.model(**first, use_cache=True).past_key_values
+            apart = one.model(**second, past_key_values=cache).logits[:, -1]
+            assert off(apart, one.model(**both).logits[:, -1]) < 1e-9
 
 
 def own_loop(model: Any, inputs: dict[str, Any]) -> Tensor:
@@ -512,12 +553,12 @@ def own_loop(model: Any, inputs: dict[str, Any]) -> Tensor:
 @torch.no_grad()
 def test_windows_are_as_wide_in_rows_that_are_left(name: str, form: str) -> None:
     """A window that holds all rows that are left changes nothing, though the prompt is longer."""
-    one, logits = tiny(name), []
-    window = one.prompts[form]["input_ids"].shape[1] - 1
+    inputs, logits = tiny(name).prompts[form], []
+    window = inputs["input_ids"].shape[1] - 1
     for size in (window, 512):
-        one.model.config.text_config.sliding_window = size
-        narrow = families.filled(type(one.model)(one.model.config).double().eval())
-        with attach(narrow, "consensusdrop", tokens=3):
-            logits.append(generate(narrow, one.prompts[form]).logits)
-    for narrow, wide in zip(*logits, strict=True):
-        torch.testing.assert_close(narrow, wide, rtol=0, atol=1e-9)
+        one = narrowed(name, size)
+        with attach(one.model, "consensusdrop", tokens=3):
+            logits.append(generate(one.model, inputs).logits)
+            logits.append(generate(one.model, inputs, cache_implementation="static").logits)
+    for steps in zip(*logits, strict=True):
+        assert all(torch.allclose(one, steps[0], rtol=0, atol=1e-9) for one in steps[1:])
