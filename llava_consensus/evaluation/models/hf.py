@@ -23,7 +23,7 @@ from torch import Tensor
 from llava_consensus.errors import OptionError, missing_extra
 from llava_consensus.evaluation.media import Clip, shrink_to_pad
 from llava_consensus.evaluation.models.base import Encoding, Prompt, Runner, shape_of, text_rows
-from llava_consensus.evaluation.models.loading import Loading, from_auto, loading_errors
+from llava_consensus.evaluation.models.loading import Loading, clip_costs, from_auto, loading_errors
 from llava_consensus.hosts.environment import load_pretrained
 from llava_consensus.hosts.facts import Facts, check_version, text_side
 from llava_consensus.hosts.patch_map import sides_of
@@ -63,7 +63,7 @@ class HfRunner(Runner):
         config, inner = self.model.config, self.view.inner
         names = ("multi_modal_projector", "connector", "visual.merger")
         projector = next((attrgetter(name)(inner) for name in names if hasattr(inner, name.split(".")[0])), None)
-        clip = {} if self.view.clip_name else {"text_tower": 0.0}
+        clip = clip_costs(self.view.clip_name) if self.view.clip_name else {"text_tower": 0.0}
         return shape_of(self.view, config.get_text_config(), config.vision_config, projector, text, **clip)
 
     def grid_columns(self, size: tuple[int, int]) -> int:

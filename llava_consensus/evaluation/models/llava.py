@@ -7,7 +7,6 @@ then the tower from its name, then the checkpoint's own tower weights over it: a
 
 import contextlib
 import io
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +27,7 @@ from llava_consensus.evaluation.models.base import Encoding, Prompt, Runner, las
 from llava_consensus.evaluation.models.loading import (
     Checkpoint,
     Loading,
+    clip_costs,
     find,
     incomplete_refused,
     loading_errors,
@@ -67,7 +67,7 @@ class LlavaRunner(Runner):
     def shape(self, text: int = 0) -> Shape:
         tower = self.model.get_vision_tower()
         projector = getattr(self.model.get_model(), "mm_projector", None)
-        clip = _text_side(Path(tower.vision_tower_name))
+        clip = clip_costs(tower.vision_tower_name)
         return shape_of(self.view, self.model.config, tower.vision_tower.config, projector, text, **clip)
 
     def grid_columns(self, size: tuple[int, int]) -> int:
@@ -132,17 +132,6 @@ def to_text(prompt: Prompt, images: int, wrapped: bool = False) -> str:
     turns.append_message(turns.roles[0], f"{image * images}\n{prompt.text}" if images else prompt.text)
     turns.append_message(turns.roles[1], None)
     return str(turns.get_prompt())
-
-
-def _text_side(folder: Path) -> dict[str, Any]:
-    """Cost figures of CLIP's text tower, from the folder of a whole CLIP model; empty for others."""
-    file = folder / "config.json"
-    text = json.loads(file.read_text()).get("text_config") if file.is_file() else None
-    if not text:
-        return {}
-    width, inner, length = (text[name] for name in ("hidden_size", "intermediate_size", "max_position_embeddings"))
-    weights = text["num_hidden_layers"] * (4 * width**2 + 2 * width * inner)
-    return {"joint": text["projection_dim"], "text_tower": 2.0 * length * weights}
 
 
 def check(model: str, conversation: str | None, videos: bool, options: Mapping[str, str]) -> dict[str, Any]:

@@ -382,3 +382,14 @@ def refuse_incomplete(path: str, model: type, info: Mapping[str, Any]) -> None:
             f"model={path!r}: the weights do not fit config.json. {model.__name__}: {'; '.join(lines)}. "
             "Fetch the whole checkpoint again, or mend its config.json"
         )
+
+
+def clip_costs(name: str) -> dict[str, Any]:
+    """Cost figures of CLIP's text tower, from the folder of a whole CLIP model; empty for other names."""
+    file = Path(name, "config.json")
+    text = read_json(file).get("text_config") if file.is_file() else None
+    if not text:
+        return {}
+    width, inner, length = (text[name] for name in ("hidden_size", "intermediate_size", "max_position_embeddings"))
+    weights = text["num_hidden_layers"] * (4 * width**2 + 2 * width * inner)
+    return {"joint": text["projection_dim"], "text_tower": 2.0 * length * weights}
