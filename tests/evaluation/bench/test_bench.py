@@ -204,8 +204,12 @@ def test_random_weights_are_planned_before_they_are_allocated(tiny_size: None) -
 @pytest.mark.parametrize(
     ("name", "billions"),
     [
-        *(("llava-1.5-0.1b", 0.122), ("llava-1.5-1b", 1.41), ("llava-1.5-7b", 7.06)),
-        *(("llava-1.5-13b", 13.35), ("llava-next-7b", 7.06), ("qwen2.5-vl-7b", 8.29)),
+        ("llava-1.5-0.1b", 0.122),
+        ("llava-1.5-1b", 1.41),
+        ("llava-1.5-7b", 7.06),
+        ("llava-1.5-13b", 13.35),
+        ("llava-next-7b", 7.06),
+        ("qwen2.5-vl-7b", 8.29),
     ],
 )
 def test_sizes_have_the_published_numbers_of_weights(name: str, billions: float) -> None:
