@@ -3,6 +3,7 @@ judged by a server on loopback.
 """
 
 import json
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -40,20 +41,16 @@ def make_mmvet(data: Path) -> Path:
 
 def make_msvd(data: Path, count: int = 6) -> Path:
     """Questions on three videos, answers with ids by position; two videos are there."""
-    asked: list[dict[str, Any]] = []
-    answers: list[dict[str, Any]] = []
+    asked, answers, folder = [], [], data / VIDEO
     for number in range(count):
-        name = f"clip{number % 3}"
-        key = f"v_{name}_{number}"
-        asked.append({"video_name": name, "question_id": key, "question": f"what does number {number} do?"})
-        answers.append({"answer": f"act {number}", "type": 0, "question_id": key})
-    folder = data / VIDEO
+        key = {"question_id": f"v_clip{number % 3}_{number}"}
+        asked.append({"video_name": f"clip{number % 3}", "question": f"what does number {number} do?", **key})
+        answers.append({"answer": f"act {number}", "type": 0, **key})
     (folder / "videos").mkdir(parents=True)
     (folder / "test_q.json").write_text(json.dumps(asked))
     (folder / "test_a.json").write_text(json.dumps(answers))
-    (folder / "videos/clip0.avi").write_bytes(b"")
-    (folder / "videos/clip1.gif").write_bytes(b"")
-    (folder / "videos/clip1.mkv").write_bytes(b"")
+    for name in ("clip0.avi", "clip1.gif", "clip1.mkv"):
+        (folder / "videos" / name).touch()
     return data
 
 
@@ -66,13 +63,11 @@ def judge_config(place: Path, url: str, name: str = "mmvet", **options: Any) -> 
     """Five answers to MM-Vet, or six to MSVD, judged by the server at `url`."""
     data = place / "data"
     if not data.exists():
-        if name == "mmvet":
-            write_answers(place / "answers.jsonl", {number: f"answer {number}" for number in range(5)})
-            make_mmvet(data)
-        else:
+        texts: dict[Any, str] = {number: f"answer {number}" for number in range(5)}
+        if name == "msvd":
             texts = {f"v_clip{number % 3}_{number}": f"act {number}" for number in range(6)}
-            write_answers(place / "answers.jsonl", texts)
-            make_msvd(data)
+        write_answers(place / "answers.jsonl", texts)
+        (make_mmvet if name == "mmvet" else make_msvd)(data)
     wanted = {"out": place / "out", "timeout": 10.0, "tries": 3, **options}
     return JudgeConfig(name, place / "answers.jsonl", data, MODEL, url, **wanted)
 
@@ -89,17 +84,15 @@ def mm_vet_dialogue(replies: list[str | None]) -> tuple[tuple[float, str] | None
     """The grade that scripted replies lead to, the last of them for ever, and for every request whether it has the
     reminder, and its options.
     """
-    attempts, asked, i = MMVetGrader.attempts, list[tuple[bool, Any]](), 0
+    attempts, asked, given = MMVetGrader.attempts, list[tuple[bool, Any]](), chain(replies, repeat(replies[-1]))
     for attempt, options in enumerate(attempts):
         asked.append((attempt > 0, options))
-        text = replies[min(i, len(replies) - 1)]
-        i += 1
+        text = next(given)
         if text == BROKEN:
             return None, asked
         while text == LIMIT:  # the openai package waits and tries again
             asked.append(asked[-1])
-            text = replies[min(i, len(replies) - 1)]
-            i += 1
+            text = next(given)
         if attempt < len(attempts) - 1 and (grade := read_grade(text)) is not None:
             return grade, asked
     return (MMVetGrader.fallback, text or ""), asked

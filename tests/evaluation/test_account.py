@@ -10,6 +10,7 @@ import pytest
 import torch
 from fakes import config, make_place
 from models import runnable, tiny_llava
+from PIL import Image
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
 
 from llava_consensus import METHODS, load, make
@@ -28,8 +29,11 @@ from llava_consensus.reduction.method import Method, Place, Shape
 from llava_consensus.reduction.tokens import Need
 
 ROOT = Path(__file__).parents[2]
+NAMES = ("full", "consensusdrop", "consensusdrop+", "visionzip", "tome", "resize", "fastv", "sparsevlm")
 SEVEN = SHAPES["llava-1.5-7b"]
 NEXT = SHAPES["llava-next-7b"]
+RUN = SEVEN._replace(text=0, question=None, number_bytes=4)  # as a host gives it
+BLANK = Image.new("RGB", (192, 192), (90, 20, 160))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +74,6 @@ class Secretive(Method):
 
 def counter() -> FlopCounterMode:
     """Counts the CPU's fused attention too, by torch's own formula for the others."""
-
     name = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     return FlopCounterMode(display=False, custom_mapping={name: lambda q, k, v, *_, **__: sdpa_flop(q, k, v)})
 
@@ -80,24 +83,16 @@ def host() -> Any:
     return load(str(ROOT / "checkpoints" / "llava-mini"), Loading("cpu"))
 
 
-def counted(model: Any, rows: int) -> int:
-    """FLOPs of the inner language model on so many rows."""
-    with torch.inference_mode(), counter() as flops:
-        model.get_model()(inputs_embeds=torch.randn(1, rows, model.config.hidden_size), use_cache=True)
-    return int(flops.get_total_flops())
-
-
-# ---- formulas against the counter
-
-
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_language_model_flops(tower_folder: Path, family: str) -> None:
     model = tiny_llava(tower_folder, family)
     shape = LlavaRunner(model).shape(text=20)
     head = 2 * shape.width * shape.vocabulary
     for tokens in (1, 16, 300):
+        with torch.inference_mode(), counter() as flops:
+            model.get_model()(inputs_embeds=torch.randn(1, tokens + 20, shape.width), use_cache=True)
         ours = account.llm_flops(shape, [tokens] * shape.layers) - head
-        assert ours == pytest.approx(counted(model, tokens + 20), rel=0.01)
+        assert ours == pytest.approx(flops.get_total_flops(), rel=0.01)
 
 
 def test_vision_flops_with_projector(host: Any, tower_folder: Path) -> None:
@@ -115,25 +110,13 @@ def test_vision_flops_with_projector(host: Any, tower_folder: Path) -> None:
         assert ours - fewer == (shape.patches - 1) * (block + mlp + 2 * shape.projector)
 
 
-def blank(host: Any) -> Any:
-    from PIL import Image
-
-    return Image.new("RGB", (192, 192), (90, 20, 160))
-
-
-NAMES = ("full", "consensusdrop", "consensusdrop+", "visionzip", "tome", "resize", "fastv", "sparsevlm")
-PLACES = [name for name in NAMES if name in runnable()]
-
-
-@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name in runnable()])
 def test_a_whole_prefill(host: Any, name: str) -> None:
-    """From pixels to the first token, `lm_head` for one row: what the counter sees is the model's part and of a
-    method's own work all but what is elementwise.
-    """
+    """To the first token, `lm_head` for one row: of a method's own work the counter sees all but the elementwise."""
     prompt, method, budget = Prompt("What is left of the dog?", max_new_tokens=1), make(name), Budget(64)
     text, question = host.rows(prompt)
     with host.attach(method, budget), counter() as flops:
-        (answer,) = host.answer([host.encode([blank(host)])], [prompt])
+        (answer,) = host.answer([host.encode([BLANK])], [prompt])
     shape = host.shape(text)._replace(question=question)
     shape = shape._replace(blocks=shape.feature_blocks + method.blocks_ahead)  # the harness skips those behind
     found = account.account(method, budget, shape)
@@ -151,33 +134,21 @@ def test_a_whole_prefill(host: Any, name: str) -> None:
         assert found.flops.total == pytest.approx(seen + 2 * merged * (576 - kept) * shape.vision_width, rel=0.01)
 
 
-# ---- the cache as it is
-
-
-@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name in runnable()])
 def test_measured_cache_is_the_analytic_one(host: Any, name: str) -> None:
     """In one padded batch, with questions of several lengths, and one with another picture."""
     method, budget = make(name), Budget(64)
     prompts = [Prompt("Is it? " * count, max_new_tokens=2) for count in (1, 5, 2, 3)]
     with host.attach(method, budget):
-        one, other = host.encode([blank(host), blank(host).rotate(9, fillcolor=(1, 2, 3))])
+        one, other = host.encode([BLANK, BLANK.rotate(9, fillcolor=(1, 2, 3))])
         answers = host.answer([[one], [one], [one], [other]], prompts)
         pair = host.answer([[one, other], []], prompts[:2])
-    for prompt, answer in zip(prompts, answers, strict=True):
-        assert_cached(host, answer.prefill, account.account(method, budget, shaped(host, prompt, 1)))
-    assert_cached(host, pair[0].prefill, account.account(method, budget, shaped(host, prompts[0], 2)))
-    assert_cached(host, pair[1].prefill, account.account(method, budget, shaped(host, prompts[1], 0)))
-
-
-def shaped(host: Any, prompt: Prompt, pictures: int) -> Shape:
-    text, question = host.rows(prompt, pictures)
-    return host.shape(text)._replace(question=question, images=pictures)
-
-
-def assert_cached(host: Any, prefill: Prefill | None, found: account.Account) -> None:
-    assert prefill is not None
-    assert prefill.entering == found.layers and prefill.kv_bytes == found.kv_layers
-    assert sum(prefill.kv_bytes) == found.kv_bytes > 0
+    asked = [*((prompt, 1, answer) for prompt, answer in zip(prompts, answers, strict=True))]
+    for prompt, pictures, answer in (*asked, (prompts[0], 2, pair[0]), (prompts[1], 0, pair[1])):
+        text, question = host.rows(prompt, pictures)
+        found = account.account(method, budget, host.shape(text)._replace(question=question, images=pictures))
+        assert answer.prefill.entering == found.layers and answer.prefill.kv_bytes == found.kv_layers
+        assert sum(answer.prefill.kv_bytes) == found.kv_bytes > 0
 
 
 def test_what_a_cache_holds_too_much_is_seen() -> None:
@@ -191,18 +162,13 @@ def test_what_a_cache_holds_too_much_is_seen() -> None:
     assert [one.kv_bytes[1] for one in twice] == [120, 100], "a layer stored twice is not explained away"
 
 
-# ---- a published configuration
-
-
 @pytest.mark.parametrize(
     ("name", "layers", "width", "inner"), [("llava-1.5-7b", 32, 4096, 11008), ("llava-1.5-13b", 40, 5120, 13824)]
 )
 def test_shapes_of_the_paper_match_a_config(name: str, layers: int, width: int, inner: int) -> None:
     """The presets agree with what `shape_of` makes of LLaVA-1.5's published configurations."""
-    vision = SimpleNamespace(
-        num_hidden_layers=24, hidden_size=1024, num_attention_heads=16, intermediate_size=4096, patch_size=14
-    )
-    vision.image_size, vision.num_channels = 336, 3
+    vision = SimpleNamespace(num_hidden_layers=24, hidden_size=1024, num_attention_heads=16, intermediate_size=4096)
+    vision.patch_size, vision.image_size, vision.num_channels = 14, 336, 3
     heads = width // 128
     config = SimpleNamespace(num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads)
     config.num_key_value_heads, config.intermediate_size = heads, inner
@@ -214,9 +180,6 @@ def test_shapes_of_the_paper_match_a_config(name: str, layers: int, width: int, 
     assert found == SHAPES[name]._replace(question=None)
 
 
-# ---- the account and match
-
-
 def test_every_method_has_an_account() -> None:
     for name in METHODS:
         for shape, budgets in ((SEVEN, (576, 192, 128, 64, 32)), (NEXT, (2880, 640, 320, 160))):
@@ -224,10 +187,8 @@ def test_every_method_has_an_account() -> None:
                 found = account.account(make(name), Budget(tokens), shape)
                 assert len(found.layers) == 32 and 0 < found.kept <= found.average <= found.entering <= shape.available
                 assert found.flops.total is not None or found.note
-                if tokens >= shape.available:
-                    assert found == account.account(make("full"), Budget(1), shape), (
-                        "all tokens are the unpatched model"
-                    )
+                if tokens >= shape.available:  # the unpatched model
+                    assert found == account.account(make("full"), Budget(1), shape)
                 json.dumps(found.record())
 
 
@@ -241,21 +202,14 @@ def test_what_is_not_known_is_said() -> None:
         account.match(Secretive(), Budget(64), SEVEN, "flops")
 
 
-@pytest.mark.parametrize(
-    ("tokens", "shape", "given_tokens"),
-    [(192, SEVEN, 166), (128, SEVEN, 98), (64, SEVEN, 30), (640, NEXT, 491), (320, NEXT, 149)],
-)
-def test_match_by_average_is_the_equivalent_column(tokens: int, shape: Shape, given_tokens: int) -> None:
+def test_match_by_average_is_the_equivalent_column_and_says_what_is_impossible() -> None:
     """What a cut after layer 2 must keep to see T tokens per layer in the mean."""
-    assert account.match(Late(), Budget(tokens), shape, "average") == Budget(given_tokens)
-
-
-@pytest.mark.parametrize(
-    ("method", "tokens", "by"), [(Late(), 32, "average"), (Late(), 64, "entering"), (Late(), 32, "flops")]
-)
-def test_match_that_is_impossible_says_so(method: Any, tokens: int, by: str) -> None:
-    with pytest.raises(OptionError, match=rf"match={by}: no budget .* nearest: tokens=.*match=kept"):
-        account.match(method, Budget(tokens), SEVEN, by)
+    for shape, column in ((SEVEN, {192: 166, 128: 98, 64: 30}), (NEXT, {640: 491, 320: 149})):
+        for tokens, given in column.items():
+            assert account.match(Late(), Budget(tokens), shape, "average") == Budget(given)
+    for by, tokens in (("average", 32), ("entering", 64), ("flops", 32)):
+        with pytest.raises(OptionError, match=rf"match={by}: no budget .* nearest: tokens=.*match=kept"):
+            account.match(Late(), Budget(tokens), SEVEN, by)
 
 
 def test_match_by_flops_counts_tower_and_own_work() -> None:
@@ -268,11 +222,6 @@ def test_match_by_flops_counts_tower_and_own_work() -> None:
         totals = [account.account(method, Budget(found.tokens + by), SEVEN).flops.total for by in (-1, 0, 1)]
         gaps = [abs(total - plain) for total in totals]  # type: ignore[operator]
         assert gaps[1] == min(gaps)
-
-
-# ---- the account of a run
-
-RUN = SEVEN._replace(text=0, question=None, number_bytes=4)  # as a host gives it
 
 
 def answers(method: Any, *kinds: tuple[int, int, int]) -> list[dict[str, Any]]:
@@ -294,10 +243,7 @@ def test_account_of_a_run_is_the_mean_over_its_questions() -> None:
     shapes = [SEVEN._replace(text=text, images=pictures) for text, pictures in ((60, 1), (61, 1), (60, 1), (50, 0))]
     mean = sum(account.account(make("random"), Budget(64), shape).flops.llm for shape in shapes) / 4
     assert found["flops"]["llm"] == pytest.approx(mean) and found["flops"]["method"] == 0.0
-
-
-def test_account_of_a_run_is_none_where_a_host_does_not_tell() -> None:
-    assert run_costs([], "kept") is None
+    assert run_costs([], "kept") is None, "a host does not tell"
     assert run_costs([*answers(make("random"), (60, 20, 1)), {"metadata": {"before": 576}}], "kept") is None
     assert AnswerCosts(make("random"), Budget(64), RUN).of(None, 1) == {}
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -25,14 +25,11 @@ def test_a_device_is_written_to_and_stays_a_device(tmp_path: Path) -> None:
 
 
 def test_a_dash_is_the_standard_output() -> None:
-    code = (
-        "from llava_consensus.evaluation.files import write_out; from pathlib import Path;"
-        "write_out(Path('-'), b'a' * 9)"
-    )
+    code = "from llava_consensus.evaluation.files import Path, write_out; write_out(Path('-'), b'a' * 9)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"a" * 9
 
 
-def test_a_link_a_user_names_leads_to_its_target(tmp_path: Path) -> None:
+def test_a_link_a_user_names_leads_to_its_target_and_what_cannot_be_written_is_a_message(tmp_path: Path) -> None:
     (tmp_path / "real.json").write_text("old")
     (tmp_path / "link.json").symlink_to("real.json")
     write_out(tmp_path / "link.json", b"new")
@@ -40,22 +37,14 @@ def test_a_link_a_user_names_leads_to_its_target(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(DataError, match="loop: cannot be written"):
         write_out(tmp_path / "loop", b"x")
-
-
-@pytest.mark.parametrize("name", ["x" * 300, "absent/x"])
-def test_what_cannot_be_written_is_a_message(tmp_path: Path, name: str) -> None:
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(DataError, match=r"cannot be written|is a folder"):
-        write_out(tmp_path / name, b"x")
+    for name in ("x" * 300, "absent/x"):
+        with pytest.raises(DataError, match=r"cannot be written"):
+            write_out(tmp_path / name, b"x")
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_json(tmp_path / "a.json", {"old": 1})
-
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(DataError, match="No space left on device"):
         write_json(tmp_path / "a.json", {"new": 1})
     assert json.loads((tmp_path / "a.json").read_text()) == {"old": 1} and len(list(tmp_path.iterdir())) == 1

@@ -58,22 +58,19 @@ def asked(model: Any, *requests: Any) -> Any:
     return model.generate_until(list(requests))
 
 
-def command(folder: Path, model: str, method: str) -> list[str]:
+def command(folder: Path, model: str, method: str) -> dict[str, Any]:
+    """What `subprocess` runs for lmms-eval's own command, and where."""
     arguments = f"pretrained={model},method={method},tokens=64"
     task = ["--include_path", "playground/mini/lmms_eval", "--tasks", "mini_gqa", "--limit", str(QUESTIONS)]
     outputs = ["--log_samples", "--output_path", str(folder / "out"), "--use_cache", str(folder / "cache")]
     options = ["--model", "consensusdrop", "--model_args", arguments, "--batch_size", "2"]
-    return [sys.executable, "-m", "lmms_eval", *options, *task, *outputs]
-
-
-def environment(folder: Path) -> dict[str, str]:
     more = {"LMMS_CACHE_RUN_ID": "tried", "HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    return os.environ | more
+    return {"args": [sys.executable, "-m", "lmms_eval", *options, *task, *outputs], "env": os.environ | more}
 
 
 def evaluated(folder: Path, model: str, method: str) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
     """What lmms-eval's command printed, its results and its logged samples in the order of the questions."""
-    done = subprocess.run(command(folder, model, method), capture_output=True, text=True, env=environment(folder))
+    done = subprocess.run(**command(folder, model, method), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     (results,) = (folder / "out").rglob("*_results.json")
     (samples,) = (folder / "out").rglob("*_samples_mini_gqa.jsonl")
@@ -83,9 +80,8 @@ def evaluated(folder: Path, model: str, method: str) -> tuple[str, dict[str, Any
 
 def killed(folder: Path, model: str, method: str, after: int) -> int:
     """Kills the command when it has stored some answers; how many it had."""
-    with subprocess.Popen(
-        command(folder, model, method), env=environment(folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(**command(folder, model, method), **quiet) as process:
         while process.poll() is None and stored(folder) < after:
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
@@ -97,11 +93,12 @@ def stored(folder: Path) -> int:
     return sum(file.read_bytes().count(b"\n") for file in (folder / "cache").rglob("*.audit.jsonl"))
 
 
-def ours(folder: Path, model: str, method: str) -> tuple[float, list[str]]:
+def check_answers_are_ours(folder: Path, model: str, method: str, results: Any, samples: list[dict[str, Any]]) -> None:
     config = RunConfig(benchmarks.make("gqa"), make(method), Budget(64), model=model, limit=QUESTIONS)
     result = run(config, folder, Execution(progress=False))
     answers = (result.path / "answers.jsonl").read_text().splitlines()
-    return result.metrics["score"], [json.loads(line)["text"] for line in answers]
+    assert [sample["filtered_resps"] for sample in samples] == [json.loads(line)["text"] for line in answers]
+    assert 100 * results["results"]["mini_gqa"]["accuracy,none"] == pytest.approx(result.metrics["score"])
 
 
 @pytest.mark.slow
@@ -111,9 +108,7 @@ def test_a_killed_evaluation_goes_on_and_asks_nothing_twice(tmp_path: Path) -> N
     printed, results, samples = evaluated(tmp_path, MINI, "visionzip")
     found = re.search(r"stats: (\d+) hits.* (\d+) misses", printed)
     assert found and [int(count) for count in found.groups()] == [answered, QUESTIONS - answered]
-    score, texts = ours(tmp_path / "ours", MINI, "visionzip")
-    assert [sample["filtered_resps"] for sample in samples] == texts
-    assert 100 * results["results"]["mini_gqa"]["accuracy,none"] == pytest.approx(score)
+    check_answers_are_ours(tmp_path / "ours", MINI, "visionzip", results, samples)
     assert [sample["token_counts"] for sample in samples[:answered]] == [[None]] * answered, "its cache holds texts"
     assert {sample["token_counts"][0]["visual_after"] for sample in samples[answered:]} == {64}
 
@@ -123,9 +118,7 @@ def test_another_method_on_a_host_of_transformers(tmp_path: Path) -> None:
     checkpoint = str(tmp_path / "llava-mini-hf")
     assert cli.main(["model", "convert", MINI, checkpoint]) == 0
     _, results, samples = evaluated(tmp_path, checkpoint, "fastv")
-    score, texts = ours(tmp_path / "ours", checkpoint, "fastv")
-    assert [sample["filtered_resps"] for sample in samples] == texts
-    assert 100 * results["results"]["mini_gqa"]["accuracy,none"] == pytest.approx(score)
+    check_answers_are_ours(tmp_path / "ours", checkpoint, "fastv", results, samples)
     counted = samples[0]["token_counts"][0]
     assert (counted["visual_before"], counted["visual_after"]) == (576, 64)
 

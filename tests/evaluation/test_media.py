@@ -15,10 +15,6 @@ from llava_consensus.evaluation.media import MAX_PADDED, MAX_PIXELS, open_image,
 GRADIENT = np.linspace(0, 255, 30 * 20 * 3).astype(np.uint8).reshape(20, 30, 3)
 
 
-def picture(mode: str = "RGB") -> Image.Image:
-    return Image.fromarray(GRADIENT).convert(mode)
-
-
 def png(width: int, height: int, rows: bytes = b"") -> bytes:
     """A PNG that claims a size without having the pixels."""
 
@@ -34,7 +30,7 @@ def test_every_mode_is_what_llava_would_see(tmp_path: Path) -> None:
     for suffix, names in (modes | {"bmp": "RGB", "ppm": "RGB"}).items():
         for mode in names.split():
             path = tmp_path / f"picture-{mode}.{suffix}"
-            picture(mode).save(path)
+            Image.fromarray(GRADIENT).convert(mode).save(path)
             opened = open_image(path)
             assert opened.mode == "RGB", path.name
             assert np.array_equal(opened, Image.open(path).convert("RGB")), path.name
@@ -58,7 +54,7 @@ def test_exif_turns_only_when_asked(tmp_path: Path, suffix: str) -> None:
         exif = Image.Exif()
         exif[0x0112] = orientation
         path = tmp_path / f"turned-{orientation}.{suffix}"
-        picture().save(path, exif=exif)
+        Image.fromarray(GRADIENT).save(path, exif=exif)
         assert np.array_equal(open_image(path, upright=True), seen), orientation
         if suffix == "png":  # Pillow itself turns a TIFF when it is loaded
             assert np.array_equal(open_image(path), GRADIENT), orientation
@@ -76,10 +72,12 @@ def test_truncated(tmp_path: Path, suffix: str) -> None:
             open_image(path)
 
 
-def test_absent_empty_foreign_folder(tmp_path: Path) -> None:
+def test_absent_empty_foreign_heic(tmp_path: Path) -> None:
     (tmp_path / "empty.jpg").touch()
+    (tmp_path / "a.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
     (tmp_path / "script.eps").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n")
     told = {"empty.jpg": "empty, or not", "script.eps": "not an image", "absent": "no such image"}
+    told["a.heic"] = r"a HEIC image, which is not read\. Convert it to JPEG or PNG"
     for name, words in told.items():
         with pytest.raises(ImageError, match=words):
             open_image(tmp_path / name)

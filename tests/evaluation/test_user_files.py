@@ -13,11 +13,12 @@ from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import make
 from llava_consensus.evaluation.benchmarks.custom import Custom
 from llava_consensus.evaluation.benchmarks.parsing import pope_can_use
-from llava_consensus.evaluation.media import open_image
 
 ROWS = [{"question_id": 7, "image": "a.png", "text": "What?"}, {"question_id": 8, "image": "b.png", "text": "Who, é?"}]
 LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
+MIXED = json.dumps([{**ROWS[0], "image": None, "video": "a.mp4"}, ROWS[1]])
 TABLE = 'question_id,image,text\n7,a.png,What?\n8,b.png,"Who, é?"\n'
+TURNS = r'"conversations": [{"from": "human", "value": "<image>\\n\1"}, {"from": "gpt", "value": "?"}]'
 FORMS = {
     "lines": LINES.encode(),
     "no last line end": LINES.strip().encode(),
@@ -34,14 +35,8 @@ FORMS = {
     "tsv": TABLE.replace(",", "\t").replace("Who\t", "Who,").encode(),
     "question": LINES.replace('"text"', '"question"').encode(),
     "prompt and id": LINES.replace('"text"', '"prompt"').replace("question_id", "id").encode(),
-    "training": json.dumps(
-        [
-            {"id": row["question_id"], "image": row["image"],
-             "conversations": [{"from": "human", "value": f"<image>\n{row['text']}"}, {"from": "gpt", "value": "?"}]}
-            for row in ROWS
-        ]
-    ).encode(),
-}  # fmt: skip
+    "training": re.sub(r'"text": "(.*?)"', TURNS, json.dumps(ROWS)).replace("question_id", "id").encode(),
+}
 
 
 def load(folder: Path, content: bytes | dict[str, Any]) -> Any:
@@ -77,18 +72,14 @@ def test_images_and_videos_are_used(tmp_path: Path, media: dict[str, Any], image
     (question,) = load(tmp_path, {"question_id": 1, "text": "What?", **media})
     assert question.images == images
     shown = Custom(questions=tmp_path / "q.jsonl", image_folder=tmp_path)
-    assert shown.frames == (8 if any(name.endswith("mp4") for name in images) else 0)
+    assert shown.frames == (8 if images == ("a.mp4",) else 0)
 
 
 REFUSED: list[tuple[Any, str]] = [
     ({"img": "a.png"}, "the key 'img' seems to name an image"),
+    *(({key: "a.png"}, f"the key '{key}' seems") for key in ("picture", "visual", "audio", "file_name", "filename")),
     ({"image": "a.png", "image2": "b.png"}, "the key 'image2' seems"),
-    ({"picture": "scan 7"}, "the key 'picture' seems"),
-    ({"visual": "a.png"}, "the key 'visual' seems"),
     ({"media": ["a.png"]}, "the key 'media' seems"),
-    ({"audio": "a.wav"}, "the key 'audio' seems"),
-    ({"file_name": "a.png"}, "the key 'file_name' seems"),
-    ({"filename": "a"}, "the key 'filename' seems"),
     ({"image": "/9j/4AAQSkZJRg"}, "an image in base64"),
     ({"text": " "}, "no question"),
     ({"images": [{"path": "a.png"}]}, "Give the name of a file"),
@@ -129,7 +120,7 @@ def test_what_is_not_understood_is_refused_by_line(tmp_path: Path, change: dict[
         (b"text,image,image\nWhat?,a.png,b.png\n", "line 1: 'image' is there twice"),
         (b'{"text": "What?", "image": "a.png", "image": "b.png"}', "line 1: 'image' is there twice"),
         (b"\xff\xd8\xff\xe0 no text", "no UTF-8 text"),
-        (json.dumps([{**ROWS[0], "image": None, "video": "a.mp4"}, ROWS[1]]).encode(), "shows a video, and"),
+        *((MIXED.encode(), words) for words in ("entry 1: shows a video, and", "entry 2 an image")),
     ],
 )
 def test_a_file_of_ones_own_is_never_to_be_fetched_again(tmp_path: Path, content: bytes, words: str) -> None:
@@ -152,19 +143,10 @@ def test_answers_are_scored_in_every_form(tmp_path: Path, name: str, form: str) 
     assert benchmark.score_file(tmp_path / "a", data) == benchmark.score_file(tmp_path / "a.jsonl", data)
 
 
-def test_a_heic_image_says_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "a.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
-    with pytest.raises(DataError, match=r"a HEIC image, which is not read\. Convert it to JPEG or PNG"):
-        open_image(tmp_path / "a.heic")
-
-
-@pytest.mark.parametrize(
-    ("text", "usable"),
-    [("Yes", True), ("no.", True), ("Yes, there is.", True), ("There is no dog", True), ("I am not sure", False),
-     ("", False), ("(?)", False), ("NO", False), ("Perhaps. Yes", False)],
-)  # fmt: skip
-def test_an_answer_that_the_scorer_of_pope_cannot_use(text: str, usable: bool) -> None:
-    assert pope_can_use(text) == usable
+def test_an_answer_that_the_scorer_of_pope_cannot_use() -> None:
+    usable = ("Yes", "no.", "Yes, there is.", "There is no dog")
+    for text in (*usable, "I am not sure", "", "(?)", "NO", "Perhaps. Yes"):
+        assert pope_can_use(text) == (text in usable), text
 
 
 def test_a_score_of_fewer_questions_than_asked_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

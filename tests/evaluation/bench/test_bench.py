@@ -24,7 +24,6 @@ from llava_consensus.evaluation.bench.timing import Timing, answer_once, in_roun
 from llava_consensus.evaluation.models import Loading, Prompt, Runner
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES, account
-from llava_consensus.reduction.method import Shape
 
 MINI = str(Path(__file__).parents[3] / "checkpoints" / "llava-mini")
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
@@ -40,9 +39,7 @@ def mini() -> Runner:
 
 
 class WorkClock:
-    """In place of the system's clock: a millisecond passes for each row that a decoder layer or a vision block reads,
-    and a microsecond with each look at the clock. So what is measured does not depend on how busy the machine is.
-    """
+    """A millisecond passes for each row that a decoder layer or a vision block reads, a microsecond with each look."""
 
     def __init__(self, host: Any) -> None:
         self.now, self.looks = 0.0, 0
@@ -62,16 +59,12 @@ class WorkClock:
 
 
 def test_a_sample_counts_the_tower_the_prompt_and_each_token_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first token has the time of all rows that are read before it, a later one that of a row, the tower that of
-    its patches, and the reduction a share of its own; the cache is the formula's.
-    """
     host = load(MINI, Loading("cpu"))
     clock = WorkClock(host)
     monkeypatch.setattr(time, "perf_counter", clock)
     found = answer_once(host, PICTURE, Prompt("Is there a dog?", max_new_tokens=4), OURS)
     shape = prompt_shape(host, PROMPT, PICTURE)
-    assert shape.available == 576
-    assert found.kv_bytes == account(*OURS, shape).kv_bytes
+    assert shape.available == 576 and found.kv_bytes == account(*OURS, shape).kv_bytes
     tower, prefill = len(clock.blocks) * (shape.patches + shape.classes), len(clock.layers) * (shape.text + 64)
     slack = 1e-3 * clock.looks
     assert tower < found.tower_ms < tower + slack and prefill - slack < found.prefill_ms < prefill + slack
@@ -101,11 +94,6 @@ def test_peak_memory_falls_when_it_is_reset() -> None:
     assert high - before > 48 << 20 and high - after > 48 << 20
 
 
-def sample(ttft: float, peak: int = 5) -> Timing:
-    """An answer whose first token took so long, a quarter of it the tower and a quarter the reduction."""
-    return Timing(ttft, 2.0, ttft + 10, ttft / 4, {"gather": ttft / 8, "method": ttft / 8}, 99, peak)
-
-
 class Rounds:
     """In place of measurements: the n-th round takes 100 n ms, with a reduction half of it; one round may fail."""
 
@@ -117,7 +105,8 @@ class Rounds:
         self.calls += 1
         if number == self.fails:
             raise KeyboardInterrupt
-        return sample(100.0 * number / (1 + place), number)
+        ttft = 100.0 * number / (1 + place)
+        return Timing(ttft, 2.0, ttft + 10, ttft / 4, {"gather": ttft / 8, "method": ttft / 8}, 99, number)
 
 
 def measured(file: Path, repeats: int = 3, **description: Any) -> dict[str, Any]:
@@ -158,11 +147,9 @@ def test_a_row_has_medians_spread_and_the_paper_s_formulas(tmp_path: Path, monke
 
 
 def test_the_tower_is_not_counted_where_tokens_vary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def shape(self: FakeHost, text: int = 0) -> Shape:
-        return SHAPES["llava-1.5-7b"]._replace(patches=128000, text=text)
-
+    shape = SHAPES["llava-1.5-7b"]._replace(patches=128000)
     monkeypatch.setattr(efficiency, "answer_once", Rounds())
-    monkeypatch.setattr(FakeHost, "shape", shape)
+    monkeypatch.setattr(FakeHost, "shape", lambda self, text=0: shape._replace(text=text))
     _, row = measured(tmp_path / "bench.json")["rows"]
     assert row["account"]["flops"]["vision"] is None and row["account"]["flops"]["total"] is None
     assert row["account"]["flops"]["llm"] > 1e12 and row["account"]["note"] == UNKNOWN_TOWER
@@ -207,9 +194,8 @@ def test_random_weights_are_planned_before_they_are_allocated(tiny_size: None) -
     assert all(torch.equal(weight, weights[name]) for name, weight in again.model.named_parameters())
     assert host.rows(PROMPT) == (BEFORE + AFTER, AFTER)
     found = answer_once(host, PICTURE, Prompt("any", max_new_tokens=5), (make("random"), Budget(4)))
-    assert found.tpot_ms is not None
     shape = prompt_shape(host, PROMPT, PICTURE)
-    assert shape.available == 16
+    assert found.tpot_ms is not None and shape.available == 16
     assert found.kv_bytes == account(make("random"), Budget(4), shape).kv_bytes
     assert planned.cache_bytes == account(make("full"), Budget(16), shape).kv_bytes
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from golden_cases import compare, sample
-from tiny_data import write_lines
+from tiny_data import said, write_lines
 
 from llava_consensus.evaluation.benchmarks import Question, make, mme, parsing, seed
 
@@ -22,7 +22,7 @@ def test_sqa_golden_cases() -> None:
             return {"parsed": letter, "pred_idx": index, "correct": index == inputs["answer"]} == official
         try:
             rows = inputs.get("predictions") or list(map(json.loads, inputs.get("prediction_lines", "").splitlines()))
-            said = {one["question_id"]: one["text"] + "" for one in rows}
+            texts = {one["question_id"]: one["text"] + "" for one in rows}
             seeing = {one["question_id"] for one in rows if "<image>" in one["prompt"]}
             split = {key: inputs["problems"][key] for key in inputs["pid_splits"][inputs["split"]]}
         except (KeyError, TypeError, ValueError):
@@ -30,7 +30,7 @@ def test_sqa_golden_cases() -> None:
         if any(problem["answer"] >= len(parsing.LETTERS) for problem in split.values()):
             return "raises" in official
         asked = [Question(at, key, ("i",) if key in seeing else (), "") for at, key in enumerate(split)]
-        graded = [make("sqa").grade(said.get(one.question_id, ""), one, split[one.question_id]) for one in asked]
+        graded = [make("sqa").grade(texts.get(one.question_id, ""), one, split[one.question_id]) for one in asked]
         ours = make("sqa").totals(graded)
         if ours["img_accuracy"] is None:
             return official == {"raises": "ZeroDivisionError"}
@@ -39,13 +39,13 @@ def test_sqa_golden_cases() -> None:
     compare("scienceqa", check)
 
 
-def mme_rows(task: str, text: str) -> list[dict[str, Any]]:
+def mme_rows(task: str, table: str) -> list[dict[str, Any]]:
     """Graded answers of one task's file of the official results folder; ValueError where the tool would misread it."""
-    lines, rows = [line.split("\t") for line in io.StringIO(text)], []
-    for place, (image, _, right, said) in enumerate(lines):
+    lines, rows = [line.split("\t") for line in io.StringIO(table)], []
+    for place, (image, _, right, text) in enumerate(lines):
         if image != lines[place ^ 1][0] or right.lower() not in ("yes", "no"):
             raise ValueError(f"{image}: {right}")
-        graded = make("mme").grade(said, Question(place, f"{task}/{image}", (), ""), right.lower())
+        graded = make("mme").grade(text, Question(place, f"{task}/{image}", (), ""), right.lower())
         rows.append(graded | {"unit": place // 2})
     return rows
 
@@ -73,12 +73,10 @@ def test_real_mme_questions_all_have_their_official_line(tmp_path: Path) -> None
     (folder / "eval_tool").mkdir(parents=True)
     (folder / "llava_mme.jsonl").symlink_to(source / "llava_mme.jsonl")
     (folder / "eval_tool" / "Your_Results").symlink_to(source / "ground_truth")
-    records = [
-        {"question_id": one.question_id, "prompt": one.text, "text": "Yes"} for one in make("mme").load(tmp_path)
-    ]
-    report = make("mme").score(records, tmp_path)
+    report = make("mme").score(said(make("mme").load(tmp_path), lambda _: "Yes"), tmp_path)
     assert report["complete"] and report["counts"]["answered"] == 2374
     assert report["perception"] == 500 and report["cognition"] == 200  # each image has one yes and one no
+    assert [make("mme").readable("", {"extracted": word}) for word in ("yes", "no", "other")] == [True, True, False]
 
 
 def test_seed_golden_cases(tmp_path: Path) -> None:
@@ -101,15 +99,12 @@ def test_seed_golden_cases(tmp_path: Path) -> None:
     compare("seed_bench", check)
 
 
-def test_mmbench_reads_an_option_beside_the_words_of_a_failed_call() -> None:
-    options = {"A": "a cat", "B": "a dog"}
-    assert parsing.mmbench_option(f"{parsing.FAILED_CALL}. It was a dog", options) == "B"
-    assert parsing.mmbench_option(f"{parsing.FAILED_CALL} B", options) is None, "letters are not looked for"
-
-
 def test_mmbench_golden_cases() -> None:
     def check(inputs: dict[str, Any], official: Any) -> bool:
         text = "nan" if inputs.get("prediction_is_nan") else str(inputs["prediction"])
         return (parsing.mmbench_option(text, inputs["choices"]) or False) == official["vlmevalkit_v0.2"]
 
     compare("mmbench", check, {"can_infer"})  # groups: tests/evaluation/judge/test_graders.py
+    options = {"A": "a cat", "B": "a dog"}
+    assert parsing.mmbench_option(f"{parsing.FAILED_CALL}. It was a dog", options) == "B"
+    assert parsing.mmbench_option(f"{parsing.FAILED_CALL} B", options) is None, "letters are not looked for"

@@ -9,9 +9,7 @@ from fakes import FakeHost, make_place
 from PIL import Image
 
 from llava_consensus import cli
-from llava_consensus.errors import DataError
 from llava_consensus.evaluation import models
-from llava_consensus.evaluation.benchmarks import custom, make
 
 
 def test_a_question_file_is_answered_in_order(
@@ -34,14 +32,3 @@ def test_a_question_file_is_answered_in_order(
     assert [row["question_id"] for row in whole] == [row["question_id"] for row in rows]
     assert [row["metadata"]["before"] for row in whole] == [576] * 4 + [2 * 576]
     assert {"question_id", "prompt", "text", "answer_id", "model_id", "metadata"} == set(whole[0])
-
-
-def test_images_and_videos_in_one_file_are_refused_with_a_line_of_each(tmp_path: Path) -> None:
-    (tmp_path / "q.jsonl").write_text('{"image": "a.png", "text": "a"}\n{"video": "b.mp4", "text": "b"}\n')
-    with pytest.raises(DataError, match=r"line 2: shows a video, and .*line 1 an image"):
-        custom._questions(tmp_path / "q.jsonl", "")
-
-
-def test_mme_can_read_yes_and_no() -> None:
-    mme = make("mme")
-    assert [mme.readable("", {"extracted": word}) for word in ("yes", "no", "other")] == [True, True, False]

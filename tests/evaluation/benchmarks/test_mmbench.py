@@ -1,6 +1,5 @@
 """MMBench: questions and images out of the table, circular accuracy, and a sheet that opens again."""
 
-import importlib.util
 import io
 import json
 from pathlib import Path
@@ -44,8 +43,7 @@ def test_asked_as_llava_does(data: Path) -> None:
 
 
 def test_options_end_where_llavas_script_ends_them(data: Path) -> None:
-    if importlib.util.find_spec("llava") is None:
-        pytest.skip("the official llava package is not installed")
+    pytest.importorskip("llava")
     from llava.eval import model_vqa_mmbench as official
 
     text = table(data).read_text().replace("\tdog\tbird", "\tNone\tbird").replace("\tbird\tcat", "\tN/A\tcat")
@@ -72,9 +70,6 @@ def test_pictures_come_out_of_the_table_once_each(data: Path, tmp_path: Path) ->
     assert read is not None
     with pytest.raises(ImageError, match="no image named '7'"):
         read(data, "7")
-
-
-def test_a_short_picture_names_the_row_that_has_it(data: Path) -> None:
     lines = table(data).read_text().split("\n")
     cells = lines[2].split("\t")
     cells[9] = "6"
@@ -111,15 +106,12 @@ def test_without_published_answers_there_is_no_score(data: Path) -> None:
     assert benchmark.read_image and benchmark.read_image(data, "5")[:4] == b"\x89PNG"
 
 
-@pytest.mark.parametrize("text", ["=1+1", "@SUM(A1)"])
-def test_a_text_that_looks_like_a_formula_stays_text(text: str) -> None:
-    content = to_xlsx(pandas.DataFrame({"index": [7], "prediction": [text]}))
-    cell = openpyxl.load_workbook(io.BytesIO(content)).active["B2"]
-    assert cell.data_type == "s" and cell.value == text and cell.quotePrefix
-    assert pandas.read_excel(io.BytesIO(content), dtype=str)["prediction"][0] == text
-
-
-def test_what_no_cell_can_hold() -> None:
+def test_a_text_that_looks_like_a_formula_stays_text_and_what_no_cell_can_hold_is_told() -> None:
+    for text in ("=1+1", "@SUM(A1)"):
+        content = to_xlsx(pandas.DataFrame({"index": [7], "prediction": [text]}))
+        cell = openpyxl.load_workbook(io.BytesIO(content)).active["B2"]
+        assert cell.data_type == "s" and cell.value == text and cell.quotePrefix
+        assert pandas.read_excel(io.BytesIO(content), dtype=str)["prediction"][0] == text
     assert to_xlsx(pandas.DataFrame({"answer": ["a" * 32767]})).startswith(b"PK")
     with pytest.raises(DataError, match="32,768 characters"):
         to_xlsx(pandas.DataFrame({"answer": ["a" * 32768]}))
@@ -129,9 +121,8 @@ def test_what_no_cell_can_hold() -> None:
 
 def test_sheet_equals_that_of_llavas_converter(tmp_path: Path) -> None:
     case = next(one for one in golden("mmbench") if one["inputs"]["kind"] == "llava_convert")
-    path = tmp_path / "eval" / "mmbench" / "mmbench_dev_20230712.tsv"
-    path.parent.mkdir(parents=True)
-    path.write_text(case["inputs"]["tsv"])
+    table(tmp_path).parent.mkdir(parents=True)
+    table(tmp_path).write_text(case["inputs"]["tsv"])
     export = make("mmbench").export
     assert export
     export(case["inputs"]["results"], tmp_path, tmp_path / "o.xlsx")
@@ -144,31 +135,26 @@ def test_sheet_equals_that_of_llavas_converter(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (lambda text: text.replace("\thint", "\tHint", 1), "no column hint"),
-        (lambda text: text.replace("\n1000005\t", "\nx\t"), "no whole number"),
-        (lambda text: "", "not a table"),
-        (lambda text: text.replace("\tWhat is it?\t", "\t\t", 1), r"row 1 \(index 5\): no question"),
-    ],
-)
-def test_damaged_tables_are_named(data: Path, damage: Any, words: str) -> None:
-    table(data).write_text(damage(table(data).read_text()))
-    with pytest.raises(DataError, match=words):
-        make("mmbench").load(data)
+def test_damaged_tables_are_named(data: Path) -> None:
+    whole = table(data).read_text()
+    for damaged, words in (
+        (whole.replace("\thint", "\tHint", 1), "no column hint"),
+        (whole.replace("\n1000005\t", "\nx\t"), "no whole number"),
+        ("", "not a table"),
+        (whole.replace("\tWhat is it?\t", "\t\t", 1), r"row 1 \(index 5\): no question"),
+    ):
+        table(data).write_text(damaged)
+        with pytest.raises(DataError, match=words):
+            make("mmbench").load(data)
 
 
 def test_prompts_of_llavas_own_answers(tmp_path: Path) -> None:
-    path = sample("mmbench") / "llava-v1.5-13b_answers_first300.jsonl"
-    rows = []
-    for line in path.open():
-        one = json.loads(line)
+    lines = (sample("mmbench") / "llava-v1.5-13b_answers_first300.jsonl").read_text().splitlines()
+    recorded, rows = list(map(json.loads, lines)), []
+    for one in recorded:
         question = one["prompt"].split("\nA. " + one["options"][0])[0]
         options = dict(zip("ABCD", [*one["options"], *[None] * 4], strict=False))
         rows.append({"index": one["question_id"], "question": question, "hint": None, "image": "x", **options})
-    target = tmp_path / "eval" / "mmbench" / "mmbench_dev_20230712.tsv"
-    target.parent.mkdir(parents=True)
-    pandas.DataFrame(rows).to_csv(target, sep="\t", index=False)
-    recorded = [json.loads(line)["prompt"] for line in path.open()]
-    assert [one.prompt for one in make("mmbench").load(tmp_path)] == recorded
+    table(tmp_path).parent.mkdir(parents=True)
+    pandas.DataFrame(rows).to_csv(table(tmp_path), sep="\t", index=False)
+    assert [one.prompt for one in make("mmbench").load(tmp_path)] == [one["prompt"] for one in recorded]

@@ -14,10 +14,9 @@ from llava_consensus.evaluation.benchmarks import make
 
 def test_seed_uploads(tmp_path: Path) -> None:
     data, seed = tiny_data.make_seed(tmp_path), make("seed")
-    letters = {"101": "A", "102": "C", "v0": "C"}
-    tiny_data.write_lines(tmp_path / "a.jsonl", [{"question_id": key, "text": text} for key, text in letters.items()])
-    upload = [{"question_id": key, "prediction": text} for key, text in letters.items()]
-    tiny_data.write_lines(tmp_path / "upload.jsonl", upload)
+    for name, field in (("a", "text"), ("upload", "prediction")):
+        rows = [{"question_id": key, field: letter} for key, letter in (("101", "A"), ("102", "C"), ("v0", "C"))]
+        tiny_data.write_lines(tmp_path / f"{name}.jsonl", rows)
     expected = seed.score_file(tmp_path / "a.jsonl", data)
     assert expected["accuracy"] is not None and seed.score_file(tmp_path / "upload.jsonl", data) == expected
 
@@ -51,7 +50,5 @@ def test_an_mmbench_sheet(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["sqa", "pope", "gqa", "mme", "seed", "mmbench"])
 def test_answers_that_no_scorer_reads_are_counted(tmp_path: Path, name: str) -> None:
     data, benchmark = tiny_data.MADE[name](tmp_path), make(name)
-    text = " " if name == "gqa" else "(?)"
-    rows = [{"question_id": one.question_id, "prompt": one.text, "text": text} for one in benchmark.load(data)]
-    report = benchmark.score(rows, data)
+    report = benchmark.score(tiny_data.said(benchmark.load(data), lambda _: " " if name == "gqa" else "(?)"), data)
     assert report["unreadable_answers"] == report["counts"]["answered"] > 0 and report["complete"]

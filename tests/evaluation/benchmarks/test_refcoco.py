@@ -9,13 +9,8 @@ from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import make
 
 # an image of 400 x 200 pixels: padded to a square it begins at 100 from the top
-ROW = {
-    "image": "data/coco/train2014/one.jpg",
-    "sent": "left dog",
-    "bbox": [100, 50, 300, 150],
-    "width": 400,
-    "height": 200,
-}
+ROW: dict[str, object] = {"image": "data/coco/train2014/one.jpg", "sent": "left dog", "bbox": [100, 50, 300, 150]}
+ROW |= {"width": 400, "height": 200}
 SAME = {  # the true box in each unit
     "padded": "[0.25, 0.375, 0.75, 0.625]",
     "unit": "[0.25,0.25,0.75,0.75]",

@@ -73,35 +73,32 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "a.bin"
 
 
-@pytest.fixture
-def part(tmp_path: Path) -> Path:
-    return tmp_path / "a.bin.part"
-
-
-def begun(part: Path, content: bytes, tag: str = Server.tag) -> None:
+def begun(target: Path, content: bytes, tag: str = Server.tag) -> Path:
+    """The part of a file that a process left."""
+    part = target.with_suffix(".bin.part")
     part.write_bytes(content)
     part.with_suffix(".tag").write_text(tag)
+    return part
 
 
 @pytest.mark.parametrize("way", ["well", "chunks"])
-def test_a_cut_connection_is_resumed(server: Server, target: Path, part: Path, way: str) -> None:
+def test_a_cut_connection_is_resumed(server: Server, target: Path, way: str) -> None:
     server.cuts, server.way = 2, way
     fetch(f"{server.url}/a.bin", target, hashlib.md5(BYTES).hexdigest())
     assert target.read_bytes() == BYTES and [path.name for path in target.parent.iterdir()] == ["a.bin"]
     assert len(server.asked) == 3 and server.asked[0] is None and None not in server.asked[1:]
 
 
-def test_what_a_killed_process_left_is_resumed(server: Server, target: Path, part: Path) -> None:
-    begun(part, BYTES[:1234])
+@pytest.mark.parametrize(
+    ("content", "tag", "asked"),
+    [(BYTES[:1234], Server.tag, "bytes=1234-"), (b"older", '"another"', "bytes=5-"), (b"older", "", None)],
+)
+def test_what_a_killed_process_left_is_resumed_unless_the_file_changed_on_the_server(
+    server: Server, target: Path, content: bytes, tag: str, asked: str | None
+) -> None:
+    begun(target, content, tag)
     fetch(f"{server.url}/a.bin", target)
-    assert target.read_bytes() == BYTES and server.asked == ["bytes=1234-"]
-
-
-@pytest.mark.parametrize("tag", ['"another"', ""])
-def test_a_file_that_changed_on_the_server_is_fetched_whole(server: Server, target: Path, part: Path, tag: str) -> None:
-    begun(part, b"something older", tag)
-    fetch(f"{server.url}/a.bin", target)
-    assert target.read_bytes() == BYTES and server.asked == ["bytes=15-" if tag else None]
+    assert target.read_bytes() == BYTES and server.asked == [asked]
 
 
 @pytest.mark.parametrize(
@@ -113,15 +110,15 @@ def test_a_file_that_changed_on_the_server_is_fetched_whole(server: Server, targ
         ("page", "a page in place of the file.*put it at .*a.bin"),
     ],
 )
-def test_a_part_is_never_taken_for_the_whole(server: Server, target: Path, part: Path, way: str, why: str) -> None:
-    begun(part, BYTES[:1234])
+def test_a_part_is_never_taken_for_the_whole(server: Server, target: Path, way: str, why: str) -> None:
+    part = begun(target, BYTES[:1234])
     server.way = way
     with pytest.raises(DataError if way == "page" else TransferError, match=why):
         fetch(f"{server.url}/a.bin", target)
     assert not target.exists() and part.read_bytes() == BYTES[:1234]
 
 
-def test_another_content_than_is_known_is_refused(server: Server, target: Path, part: Path) -> None:
+def test_another_content_than_is_known_is_refused(server: Server, target: Path) -> None:
     with pytest.raises(DataError, match="its md5 is not"):
         fetch(f"{server.url}/a.bin", target, "0" * 32)
-    assert not target.exists() and not part.exists()
+    assert not target.exists() and not target.with_suffix(".bin.part").exists()

@@ -32,9 +32,6 @@ def command(place: Path, url: str, name: str = "mmvet") -> list[str]:
     return ["judge", name, *files, "--judge-model", MODEL, "--judge-url", url, "--no-progress"]
 
 
-# A server that behaves
-
-
 def test_mmvet_is_judged_and_a_rerun_asks_nothing(tmp_path: Path, good: Server) -> None:
     wanted = judge_config(tmp_path, good.url)
     first = run(wanted, progress=False)
@@ -47,8 +44,7 @@ def test_mmvet_is_judged_and_a_rerun_asks_nothing(tmp_path: Path, good: Server) 
     assert metrics["spent"]["prompt_tokens"] == 500
     written = (first.path / "metrics.json").read_bytes()
     run(wanted, progress=False)
-    assert good.total == 5
-    assert (first.path / "metrics.json").read_bytes() == written
+    assert good.total == 5 and (first.path / "metrics.json").read_bytes() == written
 
 
 def test_video_is_judged(tmp_path: Path) -> None:
@@ -59,10 +55,9 @@ def test_video_is_judged(tmp_path: Path) -> None:
         return Act(text=next(reply for said, reply in replies.items() if f"Answer of the model: {said}\n" in text))
 
     with Server(behave) as server:
-        result = run(judge_config(tmp_path, server.url, "msvd"), progress=False)
+        metrics = judge(judge_config(tmp_path, server.url, "msvd"))
         assert set(server.bodies[0]) == {"model", "messages"}
         assert [one["role"] for one in server.bodies[0]["messages"]] == ["system", "user"]
-    metrics = result.metrics
     assert metrics["accuracy"] == metrics["score"] == 75.0 and metrics["average_score"] == (4 + 1 + 2 + 4 + 0 + 4) / 6
     assert metrics["runs"][0]["neither"] == 1 and metrics["runs"][0]["unsound"] == 1
 
@@ -92,16 +87,10 @@ def test_equal_requests_under_way_are_sent_once(tmp_path: Path, good: Server, mo
     assert judge(wanted)["complete"] and good.total == 1
 
 
-# A server that misbehaves
-
-RETRIED = {
-    "rate limit": error(429, "slow down", Retry_After="0"),
-    "server error": error(500),
-    "hang": Act("hang"),
-    "cut": Act("cut"),
-    "drop": Act("drop"),
-}
+RETRIED = {"rate limit": error(429, "slow down", Retry_After="0"), "server error": error(500)}
+RETRIED |= {kind: Act(kind) for kind in ("hang", "cut", "drop")}
 NO_COMPLETION = {
+    "refused": error(400, "maximum context length"),
     "nonsense": Act("raw", "\udcff\udcfe not json"),
     "other json": Act("raw", '{"choices": []}'),
     "deep": Act("raw", "[" * 20_000),
@@ -121,27 +110,18 @@ def test_every_trouble_is_overcome_once(tmp_path: Path, trouble: str) -> None:
 @pytest.mark.parametrize("trouble", NO_COMPLETION)
 def test_an_answer_without_a_grade_says_why(tmp_path: Path, trouble: str, caplog: pytest.LogCaptureFixture) -> None:
     with Server(lambda text, number: NO_COMPLETION[trouble] if "answer 3" in text else Act()) as server:
-        metrics = judge(judge_config(tmp_path, server.url))
-    assert metrics["counts"]["ungraded"] == 1
-    assert "v1_3, run 1: not graded: " in caplog.text
-
-
-def test_an_answer_that_is_always_refused_is_given_up_alone(tmp_path: Path) -> None:
-    with Server(lambda text, _: error(400, "maximum context length") if "answer 3" in text else Act()) as server:
         metrics = judge(judge_config(tmp_path, server.url, concurrency=1))
-        assert server.total == 5
     assert metrics["score"] == 50.0 and metrics["counts"]["ungraded"] == 1 and not metrics["complete"]
+    assert "v1_3, run 1: not graded: " in caplog.text
+    assert trouble != "refused" or server.total == 5
 
 
-def test_a_server_that_refuses_every_request_ends_the_run(tmp_path: Path) -> None:
+def test_a_server_that_refuses_every_request_or_is_always_down_ends_the_run(tmp_path: Path) -> None:
     tokens = "'max_tokens' is not supported, use 'max_completion_tokens'"
     said = {"unknown field": "answers nobody: 3 requests", tokens: "--judge-option max_completion_tokens=1000"}
     for text, words in said.items():
         with Server(lambda *_, text=text: error(400, text)) as server, pytest.raises(JudgeError, match=words):
             judge(judge_config(tmp_path, server.url, concurrency=1))
-
-
-def test_a_server_that_is_always_down_ends_the_run(tmp_path: Path) -> None:
     with Server(lambda text, number: error(503)) as server:
         with pytest.raises(JudgeError, match="answers nobody"):
             judge(judge_config(tmp_path, server.url, concurrency=1))
@@ -177,14 +157,20 @@ def test_hopeless_errors_stop_and_hide_the_key(tmp_path: Path, status: int, capl
     assert all(SECRET not in path.read_text() for path in tmp_path.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize(("name", "value"), [("api_key", "x"), ("Authorization", "x"), ("user", f"a {SECRET}")])
-def test_a_key_in_an_option_or_the_url_is_refused(tmp_path: Path, name: str, value: str) -> None:
-    wanted = judge_config(tmp_path, "http://localhost/v1")
-    with pytest.raises(OptionError, match="Set OPENAI_API_KEY instead") as caught:
-        replace(wanted, options={name: value})
-    assert SECRET not in str(caught.value)
+def test_a_key_is_in_the_environment_only_and_openai_alone_needs_one(
+    tmp_path: Path, good: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = judge_config(tmp_path, good.url)
+    for name, value in (("api_key", "x"), ("Authorization", "x"), ("user", f"a {SECRET}")):
+        with pytest.raises(OptionError, match="Set OPENAI_API_KEY instead") as caught:
+            replace(wanted, options={name: value})
+        assert SECRET not in str(caught.value)
     with pytest.raises(OptionError, match="no key in the URL"):
         replace(wanted, url="http://me:secret@localhost/v1")
+    monkeypatch.delenv("OPENAI_API_KEY")
+    with pytest.raises(OptionError, match="OPENAI_API_KEY is not set"):
+        judge(replace(wanted, url=None))
+    assert judge(wanted)["complete"]
 
 
 def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
@@ -196,11 +182,9 @@ def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_a_refusal_is_an_unreadable_reply(tmp_path: Path) -> None:
-    filtered = error(400, "content_filter: not this one")
-
     def behave(text: str, number: int) -> Act:
         if "act 1\n" in text:
-            return filtered
+            return error(400, "content_filter: not this one")
         return Act(text=None, message={"refusal": "no"}) if "act 2\n" in text and number == 0 else Act(text=YES)
 
     with Server(behave) as server:
@@ -217,9 +201,6 @@ def test_a_grade_that_is_no_number_is_an_unreadable_reply(tmp_path: Path, grade:
     with Server(lambda text, _: Act(text=odd.pop() if odd and "answer 4" in text else "1")) as server:
         metrics = judge(judge_config(tmp_path, server.url))
     assert metrics["total"] == 100.0 and metrics["replies"]["used"] == 6 and metrics["complete"]
-
-
-# Stopped, killed, cut, damaged
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -241,8 +222,7 @@ def test_a_signal_says_what_was_done_and_what_it_cost(tmp_path: Path, number: in
         child.send_signal(number)
         _, said = child.communicate(timeout=30)
         assert child.returncode == 128 + number, said
-        assert "stopped after 3 of 5 grades. The same command" in said
-        assert "Traceback" not in said
+        assert "stopped after 3 of 5 grades. The same command" in said and "Traceback" not in said
         assert len(stored(tmp_path)) == 3
         slow.clear()
         assert judge(wanted)["complete"] and server.total == 7, "the three that were heard are not asked again"
@@ -260,12 +240,10 @@ def test_killed_in_the_middle_nothing_is_lost_and_nothing_asked_twice(tmp_path: 
         child.wait()
         heard = {json.dumps(line["request"]["body"], sort_keys=True) for line in stored(tmp_path)}
         assert 1 <= len(heard) < 6
-        result = run(wanted, progress=False)
+        metrics = judge(wanted)
         repeated = {json.dumps(json.loads(body), sort_keys=True) for body, count in server.asked.items() if count > 1}
         assert not repeated & heard and len(repeated) <= 2 and len(server.asked) == 6
-    metrics = result.metrics
-    assert metrics["complete"] and metrics["accuracy"] == 100.0
-    assert metrics["spent"]["prompt_tokens"] == 600
+    assert metrics["complete"] and metrics["accuracy"] == 100.0 and metrics["spent"]["prompt_tokens"] == 600
 
 
 def test_a_cut_line_is_dropped_and_asked_again(tmp_path: Path, good: Server, caplog: pytest.LogCaptureFixture) -> None:
@@ -289,28 +267,13 @@ def test_a_damaged_line_is_named(tmp_path: Path, good: Server, damage: str) -> N
     assert good.total == 5
 
 
-# What is checked before anything is sent
-
-
-def test_openai_needs_a_key_and_others_none(tmp_path: Path, good: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OPENAI_API_KEY")
-    wanted = judge_config(tmp_path, good.url)
-    with pytest.raises(OptionError, match="OPENAI_API_KEY is not set"):
-        judge(replace(wanted, url=None))
-    assert judge(wanted)["complete"]
-
-
-# The command
-
-
 def test_the_command(tmp_path: Path, good: Server, capsys: pytest.CaptureFixture[str]) -> None:
     judge_config(tmp_path, good.url)
     asked = command(tmp_path, good.url)
     assert cli.main(asked) == 0
     output = capsys.readouterr()
     assert output.out.startswith("mmvet: total 50.00, 5 of 5 questions graded\nby capability: rec 50.0")
-    assert f"judge: {MODEL} (5 replies); prompt: own wording" in output.out
-    assert "500 tokens in, 15 out" in output.out
+    assert f"judge: {MODEL} (5 replies); prompt: own wording" in output.out and "500 tokens in, 15 out" in output.out
     assert cli.main([*asked, "--judge-option", "max_tokens=null", "--judge-option", "max_completion_tokens=9"]) == 0
     assert "max_tokens" not in good.bodies[-1] and good.bodies[-1]["max_completion_tokens"] == 9
     assert cli.main(["judge", "mmvett", *asked[2:]]) == 2 and "Did you mean 'mmvet'" in capsys.readouterr().err

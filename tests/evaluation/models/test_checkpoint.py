@@ -1,13 +1,10 @@
-"""Models of the hub: told apart before weights are there, taken from the cache by commit, described by content, and one
-clear line within seconds where they cannot be had. No test leaves this machine.
-"""
+"""Models of the hub: taken from the cache by commit, described by content, and a line where they cannot be had."""
 
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -27,7 +24,6 @@ from llava_consensus.evaluation.models.loading import check_checkpoint
 from llava_consensus.evaluation.runs.configuration import prepare
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-SECONDS = 60.0  # the start of Python on a busy machine is most of them
 
 
 def lay_out(cache: Path, name: str, files: dict[str, str | Path]) -> Path:
@@ -74,16 +70,13 @@ def test_a_model_in_the_cache_is_described_by_commit_and_content(cache: Path, tm
     assert prepare(config(data, Path("owner/llava-tiny"))).description["weights"] != "of its parts"
 
 
-def test_a_type_no_host_adapts_is_told_before_there_are_weights(cache: Path) -> None:
+def test_a_type_no_host_adapts_and_weights_that_are_not_there_are_told(cache: Path) -> None:
     lay_out(cache, "owner/flamingo", {"config.json": '{"model_type": "flamingo"}'})
     with pytest.raises(OptionError, match=r"'owner/flamingo' is a flamingo .*Adapted: llava_llama, .*qwen2_5_vl"):
         models.check("owner/flamingo")
     lay_out(cache, "owner/nothing", {"config.json": "{}"})
     with pytest.raises(DataError, match="neither architectures nor model_type"):
         models.check("owner/nothing")
-
-
-def test_weights_that_are_not_there_are_told(cache: Path) -> None:
     snapshot = lay_out(cache, "owner/llava-half", {"config.json": LLAVA["config.json"]})
     with pytest.raises(DataError, match="lacks weight files"):
         models.find("owner/llava-half").files()
@@ -101,6 +94,12 @@ def test_what_is_not_there_is_never_asked_for(cache: Path, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match="'checkpoints/llava-mini': no such folder"):
         check_checkpoint("checkpoints/llava-mini")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", asked := Mock(side_effect=OSError("no file")))
+    with pytest.raises(DataError, match=r"'owner/away': http://127.0.0.1:9 cannot be reached, and there is no copy"):
+        models.check("owner/away")
+    assert asked.call_args.kwargs["local_files_only"] is True
 
 
 class Refusing(Silent):
@@ -115,31 +114,17 @@ class Refusing(Silent):
     do_GET = do_HEAD
 
 
-@pytest.fixture(scope="module")
-def refusing() -> Iterator[str]:
+@pytest.mark.parametrize(
+    ("name", "why"), [("gated", "hf auth login"), ("missing", "hf auth login"), ("revised", "Revision Not Found")]
+)
+def test_one_line_within_seconds(tmp_path: Path, name: str, why: str) -> None:
+    own = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    command = [sys.executable, "-m", "llava_consensus.cli", "eval", "gqa", "--model", f"{name}/model"]
     with Loopback(Refusing) as server:
-        yield server.url
-
-
-WHY = {"gated/model": "hf auth login", "missing/model": "hf auth login", "revised/model": "Revision Not Found"}
-
-
-@pytest.mark.parametrize(("name", "why"), WHY.items())
-def test_one_line_within_seconds(refusing: str, tmp_path: Path, name: str, why: str) -> None:
-    environment = {**os.environ, "HF_ENDPOINT": refusing, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
-    command = [sys.executable, "-m", "llava_consensus.cli", "eval", "gqa", "--model", name, "--revision", "v2"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=SECONDS)
+        told = {"capture_output": True, "text": True, "env": {**os.environ, **own, "HF_ENDPOINT": server.url}}
+        done: Any = subprocess.run([*command, "--revision", "v2"], timeout=60, **told)  # most of them start Python
     lines = [line for line in done.stderr.splitlines() if line]
     assert done.returncode == 3 and why in done.stderr and len(lines) == 1, done.stderr
-
-
-def test_a_hub_that_cannot_be_reached_is_asked_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", asked := Mock(side_effect=OSError("no file")))
-    with pytest.raises(DataError, match=r"'owner/away': http://127.0.0.1:9 cannot be reached, and there is no copy"):
-        models.check("owner/away")
-    assert asked.call_args.kwargs["local_files_only"] is True
 
 
 def test_a_vision_tower_of_the_hub_is_taken_from_the_cache(cache: Path, tmp_path: Path) -> None:
@@ -165,5 +150,4 @@ def test_a_run_on_a_model_of_the_cache(cache: Path, tmp_path: Path) -> None:
     assert cli.main(["eval", "gqa", *told, "--out", str(tmp_path / "out")]) == 0
     (run,) = (tmp_path / "out").glob("*/config.json")
     stored = json.loads(run.read_text())
-    assert stored["model"] == "owner/tiny"
-    assert stored["loading"] == {"attention": "eager", "revision": COMMIT}
+    assert stored["model"] == "owner/tiny" and stored["loading"] == {"attention": "eager", "revision": COMMIT}

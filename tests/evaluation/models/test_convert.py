@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -29,15 +30,11 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.fixture(scope="module")
-def official() -> Any:
-    return models.load(str(MINI), models.Loading("cpu", "float32"))
-
-
 @torch.no_grad()
-def test_ids_pixels_logits_and_answers_are_those_of_the_official_model(converted: Path, official: Any) -> None:
+def test_ids_pixels_logits_and_answers_are_those_of_the_official_model(converted: Path) -> None:
     from llava.mm_utils import process_images
 
+    official: Any = models.load(str(MINI), models.Loading("cpu", "float32"))
     model = transformers.LlavaForConditionalGeneration.from_pretrained(converted).eval()
     processor = transformers.AutoProcessor.from_pretrained(converted)
     benchmark, alone = make("gqa"), []
@@ -109,10 +106,7 @@ def test_a_tower_that_leads_away_is_refused(tmp_path: Path, capsys: pytest.Captu
 def test_a_full_disk_leaves_nothing_that_the_next_call_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise SafetensorError("I/O error: No space left")
-
-    out = tmp_path / "out"
+    out, full = tmp_path / "out", Mock(side_effect=SafetensorError("I/O error: No space left"))
     with monkeypatch.context() as patched:
         patched.setattr("llava_consensus.evaluation.models.weights.save_file", full)
         assert cli.main(["model", "convert", str(MINI), str(out)]) == 3

@@ -1,6 +1,4 @@
-"""How checkpoints are loaded: options, a vision tower that was trained along (LLaVA 1.6), quantised models, whose
-projections are no plain linear layers; and that a converted checkpoint is the official one.
-"""
+"""How checkpoints are loaded: options, quantised models, a vision tower that was trained along, converted ones."""
 
 import json
 import shutil
@@ -41,9 +39,6 @@ VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 NEEDS_HF = pytest.mark.skipif(VERSION < (5, 19), reason="models of transformers need version 5.19 or later")
 
 
-# ---- options
-
-
 def test_a_value_outside_its_bound_is_refused() -> None:
     for told, why in (
         ({"device": "tpu"}, "unknown device 'tpu'"),
@@ -80,9 +75,7 @@ def test_a_run_describes_what_may_change_an_answer_and_refuses_what_cannot_work(
         loop.run(replace(plain, loading=Loading(device_map="auto")), tmp_path / "out", Execution(workers=2))
 
 
-def test_another_version_of_transformers_is_told_before_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_version_of_transformers_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for version in ("4.57.6", "5.18.1", "5.25.0", "6.0"):
         with pytest.raises(OptionError, match=rf"transformers {version}: .*run on 5\.19 to 5\.24"):
             check_version(version)
@@ -100,9 +93,6 @@ def test_official_llava_is_given_the_kernel_and_no_map_but_auto() -> None:
         models.load(str(MINI), Loading(device_map="balanced"))
 
 
-# ---- quantised models
-
-
 class Packed(nn.Module):
     """A linear layer as a quantiser leaves it: whole numbers and a scale, unpacked when it runs. No plain weight."""
 
@@ -113,12 +103,8 @@ class Packed(nn.Module):
         self.packed = nn.Parameter((weight / self.scale).round().to(torch.int8), requires_grad=False)
         self.bias, self.in_features, self.out_features = linear.bias, linear.in_features, linear.out_features
 
-    @property
-    def unpacked(self) -> Tensor:
-        return self.packed * self.scale
-
     def forward(self, rows: Tensor) -> Tensor:
-        return nn.functional.linear(rows, self.unpacked, self.bias)
+        return nn.functional.linear(rows, self.packed * self.scale, self.bias)
 
 
 @NEEDS_HF
@@ -132,7 +118,7 @@ def test_quantised_projections_work_by_hooks(family: str) -> None:
     for name, linear in list(plain.named_modules()):
         if isinstance(linear, nn.Linear) and name != "lm_head":
             packed.set_submodule(name, made := Packed(linear))
-            linear.weight = nn.Parameter(made.unpacked)
+            linear.weight = nn.Parameter(made.packed * made.scale)
     inputs = prompts([1, 7, case.picture(0), 8, 9], [1, case.picture(1), 5])
     for name in ("consensusdrop", "consensusdrop+", "prumerge", "tome", "resize", "fastv", "sparsevlm", "dart"):
         answers: list[Any] = []
@@ -143,9 +129,6 @@ def test_quantised_projections_work_by_hooks(family: str) -> None:
             except OptionError as error:  # what this family cannot do at all is refused alike
                 answers.append(str(error))
         assert answers[0] == answers[1], name
-
-
-# ---- a tower of the checkpoint's own
 
 
 def checkpoint(folder: Path, change: Any = None, name: str = "model.safetensors", **entries: Any) -> Path:
@@ -221,14 +204,9 @@ def test_images_that_official_llava_lays_out_otherwise_are_refused_before_weight
     assert models.check(str(folder))
 
 
-# ---- official and converted
-
 GRIDS = [[1, 2], [2, 1], [2, 2], [3, 1], [1, 3]]  # LLaVA 1.6's, width and height in tiles
-TILES = {
-    "image_aspect_ratio": "anyres",
-    "mm_patch_merge_type": "spatial_unpad",
-    "image_grid_pinpoints": [[width * SIDE, height * SIDE] for width, height in GRIDS],
-}
+TILES: dict[str, Any] = {"image_aspect_ratio": "anyres", "mm_patch_merge_type": "spatial_unpad"}
+TILES["image_grid_pinpoints"] = [[width * SIDE, height * SIDE] for width, height in GRIDS]
 
 
 def newline(own: dict[str, Tensor]) -> None:
@@ -305,6 +283,5 @@ def test_logits_are_equal(folders: dict[str, tuple[Path, Path]]) -> None:
     logits = host.model(ids[None], images=[host.pixels(image)], image_sizes=[image.size]).logits
     assert given.input_ids[given.input_ids != model.config.image_token_index].tolist() == ids[ids >= 0].tolist()
     assert torch.equal(model(**given).logits[..., :-1], logits)
-    loading = Loading(dtype="float32", device_map="auto", attention="eager")
-    host = models.load(str(converted), loading)
+    host = models.load(str(converted), Loading(dtype="float32", device_map="auto", attention="eager"))
     assert host.model.config._attn_implementation == "eager" and host.model.dtype == torch.float32

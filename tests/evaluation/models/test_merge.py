@@ -1,6 +1,4 @@
-"""A LoRA checkpoint and its base as one: each adapted matrix is the base's plus the scaled product, the projector the
-trained one.
-"""
+"""A LoRA checkpoint and its base as one: adapted matrices are sums with the scaled product."""
 
 import json
 from pathlib import Path
@@ -18,6 +16,11 @@ ADAPTED = "model.layers.0.self_attn.q_proj"
 PROJECTOR = "model.mm_projector.0.bias"
 
 
+def adapt(folder: Path, down: torch.Tensor, up: torch.Tensor) -> None:
+    tensors = {f"base_model.model.{ADAPTED}.lora_{one}.weight": matrix for one, matrix in (("A", down), ("B", up))}
+    save_file(tensors, folder / "adapter_model.safetensors")
+
+
 @pytest.fixture
 def lora(tmp_path: Path) -> Path:
     folder = tmp_path / "llava-mini-lora"
@@ -28,9 +31,7 @@ def lora(tmp_path: Path) -> Path:
     settings |= {"target_modules": [ADAPTED], "task_type": "CAUSAL_LM"}
     (folder / "adapter_config.json").write_text(json.dumps(settings))
     generator = torch.Generator().manual_seed(0)
-    names = f"base_model.model.{ADAPTED}.lora_A.weight", f"base_model.model.{ADAPTED}.lora_B.weight"
-    down, up = torch.randn(4, 192, generator=generator), torch.randn(192, 4, generator=generator)
-    save_file(dict(zip(names, (down, up), strict=True)), folder / "adapter_model.safetensors")
+    adapt(folder, torch.randn(4, 192, generator=generator), torch.randn(192, 4, generator=generator))
     torch.save({f"base_model.model.{PROJECTOR}": torch.ones(192)}, folder / "non_lora_trainables.bin")
     return folder
 
@@ -49,9 +50,7 @@ def test_matrices_are_summed_and_the_projector_is_replaced(lora: Path, tmp_path:
 
 
 def test_an_adapter_of_another_size_is_refused(lora: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = f"base_model.model.{ADAPTED}.lora_A.weight", f"base_model.model.{ADAPTED}.lora_B.weight"
-    larger = dict(zip(names, (torch.ones(4, 384), torch.ones(384, 4)), strict=True))
-    save_file(larger, lora / "adapter_model.safetensors")
+    adapt(lora, torch.ones(4, 384), torch.ones(384, 4))
     assert cli.main(["model", "merge", str(lora), str(MINI), str(tmp_path / "out")]) == 3
     *_, line = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and "size mismatch" in line

@@ -65,8 +65,8 @@ def test_a_table_of_scores_is_read_in_every_form(tmp_path: Path, form: str) -> N
     rows = [{"question_id": k, "correct": k % 2} for k in range(4)]
     content = "".join(json.dumps(row) + "\n" for row in rows) if form == "UTF-16" else json.dumps(rows)
     if form in ("csv", "tsv"):
-        content = "question_id,correct\r\n" + "".join(f"{row['question_id']},{row['correct']}\r\n" for row in rows)
-        content = content.replace(",", "\t" if form == "tsv" else ",")
+        table = ["question_id,correct", *(f"{row['question_id']},{row['correct']}" for row in rows), ""]
+        content = "\r\n".join(table).replace(",", "\t" if form == "tsv" else ",")
     (tmp_path / "a").write_text(content, encoding="utf-16" if form == "UTF-16" else "utf-8")
     code, (name,) = run(tmp_path / "a", tmp_path / "out")
     assert code == 0 and read_row(tmp_path / "out" / name).score == 50

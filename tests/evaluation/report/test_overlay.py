@@ -1,6 +1,4 @@
-"""The image of what was kept: as it is where kept, pale and tinted where merged, nearly white where dropped; cropped
-as the original. The same of tiled images, clips and saliencies.
-"""
+"""The image of what was kept: as it is where kept, pale and tinted where merged, nearly white where dropped."""
 
 from pathlib import Path
 
@@ -52,13 +50,11 @@ def test_a_heat_map_is_bright_where_a_saliency_is() -> None:
     drawn = heat(seen, [0.0] * 6 + [1.0] + [float("nan")] * 9)
     assert drawn.size == draw(seen).size
     assert middle(drawn, 1, 2, 4, (64, 32)).sum() > middle(drawn, 2, 2, 4, (64, 32)).sum() + 100
-    flat = heat(seen, [0.5] * 16)
-    assert flat.size == drawn.size
+    assert heat(seen, [0.5] * 16).size == drawn.size
 
 
 def test_contact_sheet_lays_out_rows_and_wraps_captions() -> None:
-    panels = [(f"panel {number}, with a caption that is long enough for two lines", Image.new("RGB", (40, 30), "red"))
-              for number in range(3)]  # fmt: skip
+    panels = [("panel, with a caption that is long enough for two lines", Image.new("RGB", (40, 30), "red"))] * 3
     two, three = contact_sheet(panels, 2), contact_sheet(panels, 3)
     assert two.height > three.height and two.width < three.width
     assert contact_sheet(panels[:1], 4).width < two.width
@@ -72,15 +68,12 @@ def test_a_tiled_picture_is_drawn_whole_and_in_tiles() -> None:
     kept, anchor = [5, 16 + 2 * 8 + 6], 16 + 1 * 8 + 1
     owner[kept], owner[[0, anchor]] = [0, 1], 2
     known, picture = fates(kept, [anchor], owner), Image.new("RGB", (400, 200), (GRAY,) * 3)
-    whole, grid = (
-        selection(view(picture.resize((200, 200)), (4, 4)), known),
-        selection(view(picture, (4, 8), 16), known),
-    )
+    whole = selection(view(picture.resize((200, 200)), (4, 4)), known)
+    grid = selection(view(picture, (4, 8), 16), known)
     assert whole.width == whole.height and grid.width == 2 * grid.height
 
     def seen(picture: Image.Image, line: int, column: int, cells: tuple[int, int]) -> np.ndarray:
-        x, y = (round((place + 0.5) * size) for place, size in
-                ((column, picture.width / cells[1]), (line, picture.height / cells[0])))  # fmt: skip
+        x, y = round((column + 0.5) * picture.width / cells[1]), round((line + 0.5) * picture.height / cells[0])
         return np.asarray(picture, dtype=float)[y - 3 : y + 3, x - 3 : x + 3].mean((0, 1))
 
     assert np.allclose(seen(whole, 1, 1, (4, 4)), GRAY, atol=2) and np.allclose(seen(grid, 2, 6, (4, 8)), GRAY, atol=2)

@@ -1,6 +1,4 @@
-"""Intervals and tests: coverage where the truth is known, McNemar by hand, what few images allow, every statistic
-against its scorer's rule.
-"""
+"""Intervals and tests: coverage where the truth is known, McNemar by hand, statistics against the scorers' rules."""
 
 import itertools
 import json
@@ -61,15 +59,11 @@ def test_calibration_by_hand() -> None:
     assert stats.calibration(told) is None
 
 
-def test_draws_are_seeded_by_name() -> None:
+def test_draws_are_seeded_by_name_and_rows_of_a_unit_are_drawn_together() -> None:
     one = made(report([1, 0] * 20))
     assert np.array_equal(stats.draws(one, "gqa"), stats.draws(one, "gqa"))
     assert not np.array_equal(stats.draws(one, "gqa"), stats.draws(one, "pope"))
-
-
-def test_rows_of_a_unit_are_drawn_together() -> None:
-    alone = report([1] * 50 + [0] * 50)
-    paired = report([1] * 50 + [0] * 50)
+    alone, paired = report([1] * 50 + [0] * 50), report([1] * 50 + [0] * 50)
     for row in paired["extracted"]:
         row["unit"] = row["index"] // 10  # ten units, each all right or all wrong
     wide, narrow = stats.draws(made(paired), "a", 8000).std(), stats.draws(made(alone), "a", 8000).std()
@@ -80,13 +74,17 @@ def flips(first: int, second: int) -> float:
     return stats.sign_flips(np.repeat([1.0, -1.0], [first, second]))
 
 
+def all_flips(steps: Any) -> float:
+    """The share of all ways to swap that reach as far."""
+    signs = np.array(list(itertools.product([1, -1], repeat=len(steps))))
+    return (np.abs(signs @ steps) >= abs(steps.sum()) - 1e-9).mean()
+
+
 @pytest.mark.parametrize("parts", [1, 3, 10, 60])
 def test_sign_flips_are_all_ways_to_swap(parts: int) -> None:
     random = np.random.default_rng(parts)
     steps = random.integers(-4, 6, 12) / parts
-    signs = np.array(list(itertools.product([1, -1], repeat=len(steps))))
-    as_far = np.abs(signs @ steps) >= abs(steps.sum()) - 1e-9
-    assert stats.sign_flips(steps) == pytest.approx(as_far.mean(), rel=1e-12)
+    assert stats.sign_flips(steps) == pytest.approx(all_flips(steps), rel=1e-12)
 
 
 def test_what_cannot_be_counted_has_a_p_a_little_above() -> None:
@@ -101,19 +99,14 @@ def test_what_cannot_be_counted_has_a_p_a_little_above() -> None:
     assert exact <= stats.sign_flips(some * (1 + 1e-7 * random.random(110))) < 1.3 * exact
     assert exact <= stats.sign_flips(some[:50], some[50:]) < 1.001 * exact
     parts = random.integers(-2, 4, 8) / 7, random.integers(-2, 4, 7) / 3
-    signs = np.array(list(itertools.product([1, -1], repeat=15)))
-    steps = np.concatenate(parts)
-    as_far = np.abs(signs @ steps) >= abs(steps.sum()) - 1e-9
-    assert as_far.mean() - 1e-9 <= stats.sign_flips(*parts) <= as_far.mean() + 0.01
+    exact = all_flips(np.concatenate(parts))
+    assert exact - 1e-9 <= stats.sign_flips(*parts) <= exact + 0.01
 
 
-def test_mcnemar_of_many_questions_is_the_normal_one() -> None:
+def test_mcnemar_of_many_questions_is_the_normal_one_and_holm_by_hand() -> None:
     p = flips(5200, 5000)
     assert p == pytest.approx(math.erfc((200 - 1) / math.sqrt(10200) / math.sqrt(2)), rel=0.01)
     assert 0 < flips(20000, 0) < 1e-300  # smaller than any float, no overflow, and not 0
-
-
-def test_holm_by_hand() -> None:
     assert stats.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert stats.holm([]) == [] and stats.holm([0.8, 0.9]) == [1.0, 1.0]
 
@@ -144,6 +137,8 @@ def test_swapping_pictures_is_mcnemar_where_each_has_one_question() -> None:
     first, second = [1] * 10 + [0] * 12, [0] * 8 + [1] * 4 + [0] * 10
     found = stats.paired(report(first), report(second), "gqa")
     assert found is not None and found.test == "exact McNemar" and found.p == pytest.approx(flips(8, 2))
+    found = stats.paired(report([1, 1, 0, 0]), report([0, 1, 1]), "gqa")
+    assert found is not None and found.questions == 3 and found.difference == 0, "only common questions are paired"
 
 
 @pytest.mark.parametrize(("pictures", "enough"), [(1, False), (9, False), (10, True)])
@@ -173,38 +168,23 @@ def test_runs_of_several_seeds_are_their_mean_and_are_compared_as_one() -> None:
     assert found.difference == pytest.approx(score(one) - 90) and 0 < found.p < 1e-9
 
 
-def test_only_common_questions_are_paired() -> None:
-    first, second = report([1, 1, 0, 0]), report([0, 1, 1])
-    found = stats.paired(first, second, "gqa")
-    assert found is not None and found.questions == 3 and found.difference == 0
-
-
-def binary(random: np.random.Generator, size: int) -> tuple[dict[str, Any], list[str], list[str], list[str]]:
+def binary(random: np.random.Generator, size: int) -> tuple[dict[str, Any], list[str], list[str]]:
+    """A report of questions of three groups in turn, their answers and labels."""
     labels, said = (random.choice(["yes", "no"], size).tolist() for _ in range(2))
     groups = [("random", "popular", "adversarial")[place % 3] for place in range(size)]
-    rows = [
-        {"index": place, "extracted": said[place], "correct": said[place] == labels[place], "group": groups[place]}
-        for place in range(size)
-    ]
-    return {"extracted": rows, "statistic": "f1_mean"}, said, labels, groups
+    rows = report(one == other for one, other in zip(said, labels, strict=True))["extracted"]
+    for row, text, group in zip(rows, said, groups, strict=True):
+        row |= {"extracted": text, "group": group}
+    return {"extracted": rows, "statistic": "f1_mean"}, said, labels
 
 
 def test_f1_is_the_scorers() -> None:
-    found, said, labels, groups = binary(np.random.default_rng(5), 120)
-    official = [
-        pope.metrics(
-            *([text for text, of in zip(texts, groups, strict=True) if of == group] for texts in (said, labels))
-        )
-        for group in dict.fromkeys(groups)
-    ]
-    expected = np.mean([one["f1"] for one in official if one["f1"] is not None])
-    assert score(made(found)) == pytest.approx(100 * expected, rel=1e-12)
-
-
-def test_f1_without_positives_counts_nothing() -> None:
+    found, said, labels = binary(np.random.default_rng(5), 120)
+    official = [pope.metrics(said[start::3], labels[start::3])["f1"] for start in range(3)]
+    assert score(made(found)) == pytest.approx(100 * np.mean(official), rel=1e-12)
     rows = [{"index": place, "extracted": "no", "correct": True, "group": "random"} for place in range(3)]
     rows += [{"index": 3, "extracted": "yes", "correct": True, "group": "popular"}]
-    assert score(made({"extracted": rows, "statistic": "f1_mean"})) == 100
+    assert score(made({"extracted": rows, "statistic": "f1_mean"})) == 100, "without positives a group counts nothing"
 
 
 def test_f1_is_tested_by_right_answers() -> None:
@@ -240,38 +220,28 @@ def test_mme_by_hand() -> None:
     right = [1, 1, 1, 0, 0, 0, 1, 1]  # existence: images a (2 of 2), b (1 of 2); count: a (0 of 2); code: c (2 of 2)
     tasks = ["existence"] * 4 + ["count"] * 2 + ["code"] * 2
     units = ["a", "a", "b", "b", "a", "a", "c", "c"]
-    rows = [
-        {"index": place, "correct": bool(value), "group": task, "unit": unit}
-        for place, (value, task, unit) in enumerate(zip(right, tasks, units, strict=True))
-    ]
+    rows = report(right)["extracted"]
+    for row, task, unit in zip(rows, tasks, units, strict=True):
+        row |= {"group": task, "unit": unit}
     found = {"extracted": rows, "statistic": "mme", "counted": ["existence", "count"]}
     assert score(made(found)) == pytest.approx((75 + 50) + (0 + 0))
     assert sample(found, 125.0) is not None and len(made(found).sums) == 3  # image a of another task is another unit
 
 
 def test_circular_by_hand() -> None:
-    rows = [
-        {"index": place, "correct": value, "unit": place // 2} for place, value in enumerate([1, 1, 1, 0, 0, 0] * 4)
-    ]
-    assert score(made({"extracted": rows, "statistic": "circular"})) == pytest.approx(100 / 3)
-    found = stats.paired(*({"extracted": rows, "statistic": "circular"},) * 2, "mmbench")
+    circular = report([1, 1, 1, 0, 0, 0] * 4, statistic="circular")
+    for row in circular["extracted"]:
+        row["unit"] = row["index"] // 2
+    assert score(made(circular)) == pytest.approx(100 / 3)
+    found = stats.paired(circular, circular, "mmbench")
     assert found is not None and found.test == "exact McNemar" and found.p == 1.0
 
 
-@pytest.mark.parametrize(
-    "found",
-    [
-        {},
-        {"extracted": []},
-        report([1, None]),
-        report([1, 0], statistic="unheard of"),
-        report([1, 1]),  # makes 100, not 50
-        report([1, 0], counted=["other"]),
-    ],
-)
-def test_no_sample_where_the_score_cannot_be_made(found: dict[str, Any]) -> None:
-    assert sample(found, 50.0) is None and sample(report([1, 0]), None) is None
-    assert sample(report([1, 0]), 50.0) is not None
+def test_no_sample_where_the_score_cannot_be_made() -> None:
+    odd = report([1, 0], statistic="unheard of"), report([1, 0], counted=["other"])
+    for found in ({}, {"extracted": []}, report([1, None]), report([1, 1]), *odd):  # `[1, 1]` makes 100, not 50
+        assert sample(found, 50.0) is None, found
+    assert sample(report([1, 0]), None) is None and sample(report([1, 0]), 50.0) is not None
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -302,10 +272,8 @@ def test_compare_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "A - B (95 % interval): +20.00 (" in text
     assert "p = 0.039 (exact McNemar); 10 questions better in A, 2 in B" in text
     assert "gqa, 40 questions about 40 images" in text
-    assert [line.split()[:4] for line in text.splitlines()[-2:]] == [
-        ["choose", "30", "30", "+33.33"],
-        ["query", "10", "10", "-20.00"],
-    ]
+    choose, query = (line.split() for line in text.splitlines()[-2:])
+    assert choose[:4] == ["choose", "30", "30", "+33.33"] and query[:4] == ["query", "10", "10", "-20.00"]
     for other, message in (("002", "other questions"), ("003", "not complete"), ("00", "found 000, 001")):
         assert cli.main(["report", "compare", str(folders[0]), other, "--out", str(out)]) == 3
         assert message in capsys.readouterr().err

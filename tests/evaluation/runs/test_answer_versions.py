@@ -29,9 +29,8 @@ def test_changed_answers_have_a_raised_version(kind: str, tmp_path: Path) -> Non
 def test_a_changed_answer_with_its_old_version_is_told_which_number_to_raise() -> None:
     known = {"reduction": {"version": 1}, "method x": {"version": 3, "checksum": "a"}}
     changed = {"version": 3, "checksum": "b"}
-    assert "method x: gives other answers than version 3 gave. Raise its `answer_version` to 4" in golden.complaint(
-        "method x", known, changed, 1
-    )
+    told = "method x: gives other answers than version 3 gave. Raise its `answer_version` to 4"
+    assert told in golden.complaint("method x", known, changed, 1)
     assert golden.complaint("method x", known, known["method x"], 1) == ""
     assert golden.complaint("method x", known, {"version": 4, "checksum": "b"}, 1) == ""
     assert golden.complaint("method x", known, changed, 2) == "", "the shared version was raised"

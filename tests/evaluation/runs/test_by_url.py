@@ -81,9 +81,13 @@ def chat() -> Iterator[Chat]:
         yield server
 
 
-def test_a_server_answers_several_at_once_and_a_stopped_run_goes_on(chat: Chat, tmp_path: Path) -> None:
-    data, text = make_data(tmp_path / "data", 4, 5), ""
-    config = UrlConfig(Fake(), chat.url, data=data, tokens=0.25)
+@pytest.fixture
+def config(chat: Chat, tmp_path: Path) -> UrlConfig:
+    return UrlConfig(Fake(), chat.url, data=make_data(tmp_path / "data", 4, 5))
+
+
+def test_several_are_asked_at_once_and_a_stopped_run_goes_on(chat: Chat, config: UrlConfig, tmp_path: Path) -> None:
+    config, questions = replace(config, tokens=0.25), {one.text: one for one in Fake().load(config.data)}
     chat.gate, chat.dies_after = threading.Barrier(4), 8  # a request that has three beside it, or a timeout
     with pytest.raises(ServerError, match="the same command resumes"):
         run(config, tmp_path / "out", QUIET)
@@ -91,12 +95,11 @@ def test_a_server_answers_several_at_once_and_a_stopped_run_goes_on(chat: Chat, 
     result = run(config, tmp_path / "out", QUIET)
     assert result.asked == 20 - 8 and len(chat.asked) == 20 + PROBES
     texts = [body["messages"][0]["content"][-1]["text"] for body in chat.asked]
-    assert set(texts) == {one.text for one in Fake().load(data)} and result.metrics["answered"] == 20
-    body = next(one for one in chat.asked if one["messages"][0]["content"][-1]["text"] == texts[0])
-    url, text = body["messages"][0]["content"][0]["image_url"]["url"], texts[0]
-    question = next(one for one in Fake().load(data) if one.text == text)
+    assert set(texts) == questions.keys() and result.metrics["answered"] == 20
+    body, text = chat.asked[0], texts[0]
+    url = body["messages"][0]["content"][0]["image_url"]["url"]
     shown = Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2])))
-    assert shown.tobytes() == open_image(data / "eval" / "fake" / "images" / question.images[0]).tobytes()
+    assert shown.tobytes() == open_image(config.data / "eval/fake/images" / questions[text].images[0]).tobytes()
     assert (body["model"], body["max_tokens"], body["temperature"]) == ("small", 8, 0)
     assert body["mm_processor_kwargs"] == {"visual_tokens": 0.25, "question": text}
     answers = read_answers(result.path / "answers.jsonl")
@@ -106,13 +109,11 @@ def test_a_server_answers_several_at_once_and_a_stopped_run_goes_on(chat: Chat, 
     assert run(replace(config, tokens=None), tmp_path / "out", QUIET).path != result.path
 
 
-def test_a_question_that_fails_is_recorded_and_asked_again_by_retry_errors(chat: Chat, tmp_path: Path) -> None:
-    data = make_data(tmp_path / "data", 4, 5)
-    questions = Fake().load(data)
-    chat.statuses.update({questions[3].text: 400})
+def test_a_question_that_fails_is_recorded_and_asked_again(chat: Chat, config: UrlConfig, tmp_path: Path) -> None:
+    questions = Fake().load(config.data)
+    chat.statuses[questions[3].text] = 400
     chat.tells = {}
-    (data / "eval" / "fake" / "images" / questions[19].images[0]).write_bytes(b"no image")
-    config = UrlConfig(Fake(), chat.url, data=data)
+    (config.data / "eval" / "fake" / "images" / questions[19].images[0]).write_bytes(b"no image")
     result = run(config, tmp_path / "out", QUIET)
     broken = sum(one.images == questions[19].images for one in questions)
     assert result.metrics["errors"] == 1 + broken and result.metrics["notes"] == {UNTOLD: 19 - broken}
@@ -125,16 +126,14 @@ def test_a_question_that_fails_is_recorded_and_asked_again_by_retry_errors(chat:
 TOLD = {"method": "visionzip", "options": {}, "tokens": 64, "largest": None, "total": None, "positions": "renumber"}
 
 
-def test_another_server_behind_the_same_address_is_noticed(chat: Chat, tmp_path: Path) -> None:
-    config = UrlConfig(Fake(), chat.url, data=make_data(tmp_path / "data", 4, 5))
+def test_another_server_behind_the_same_address_is_noticed(chat: Chat, config: UrlConfig, tmp_path: Path) -> None:
     run(config, tmp_path / "out", QUIET)
     chat.words = "no"
     with pytest.raises(ServerError, match=r"3 of 3 questions .* answered otherwise now.*--out"):
         run(config, tmp_path / "out", QUIET)
 
 
-def test_a_run_is_named_after_the_reduction_of_its_server_and_no_two_are_mixed(chat: Chat, tmp_path: Path) -> None:
-    config = UrlConfig(Fake(), chat.url, data=make_data(tmp_path / "data", 4, 5))
+def test_a_run_is_named_after_the_reduction_of_its_server(chat: Chat, config: UrlConfig, tmp_path: Path) -> None:
     chat.told = TOLD
     first = run(config, tmp_path / "out", QUIET)
     assert first.path.name.startswith("fake-visionzip-64-")
@@ -160,19 +159,16 @@ def test_a_run_is_named_after_the_reduction_of_its_server_and_no_two_are_mixed(c
 
 
 @pytest.mark.parametrize("kind", [502, 429, "html"])
-def test_a_gateway_that_fails_ends_the_run(chat: Chat, tmp_path: Path, kind: Any, monkeypatch: Any) -> None:
+def test_a_gateway_that_fails_ends_the_run(
+    chat: Chat, config: UrlConfig, tmp_path: Path, kind: Any, monkeypatch: Any
+) -> None:
     monkeypatch.setattr("openai._base_client.BaseClient._calculate_retry_timeout", lambda *_: 0.0)
-    config = UrlConfig(Fake(), chat.url, data=make_data(tmp_path / "data", 4, 5))
     questions = Fake().load(config.data)
-    if kind == "html":
-        chat.body = b"<html>hello</html>"
-        with pytest.raises(ServerError):
-            run(config, tmp_path / "out", QUIET)
-        chat.body = None
-    chat.statuses.update({one.text: kind for one in questions[5:]} if kind != "html" else {})
-    if kind != "html":
-        with pytest.raises(ServerError, match="the same command resumes"):
-            run(config, tmp_path / "out", QUIET)
+    chat.body = b"<html>hello</html>" if kind == "html" else None
+    chat.statuses.update({} if kind == "html" else {one.text: kind for one in questions[5:]})
+    with pytest.raises(ServerError, match="" if kind == "html" else "the same command resumes"):
+        run(config, tmp_path / "out", QUIET)
+    chat.body = None
     chat.statuses.clear()
     assert run(config, tmp_path / "out", QUIET).metrics["answered"] == 20
 

@@ -3,10 +3,12 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from fakes import FakeHost, config, make_place
 from PIL import Image
+from tiny_data import write_lines
 
 from llava_consensus import cli
 from llava_consensus.errors import DataError, OptionError
@@ -68,22 +70,18 @@ def test_a_poison_question_is_a_recorded_error_and_the_run_goes_on(data: Path, t
     assert [one["index"] for one in errors] == [1, 9, 10, 19]
     assert errors[0]["error"] == "IndexError: list index out of range" and errors[0]["image"] == "0.png"
     assert result.metrics["answered"] == 16 and result.metrics["errors"] == 4
-    whole = go(data, tmp_path / "whole")
-    fine = read_lines(whole.path / "answers.jsonl", ())
-    assert read_lines(result.path / "answers.jsonl", ()) == [
-        one for one in fine if one["metadata"]["index"] not in (1, 9, 10, 19)
-    ]
+    whole = read_lines(go(data, tmp_path / "whole").path / "answers.jsonl", ())
+    fine = [one for one in whole if one["metadata"]["index"] not in (1, 9, 10, 19)]
+    assert read_lines(result.path / "answers.jsonl", ()) == fine
     assert go(data, tmp_path / "out").asked == 0, "it does not block the run, nor is it asked again unasked"
 
 
 def test_retry_errors_asks_them_again_and_ends_as_if_nothing_had_failed(data: Path, tmp_path: Path) -> None:
     go(data, tmp_path / "out", Delicate(POISON, colour=2))
-    image = data / "eval" / "fake" / "images" / "1.png"
+    image, whole = data / "eval" / "fake" / "images" / "1.png", tmp_path / "whole"
     good = image.read_bytes()
     image.write_bytes(b"broken")
-    whole = tmp_path / "whole"
-    broken = go(data, whole)
-    assert broken.metrics["errors"] == 5
+    assert go(data, whole).metrics["errors"] == 5
     image.write_bytes(good)
     mended = [go(data, out, retry_errors=True) for out in (tmp_path / "out", whole)]
     assert mended[1].asked == 5 and content(mended[0]) == content(mended[1]) and mended[0].metrics["errors"] == 0
@@ -123,32 +121,26 @@ def test_a_dead_device_and_an_error_of_the_user_are_not_blamed_on_questions(data
 
 
 def test_the_real_model_with_poison_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root = Path(__file__).parents[3]
-    place = root / "playground" / "mini" / "eval" / "gqa"
-    (tmp_path / "eval").mkdir()
-    own = tmp_path / "eval" / "gqa"
-    own.mkdir()
-    for one in place.iterdir():
+    root, own = Path(__file__).parents[3], tmp_path / "eval/gqa"
+    own.mkdir(parents=True)
+    for one in (root / "playground/mini/eval/gqa").iterdir():
         (own / one.name).symlink_to(one)
     file = own / "llava_gqa_testdev_balanced.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()[:8]]
     for index, text in ((1, "what is <image>?"), (3, "what \ud800?"), (5, "why " * 50_000)):
         lines[index]["text"] = text
     file.unlink()
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(file, lines)
     given = ["eval", "gqa", "--model", str(root / "checkpoints" / "llava-mini"), "--data", str(tmp_path), "--device"]
     assert cli.main([*given, "cpu", "--out", str(tmp_path / "out"), "--no-progress"]) == 6
     output = capsys.readouterr()
-    errors = [json.loads(line)["index"] for line in next(tmp_path.glob("out/*/errors.jsonl")).read_text().splitlines()]
-    assert errors == [1, 3, 5]
-    answered = f"on {8 - len(errors)} of 8 questions, {len(errors)} without an answer"
-    assert answered in output.out and "Traceback" not in output.err
+    errors = read_lines(next(tmp_path.glob("out/*/errors.jsonl")), ())
+    assert [one["index"] for one in errors] == [1, 3, 5] and "Traceback" not in output.err
+    assert "on 5 of 8 questions, 3 without an answer" in output.out
 
 
 def test_what_is_asked_again_is_kept_until_a_new_answer_comes(data: Path, tmp_path: Path) -> None:
-    def load(*_: str) -> FakeHost:
-        raise DataError("no weights today")
-
+    load = Mock(side_effect=DataError("no weights today"))
     (data / "eval" / "fake" / "images" / "1.png").unlink()
     first = go(data, tmp_path / "out")
     before = content(first)

@@ -1,6 +1,4 @@
-"""Options of a host: refused before weights where the host does not have them, handed to its loader, and part of a run
-where they are not the default.
-"""
+"""Options of a host: refused before weights where it has none such, and part of a run where not the default."""
 
 from pathlib import Path
 from typing import Any

@@ -10,11 +10,12 @@ import signal
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from fakes import FakeHost, config, make_place
 
-from llava_consensus.errors import ConsensusError, DataError, Interrupted, OptionError
+from llava_consensus.errors import DataError, Interrupted, OptionError
 from llava_consensus.evaluation.files import read_lines
 from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.runs import loop
@@ -38,8 +39,7 @@ def go(data: Path, out: Path, host: FakeHost | None = None, batch: int = 3, **ch
     return loop.run(config(data, data / "model", **changes), out, Execution(batch, progress=False), loader)
 
 
-def no_load(*_: str) -> Any:
-    raise AssertionError("weights were loaded")
+NO_LOAD = Mock(side_effect=AssertionError("weights were loaded"))
 
 
 def steady(metrics: dict[str, Any]) -> dict[str, Any]:
@@ -88,22 +88,20 @@ def test_what_is_complete_is_read_or_made_again_without_weights(data: Path, tmp_
     for lost in (None, path, first.path / "metrics.json"):
         if lost:
             lost.unlink()
-        again = loop.run(config(data, data / "model"), tmp_path, runner_loader=no_load)
+        again = loop.run(config(data, data / "model"), tmp_path, runner_loader=NO_LOAD)
         assert steady(again.metrics) == steady(first.metrics) and again.asked == 0 and read_lines(path, ()) == scores
         assert lost == first.path / "metrics.json" or again.metrics == first.metrics
 
 
 def test_batch_size_changes_neither_name_nor_answers(data: Path, tmp_path: Path) -> None:
-    results = [go(data, tmp_path / str(batch), batch=batch) for batch in (1, 4, 99)]
-    assert len({result.path.name for result in results}) == 1
-    assert texts(results[0]) == texts(results[1]) == texts(results[2])
-    assert steady(results[0].metrics) == steady(results[1].metrics) == steady(results[2].metrics)
+    first, *others = (go(data, tmp_path / str(batch), batch=batch) for batch in (1, 4, 99))
+    for other in others:
+        assert other.path.name == first.path.name
+        assert texts(other) == texts(first) and steady(other.metrics) == steady(first.metrics)
 
 
 def test_a_run_that_ends_before_its_first_answer_leaves_no_folder(data: Path, tmp_path: Path) -> None:
-    def broken(*_: Any) -> Any:
-        raise DataError("the weights are damaged")
-
+    broken = Mock(side_effect=DataError("the weights are damaged"))
     with pytest.raises(DataError, match="damaged"):
         loop.run(config(data, data / "model"), tmp_path / "out", Execution(2, progress=False), broken)
     assert not list((tmp_path / "out").iterdir())
@@ -121,22 +119,20 @@ def test_interrupt_tells_how_to_go_on(data: Path, tmp_path: Path, caplog: pytest
     assert steady(result.metrics) == steady(go(data, tmp_path / "other").metrics)
 
 
-def written(out: Path) -> int:
-    return sum(path.stat().st_size for path in out.glob("*/answers.jsonl"))
-
-
 def test_a_run_killed_at_random_moments_ends_as_an_undisturbed_one(data: Path, tmp_path: Path) -> None:
     """Killed again and again, between and in the middle of batches: nothing lost, nothing twice, the same metrics."""
     undisturbed = go(data, tmp_path / "undisturbed")
     out, moments, kills = tmp_path / "killed", random.Random(0), 0
+
+    def written() -> int:
+        return sum(path.stat().st_size for path in out.glob("*/answers.jsonl"))
+
     while not list(out.glob("*/metrics.json")):
-        before = written(out)
+        before = written()
         child = FORK.Process(target=go, args=(data, out, FakeHost(0.01), 2))
         child.start()
-        while kills % 3 and child.exitcode is None and written(out) == before:
-            time.sleep(
-                0.001
-            )  # one in three dies at any moment, the others after an answer, so that it ends on any machine
+        while kills % 3 and child.exitcode is None and written() == before:
+            time.sleep(0.001)  # one in three dies at any moment, the others after an answer, so that it ends anywhere
         child.join(moments.uniform(0, 0.04))
         kills += child.exitcode is None
         child.kill()
@@ -199,21 +195,15 @@ def test_the_full_model_has_neither_budget_nor_match(data: Path) -> None:
         assert prepare(config(data, data / "model", method="full", **change)).description == plain
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "why"),
-    [
+def test_bad_input_stops_before_weights(data: Path, tmp_path: Path) -> None:
+    for change, error, why in (
         ({"match": "equal"}, OptionError, "match='equal' must be one of kept, entering, average, flops"),
         ({"max_new_tokens": 0}, OptionError, "max_new_tokens=0"),
         ({"data": "nowhere"}, DataError, r"questions\.jsonl"),
-    ],
-)
-def test_bad_input_stops_before_weights(
-    data: Path, tmp_path: Path, change: dict[str, Any], error: type[ConsensusError], why: str
-) -> None:
-    out = tmp_path / "out"
-    with pytest.raises(error, match=why):
-        loop.run(config(data, data / "model", **change), out, runner_loader=no_load)
-    assert not out.exists()
+    ):
+        with pytest.raises(error, match=why):
+            loop.run(config(data, data / "model", **change), tmp_path / "out", runner_loader=NO_LOAD)
+    assert not (tmp_path / "out").exists()
 
 
 def test_encodings_are_forgotten_after_their_last_question(data: Path) -> None:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import hf_checkpoints
 import hf_models
@@ -31,10 +32,8 @@ class FrameByFrame:
         self.valid_kwargs = transformers.processing_utils.VideosKwargs
 
     def __call__(self, videos: list[Any], **options: Any) -> Any:
-        pixels = [
-            self.pictures(images=clip, return_tensors="pt", return_legacy_image_output=False).pixel_values
-            for clip in videos
-        ]
+        told = {"return_tensors": "pt", "return_legacy_image_output": False}
+        pixels = [self.pictures(images=clip, **told).pixel_values for clip in videos]
         return transformers.BatchFeature({"pixel_values_videos": torch.stack(pixels)})
 
 
@@ -93,10 +92,7 @@ def test_the_budgets_of_a_clip_stand_in_the_record(
 def test_a_package_that_a_processor_needs_is_named_in_one_line_before_weights_load(
     folder: Path, error: str, reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def without(*given: Any, **options: Any) -> None:
-        raise ImportError(error)
-
-    monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", without)
+    monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", Mock(side_effect=ImportError(error)))
     never = SimpleNamespace(from_pretrained=lambda *given, **options: pytest.fail("weights were loaded"))
     monkeypatch.setattr(transformers, "AutoModelForImageTextToText", never)
     with pytest.raises(MissingDependency) as caught:

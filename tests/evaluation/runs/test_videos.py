@@ -13,7 +13,7 @@ from tiny_data import write_mp4
 from llava_consensus.errors import ImageError, MissingDependency
 from llava_consensus.evaluation.media import read_frames, sample_places
 from llava_consensus.evaluation.runs import loop
-from llava_consensus.evaluation.runs.configuration import RunConfig, prepare
+from llava_consensus.evaluation.runs.configuration import prepare
 from llava_consensus.evaluation.runs.execution import Execution
 
 av = pytest.importorskip("av")
@@ -96,30 +96,12 @@ class FakeVideos(Fake):
     frames = 8
 
 
-VIDEOS = FakeVideos()
-
-
-@pytest.fixture
-def videos(tmp_path: Path) -> Path:
-    """Four videos where the fake benchmark has its pictures."""
-    data = make_place(tmp_path / "data")
+def test_a_run_shows_eight_frames_a_question_and_encodes_them_once(tmp_path: Path) -> None:
+    data, host = make_place(tmp_path / "data"), FakeHost()
     for path in (data / "eval" / "fake" / "images").iterdir():
-        number = int(path.stem)
-        path.write_bytes(write_mp4(tmp_path / f"{number}.mp4", 9 + number).read_bytes())
-    return data
-
-
-def of_videos(data: Path) -> RunConfig:
-    return config(data, data / "model", benchmark=VIDEOS)
-
-
-def run(data: Path, out: Path, host: FakeHost) -> loop.RunResult:
-    return loop.run(of_videos(data), out, Execution(3, progress=False), lambda *_: host)
-
-
-def test_a_run_shows_eight_frames_a_question_and_encodes_them_once(videos: Path, tmp_path: Path) -> None:
-    host = FakeHost()
-    result = run(videos, tmp_path / "out", host)
+        path.write_bytes(write_mp4(tmp_path / f"{path.stem}.mp4", 9 + int(path.stem)).read_bytes())
+    asked = config(data, data / "model", benchmark=FakeVideos())
+    result = loop.run(asked, tmp_path / "out", Execution(3, progress=False), lambda *_: host)
     assert len(host.encoded) == 4 * 8 and result.metrics["answered"] == 20
     assert result.metrics["tokens"]["before"] == 8 * 576
-    assert "av" in prepare(of_videos(videos)).description["versions"]
+    assert "av" in prepare(asked).description["versions"]
