@@ -56,6 +56,7 @@ def test_records_hold_the_share_and_what_it_came_to(tmp_path: Path) -> None:
 
 def test_older_pictures_are_halved_until_a_conversation_fits() -> None:
     assert conversation([64] * 4, 256) == [64] * 4
+    assert conversation([64] * 4, 255) == [32, 64, 64, 64]
     assert conversation([64] * 4, 200) == [32, 32, 64, 64]
     assert conversation([64] * 4, 150) == [16, 32, 32, 64]
     assert conversation([64] * 20, 300) == [8] * 9 + [16] * 10 + [64]
