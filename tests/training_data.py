@@ -21,26 +21,18 @@ def scenes(folder: Path) -> Path:
     return folder
 
 
-def plan(data: Path, out: Path, method: str = "consensusdrop", **changes: Any) -> TrainingPlan:
-    """Four steps of two images, projector alone, budgets of 64 and 32."""
-    known: dict[str, Any] = {
-        "model": str(MINI),
-        "conversations": data / NAME,
-        "images": data / "images",
-        "out": out,
-        "method": make(method),
-        "budgets": (Budget(64), Budget(32)),
-        "steps": 4,
-        "batch": 2,
-        "save_every": 2,
-        "device": "cpu",
-    }
-    return TrainingPlan(**{**known, **changes})
-
-
 def trained(data: Path, out: Path, method: str = "consensusdrop", **changes: Any) -> dict[str, Any]:
-    """The plan carried out; what is said of the training."""
-    return train(plan(data, out, method, **changes), method)
+    """Trains four steps of two images, the projector alone, with budgets of 64 and 32; what is said of the training."""
+    known = {"model": str(MINI), "method": make(method), "budgets": (Budget(64), Budget(32)), "device": "cpu"}
+    files = {"conversations": data / NAME, "images": data / "images", "out": out}
+    return train(TrainingPlan(**{**known, **files, "steps": 4, "batch": 2, "save_every": 2, **changes}), method)
+
+
+def arguments(data: Path, out: Path) -> list[str]:
+    """The same as a command, of all but the tower."""
+    files = ["--data-path", str(data / NAME), "--images", str(data / "images"), "--out", str(out)]
+    tuned = ["--tune", "full", "--learning-rate", "3e-4", "--tokens", "64 32", "--batch", "2"]
+    return ["train", "--model", str(MINI), "--device", "cpu", *files, *tuned]
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:

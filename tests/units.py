@@ -1,6 +1,7 @@
 """Made-up inputs of methods, shared by the tests: units of visual tokens, and views between decoder layers."""
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -100,9 +101,8 @@ def rectangle(height: int, width: int, side: int, corner: int = 0) -> VisualToke
 
 
 def seen(saliency: list[float], angles: list[float] | None, values: list[float]) -> VisualTokens:
-    """One unit whose class attention, key angles in degrees and one-channel features are as given.
-
-    Two heads whose keys agree in the angle and cancel in the coordinate that carries the attention.
+    """One unit whose class attention, key angles in degrees and one-channel features are as given: of two heads, whose
+    keys agree in the angle and cancel in the coordinate that carries the attention.
     """
     angle = torch.zeros(len(values)) if angles is None else torch.tensor(angles) * math.pi / 180
     level = torch.tensor(saliency).log()
@@ -123,12 +123,6 @@ def seen(saliency: list[float], angles: list[float] | None, values: list[float])
     )
 
 
-def headed(saliency: list[float], values: list[float]) -> VisualTokens:
-    """The same for attention without heads: one key coordinate."""
-    key = torch.cat((torch.tensor([-1e4]), torch.tensor(saliency).log()))[None, None, :, None]
-    return seen(saliency, None, values)._replace(attention=VisionAttention(torch.ones_like(key), key, 1.0, 1))
-
-
 def view_of(attention: list[float], kept: int, before: int = 2, after: int = 3, **changes: Any) -> DecoderView:
     """One image in a sequence of one head whose last row attends to the visual tokens as given."""
     size = before + len(attention) + after
@@ -142,8 +136,8 @@ def view_of(attention: list[float], kept: int, before: int = 2, after: int = 3, 
     hidden = torch.arange(len(attention)).float()[None, :, None].expand(1, -1, 4) * 10
     columns = torch.arange(before, before + len(attention))[None]
     asked = torch.zeros(1, 1, 4)
-    fields = DecoderView(kept, Cut(2, kept), hidden, asked, columns, probe, hidden, asked, lambda states: states)
-    return fields._replace(**changes)
+    view = DecoderView(kept, Cut(2, kept), hidden, asked, columns, probe, hidden, asked, lambda states: states)
+    return view._replace(**changes)
 
 
 def blank(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -151,12 +145,7 @@ def blank(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(*shape, device="meta", dtype=dtype)
 
 
-def places(*shape: int) -> torch.Tensor:
-    return blank(*shape, dtype=torch.long)
-
-
-def masks(*shape: int) -> torch.Tensor:
-    return blank(*shape, dtype=torch.bool)
+places, masks = partial(blank, dtype=torch.long), partial(blank, dtype=torch.bool)
 
 
 def blank_probe(shape: Shape, rows: int, visual: int) -> TextProbe:
@@ -194,22 +183,15 @@ def blank_unit(shape: Shape) -> VisualTokens:
     )
 
 
-def blank_view(shape: Shape, tokens: int, cut: Cut, visual: int, rows: int) -> DecoderView:
-    """One image with `visual` tokens left at a cut of a model of this shape, `rows` text rows being asked."""
-    inputs = blank(1, shape.patches, shape.width), blank(1, rows, shape.width)
-    hidden, probe = blank(1, visual, shape.width), blank_probe(shape, rows, visual)
-    return DecoderView(
-        tokens, cut, hidden, inputs[1], places(1, visual), probe, *inputs, lambda states: states, blank_unit(shape)
-    )
-
-
 def work(method: Any, shape: Shape, tokens: int) -> None:
     """All a method does for one image by itself, wherever it acts, on tensors without numbers."""
     if method.place is Place.DECODER:
-        visual = shape.patches
+        tower, visual, rows = blank_unit(shape), shape.patches, 1 if method.asks == "last" else shape.text
+        asked = blank(1, rows, shape.width)
         for cut in method.cuts(Budget(tokens), shape.patches, shape.layers):
-            rows = 1 if method.asks == "last" else shape.text
-            method.select(blank_view(shape, tokens, cut, visual, rows), WATCH)
+            left, probe = blank(1, visual, shape.width), blank_probe(shape, rows, visual)
+            own = left, asked, places(1, visual), probe, tower.projected, asked
+            method.select(DecoderView(tokens, cut, *own, lambda states: states, tower), WATCH)
             visual = cut.left
     elif method.place is Place.TOWER:
         bag = fresh(blank(1, shape.patches + 1, shape.vision_width))

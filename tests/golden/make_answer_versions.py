@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from hf_models import CASES, prompts
 from judged_data import make_mmvet, make_msvd
-from tiny_data import MADE
+from tiny_data import MADE, said
 from units import unit
 
 from llava_consensus import attach
@@ -90,16 +90,10 @@ def of_benchmark(name: str, data: Path) -> dict[str, Any]:
     {**MADE, "mmvet": make_mmvet, "msvd": make_msvd}[name](data)
     benchmark = benchmarks.make(name)
     questions = benchmark.load(data)
-    answers = [
-        {"question_id": one.question_id, "text": TEXTS[one.index % len(TEXTS)], "metadata": {"index": one.index}}
-        for one in questions
-    ]
-    score = benchmark.score(answers, data).get(benchmark.metric)
+    score = benchmark.score(said(questions, lambda one: TEXTS[one.index % len(TEXTS)]), data).get(benchmark.metric)
     asked = [(one.question_id, one.images, one.text, one.prompt) for one in questions]
-    return {
-        "version": benchmark.answer_version,
-        "checksum": checksum(asked, None if score is None else round(score, 6)),
-    }
+    rounded = None if score is None else round(score, 6)
+    return {"version": benchmark.answer_version, "checksum": checksum(asked, rounded)}
 
 
 def entries() -> Known:

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hf_models import CASES, prompts
 from models import IMAGE, LENGTH, tiny_llava, write_clip
 from prompts import ANYRES, batch, row, tiles
+from transformers import AutoTokenizer, CLIPImageProcessor, CLIPTextModelWithProjection
 from units import of_batch, unit
 
 from llava_consensus import attach
@@ -18,8 +20,6 @@ from llava_consensus.methods import make
 from llava_consensus.methods.cdpruner import SHORT_ANSWER, greedy_map, relevance
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.tokens import ClipSides, WholeImages
-
-# ---- maths
 
 
 def test_no_token_is_repeated_past_the_rank_of_the_kernel() -> None:
@@ -61,17 +61,8 @@ def test_theta_moves_from_diversity_to_relevance() -> None:
         make("cdpruner", relevance="both")
 
 
-def test_the_sentence_about_short_answers_is_no_question() -> None:
-    assert make("cdpruner").query("What is red?" + SHORT_ANSWER) == "What is red?"
-
-
-# ---- hosts
-
-
 @torch.no_grad()
 def test_without_clip_relevance_is_by_the_embeddings_of_the_words_after_the_picture() -> None:
-    from hf_models import CASES, prompts
-
     case = CASES["llava"]
     model, picture = case.build(), case.picture(0)
     with attach(model, "cdpruner", tokens=5) as attached:
@@ -95,8 +86,6 @@ def test_without_clip_relevance_is_by_the_embeddings_of_the_words_after_the_pict
 
 @pytest.fixture(scope="module")
 def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    from transformers import CLIPImageProcessor
-
     folder = tmp_path_factory.mktemp("whole_clip")
     vision = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4)
     model = write_clip(folder, {**vision, "image_size": IMAGE, "patch_size": 14})
@@ -109,14 +98,13 @@ def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 def test_relevance_on_a_host_equals_clips_own_features(clip_folder: SimpleNamespace) -> None:
     model, clip = tiny_llava(clip_folder.folder), clip_folder.clip
     questions = ["what is red?", "is there a very long dog behind the second or the third tree?"]  # one and three
+    assert make("cdpruner").query(questions[0] + SHORT_ANSWER) == questions[0]  # the sentence is no question
     ids, mask = batch(row(5), row(6))
     images = tiles(2)
     with attach(model, "cdpruner", tokens=6) as attached:
         with attached.asking([questions[0] + SHORT_ANSWER, questions[1]]):
             model(ids, images=images, attention_mask=mask)
         found = [outcome.reductions[0][1] for outcome in attached.outcomes]
-    from transformers import AutoTokenizer, CLIPTextModelWithProjection
-
     text_model = CLIPTextModelWithProjection.from_pretrained(clip_folder.folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(clip_folder.folder)
     vision = clip.vision_model
@@ -131,11 +119,9 @@ def test_relevance_on_a_host_equals_clips_own_features(clip_folder: SimpleNamesp
             blank = [0] * (LENGTH - len(one))
             given = dict(input_ids=torch.tensor([one + blank]), attention_mask=torch.tensor([[1] * len(one) + blank]))
             embeds.append(text_model(**given).text_embeds[0])
-        cosine = torch.nn.functional.cosine_similarity(patches[index][:, None], torch.stack(embeds)[None], dim=-1)
-        raw = -cosine.mean(1)
+        raw = -torch.cosine_similarity(patches[index][:, None], torch.stack(embeds)[None], dim=-1).mean(1)
         expected = (raw - raw.min() + 1e-6) / (raw.max() - raw.min())
-        assert torch.allclose(found[index].fused[0], expected, atol=1e-4)
-        assert found[index].kept.shape == (1, 6)
+        assert torch.allclose(found[index].fused[0], expected, atol=1e-4) and found[index].kept.shape == (1, 6)
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from llava_consensus.methods import METHODS, make
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.decoder import DecoderView
 from llava_consensus.reduction.method import Place
-from llava_consensus.reduction.tokens import TextProbe, VisualTokens
+from llava_consensus.reduction.tokens import VisualTokens
 
 AFTER_TOWER = [name for name in METHODS if make(name).place is Place.TOKENS and make(name).reduces]
 MORE: list[tuple[str, dict[str, Any]]] = [
@@ -46,7 +46,7 @@ CUTTING: list[tuple[str, dict[str, Any]]] = [
     ("sparsevlm", {"version": "1.0", "scale": 1.0}),
 ]
 BUDGETS = (Budget(8), Budget(1), Budget(2), Budget(13), Budget(23), Budget(8, 0), Budget(8, 8))
-WORDS = {"projected": "projected", "features": "features", "class_feature": "class_feature"}
+PARTS = ("projected", "features", "class_feature")
 
 
 def attended(tokens: VisualTokens, *rows: int) -> VisualTokens:
@@ -58,8 +58,7 @@ def attended(tokens: VisualTokens, *rows: int) -> VisualTokens:
 
 
 def blank(tokens: VisualTokens, value: float) -> VisualTokens:
-    parts = {name: torch.full_like(getattr(tokens, name), value) for name in WORDS}
-    return tokens._replace(**parts)
+    return tokens._replace(**{name: torch.full_like(getattr(tokens, name), value) for name in PARTS})
 
 
 DEGENERATE: list[Callable[[VisualTokens], VisualTokens]] = [
@@ -106,7 +105,7 @@ def test_no_number_that_is_none_comes_out(name: str) -> None:
         fine = unit(batch=1 if method.adaptive else 2)
         assert fine.attention is not None and fine.probe is not None
         for everywhere in (False, True):
-            cases = [fine._replace(**{part: spoiled(getattr(fine, part), number, everywhere)}) for part in WORDS]
+            cases = [fine._replace(**{part: spoiled(getattr(fine, part), number, everywhere)}) for part in PARTS]
             for side in ("query", "key"):
                 attention = spoiled(getattr(fine.attention, side), number, everywhere)
                 cases.append(fine._replace(attention=fine.attention._replace(**{side: attention})))
@@ -127,7 +126,7 @@ def test_overflow_of_half_precision_is_an_error(name: str) -> None:
     for options in VARIANTS[name]:
         method = make(name, **options)
         fine = unit(batch=1 if method.adaptive else 2, dtype=torch.float16)
-        parts = {part: 60000 * getattr(fine, part).sign() for part in WORDS}  # whose sums are too large
+        parts = {part: 60000 * getattr(fine, part).sign() for part in PARTS}  # whose sums are too large
         with_projector = fine._replace(**parts, project=lambda values: values[..., :6] * 2)
         for budget in (Budget(8), Budget(23)):
             try:
@@ -137,23 +136,9 @@ def test_overflow_of_half_precision_is_an_error(name: str) -> None:
 
 
 def view(method: Any, batch: int, cut: Any, dtype: torch.dtype = torch.float32) -> DecoderView:
-    generator = torch.Generator().manual_seed(0)
-
-    def noise(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator).to(dtype)
-
-    rows, size = 1 if method.asks == "last" else 5, 33
-    angles = torch.arange(size)[:, None] * torch.tensor([1.0, 0.3, 0.1, 0.03]).repeat(2)
-    probe = TextProbe(
-        *(noise(batch, 4, rows, 8), noise(batch, 2, size, 8)),
-        *(part.expand(batch, -1, -1) for part in (angles.cos(), angles.sin())),
-        scale=8**-0.5,
-        rows=torch.arange(size - rows, size).expand(batch, -1),
-        row_mask=torch.ones(batch, rows, dtype=torch.bool),
-        key_mask=torch.ones(batch, size, dtype=torch.bool),
-    )
-    states = noise(batch, 24, 12), noise(batch, rows, 12), torch.arange(3, 27).expand(batch, -1)
-    return DecoderView(8, cut, *states, probe, noise(batch, 24, 12), noise(batch, rows, 12), lambda values: values)
+    entered, now = (unit(24, batch, seed, 1 if method.asks == "last" else 5, dtype, width=12) for seed in (0, 1))
+    states = now.projected, now.words.text, now.columns
+    return DecoderView(8, cut, *states, now.probe, entered.projected, entered.words.text, lambda values: values)
 
 
 READ = {"sparsevlm": ("hidden", "visual_inputs", "text_inputs"), "dart": ("hidden", "asked")}

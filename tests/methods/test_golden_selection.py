@@ -4,6 +4,7 @@ same tokens, in the same order where that code has one.
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from llava_consensus.methods.vidcom2 import likeness, shares, still
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import directions
 from llava_consensus.reduction.saliency import class_saliency
-from llava_consensus.reduction.tokens import ClipSides, Need, VisionAttention, VisualTokens, Words
+from llava_consensus.reduction.tokens import ClipSides, Need, Reduction, VisionAttention, VisualTokens, Words
 
 
 def cases(name: str, array: str) -> list[str]:
@@ -42,19 +43,36 @@ def without_class(tokens: torch.Tensor, arrays: dict[str, torch.Tensor], case: s
 def asked(patches: torch.Tensor, text: torch.Tensor) -> ClipSides:
     """Patches [U, n, P], and one question of segments or words [M, P] about all of their tiles."""
     shape = len(patches), *text.shape
-    return ClipSides(patches, text.float().expand(shape), torch.ones(shape[:2], dtype=torch.bool))
+    return ClipSides(patches.float(), text.float().expand(shape), torch.ones(shape[:2], dtype=torch.bool))
 
 
-def video_of(case: str, arrays: dict[str, torch.Tensor]) -> tuple[VisualTokens, int]:
-    """A video whose frames lie one after the other, and T."""
-    frames, size, tokens = (int(number) for number in case.split("_"))
+def words_of(text: torch.Tensor) -> Words:
+    return Words(text.float()[None], torch.ones(1, len(text), dtype=torch.bool))
+
+
+def video_of(case: str, arrays: dict[str, torch.Tensor]) -> VisualTokens:
+    """A video whose frames lie one after the other."""
+    frames, size, _ = map(int, case.split("_"))
     frame, patch = torch.arange(frames).repeat_interleave(size), torch.arange(size).repeat(frames)
     projected = arrays[f"tokens_{case}"].float()[None]
-    return VisualTokens(projected, frame[None], patch[None], tiles_per_unit=frames), tokens
+    return VisualTokens(projected, frame[None], patch[None], tiles_per_unit=frames)
 
 
 def kept_of(case: str) -> int:
     return int(case.split("_")[1])
+
+
+def options_of(case: str, *names: str) -> dict[str, float]:
+    """Those options of a method that a case names after its sizes."""
+    return dict(zip(names, map(float, case.split("_")[2:]), strict=False))
+
+
+def equal(given: VisualTokens, arrays: dict[str, torch.Tensor], case: str, name: str, **options: Any) -> Reduction:
+    """What a method makes of tokens, if it keeps those that its authors' code keeps."""
+    kept = arrays[f"kept_{case}"].long()
+    result = make(name, **options).reduce(given, Budget(kept.shape[-1]))
+    assert torch.equal(result.kept, kept.view_as(result.kept))
+    return result
 
 
 @pytest.mark.parametrize("case", cases("scope", "picks"))
@@ -88,34 +106,24 @@ def test_hiprune_equals_the_official_code(case: str) -> None:
         VisionAttention(*(arrays[f"{front}{name}_{case}"].float() for name in ("query", "key")), 1.0, 1)
         for front in ("early_", "")
     )
-    kept, (size, total, *alpha) = arrays[f"kept_{case}"].long(), case.split("_")
-    given = seen(torch.zeros(len(kept), 576, 1))._replace(attention=last, earlier=early, side=24)
-    method = make("hiprune", **({"alpha": float(alpha[0])} if alpha else {}))
-    result = method.reduce(given, Budget(int(total) * 576 // int(size)))
-    assert torch.equal(result.kept, kept)
+    given = seen(torch.zeros(len(arrays[f"kept_{case}"]), 576, 1))
+    equal(given._replace(attention=last, earlier=early, side=24), arrays, case, "hiprune", **options_of(case, "alpha"))
 
 
-@pytest.mark.parametrize("case", cases("vscan", "kept"))
+@pytest.mark.parametrize("case", [*cases("vscan", "kept"), *cases("vscan", "qwen-kept")])
 def test_vscan_equals_the_official_code(case: str) -> None:
-    """Its scans, and the merged tokens."""
+    """Its scans, and the merged tokens; for Qwen2.5-VL of rows x columns_T."""
     arrays = golden("vscan")
-    kept, features = arrays[f"kept_{case}"].long(), arrays[f"features_{case}"]
-    given = seen(features, arrays[f"attention_{case}"])._replace(side=24)
-    given = given._replace(earlier=seen(features, arrays[f"early_{case}"]).attention)
-    result = make("vscan").reduce(given, Budget(kept.shape[1]))
+    front, side = ("qwen-", int(case.partition("x")[2].partition("_")[0])) if "x" in case else ("", 24)
+    features, kept = arrays[f"{front}features_{case}"], arrays[f"{front}kept_{case}"].long()
+    if front:
+        given = without_class(features, arrays, case)
+    else:
+        early = seen(features, arrays[f"early_{case}"]).attention
+        given = seen(features, arrays[f"attention_{case}"])._replace(earlier=early)
+    result = make("vscan").reduce(given._replace(side=side), Budget(kept.shape[1]))
     assert torch.equal(result.source, kept)
-    assert torch.allclose(result.tokens, arrays[f"means_{case}"], atol=1e-5)
-
-
-@pytest.mark.parametrize("case", cases("vscan", "qwen-kept"))
-def test_vscan_equals_the_official_code_for_qwen(case: str) -> None:
-    """Rows x columns_T."""
-    arrays, side = golden("vscan"), int(case.partition("x")[2].partition("_")[0])
-    given = without_class(arrays[f"qwen-features_{case}"], arrays, case)._replace(side=side)
-    kept = arrays[f"qwen-kept_{case}"].long()
-    result = make("vscan").reduce(given, Budget(kept.shape[1]))
-    assert torch.equal(result.source, kept)
-    assert torch.allclose(result.tokens, arrays[f"qwen-means_{case}"], atol=1e-5)
+    assert torch.allclose(result.tokens, arrays[f"{front}means_{case}"], atol=1e-5)
 
 
 @pytest.mark.parametrize("case", cases("holov", "qwen-picks"))
@@ -125,31 +133,35 @@ def test_holov_equals_the_official_code_for_qwen(case: str) -> None:
     assert torch.equal(make("holov").reduce(given, Budget(kept_of(case))).source, arrays[f"qwen-picks_{case}"].long())
 
 
-@pytest.mark.parametrize(
-    ("name", "case"), [(name, case) for name in ("idpruner", "otprune") for case in cases(name, "kept")]
-)
-def test_idpruner_and_otprune_equal_the_official_selection(name: str, case: str) -> None:
-    """IDPruner's is its greedy loop, given attention where it has a trained scorer."""
+SAME = [(name, case) for name in ("idpruner", "otprune", "mfpruner", "hydart", "mmtok") for case in cases(name, "kept")]
+
+
+@pytest.mark.parametrize(("name", "case"), SAME)
+def test_keeps_what_the_official_code_keeps(name: str, case: str) -> None:
+    """N_T or rows x columns_T, and options where the case names them. IDPruner's is its greedy loop, given attention
+    where it has a trained scorer.
+    """
     arrays = golden(name)
-    given = seen(arrays[f"tokens_{case}"], arrays.get(f"attention_{case}"))
-    assert torch.equal(make(name).reduce(given, Budget(kept_of(case))).kept, arrays[f"kept_{case}"].long())
-
-
-@pytest.mark.parametrize("case", cases("mfpruner", "kept"))
-def test_mfpruner_equals_the_official_code(case: str) -> None:
-    arrays = golden("mfpruner")
-    text = arrays[f"text_{case}"].float()[None]
-    sides = ClipSides(arrays[f"patches_{case}"].float(), text, torch.ones(1, text.shape[1], dtype=torch.bool))
-    given = seen(arrays[f"tokens_{case}"], arrays[f"attention_{case}"])._replace(clip=sides)
-    assert torch.equal(make("mfpruner").reduce(given, Budget(kept_of(case))).kept, arrays[f"kept_{case}"].long())
+    tokens = arrays[f"tokens_{case}"]
+    given, options = seen(tokens if tokens.ndim == 3 else tokens[None], arrays.get(f"attention_{case}")), {}
+    if name == "mfpruner":
+        given = given._replace(clip=asked(arrays[f"patches_{case}"], arrays[f"text_{case}"]))
+    if name == "hydart":
+        early, options = arrays[f"early_{case}"][None], options_of(case, "alpha", "near", "picked")
+        side = int(case.partition("x")[2].partition("_")[0])
+        given = given._replace(earlier=seen(given.projected, early).attention, side=side)
+    if name == "mmtok":
+        options = options_of(case, "word_temperature", "token_temperature", "alpha")
+        features = arrays[f"features_{case}"].float()[None]
+        given = given._replace(features=features, words=words_of(arrays[f"words_{case}"]))
+    equal(given, arrays, case, name, **options)
 
 
 @pytest.mark.parametrize("case", cases("restore", "kept"))
 def test_restore_equals_the_official_code(case: str) -> None:
     """Its DivPrune and its merging: what the language model gets, in this order and with these positions."""
     arrays = golden("restore")
-    given = seen(arrays[f"tokens_{case}"])
-    result = make("restore", selector="divprune").reduce(given, Budget(kept_of(case)))
+    result = make("restore", selector="divprune").reduce(seen(arrays[f"tokens_{case}"]), Budget(kept_of(case)))
     assert torch.equal(result.kept, arrays[f"kept_{case}"].long())
     assert torch.equal(result.source, arrays[f"places_{case}"].long())
     assert torch.allclose(result.tokens, arrays[f"ordered_{case}"], atol=1e-5)
@@ -175,21 +187,19 @@ def test_flashvid_equals_the_official_code(case: str) -> None:
 def test_vidcom2_equals_the_official_code(case: str) -> None:
     """Videos whose rounded shares come to T."""
     arrays = golden("vidcom2")
-    given, tokens = video_of(case, arrays)
+    given, tokens = video_of(case, arrays), int(case.rpartition("_")[2])
     frames, frame = given.tiles_per_unit, given.tile
     video, local = likeness(still(given.projected), frame, one_hot(frame).float())
     assert torch.allclose(torch.cat((video, local)), arrays[f"scores_{case}"], atol=1e-5)
     share = shares(video.view(1, frames, -1).mean(2), 0.01) * tokens / frame.shape[1]
     assert torch.allclose(share[0], arrays[f"scales_{case}"], atol=1e-4)
-    assert torch.equal(make("vidcom2").reduce(given, Budget(tokens)).kept, arrays[f"kept_{case}"].long())
+    equal(given, arrays, case, "vidcom2")
 
 
 @pytest.mark.parametrize("case", cases("evs", "kept"))
 def test_evs_equals_the_official_code(case: str) -> None:
     """The last case has a budget of one frame, which is the first one."""
-    arrays = golden("evs")
-    given, tokens = video_of(case, arrays)
-    assert torch.equal(make("evs").reduce(given, Budget(tokens)).kept, arrays[f"kept_{case}"].long())
+    equal(video_of(case, golden("evs")), golden("evs"), case, "evs")
 
 
 @pytest.mark.parametrize("case", cases("anchorprune", "kept"))
@@ -199,12 +209,9 @@ def test_anchorprune_equals_the_official_code(case: str) -> None:
     features = arrays[f"features_{case}"].float()
     sides = asked(features @ arrays[f"projection_{case}"].float().T, arrays[f"text_{case}"])
     given = seen(features, arrays[f"attention_{case}"])._replace(clip=sides)
-    kept, anchor = arrays[f"kept_{case}"].long(), arrays[f"anchor_{case}"].long()
-    method = AnchorPrune()
-    result = method.reduce(given, Budget(kept.shape[1]))
-    assert torch.equal(result.kept, kept) and result.cross is not None
-    ranked, anchored = method.anchor(result.cross, directions(sides.patches), kept.shape[1])
-    assert torch.equal(ranked.masked_fill(~anchored, -1), anchor)
+    result = equal(given, arrays, case, "anchorprune")
+    ranked, anchored = AnchorPrune().anchor(result.cross, directions(sides.patches), result.kept.shape[1])
+    assert torch.equal(ranked.masked_fill(~anchored, -1), arrays[f"anchor_{case}"].long())
 
 
 @pytest.mark.parametrize("case", cases("anchorprune", "qwen-kept"))
@@ -222,47 +229,15 @@ def test_anchorprune_equals_the_official_code_for_qwen(case: str) -> None:
     assert torch.equal(AnchorPrune().reduce(given, Budget(len(kept))).kept[0], kept)
 
 
-@pytest.mark.parametrize("case", cases("hydart", "kept"))
-def test_hydart_equals_the_official_code(case: str) -> None:
-    """Rows x columns_T, and alpha, near and picked where the case names them."""
-    arrays, (grid, _, *options) = golden("hydart"), case.split("_")
-    given = seen(arrays[f"tokens_{case}"][None])._replace(side=int(grid.partition("x")[2]))
-    given = given._replace(earlier=seen(given.projected, arrays[f"early_{case}"][None]).attention)
-    kept = arrays[f"kept_{case}"].long()
-    method = make("hydart", **dict(zip(("alpha", "near", "picked"), map(float, options), strict=False)))
-    assert torch.equal(method.reduce(given, Budget(len(kept))).kept[0], kept)
-
-
-@pytest.mark.parametrize("case", cases("mmtok", "kept"))
-def test_mmtok_equals_the_official_code(case: str) -> None:
-    """N_T, and the temperatures and alpha where the case names them."""
-    arrays, options = golden("mmtok"), case.split("_")[2:]
-    given, text = seen(arrays[f"tokens_{case}"][None]), arrays[f"words_{case}"].float()[None]
-    words = Words(text, torch.ones(text.shape[:2], dtype=torch.bool))
-    given = given._replace(features=arrays[f"features_{case}"].float()[None], words=words)
-    names = "word_temperature", "token_temperature", "alpha"
-    kept = arrays[f"kept_{case}"].long()
-    method = make("mmtok", **dict(zip(names, map(float, options), strict=False)))
-    assert torch.equal(method.reduce(given, Budget(len(kept))).kept[0], kept)
-
-
 @pytest.mark.parametrize("case", cases("eadp", "order"))
 def test_eadp_equals_the_official_code(case: str) -> None:
     """Rows x columns_T, alpha and beta where the case names them: weights, and the tokens in the order of choice."""
-    arrays, (grid, _, *options) = golden("eadp"), case.split("_")
-    text = arrays[f"words_{case}"].float()[None]
-    given = seen(arrays[f"tokens_{case}"][None])._replace(side=int(grid.partition("x")[2]))
-    given = given._replace(words=Words(text, torch.ones(text.shape[:2], dtype=torch.bool)))
-    method, order = (
-        make("eadp", **dict(zip(("alpha", "beta"), map(float, options), strict=False))),
-        arrays[f"order_{case}"],
-    )
-    chosen = method.choose(given, len(order))
+    arrays = golden("eadp")
+    order, side = arrays[f"order_{case}"], int(case.partition("x")[2].partition("_")[0])
+    given = seen(arrays[f"tokens_{case}"][None])._replace(side=side, words=words_of(arrays[f"words_{case}"]))
+    chosen = make("eadp", **options_of(case, "alpha", "beta")).choose(given, len(order))
     assert torch.equal(chosen.kept[0], order.long())
     assert torch.allclose(chosen.cross[0], arrays[f"weight_{case}"], atol=1e-5)
-
-
-LAYOUTS = {"576_64": "", "391_98": "module.visual.importance_scorer."}
 
 
 @pytest.mark.parametrize("case", cases("scorer", "scores"))
@@ -270,7 +245,8 @@ def test_scorer_equals_the_official_code(case: str, tmp_path: Path) -> None:
     """VisionSelector's and IDPruner's choice by the weights of a folder, with the prefixes that are published; the last
     one has a norm that is not read.
     """
-    arrays, prefix = golden("scorer"), LAYOUTS.get(case, "_orig_mod.")
+    prefixes = {"576_64": "", "391_98": "module.visual.importance_scorer."}
+    arrays, prefix = golden("scorer"), prefixes.get(case, "_orig_mod.")
     weights = {prefix + name: arrays[f"{name}_{case}"].float() for name in PARTS}
     if "importance" in prefix:
         weights |= {"model.embed_tokens.weight": torch.zeros(2, 2)}

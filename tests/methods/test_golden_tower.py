@@ -2,29 +2,23 @@
 to 1e-5.
 """
 
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from golden_cases import arrays as golden
+from golden_cases import seen
 
 from llava_consensus.hosts.open_tower import EncoderRun, OpenTower
 from llava_consensus.methods import make
 from llava_consensus.methods.divprune import spread_out
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.tokens import ClipSides, VisualTokens, WholeImages
+from llava_consensus.reduction.tokens import ClipSides
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 TOLERANCE = 1e-5
 TOME = ["576_192", "576_128", "576_64", "576_32", "1152_128", "225_33", "576_64_plain"]
 DIVPRUNE = [(576, 192), (576, 128), (576, 64), (576, 32), (333, 47)]
 CDPRUNER = [(576, 128), (576, 64), (1152, 128), (333, 47)]
-
-
-def golden(name: str) -> dict[str, torch.Tensor]:
-    with np.load(GOLDEN / f"{name}.npz") as arrays:
-        return {key: torch.from_numpy(arrays[key]) for key in arrays.files}
 
 
 def clip_tower(arrays: dict[str, torch.Tensor], side: int) -> Any:
@@ -59,10 +53,13 @@ def clip_tower(arrays: dict[str, torch.Tensor], side: int) -> Any:
     return model
 
 
+@pytest.mark.parametrize("case", TOME)
 @torch.no_grad()
-def tome_deviation(arrays: dict[str, torch.Tensor], case: str) -> float:
-    """Largest deviation of the tower's tokens; every patch must be in the token where the authors have it."""
-    total, tokens = (int(part) for part in case.split("_")[:2])
+def test_tome(case: str) -> None:
+    """A ViT of timm with CLIP weights, patched by the authors; in 1152 two tiles as one batch. Every patch must be in
+    the token where the authors have it. Ours stand in raster order of first patches, theirs as merging leaves them.
+    """
+    arrays, (total, tokens) = golden("tome"), map(int, case.split("_")[:2])
     side = 15 if total == 225 else 24
     images = arrays[f"images_{side}"] if total == 1152 else arrays[f"images_{side}"][:1]
     method = make("tome", proportional="plain" not in case)
@@ -75,74 +72,44 @@ def tome_deviation(arrays: dict[str, torch.Tensor], case: str) -> float:
         spread = project(tower(images).hidden_states[-2][:, 1:])
     slot: Any = run.slot
     assert torch.equal(slot, arrays[f"owner_{case}"].long())
-    theirs = arrays[f"tokens_{case}"].gather(1, slot[..., None].expand_as(spread))
-    unit = VisualTokens(
-        spread, torch.arange(len(slot))[:, None].expand_as(slot), torch.arange(slot.shape[1]).expand_as(slot), slot=slot
-    )
-    reduction = method.reduce(unit, budget)
+    reduction = method.reduce(seen(spread)._replace(slot=slot), budget)
     assert reduction.tokens.shape[1] * len(images) == tokens
     assert torch.equal(reduction.tokens, spread.gather(1, reduction.source[..., None].expand_as(reduction.tokens)))
-    return float((spread - theirs).abs().max())
-
-
-def divprune_deviation(arrays: dict[str, torch.Tensor], size: int, count: int) -> float:
-    """The same tokens in the same order of picking; what is kept stands in the image's order in both."""
-    points = arrays[f"tokens_{size}"][None]
-    theirs = arrays[f"picks_{size}_{count}"].long()
-    assert torch.equal(spread_out(points, count)[0], theirs)
-    places = torch.arange(size)[None]
-    reduction = make("divprune").reduce(VisualTokens(points, torch.zeros_like(places), places), Budget(count))
-    return float((reduction.tokens[0] - points[0, theirs.sort().values]).abs().max())
-
-
-def cdpruner_deviation(arrays: dict[str, torch.Tensor], case: str, count: int) -> float:
-    """The same tokens of every tile of one picture."""
-    points, patches = arrays[f"tokens_{case}"].float(), arrays[f"patches_{case}"]
-    tile = torch.arange(len(points))
-    text = arrays[f"text_{case}"].expand(len(points), -1, -1)
-    unit = VisualTokens(
-        points,
-        tile[:, None].expand(points.shape[:2]),
-        torch.arange(points.shape[1]).expand(points.shape[:2]),
-        clip=ClipSides(patches, text, torch.ones(text.shape[:2], dtype=torch.bool)),
-        whole=WholeImages(torch.zeros_like(tile), torch.ones(points.shape[:2], dtype=torch.bool)),
-    )
-    theirs = arrays[f"kept_{case}_{count}"].long()
-    reduction = make("cdpruner").reduce(unit, Budget(theirs.shape[1]))
-    assert torch.equal(reduction.kept, theirs)
-    return float((reduction.tokens - points.gather(1, theirs[..., None].expand_as(reduction.tokens))).abs().max())
-
-
-@pytest.mark.parametrize("case", TOME)
-def test_tome(case: str) -> None:
-    """A ViT of timm with CLIP weights, patched by the authors; in 1152 two tiles as one batch. Ours stands in raster
-    order of first patches afterwards, theirs in the order merging leaves.
-    """
-    assert tome_deviation(golden("tome"), case) < TOLERANCE
+    theirs = arrays[f"tokens_{case}"].gather(1, slot[..., None].expand_as(spread))
+    assert (spread - theirs).abs().max() < TOLERANCE
 
 
 @pytest.mark.parametrize(("size", "count"), DIVPRUNE)
 def test_divprune(size: int, count: int) -> None:
-    """Where tokens repeat, ours must differ: test_selections.py says how."""
-    assert divprune_deviation(golden("divprune"), size, count) == 0.0
+    """The same tokens in the same order of picking; what is kept stands in the image's order in both. Where tokens
+    repeat, ours must differ: test_selections.py says how.
+    """
+    points, theirs = golden("divprune")[f"tokens_{size}"][None], golden("divprune")[f"picks_{size}_{count}"].long()
+    assert torch.equal(spread_out(points, count)[0], theirs)
+    assert torch.equal(make("divprune").reduce(seen(points), Budget(count)).tokens[0], points[0, theirs.sort().values])
 
 
 @pytest.mark.parametrize(("size", "count"), CDPRUNER)
 def test_cdpruner(size: int, count: int) -> None:
-    """In 1152 two tiles of one image share one scale of relevance, as in the authors' batch. Past the rank of the
-    kernel ours must differ: tests/methods/test_cdpruner.py.
+    """The same tokens of every tile of one picture: in 1152 two tiles share one scale of relevance, as in the authors'
+    batch. Past the rank of the kernel ours must differ: tests/methods/test_cdpruner.py.
     """
-    assert cdpruner_deviation(golden("cdpruner"), str(size), count) == 0.0
+    arrays = golden("cdpruner")
+    given, theirs = seen(arrays[f"tokens_{size}"]), arrays[f"kept_{size}_{count}"].long()
+    text = arrays[f"text_{size}"].expand(len(theirs), -1, -1)
+    sides = ClipSides(arrays[f"patches_{size}"], text, torch.ones(text.shape[:2], dtype=torch.bool))
+    together = given.whole._replace(image=torch.zeros(len(theirs), dtype=torch.long))
+    reduction = make("cdpruner").reduce(given._replace(clip=sides, whole=together), Budget(theirs.shape[1]))
+    assert torch.equal(reduction.kept, theirs)
+    kept = theirs[..., None].expand_as(reduction.tokens)
+    assert torch.equal(reduction.tokens, given.projected.gather(1, kept))
 
 
-PIXELS = [key.removeprefix("kept_") for key in np.load(GOLDEN / "pixelprune.npz") if key.startswith("kept_")]
-
-
-@pytest.mark.parametrize("case", PIXELS)
+@pytest.mark.parametrize("case", [key.removeprefix("kept_") for key in golden("pixelprune") if "kept_" in key])
 def test_pixelprune_equals_the_official_code(case: str) -> None:
     """The cells that stay, and that what stands for each cell is as near as the threshold says."""
-    stored = np.load(GOLDEN / "pixelprune.npz")
-    cells, (threshold, measure) = torch.from_numpy(stored[f"cells_{case}"]), stored[f"rule_{case}"]
+    stored = golden("pixelprune")
+    cells, (threshold, measure) = stored[f"cells_{case}"], stored[f"rule_{case}"]
     method = make("pixelprune", threshold=float(threshold), measure=("max", "mae", "rmse")[int(measure)])
     stand_ins = method.stand_ins(cells).flatten()
     kept = (stand_ins == torch.arange(len(stand_ins))).nonzero()[:, 0]

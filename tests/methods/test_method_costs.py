@@ -32,10 +32,6 @@ def consensusdrop(method: Any, shape: Shape, tokens: int) -> float:
     return 2.0 * (probe + merged * (shape.patches - kept) * shape.vision_width)
 
 
-def in_clip(method: Any, shape: Shape, tokens: int) -> float:
-    return shape.text_tower + 2.0 * shape.patches * shape.joint * shape.vision_width
-
-
 def pyramiddrop(method: Any, shape: Shape, tokens: int) -> float:
     """The projections of the layer that is cut before: keys of all rows, the query of the last."""
     keys, heads = shape.kv_heads * shape.head_width, shape.heads * shape.head_width
@@ -53,20 +49,15 @@ def recycling(method: Any, shape: Shape, tokens: int) -> float:
     return total
 
 
-def calibrated(method: Any, shape: Shape, tokens: int) -> float:
-    """The decay of every pair of rows, which the host computes."""
-    return 4.0 * (tokens + shape.text) ** 2 * shape.head_width
-
-
 ELSEWHERE: dict[str, Callable[[Any, Shape, int], float]] = {
-    "consensusdrop": consensusdrop,
-    "consensusdrop+": consensusdrop,
-    "cdpruner": in_clip,
-    "mfpruner": in_clip,
-    "anchorprune": in_clip,
-    "pyramiddrop": pyramiddrop,
-    "restore_calibrated": calibrated,
-    "sparsevlm": recycling,
+    **dict.fromkeys(("consensusdrop", "consensusdrop+"), consensusdrop),
+    **dict.fromkeys(
+        ("cdpruner", "mfpruner", "anchorprune"),  # the text tower, and the patches in CLIP's joint space
+        lambda _, shape, __: shape.text_tower + 2.0 * shape.patches * shape.joint * shape.vision_width,
+    ),
+    **{"pyramiddrop": pyramiddrop, "sparsevlm": recycling},
+    # the decay of every pair of rows, which the host computes
+    "restore_calibrated": lambda _, shape, tokens: 4.0 * (tokens + shape.text) ** 2 * shape.head_width,
 }
 
 

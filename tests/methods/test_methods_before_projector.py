@@ -1,6 +1,7 @@
 """Methods at the image, inside the tower and behind it on tiny hosts: every branch of the official function."""
 
 import math
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,23 +64,14 @@ def test_every_branch_holds_the_tokens_of_the_tower_in_raster_order(tower_folder
 @pytest.mark.parametrize("name", INSIDE)
 @torch.no_grad()
 def test_projector_and_blocks_see_only_the_merged_tokens(llava_model: Any, prompt: SimpleNamespace, name: str) -> None:
-    seen: dict[str, list[int]] = {"projector": [], "blocks": []}
-    blocks = LlavaTower(llava_model.get_vision_tower()).blocks
-    handles = [
-        llava_model.get_model().mm_projector.register_forward_hook(
-            lambda module, inputs, output: seen["projector"].append(inputs[0].shape[1])
-        ),
-        *(
-            b.mlp.register_forward_hook(lambda module, inputs, output: seen["blocks"].append(inputs[0].shape[1]))
-            for b in blocks
-        ),
-    ]
-    with attach(llava_model, name, tokens=6):
+    seen: list[int] = []
+    modules = [block.mlp for block in LlavaTower(llava_model.get_vision_tower()).blocks]
+    modules.append(llava_model.get_model().mm_projector)
+    with ExitStack() as hooks, attach(llava_model, name, tokens=6):
+        for module in modules:
+            hooks.enter_context(module.register_forward_hook(lambda _, given, __: seen.append(given[0].shape[1])))
         llava_model(prompt.ids, images=prompt.images)
-    for handle in handles:
-        handle.remove()
-    assert seen["projector"] == [6]
-    assert seen["blocks"] == ([13, 10, 7] if name == "tome" else [7] * 3)  # with the class token; nobody reads a fourth
+    assert seen == [*([13, 10, 7] if name == "tome" else [7] * 3), 6]  # with the class token; nobody reads a fourth
 
 
 @pytest.mark.parametrize("name", INSIDE)

@@ -1,7 +1,8 @@
 """Methods of other packages, registered by entry point."""
 
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +13,6 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts import matrix
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES, account, match
-
-PLUGIN = '''
-from dataclasses import dataclass
-
 from llava_consensus.reduction.method import AfterTower, Method
 from llava_consensus.reduction.selection import assemble
 
@@ -28,7 +25,7 @@ class Front(AfterTower):
 
     skip: int = 0
 
-    def reduce(self, tokens, budget):
+    def reduce(self, tokens: Any, budget: Any) -> Any:
         first = tokens.patch[:, self.skip : self.skip + budget.tokens]
         return assemble(tokens.projected, first, self.order)
 
@@ -46,25 +43,18 @@ class Nowhere(Method):
 class Stranger:
     """Has a `reduce` and nothing else of a method."""
 
-    def reduce(self, tokens, budget):
-        return None
-'''
+    def reduce(self, tokens: Any, budget: Any) -> None:
+        """Nothing."""
 
 
 @pytest.fixture
-def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "front_plugin.py").write_text(PLUGIN)
-    monkeypatch.syspath_prepend(tmp_path)
-    found = [
-        EntryPoint("front", "front_plugin:Front", methods.GROUP),
-        *(EntryPoint(name.lower(), f"front_plugin:{name}", methods.GROUP) for name in ("Idle", "Nowhere", "Stranger")),
-        EntryPoint("number", "front_plugin:NOT_A_METHOD", methods.GROUP),
-        EntryPoint("gone", "no_such_package:Gone", methods.GROUP),
-        EntryPoint("random", "front_plugin:Front", methods.GROUP),
-    ]
-    monkeypatch.setattr(
-        "llava_consensus.entry_points.entry_points", lambda group: found if group == methods.GROUP else []
-    )
+def plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This file as a package that registers methods."""
+    own = {"front": "Front", "idle": "Idle", "nowhere": "Nowhere", "stranger": "Stranger", "number": "NOT_A_METHOD"}
+    places = {name: f"{__name__}:{place}" for name, place in (own | {"random": "Front"}).items()}
+    found = [EntryPoint(*one, methods.GROUP) for one in (places | {"gone": "no_such_package:Gone"}).items()]
+    known = {methods.GROUP: found}
+    monkeypatch.setattr("llava_consensus.entry_points.entry_points", lambda group: known.get(group, []))
 
 
 def test_a_registered_method_is_made_like_ours(plugin: None) -> None:
@@ -91,16 +81,15 @@ def test_what_a_registered_method_costs_is_not_taken_for_nothing(plugin: None) -
 def test_our_own_names_win_and_all_are_listed(plugin: None) -> None:
     assert type(methods.make("random")).__module__ == "llava_consensus.methods.random"
     listed = methods.known_methods()
-    assert listed["front"] == "of front_plugin:Front" and listed["random"].startswith("T of N tokens")
+    assert listed["front"] == f"of {__name__}:Front" and listed["random"].startswith("T of N tokens")
 
 
 def test_lists_show_what_other_packages_register(plugin: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["list", "methods"]) == 0 and "front          of front_plugin:Front" in capsys.readouterr().out
+    assert cli.main(["list", "methods"]) == 0 and f"front          of {__name__}:Front" in capsys.readouterr().out
     assert cli.main(["list", "front"]) == 0
     told = capsys.readouterr().out
-    assert (
-        told.startswith("front, acts here: after the vision tower\n\nT tokens from the first on") and "skip=0" in told
-    )
+    assert told.startswith("front, acts here: after the vision tower\n\nT tokens from the first on")
+    assert "skip=0" in told
     matrix.refusals.cache_clear()
     refused = matrix.refusals("llava")
     matrix.refusals.cache_clear()

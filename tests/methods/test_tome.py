@@ -7,20 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
+from hf_models import CASES, decoder_given, prompts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import tiny_llava
 from prompts import tiles
+from units import at_angles
 
 from llava_consensus import attach
 from llava_consensus.errors import NonFiniteError, OptionError
+from llava_consensus.hosts.open_tower import EncoderRun
 from llava_consensus.methods import make
-from llava_consensus.reduction.costs import SHAPES
 from llava_consensus.reduction.merging import fresh, match, merge
 from llava_consensus.reduction.selection import regroup
-
-LLAVA_7B = SHAPES["llava-1.5-7b"]
 
 
 @settings(max_examples=40)
@@ -57,8 +56,7 @@ def test_merging_constant_tokens_changes_nothing_and_ties_go_to_the_lower_place(
 
 def test_pairs_by_hand() -> None:
     """Unit vectors at angles of which the best pairs are (0, 1), (2, 3) and, far behind, (4, 3)."""
-    angle = torch.tensor([[0.0, 10.0, 90.0, 80.0, 180.0, 45.0]]).deg2rad()
-    points, start = torch.stack((angle.cos(), angle.sin()), dim=2), fresh(torch.arange(6.0)[None, :, None] * 10)
+    points, start = at_angles(0, 10, 90, 80, 180, 45), fresh(torch.arange(6.0)[None, :, None] * 10)
     for count, protected, values, sizes in (
         (2, False, [40, 5, 25, 50], [1, 2, 2, 1]),
         (3, False, [5, 30, 50], [2, 3, 1]),
@@ -97,25 +95,18 @@ def test_schedules_respect_the_halving_limit(size: int, blocks: int, data: st.Da
     assert left == tokens
 
 
-# ---- a row for each token of the tower
-
-
 def test_regroup_gives_one_row_for_each_token_in_order_of_first_patches() -> None:
+    """And fills up where unpadding took tokens away: four tokens were left of the second tile, two of them have patches
+    here, and the count stays what the budget says.
+    """
     slot = torch.tensor([[2, 0, 2, 1, 0, 1]])
     result = regroup(torch.tensor([[[2.0], [0.0], [2.0], [1.0], [0.0], [1.0]]]), slot, 3)
     assert result.tokens.flatten().tolist() == [2.0, 0.0, 1.0]
     assert result.anchors.tolist() == [[0, 1, 3]] and result.owner.tolist() == [[0, 1, 0, 2, 1, 2]]
-
-
-def test_regroup_fills_up_where_unpadding_took_tokens_away() -> None:
-    """Four tokens were left of the tile; two of them have patches here. The count stays what the budget says."""
     slot = torch.tensor([[3, 3, 1, 3, 1]])
     result = regroup(torch.tensor([[[3.0], [3.0], [1.0], [3.0], [1.0]]]), slot, 4)
     assert result.tokens.flatten().tolist() == [3.0, 3.0, 1.0, 3.0] and result.anchors.tolist() == [[0, 1, 2, 3]]
     assert result.owner.tolist() == [[0, 1, 2, 3, 2]]
-
-
-# ---- the tower, merged the slow way
 
 
 def test_budgets_the_tower_cannot_reach_are_refused_when_attaching(tower_folder: Path) -> None:
@@ -129,38 +120,24 @@ def test_budgets_the_tower_cannot_reach_are_refused_when_attaching(tower_folder:
     attach(model, "tome", tokens=4, proportional=False).detach()
 
 
-def slow_tome(tower: Any, images: torch.Tensor, counts: list[int], proportional: bool) -> tuple[list[Any], list[Any]]:
+def slow_tome(tower: Any, images: torch.Tensor, counts: list[int]) -> tuple[list[Any], list[Any]]:
     """Tokens and their patches by explicit loops over one image, in double precision, with a written-out softmax; of
     a tower without a class token all patches may leave, and those that stay stand by falling similarity.
     """
     inner = getattr(tower, "vision_model", tower)
     hidden, classes = inner.embeddings(images), hasattr(inner, "pre_layrnorm")
     hidden = (inner.pre_layrnorm(hidden) if classes else hidden)[0]
-    blocks = [
-        (one.layer_norm1, one.self_attn, one.self_attn.out_proj, one.layer_norm2, one.mlp)
-        for one in inner.encoder.layers
-    ]
-    return slow_blocks(blocks, hidden, counts, proportional, classes)
-
-
-def slow_blocks(
-    blocks: list[Any], hidden: torch.Tensor, counts: list[int], proportional: bool, classes: bool, turned: Any = None
-) -> tuple[list[Any], list[Any]]:
-    """What both make of the patches [n, D] of a picture."""
     groups = [[index] for index in range(len(hidden))]
-    for number, count in enumerate(counts):
-        first_norm, attention, out, second_norm, mlp = blocks[number]
-        normed = first_norm(hidden)
+    for block, count in zip(inner.encoder.layers, counts, strict=False):
+        normed, attention = block.layer_norm1(hidden), block.self_attn
         query, key, value = (
             layer(normed).unflatten(-1, (attention.num_heads, -1)).transpose(0, 1)
             for layer in (attention.q_proj, attention.k_proj, attention.v_proj)
         )
-        if turned is not None:
-            query, key = turned(query, groups), turned(key, groups)
         size = torch.tensor([float(len(own)) for own in groups], dtype=hidden.dtype)
-        logits = query @ key.transpose(1, 2) * query.shape[-1] ** -0.5 + (size.log() if proportional else 0)
+        logits = query @ key.transpose(1, 2) * query.shape[-1] ** -0.5 + size.log()
         mixed = (logits.softmax(-1) @ value).transpose(0, 1).flatten(1)
-        hidden = hidden + out(mixed)
+        hidden = hidden + attention.out_proj(mixed)
         metric = torch.nn.functional.normalize(key.mean(0), dim=-1)
         similar = {}
         for source in range(2 if classes else 0, len(groups), 2):
@@ -176,23 +153,18 @@ def slow_blocks(
             [sum(hidden[i] * size[i] for i in members[place]) / sum(size[i] for i in members[place]) for place in order]
         )
         groups = [[patch for i in members[place] for patch in groups[i]] for place in order]
-        hidden = hidden + mlp(second_norm(hidden))
+        hidden = hidden + block.mlp(block.layer_norm2(hidden))
     return list(hidden), groups
 
 
-@pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="models of transformers need 5.19 or later")
 @torch.no_grad()
 def test_tome_on_a_siglip_tower_equals_a_slow_one() -> None:
-    from hf_models import CASES
-
-    from llava_consensus.hosts.open_tower import EncoderRun
-
     model, images = CASES["llava_onevision"].build().double(), tiles(2).double()
     run = EncoderRun([5, 5], (4, 4), False)
     with attach(model, "tome", tokens=10) as attached, attached.entrance.before.towers["image"].running(run):
         model.model.multi_modal_projector(model.model.vision_tower(images).hidden_states[-1])
     for index in range(2):
-        values, groups = slow_tome(model.model.vision_tower, images[index : index + 1], [3, 3, 3, 2], True)
+        values, groups = slow_tome(model.model.vision_tower, images[index : index + 1], [3, 3, 3, 2])
         assert len(groups) == 5
         for slot, own in enumerate(groups):
             assert (run.slot[index] == slot).nonzero().flatten().tolist() == sorted(own)
@@ -200,12 +172,9 @@ def test_tome_on_a_siglip_tower_equals_a_slow_one() -> None:
             assert torch.allclose(run.projected[index, sorted(own)], expected, atol=1e-6)  # log sizes are float32
 
 
-@pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="models of transformers need 5.19 or later")
 @torch.no_grad()
 def test_tome_on_frames_keeps_their_class_tokens() -> None:
     """Which the prompt of Video-LLaVA holds, each in front of its frame."""
-    from hf_models import CASES, decoder_given, prompts
-
     model, clip = CASES["video_llava"].build().double(), CASES["video_llava video"].picture(0)
     inputs = prompts([1, 5, clip, 7])
     inputs["pixel_values_videos"] = inputs["pixel_values_videos"].double()
@@ -214,7 +183,7 @@ def test_tome_on_frames_keeps_their_class_tokens() -> None:
     assert (attached.outcomes[0].after, attached.outcomes[0].structural) == (20, 4) and len(tokens) == 24
     for index, frame in enumerate(tokens.split(6)):
         image = inputs["pixel_values_videos"][0, index : index + 1]
-        values, groups = slow_tome(model.model.video_tower, image, [4, 4, 3], True)
+        values, groups = slow_tome(model.model.video_tower, image, [4, 4, 3])
         order = sorted(range(6), key=lambda slot: min(groups[slot]))
         expected = model.model.multi_modal_projector(torch.stack([values[slot] for slot in order]))
         assert torch.allclose(frame, expected, atol=1e-5)  # log sizes are float32

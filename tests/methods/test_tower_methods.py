@@ -5,11 +5,12 @@ edges, and the contract on both kinds of host layout.
 from pathlib import Path
 from typing import Any
 
+import golden_cases
 import pytest
 import torch
 from models import IMAGE, as_units, tiny_llava
 from prompts import ANYRES, row, tiles
-from units import headed, seen, unit
+from units import seen, unit
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
@@ -19,9 +20,6 @@ from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.tokens import VisionAttention, VisualTokens
 
 NAMES = ("prumerge", "prumerge_plus", "visionzip", "vispruner")
-
-
-# ---- worked examples
 
 
 def test_visionzip_without_a_class_token_and_with_plain_means() -> None:
@@ -47,49 +45,42 @@ def test_prumerge_after_the_projector() -> None:
     assert result.vision is not None and torch.allclose(result.vision[0], shares)
     assert result.kept[0].tolist() == shares.topk(2).indices.sort().values.tolist()
     pruned = shares.scatter(0, result.kept[0], 0) @ values[0, :, 0]
-    expected = {**{place: float(values[0, place, 0]) for place in result.kept[0].tolist()}}
+    expected = {place: float(values[0, place, 0]) for place in result.kept[0].tolist()}
     expected[int(result.anchors[0, 0])] = float(pruned)
     assert result.source[0].tolist() == sorted(expected)
     assert result.tokens[0, :, 0].tolist() == pytest.approx([expected[place] for place in sorted(expected)])
-
-
-# ---- invariants and edges
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_order_of_ties_is_by_index_on_twins(name: str) -> None:
     """Two equal patches: the first one is never kept after the second."""
     given = unit(24, batch=1)
-    twin = [value.clone() for value in (given.features, given.attention.key)]
-    twin[0][:, 7], twin[1][:, :, 8] = twin[0][:, 3], twin[1][:, :, 4]
-    given = given._replace(features=twin[0], attention=given.attention._replace(key=twin[1]))
+    given.features[:, 7], given.attention.key[:, :, 8] = given.features[:, 3], given.attention.key[:, :, 4]
     kept = make(name, **({"ratio": 1.0} if name == "vispruner" else {})).reduce(given, Budget(9)).kept[0].tolist()
     assert 3 in kept or 7 not in kept
 
 
-def test_without_outliers_the_adaptive_methods_do_not_crash() -> None:
-    """Ours differs: the official "+" divides by zero; no outlier spaces as one does."""
-    given = headed([1 / 60] * 60, [1.0] * 60)
+def test_adaptive_prumerge_without_outliers_with_nothing_to_prune_and_of_one_unit() -> None:
+    """Ours differs: without outliers the official "+" divides by zero, where ours spaces as for one of them; where
+    nothing is pruned it appends the projection of a row of zeros.
+    """
+    given = golden_cases.seen(torch.ones(1, 60, 1), torch.full((1, 60), 1 / 60))
     plain = make("prumerge", budget="adaptive").reduce(given, Budget(12))
     assert plain.tokens.shape[1] == 1 and torch.allclose(plain.tokens, torch.ones(1))  # sum of a_j x_j, as officially
     assert make("prumerge_plus", budget="adaptive").reduce(given, Budget(12)).kept.tolist() == [[0, 20, 40]]
-
-
-def test_prumerge_plus_that_prunes_nothing_has_no_extra_token() -> None:
-    """Ours differs: the official code then appends the projection of a row of zeros."""
     saliency = torch.linspace(1.0, 1.1, 60)
     saliency[-12:] = 9.0 + torch.arange(12)  # spacing 1, and the last patch, which no sample reaches, is an outlier
-    given = headed((saliency / saliency.sum()).tolist(), [1.0] * 60)
+    given = golden_cases.seen(torch.ones(1, 60, 1), saliency[None] / saliency.sum())
     result = make("prumerge_plus", budget="adaptive").reduce(given, Budget(12))
     assert result.tokens.shape[1] == 60 and result.anchors.shape == (1, 0) and (result.owner >= 0).all()
-
-
-def test_prumerge_adaptive_is_for_one_unit() -> None:
     with pytest.raises(ValueError, match="one by one"):
         make("prumerge", budget="adaptive").reduce(unit(batch=2), Budget(5))
 
 
-def test_prumerge_plus_fixed_walks_or_spreads() -> None:
+def test_prumerge_plus_fixed_walks_spreads_or_takes_a_ratio() -> None:
+    """At the ratio a quarter of 16 tokens by attention, and every fourth from the second on; one that is both is taken
+    once, and the next by attention in its place.
+    """
     saliency = torch.linspace(1.0, 1.1, 576)[None].clone()
     saliency[0, [100, 30]] = torch.tensor([9.0, 8.0])
     walk = make("prumerge_plus").select(saliency, 63)[0].tolist()
@@ -99,12 +90,6 @@ def test_prumerge_plus_fixed_walks_or_spreads() -> None:
     many = saliency.clone()
     many[0, :100] = 20.0 + torch.arange(100)
     assert make("prumerge_plus").select(many, 63)[0].tolist() == list(range(99, 36, -1))  # more outliers than T
-
-
-def test_prumerge_plus_at_a_fixed_ratio() -> None:
-    """A quarter of 16 tokens by attention, and every fourth from the second on; one that is both is taken once, and the
-    next by attention in its place.
-    """
     saliency = torch.tensor([[0.01 * place for place in range(16)]])
     kept = make("prumerge_plus", spread="ratio").select(saliency, 8)[0].tolist()
     assert kept == [15, 14, 13, 12, 2, 6, 10, 11]
@@ -141,9 +126,6 @@ def test_vispruner_thins_out_as_if_everything_were_compared_again_and_again(
         assert thin(similarity, count)[index].tolist() == left
 
 
-# ---- on a host
-
-
 def of_llava(model: Any, name: str, images: torch.Tensor) -> VisualTokens:
     with attach(model, name, tokens=1) as attached:
         (found,) = attached.entrance.encode(images, [len(images)])
@@ -174,8 +156,7 @@ def test_a_tower_that_ends_with_the_features_is_refused(tower_folder: Path) -> N
     model = tiny_llava(tower_folder, mm_vision_select_layer=-1)
     with pytest.raises(OptionError, match="vision_layer=2"):
         attach(model, "prumerge", tokens=5)
-    with attach(model, "visionzip", tokens=5):
-        pass
+    attach(model, "visionzip", tokens=5).detach()
 
 
 def rows_of(model: Any, name: str, tokens: int, images: Any, **options: Any) -> tuple[torch.Tensor, Any]:

@@ -66,7 +66,7 @@ def test_the_command_draws_what_the_mini_model_keeps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    shared = ["--count", "1", "--budgets", "64", "--to", str(tmp_path / "to")]
-    assert cli.main(["paper", "figures", "--examples", "gqa", "--limit", "4", *shared]) == 0
+    chosen = ["--examples", "gqa", "--limit", "4", "--count", "1", "--budgets", "64"]
+    assert cli.main(["paper", "figures", *chosen, "--to", str(tmp_path / "to")]) == 0
     assert "disagreement" in capsys.readouterr().out
     assert {path.name for path in (tmp_path / "to").iterdir()} == {"gqa-64-1.png"}

@@ -31,16 +31,14 @@ def choose(kept: int, **options: Any) -> Any:
     return Selection(**options).select(view, WATCH)
 
 
-def test_worked_example() -> None:
+def test_worked_example_and_the_layer_of_the_cut() -> None:
     chosen = choose(4, scores="recovery", student="vision", rate=0.5)
     assert chosen.kept.tolist() == [[0, 1, 2, 3]]
     assert chosen.measures["agreement"].tolist() == [0.5] and chosen.measures["correction"].tolist() == [1.0]
     assert choose(4, scores="vision").kept.tolist() == [[0, 1, 3, 5]]
     assert choose(4, scores="cross").kept.tolist() == [[0, 2, 3, 4]]
     assert set(choose(4, scores="cross").measures) == {"agreement"}
-
-
-def test_the_cut_is_after_layer_2_counted_from_1() -> None:
+    # the cut is after layer 2, counted from 1
     assert Selection().entering(Budget(144), 576, 32) == [576] * 2 + [144] * 30
     assert Selection(layer=1).entering(Budget(144), 576, 32) == [576] + [144] * 31
 
@@ -59,9 +57,8 @@ def test_both_sides_inside_official_llava_are_those_of_other_methods(llava_model
             llava_model.generate(prompt.ids, images=prompt.images, max_new_tokens=2, do_sample=False)
             same[name] = by(attached)
     for scores, name in (("vision", "consensusdrop"), ("cross", "fastv")):
-        with hosts.attach_view(
-            hosts.view_of(llava_model), Selection(scores=scores, layer=2), Budget(tokens)
-        ) as attached:
+        selection = Selection(scores=scores, layer=2)
+        with hosts.attach_view(hosts.view_of(llava_model), selection, Budget(tokens)) as attached:
             llava_model.generate(prompt.ids, images=prompt.images, max_new_tokens=2, do_sample=False)
             assert by(attached) == same[name]
             measured = attached.outcomes[0].reductions[0][1].measures["agreement"]
@@ -90,20 +87,13 @@ def test_looking_where_scap_looks_changes_no_answer(llava_model: Any, prompt: Si
         logits = llava_model(prompt.ids, images=prompt.images).logits
         measures = attached.outcomes[0].reductions[0][1].measures
     assert torch.allclose(logits, plain, atol=1e-5) and attached.outcomes[0].after == PATCHES
+    found = by_position(torch.arange(48.0)[None])
+    assert found.shape == (1, STRETCHES) and found.mean() == pytest.approx(1.0) and found[0, 0] < found[0, -1]
     for rope, name in ((True, "rotated"), (False, "plain")):
         with attach(llava_model, tokens=4, scap_rope=rope) as attached:
             llava_model(prompt.ids, images=prompt.images)
             scap = attached.outcomes[0].reductions[0][1].cross
         assert torch.allclose(measures[name][0, 0], by_position(scap)[0], atol=1e-4)
-
-
-def test_stretches() -> None:
-    rising = torch.arange(48.0)[None]
-    found = by_position(rising)
-    assert found.shape == (1, STRETCHES) and found.mean() == pytest.approx(1.0) and found[0, 0] < found[0, -1]
-
-
-# ---- files
 
 
 def run_of(out: Path, scores: str, right: list[float], picture: dict[str, Any] | None, **options: Any) -> Path:
@@ -117,26 +107,17 @@ def run_of(out: Path, scores: str, right: list[float], picture: dict[str, Any] |
         row["picture"] = f"{row['index'] // 2}.jpg"
     file.write_text(json.dumps(metrics) if picture and len(right) == 24 else file.read_text())
     measured = {"measures": [picture]} if picture else {}
-    lines = [
-        json.dumps({"metadata": {"index": place, "pictures": f"{place // 2}", **measured}})
-        for place in range(len(right))
-    ]
-    (folder / "answers.jsonl").write_text("\n".join(lines) + "\n")
+    said = [{"index": place, "pictures": f"{place // 2}", **measured} for place in range(len(right))]
+    (folder / "answers.jsonl").write_text("".join(json.dumps({"metadata": one}) + "\n" for one in said))
     return folder
 
 
-@pytest.fixture
-def folders(tmp_path: Path) -> list[Path]:
-    wrong, right = [0.0] * 40 + [1.0] * 60, [1.0] * 40 + [1.0] * 60
-    return [
-        store(tmp_path, right, method="full", tokens=None, options={}),
-        run_of(tmp_path, "vision", wrong, {"agreement": [0.75]}),
-        run_of(tmp_path, "recovery", right, {"agreement": [0.75], "correction": [0.5]}, rate=0.3),
-    ]
-
-
-def test_rows_of_the_study(folders: list[Path]) -> None:
-    content = results.study(folders)
+def test_rows_and_table_of_the_study(tmp_path: Path) -> None:
+    wrong, right = [0.0] * 40 + [1.0] * 60, [1.0] * 100
+    runs = [store(tmp_path, right, method="full", tokens=None, options={})]
+    runs.append(run_of(tmp_path, "vision", wrong, {"agreement": [0.75]}))
+    runs.append(run_of(tmp_path, "recovery", right, {"agreement": [0.75], "correction": [0.5]}, rate=0.3))
+    content = results.study(runs)
     full, vision, recovery = content["rows"]
     assert (full["scores"], full["retention"], full["agreement"], full["gain"]) == ("full", 1.0, None, None)
     assert (vision["scores"], vision["retention"], vision["rate"], vision["student"]) == ("vision", 0.25, None, None)
@@ -144,10 +125,7 @@ def test_rows_of_the_study(folders: list[Path]) -> None:
     assert (recovery["student"], recovery["rate"], recovery["correction"]) == ("vision", 0.3, 0.5)
     assert recovery["gain"] == pytest.approx(40.0) and recovery["p"] < 0.001
     assert recovery["gain_interval"][0] > 25 and content["description"]["layer"] is None
-
-
-def test_the_table_of_the_study_marks_significant_gains(folders: list[Path]) -> None:
-    table = results.study_table(results.study(folders))
+    table = results.study_table(content)
     assert list(table.groups) == ["Retain 100 % of the tokens", "Retain 25 % of the tokens, positions kept"]
     assert table.head[1] == "GQA (100, 100)"
     name, cell = table.groups["Retain 25 % of the tokens, positions kept"][-1]
@@ -181,10 +159,8 @@ def test_contrasts_are_means_over_benchmarks_paired_by_question(tmp_path: Path) 
 def test_scap_of_recorded_images(tmp_path: Path) -> None:
     picture = {"rotated": [[2.0, 1.0, 0.0]], "plain": [[1.0, 1.0, 1.0]]}
     content = results.scap(run_of(tmp_path, "vision", [1.0, 0.0] * 12, picture))
-    assert content["positions"] == [
-        {"rotated": True, "saliency": [2.0, 1.0, 0.0]},
-        {"rotated": False, "saliency": [1.0, 1.0, 1.0]},
-    ]
+    rotated, plain = content["positions"]
+    assert rotated == {"rotated": True, "saliency": [2, 1, 0]} and plain == {"rotated": False, "saliency": [1, 1, 1]}
     late, rotation = content["contrasts"]
     assert late["difference"] == rotation["difference"] == -200 and late["pictures"] == 12 and late["p"] < 0.001
 

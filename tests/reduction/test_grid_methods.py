@@ -19,8 +19,6 @@ from llava_consensus.reduction.costs import SHAPES
 from llava_consensus.reduction.grid import divide
 from llava_consensus.reduction.tokens import VisualTokens
 
-LLAVA_7B = SHAPES["llava-1.5-7b"]
-
 
 def test_sixty_four_cells_of_llava_are_three_by_three() -> None:
     tokens = rectangle(24, 24, 24)
@@ -59,7 +57,7 @@ def test_small_pictures_never_have_more_than_the_budget(tokens: int, grid: tuple
     assert smaller(tokens) == grid
     count = grid[0] * grid[1]
     assert make("resize").entering(Budget(tokens), 576, 3) == [count] * 3
-    assert make("resize").vision_tokens(Budget(tokens), LLAVA_7B) == [count] * 24
+    assert make("resize").vision_tokens(Budget(tokens), SHAPES["llava-1.5-7b"]) == [count] * 24
     assert make("resize").entering(Budget(600), 576, 2) == [576] * 2
 
 
@@ -92,9 +90,7 @@ def test_downsample_equals_transformers_own_interpolation(llava_model: Any, toke
     rows, columns = smaller(tokens)
     with attach(llava_model, "resize", tokens=tokens) as attached:
         tiles_of = attached.entrance.encode(images, [1, 1])
-    projected, slot = (
-        torch.cat(values) for values in zip(*((one.projected, one.left.slot) for one in tiles_of), strict=True)
-    )
+    projected, slot = torch.cat([one.projected for one in tiles_of]), torch.cat([one.left.slot for one in tiles_of])
     size = (14 * rows, 14 * columns)
     small = torch.nn.functional.interpolate(images, size=size, mode="bicubic", antialias=True)
     out = tower.vision_tower(small, interpolate_pos_encoding=True, output_hidden_states=True)

@@ -1,13 +1,13 @@
 """ConsensusDrop by hand and by its invariants, and what every method after the vision tower promises."""
 
-import math
 from dataclasses import fields
 
 import pytest
 import torch
+from golden_cases import seen
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from units import headed, of_batch, unit, view_of, without_question
+from units import at_angles, of_batch, unit, view_of, without_question
 
 from llava_consensus.errors import NonFiniteError, OptionError
 from llava_consensus.methods import METHODS, make
@@ -15,7 +15,7 @@ from llava_consensus.reduction import merging, saliency, selection
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.selection import rank
-from llava_consensus.reduction.tokens import Need, VisualTokens
+from llava_consensus.reduction.tokens import Need, VisionAttention, VisualTokens
 
 S_V = torch.tensor([[0.10, 0.40, 0.05, 0.20, 0.05, 0.20]])
 S_C = torch.tensor([[0.30, 0.05, 0.25, 0.10, 0.25, 0.05]])
@@ -38,8 +38,7 @@ def test_worked_example_recovery() -> None:
 
 
 def test_worked_example_merge() -> None:
-    angles = torch.tensor([0.0, 10, 170, 80]) * math.pi / 180  # of the tokens 0, 2, 4, 5
-    features = torch.stack((angles.cos(), angles.sin()), -1)[None]
+    features = at_angles(0, 10, 170, 80)  # the tokens 0, 2, 4, 5
     anchors, group = merging.group(features, features, 2)
     assert anchors.tolist() == [[0, 2]]  # tokens 0 and 4
     assert group.tolist() == [[0, 0, 1, 0]]
@@ -50,22 +49,16 @@ def test_worked_example_merge() -> None:
     assert torch.allclose(merging.group_means(projected, group, 2), torch.tensor([[[7 / 3], [4.0]]]))
 
 
-def worked_tokens() -> VisualTokens:
-    """Attention that gives the worked example's saliencies; a tenth of the text's is on text."""
+def test_worked_example_whole_method() -> None:
+    """With attention that gives the worked example's saliencies; a tenth of the text's is on text."""
     view = view_of([0.9 * one for one in S_C[0].tolist()], 3)
     features = torch.randn(1, 6, 2, generator=torch.Generator().manual_seed(0))
-    tokens = headed(S_V[0].tolist(), [float(place) for place in range(6)])._replace(features=features)
-    return tokens._replace(probe=view.probe, prompt=torch.tensor([0]), columns=view.columns)
-
-
-def test_worked_example_whole_method() -> None:
-    result = make("consensusdrop", scap_rope=False).reduce(worked_tokens(), Budget(3, 1))
+    tokens = seen(torch.arange(6.0)[None, :, None], S_V)._replace(features=features, prompt=torch.tensor([0]))
+    tokens = tokens._replace(probe=view.probe, columns=view.columns)
+    result = make("consensusdrop", scap_rope=False).reduce(tokens, Budget(3, 1))
     assert torch.allclose(result.vision, S_V) and torch.allclose(result.cross, S_C, atol=1e-5)
-    assert (
-        result.kept.tolist() == [[1, 3]]
-        and result.anchors.tolist() == [[0]]
-        and result.owner.tolist() == [[2, 0, 2, 1, 2, 2]]
-    )
+    assert result.kept.tolist() == [[1, 3]] and result.anchors.tolist() == [[0]]
+    assert result.owner.tolist() == [[2, 0, 2, 1, 2, 2]]
     assert result.tokens[..., 0].tolist() == [[1.0, 3.0, 11 / 4]]
 
 
@@ -76,12 +69,9 @@ def test_temperatures_and_cross_saliency_by_hand() -> None:
     assert torch.allclose(s_c, torch.tensor([[0.1, 0.1, 0.1, 0.5, 0.1, 0.1]]), atol=1e-4)
     fused = selection.convex(selection.temperature(s_v), selection.temperature(s_c), 0.7)
     assert torch.allclose(fused, torch.tensor([[0.31, 0.10, 0.17, 0.22, 0.10, 0.10]]), atol=1e-4)
-    assert torch.allclose(
-        selection.temperature(s_v, 0.5), torch.tensor([[0.6667, 0.0417, 0.1667, 0.0417, 0.0417, 0.0417]]), atol=1e-4
-    )
-    assert torch.allclose(
-        selection.temperature(s_v, 2.0), torch.tensor([[0.2698, 0.1349, 0.1907, 0.1349, 0.1349, 0.1349]]), atol=1e-4
-    )
+    sharp, flat = selection.temperature(s_v, 0.5)[0].tolist(), selection.temperature(s_v, 2.0)[0].tolist()
+    assert sharp == pytest.approx([0.6667, 0.0417, 0.1667, 0.0417, 0.0417, 0.0417], abs=1e-4)
+    assert flat == pytest.approx([0.2698, 0.1349, 0.1907, 0.1349, 0.1349, 0.1349], abs=1e-4)
 
 
 def test_budget_table() -> None:
@@ -112,17 +102,13 @@ def test_invariants_of_a_reduction(data: st.DataObject) -> None:
     result = make("consensusdrop", **options).reduce(given_tokens, Budget(tokens, merged))
     count, folded = Budget(tokens, merged).split(size)
     assert result.tokens.shape == (2, tokens, 6) and result.kept.shape[1] == count and result.anchors.shape[1] == folded
-    if options["fuser"] == "recovery":
-        assert result.fused is None  # it ranks by each side in turn
-    else:
-        assert torch.allclose(result.fused.sum(1), torch.ones(2), atol=1e-5)
+    assert (result.fused is None) == (options["fuser"] == "recovery")  # which ranks by each side in turn
+    assert result.fused is None or torch.allclose(result.fused.sum(1), torch.ones(2), atol=1e-5)
     for row in range(2):
         kept, anchors, owner = result.kept[row].tolist(), result.anchors[row].tolist(), result.owner[row].tolist()
         assert kept == sorted(set(kept)) and anchors == sorted(set(anchors)) and not set(kept) & set(anchors)
         assert sorted(set(owner) - {-1}) == list(range(tokens))  # every slot stands for something
-        assert (
-            (owner.count(-1) == 0) if folded else (owner.count(-1) == size - count)
-        )  # kept and groups partition the N
+        assert owner.count(-1) == (0 if folded else size - count)  # kept and groups partition the N
         for slot in range(tokens):  # every output token is the mean of what it owns
             members = [index for index, own in enumerate(owner) if own == slot]
             assert torch.allclose(result.tokens[row, slot], given_tokens.projected[row, members].mean(0), atol=1e-5)
@@ -192,17 +178,15 @@ def test_recovery_has_no_fused_saliency_and_refuses_what_needs_one(option: dict)
     assert make("consensusdrop", **option).reduce(unit(), Budget(8)).fused is not None
 
 
-@pytest.mark.parametrize("where", ["attention", "probe", "features"])
-def test_nan_is_an_error_that_names_the_stage(where: str) -> None:
-    tokens = unit()
-    bad = {
-        "attention": {"attention": tokens.attention._replace(key=tokens.attention.key * float("nan"))},
-        "probe": {"probe": tokens.probe._replace(key=tokens.probe.key * float("nan"))},
-        "features": {"features": tokens.features * float("inf")},
-    }
-    stage = {"attention": "vision saliency", "probe": "SCAP", "features": "features of the vision tower"}
-    with pytest.raises(NonFiniteError, match=stage[where]):
-        make("consensusdrop").reduce(tokens._replace(**bad[where]), Budget(8))
+def test_nan_is_an_error_that_names_the_stage() -> None:
+    tokens, nan = unit(), float("nan")
+    for stage, bad in {
+        "vision saliency": {"attention": tokens.attention._replace(key=tokens.attention.key * nan)},
+        "SCAP": {"probe": tokens.probe._replace(key=tokens.probe.key * nan)},
+        "features of the vision tower": {"features": tokens.features * float("inf")},
+    }.items():
+        with pytest.raises(NonFiniteError, match=stage):
+            make("consensusdrop").reduce(tokens._replace(**bad), Budget(8))
 
 
 @pytest.mark.parametrize(("name", "options"), VARIED)
@@ -251,24 +235,19 @@ def test_a_merger_that_makes_one_token_of_four_patches(name: str) -> None:
     assert attention is not None and earlier is not None and clip is not None
     for one in (attention, earlier):
         one.key[:, :, 0] = -1e4 * one.query[:, :, 0]  # a class token that looks at patches alone
-        if name in (
-            "hiprune",
-            "hydart",
-            "flashvid",
-        ):  # which count the class token's row as one of all: here it looks at all alike
+        if name in ("hiprune", "hydart", "flashvid"):  # which count its row as one of all: here it looks at all alike
             one.query[:, :, 0] = 0
 
-    def four(values: torch.Tensor, dim: int = 1) -> torch.Tensor:
-        return values.repeat_interleave(4, dim)
+    def four(values: torch.Tensor) -> torch.Tensor:
+        return values.repeat_interleave(4, 1)
 
-    def patches_four(values: torch.Tensor) -> torch.Tensor:
-        return torch.cat((values[:, :, :1], four(values[:, :, 1:], 2)), dim=2)
+    def of_patches(one: VisionAttention) -> VisionAttention:
+        repeats = torch.tensor([1] + [4] * 24)
+        return one._replace(query=one.query.repeat_interleave(repeats, 2), key=one.key.repeat_interleave(repeats, 2))
 
     fine = tokens._replace(
-        members=torch.arange(4 * 24).view(24, 4),
-        attention=attention._replace(query=patches_four(attention.query), key=patches_four(attention.key)),
-        earlier=earlier._replace(query=patches_four(earlier.query), key=patches_four(earlier.key)),
-        features=four(tokens.features),
+        **{"members": torch.arange(4 * 24).view(24, 4), "features": four(tokens.features)},
+        **{"attention": of_patches(attention), "earlier": of_patches(earlier)},
         clip=clip._replace(patches=four(clip.patches)),
     )
     expected, found = method.reduce(tokens, Budget(9)), method.reduce(fine, Budget(9))
@@ -336,17 +315,13 @@ def test_tiles_pool_to_their_share() -> None:
     assert torch.allclose(pooled, torch.tensor([[0.1875, 0.1875, 0.375, 0.25]]))
 
 
-@pytest.mark.parametrize("aggregate", saliency.AGGREGATES)
-def test_aggregates_by_hand(aggregate: str) -> None:
-    rows = torch.tensor([[[0.1, 0.1, 0.2], [0.4, 0.1, 0.0], [9.0, 9.0, 9.0]]])  # the last row is padding
-    mask = torch.tensor([[True, True, False]])
-    rows = rows * mask[..., None]
-    expected = {
-        "all": [(0.25 + 0.8) / 2, (0.25 + 0.2) / 2, 0.25],
-        "last": [0.8, 0.2, 0.0],
-        "max": [4 / 7, 1 / 7, 2 / 7],
-    }
-    found = saliency.cross_saliency(rows, mask, torch.arange(3)[None], aggregate)
-    assert torch.allclose(found, torch.tensor([expected[aggregate]]), atol=1e-4)
-    alone = saliency.cross_saliency(rows[:, :2], None, torch.arange(3)[None], aggregate)  # without padding
-    assert torch.allclose(alone, torch.tensor([expected[aggregate]]), atol=1e-4)
+def test_aggregates_by_hand() -> None:
+    mask, columns = torch.tensor([[True, True, False]]), torch.arange(3)[None]  # the last row is padding
+    rows = torch.tensor([[[0.1, 0.1, 0.2], [0.4, 0.1, 0.0], [9.0, 9.0, 9.0]]]) * mask[..., None]
+    expected = {"all": [1.05 / 2, 0.45 / 2, 0.25], "last": [0.8, 0.2, 0.0], "max": [4 / 7, 1 / 7, 2 / 7]}
+    assert expected.keys() == set(saliency.AGGREGATES)
+    for aggregate, wanted in expected.items():
+        found = saliency.cross_saliency(rows, mask, columns, aggregate)
+        assert found[0].tolist() == pytest.approx(wanted, abs=1e-4), aggregate
+        alone = saliency.cross_saliency(rows[:, :2], None, columns, aggregate)  # without padding
+        assert alone[0].tolist() == pytest.approx(wanted, abs=1e-4), aggregate

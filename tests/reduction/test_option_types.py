@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 import torch
+from units import at_angles
 
 from llava_consensus import make
 from llava_consensus.cli import arguments
@@ -57,9 +58,6 @@ def test_a_value_that_its_annotation_forbids_is_refused(
     assert allowed(annotations(Optional)[option]) == values
 
 
-FLAGS = [(name, field.name) for name in METHODS for field in fields(METHODS[name]) if isinstance(field.default, bool)]
-
-
 def test_words_for_true_and_false_and_neither() -> None:
     for word in ("no", "No", "false", "OFF", "0", " false ", False, 0):
         assert truth("exact", word) is False, word
@@ -71,7 +69,8 @@ def test_words_for_true_and_false_and_neither() -> None:
 
 
 def test_every_flag_of_a_method_reads_words() -> None:
-    for method, flag in FLAGS:
+    names = [(name, field.name) for name in METHODS for field in fields(METHODS[name]) if type(field.default) is bool]
+    for method, flag in names:
         for word in ("no", "yes", "0", "True"):
             given = arguments.options([f"{flag}={word}"])  # as --option and NAME:key=value give it
             assert make(method, **given) == make(method, **{flag: word in ("yes", "True")}), method
@@ -88,9 +87,7 @@ def test_code_of_a_checkpoint_runs_only_where_it_is_allowed() -> None:
 
 
 def test_diverse_selection_by_hand() -> None:
-    angle = torch.tensor([0.0, 5.0, 90.0, 180.0]).deg2rad()
-    features = torch.stack((angle.cos(), angle.sin()), dim=-1)[None]
-    saliency = torch.tensor([[0.5, 0.4, 0.06, 0.04]])
+    features, saliency = at_angles(0, 5, 90, 180), torch.tensor([[0.5, 0.4, 0.06, 0.04]])
     assert diverse(saliency, features, 2, 1.0).tolist() == [[0, 3]]  # 0.04 x 2 beats 0.06 x 1 and 0.4 x 0.004
     assert diverse(saliency, features, 2, 100.0).tolist() == [[0, 1]]
     assert diverse(saliency, features, 4, 1.0).tolist() == [[0, 1, 2, 3]]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import transformers
-from training_data import MINI, changed, scenes, tensors, trained
+from training_data import MINI, arguments, changed, scenes, tensors, trained
 
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation import models
@@ -82,10 +82,7 @@ def test_everything_but_the_tower_is_trained(full: Path) -> None:
 
 def test_a_killed_training_goes_on_to_the_same_weights(full: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "llava-killed"
-    command = [sys.executable, "-m", "llava_consensus.cli", "train", "--model", str(MINI), "--device", "cpu"]
-    command += ["--data-path", str(data / "conversations.json"), "--images", str(data / "images"), "--out", str(out)]
-    command += ["--tokens", "64 32", "--tune", "full", "--learning-rate", "3e-4", "--steps", "6", "--batch", "2"]
-    command += ["--save-every", "2"]
+    command = [sys.executable, "-m", "llava_consensus.cli", *arguments(data, out), "--steps", "6", "--save-every", "2"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     until = time.monotonic() + 600
@@ -140,22 +137,17 @@ def test_bfloat16_and_a_method_between_layers(data: Path, tmp_path: Path) -> Non
     assert "ACCELERATE_MIXED_PRECISION" not in os.environ, "the next training has a precision of its own"
 
 
-def test_data_without_an_answer_left_is_refused_at_the_first_batch(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no row of a batch has an answer left"):
-        trained(data, tmp_path / "llava-x", arguments=("--model_max_length", "40"))
-
-
-def test_an_argument_llava_does_not_know_is_refused(data: Path, tmp_path: Path) -> None:
+def test_what_stops_a_training_is_a_line(data: Path, tmp_path: Path) -> None:
+    """An argument LLaVA does not know, and at the first batch data without an answer left and a damaged picture."""
     with pytest.raises(OptionError, match=r"after `--`.*nonsense"):
         trained(data, tmp_path / "llava-x", arguments=("--nonsense", "1"))
-
-
-def test_a_damaged_picture_is_a_line(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no row of a batch has an answer left"):
+        trained(data, tmp_path / "llava-y", arguments=("--model_max_length", "40"))
     shutil.copytree(data, tmp_path / "data")
     for file in (tmp_path / "data" / "images").iterdir():
         file.write_bytes(file.read_bytes()[:-200])
     with pytest.raises(DataError, match="damaged or cut off"):
-        trained(tmp_path / "data", tmp_path / "llava-x")
+        trained(tmp_path / "data", tmp_path / "llava-z")
 
 
 def _picture(data: Path) -> Any:

@@ -1,4 +1,6 @@
-"""What a loss is trained through: tokens, never the choice of them; and what the answers may not steer."""
+"""What a loss is trained through: tokens, never the choice of them, but for a scorer by its soft mask; and what the
+answers may not steer.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,9 @@ from torch import nn
 
 from llava_consensus import attach
 from llava_consensus.methods import METHODS, make
+from llava_consensus.methods.scorer import Scorer
 from llava_consensus.reduction.method import Place
+from llava_consensus.training.scorer import ScorerWeights, SoftTop, store
 from llava_consensus.training.trainer import inner, trained
 
 BETWEEN = [name for name in METHODS if make(name).place is Place.DECODER]
@@ -55,29 +59,26 @@ def test_the_probe_reads_layers_whose_weights_come_when_they_are_called(tower_fo
     ids, mask = batch(row(5, 6))
     with attach(model, "consensusdrop", tokens=6):
         expected = model(ids, attention_mask=mask, labels=labelled(ids), images=tiles(1), use_cache=False).loss
-    calls = [_cut(module) for module in model.modules() if isinstance(module, nn.Linear | nn.Embedding)]
-    assert len(calls) > 20 and not bool(model.model.layers[0].self_attn.q_proj.weight.numel())
+    modules = [module for module in model.modules() if isinstance(module, nn.Linear | nn.Embedding)]
+    for module in modules:
+        _cut(module)
+    assert len(modules) > 20 and not bool(model.model.layers[0].self_attn.q_proj.weight.numel())
     with attach(model, "consensusdrop", tokens=6):
         loss = model(ids, attention_mask=mask, labels=labelled(ids), images=tiles(1), use_cache=False).loss
     assert torch.equal(loss, expected)
 
 
-def _cut(module: nn.Module) -> nn.Module:
+def _cut(module: nn.Module) -> None:
     """Takes a module's parameters away but while it is called."""
-    whole = {name: parameter.data for name, parameter in module.named_parameters(recurse=False)}
+    whole = {parameter: parameter.data for parameter in module.parameters(recurse=False)}
 
-    def gather(*given: Any) -> None:
-        for name, data in whole.items():
-            getattr(module, name).data = data
+    def show(there: bool) -> None:
+        for parameter, data in whole.items():
+            parameter.data = data if there else data.new_empty(0)
 
-    def release(*given: Any) -> None:
-        for name, data in whole.items():
-            getattr(module, name).data = data.new_empty(0)
-
-    module.register_forward_pre_hook(gather)
-    module.register_forward_hook(release)
-    release()
-    return module
+    module.register_forward_pre_hook(lambda *_: show(True))
+    module.register_forward_hook(lambda *_: show(False))
+    show(False)
 
 
 def test_the_model_is_found_in_what_wraps_it(llava_model: Any) -> None:
@@ -91,3 +92,17 @@ def test_shared_parameters_are_stored_once(tower_folder: Path) -> None:
     names = trained(model)
     assert "model.embed_tokens.weight" in names and "lm_head.weight" not in names
     assert not any("vision_tower" in name for name in names)
+
+
+def test_a_soft_mask_sums_to_the_budget_and_has_its_gradient() -> None:
+    scores = torch.randn(12, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    assert float(SoftTop.apply(scores, 4.0).sum().detach()) == pytest.approx(4)
+    assert torch.autograd.gradcheck(lambda given: SoftTop.apply(given, 4.0), scores)
+
+
+def test_what_is_stored_ranks_as_what_was_trained(tmp_path: Path) -> None:
+    weights, tokens = ScorerWeights(6, 3, seed=1), torch.randn(9, 6, generator=torch.Generator().manual_seed(0))
+    weights.q_proj.bias.data += 0.1
+    store(weights, tmp_path / "scorer.safetensors")
+    scores = Scorer(weights=str(tmp_path / "scorer.safetensors")).scores(tokens[None])
+    assert torch.allclose(scores[0], weights(tokens), atol=1e-7)

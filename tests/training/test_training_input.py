@@ -86,9 +86,6 @@ def test_every_method_is_trained_with_or_refused_with_the_reason(tmp_path: Path)
             continue
         with pytest.raises(OptionError, match=rf"{name}.*(without gradients|reads the text of the question)"):
             plan(tmp_path, method=method).check(name)
-
-
-def test_layers_computed_again_would_not_be_cut(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="layers that --checkpointing computes again would not be cut"):
         plan(tmp_path, method=make("fastv"), checkpointing=True).check("fastv")
 

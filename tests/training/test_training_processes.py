@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_data import MINI, scenes, tensors, trained
+from training_data import MINI, arguments, scenes, tensors, trained
 
 ROOT = Path(__file__).parents[2]
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed")
@@ -37,9 +37,7 @@ def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def together(data: Path, out: Path, *more: str) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += ["-m", "llava_consensus.cli", "train", "--model", str(MINI), "--device", "cpu", "--out", str(out)]
-    command += ["--data-path", str(data / "conversations.json"), "--images", str(data / "images"), "--tokens", "64 32"]
-    command += ["--tune", "full", "--learning-rate", "3e-4", "--steps", str(STEPS), "--batch", "2", *more]
+    command += ["-m", "llava_consensus.cli", *arguments(data, out), "--steps", str(STEPS), *more]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=900)
