@@ -12,11 +12,7 @@ from llava_consensus.errors import OptionError
 
 ROOT = Path(__file__).parents[1]
 MINI, DATA = str(ROOT / "checkpoints" / "llava-mini"), str(ROOT / "playground" / "mini")
-FILES = {
-    "not-json.jsonl": "not json",
-    "empty.jsonl": "",
-    "image.jpg": "this is text",
-}
+FILES = {"not-json.jsonl": "not json", "empty.jsonl": "", "image.jpg": "this is text"}
 ANSWERED = ["--image-folder", ".", "--answers-file", "answers.jsonl"]
 CUSTOM = ["eval", "custom", "--model", MINI, *ANSWERED, "--question-file"]
 EXAMPLES = ["paper", "figures", "--examples"]

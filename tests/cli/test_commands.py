@@ -50,10 +50,7 @@ def test_score_of_llava_13b_on_textvqa(tmp_path: Path, capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize(
     ("name", "target", "content"),
-    [
-        ("vqav2", "u.json", b'[{"question_id": 10, "answer": ""}, '),
-        ("mmbench", "u.xlsx", b"PK"),
-    ],
+    [("vqav2", "u.json", b'[{"question_id": 10, "answer": ""}, '), ("mmbench", "u.xlsx", b"PK")],
 )
 def test_export_writes_what_the_official_side_takes(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, target: str, content: bytes
