@@ -81,13 +81,14 @@ def test_answers_with_holes_are_not_exported_and_no_answers_are_refused(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     make_mmvet(data)
-    answers, export = answer_file(tmp_path / "a.jsonl", name, data), ("--export", str(tmp_path / "o"))
-    if name != "gqa":  # which takes no submissions
-        answers.write_text("".join(answers.read_text().splitlines(keepends=True)[:-1]))
+    answers = answer_file(tmp_path / "a.jsonl", name, data)
+    exports = [] if name == "gqa" else [("--export", str(tmp_path / "o"))]  # GQA takes no submissions
+    answers.write_text("".join(answers.read_text().splitlines(keepends=True)[:-1]))
+    for export in exports:
         assert score(name, answers, data, *export) == 3
         assert "1 question without an answer, and" in capsys.readouterr().err
     answers.write_text("")
-    for more in ((), export) if name != "gqa" else ((),):
+    for more in [(), *exports]:
         assert score(name, answers, data, *more) == 3 and "no answers in it" in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
 

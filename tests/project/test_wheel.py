@@ -28,7 +28,7 @@ else:
 
 ROOT = Path(__file__).parents[2]
 CORE = {"torch", "transformers"}
-BARE = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # leads not to this checkout
+BARE = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # which may lead to this checkout
 EXTRAS = {  # commands that need more than torch and transformers, and the extra that each must name
     "eval gqa --tokens 64": "eval",
     "data mini": "eval",
@@ -113,7 +113,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def told(python: Path, program: str, folder: Path, given: str = "") -> str:
-    """What a program prints that does not find this checkout."""
+    """What a program prints in the venv."""
     words = [python, "-c", program]
     done = subprocess.run(words, input=given, cwd=folder, env=BARE, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
