@@ -8,8 +8,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class Loopback(ThreadingHTTPServer):
     """Serves in a thread of its own while it is entered; clients may go before the end of an answer."""
 
-    daemon_threads = True
-
     def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
         super().__init__(("127.0.0.1", 0), handler)
 

@@ -37,21 +37,17 @@ HOSTS = (
     *("tests/hosts", "tests/reduction/test_shares.py", "tests/methods/test_cdpruner.py"),
     *("tests/evaluation/report/test_overlay.py", "tests/project/test_mini_model.py"),
 )
+BENCHMARKS = (
+    *("tests/evaluation/benchmarks", "tests/evaluation/test_user_files.py"),
+    *("tests/cli/test_commands.py", "tests/project/test_mini_benchmarks.py"),
+)
+SERVING = tuple(f"tests/serving/test_{name}.py" for name in ("setting", "plan", "video"))
 PLACES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # files of each place, and the tests that hold them
     "reduction": (("reduction/*.py",), MATHS),
     "methods": (("methods/*.py",), MATHS),
     "hosts": (("hosts/*.py",), HOSTS),
-    "benchmarks": (
-        ("evaluation/benchmarks/*.py",),
-        (
-            *("tests/evaluation/benchmarks", "tests/evaluation/test_user_files.py"),
-            *("tests/cli/test_commands.py", "tests/project/test_mini_benchmarks.py"),
-        ),
-    ),
-    "serving": (
-        ("serving/setting.py", "serving/plan.py"),
-        ("tests/serving/test_setting.py", "tests/serving/test_plan.py", "tests/serving/test_video.py"),
-    ),
+    "benchmarks": (("evaluation/benchmarks/*.py",), BENCHMARKS),
+    "serving": (("serving/setting.py", "serving/plan.py"), SERVING),
 }
 LEFT_OUT = ("RemoveDecorator", "ExceptionReplacer")  # which say nothing of what is computed
 
@@ -77,14 +73,9 @@ def mutants(place: str) -> Iterator[dict[str, object]]:
             positions = [position for node in nodes for position in get_operator(name)().mutation_positions(node)]
             for number, (start, _) in enumerate(positions):
                 if not any(one[:2] <= tuple(start) < one[2:] for one in types):
-                    yield {
-                        "place": place,
-                        "file": str(path.relative_to(ROOT)),
-                        "line": start[0],
-                        "operator": name.partition("/")[2],
-                        "tests": tests,
-                        "code": partial(mutate_code, code, get_operator(name)(), number),
-                    }
+                    where = {"place": place, "file": str(path.relative_to(ROOT)), "line": start[0], "tests": tests}
+                    made = partial(mutate_code, code, get_operator(name)(), number)
+                    yield {**where, "operator": name.partition("/")[2], "code": made}
 
 
 def sampled(count: int) -> list[dict[str, object]]:
@@ -157,13 +148,11 @@ def measured(tests: tuple[str, ...], folder: Path) -> tuple[dict[str, dict[str, 
 
         data = CoverageData(str(coverage))
         data.read()
-        found = {
-            str(Path(file).relative_to(ROOT)): {
-                str(line): sorted({one.rpartition("|")[0] for one in by})
-                for line, by in data.contexts_by_lineno(file).items()
-            }
-            for file in sorted(data.measured_files())
-        }
+        found = {}
+        for file in sorted(data.measured_files()):
+            by_line = data.contexts_by_lineno(file).items()
+            lines = {str(line): sorted({one.rpartition("|")[0] for one in by}) for line, by in by_line}
+            found[str(Path(file).relative_to(ROOT))] = lines
         place.write_text(json.dumps([found, json.loads(seconds.read_text("utf-8"))]), "utf-8")
     lines, durations = json.loads(place.read_text("utf-8"))
     return lines, durations
@@ -172,9 +161,8 @@ def measured(tests: tuple[str, ...], folder: Path) -> tuple[dict[str, dict[str, 
 def running(by: "dict[str, list[str]]", file: str, line: int) -> list[str]:
     """The tests that run the statement at a line; none where an import runs it, so that any test may see it."""
     tree = ast.parse((ROOT / file).read_text("utf-8"))
-    around = [
-        one for one in ast.walk(tree) if isinstance(one, ast.stmt) and one.lineno <= line <= (one.end_lineno or line)
-    ]
+    statements = [one for one in ast.walk(tree) if isinstance(one, ast.stmt)]
+    around = [one for one in statements if one.lineno <= line <= (one.end_lineno or line)]
     if not around:  # a decorator of a class
         return []
     inner = max(around, key=lambda one: one.lineno)

@@ -4,11 +4,11 @@ from typing import Any
 
 import torch
 from models import IMAGE
+from torch.nn.utils.rnn import pad_sequence
 
-ANYRES = {
-    "image_aspect_ratio": "anyres",
-    "image_grid_pinpoints": [[IMAGE, 2 * IMAGE], [2 * IMAGE, IMAGE], [2 * IMAGE, 2 * IMAGE]],
-}
+PINS = [[IMAGE, 2 * IMAGE], [2 * IMAGE, IMAGE], [2 * IMAGE, 2 * IMAGE]]
+ANYRES = {"image_aspect_ratio": "anyres", "image_grid_pinpoints": PINS}
+UNPAD = ANYRES | {"mm_patch_merge_type": "spatial_unpad"}
 
 
 def tiles(count: int, seed: int = 0) -> torch.Tensor:
@@ -24,16 +24,12 @@ def row(*text: int, images: int = 1, after: int = 4) -> list[int]:
 
 
 def batch(*rows: list[int], left: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    width = max(len(one) for one in rows)
-    pad = [[0] * (width - len(one)) for one in rows]
-    ids = [p + one if left else one + p for p, one in zip(pad, rows, strict=True)]
-    mask = [
-        [0] * len(p) + [1] * len(one) if left else [1] * len(one) + [0] * len(p)
-        for p, one in zip(pad, rows, strict=True)
-    ]
-    return torch.tensor(ids), torch.tensor(mask)
+    side = "left" if left else "right"
+    padded = pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_side=side)
+    return padded, (padded != 0).long()
 
 
+TILED = dict(rows=[row(5), row(6, 7)], images=[tiles(5), tiles(3, 1)], ranges=[range(5), range(5, 8)])
 CASES: dict[str, dict[str, Any]] = {
     "one image": dict(rows=[row(5, 6)], images=tiles(1), ranges=[range(1)]),
     "no mask": dict(rows=[row(5, 6)], images=tiles(1), ranges=[range(1)], mask=False),
@@ -46,27 +42,10 @@ CASES: dict[str, dict[str, Any]] = {
     "five dimensions, flat": dict(
         rows=[row(5), row(6, 7)], images=tiles(6).view(2, 3, 3, IMAGE, IMAGE), ranges=[range(3), range(3, 6)]
     ),
-    "spatial": dict(
-        rows=[row(5), row(6, 7)],
-        images=[tiles(5), tiles(3, 1)],
-        sizes=[(100, 100), (110, 50)],
-        config=ANYRES | {"mm_patch_merge_type": "spatial"},
-        ranges=[range(5), range(5, 8)],
-    ),
-    "spatial_unpad": dict(
-        rows=[row(5), row(6, 7)],
-        images=[tiles(5), tiles(3, 1)],
-        sizes=[(100, 70), (110, 30)],
-        config=ANYRES | {"mm_patch_merge_type": "spatial_unpad"},
-        ranges=[range(5), range(5, 8)],
-        left=True,
-    ),
+    "spatial": dict(TILED, sizes=[(100, 100), (110, 50)], config=ANYRES | {"mm_patch_merge_type": "spatial"}),
+    "spatial_unpad": dict(TILED, sizes=[(100, 70), (110, 30)], config=UNPAD, left=True),
     "spatial_unpad, single tile": dict(
-        rows=[row(5)],
-        images=[tiles(1)],
-        sizes=[(50, 50)],
-        config=ANYRES | {"mm_patch_merge_type": "spatial_unpad"},
-        ranges=[range(1)],
+        rows=[row(5)], images=[tiles(1)], sizes=[(50, 50)], config=UNPAD, ranges=[range(1)]
     ),
     "truncated": dict(
         rows=[row(5, after=30)], images=tiles(1), ranges=[range(1)], config={"tokenizer_model_max_length": 24}

@@ -12,14 +12,10 @@ from llava_consensus.errors import OptionError
 
 ROOT = Path(__file__).parents[1]
 MINI, DATA = str(ROOT / "checkpoints" / "llava-mini"), str(ROOT / "playground" / "mini")
-FILES = {
-    "not-json.jsonl": "not json",
-    "empty.jsonl": "",
-    "image.jpg": "this is text",
-}
+FILES = {"not-json.jsonl": "not json", "empty.jsonl": "", "image.jpg": "this is text"}
 ANSWERED = ["--image-folder", ".", "--answers-file", "answers.jsonl"]
 CUSTOM = ["eval", "custom", "--model", MINI, *ANSWERED, "--question-file"]
-EXAMPLES = ["paper", "figures", "--examples"]
+EXAMPLES, JUDGE = ["paper", "figures", "--examples"], ["judge", "--judge-model", "m"]
 OF = ["--benchmark", "pope", "--method", "x", "--model", "y"]
 COMMANDS: dict[str, tuple[list[str], str]] = {  # words, and a word that the line must have
     "no command": ([], "COMMAND"),
@@ -61,11 +57,8 @@ COMMANDS: dict[str, tuple[list[str], str]] = {  # words, and a word that the lin
     "answers that are not there": (["score", "gqa", "--data", DATA, "--answers", "none.jsonl"], "none.jsonl"),
     "answers that are no JSON": (["score", "gqa", "--data", DATA, "--answers", "not-json.jsonl"], "not-json.jsonl"),
     "score of an unknown benchmark": (["score", "nope", "--answers", "empty.jsonl"], "nope"),
-    "judge without answers": (
-        ["judge", "mmvet", "--data", DATA, "--judge-model", "m", "--answers", "none.jsonl"],
-        "none.jsonl",
-    ),
-    "judge of a benchmark without one": (["judge", "gqa", "--judge-model", "m", "--answers", "empty.jsonl"], "gqa"),
+    "judge without answers": ([*JUDGE, "mmvet", "--data", DATA, "--answers", "none.jsonl"], "none.jsonl"),
+    "judge of a benchmark without one": ([*JUDGE, "gqa", "--answers", "empty.jsonl"], "gqa"),
     "runs that are not there": (["report", "compare", "none-1", "none-2"], "none-1"),
     "import of no results": (["report", "import", "not-json.jsonl", *OF], "not-json.jsonl"),
     "unknown name in list": (["list", "nope"], "nope"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import Fake, FakeHost, make_data, make_model
+from fakes import Fake, FakeHost, make_place
 
 from llava_consensus import cli
 from llava_consensus.evaluation import models
@@ -20,9 +20,8 @@ from llava_consensus.evaluation.runs.store import full_score
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setitem(BENCHMARKS, "fake", Fake)
     monkeypatch.setattr(models, "load", lambda *_: FakeHost())
-    make_model(tmp_path / "model")
-    data = make_data(tmp_path / "data")
-    rest = ["--model", str(tmp_path / "model"), "--data", str(data), "--device", "cpu", "--no-progress"]
+    model = str(make_place(tmp_path) / "model")
+    rest = ["--model", model, "--data", str(tmp_path), "--device", "cpu", "--no-progress"]
     return [*rest, "--out", str(tmp_path / "out")]
 
 
@@ -57,9 +56,8 @@ def test_the_embedded_model_has_its_scores_with_all_tokens(tmp_path: Path, capsy
     with open("docs/results.csv") as file:
         rows = [row for row in csv.DictReader(file) if row["set"] == "." and row["method"] == "full"]
     for name, entry in content["benchmarks"].items():
-        assert {float(row["score"]) for row in rows if row["benchmark"] == name and row["model"] == "llava-mini"} == {
-            entry["score"]
-        }
+        found = [row["score"] for row in rows if row["benchmark"] == name and row["model"] == "llava-mini"]
+        assert {*map(float, found)} == {entry["score"]}
     argv = ["eval", "gqa", "--limit", "1", "--method", "full", "--out", str(tmp_path)]
     assert cli.main([*argv, "--data", "playground/mini", "--no-progress", "--device", "cpu"]) == 0
     run = json.loads(next(tmp_path.glob("*/config.json")).read_text())
@@ -69,7 +67,7 @@ def test_the_embedded_model_has_its_scores_with_all_tokens(tmp_path: Path, capsy
 def test_missing_pictures_are_said_before_the_model_is_loaded(
     asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "data" / "eval" / "fake" / "images" / "2.png").unlink()
+    (tmp_path / "eval" / "fake" / "images" / "2.png").unlink()
     said: list[str] = []
 
     def load(*_: Any) -> FakeHost:
@@ -82,12 +80,12 @@ def test_missing_pictures_are_said_before_the_model_is_loaded(
 
 
 def test_unreadable_pictures_are_counted(asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "data" / "eval" / "fake" / "images" / "2.png").write_bytes(b"")
+    (tmp_path / "eval" / "fake" / "images" / "2.png").write_bytes(b"")
     assert cli.main(asked) == 6
-    output = capsys.readouterr()
-    assert "on 15 of 20 questions, 5 without an answer (errors.jsonl)" in output.out
-    assert "5 questions without an answer" in output.err
-    last = output.err.splitlines()[-1]
+    out, err = capsys.readouterr()
+    assert "on 15 of 20 questions, 5 without an answer (errors.jsonl)" in out
+    assert "5 questions without an answer" in err
+    last = err.splitlines()[-1]
     assert "questions have no answer" in last and "errors.jsonl" in last
 
 
@@ -95,32 +93,26 @@ def test_score_prints_json(asked: list[str], tmp_path: Path, capsys: pytest.Capt
     assert cli.main(asked) == 0
     answers = next((tmp_path / "out").glob("*/answers.jsonl"))
     capsys.readouterr()
-    command = ["score", "fake", "--answers", str(answers), "--data", str(tmp_path / "data")]
-    assert cli.main([*command, "--json"]) == 0
+    assert cli.main(["score", "fake", "--answers", str(answers), "--data", str(tmp_path), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     metrics = json.loads(answers.with_name("metrics.json").read_text())
-    scores = answers.with_name("scores.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in scores]
+    rows = [json.loads(line) for line in answers.with_name("scores.jsonl").read_text().splitlines()]
     assert all(row.pop("picture") for row in rows)  # what a run adds
     assert report == metrics["report"] | {"extracted": rows}
-    assert cli.main(["score", "fake", "--answers", "nowhere", "--data", str(tmp_path / "data")]) == 3
 
 
 def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    names = {line.split()[0] for line in lines if line.startswith("  ")}
-    assert {"consensusdrop", "random", "full", "llava", "gqa", "pope", "textvqa"} <= names
-    assert all(len(line.split()) > 3 for line in lines if line.startswith("  "))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert {"consensusdrop", "random", "full", "llava", "gqa", "pope", "textvqa"} <= {words[0] for words in lines}
+    assert all(len(words) > 3 for words in lines)
 
 
 def test_ask_tells_answer_and_tokens_and_draws_what_was_kept(
     asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    picture = str(tmp_path / "data" / "eval" / "fake" / "images" / "3.png")
-    model = ["--model", str(tmp_path / "model")]
-    kept = tmp_path / "kept.png"
-    assert cli.main(["ask", picture, "what?", "--overlay", str(kept), *model]) == 0
+    picture, kept = str(tmp_path / "eval" / "fake" / "images" / "3.png"), tmp_path / "kept.png"
+    assert cli.main(["ask", picture, "what?", "--overlay", str(kept), "--model", str(tmp_path / "model")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("what? [3]") and lines[1] == "visual tokens the language model saw: 64 of 576"
     assert kept.stat().st_size > 0
@@ -129,12 +121,10 @@ def test_ask_tells_answer_and_tokens_and_draws_what_was_kept(
 def test_sweep_tells_every_run_and_ends_with_a_table(place: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     command = ["sweep", "--bench", "fake", "--methods", "consensusdrop:alpha=1.0 random", *place]
     assert cli.main([*command, "--tokens", "32 64"]) == 0
-    shown = capsys.readouterr()
+    out = capsys.readouterr().out
     names = ["full all", *(f"{name} {count}" for count in (64, 32) for name in ("consensusdrop:alpha=1.0", "random"))]
-    told = [line for line in shown.out.splitlines() if line.startswith("[")]
-    assert [line.split(":  ")[0].rpartition(": ")[0] for line in told] == [
-        f"[{number}/5] fake {name}" for number, name in enumerate(names, 1)
-    ]
-    assert "64 tokens" in shown.out
-    table = [line for line in shown.out.splitlines() if line.startswith("| random")]
-    assert len(table) == 2 and shown.out.splitlines()[-1].startswith("5 of 5 runs are complete: ")
+    lines = out.splitlines()
+    told = [line.split(":  ")[0].rpartition(": ")[0] for line in lines if line.startswith("[")]
+    assert told == [f"[{number}/5] fake {name}" for number, name in enumerate(names, 1)]
+    assert "64 tokens" in out and len([line for line in lines if line.startswith("| random")]) == 2
+    assert lines[-1].startswith("5 of 5 runs are complete: ")

@@ -1,6 +1,10 @@
-"""`score`, `export` and `check-data` on answer files: real ones, and ways to be wrong."""
+"""`score` and `data`: answer files, real ones and ways to be wrong; what is missing, what is fetched after its licence
+is shown, and the embedded model, which works wherever it is put.
+"""
 
+import io
 import json
+import zipfile
 from pathlib import Path
 
 import pandas
@@ -10,7 +14,12 @@ from judged_data import make_mmvet
 from tiny_data import MADE, said, write_lines
 
 from llava_consensus import cli
+from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import BENCHMARKS, make
+from llava_consensus.evaluation.data import mini
+from llava_consensus.evaluation.models.hf import CHAT_TEMPLATE
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -27,13 +36,17 @@ def answer_file(path: Path, name: str, data: Path, text: str = "A") -> Path:
     return path
 
 
+def score(name: str, answers: Path, data: Path, *more: str) -> int:
+    return cli.main(["score", name, "--answers", str(answers), "--data", str(data), *more])
+
+
 def test_score_for_people(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answers = answer_file(tmp_path / "a.jsonl", "vqav2", data, "yes")
-    assert cli.main(["score", "vqav2", "--answers", str(answers), "--data", str(data)]) == 0
+    assert score("vqav2", answers, data) == 0
     out = capsys.readouterr().out
     assert out.startswith("vqav2: accuracy 33.33 (LLaVA-1.5-7B as published: 78.5)\nquestions: asked 3, answered 3,")
     assert "split: test-dev\n" in out and "extracted" not in out
-    assert cli.main(["score", "vqav2", "--answers", str(answers), "--data", str(data), "--json"]) == 0
+    assert score("vqav2", answers, data, "--json") == 0
     assert json.loads(capsys.readouterr().out)["split"] == "test-dev"
 
 
@@ -42,74 +55,60 @@ def test_score_of_llava_13b_on_textvqa(tmp_path: Path, capsys: pytest.CaptureFix
     folder.mkdir(parents=True)
     (folder / "llava_textvqa_val_v051_ocr.jsonl").symlink_to(source / "llava_textvqa_val_v051_ocr.jsonl")
     (folder / "TextVQA_0.5.1_val.json").symlink_to(source / "textvqa_val_v051_answers.json")
-    answers = str(source / "llava-v1.5-13b_answers.jsonl")
-    assert cli.main(["score", "textvqa", "--answers", answers, "--data", str(tmp_path)]) == 0
+    assert score("textvqa", source / "llava-v1.5-13b_answers.jsonl", tmp_path) == 0
     out = capsys.readouterr().out
     assert out.startswith("textvqa: accuracy 61.25 ") and "asked 5000, answered 5000, missing 0" in out
 
 
 @pytest.mark.parametrize(
     ("name", "target", "content"),
-    [
-        ("vqav2", "u.json", b'[{"question_id": 10, "answer": ""}, '),
-        ("mmbench", "u.xlsx", b"PK"),
-    ],
+    [("vqav2", "u.json", b'[{"question_id": 10, "answer": ""}, '), ("mmbench", "u.xlsx", b"PK")],
 )
 def test_export_writes_what_the_official_side_takes(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, target: str, content: bytes
 ) -> None:
     answers = answer_file(tmp_path / "a.jsonl", name, data)
-    out = tmp_path / target
-    command = ["score", name, "--answers", str(answers), "--export", str(out), "--data", str(data)]
-    assert cli.main(command) == 0
-    assert out.read_bytes().startswith(content)
+    export = ("--export", str(tmp_path / target))
+    assert score(name, answers, data, *export) == 0
+    assert (tmp_path / target).read_bytes().startswith(content)
     assert "missing: 0\nduplicate: 0\nunknown: 0\n" in capsys.readouterr().out
-    assert cli.main(command) == 3 and "is there already" in capsys.readouterr().err
-    assert cli.main([*command, "--force"]) == 0
+    assert score(name, answers, data, *export) == 3 and "is there already" in capsys.readouterr().err
+    assert score(name, answers, data, *export, "--force") == 0
 
 
-@pytest.mark.parametrize("name", ["vqav2", "mmbench", "mmvet"])
-def test_a_submission_with_holes(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+@pytest.mark.parametrize("name", ["gqa", "vqav2", "mmbench", "mmvet"])
+def test_answers_with_holes_are_not_exported_and_no_answers_are_refused(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     make_mmvet(data)
     answers = answer_file(tmp_path / "a.jsonl", name, data)
-    answers.write_text("".join(f"{line}\n" for line in answers.read_text().splitlines()[:-1]))
-    command = ["score", name, "--answers", str(answers), "--data", str(data), "--export", str(tmp_path / "o")]
-    assert cli.main(command) == 3 and "1 question without an answer, and" in capsys.readouterr().err
-    assert not (tmp_path / "o").exists()
-
-
-@pytest.mark.parametrize("export", [[], ["--export", "o"]])
-def test_an_answer_file_without_answers_is_refused(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, export: list[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    make_mmvet(data)
-    (tmp_path / "a.jsonl").touch()
-    for name in ("gqa", "vqav2", "mmbench", "mmvet")[(1 if export else 0) :]:
-        command = ["score", name, "--answers", str(tmp_path / "a.jsonl"), "--data", str(data), *export]
-        assert cli.main(command) == 3 and "no answers in it" in capsys.readouterr().err, name
+    exports = [] if name == "gqa" else [("--export", str(tmp_path / "o"))]  # GQA takes no submissions
+    answers.write_text("".join(answers.read_text().splitlines(keepends=True)[:-1]))
+    for export in exports:
+        assert score(name, answers, data, *export) == 3
+        assert "1 question without an answer, and" in capsys.readouterr().err
+    answers.write_text("")
+    for more in [(), *exports]:
+        assert score(name, answers, data, *more) == 3 and "no answers in it" in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
 
 
 def test_export_lists_what_is_twice_or_unknown(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ids = (5, 5, 6, 77, 1000005, 2000005, 1000006)
     write_lines(tmp_path / "a.jsonl", [{"question_id": key, "prompt": "", "text": "x"} for key in ids])
-    command = ["score", "mmbench", "--answers", str(tmp_path / "a.jsonl"), "--data", str(data)]
-    assert cli.main([*command, "--export", str(tmp_path / "o.xlsx")]) == 0
+    assert score("mmbench", tmp_path / "a.jsonl", data, "--export", str(tmp_path / "o.xlsx")) == 0
     out = capsys.readouterr().out
     assert "answers: 7\nmissing: 0\nduplicate: 1: 5\nunknown: 1: 77\nwritten: 5\n" in out
     assert len(pandas.read_excel(tmp_path / "o.xlsx")) == 5
-    assert cli.main([*command, "--export", str(tmp_path / "no" / "o.xlsx")]) == 3
+    assert score("mmbench", tmp_path / "a.jsonl", data, "--export", str(tmp_path / "no" / "o.xlsx")) == 3
     assert "no folder" in capsys.readouterr().err
 
 
 def test_check_data_says_what_is_missing_and_its_source(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["data", "check", "--data", str(data)]) == 0
-    blocks = capsys.readouterr().out.split("ready\n")
-    assert len(blocks) == len(BENCHMARKS) + 1
+    assert capsys.readouterr().out.count("ready\n") == len(BENCHMARKS)
     assert cli.main(["data", "check", "mmbench", "--data", str(data)]) == 0
-    out = capsys.readouterr().out
-    assert "5 questions, but the official set has 4,377" in out
+    assert "5 questions, but the official set has 4,377" in capsys.readouterr().out
     (data / "eval/seed_bench/SEED-Bench.json").unlink()
     assert cli.main(["data", "check", "seed", "mmbench", "--data", str(data)]) == 3
     output = capsys.readouterr()
@@ -147,3 +146,52 @@ def test_check_data_tells_the_uses_apart(data: Path, capsys: pytest.CaptureFixtu
     assert last("vqav2").startswith("scoring: by EvalAI; ")
     (data / "eval/scienceqa/llava_test_CQM-A.json").unlink()
     assert last("sqa") == "scoring: not ready; answering: not ready"
+
+
+def test_licences_come_first_and_nobody_is_taken_to_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["data", "download", "pope", "--data", str(tmp_path)]) == 2
+    shown = capsys.readouterr()
+    assert "MIT; COCO images" in shown.out and "6 GB" in shown.out and "--yes" in shown.err
+    assert not any(tmp_path.iterdir())
+
+
+def test_data_are_fetched_unpacked_and_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("mm-vet/mm-vet.json", "{}")
+        archive.writestr("mm-vet/images/1.png", "no image")
+    asked = []
+
+    def fetch(url: str, target: Path, md5: str = "") -> None:
+        asked.append(target.name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content.getvalue())
+
+    monkeypatch.setattr("llava_consensus.cli.models.fetch", fetch)
+    command = ["data", "download", "mmvet", "--data", str(tmp_path), "--yes"]
+    assert cli.main(command) == 3  # the question file was in none of them
+    shown = capsys.readouterr()
+    assert "llava-mm-vet.jsonl" in shown.out and "not ready: mmvet" in shown.err
+    assert (tmp_path / "eval" / "mm-vet" / "mm-vet.json").is_file()
+    assert sorted(path.name for path in (tmp_path / "downloads").iterdir()) == ["eval.zip.done", "mm-vet.zip.done"]
+    cli.main(command)
+    assert asked == ["eval.zip", "mm-vet.zip"] and "here already" in capsys.readouterr().out
+
+
+def test_the_embedded_model_is_put_where_one_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generated: list[Path] = []
+    monkeypatch.setattr(mini, "generate", generated.append)
+    assert cli.main(["data", "mini", "--to", str(tmp_path)]) == 0
+    assert "llava-consensus eval gqa" in capsys.readouterr().out and generated == [tmp_path]
+    checkpoint, generator = (tmp_path / part for part in mini.PARTS)
+    assert models.check(str(checkpoint)) == {"conversation": CHAT_TEMPLATE}, "a model of transformers, without LLaVA"
+    there = {path.relative_to(ROOT / mini.PARTS[1]) for path in (ROOT / mini.PARTS[1]).rglob("*") if path.is_file()}
+    copied = {path.relative_to(generator) for path in generator.rglob("*") if path.is_file()}
+    assert copied and copied <= there and not any("eval" in path.parts for path in copied)
+    monkeypatch.setattr(mini, "HERE", tmp_path / "nowhere" / "a" / "b" / "c")
+    assert cli.main(["data", "mini", "--to", str(tmp_path / "other")]) == 3
+    assert "Install a release" in capsys.readouterr().err

@@ -58,11 +58,8 @@ def test_a_method_tells_about_itself(capsys: pytest.CaptureFixture[str]) -> None
     for name in METHODS:
         assert cli.main(["list", name]) == 0
         shown = capsys.readouterr().out
-        assert (
-            shown.startswith(f"{name}, acts here: ")
-            and "flops: " in shown
-            and "on llava-1.5-7b at 64 tokens: " in shown
-        )
+        assert shown.startswith(f"{name}, acts here: ")
+        assert "flops: " in shown and "on llava-1.5-7b at 64 tokens: " in shown
 
 
 def test_options_are_read_as_json_or_text_and_a_method_with_them_in_one_word() -> None:

@@ -77,38 +77,32 @@ def test_the_page_is_built_and_served() -> None:
         blocks.close()
 
 
-def outcome(count: int, kept: list[int], tile: torch.Tensor, token: torch.Tensor) -> ImageOutcome:
-    return ImageOutcome(0, count, len(kept), 0, ((0, reduced(count, kept)),), origin=(tile, token))
-
-
-def encoded(side: int | None, size: tuple[int, int]) -> Encoding:
-    return Encoding(SimpleNamespace(side=side), False, size, make("random"), Budget(2))
+def seen(shown: Image.Image | Clip, side: int, size: tuple[int, int], kept: list[int], tiles: int, each: int) -> Any:
+    """What the page draws of an answer about an image or clip of so many tiles with so many tokens each."""
+    count, origin = tiles * each, (torch.arange(tiles * each) // each, torch.arange(tiles * each) % each)
+    outcome = ImageOutcome(0, count, len(kept), 0, ((0, reduced(count, kept)),), origin=origin)
+    encoded = Encoding(SimpleNamespace(side=side), False, size, make("random"), Budget(2))
+    (found,) = seen_by(FakeHost(), [shown], [encoded], SimpleNamespace(outcomes=(outcome,)))  # type: ignore[arg-type]
+    return found
 
 
 def test_a_picture_of_any_shape_is_one_grid() -> None:
     """As Qwen-VL sees it: 3 rows of 5 tokens."""
-    image = Image.new("RGB", (150, 90))
-    answer = SimpleNamespace(outcomes=(outcome(15, [1, 14], torch.zeros(15).long(), torch.arange(15)),))
-    (seen,) = seen_by(FakeHost(), [image], [encoded(5, image.size)], answer)  # type: ignore[arg-type]
-    (grid,) = seen.views
-    assert (grid.rows, grid.columns) == (3, 5) and seen.counts == (2, 0, 13)
-    assert seen.patches.vision is not None and not np.isnan(seen.patches.vision).any()
+    found = seen(Image.new("RGB", (150, 90)), 5, (150, 90), [1, 14], tiles=1, each=15)
+    (grid,) = found.views
+    assert (grid.rows, grid.columns) == (3, 5) and found.counts == (2, 0, 13)
+    assert found.patches.vision is not None and not np.isnan(found.patches.vision).any()
 
 
-def test_a_clip_is_a_strip_of_frames(tmp_path: Path) -> None:
+def test_a_clip_is_a_strip_of_frames() -> None:
     clip = Clip(tuple(Image.new("RGB", (20, 20), colour) for colour in ("red", "green", "blue")), (0, 1, 2), 3)
-    tile, token = torch.arange(12) // 4, torch.arange(12) % 4
-    answer = SimpleNamespace(outcomes=(outcome(12, [0, 5, 11], tile, token),))
-    (seen,) = seen_by(FakeHost(), [clip], [encoded(2, (20, 20))], answer)  # type: ignore[arg-type]
-    assert [grid.first for grid in seen.views] == [0, 4, 8] and seen.patches.kept == [0, 5, 11]
-    drawn = card([seen], "What happens?", ["answer: nothing", counted([seen])])
-    assert drawn.width > 3 * 120 and counted([seen]).endswith("3 of 12 (3 kept; 9 patches dropped)")
+    found = seen(clip, 2, (20, 20), [0, 5, 11], tiles=3, each=4)
+    assert [grid.first for grid in found.views] == [0, 4, 8] and found.patches.kept == [0, 5, 11]
+    drawn = card([found], "What happens?", ["answer: nothing", counted([found])])
+    assert drawn.width > 3 * 120 and counted([found]).endswith("3 of 12 (3 kept; 9 patches dropped)")
 
 
 def test_tokens_without_a_grid_are_refused() -> None:
-    image = Image.new("RGB", (20, 20))
-    tile, token = torch.arange(8) // 4, torch.arange(8) % 4
-    answer = SimpleNamespace(outcomes=(outcome(8, [0], tile, token),))
     for side, message in ((0, "form no grid"), (2, "those of LLaVA-NeXT are drawn")):
         with pytest.raises(OptionError, match=message):
-            seen_by(FakeHost(), [image], [encoded(side, image.size)], answer)  # type: ignore[arg-type]
+            seen(Image.new("RGB", (20, 20)), side, (20, 20), [0], tiles=2, each=4)

@@ -36,38 +36,36 @@ def blocks(heading: str, language: str = "python") -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
 
 
-def install(site: Path, files: dict[str, str], registration: str) -> None:
-    """A package as pip leaves it: its files, and the entry points that its pyproject.toml registers."""
-    (site / "my_package").mkdir(parents=True)
-    for name, text in files.items():
-        (site / "my_package" / name).write_text(text)
-    found = re.fullmatch(r'\[project\.entry-points\."(.+)"\]\n([\w-]+) = "(.+)"\n', registration)
-    assert found
-    group, name, place = found.groups()
-    facts = site / "my_package-1.0.dist-info"
-    facts.mkdir()
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
-    (facts / "entry_points.txt").write_text(f"[{group}]\n{name} = {place}\n")
-
-
-@pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    yield
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where packages are found, until the test ends."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    yield folder
     for name in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
         del sys.modules[name]
 
 
+def install(site: Path, heading: str, file: str) -> None:
+    """The example of a section as pip leaves it: its file, and what its pyproject.toml registers."""
+    package, facts = site / "my_package", site / "my_package-1.0.dist-info"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / file).write_text(blocks(heading)[0])
+    found = re.fullmatch(r'\[project\.entry-points\."(.+)"\]\n([\w-]+) = "(.+)"\n', blocks(heading, "toml")[0])
+    assert found
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text("[{}]\n{} = {}\n".format(*found.groups()))
+
+
 @pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def data(tmp_path: Path, site: Path) -> Path:
     """Three questions about grey things; the benchmark of the page is installed."""
-    (registration,) = blocks("Add a benchmark", "toml")
-    install(tmp_path / "site", {"__init__.py": "", "colours.py": blocks("Add a benchmark")[0]}, registration)
-    monkeypatch.syspath_prepend(tmp_path / "site")
-    folder = tmp_path / "eval" / "colours"
-    write_lines(
-        folder / "questions.jsonl",
-        [{"question_id": n, "image": "1.png", "text": "Which colour is it?"} for n in range(3)],
-    )
+    install(site, "Add a benchmark", "colours.py")
+    folder, asked = tmp_path / "eval" / "colours", {"image": "1.png", "text": "Which colour is it?"}
+    write_lines(folder / "questions.jsonl", [{"question_id": number, **asked} for number in range(3)])
     (folder / "answers.json").write_text(json.dumps({str(number): "grey" for number in range(3)}))
     (folder / "images").mkdir()
     Image.new("RGB", (48, 48), "grey").save(folder / "images" / "1.png")
@@ -129,12 +127,8 @@ def test_the_example_method_in_a_copy_of_the_package(tmp_path: Path) -> None:
     assert "Keep the T tokens whose feature vectors are longest." in shown and "vision_layer=null" in shown
 
 
-def test_the_example_method_of_another_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    block, registration = blocks("Add a method")[0], blocks("Add a method", "toml")[0]
-    install(tmp_path, {"__init__.py": "", "brightest.py": block}, registration)
-    monkeypatch.syspath_prepend(tmp_path)
+def test_the_example_method_of_another_package(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    install(site, "Add a method", "brightest.py")
     tokens = unit()
     assert tokens.features is not None
     longest = tokens.features.norm(dim=-1).topk(8).indices.sort().values
@@ -173,7 +167,7 @@ def test_the_example_column_is_in_every_format(tmp_path: Path, monkeypatch: pyte
     assert "peak (MiB)" in tex
 
 
-def test_the_example_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_model(site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from hf_models import IMAGE, SQUARE, TEXT, prompts, ready, square
 
     vision, text = transformers.CLIPVisionConfig(**SQUARE), transformers.LlamaConfig(**TEXT)
@@ -183,9 +177,7 @@ def test_the_example_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     inputs = prompts([1, 5, 6, square(0), 7, 8, 9], [1, square(1), 5])
     with attach(model, "consensusdrop", tokens=5) as attached:
         assert "tokens per tile" in repr(attached)  # without an entry
-    source, registration = blocks("Add a model")[-1], blocks("Add a model", "toml")[0]
-    install(tmp_path, {"__init__.py": "", "vip_llava.py": source}, registration)
-    monkeypatch.syspath_prepend(tmp_path)
+    install(site, "Add a model", "vip_llava.py")
     monkeypatch.setitem(TABLE, "vipllava", TABLE["llava"])  # so that what the entry registers is removed again
 
     plain = model(**inputs).logits

@@ -47,15 +47,17 @@ def imported(path: Path) -> set[str]:
     return names
 
 
-def test_imports_point_one_way() -> None:
+def test_imports_point_one_way_and_every_module_says_what_it_is() -> None:
     wrong = []
     for path in MODULES:
+        assert ast.get_docstring(ast.parse(path.read_text())), path
         own = part(path)
         if own not in FREE:
             assert own in MAY_IMPORT, f"{own} is new: say in this test and in docs/design.md what it may import"
             used = {name.split(".")[1] for name in imported(path) if name.startswith("llava_consensus.")}
             wrong += [f"{path} imports {name}" for name in used - MAY_IMPORT[own] - {own}]
     assert wrong == []
+    assert circles(PACKAGE.parent) == [], "no imports go in a circle"
 
 
 def test_only_hosts_and_training_import_a_model_library_and_maths_import_torch_alone() -> None:
@@ -67,12 +69,6 @@ def test_only_hosts_and_training_import_a_model_library_and_maths_import_torch_a
         if part(path) in {"reduction", "methods"}:
             files = {"safetensors"} if path.name == "scorer.py" else set()  # in which weights of scorers are published
             assert outside - set(sys.stdlib_module_names) - files <= {"torch", "llava_consensus"}, path
-        if part(path) == "report":
-            assert "torch" not in outside, path
-
-
-def test_every_module_says_what_it_is() -> None:
-    assert [str(path) for path in MODULES if not ast.get_docstring(ast.parse(path.read_text()))] == []
 
 
 ON_THE_CPU_ALONE = {"_halve_long", "_checksum"}  # functions that say so and are called there alone: nobody waits there
@@ -93,18 +89,13 @@ def test_no_tensor_is_read_in_the_reduction_path() -> None:
     assert calls == []
 
 
-@pytest.mark.parametrize("options", [("prumerge", "budget", "adaptive"), ("sparsevlm", "version", "1.0")])
+@pytest.mark.parametrize(("name", "option"), [("prumerge", {"budget": "adaptive"}), ("sparsevlm", {"version": "1.0"})])
 @torch.no_grad()
-def test_only_adaptive_methods_wait(options: tuple[str, str, str]) -> None:
+def test_only_adaptive_methods_wait(name: str, option: dict[str, str]) -> None:
     """They say so: how many tokens they leave is read from the data. Tensors on the device "meta" have no numbers, so
     that reading one is an error; on these every other method is counted (`methods/test_method_costs.py`).
     """
-    name, option, value = options
-    method = make(name, **{option: value})
+    method = make(name, **option)
     assert method.adaptive and not make(name).adaptive
     with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
         work(method, SHAPES["llava-1.5-7b"], 64)
-
-
-def test_no_imports_go_in_a_circle() -> None:
-    assert circles(PACKAGE.parent) == []

@@ -1,16 +1,15 @@
-"""The mini twins in the official layouts: keys, counts, ids, images, and the traps that the real files have.
-
-Run: `pytest tests/project/test_mini_benchmarks.py`. Builds `playground/mini/eval` unless it is there.
+"""The mini twins in the official layouts: keys, counts, ids, images, and the traps that the real files have. Their
+scenes are seeded, their splits disjoint, and building them is idempotent.
 """
-
-from __future__ import annotations
 
 import collections
 import hashlib
 import importlib
+import itertools
 import json
 from pathlib import Path
 
+import numpy as np
 import pandas
 import pytest
 from PIL import Image
@@ -22,6 +21,7 @@ from llava_consensus.evaluation.runs.questions import drawn
 from playground.mini import build as builder
 from playground.mini.benchmarks import BUILDERS, WITH_SPLIT
 from playground.mini.paths import MINI
+from playground.mini.scenes import SPLITS, render, scene
 
 EVAL = MINI / "eval"
 TEXTS = (".json", ".jsonl", ".tsv", ".txt")
@@ -101,3 +101,28 @@ def test_every_mini_loads_and_scores_through_its_benchmark(name: str) -> None:
             assert all(min(picture.size) >= 100 for picture in pictures)
     report = benchmark.score(said(questions), MINI)
     assert report["complete"] and report["counts"]["answered"] == len(questions)
+
+
+def test_scenes_are_seeded_and_splits_disjoint() -> None:
+    assert scene("test", 3) == scene("test", 3)
+    assert np.array_equal(np.asarray(render(scene("test", 3))), np.asarray(render(scene("test", 3))))
+    bases = sorted(SPLITS.values())
+    assert all(b - a >= 10**9 for a, b in itertools.pairwise(bases))
+    with pytest.raises(ValueError, match="outside"):
+        scene("train", 10**9)
+    seen = {split: {scene(split, i).seed for i in range(200)} for split in SPLITS}
+    assert not seen["train"] & seen["test"] and not seen["val"] & seen["test"] and not seen["train"] & seen["val"]
+
+
+def test_build_is_idempotent_and_leaves_videos_out_without_pyav(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builders = dict.fromkeys(("gqa", builder.VIDEOS), lambda path: path.mkdir(parents=True))
+    monkeypatch.setattr(builder, "BUILDERS", builders)
+    for there, names in ((None, ["gqa"]), (object(), [builder.VIDEOS, "gqa"])):
+        monkeypatch.setattr(builder, "find_spec", lambda name, there=there: there)
+        assert builder.build(tmp_path) and not builder.build(tmp_path)
+        assert sorted(path.name for path in (tmp_path / "eval").iterdir() if path.is_dir()) == names
+    (tmp_path / "eval" / ".complete").write_text("older sources")
+    assert builder.build(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["eval"]

@@ -19,25 +19,16 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 sys.path.insert(0, str(GOLDEN))
 import make_mini_answers as golden  # noqa: E402
 
-SHORT = "Answer the question using a single word or phrase."
-
 
 @pytest.fixture(scope="module")
 def host() -> Any:
     return load(str(golden.ROOT / "checkpoints" / "llava-mini"), Loading("cpu"))
 
 
-@pytest.fixture(scope="module")
-def expected() -> Any:
-    return json.loads((GOLDEN / "mini_answers.json").read_text())
-
-
-def test_prompts_have_the_same_ids_on_both_stacks(host: Any, expected: Any) -> None:
-    assert golden.prompt_ids(host) == expected["prompt_ids"]
-
-
-def test_answers_are_the_same_on_both_stacks(host: Any, expected: Any) -> None:
+def test_ids_of_prompts_and_answers_are_the_same_on_both_stacks(host: Any) -> None:
     """In batches; `test_several_pictures_and_none` compares them with single prompts."""
+    expected = json.loads((GOLDEN / "mini_answers.json").read_text())
+    assert golden.prompt_ids(host) == expected["prompt_ids"]
     assert golden.answers(host, 13) == expected["answers"]
 
 
@@ -61,9 +52,7 @@ def test_the_tower_runs_once_for_all_questions_about_a_picture(host: Any) -> Non
     (path, _), *_ = golden.questions(1)
     with host.attach(make("consensusdrop"), Budget(64)):
         encoded = [host.encode([open_image(path)])]
-        prompts = [
-            Prompt(f"Is there a {name} in the image?\n{SHORT}", max_new_tokens=4) for name in ("dog", "cat", "bus")
-        ]
+        prompts = [Prompt(f"Is there a {name} in the image?", max_new_tokens=4) for name in ("dog", "cat", "bus")]
         answers = host.answer(encoded * 3, prompts)
     handle.remove()
     assert len(runs) == 1 and [(one.before, one.after) for one in answers] == [(576, 64)] * 3
@@ -95,18 +84,17 @@ class Bomb:
 
 def test_weights_are_never_executed_and_damage_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(golden.ROOT)
+    folder = tmp_path / "llava"
     source = golden.ROOT / "checkpoints" / "llava-mini"
-    for kind in ("llava-pickled", "llava-cut"):
-        folder = tmp_path / kind
-        shutil.copytree(source, folder, ignore=shutil.ignore_patterns(".work", "README.md"))
-        weights = folder / "model.safetensors"
-        if kind == "llava-cut":
-            weights.write_bytes(weights.read_bytes()[:5000])
-        else:
-            weights.unlink()
-            torch.save((Bomb(), torch.zeros(10**6)), folder / "pytorch_model.bin")
-        with pytest.raises(DataError, match="cannot be loaded"):
-            load(str(folder), Loading("cpu"))
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns(".work", "README.md"))
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    with pytest.raises(DataError, match="cannot be loaded"):
+        load(str(folder), Loading("cpu"))
+    weights.unlink()
+    torch.save((Bomb(), torch.zeros(10**6)), folder / "pytorch_model.bin")
+    with pytest.raises(DataError, match="cannot be loaded"):
+        load(str(folder), Loading("cpu"))
     assert not Path("exploded").exists()
 
 

@@ -1,4 +1,6 @@
-"""Every generated number of the pages is what the kept results say, and nothing else can stand there."""
+"""Every generated number of the pages is what the kept results say, and nothing else can stand there; links lead
+somewhere, and make targets exist.
+"""
 
 import json
 import re
@@ -31,9 +33,8 @@ def test_the_pages_are_made_from_the_kept_results(made: dict[str, str]) -> None:
     assert [name for name in sources if not (name.startswith("https://") or (pages.ROOT / name).exists())] == []
 
 
-# page: what stands there, and what is put in its place
-FORGERIES = Path(__file__).parents[1] / "data" / "forgeries.json"
-FORGED = [(page, *pair) for page, pairs in json.loads(FORGERIES.read_text("utf-8")).items() for pair in pairs]
+FORGERIES = json.loads((Path(__file__).parents[1] / "data" / "forgeries.json").read_text("utf-8"))
+FORGED = [(page, *pair) for page, pairs in FORGERIES.items() for pair in pairs]  # what is there, and put in its place
 
 
 @pytest.mark.parametrize(("page", "old", "new"), FORGED)
@@ -59,13 +60,8 @@ def test_templates_hold_no_number() -> None:
         text = (pages.ROOT / pages.FOLDER / name).read_text("utf-8")
         for inside in (r"```.*?```", r"\{\{.*?\}\}", r"\{%.*?%\}", r"<!--.*?-->", r"`[^`]*`", r"\]\([^)]*\)"):
             text = re.sub(inside, " ", text, flags=re.DOTALL)
-        lines = [line for line in text.splitlines() if not line.startswith("    ")]
-        found = [
-            word
-            for line in lines
-            for word in line.split()
-            if re.search(r"\d", word) and not re.search("[A-Za-z]", word)
-        ]
+        words = " ".join(line for line in text.splitlines() if not line.startswith("    ")).split()
+        found = [word for word in words if re.search(r"\d", word) and not re.search("[A-Za-z]", word)]
         assert found == [], f"{name}: give {found} as an expression"
 
 
@@ -98,3 +94,17 @@ def test_comparisons_were_named_before_their_runs() -> None:
     for file, sizes in named.items():
         plan = json.loads((pages.ROOT / file).read_text("utf-8"))
         assert [len(plan["comparisons"]), plan["tokens"], plan["sample"]] == sizes
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [*pages.ROOT.glob("*.md"), *(pages.ROOT / "docs").glob("*.md")]:
+        text = page.read_text().replace("(../../actions/", "(https://github.com/")  # GitHub's own pages
+        targets = re.findall(r"\]\(([^)#]+)\)", text)
+        dead = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
+        assert dead == [], page.name
+
+
+def test_make_targets_named_in_the_readme_exist() -> None:
+    rules = re.findall(r"^([a-z%-]+):", (pages.ROOT / "Makefile").read_text(), re.MULTILINE)
+    named = set(re.findall(r"make ([a-z][a-z-]+)", (pages.ROOT / "README.md").read_text()))
+    assert {name for name in named if name not in rules and not name.startswith("eval-")} == set()

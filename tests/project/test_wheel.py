@@ -9,10 +9,13 @@ import shlex
 import subprocess
 import sys
 import venv
-from importlib.metadata import PackageNotFoundError, distribution, requires
+from contextlib import suppress
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from llava_consensus import attach, cli
 from llava_consensus.cli import arguments
@@ -25,6 +28,7 @@ else:
 
 ROOT = Path(__file__).parents[2]
 CORE = {"torch", "transformers"}
+BARE = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # which may lead to this checkout
 EXTRAS = {  # commands that need more than torch and transformers, and the extra that each must name
     "eval gqa --tokens 64": "eval",
     "data mini": "eval",
@@ -71,28 +75,18 @@ for method in ("consensusdrop", "divprune", "fastv", "tome"):  # after the tower
 """
 
 
-def closure(names: set[str]) -> set[str]:
+def closure(names: set[str]) -> dict[str, Distribution]:
     """Distributions that come with others, these included: what they require where nobody asks for an extra."""
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-
-    found: set[str] = set()
-    while names - found:
-        name = min(names - found)
-        found.add(name)
-        try:
-            needed = [Requirement(text) for text in requires(name) or ()]
-        except PackageNotFoundError:  # of another platform
-            continue
-        names = names | {
-            canonicalize_name(one.name) for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})
-        }
-    return found
+    found: dict[str, Distribution] = {}
+    for name in names:
+        with suppress(PackageNotFoundError):  # of another platform
+            found[name] = distribution(name)
+    needed = [Requirement(text) for one in found.values() for text in one.requires or ()]
+    more = {canonicalize_name(one.name) for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})}
+    return found if more <= names else closure(names | more)
 
 
 def test_the_project_requires_torch_and_transformers_alone() -> None:
-    from packaging.requirements import Requirement
-
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {Requirement(text).name for text in project["dependencies"]} == CORE
     assert {"eval", "paper", "demo", "train"} <= project["optional-dependencies"].keys()
@@ -109,22 +103,21 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (wheel,) = place.glob("*.whl")
     venv.create(place / "venv")
     (packages,) = (place / "venv").glob("lib/python*/site-packages")
-    for name in closure(CORE):
-        try:
-            files = distribution(name).files or ()
-        except PackageNotFoundError:  # of another platform
-            continue
-        for top in {file.parts[0] for file in files} - {"..", "__pycache__"}:
-            (packages / top).symlink_to(distribution(name).locate_file(top))
+    for one in closure(CORE).values():
+        for top in {file.parts[0] for file in one.files or ()} - {"..", "__pycache__"}:
+            (packages / top).symlink_to(one.locate_file(top))
     made = place / "venv" / "bin" / "python"
     install = ["install", "-q", "--no-deps", "--no-index", str(wheel)]
-    subprocess.run([sys.executable, "-m", "pip", "--python", str(made), *install], env=bare(), check=True)
+    subprocess.run([sys.executable, "-m", "pip", "--python", str(made), *install], env=BARE, check=True)
     return made
 
 
-def bare() -> dict[str, str]:
-    """The environment without what leads to this checkout."""
-    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+def told(python: Path, program: str, folder: Path, given: str = "") -> str:
+    """What a program prints in the venv."""
+    words = [python, "-c", program]
+    done = subprocess.run(words, input=given, cwd=folder, env=BARE, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
 def typed() -> list[str]:
@@ -142,12 +135,8 @@ def typed() -> list[str]:
 
 def test_every_command_works_or_names_its_extra(python: Path, tmp_path: Path) -> None:
     lines = [*EXTRAS, *typed()]
-    words = json.dumps([shlex.split(line) for line in lines])
-    done = subprocess.run(
-        [python, "-c", TYPE], input=words, cwd=tmp_path, env=bare(), capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    for line, (code, said) in zip(lines, json.loads(done.stdout.splitlines()[-1]), strict=True):
+    out = told(python, TYPE, tmp_path, json.dumps([shlex.split(line) for line in lines]))
+    for line, (code, said) in zip(lines, json.loads(out.splitlines()[-1]), strict=True):
         assert code == 0 or said[0].startswith("error: "), (line, code, said)
         assert code == 0 or len(said) == 1 or "missing file" in said[0], (line, code, said)  # which are listed
         assert code == 0 or "--help" not in line, (line, said)
@@ -155,8 +144,7 @@ def test_every_command_works_or_names_its_extra(python: Path, tmp_path: Path) ->
 
 
 def test_methods_are_attached_where_nothing_else_is_installed(python: Path, tmp_path: Path) -> None:
-    done = subprocess.run([python, "-c", USE], cwd=tmp_path, env=bare(), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    told(python, USE, tmp_path)
 
 
 @pytest.mark.parametrize("installed", ["4.57.1", "5.24.0"])

@@ -13,19 +13,16 @@ import hf_models
 import numpy as np
 import torch
 import transformers
+from hf_models import BOX, END, IMAGE, START, TAG, VIDEO
 from PIL import Image
 
 ENVIRONMENT = {  # one engine in this process, small, bound to this machine
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_HOST_IP": "127.0.0.1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
+    **{"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
+    **{"VLLM_HOST_IP": "127.0.0.1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"},
 }
 TEXT = dict(hf_models.TEXT, hidden_size=128)  # vLLM's attention on CPU wants heads of 32
 LLAMA, QWEN2 = dict(TEXT, model_type="llama"), dict(TEXT, model_type="qwen2")
-MARK = {"<image>": hf_models.IMAGE}
+MARK = {"<image>": IMAGE}
 CROP = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
 CLIP = dict(
     patch_size=14, vision_feature_select_strategy="default", image_token="<image>", num_additional_image_tokens=1
@@ -40,14 +37,8 @@ def tokenizer(special: dict[str, int], **named: str) -> Any:
     names |= {number: name for name, number in special.items()}
     inner = Tokenizer(models.WordLevel({name: number for number, name in names.items()}, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    own = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        unk_token="<unk>",
-        bos_token="<s>",
-        eos_token="</s>",
-        pad_token="<pad>",
-        extra_special_tokens=named,
-    )
+    ends = dict(unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+    own = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **ends, extra_special_tokens=named)
     own.add_special_tokens({"additional_special_tokens": list(special)})
     # Qwen3.5's is made anew of what is saved, as one of bytes
     own.add_tokens([AddedToken(name, single_word=True) for name in inner.get_vocab() if name.startswith("w")])
@@ -78,22 +69,10 @@ def llava_onevision(folder: Path) -> Any:
     known = {name: value for name, value in hf_models.ONEVISION.items() if name != "vision_aspect_ratio"}
     model = hf_models.built("llava_onevision", **known | own)
     size = {"height": 56, "width": 56}
-    processor = transformers.LlavaOnevisionProcessor(
-        transformers.LlavaOnevisionImageProcessor(size=size, image_grid_pinpoints=pins),
-        tokenizer({**MARK, "<video>": hf_models.VIDEO}),
-        transformers.LlavaOnevisionVideoProcessor(size=size),
-        num_image_tokens=16,
-        vision_feature_select_strategy="full",
-    )
-    return save(folder, model, processor)
-
-
-PADS = {
-    "<|image_pad|>": hf_models.IMAGE,
-    "<|video_pad|>": hf_models.VIDEO,
-    "<|vision_start|>": hf_models.START,
-    "<|vision_end|>": hf_models.END,
-}
+    pictures = transformers.LlavaOnevisionImageProcessor(size=size, image_grid_pinpoints=pins)
+    videos, words = transformers.LlavaOnevisionVideoProcessor(size=size), tokenizer({**MARK, "<video>": VIDEO})
+    counts = dict(num_image_tokens=16, vision_feature_select_strategy="full")
+    return save(folder, model, transformers.LlavaOnevisionProcessor(pictures, words, videos, **counts))
 
 
 def qwen(kind: str, folder: Path) -> Any:
@@ -101,14 +80,16 @@ def qwen(kind: str, folder: Path) -> Any:
     text = dict(TEXT, head_dim=32, rope_parameters={**hf_models.MROPE, "mrope_section": [4, 6, 6]})
     if kind == "Qwen2_5_VL":
         patch, vision = 14, hf_models.QWEN2_5 | sides
+        processors, clips = transformers.Qwen2_5_VLProcessor, transformers.Qwen2VLVideoProcessor
     else:
         patch, vision = 16, hf_models.QWEN3 | sides
+        processors, clips = transformers.Qwen3VLProcessor, transformers.Qwen3VLVideoProcessor
         text["rope_parameters"] = {**text["rope_parameters"], "mrope_section": [6, 5, 5], "mrope_interleaved": True}
     if kind == "Qwen3_5":
+        gated_delta.install()
         del vision["deepstack_visual_indexes"]
-        text |= dict(
-            linear_key_head_dim=128, linear_value_head_dim=128, linear_num_key_heads=2, linear_num_value_heads=4
-        )
+        text |= dict(linear_key_head_dim=128, linear_value_head_dim=128)
+        text |= dict(linear_num_key_heads=2, linear_num_value_heads=4)
         text["layer_types"] = ["linear_attention", "full_attention"] * 2  # the first attention is not the last
         text["rope_parameters"] |= {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25}
     config = getattr(transformers, f"{kind}Config")(text_config=text, vision_config=vision, **hf_models.ALL)
@@ -116,32 +97,21 @@ def qwen(kind: str, folder: Path) -> Any:
     for weight in model.model.visual.parameters():  # else plain vLLM and plain transformers differ by 2e-4 already
         weight.data *= 0.5 if weight.ndim > 1 else 1
     size = {"shortest_edge": 8 * 8 * patch**2, "longest_edge": 12 * 12 * patch**2}
-    clips = "Qwen2VLVideoProcessor" if kind == "Qwen2_5_VL" else "Qwen3VLVideoProcessor"
-    if kind == "Qwen3_5":
-        gated_delta.install()
-    processors = transformers.Qwen2_5_VLProcessor if kind == "Qwen2_5_VL" else transformers.Qwen3VLProcessor
-    processor = processors(
-        transformers.Qwen2VLImageProcessor(patch_size=patch, size=size),
-        tokenizer(PADS),
-        getattr(transformers, clips)(patch_size=patch, size=size),
-    )
-    return save(folder, model, processor)
+    pictures, videos = (one(patch_size=patch, size=size) for one in (transformers.Qwen2VLImageProcessor, clips))
+    words = {"<|image_pad|>": IMAGE, "<|video_pad|>": VIDEO, "<|vision_start|>": START, "<|vision_end|>": END}
+    return save(folder, model, processors(pictures, tokenizer(words), videos))
 
 
 def internvl(folder: Path) -> Any:
     """InternVL with up to four tiles and the whole view."""
     model = hf_models.built("internvl", **hf_models.INTERNVL | {"text_config": QWEN2})
     size = {"height": 112, "width": 112}
-    words = {**MARK, "<video>": hf_models.VIDEO, "<img>": hf_models.START, "</img>": hf_models.END}
-    named = {"context_image_token": "<image>", "video_token": "<video>"}
-    named |= {"start_image_token": "<img>", "end_image_token": "</img>"}
-    processor = transformers.InternVLProcessor(
-        transformers.GotOcr2ImageProcessor(size=size, crop_to_patches=True, max_patches=4),
-        tokenizer(words, **named),
-        transformers.InternVLVideoProcessor(size=size),
-        image_seq_length=16,
-    )
-    return save(folder, model, processor)
+    pictures = transformers.GotOcr2ImageProcessor(size=size, crop_to_patches=True, max_patches=4)
+    videos = transformers.InternVLVideoProcessor(size=size)
+    named = dict(context_image_token="<image>", video_token="<video>")
+    named |= dict(start_image_token="<img>", end_image_token="</img>")
+    words = tokenizer({**MARK, "<video>": VIDEO, "<img>": START, "</img>": END}, **named)
+    return save(folder, model, transformers.InternVLProcessor(pictures, words, videos, image_seq_length=16))
 
 
 def gemma4(folder: Path, **text: Any) -> Any:
@@ -149,34 +119,19 @@ def gemma4(folder: Path, **text: Any) -> Any:
     sizes = dict(head_dim=32, global_head_dim=64, sliding_window=64, layer_types=hf_models.KINDS)
     sizes |= dict(hidden_size_per_layer_input=16, vocab_size_per_layer_input=512, num_kv_shared_layers=2)
     vision = dict(num_key_value_heads=4, head_dim=8, position_embedding_size=128, default_output_length=70)
-    model = hf_models.built(
-        "gemma4",
-        vision_config=hf_models.VISION | vision,
-        text_config={**TEXT, "tie_word_embeddings": True, **sizes, **text},
-        audio_config=None,
-        image_token_id=hf_models.IMAGE,
-        video_token_id=hf_models.VIDEO,
-        boi_token_id=hf_models.START,
-        eoi_token_id=hf_models.END,
-        audio_token_id=hf_models.TAG,
-        boa_token_id=hf_models.BOX,
-        eoa_token_index=506,
-    )
+    sides = dict(vision_config=hf_models.VISION | vision, audio_config=None)
+    sides |= dict(text_config={**TEXT, "tie_word_embeddings": True, **sizes, **text})
+    ids = dict(image_token_id=IMAGE, video_token_id=VIDEO, boi_token_id=START, eoi_token_id=END)
+    ids |= dict(audio_token_id=TAG, boa_token_id=BOX, eoa_token_index=506)
+    model = hf_models.built("gemma4", **sides, **ids)
     words = model.model.language_model.embed_tokens.weight.data
     words *= 0.3  # else a word is followed by itself
-    words[hf_models.IMAGE :] = 0  # and placeholders are said, which transformers takes for images
-    named = {"image_token": "<image>", "boi_token": "<boi>", "eoi_token": "<eoi>"}
-    named |= {"audio_token": "<audio>", "boa_token": "<boa>", "eoa_token": "<eoa>"}
-    special = {**MARK, "<|video|>": hf_models.VIDEO, "<boi>": hf_models.START}
-    special |= {"<eoi>": hf_models.END, "<audio>": hf_models.TAG, "<boa>": hf_models.BOX, "<eoa>": 506}
-    processor = transformers.Gemma4Processor(
-        transformers.Gemma4AudioFeatureExtractor(),
-        transformers.Gemma4ImageProcessor(max_soft_tokens=70),
-        tokenizer(special, **named),
-        transformers.Gemma4VideoProcessor(),
-        image_seq_length=70,
-    )
-    return save(folder, model, processor)
+    words[IMAGE:] = 0  # and placeholders are said, which transformers takes for images
+    named = {f"{name}_token": f"<{name}>" for name in ("image", "boi", "eoi", "audio", "boa", "eoa")}
+    special = {**MARK, "<|video|>": VIDEO, "<boi>": START, "<eoi>": END, "<audio>": TAG, "<boa>": BOX, "<eoa>": 506}
+    sounds, videos = transformers.Gemma4AudioFeatureExtractor(), transformers.Gemma4VideoProcessor()
+    parts = sounds, transformers.Gemma4ImageProcessor(max_soft_tokens=70), tokenizer(special, **named), videos
+    return save(folder, model, transformers.Gemma4Processor(*parts, image_seq_length=70))
 
 
 def save(folder: Path, model: Any, processor: Any) -> Any:
@@ -202,20 +157,13 @@ def quantise(folder: Path, model: Any) -> None:
         layer.register_forward_pre_hook(lambda _, given: (in_steps(given[0]),))
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     int8 = {"num_bits": 8, "type": "int", "symmetric": True}
-    weight = {**int8, "strategy": "channel", "dynamic": False}
-    group = {
-        "targets": ["Linear"],
-        "weights": weight,
-        "input_activations": {**int8, "strategy": "token", "dynamic": True},
-    }
+    sides = {"weights": {**int8, "strategy": "channel", "dynamic": False}}
+    sides |= {"input_activations": {**int8, "strategy": "token", "dynamic": True}}
+    own = {"quant_method": "compressed-tensors", "format": "int-quantized"}
+    own |= {"config_groups": {"group_0": {"targets": ["Linear"], **sides}}}
+    own |= {"ignore": ["lm_head", "re:.*vision.*", "re:.*projector.*"]}
     config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {
-        "quant_method": "compressed-tensors",
-        "format": "int-quantized",
-        "config_groups": {"group_0": group},
-        "ignore": ["lm_head", "re:.*vision.*", "re:.*projector.*"],
-    }
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": own}))
 
 
 def in_steps(values: torch.Tensor) -> torch.Tensor:
@@ -273,14 +221,6 @@ def engine(folder: Path, **settings: Any) -> Any:
     ready()
     from vllm import LLM
 
-    settings = {
-        "dtype": "float32",
-        "enforce_eager": True,
-        "max_model_len": 512,
-        "max_num_seqs": 8,
-        "gpu_memory_utilization": 0.05,
-        "limit_mm_per_prompt": {"image": 3},
-        "seed": 0,
-        **settings,
-    }
-    return LLM(str(folder), **settings)
+    own = {"dtype": "float32", "enforce_eager": True, "max_model_len": 512, "max_num_seqs": 8, "seed": 0}
+    own |= {"gpu_memory_utilization": 0.05, "limit_mm_per_prompt": {"image": 3}}
+    return LLM(str(folder), **own | settings)

@@ -8,17 +8,18 @@ import argparse
 import base64
 import io
 import json
+import os
 import random
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+import requests
 import small
 
 from llava_consensus.evaluation.bench.serving import server
@@ -58,14 +59,10 @@ class Server:
     def memory(self) -> dict[str, int]:
         """MiB in memory of its processes by their names, what they share counted with each."""
         found = Counter[str]()
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                name, _, rest = stat.read_text().partition("(")[2].rpartition(")")
-                fields = rest.split()
-                if int(fields[2]) == self.group:
-                    found[name] += int(fields[21]) * 4096 >> 20
-            except (OSError, IndexError):  # it has ended
-                continue
+        for one in psutil.process_iter(["name", "memory_info"]):
+            with suppress(OSError):  # it has ended
+                if os.getpgid(one.pid) == self.group:
+                    found[one.info["name"]] += one.info["memory_info"].rss >> 20
         return dict(found)
 
     def body(self, *pictures: bytes, words: str = "w7 w8 w9", **more: Any) -> dict[str, Any]:
@@ -76,16 +73,11 @@ class Server:
     def post(self, body: Any, path: str = "chat/completions", timeout: float = 60) -> tuple[int, Any]:
         headers = {"Content-Type": "application/json"}
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.url}/v1/{path}", data, headers)
+        answer = requests.post(f"{self.url}/v1/{path}", data, headers=headers, timeout=timeout)
         try:
-            with urllib.request.urlopen(request, timeout=timeout) as answer:
-                status, text = answer.status, answer.read()
-        except urllib.error.HTTPError as error:
-            status, text = error.code, error.read()
-        try:
-            return status, json.loads(text)
+            return answer.status_code, answer.json()
         except ValueError:
-            return status, text.decode(errors="replace")
+            return answer.status_code, answer.text
 
     def ask(self, *pictures: bytes, **more: Any) -> tuple[int, Any]:
         """Status and answer to one question about pictures."""

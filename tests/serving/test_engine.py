@@ -17,9 +17,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def llava(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    folder = tmp_path_factory.mktemp("llava")
-    return folder, small.llava(folder)
+def llava(made: Any) -> tuple[Path, Any]:
+    return made("llava")
 
 
 @pytest.mark.parametrize("prefix", [True, False])
@@ -73,12 +72,8 @@ def test_bad_requests_are_errors_of_the_request_and_the_engine_goes_on(llava: An
     folder, model = llava
     (asked,) = requests("llava", 2)[1:]
     with served(folder, "visionzip", 5, largest=9) as engine:
-        for tokens, words in [
-            (0, "at least 1"),
-            (10, "more than this server allows"),
-            ("many", "whole number"),
-            (1.5, "share"),
-        ]:
+        reasons = {0: "at least 1", 10: "more than this server allows", "many": "whole number", 1.5: "share"}
+        for tokens, words in reasons.items():
             with pytest.raises(ValueError, match=words):
                 answers(engine, [asked], mm_processor_kwargs={"visual_tokens": tokens})
         assert_equal(answers(engine, [asked]), reference(model, [asked], "visionzip", 5))
@@ -103,8 +98,7 @@ def test_a_prompt_encoded_in_several_steps_is_reduced_once(llava: Any, monkeypat
     folder, model = llava
     shown = [small.picture(number) for number in range(6)]
     asked = [asking.Request("w7 " + "<image> w8 w9 " * 6 + f"w{number}", shown) for number in (10, 11)]
-    prompts: list[int] = []
-    steps: list[int] = []
+    prompts, steps = [], []
 
     def watch(model: Any) -> None:
         reduced, asked = model.engine.reduced, model._asked

@@ -2,7 +2,6 @@
 
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 METHODS = [name for name in known if make(name).place is Place.TOKENS and not make(name).adaptive]
 SLICE = {"divprune", "random", "pool"}  # of other families, where not everything is asked for
 ONE = {"internvl", "qwen3_5", "gemma4"}  # families of which there only the test under stress is asked
-STRESS = [
-    *((family, "consensusdrop") for family in small.FAMILIES),
-    ("llava", "consensusdrop+"),
-    ("llava", "visionzip"),
-]
+STRESS = [(family, "consensusdrop") for family in small.FAMILIES]
+STRESS += [("llava", "consensusdrop+"), ("llava", "visionzip")]
 EVERYTHING = bool(os.environ.get("EVERYTHING"))  # make test-serving EVERYTHING=1
 
 
@@ -37,20 +33,6 @@ def asked_for(family: str, method: str) -> bool:
 
 
 PAIRS = [(family, method) for family in small.FAMILIES for method in METHODS if asked_for(family, method)]
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Folder and model of every family, made once."""
-    known: dict[str, Any] = {}
-
-    def make(family: str) -> tuple[Path, Any]:
-        if family not in known:
-            folder = tmp_path_factory.mktemp(family)
-            known[family] = folder, small.FAMILIES[family](folder)
-        return known[family]
-
-    yield make
 
 
 @pytest.mark.parametrize(("family", "method"), PAIRS)
@@ -104,11 +86,8 @@ def test_a_question_is_read_by_clips_text_tower(family: str, tmp_path: Path) -> 
     getattr(tower, "vision_model", tower).load_state_dict(clip.vision_model.state_dict())
     model.save_pretrained(tmp_path)
     model.config.vision_config._name_or_path = str(tmp_path / "official" / "clip")
-    asked = [
-        one._replace(question=f"where is number {number % 3}?")
-        for number, one in enumerate(asking.requests(family, 8))
-        for _ in range(2)
-    ]
+    numbered = [(number % 3, one) for number, one in enumerate(asking.requests(family, 8)) for _ in range(2)]
+    asked = [one._replace(question=f"where is number {number}?") for number, one in numbered]
     asked[1:3] = [asked[1]._replace(question="who?"), asked[2]._replace(question="how?")]
     with asking.served(tmp_path, "cdpruner", 5) as engine:
         ours = asking.answers(engine, asked)

@@ -20,17 +20,15 @@ pytestmark = [pytest.mark.vllm]
 def configuration(**changes: dict[str, Any]) -> Any:
     """As much of vLLM's configuration as is looked at, of a server that was asked for nothing beside the reduction."""
     multimodal = SimpleNamespace(mm_encoder_tp_mode="weights", is_multimodal_pruning_enabled=lambda: False)
+    hf_config = Setting("consensusdrop", 64)(SimpleNamespace(model_type="llava"))
     parts: dict[str, Any] = {
         "parallel_config": {"pipeline_parallel_size": 1, "data_parallel_size": 1},
         "compilation_config": {"cudagraph_mm_encoder": False, "compile_mm_encoder": False},
-        "model_config": {
-            "multimodal_config": multimodal,
-            "hf_config": Setting("consensusdrop", 64)(SimpleNamespace(model_type="llava")),
-        },
+        "model_config": {"multimodal_config": multimodal, "hf_config": hf_config},
     }
-    found: dict[str, Any] = {"lora_config": None, "speculative_config": None, "ec_transfer_config": None}
+    found: dict[str, Any] = dict.fromkeys(("lora_config", "speculative_config", "ec_transfer_config")) | changes
     found |= {name: SimpleNamespace(**{**values, **changes.get(name, {})}) for name, values in parts.items()}
-    return SimpleNamespace(**{**found, **{name: value for name, value in changes.items() if name not in parts}})
+    return SimpleNamespace(**found)
 
 
 @pytest.mark.parametrize(
@@ -69,10 +67,8 @@ def test_an_engine_with_it_does_not_start(tmp_path: Path, monkeypatch: Any) -> N
     from vllm.v1.engine.llm_engine import LLMEngine
 
     monkeypatch.setattr(LLMEngine, "__init__", lambda *_, **__: pytest.fail("an engine was started"))
-    with (
-        pytest.raises(ConsensusError, match=r"^LoRA adapters: .*Leave it out$"),
-        asking.served(tmp_path, "visionzip", 5, {"enable_lora": True}),
-    ):
+    lora = asking.served(tmp_path, "visionzip", 5, {"enable_lora": True})
+    with pytest.raises(ConsensusError, match=r"^LoRA adapters: .*Leave it out$"), lora:
         pass
 
 

@@ -1,13 +1,12 @@
 """vLLM's own server as `llava-consensus serve` starts it, asked over HTTP and by OpenAI's client."""
 
 import json
-import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import asking
 import pytest
+import requests
 import small
 from asking import reference
 from strangers import Server, fuzz, png, serving
@@ -16,22 +15,17 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    folder = tmp_path_factory.mktemp("llava")
-    return folder, small.llava(folder)
-
-
-@pytest.fixture(scope="module")
 def server(made: Any) -> Iterator[Server]:
-    with serving(made[0], "--method visionzip --tokens 5 --largest 9") as server:
+    with serving(made("llava")[0], "--method visionzip --tokens 5 --largest 9") as server:
         yield server
 
 
 def test_a_server_answers_from_the_tokens_it_was_told_and_refuses_bad_requests(server: Server, made: Any) -> None:
     openai = pytest.importorskip("openai")
-    (asked,) = [asking.Request("<image> w7 w8 w9", [small.picture(1)])]
-    expected = {k: made[1][1].tokenizer.decode(reference(made[1], [asked], "visionzip", k)[0].ids) for k in (5, 9)}
-    words = len(made[1][1].tokenizer("w7 w8 w9").input_ids)
+    model, asked = made("llava")[1], asking.Request("<image> w7 w8 w9", [small.picture(1)])
+    tokenizer = model[1].tokenizer
+    expected = {k: tokenizer.decode(reference(model, [asked], "visionzip", k)[0].ids) for k in (5, 9)}
+    words = len(tokenizer("w7 w8 w9").input_ids)
 
     status, answer = server.ask(png(1))
     assert status == 200 and answer["choices"][0]["message"]["content"].strip() == expected[5]
@@ -43,13 +37,8 @@ def test_a_server_answers_from_the_tokens_it_was_told_and_refuses_bad_requests(s
     said = client.chat.completions.create(**body, extra_body=own)
     assert said.choices[0].message.content.strip() == expected[9] and said.usage.prompt_tokens == words + 9
 
-    for tokens, reason in [
-        (0, "at least 1"),
-        ("many", "whole number"),
-        (10, "more than this server allows, 9"),
-        (2**41, "more than this server allows, 9"),
-        (2**63, "more than this server allows, 9"),
-    ]:
+    too_many = [(tokens, "more than this server allows, 9") for tokens in (10, 2**41, 2**63)]
+    for tokens, reason in [(0, "at least 1"), ("many", "whole number"), *too_many]:
         status, answer = server.ask(png(1), mm_processor_kwargs={"visual_tokens": tokens})
         text = answer["error"]["message"]
         assert status == 400 and f"visual_tokens={tokens!r}" in text and reason in text and "\n" not in text, answer
@@ -79,21 +68,19 @@ def test_a_server_answers_from_the_tokens_it_was_told_and_refuses_bad_requests(s
 
 
 def test_a_server_says_which_reduction_it_runs(server: Server) -> None:
-    with urllib.request.urlopen(f"{server.url}/v1/models", timeout=60) as answer:
-        (card,), told = json.loads(answer.read())["data"], answer.headers["visual-reduction"]
+    answer = requests.get(f"{server.url}/v1/models", timeout=60)
+    (card,), told = answer.json()["data"], answer.headers["visual-reduction"]
     identity = card["visual_reduction"]
     assert json.loads(told) == identity and identity.pop("plugin")
     assert identity == dict(method="visionzip", options={}, tokens=5, largest=9, positions="renumber")
-    data = json.dumps(server.body(png(1), stream=True)).encode()
-    request = urllib.request.Request(f"{server.url}/v1/chat/completions", data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        assert answer.headers["visual-reduction"] == told and answer.read().endswith(b"[DONE]\n\n")
+    body = server.body(png(1), stream=True)
+    answer = requests.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+    assert answer.headers["visual-reduction"] == told and answer.content.endswith(b"[DONE]\n\n")
 
 
 def test_metrics_count_tokens_and_the_time_of_reductions(server: Server) -> None:
     def counted() -> dict[str, float]:
-        with urllib.request.urlopen(f"{server.url}/metrics", timeout=60) as answer:
-            lines = answer.read().decode().splitlines()
+        lines = requests.get(f"{server.url}/metrics", timeout=60).text.splitlines()
         named = [line.rpartition(" ") for line in lines if line.startswith("visual_reduction")]
         return {name: float(value) for name, _, value in named}
 

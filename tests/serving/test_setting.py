@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -54,18 +55,17 @@ def test_bad_budgets_of_requests_are_refused(value: object) -> None:
         asked(value)
 
 
-def test_budgets_of_requests_are_numbers_or_shares() -> None:
+def test_budgets_are_numbers_or_shares() -> None:
     assert [asked(value) for value in (64, 0.5)] == [Budget(64), Share(0.5)]
+    assert [Setting("visionzip", 64, most).most for most in (None, 64, 65, 0.1)] == [64, 64, 65, 0.1]
 
 
-def test_a_setting_goes_through_a_configuration_and_back() -> None:
+def test_a_setting_goes_through_the_configuration_of_an_adapted_model_and_back() -> None:
     setting = Setting("consensusdrop", 0.25, 128, {"alpha": 0.5})
     config = setting(SimpleNamespace(model_type="llava"))
     assert config.architectures == ["ConsensusDropLlava"] and of_config(config) == setting
-
-
-def test_the_largest_budget_is_bounded_below_by_the_own_one() -> None:
-    assert [Setting("visionzip", 64, most).most for most in (None, 64, 65, 0.1)] == [64, 64, 65, 0.1]
+    with pytest.raises(OptionError, match="'gemma3' are not adapted"):
+        setting(SimpleNamespace(model_type="gemma3"))
 
 
 def test_vllm_asks_for_positions_where_they_are_kept() -> None:
@@ -84,9 +84,8 @@ def test_a_request_may_say_no_other_arguments_of_processors() -> None:
 
 
 def test_arguments_of_vllm_that_go_with_a_reduction() -> None:
-    assert further("--port 80 -pp 1 --mm_encoder_tp_mode weights --video-pruning-rate=0.0") == [
-        *("--port", "80", "-pp", "1", "--mm_encoder_tp_mode", "weights", "--video-pruning-rate=0.0")
-    ]
+    text = "--port 80 -pp 1 --mm_encoder_tp_mode weights --video-pruning-rate=0.0"
+    assert further(text) == text.split()
 
 
 @pytest.mark.parametrize(
@@ -120,11 +119,6 @@ def test_a_checkpoint_without_a_configuration_for_vllm_is_refused(tmp_path: Path
     assert config_of(str(tmp_path)).model_type == "clip"
 
 
-def test_a_model_that_is_not_adapted_is_refused() -> None:
-    with pytest.raises(OptionError, match="'gemma3' are not adapted"):
-        Setting("visionzip", 64)(SimpleNamespace(model_type="gemma3"))
-
-
 @pytest.mark.parametrize(
     ("kind", "entry", "value"),
     [
@@ -135,40 +129,28 @@ def test_a_model_that_is_not_adapted_is_refused() -> None:
     ],
 )
 def test_a_model_that_vllm_would_run_in_another_way_is_refused(kind: str, entry: str, value: Any) -> None:
-    config = SimpleNamespace(model_type=kind)
     for name in reversed(entry.split(".")):
         value = SimpleNamespace(**{name: value})
     value.model_type = kind
     with pytest.raises(OptionError, match=f"{entry}="):
         Setting("visionzip", 64)(value)
-    assert Setting("divprune", 64)(config).architectures
+    assert Setting("divprune", 64)(SimpleNamespace(model_type=kind)).architectures
 
 
 def test_another_version_is_taken_unless_a_function_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    sources: dict[str, dict[str, str]] = {}  # of each file, the functions of each class
-    for place, parameters in supported.PRIVATE.items():
-        file, _, name = place.partition(":")
-        owner, _, function = name.rpartition(".")
-        indent, own = ("    ", ["self"]) if owner else ("", [])
-        line = f"{indent}def {function}({', '.join([*own, *parameters, 'more=None'])}): ...\n"
-        classes = sources.setdefault(file, {})
-        classes[owner] = classes.get(owner, f"class {owner}:\n" if owner else "") + line
-    for file, classes in sources.items():
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_text("".join(classes.values()))
+    source = tmp_path / "wire.py"
+    source.write_text("class Encoder:\n    by: int\n    def encode(self, obj, more=0): ...\ndef check(one, two): ...\n")
+    private = {"wire.py:Encoder.encode": ("obj",), "wire.py:Encoder.by": (), "wire.py:check": ("one",)}
+    monkeypatch.setattr(supported, "PRIVATE", private)
     monkeypatch.setattr(supported, "version", lambda name: "0.33.0")
     monkeypatch.setattr(supported, "find_spec", lambda name: SimpleNamespace(origin=tmp_path / "__init__.py"))
     assert llava_consensus.vllm()
-    wire = tmp_path / "v1/serial_utils.py"
-    wire.write_text(wire.read_text().replace("_encode_tensor(self, obj", "_encode_tensor(self, tensor"))
-    with pytest.raises(OptionError, match=r"vllm 0\.33\.0: .*MsgpackEncoder\._encode_tensor has the parameters tensor"):
+    source.write_text(source.read_text().replace("(self, obj", "(self, tensor"))
+    with pytest.raises(OptionError, match=r"vllm 0\.33\.0: .*Encoder\.encode has the parameters tensor, more; "):
         llava_consensus.vllm()
 
 
 def test_without_vllm_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> str:
-        raise supported.PackageNotFoundError(name)
-
-    monkeypatch.setattr(supported, "version", missing)
+    monkeypatch.setattr(supported, "version", Mock(side_effect=supported.PackageNotFoundError))
     with pytest.raises(MissingDependency, match=r"pip install .*\[vllm\]"):
         llava_consensus.vllm()
