@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from hf_models import padded
 from models import IMAGE
 
 ANYRES = {
@@ -24,14 +25,8 @@ def row(*text: int, images: int = 1, after: int = 4) -> list[int]:
 
 
 def batch(*rows: list[int], left: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    width = max(len(one) for one in rows)
-    pad = [[0] * (width - len(one)) for one in rows]
-    ids = [p + one if left else one + p for p, one in zip(pad, rows, strict=True)]
-    mask = [
-        [0] * len(p) + [1] * len(one) if left else [1] * len(one) + [0] * len(p)
-        for p, one in zip(pad, rows, strict=True)
-    ]
-    return torch.tensor(ids), torch.tensor(mask)
+    found = padded(list(rows), left=left)
+    return found["input_ids"], found["attention_mask"]
 
 
 CASES: dict[str, dict[str, Any]] = {
