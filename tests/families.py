@@ -9,21 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from hf_models import double, padded
 from torch import Tensor
 
 IMAGE, VIDEO, START, END = 190, 191, 192, 193
-TEXT = dict(
-    vocab_size=200,
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=512,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=2,
-)
+TEXT = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2)
+TEXT |= dict(vocab_size=200, max_position_embeddings=512, pad_token_id=0, bos_token_id=1, eos_token_id=2)
 IDS = dict(image_token_id=IMAGE, video_token_id=VIDEO, vision_start_token_id=START, vision_end_token_id=END)
 GLM_IDS = dict(
     **dict(image_token_id=IMAGE, image_start_token_id=START, image_end_token_id=END),
@@ -37,35 +28,23 @@ LINEAR = dict(
     **dict(linear_num_key_heads=2, linear_num_value_heads=4, rope_parameters=INTERLEAVED),
 )
 EXPERTS = dict(moe_intermediate_size=32, shared_expert_intermediate_size=32, num_experts=4, num_experts_per_tok=2)
-QWEN_TOWER = dict(
-    depth=3, hidden_size=32, num_heads=4, intermediate_size=48, out_hidden_size=64, num_position_embeddings=64
-)
+TOWER = dict(depth=3, hidden_size=32, num_heads=4, intermediate_size=48, out_hidden_size=64)
+QWEN_TOWER, GLM_TOWER = dict(TOWER, num_position_embeddings=64), dict(TOWER, patch_size=14, image_size=112)
 GRIDS = ((4, 6), (8, 4))  # patches of the two images
 
 
 @dataclass(frozen=True)
 class Family:
-    """A family under test, with two images of different sizes.
-
-    Args:
-        kind: its `model_type`.
-        config: arguments of its configuration.
-        pixels: what a processor gives of these images, by their numbers.
-        rows: visual tokens of each image.
-        tower: whether methods read the tower.
-        cuts: whether methods between decoder layers work.
-        axes: of positions; several can only be kept.
-        timm: whether its tower is one of timm.
-    """
+    """A family under test, of a `model_type`, with two images of different sizes."""
 
     kind: str
-    config: dict[str, Any]
-    pixels: Callable[[list[int]], dict[str, Any]]
-    rows: tuple[int, int]
-    tower: bool = True
-    cuts: bool = True
-    axes: int = 1
-    timm: bool = False
+    config: dict[str, Any]  # arguments of its configuration
+    pixels: Callable[[list[int]], dict[str, Any]]  # what a processor gives of these images, by their numbers
+    rows: tuple[int, int]  # visual tokens of each image
+    tower: bool = True  # methods read the tower
+    cuts: bool = True  # methods between decoder layers work
+    axes: int = 1  # of positions; several can only be kept
+    timm: bool = False  # its tower is one of timm
 
 
 def noise(*shape: int, seed: int) -> Tensor:
@@ -117,18 +96,16 @@ NANO_TEXT = dict(
     **dict(num_kv_shared_layers=0, laurel_rank=4, activation_sparsity_pattern=[0.0] * 5, sliding_window=1024),
     **dict(final_logit_softcapping=30.0, layer_types=["sliding_attention"] * 4 + ["full_attention"]),
 )
-NANO_AUDIO = dict(
-    **dict(vocab_size=4, vocab_offset=195, hidden_size=32, conf_num_attention_heads=4, conf_num_hidden_layers=1),
-    sscp_conv_channel_size=[8, 4],
-)
+NANO_TOWER = dict(architecture="mobilenetv5_300m_enc", hidden_size=2048, vocab_size=4, vocab_offset=186)
+NANO_TOWER |= dict(do_pooling=False)
+NANO_AUDIO = dict(vocab_size=4, vocab_offset=195, hidden_size=32, sscp_conv_channel_size=[8, 4])
+NANO_AUDIO |= dict(conf_num_attention_heads=4, conf_num_hidden_layers=1)
 GEMMA3N = dict(
     text_config=NANO_TEXT,
-    vision_config=dict(
-        **dict(architecture="mobilenetv5_300m_enc", hidden_size=2048, vocab_size=4, vocab_offset=186, do_pooling=False)
-    ),
+    vision_config=NANO_TOWER,
     audio_config=NANO_AUDIO,
-    vision_soft_tokens_per_image=256,
-    **dict(image_token_id=IMAGE, audio_token_id=196, boi_token_id=188, eoi_token_id=191),
+    **dict(vision_soft_tokens_per_image=256, image_token_id=IMAGE, audio_token_id=196),
+    **dict(boi_token_id=188, eoi_token_id=191),
 )
 MOLMO2 = dict(
     text_config=TEXT | dict(head_dim=16, additional_vocab_size=16, vocab_size=184),
@@ -221,10 +198,6 @@ KIMI = dict(
     projection_hidden_size=32,
     **IDS,
 )
-GLM_TOWER = dict(
-    **dict(depth=3, hidden_size=32, num_heads=4, intermediate_size=48),
-    **dict(out_hidden_size=64, patch_size=14, image_size=112),
-)
 TIMM = dict(
     **dict(embed_dim=32, img_size=[56, 56], depth=3, num_heads=4, global_pool="", use_post_transformer_norm=False),
     **dict(init_values=0.1, ref_feat_shape=[4, 4]),
@@ -305,8 +278,7 @@ FAMILIES: dict[str, Family] = {
 
 def build(family: Family) -> Any:
     """A model with weights large enough that every part is seen in its answers."""
-    from transformers import AutoModelForImageTextToText
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
     config = CONFIG_MAPPING[family.kind](**copy.deepcopy(family.config))
     config._experts_implementation = "eager"  # grouped_mm has no float64
@@ -339,14 +311,11 @@ def prompts(model: Any, family: Family, *shown: list[int]) -> dict[str, Any]:
         for one in pictures:
             row += [IMAGE] * family.rows[one] + [20 + one, 21 + one, 22 + number]
         rows.append([*row, *range(30, 35)])
-    width = max(map(len, rows))
-    ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-    types = (ids == IMAGE).long()
-    found = {"input_ids": ids, "attention_mask": mask}
+    found = padded(rows)
+    types = (found["input_ids"] == IMAGE).long()
     taken = inspect.signature(type(model).forward).parameters
     for name in ("mm_token_type_ids", "moe_mm_token_type_ids", "token_type_ids"):
         if name in taken:
             found[name] = torch.zeros_like(types) if family.kind == "paligemma" else types
     pixels = family.pixels([one for pictures in shown for one in pictures])
-    return found | {name: value.double() if value.is_floating_point() else value for name, value in pixels.items()}
+    return found | double(pixels)

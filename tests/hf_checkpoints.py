@@ -15,33 +15,25 @@ from llava_consensus.evaluation import models
 from llava_consensus.evaluation.models.hf import HfRunner
 from llava_consensus.hosts import view_of
 
-SPECIAL = {
-    0: "<pad>",
-    1: "<s>",
-    2: "</s>",
-    hf_models.IMAGE: "<image>",
-    hf_models.VIDEO: "<video>",
-    hf_models.START: "<start>",
-    hf_models.END: "<end>",
-    hf_models.TAG: "<global-img>",
-    hf_models.BOX: "<box>",
-    506: "<fake_token_around_image>",
-    507: "<end_of_utterance>",
-    **{300 + 6 * row + column: f"<row_{row + 1}_col_{column + 1}>" for row in range(6) for column in range(6)},
-}
+FAKE_IMAGE, UTTERANCE_END = "<fake_token_around_image>", "<end_of_utterance>"
+MARKS = (
+    "<image>",
+    "<video>",
+    "<start>",
+    "<end>",
+    "<global-img>",
+    "<box>",
+    FAKE_IMAGE,
+    UTTERANCE_END,
+)  # in the order of their ids
+SPECIAL = dict(enumerate(("<pad>", "<s>", "</s>"))) | dict(enumerate(MARKS, hf_models.IMAGE))
+SPECIAL |= {300 + 6 * row + column: f"<row_{row + 1}_col_{column + 1}>" for row in range(6) for column in range(6)}
 NAMES = {
-    "image_token": "<image>",
-    "video_token": "<video>",
-    "context_image_token": "<image>",
-    "start_image_token": "<start>",
-    "end_image_token": "<end>",
-    "vision_start_token": "<start>",
-    "vision_end_token": "<end>",
-    "fake_image_token": "<fake_token_around_image>",
-    "global_image_token": "<global-img>",
-    "end_of_utterance_token": "<end_of_utterance>",
-    "boi_token": "<box>",
-    "eoi_token": "<end>",
+    **dict.fromkeys(("image_token", "context_image_token"), "<image>"),
+    **dict.fromkeys(("start_image_token", "vision_start_token"), "<start>"),
+    **dict.fromkeys(("end_image_token", "vision_end_token", "eoi_token"), "<end>"),
+    **{"video_token": "<video>", "global_image_token": "<global-img>", "boi_token": "<box>"},
+    **{"fake_image_token": FAKE_IMAGE, "end_of_utterance_token": UTTERANCE_END},
 }
 SIDE = {"height": 56, "width": 56}
 CLIP = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
@@ -54,10 +46,8 @@ def cropped(side: int) -> dict[str, Any]:
 
 CROP = cropped(56)
 FILMING = find_spec("torchvision") is not None  # which video processors need
-SMOLVLM = pytest.mark.skipif(
-    find_spec("num2words") is None or not FILMING, reason="SmolVLM's processor needs num2words and torchvision"
-)
-
+COUNTING = FILMING and find_spec("num2words") is not None
+SMOLVLM = pytest.mark.skipif(not COUNTING, reason="SmolVLM's processor needs num2words and torchvision")
 FILM = {"Qwen3VLVideoProcessor": {"size": {"shortest_edge": 64 * 32**2, "longest_edge": 128 * 32**2}}}
 
 
@@ -74,14 +64,8 @@ def tokenizer() -> Any:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL.values()])
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made,
-        bos_token="<s>",
-        eos_token="</s>",
-        pad_token="<pad>",
-        padding_side="left",
-        extra_special_tokens=NAMES,
-    )
+    options = dict(bos_token="<s>", eos_token="</s>", pad_token="<pad>", padding_side="left")
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, extra_special_tokens=NAMES, **options)
 
 
 def template(image: str = "<image>", video: str = "<video>", begin: str = "") -> str:
@@ -123,13 +107,22 @@ def _split(kind: str, video: str = "") -> Any:
     return _made(f"{kind}Processor", f"{kind}ImageProcessor", words, video, image_seq_len=16)
 
 
-def _tiled(kind: str, video: str = "", **options: Any) -> Any:
-    pins = {"LlavaNextVideo": "LlavaNext"}.get(kind, kind)
-    words: dict[str, Any] = {**CROP, "image_grid_pinpoints": hf_models.PINS}
-    if kind == "LlavaOnevision":
-        grid = [[56 * height, 56 * width] for height in range(1, 4) for width in range(1, 4)]
-        words = {"size": SIDE, "image_grid_pinpoints": grid}
-    return _made(f"{kind}Processor", f"{pins}ImageProcessor", words, video, **options)
+def _tiled(kind: str, video: str = "") -> Any:
+    words = {**CROP, "image_grid_pinpoints": hf_models.PINS}
+    return _made(f"{kind}Processor", "LlavaNextImageProcessor", words, video, **CLIP)
+
+
+def _onevision() -> Any:
+    words = {"size": SIDE, "image_grid_pinpoints": hf_models.ONEVISION_PINS}
+    options = dict(num_image_tokens=16, vision_feature_select_strategy="full", vision_aspect_ratio="anyres_max_2")
+    kind = "LlavaOnevision"
+    return _made(f"{kind}Processor", f"{kind}ImageProcessor", words, f"{kind}VideoProcessor", **options)
+
+
+def _whole(kind: str, image: str, video: str = "", **options: Any) -> Any:
+    """Of a model of square tiles."""
+    words = {"size": {"height": 112, "width": 112}, **({"max_patches": 6} if video else {})}
+    return _made(f"{kind}Processor", f"{image}ImageProcessor", words, video, image_seq_length=16, **options)
 
 
 def video_llava(side: int = 56) -> Any:
@@ -140,43 +133,25 @@ def video_llava(side: int = 56) -> Any:
 
 PROCESSORS: dict[str, Callable[[], Any]] = {
     "llava": lambda: _made("LlavaProcessor", "CLIPImageProcessor", CROP, **CLIP),
-    "llava_next": lambda: _tiled("LlavaNext", **CLIP),
-    "llava_next_video": lambda: _tiled("LlavaNextVideo", "LlavaNextVideoVideoProcessor", **CLIP),
-    "llava_onevision": lambda: _tiled(
-        "LlavaOnevision",
-        "LlavaOnevisionVideoProcessor",
-        num_image_tokens=16,
-        vision_feature_select_strategy="full",
-        vision_aspect_ratio="anyres_max_2",
-    ),
+    "llava_next": lambda: _tiled("LlavaNext"),
+    "llava_next_video": lambda: _tiled("LlavaNextVideo", "LlavaNextVideoVideoProcessor"),
+    "llava_onevision": _onevision,
     "video_llava": video_llava,
     "qwen2_vl": lambda: _qwen("Qwen2VL", 14),
     "qwen2_5_vl": lambda: _qwen("Qwen2_5_VL", 14),
     "qwen3_vl": lambda: _qwen("Qwen3VL", 16),
-    "internvl": lambda: _made(
-        "InternVLProcessor",
-        "GotOcr2ImageProcessor",
-        {"size": {"height": 112, "width": 112}, "max_patches": 6},
-        "InternVLVideoProcessor",
-        image_seq_length=16,
-    ),
+    "internvl": lambda: _whole("InternVL", "GotOcr2", "InternVLVideoProcessor"),
     "smolvlm": lambda: _split("SmolVLM", "SmolVLMVideoProcessor"),
     "idefics3": lambda: _split("Idefics3"),
-    "gemma3": lambda: _made(
-        "Gemma3Processor",
-        "Gemma3ImageProcessor",
-        {"size": {"height": 112, "width": 112}},
-        image_seq_length=16,
-        chat_template=template("<box>", begin="<s>"),
-    ),
+    "gemma3": lambda: _whole("Gemma3", "Gemma3", chat_template=template("<box>", begin="<s>")),
     "mistral_3": lambda: _pixtral(2),
     "pixtral": lambda: _pixtral(1),
 }
 CLIPS = ("llava_next_video", "llava_onevision", "video_llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 WITH_VIDEOS = (*CLIPS, "internvl", "smolvlm")
 PIXTRAL = pytest.mark.skipif(not FILMING, reason="Pixtral's processor needs torchvision")
-MARKS = {"smolvlm": SMOLVLM, "mistral_3": PIXTRAL, "pixtral": PIXTRAL}
-FAMILIES = [pytest.param(name, marks=MARKS.get(name, ())) for name in PROCESSORS]
+NEEDS = {"smolvlm": SMOLVLM, "mistral_3": PIXTRAL, "pixtral": PIXTRAL}
+FAMILIES = [pytest.param(name, marks=NEEDS.get(name, ())) for name in PROCESSORS]
 
 
 def checkpoint(name: str, folder: Path) -> Path:

@@ -7,19 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-TEXT = dict(
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    vocab_size=512,
-    max_position_embeddings=4096,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=None,
-    tie_word_embeddings=False,
-)
+TEXT = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2)
+TEXT |= dict(vocab_size=512, max_position_embeddings=4096, tie_word_embeddings=False)
+TEXT |= dict(pad_token_id=0, bos_token_id=1, eos_token_id=None)
 KINDS = ["sliding_attention", "full_attention"] * 2  # of its layers, where they are of two
 VISION = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4)
 SQUARE = dict(**VISION, image_size=56, patch_size=14)
@@ -73,13 +63,19 @@ def built(kind: str, **config: Any) -> Any:
     return ready(AutoModelForImageTextToText.from_config, CONFIG_MAPPING[kind](**config))
 
 
+def padded(rows: list[list[int]], pad: int = 0, left: bool = True) -> dict[str, Tensor]:
+    """Ids of prompts of any lengths, and their mask."""
+    parts = [([pad] * (max(map(len, rows)) - len(row)), row) for row in rows]
+    ids = torch.tensor([padding + row if left else row + padding for padding, row in parts])
+    sizes = [([0] * len(padding), [1] * len(row)) for padding, row in parts]
+    return {"input_ids": ids, "attention_mask": torch.tensor([a + b if left else b + a for a, b in sizes])}
+
+
 def prompts(*rows: list[Any]) -> dict[str, Any]:
     """Left-padded prompts of ids and images, with everything a processor would give."""
     ids = [[word for part in row for word in (part.ids if isinstance(part, Picture) else [part])] for row in rows]
-    width = max(map(len, ids))
-    words = torch.tensor([[0] * (width - len(row)) + row for row in ids])
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids])
-    found: dict[str, Any] = {"input_ids": words, "attention_mask": mask}
+    found: dict[str, Any] = padded(ids)
+    words = found["input_ids"]
     pictures = [part for row in rows for part in row if isinstance(part, Picture)]
     for name in sorted({name for one in pictures for name in one.pixels}):
         parts = [one.pixels[name] for one in pictures if name in one.pixels]
@@ -105,20 +101,18 @@ def rows_read(model: Any, inputs: dict[str, Any]) -> int:
     rows: list[int] = []
     decoder = model.get_decoder()
     layer = (decoder if hasattr(decoder, "layers") else decoder.model).layers[0]
-    hook = layer.register_forward_pre_hook(
+    with layer.register_forward_pre_hook(
         lambda _, args, kwargs: rows.append((args[0] if args else kwargs["hidden_states"]).shape[1]), with_kwargs=True
-    )
-    model(**inputs)
-    hook.remove()
+    ):
+        model(**inputs)
     return rows[-1]  # behind those of a probe
 
 
 def decoder_given(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
     """Arguments that the decoder of a model is given of prompts, behind the hooks of a method."""
     seen: dict[str, Any] = {}
-    hook = model.get_decoder().register_forward_pre_hook(lambda _, args, given: seen.update(given), with_kwargs=True)
-    model(**inputs)
-    hook.remove()
+    with model.get_decoder().register_forward_pre_hook(lambda _, args, given: seen.update(given), with_kwargs=True):
+        model(**inputs)
     return seen
 
 
@@ -143,17 +137,19 @@ def square(number: int) -> Picture:
 PINS = [[56, 112], [112, 56], [112, 112]]
 MROPE = {"rope_type": "default", "rope_theta": 10000.0}
 ALL = dict(image_token_id=IMAGE, video_token_id=VIDEO, vision_start_token_id=START, vision_end_token_id=END)
-
-
 GLM = dict(image_token_id=IMAGE, video_token_id=VIDEO, image_start_token_id=START, image_end_token_id=END)
+
+
+def of_grid(number: int, size: tuple[int, int], count: int, rows: int, columns: int) -> Picture:
+    """An image of so many tiles, of which all but the first lie in a grid with a newline behind each row."""
+    pixels = noise(1, count, 3, 56, 56, seed=number)
+    return Picture([IMAGE] * (16 + rows * (columns + 1)), {"pixel_values": pixels, "image_sizes": torch.tensor([size])})
 
 
 def tiled(number: int) -> Picture:
     """Images of five tiles whole, of five with columns unpadded, of three in a row, and whole again."""
-    size = [(112, 112), (112, 60), (40, 100), (112, 112)][number]
-    count, rows, columns = [(5, 8, 8), (5, 8, 4), (3, 4, 8), (5, 8, 8)][number]
-    pixels = noise(1, count, 3, 56, 56, seed=number)
-    return Picture([IMAGE] * (16 + rows * (columns + 1)), {"pixel_values": pixels, "image_sizes": torch.tensor([size])})
+    whole = (112, 112), 5, 8, 8
+    return of_grid(number, *[whole, ((112, 60), 5, 8, 4), ((40, 100), 3, 4, 8), whole][number])
 
 
 def frames(rows: int) -> Callable[[int], Picture]:
@@ -163,10 +159,8 @@ def frames(rows: int) -> Callable[[int], Picture]:
 
 def onevision(number: int) -> Picture:
     """One tile and a half, resized from 2 x 2 tiles, a row, and 3 x 3 tiles resized."""
-    size = [(112, 112), (112, 56), (56, 112), (168, 168)][number]
-    count, rows, columns = [(5, 5, 5), (3, 8, 4), (3, 4, 8), (10, 5, 5)][number]
-    pixels = noise(1, count, 3, 56, 56, seed=number)
-    return Picture([IMAGE] * (16 + rows * (columns + 1)), {"pixel_values": pixels, "image_sizes": torch.tensor([size])})
+    sizes = ((112, 112), 5, 5, 5), ((112, 56), 3, 8, 4), ((56, 112), 3, 4, 8), ((168, 168), 10, 5, 5)
+    return of_grid(number, *sizes[number])
 
 
 def grid(patch: int) -> Callable[[int], Picture]:
@@ -251,26 +245,13 @@ LLAVA = dict(vision_config=CLIP, text_config=LLAMA, image_token_index=IMAGE, ima
 NEXT = dict(vision_config=CLIP, text_config=LLAMA, image_token_index=IMAGE, image_grid_pinpoints=PINS)
 NEXT_VIDEO = NEXT | {"video_token_index": VIDEO}
 VIDEO_LLAVA = dict(vision_config=CLIP, text_config=LLAMA, image_token_index=IMAGE, video_token_index=VIDEO)
-ONEVISION = dict(
-    vision_config=SQUARE | SIGLIP,
-    text_config=dict(TEXT, model_type="qwen2"),
-    image_token_index=IMAGE,
-    video_token_index=VIDEO,
-    image_grid_pinpoints=[[56 * a, 56 * b] for a in range(1, 4) for b in range(1, 4)],
-    vision_aspect_ratio="anyres_max_2",
-    vision_feature_layer=-1,
-    vision_feature_select_strategy="full",
-)
-QWEN_TOWER = dict(
-    depth=4,
-    hidden_size=32,
-    intermediate_size=48,
-    num_heads=4,
-    in_channels=3,
-    spatial_merge_size=2,
-    temporal_patch_size=2,
-    out_hidden_size=64,
-)
+QWEN2_TEXT = dict(TEXT, model_type="qwen2")
+LAST_LAYER = dict(vision_feature_layer=-1, vision_feature_select_strategy="full")
+ONEVISION_PINS = [[56 * height, 56 * width] for height in range(1, 4) for width in range(1, 4)]
+ONEVISION = VIDEO_LLAVA | LAST_LAYER | dict(vision_config=SQUARE | SIGLIP, text_config=QWEN2_TEXT)
+ONEVISION |= dict(image_grid_pinpoints=ONEVISION_PINS, vision_aspect_ratio="anyres_max_2")
+QWEN_TOWER = dict(depth=4, hidden_size=32, intermediate_size=48, num_heads=4, in_channels=3, out_hidden_size=64)
+QWEN_TOWER |= dict(spatial_merge_size=2, temporal_patch_size=2)
 QWEN_TEXT = dict(TEXT, rope_parameters={**MROPE, "mrope_section": [2, 3, 3]})
 QWEN2 = dict(QWEN_TOWER, patch_size=14, embed_dim=32, hidden_size=64, mlp_ratio=2)
 QWEN2_5 = dict(QWEN_TOWER, patch_size=14, window_size=56, fullatt_block_indexes=[1, 3])
@@ -286,42 +267,21 @@ GLM_EXPERTS |= dict(n_group=1, topk_group=1)
 GLM_TOWER = dict(depth=4, hidden_size=32, intermediate_size=48, num_heads=4, out_hidden_size=64, image_size=112)
 GLM4V = dict(text_config=GLM_TEXT, vision_config=GLM_TOWER, **GLM)
 SMOLVLM = dict(vision_config=FINE, text_config=LLAMA, image_token_id=IMAGE, scale_factor=2, pad_token_id=0)
-AYA = dict(
-    vision_config=FINE | SIGLIP,
-    text_config=dict(TEXT, model_type="cohere2", head_dim=16, sliding_window=4096, layer_types=KINDS),
-    image_token_id=IMAGE,
-    downsample_factor=2,
-    alignment_intermediate_size=48,
-)
-PIXTRAL = dict(
-    vision_config=dict(VISION, model_type="pixtral", image_size=168, patch_size=14),
-    text_config=dict(TEXT, model_type="mistral", head_dim=16, sliding_window=None),
-    image_token_index=IMAGE,
-)
-PIXTRAL_LLAVA = dict(vision_feature_layer=-1, vision_feature_select_strategy="full")
-INTERNVL = dict(
-    vision_config=dict(VISION, image_size=[112, 112], patch_size=[14, 14], use_qk_norm=True),
-    text_config=dict(TEXT, model_type="qwen2"),
-    image_token_id=IMAGE,
-    image_seq_length=16,
-    tie_word_embeddings=False,
-)
-GEMMA3 = dict(
-    vision_config=FINE | SIGLIP,
-    text_config=dict(TEXT, model_type="gemma3_text", head_dim=16, query_pre_attn_scalar=32, layer_types=KINDS),
-    image_token_index=IMAGE,
-    mm_tokens_per_image=16,
-    tie_word_embeddings=False,
-)
-OVIS2 = dict(
-    vision_config=dict(FINE, hidden_stride=2, vocab_size=45),
-    text_config=dict(TEXT, model_type="qwen2"),
-    image_token_id=IMAGE,
-    visual_indicator_token_ids=[START, 506, 507, 508, END],
-    hidden_size=TEXT["hidden_size"],
-    vocab_size=TEXT["vocab_size"],
-    tie_word_embeddings=False,
-)
+AYA_TEXT = dict(TEXT, model_type="cohere2", head_dim=16, sliding_window=4096, layer_types=KINDS)
+AYA = dict(vision_config=FINE | SIGLIP, text_config=AYA_TEXT, image_token_id=IMAGE)
+AYA |= dict(downsample_factor=2, alignment_intermediate_size=48)
+PIXTRAL_TOWER = dict(VISION, model_type="pixtral", image_size=168, patch_size=14)
+MISTRAL = dict(TEXT, model_type="mistral", head_dim=16, sliding_window=None)
+PIXTRAL = dict(vision_config=PIXTRAL_TOWER, text_config=MISTRAL, image_token_index=IMAGE)
+INTERNVL_TOWER = dict(VISION, image_size=[112, 112], patch_size=[14, 14], use_qk_norm=True)
+INTERNVL = dict(vision_config=INTERNVL_TOWER, text_config=QWEN2_TEXT, image_token_id=IMAGE)
+INTERNVL |= dict(image_seq_length=16, tie_word_embeddings=False)
+GEMMA3_TEXT = dict(TEXT, model_type="gemma3_text", head_dim=16, query_pre_attn_scalar=32, layer_types=KINDS)
+GEMMA3 = dict(vision_config=FINE | SIGLIP, text_config=GEMMA3_TEXT, image_token_index=IMAGE)
+GEMMA3 |= dict(mm_tokens_per_image=16, tie_word_embeddings=False)
+OVIS2_TOWER, INDICATORS = dict(FINE, hidden_stride=2, vocab_size=45), [START, 506, 507, 508, END]
+OVIS2 = dict(vision_config=OVIS2_TOWER, text_config=QWEN2_TEXT, image_token_id=IMAGE, tie_word_embeddings=False)
+OVIS2 |= dict(visual_indicator_token_ids=INDICATORS, hidden_size=64, vocab_size=512)
 
 TILES = 20  # a budget with a token for each of the 17 tiles that an image can have, below every image
 VIDEOS = (0, 1, 2, 3)
@@ -362,7 +322,7 @@ CASES: dict[str, Case] = {
     "cohere2_vision": Case("cohere2_vision", AYA, breaks, LAST, TILES, TILES),
     "ovis2": Case("ovis2", OVIS2, columns, "vision_tower.transformer.encoder.layers.3.attention", TILES, TILES),
     "mistral_3": Case("mistral3", PIXTRAL | {"spatial_merge_size": 2}, broken(28), PIXTRAL_BLOCK),
-    "pixtral": Case("llava", PIXTRAL | PIXTRAL_LLAVA, broken(14), PIXTRAL_BLOCK),
+    "pixtral": Case("llava", PIXTRAL | LAST_LAYER, broken(14), PIXTRAL_BLOCK),
     "video_llava": Case("video_llava", VIDEO_LLAVA, square, f"image_{TOWER_BLOCK}"),
     "video_llava video": Case("video_llava", VIDEO_LLAVA, frames(4 * 17), f"video_{TOWER_BLOCK}", 10, 8, VIDEOS),
 }

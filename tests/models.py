@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from hf_models import SQUARE, TEXT
 
 from llava_consensus.hosts.images import Image
 from llava_consensus.hosts.official import OfficialEntrance, Prepared
@@ -40,23 +41,10 @@ def tiny_llava(tower: Path, family: str = "llama", seed: int = 0, **config: Any)
         "mistral": (llava_mistral.LlavaMistralConfig, llava_mistral.LlavaMistralForCausalLM),
     }
     make_config, make_model = classes[family]
-    shape = dict(
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=512,
-    )
-    special = dict(
-        max_position_embeddings=4096, pad_token_id=0, bos_token_id=1, eos_token_id=2, tie_word_embeddings=False
-    )
-    vision = dict(
-        mm_vision_tower=str(tower), mm_hidden_size=32, mm_projector_type="mlp2x_gelu", mm_vision_select_layer=-2
-    )
-    choices = dict(mm_vision_select_feature="patch", image_aspect_ratio="pad", use_cache=True)
+    shape = TEXT | dict(num_hidden_layers=3, eos_token_id=2, mm_vision_tower=str(tower), mm_hidden_size=32)
+    shape |= dict(mm_projector_type="mlp2x_gelu", mm_vision_select_layer=-2, mm_vision_select_feature="patch")
     torch.manual_seed(seed)
-    model = make_model(make_config(**{**shape, **special, **vision, **choices, **config}))
+    model = make_model(make_config(**{**shape, "image_aspect_ratio": "pad", "use_cache": True, **config}))
     for name, parameter in model.named_parameters():
         if (parameter.ndim > 1 or "newline" in name) and "vision_tower" not in name:
             torch.nn.init.normal_(parameter, std=0.2)
@@ -67,9 +55,7 @@ def tiny_llava(tower: Path, family: str = "llama", seed: int = 0, **config: Any)
 def write_tower(folder: Path) -> None:
     """A CLIP tower of four blocks, 4 x 4 patches and a class token, as LLaVA's loader wants it."""
     torch.manual_seed(0)
-    sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4)
-    config = transformers.CLIPVisionConfig(**sizes, image_size=IMAGE, patch_size=14)
-    tower = transformers.CLIPVisionModel(config)
+    tower = transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**SQUARE))
     for parameter in tower.parameters():  # larger than the default, so that saliencies differ
         torch.nn.init.normal_(parameter, std=0.3)
     tower.save_pretrained(folder)

@@ -3,8 +3,8 @@
 from typing import Any
 
 import torch
+from hf_models import padded
 from models import IMAGE
-from torch.nn.utils.rnn import pad_sequence
 
 PINS = [[IMAGE, 2 * IMAGE], [2 * IMAGE, IMAGE], [2 * IMAGE, 2 * IMAGE]]
 ANYRES = {"image_aspect_ratio": "anyres", "image_grid_pinpoints": PINS}
@@ -24,9 +24,8 @@ def row(*text: int, images: int = 1, after: int = 4) -> list[int]:
 
 
 def batch(*rows: list[int], left: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    side = "left" if left else "right"
-    padded = pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_side=side)
-    return padded, (padded != 0).long()
+    found = padded(list(rows), left=left)
+    return found["input_ids"], found["attention_mask"]
 
 
 TILED = dict(rows=[row(5), row(6, 7)], images=[tiles(5), tiles(3, 1)], ranges=[range(5), range(5, 8)])

@@ -12,9 +12,9 @@ import numpy
 import remote_doubles
 import torch
 import transformers
+from hf_models import padded
 from PIL import Image
 from remote_doubles.base import pixels_of
-from torch import Tensor
 
 from llava_consensus import attach
 
@@ -92,13 +92,6 @@ def host_of(case: Double) -> Any:
 
 def without(row: list[Any]) -> list[int]:
     return [part for part in row if part != PICTURE]
-
-
-def padded(rows: list[list[int]], pad: int) -> dict[str, Tensor]:
-    width = max(map(len, rows))
-    ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-    return {"input_ids": ids, "attention_mask": mask}
 
 
 def generate(model: Any, inputs: dict[str, Any], new: int = 4, **options: Any) -> Any:

@@ -1,50 +1,42 @@
-"""An attached model answers as it did at commit 2f74477, and as its layers do when they are run by hand.
+"""An attached model answers as it did at commit 2f74477, and as its layers do when they are run by hand: each is called
+on the rows that are left, without cache, hooks or padding.
 
-The recorded answers are in tests/golden/attached_answers.npz: three greedy tokens, some of their logits, and the tokens
-that were kept, for every tiny model and method. `git show 11abe7a:tests/hosts/test_attached_answers.py` wrote them with
-the package of 2f74477. By hand means without cache, hooks or padding: each layer is called on the rows that are left,
-with a dense mask.
+tests/golden/attached_answers.npz has three greedy tokens, some of their logits, and the tokens that were kept, for all
+tiny models and methods. `git show 11abe7a:tests/hosts/test_attached_answers.py` wrote it with the package of 2f74477.
 """
 
 import copy
 import inspect
 import json
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import families
+import hf_models
 import numpy as np
 import pytest
 import torch
+from hf_models import double
 from torch import Tensor
 
-TESTS = Path(__file__).parents[1]
-sys.path.insert(0, str(TESTS))
+from llava_consensus import attach, make
+from llava_consensus.errors import ConsensusError
+from llava_consensus.reduction.budget import budget
 
-import families  # noqa: E402
-import hf_models  # noqa: E402
-from hf_models import double  # noqa: E402
-
-from llava_consensus import attach, make  # noqa: E402
-from llava_consensus.errors import ConsensusError  # noqa: E402
-from llava_consensus.reduction.budget import budget  # noqa: E402
-
-GOLDEN = TESTS / "golden" / "attached_answers.npz"
+GOLDEN = Path(__file__).parents[1] / "golden" / "attached_answers.npz"
 STEPS, COLUMNS = 3, 6
 FORMS: dict[str, list[list[int]]] = {"one": [[0]], "batch": [[0], [1, 0]]}
 NAMES = [*hf_models.CASES, *families.FAMILIES]
 CACHES = {"past_key_values", "cache"}  # names of the argument
 PLACEHOLDERS = [families.IMAGE, families.VIDEO]  # the plain model cannot read an answer with one again
-AFTER_TOWER = (
+METHODS = (
     *("divprune", "consensusdrop", "consensusdrop+", "visionzip", "vispruner", "prumerge_plus", "cdpruner"),
-    *("uniform_grid", "random"),
+    *("uniform_grid", "random", "fastv", "dart", "pyramiddrop", "sparsevlm", "ivcprune"),
 )
-BETWEEN_LAYERS = ("fastv", "dart", "pyramiddrop", "sparsevlm", "ivcprune")
-METHODS = AFTER_TOWER + BETWEEN_LAYERS
 
 
 class Tiny(NamedTuple):
@@ -75,12 +67,8 @@ def tiny(name: str) -> Tiny:
 
 
 def generate(model: Any, inputs: dict[str, Any], **options: Any) -> Any:
-    return model.generate(
-        **inputs,
-        **{"max_new_tokens": STEPS, "min_new_tokens": STEPS, "do_sample": False, "pad_token_id": 0}
-        | {"return_dict_in_generate": True, "output_logits": True}
-        | options,
-    )
+    given = {"max_new_tokens": STEPS, "min_new_tokens": STEPS, "do_sample": False, "pad_token_id": 0, **options}
+    return model.generate(**inputs, return_dict_in_generate=True, output_logits=True, **given)
 
 
 def accepted(method: str, **options: str) -> dict[str, str]:
@@ -127,7 +115,6 @@ def sample(logits: Tensor) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@torch.no_grad()
 def test_all_tokens_kept_is_the_plain_model_and_so_is_the_detached_one(name: str) -> None:
     one = tiny(name)
     inputs = one.prompts["batch"]
@@ -161,7 +148,6 @@ def recorded() -> Recorded:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@torch.no_grad()
 def test_as_recorded(name: str) -> None:
     one, golden, wrong = tiny(name), recorded(), []
     plain = sample(one.model(**one.prompts["batch"]).logits[:, -1:])
@@ -217,10 +203,10 @@ def layer_calls(model: Any, inputs: dict[str, Any]) -> list[LayerCall]:
         arguments = {**dict(zip(inspect.signature(layer.forward).parameters, args, strict=False)), **kwargs}
         calls.append(LayerCall(layer, arguments, output[0] if isinstance(output, tuple) else output))
 
-    hooks = [layer.register_forward_hook(note, with_kwargs=True) for layer in decoder_of(model).layers]
-    model(**inputs, use_cache=False)
-    for hook in hooks:
-        hook.remove()
+    with ExitStack() as hooks:
+        for layer in decoder_of(model).layers:
+            hooks.enter_context(layer.register_forward_hook(note, with_kwargs=True))
+        model(**inputs, use_cache=False)
     return calls
 
 
@@ -286,14 +272,12 @@ def by_hand(model: Any, inputs: dict[str, Any], rows: list[Tensor], size: int, r
         output = layer.forward(hidden.index_select(axis, index), **arguments)
         hidden = hidden.index_copy(axis, index, output[0] if isinstance(output, tuple) else output)
     last = decoder_of(model).layers[-1]
-    hook = last.register_forward_hook(lambda _, __, out: (hidden, *out[1:]) if isinstance(out, tuple) else hidden)
-    logits = model(**inputs, use_cache=False).logits[:, -1]
-    hook.remove()
-    return logits
+    with last.register_forward_hook(lambda _, __, out: (hidden, *out[1:]) if isinstance(out, tuple) else hidden):
+        return model(**inputs, use_cache=False).logits[:, -1]
 
 
-def angles_of(tiny: Tiny, run: Callable[[], Any]) -> tuple[dict[Any, Tensor], Any]:
-    """The rotary angles [..., n, d] that the attention of each layer is given in a prefill, and what `run` returned."""
+def angles_of(tiny: Tiny, run: Callable[[], Any]) -> dict[Any, Tensor]:
+    """The rotary angles [..., n, d] that the attention of each layer is given in a prefill."""
     angles: dict[Any, Tensor] = {}
 
     def note(layer: Any) -> Callable[..., None]:
@@ -306,34 +290,28 @@ def angles_of(tiny: Tiny, run: Callable[[], Any]) -> tuple[dict[Any, Tensor], An
 
         return hook
 
-    hooks = [
-        module.register_forward_pre_hook(note(layer), with_kwargs=True)
-        for layer in decoder_of(tiny.model).layers
-        for module in attention_of(layer)
-    ]
-    try:
-        return angles, run()
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks:
+        for layer in decoder_of(tiny.model).layers:
+            for module in attention_of(layer):
+                hooks.enter_context(module.register_forward_pre_hook(note(layer), with_kwargs=True))
+        run()
+    return angles
 
 
 def rows_seen(tiny: Tiny, method: str) -> list[Tensor]:
     """The rows of the prompt that each layer is given under a method that keeps positions."""
     inputs, layers = tiny.prompts["one"], decoder_of(tiny.model).layers
     lengths: dict[int, int] = {}  # of layers without attention, by their first norm
-    whole, _ = angles_of(tiny, lambda: tiny.model(**inputs))
-    hooks = [
-        norm.register_forward_pre_hook(
-            lambda _, args, number=number: lengths.update({number: max(args[0].shape[-2], lengths.get(number, 0))})
-        )
-        for number, layer in enumerate(layers)
-        for norm in [next(module for name, module in layer.named_children() if "norm" in name)]
-    ]
-    with attach(tiny.model, method, tokens=tiny.tokens, **accepted(method, positions="keep")):
-        short, _ = angles_of(tiny, lambda: generate(tiny.model, inputs))
-    for hook in hooks:
-        hook.remove()
+    whole = angles_of(tiny, lambda: tiny.model(**inputs))
+
+    def note(number: int, args: tuple[Tensor, ...]) -> None:
+        lengths[number] = max(args[0].shape[-2], lengths.get(number, 0))
+
+    with ExitStack() as hooks, attach(tiny.model, method, tiny.tokens, **accepted(method, positions="keep")):
+        for number, layer in enumerate(layers):
+            norm = next(module for name, module in layer.named_children() if "norm" in name)
+            hooks.enter_context(norm.register_forward_pre_hook(lambda _, args, number=number: note(number, args)))
+        short = angles_of(tiny, lambda: generate(tiny.model, inputs))
     rows: dict[int, Tensor] = {}
     for number, layer in enumerate(layers):
         if layer in short:
@@ -344,7 +322,6 @@ def rows_seen(tiny: Tiny, method: str) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@torch.no_grad()
 def test_as_layers_by_hand(name: str) -> None:
     one, wrong = tiny(name), []
     inputs = one.prompts["one"]
@@ -373,29 +350,6 @@ def test_as_layers_by_hand(name: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@torch.no_grad()
-def test_fastv_reads_the_window_of_its_layer() -> None:
-    """FastV keeps the tokens with the most attention in the model's own maps, of a layer with a sliding window."""
-    case = hf_models.CASES["gemma3"]
-    model = case.build()
-    text = model.config.text_config
-    text.sliding_window = 14  # shorter than the prompt: the last row does not see the whole image
-    text.layer_types = ["full_attention", "sliding_attention", *text.layer_types[2:]]
-    model = families.filled(type(model)(model.config).double().eval())
-    inputs = double(hf_models.prompts([5, 6, case.picture(0), 7, 8, 9]))
-    with attach(model, "fastv", tokens=5, layer=2) as attached:
-        model(**inputs)
-    model.set_attn_implementation("eager")
-    maps = model(**inputs, output_attentions=True).attentions[1]  # [1, H, S, S]
-    image = (inputs["input_ids"][0] == hf_models.IMAGE).nonzero()[:, 0]
-    saliency = maps[0, :, -1].mean(0)[image]
-    assert int((saliency == 0).sum()) in range(1, 11)
-    assert (
-        attached.outcomes[0].reductions[0][1].kept[0].sort().values.tolist()
-        == saliency.topk(5).indices.sort().values.tolist()
-    )
-
-
 def narrowed(name: str, window: int) -> Tiny:
     """A model whose sliding layers have another window."""
     one = tiny(name)
@@ -405,6 +359,7 @@ def narrowed(name: str, window: int) -> Tiny:
 
 
 def longer(tiny: Tiny, ids: Tensor, inputs: dict[str, Any]) -> dict[str, Any]:
+    """These prompts with more words behind them."""
     more = ids.shape[1] - inputs["input_ids"].shape[1]
     ones = {"attention_mask"} | ({"token_type_ids"} if tiny.model.config.model_type == "paligemma" else set())
     padded = {
@@ -426,7 +381,6 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_5_vl", "gemma3", "internvl", "qwen3_vl"])
-@torch.no_grad()
 def test_every_way_of_calling_answers_the_same(name: str) -> None:
     one, wrong = tiny(name), []
     for method in ("consensusdrop+", "fastv"):
@@ -448,30 +402,25 @@ def shown(name: str, number: int) -> hf_models.Picture:
     return hf_models.CASES[name].picture(number)
 
 
-def with_video(name: str, number: int) -> list[list[Any]]:
+def with_video(name: str) -> list[list[Any]]:
     """Prompts with a video in front of an image, an image, no image, and a video."""
     image, video = shown(name, 0), f"{name} video"
-    return [[1, 5, shown(video, 1), 6, image, 7, 8], [1, image, 9, 10], [1, 21, 22], [1, shown(video, number), 31]]
+    return [[1, 5, shown(video, 1), 6, image, 7, 8], [1, image, 9, 10], [1, 21, 22], [1, shown(video, 0), 31]]
 
 
 GRIDS = ("qwen2_5_vl", "qwen2_5_vl video")
-BATCHES: dict[str, tuple[str, float, list[list[Any]]]] = {
-    **{f"a share, {name}": (name, 0.3, [[1, 7, shown(name, 0), 8], [1, shown(name, 2), 5, 6]]) for name in GRIDS},
-    "more tokens than one image has": (GRIDS[0], 10, [[1, 7, shown(GRIDS[0], 0), 8], [1, shown(GRIDS[0], 2), 5]]),
-    **{
-        f"videos, {name}": (name, 6, with_video(name, 0))
-        for name in ("qwen2_5_vl", "qwen3_vl", "video_llava", "llava_onevision", "llava_next_video")
-    },
-}
-
-
+PAIRS = {name: [[1, 7, shown(name, 0), 8], [1, shown(name, 2), 5, 6]] for name in GRIDS}
 POOLED = ("llava_onevision", "llava_next_video")  # behind the tower, so that it cannot be given smaller videos
+BATCHES: dict[str, tuple[str, float, list[list[Any]]]] = {
+    **{f"a share, {name}": (name, 0.3, rows) for name, rows in PAIRS.items()},
+    "more tokens than one image has": (GRIDS[0], 10, PAIRS[GRIDS[0]]),
+    **{f"videos, {name}": (name, 6, with_video(name)) for name in ("qwen2_5_vl", "qwen3_vl", "video_llava", *POOLED)},
+}
 ASKED = [(batch, method) for batch in BATCHES for method in ("consensusdrop", "fastv")]
 ASKED += [(batch, "resize") for batch in BATCHES if not batch.endswith(POOLED)]
 
 
 @pytest.mark.parametrize(("batch", "method"), ASKED)
-@torch.no_grad()
 def test_a_batch_answers_as_its_prompts_alone(batch: str, method: str) -> None:
     name, tokens, rows = BATCHES[batch]
     model = tiny(name).model
@@ -495,7 +444,6 @@ def off(one: Tensor, other: Tensor) -> float:
 
 @pytest.mark.parametrize("positions", ["keep", "renumber"])
 @pytest.mark.parametrize("name", ["llava", "llava_next", "gemma3", "internvl", "gemma4", "lfm2_vl", "llama4"])
-@torch.no_grad()
 def test_a_later_turn_on_the_cache_is_the_whole_conversation(name: str, positions: str) -> None:
     """Also if the later turn of one prompt is padded; the plain model does not mask that between recurrent layers."""
     one = tiny(name)
@@ -514,10 +462,9 @@ def test_a_later_turn_on_the_cache_is_the_whole_conversation(name: str, position
 
 @pytest.mark.parametrize("types", ["of all turns", "of the later turn"])
 @pytest.mark.parametrize("window", [8, 12, 100])
-@torch.no_grad()
 def test_an_image_in_a_later_turn_is_read_behind_a_cache_of_windows(window: int, types: str) -> None:
-    """Windows shorter than the rows of the cache, as long, and longer. By its types of tokens Gemma 3 lets the rows of
-    an image see each other; those of the later turn alone count from the first row, and say nothing of its rows.
+    """By types of tokens Gemma 3 lets the rows of an image see each other; those of the later turn alone count from the
+    first row, and say nothing of its rows.
     """
     case = hf_models.CASES["gemma3"]
     rows = [5, 6, case.picture(0), 7, 8, 9], [11, case.picture(1), 12, 13]
@@ -550,7 +497,6 @@ def own_loop(model: Any, inputs: dict[str, Any]) -> Tensor:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ["gemma3", "gemma4"])
-@torch.no_grad()
 def test_windows_are_as_wide_in_rows_that_are_left(name: str, form: str) -> None:
     """A window that holds all rows that are left changes nothing, though the prompt is longer."""
     inputs, logits = tiny(name).prompts[form], []

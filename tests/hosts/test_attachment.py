@@ -1,6 +1,4 @@
-"""Life of an attachment, on official LLaVA and on a model of transformers: threads, copies, replicas, compiled models,
-wrappers, drafts, adapters, mixed precision, and what is reported of the last call.
-"""
+"""Life of an attachment, on official LLaVA and on a model of transformers."""
 
 import copy
 import gc
@@ -50,8 +48,7 @@ class Host:
 
     def logits(self, model: Any = None) -> Tensor:
         ids, given = self.prompt()
-        with torch.no_grad():
-            logits: Tensor = (self.model if model is None else model)(ids, **given).logits
+        logits: Tensor = (self.model if model is None else model)(ids, **given).logits
         return logits
 
 
@@ -202,6 +199,7 @@ def test_of_threads_that_attach_at_once_only_one_does(host: Host) -> None:
 
 
 @pytest.mark.parametrize("method", BOTH)
+@torch.enable_grad()
 def test_an_attachment_is_entered_again_and_keeps_no_model(host: Host, method: str) -> None:
     (words, given), plain, gone = host.prompt(), host.logits(), weakref.ref(host.model)
     attached, found, caches = attach(host.model, method, 5), [], []
@@ -223,7 +221,6 @@ def test_an_attachment_is_entered_again_and_keeps_no_model(host: Host, method: s
 
 
 @pytest.mark.parametrize("name", TOGETHER)
-@torch.no_grad()
 def test_a_deep_copy_of_an_attached_model_is_attached_by_itself(host: Host, name: str) -> None:
     plain = host.logits()
     with attach(host.model, name, tokens=4) as attached:
@@ -261,7 +258,6 @@ def replica(model: Any) -> Any:
 
 @needs_5
 @pytest.mark.parametrize("name", BOTH)
-@torch.no_grad()
 def test_a_replica_of_data_parallel_reads_its_own_weights(name: str) -> None:
     own, inputs, tokens = built("llava")
     with attach(own, name, tokens):
@@ -362,14 +358,13 @@ def test_adapters_added_after_attach_are_followed(method: str, where: str) -> No
         attached = None if first else attach(model, method, tokens)
         torch.manual_seed(1)
         peft.get_peft_model(model, config)
-        with attached or attach(model, method, tokens), torch.no_grad():
+        with attached or attach(model, method, tokens):
             logits.append(model(**inputs).logits)
     assert torch.allclose(*logits, atol=1e-4)
 
 
 @needs_5
 @pytest.mark.parametrize("method", BOTH)
-@torch.no_grad()
 def test_attention_maps_are_of_the_rows_that_each_layer_has(method: str) -> None:
     model, inputs, tokens = built("llava")
     model.set_attn_implementation("eager")
@@ -385,21 +380,22 @@ def test_attention_maps_are_of_the_rows_that_each_layer_has(method: str) -> None
 # ---- what steers a selection, and what does not
 
 
-@torch.no_grad()
-def test_autocast_changes_no_owner(tower_folder: Path, prompt: SimpleNamespace) -> None:
+def test_saliencies_have_single_precision_whatever_the_model_has(tower_folder: Path, prompt: SimpleNamespace) -> None:
     model = tiny_llava(tower_folder)
-    with attach(model, tokens=6) as attached, torch.autocast("cpu", torch.bfloat16):
-        model(prompt.ids, images=prompt.images)
-        mixed = attached.outcomes[0].reductions[0][1]
-        tower = attached.entrance.encode(prompt.images, [1])
-    assert mixed.fused is not None and mixed.fused.dtype == torch.float32
-    assert tower[0].tiles.parts["query"].dtype == torch.bfloat16, "the tower itself runs as the caller wants it"
+    for mixed, images in ((True, prompt.images), (False, prompt.images.bfloat16())):
+        with attach(model, tokens=6) as attached, torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            embeds = model.prepare_inputs_labels_for_multimodal(prompt.ids, *[None] * 4, images)[4]
+            tower = attached.entrance.encode(images, [1])
+        assert attached.outcomes[0].reductions[0][1].fused.dtype == torch.float32
+        assert tower[0].tiles.parts["query"].dtype == torch.bfloat16, "the tower itself runs as the caller wants it"
+        assert mixed or embeds.dtype == torch.bfloat16
+        model.bfloat16()
 
 
-@pytest.mark.parametrize(
-    ("name", "function"), [("scope", "reduce"), ("tome", "fold"), ("tome", "bias"), ("dart", "select")]
-)
-@torch.no_grad()
+CHOICES = [("scope", "reduce"), ("tome", "fold"), ("tome", "bias"), ("dart", "select")]
+
+
+@pytest.mark.parametrize(("name", "function"), CHOICES)
 def test_choices_are_made_outside_autocast(
     tower_folder: Path, prompt: SimpleNamespace, name: str, function: str
 ) -> None:
@@ -417,7 +413,6 @@ def test_choices_are_made_outside_autocast(
 
 
 @pytest.mark.parametrize("name", ["consensusdrop", "fastv", "dart"])
-@torch.no_grad()
 def test_a_loss_and_an_answer_select_the_same_tokens(tower_folder: Path, name: str) -> None:
     model = tiny_llava(tower_folder, num_hidden_layers=4)
     question = row(5, 6, after=4)
@@ -441,7 +436,6 @@ def test_a_loss_and_an_answer_select_the_same_tokens(tower_folder: Path, name: s
         assert selected(attached) == steered, "as if the answer were part of the question"
 
 
-@torch.no_grad()
 def test_a_budget_of_all_tokens_of_a_tiled_picture_is_the_full_model(tower_folder: Path) -> None:
     model = tiny_llava(tower_folder, mm_patch_merge_type="spatial_unpad", **ANYRES)
     words, mask = batch(row(5, after=4))
@@ -462,7 +456,6 @@ def test_a_budget_of_all_tokens_of_a_tiled_picture_is_the_full_model(tower_folde
 # ---- what is reported
 
 
-@torch.no_grad()
 def test_recovery_has_no_fused_saliency_and_a_prompt_without_text_no_cross_one(tower_folder: Path) -> None:
     model = tiny_llava(tower_folder)
     words, mask = batch(row(5, after=4), [1, 6, -200])

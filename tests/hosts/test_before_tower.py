@@ -1,6 +1,4 @@
-"""Methods before the vision tower on models of transformers: what it makes of pixels that were made smaller beforehand,
-bit for bit the plain model if all cells of an image differ, and else its own blocks on the cells that stay.
-"""
+"""Methods before the vision tower on models of transformers, against the plain tower on smaller images or on cells."""
 
 import copy
 from typing import Any
@@ -49,7 +47,6 @@ def prepared(frames: list[Tensor], patch: int) -> Tensor:
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith(("qwen", "glm"))])
-@torch.no_grad()
 def test_qwen_reads_a_picture_that_was_prepared_smaller(name: str) -> None:
     case = CASES[name]
     model, patch, video = case.build(), 16 if "qwen3" in name else 14, "video" in name
@@ -94,7 +91,6 @@ def visual_rows(given: dict[str, Any], inputs: dict[str, Any], stays: list[bool]
     return given["inputs_embeds"][0][words == placeholder]
 
 
-@torch.no_grad()
 def test_video_llava_reads_smaller_frames_and_smaller_pictures_each_by_its_tower() -> None:
     model, clip, picture = CASES["video_llava"].build(), CASES["video_llava video"].picture(0), square(1)
     twin = copy.deepcopy(model).model
@@ -103,17 +99,14 @@ def test_video_llava_reads_smaller_frames_and_smaller_pictures_each_by_its_tower
         given = decoder_given(model, inputs)["inputs_embeds"][0]
     assert [(one.before, one.after) for one in attached.outcomes] == [(16, 4), (4 * 16, 4 * 4)]  # images come first
     frames = torch.stack([resized(frame, 28, 28) for frame in inputs["pixel_values_videos"][0]])
-    found = {"video": given[2:-7], "image": given[-6:-2]}
     whole = resized(picture.pixels["pixel_values"][0], 28, 28)[None]
-    towers = {"video": (twin.video_tower, frames), "image": (twin.image_tower, whole)}
-    for modality, (tower, small) in towers.items():
+    towers = ((twin.video_tower, frames, 0, given[2:-7]), (twin.image_tower, whole, 1, given[-6:-2]))
+    for tower, small, first, found in towers:
         states = tower(small, interpolate_pos_encoding=True, output_hidden_states=True).hidden_states[-2]
-        first = 0 if modality == "video" else 1
         expected = twin.multi_modal_projector(states[:, first:]).flatten(0, 1)
-        assert torch.allclose(found[modality], expected, atol=1e-4)
+        assert torch.allclose(found, expected, atol=1e-4)
 
 
-@torch.no_grad()
 def test_dinov2_encodes_the_smaller_picture_as_if_it_had_been_given() -> None:
     model, inputs = CASES["llava dinov2"].build().double(), double(CASES["llava"].inputs())
     small = resized(inputs["pixel_values"][0].float(), 28, 28).double()[None]
@@ -147,7 +140,6 @@ def model() -> Any:
 
 
 @needs_places
-@torch.no_grad()
 def test_a_picture_of_different_cells_is_read_bit_for_bit(model: Any) -> None:
     inputs = picture(noise(ROWS, COLUMNS, 12 * 256, seed=1))
     plain = model.model.get_image_features(inputs["pixel_values"], inputs["image_grid_thw"])
@@ -161,7 +153,6 @@ def test_a_picture_of_different_cells_is_read_bit_for_bit(model: Any) -> None:
 
 
 @needs_places
-@torch.no_grad()
 def test_cells_that_stay_go_through_the_tower_alone(model: Any) -> None:
     cells = noise(ROWS, COLUMNS, 12 * 256, seed=2)
     cells[1:, 2:] = cells[0, 1]  # the first of each row is predicted by the one left of it, which differs
@@ -173,11 +164,10 @@ def test_cells_that_stay_go_through_the_tower_alone(model: Any) -> None:
     stays.view(ROWS, COLUMNS)[1:, 2] = True
     patches = stays.repeat_interleave(4)
     states: dict[str, Any] = {}
-    hook = visual.blocks[0].register_forward_pre_hook(
+    with visual.blocks[0].register_forward_pre_hook(
         lambda block, args, given: states.update(given, hidden=args[0]), with_kwargs=True
-    )
-    visual(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"])
-    hook.remove()
+    ):
+        visual(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"])
     hidden = states["hidden"][patches]
     turned = tuple(one[patches] for one in states["position_embeddings"])
     ends = torch.tensor([0, len(hidden)], dtype=torch.int32)
@@ -196,23 +186,22 @@ def test_cells_that_stay_go_through_the_tower_alone(model: Any) -> None:
 
 
 @needs_places
-@torch.no_grad()
 def test_the_next_method_of_a_composition_is_given_the_cells_that_stay(model: Any) -> None:
     """DivPrune by its own function on the rows that PixelPrune has left; ConsensusDrop as alone where none leaves."""
     cells = noise(ROWS, COLUMNS, 12 * 256, seed=4)
     plain = picture(cells.clone())
     cells[1:3] = cells[0]
     inputs, caught = picture(cells), list[Tensor]()
-    hook = model.model.language_model.layers[0].register_forward_pre_hook(lambda _, args: caught.append(args[0]))
+    first_layer = model.model.language_model.layers[0]
     for name, tokens in (("pixelprune", 1), ("pixelprune+divprune:positions=keep", 5)):
-        with attach(model, name, tokens=tokens) as attached:
+        note = first_layer.register_forward_pre_hook(lambda _, args: caught.append(args[0]))
+        with note, attach(model, name, tokens=tokens) as attached:
             model(**inputs)
     assert [one[:3] for one in attached.outcomes] == [(0, ROWS * COLUMNS, 5)]
     first, last = 3, caught[0].shape[1] - 3
     kept = spread_out(caught[0][:, first:last], 5)[0].sort().values
     assert last - first == 2 * COLUMNS, "two rows of cells repeat the first"
     assert torch.equal(caught[1][0, first:-3], caught[0][0, first:last][kept])
-    hook.remove()
     logits = []
     for name in ("consensusdrop", "pixelprune+consensusdrop:positions=keep"):
         with attach(model, name, tokens=5):

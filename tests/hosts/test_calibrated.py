@@ -44,16 +44,6 @@ class Calibrated(InDecoder):
 WAYS = {"kept tokens": Calibrated(), "merged tokens": make("restore_calibrated", selector="divprune")}
 
 
-@pytest.fixture(scope="module")
-def model(tower_folder: Path) -> Any:
-    return tiny_llava(tower_folder).double()
-
-
-@pytest.fixture
-def prompt(prompt: SimpleNamespace) -> SimpleNamespace:
-    return SimpleNamespace(ids=prompt.ids, images=prompt.images.double())
-
-
 def decay(distance: int, theta: list[float]) -> float:
     return sum(math.cos(distance * frequency) for frequency in theta) / len(theta)
 
@@ -77,20 +67,17 @@ def middle(members: list[int]) -> int:
     return sorted(members)[(len(members) - 1) // 2]
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("way", WAYS)
-def test_every_layer_and_step_adds_what_the_formula_says(model: Any, prompt: SimpleNamespace, way: str) -> None:
+def test_every_layer_and_step_adds_what_the_formula_says(tower_folder: Path, prompt: SimpleNamespace, way: str) -> None:
     """A mask that is made here number by number gives the language model's own logits on the same rows."""
+    model, prompt.images = tiny_llava(tower_folder).double(), prompt.images.double()
     layers = model.model.layers
     read: list[torch.Tensor] = []
     full = model.prepare_inputs_labels_for_multimodal(prompt.ids, None, None, None, None, prompt.images)[4][0]
-    with attach_view(view_of(model), WAYS[way], Budget(TOKENS)) as attached:
-        tap = layers[0].input_layernorm.register_forward_pre_hook(lambda _, args: read.append(args[0]))
-        given = model.generate(
-            prompt.ids, images=prompt.images, attention_mask=torch.ones_like(prompt.ids), max_new_tokens=5,
-            do_sample=False, return_dict_in_generate=True, output_logits=True,
-        )  # fmt: skip
-        tap.remove()
+    tap = layers[0].input_layernorm.register_forward_pre_hook(lambda _, args: read.append(args[0]))
+    with attach_view(view_of(model), WAYS[way], Budget(TOKENS)) as attached, tap:
+        asked = {"max_new_tokens": 5, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+        given = model.generate(prompt.ids, images=prompt.images, attention_mask=torch.ones_like(prompt.ids), **asked)
         (outcome,) = attached.outcomes
     reduction, before, start = outcome.reductions[0][1], outcome.before, prompt.ids[0].tolist().index(-200)
     visual, kept = full[start : start + before], reduction.kept[0].tolist()
@@ -123,11 +110,10 @@ def test_every_layer_and_step_adds_what_the_formula_says(model: Any, prompt: Sim
 
         return change
 
-    hooks = [layer.register_forward_pre_hook(reader(number), with_kwargs=True) for number, layer in enumerate(layers)]
+    for number, layer in enumerate(layers):
+        layer.register_forward_pre_hook(reader(number), with_kwargs=True)
     for step, token in enumerate(given.sequences[0].tolist()):
         found = model.lm_head(model.model(inputs_embeds=rows, position_ids=torch.tensor([places]), use_cache=False)[0])
         assert torch.allclose(found[0, -1], given.logits[step][0].double(), atol=1e-5)
         rows = torch.cat((rows, model.model.embed_tokens(torch.tensor([[token]]))), dim=1)
         places.append(places[-1] + 1)
-    for hook in hooks:
-        hook.remove()

@@ -84,7 +84,6 @@ def case(kind: str) -> tuple[Any, dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("kind", SIDES)
-@torch.no_grad()
 def test_answers_as_the_rows_that_are_left(kind: str) -> None:
     model, given = case(kind)
 
@@ -137,7 +136,6 @@ def test_the_page_has_its_versions() -> None:
 
 
 @pytest.mark.parametrize("kind", THIRD)
-@torch.no_grad()
 def test_a_type_that_works(kind: str) -> None:
     row = compatibility.row(kind)
     if missing := next((state for state in row.cells.values() if "ModuleNotFoundError" in state), None):

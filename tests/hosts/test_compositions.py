@@ -20,7 +20,7 @@ SMALL, LEFT, PATCH = 9, 4, 14  # tokens of the smaller image, 3 x 3, and what st
 IDS = [1, 7, 8, 9, 5, 11]
 
 
-def smaller_tower(model: Any, vision: Any) -> None:
+def smaller_tower(vision: Any) -> None:
     """Makes a tower of 4 x 4 patches one of 3 x 3, its position embeddings as `resize` has them."""
     embeddings = getattr(vision, "vision_model", vision).embeddings
     embeddings.position_embedding.weight = torch.nn.Parameter(positions(embeddings.position_embedding.weight, 3, 3, 1))
@@ -42,18 +42,14 @@ def official_logits(model: Any, count: int, pixels: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("host", ["transformers", "official"])
 @pytest.mark.parametrize("method", ["consensusdrop", "visionzip", "divprune"])
-@torch.no_grad()
 def test_a_smaller_picture_then_a_method_is_the_method_on_a_smaller_model(
     host: str, method: str, tower_folder: Path
 ) -> None:
-    if host == "official":
-        model, logits = tiny_llava(tower_folder).double(), official_logits
-        small = copy.deepcopy(model)
-        smaller_tower(small, small.get_vision_tower().vision_tower)
-    else:
-        model, logits = CASES["llava"].build().double(), hf_logits
-        small = copy.deepcopy(model)
-        smaller_tower(small, small.model.vision_tower)
+    official = host == "official"
+    logits = official_logits if official else hf_logits
+    model = (tiny_llava(tower_folder) if official else CASES["llava"].build()).double()
+    small = copy.deepcopy(model)
+    smaller_tower(small.get_vision_tower().vision_tower if official else small.model.vision_tower)
     pixels = torch.randn(1, 3, IMAGE, IMAGE, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     with attach(small, method, tokens=LEFT):
         twin = logits(small, SMALL, shrink(pixels, 3 * PATCH, 3 * PATCH).double())
@@ -66,19 +62,14 @@ def test_a_smaller_picture_then_a_method_is_the_method_on_a_smaller_model(
 def rows_of(model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     """Rows that enter the first layer, what leaves the second, and the logits of the last row."""
     found = {}
-    layers = model.model.language_model.layers
-    hooks = [
-        layers[0].register_forward_pre_hook(lambda _, args, kwargs: found.update(rows=args[0]), with_kwargs=True),
-        layers[1].register_forward_pre_hook(lambda _, args, kwargs: found.update(second=args[0]), with_kwargs=True),
-    ]
-    logits = model(**inputs).logits[:, -1]
-    for hook in hooks:
-        hook.remove()
+    first, second = model.model.language_model.layers[:2]
+    note = first.register_forward_pre_hook(lambda _, args: found.update(rows=args[0]))
+    with note, second.register_forward_pre_hook(lambda _, args: found.update(second=args[0])):
+        logits = model(**inputs).logits[:, -1]
     return found["rows"], found["second"], logits
 
 
 @pytest.mark.parametrize("first", ["consensusdrop:tokens=8", "resize:tokens=9", "divprune:tokens=8,positions=keep"])
-@torch.no_grad()
 def test_what_is_left_is_cut_between_layers(first: str) -> None:
     """FastV by hand: the second layer's input under the first method, its last row's attention, the layers after it."""
     model = CASES["llava"].build().double()
@@ -171,7 +162,6 @@ def test_attention_of_a_block_that_merges_is_of_more_tokens_than_are_left() -> N
         attach(CASES["mistral_3"].build(), "resize:tokens=8+consensusdrop", tokens=LEFT)
 
 
-@torch.no_grad()
 def test_a_first_method_with_nothing_to_do_leaves_the_second_as_it_is() -> None:
     case = CASES["llava"]  # of 16 tokens each
     model, inputs = case.build(), prompts([1, 5, case.picture(0), 7, 8], [1, 5, 6, 6, case.picture(1), 9, 8, 7])

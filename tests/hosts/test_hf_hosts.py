@@ -10,7 +10,7 @@ import compatibility
 import pytest
 import torch
 import transformers
-from hf_models import CASES, IMAGE, SQUARE, TEXT, Case, Picture, double, over, prompts, ready, rows_read, square
+from hf_models import CASES, IMAGE, LLAVA, TEXT, Case, Picture, built, double, over, prompts, ready, rows_read, square
 from torch import Tensor
 
 from llava_consensus import attach
@@ -58,7 +58,6 @@ def recording() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", READ)
-@torch.no_grad()
 def test_what_a_method_reads_is_what_the_model_computes(name: str, recording: None, seen: list[Any]) -> None:
     case = READ[name]
     model = case.build()
@@ -67,10 +66,8 @@ def test_what_a_method_reads_is_what_the_model_computes(name: str, recording: No
     with attach(model, "consensusdrop", case.tokens, tile_budget="global"):
         model(**case.inputs())
     weights = torch.cat(RECORDED[model.model.get_submodule(case.attention)]).mean(1)  # [T, n, n]
-    if seen[0].attention.classes:
-        expected = weights[:, 0, 1:]
-    else:
-        expected = (weights.sum(1) - weights.diagonal(dim1=1, dim2=2)) / (weights.shape[1] - 1)
+    received = (weights.sum(1) - weights.diagonal(dim1=1, dim2=2)) / (weights.shape[1] - 1)
+    expected = weights[:, 0, 1:] if seen[0].attention.classes else received
     found = torch.cat([class_saliency(one.attention) for one in seen])
     if name.startswith("qwen2_5_vl"):  # whose patches are in the order of windows
         expected, found = expected.sort(1).values, found.sort(1).values
@@ -95,16 +92,10 @@ def test_what_a_method_reads_is_what_the_model_computes(name: str, recording: No
 
 def llava(kind: str, **options: Any) -> Any:
     """LLaVA over another language model."""
-    text = {**TEXT, "head_dim": 16} if kind != "falcon" else {**TEXT, "num_kv_heads": 2}
+    text = {**TEXT, "model_type": kind} | ({"head_dim": 16} if kind != "falcon" else {"num_kv_heads": 2})
     if kind == "granite":
         text |= {"embedding_multiplier": 12.0, "attention_multiplier": 0.1, "residual_multiplier": 0.3}
-    config = transformers.LlavaConfig(
-        vision_config=transformers.CLIPVisionConfig(**SQUARE),
-        text_config=transformers.CONFIG_MAPPING[kind](**text),
-        image_token_index=IMAGE,
-        image_seq_length=16,
-        **options,
-    )
+    config = transformers.LlavaConfig(**LLAVA | {"text_config": text}, **options)
     return ready(transformers.LlavaForConditionalGeneration, config)
 
 
@@ -115,7 +106,6 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("kind", TEXTS)
-@torch.no_grad()
 def test_the_probe_is_the_attention_of_the_plain_model(kind: str) -> None:
     model, inputs = llava(kind, attn_implementation="eager"), CASES["llava"].inputs()
     model.get_input_embeddings().weight.data.mul_(0.003)  # so small that norms feel what embeddings are multiplied with
@@ -128,14 +118,17 @@ def test_the_probe_is_the_attention_of_the_plain_model(kind: str) -> None:
 
 
 @pytest.mark.parametrize("layer", [1, 2])
-@pytest.mark.parametrize("name", ["gemma3", "aya_vision"])
-@torch.no_grad()
-def test_layers_of_two_kinds_are_cut_by_the_attention_of_each(name: str, layer: int) -> None:
-    """Some rotate in another way, or not at all; FastV reads the layer before, PyramidDrop its own."""
-    model, inputs = CASES[name].build(), CASES[name].inputs(1)
+@pytest.mark.parametrize(("name", "window"), [("gemma3", 4096), ("gemma3", 14), ("aya_vision", 4096)])
+def test_layers_of_two_kinds_are_cut_by_the_attention_of_each(name: str, window: int, layer: int) -> None:
+    """Some rotate in another way, or not at all, and a window can hide rows of the image from the last one; FastV reads
+    the layer before, PyramidDrop its own.
+    """
+    case, inputs = CASES[name], CASES[name].inputs(1)
+    model = built(case.kind, **case.config | {"text_config": case.config["text_config"] | {"sliding_window": window}})
     model.set_attn_implementation("eager")
     shown = (inputs["input_ids"][0] == IMAGE).nonzero()[:, 0]
     maps = [one[0, :, -1].mean(0)[shown] for one in model(**inputs, output_attentions=True).attentions]
+    assert [int((one == 0).sum()) > 0 for one in maps] == [window == 14, False] * 2
     ways = ("fastv", layer - 1, {"layer": layer}), ("pyramiddrop", layer, {"layers": str(layer)})
     for method, own, options in ways:
         with attach(model, method, tokens=7, **options) as attached:
@@ -147,18 +140,16 @@ def test_layers_of_two_kinds_are_cut_by_the_attention_of_each(name: str, layer: 
 @pytest.mark.parametrize("kind", ["mpt", "falcon", "diffllama", "bloom"])
 def test_what_cannot_be_read_is_named_and_what_asks_nothing_works(kind: str) -> None:
     model, inputs = llava(kind), CASES["llava"].inputs()
-    before = copy.deepcopy(model.state_dict())
-    unread = pytest.raises(OptionError, match="the attention of this language model is not")
-    with attach(model, "consensusdrop", tokens=5), unread:
+    before, unread = copy.deepcopy(model.state_dict()), "the attention of this language model is not"
+    with attach(model, "consensusdrop", tokens=5), pytest.raises(OptionError, match=unread):
         model(**inputs)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    with attach(model, "visionzip", tokens=5) as attached, torch.no_grad():
+    with attach(model, "visionzip", tokens=5) as attached:
         logits = model(**inputs).logits[0, -1]
         ((_, reduction),) = attached.outcomes[0].reductions
     words = model.get_input_embeddings()(torch.tensor([[1, 5, 6, 7, 8, 9]]))
     embeds = torch.cat((words[:, :3], reduction.tokens, words[:, 3:]), dim=1)
-    with torch.no_grad():
-        expected = model.lm_head(model.model.language_model(inputs_embeds=embeds).last_hidden_state)[0, -1]
+    expected = model.lm_head(model.model.language_model(inputs_embeds=embeds).last_hidden_state)[0, -1]
     assert torch.allclose(logits, expected * getattr(model, "logit_scale", 1), atol=1e-4)
 
 
@@ -195,9 +186,8 @@ SMALL = {
 def told(module: Any, run: Any) -> tuple[Tensor, Any]:
     """Input and output of a module in a run."""
     seen: list[Any] = []
-    hook = module.register_forward_hook(lambda module, args, output: seen.extend((args and args[0], output)))
-    run()
-    hook.remove()
+    with module.register_forward_hook(lambda module, args, output: seen.extend((args and args[0], output))):
+        run()
     return seen[0], seen[1]
 
 
@@ -224,7 +214,6 @@ def by_hand(kind: str, model: Any, run: Any) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("kind", SMALL)
-@torch.no_grad()
 def test_saliency_is_that_of_attention_by_hand(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if kind == "perception_lm":
         pytest.importorskip("timm")
@@ -245,15 +234,15 @@ def test_saliency_is_that_of_attention_by_hand(kind: str, monkeypatch: pytest.Mo
 # ---- the tokens of an image
 
 
-def shown_to_a_method(name: str, seen: list[Any]) -> tuple[Any, list[Any]]:
+def shown_to_a_method(name: str) -> Any:
     model = CASES[name].build()
-    with attach(model, "consensusdrop", CASES[name].tokens, tile_budget="global"), torch.no_grad():
+    with attach(model, "consensusdrop", CASES[name].tokens, tile_budget="global"):
         model(**CASES[name].inputs())
-    return model, seen
+    return model
 
 
 def test_a_token_of_a_resized_map_counts_as_the_patch_in_its_middle(seen: list[Any]) -> None:
-    shown_to_a_method("llava_onevision", seen)  # 2 x 2 tiles of 4 x 4 patches, resized to 5 x 5
+    shown_to_a_method("llava_onevision")  # 2 x 2 tiles of 4 x 4 patches, resized to 5 x 5
     tile, patch = seen[0].tile[0, 16:].view(5, 5), seen[0].patch[0, 16:].view(5, 5)
     assert torch.equal(seen[0].patch[0, :16], torch.arange(16)) and not seen[0].tile[0, :16].any()
     row = (tile - 1) // 2 * 4 + patch // 4
@@ -265,7 +254,7 @@ def test_a_token_of_a_resized_map_counts_as_the_patch_in_its_middle(seen: list[A
 @pytest.mark.parametrize("name", ["llava_next_video video", "llava_onevision video", *SHUFFLED])
 def test_the_grid_of_a_tile(name: str, seen: list[Any]) -> None:
     """That of the tokens of a pooled frame, and the one that the configuration says."""
-    model, _ = shown_to_a_method(name, seen)
+    model = shown_to_a_method(name)
     if name in SHUFFLED:
         facts = Facts(model, {}).tower
         assert {(int(tokens.patch.max()) + 1, tokens.side) for tokens in seen} == {(facts.tokens, facts.side)}
@@ -275,7 +264,6 @@ def test_the_grid_of_a_tile(name: str, seen: list[Any]) -> None:
 
 @pytest.mark.parametrize("tile_budget", ["global", "per_tile"])
 @pytest.mark.parametrize(("name", "classes"), [("llava_next_video video", 0), ("video_llava video", 4)])
-@torch.no_grad()
 def test_frames_of_a_video_share_its_budget(name: str, classes: int, tile_budget: str) -> None:
     """The class tokens of frames stay, and do not count."""
     model = CASES[name].build()
@@ -287,7 +275,6 @@ def test_frames_of_a_video_share_its_budget(name: str, classes: int, tile_budget
     assert counts == ([10] if tile_budget == "global" else [3, 3, 2, 2])
 
 
-@torch.no_grad()
 def test_rows_that_left_show_the_last_row_before_them() -> None:
     """So that a label right behind an image is predicted by what precedes it."""
     model, inputs = CASES["llava"].build(), CASES["llava"].inputs()
@@ -306,7 +293,7 @@ def test_blocks_of_windows_are_refused() -> None:
     model = case.build()
     with pytest.raises(OptionError, match=r"within windows.*Take one of 1, 3"):
         attach(model, "consensusdrop", case.tokens, vision_layer=-2)
-    with attach(model, "consensusdrop", case.tokens, vision_layer=1) as attached, torch.no_grad():
+    with attach(model, "consensusdrop", case.tokens, vision_layer=1) as attached:
         model(**case.inputs())
         assert attached.outcomes[0].after == case.tokens
     with pytest.raises(OptionError, match="CLIP and SigLIP towers only"):

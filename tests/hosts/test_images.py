@@ -1,6 +1,5 @@
-"""The image the user passed is the unit of a budget, for what the families' own processors make of images.
-
-tests/golden/processed_images.npz holds ids and shapes that the processors of transformers gave.
+"""The image the user passed is the unit of a budget, for what the families' own processors made of images
+(tests/golden/processed_images.npz).
 """
 
 from functools import cache
@@ -77,13 +76,11 @@ def test_an_image_is_what_the_user_passed(kind: str) -> None:
         ids = inputs.pop("input_ids").numpy()
         record = SimpleNamespace(inputs=inputs, count=sum(counts))
         ((_, _, images, beams),) = images_of(base, base.config, {"image": [record]}, ids)
-        assert [len(image.places) for image in images] == counts
-        assert beams == 1
+        assert [len(image.places) for image in images] == counts and beams == 1
         first = 0
         for image in images:
             real = image.token != STRUCTURAL
-            assert (ids[image.row, image.places] == IMAGE).all()
-            assert image.first == first
+            assert (ids[image.row, image.places] == IMAGE).all() and image.first == first
             assert image.tile.max() + 1 == image.tiles
             assert len({*zip(image.tile[real].tolist(), image.token[real].tolist(), strict=True)}) == int(real.sum())
             assert real.all() or kind in NEWLINES
@@ -95,11 +92,10 @@ def test_crops_are_told_from_several_images_by_pixels() -> None:
     inputs, counts = processed("gemma3", "one")
     ids, base = inputs.pop("input_ids").numpy(), base_of("gemma3")
     record = SimpleNamespace(inputs=inputs, count=sum(counts))
-    ((_, _, images, _),) = images_of(base, base.config, {"image": [record]}, ids)
-    assert [image.tiles for image in images] == [3]
-    inputs["pixel_values"] = inputs["pixel_values"].flip(0)
-    ((_, _, images, _),) = images_of(base, base.config, {"image": [record]}, ids)
-    assert [image.tiles for image in images] == [1, 1, 1]
+    for tiles in ([3], [1, 1, 1]):
+        ((_, _, images, _),) = images_of(base, base.config, {"image": [record]}, ids)
+        assert [image.tiles for image in images] == tiles
+        inputs["pixel_values"] = inputs["pixel_values"].flip(0)
 
 
 def test_a_type_without_an_entry_says_so() -> None:

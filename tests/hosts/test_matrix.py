@@ -1,9 +1,9 @@
 """The registry of hosts. The matrix of hosts and methods says the truth: a tiny random model refuses every method for
-the reason that its cell gives, and answers with a method for each place if the cell says that it works. A model of
-another package is found by its entry point, and what is no entry is named.
+the reason that its cell gives, and answers with a method for each place if the cell says that it works.
 """
 
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -11,9 +11,10 @@ import pytest
 import remote_doubles
 import torch
 import transformers
-from hf_models import CASES, IMAGE, noise, prompts, vip_llava
+from hf_models import CASES, IMAGE, SQUARE, noise, prompts, vip_llava
 from models import IMAGE as SIDE
 from models import tiny_llava, write_clip
+from remote_cases import double, generate
 
 from llava_consensus import attach, cli, entry_points, hosts
 from llava_consensus.errors import OptionError
@@ -30,9 +31,11 @@ PLACES = ("full", "consensusdrop", "consensusdrop+", "prumerge", "tome", "resize
 SAME = 40  # letters of a reason; numbers of layers may follow
 
 
-def reason_of(error: Exception, method: str, model: Any) -> str:
-    named = str(error).replace(METHODS[method].__name__, "the method")
-    return named.replace(type(model).__name__, "the model")
+def assert_refused(model: Any, method: str, refusal: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        attach(model, method, tokens=0.5)
+    reason = str(caught.value).replace(METHODS[method].__name__, "the method")
+    assert reason.replace(type(model).__name__, "the model")[:SAME] == refusal[:SAME], method
 
 
 @pytest.fixture(scope="module")
@@ -40,24 +43,17 @@ def cells() -> dict[str, dict[str, str]]:
     return matrix.cells()
 
 
-def test_every_host_and_method_has_a_cell(cells: dict[str, dict[str, str]]) -> None:
-    assert list(cells) == list(HOSTS) and all(list(row) == list(METHODS) for row in cells.values())
-
-
 @pytest.mark.parametrize("host", CLASSES)
 def test_every_cell_of_a_host_of_transformers(cells: dict[str, dict[str, str]], host: str) -> None:
-    found = [case for name, case in CASES.items() if not case.clips and name.replace("_", "") == host_key(host)]
-    (case,) = found
+    key = {"llava-hf": "llava", "qwen2.5-vl": "qwen25vl"}.get(host, host.replace("-", ""))
+    (case,) = (case for name, case in CASES.items() if not case.clips and name.replace("_", "") == key)
     model = case.build()
     assert type(model).__name__ == CLASSES[host]
     inputs = prompts([1, 7, case.picture(0), 8, 9], [1, case.picture(2), 5])
     for method, refusal in cells[host].items():
         if refusal:
-            with pytest.raises(OptionError) as caught:
-                attach(model, method, tokens=0.5)
-            assert reason_of(caught.value, method, model)[:SAME] == refusal[:SAME], (host, method)
-            continue
-        if method not in PLACES:
+            assert_refused(model, method, refusal)
+        if refusal or method not in PLACES:
             continue
         with attach(model, method, tokens=0.5) as attached:
             answer = model.generate(**inputs, max_new_tokens=2, do_sample=False)
@@ -66,16 +62,11 @@ def test_every_cell_of_a_host_of_transformers(cells: dict[str, dict[str, str]], 
         assert len(reduced) == 2 and all(reduced) == (method != "full"), (host, method)
 
 
-def host_key(host: str) -> str:
-    return {"llava-hf": "llava", "qwen2.5-vl": "qwen25vl"}.get(host, host.replace("-", ""))
-
-
 @pytest.fixture(scope="module")
 def official(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A tiny LLaVA whose tower is a whole CLIP model's."""
     folder = tmp_path_factory.mktemp("clip")
-    sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4)
-    write_clip(folder, dict(**sizes, image_size=SIDE, patch_size=14))
+    write_clip(folder, SQUARE)
     size = {"height": SIDE, "width": SIDE}
     transformers.CLIPImageProcessor(size={"shortest_edge": SIDE}, crop_size=size).save_pretrained(folder)
     return tiny_llava(folder)
@@ -94,22 +85,23 @@ def test_every_cell_of_official_llava(cells: dict[str, dict[str, str]], official
 
 
 @pytest.mark.parametrize("host", [name for name, entry in HOSTS.items() if entry.remote])
-def test_every_refusal_of_a_host_of_remote_code_is_what_its_double_meets(
-    cells: dict[str, dict[str, str]], host: str
-) -> None:
-    model = getattr(remote_doubles, host.replace("-", "_"))()
-    refused = {method: refusal for method, refusal in cells[host].items() if refusal != matrix.UNTRIED}
-    for method, refusal in refused.items():
-        with pytest.raises(OptionError) as caught:
-            attach(model, method, tokens=0.5)
-        assert reason_of(caught.value, method, model)[:SAME] == refusal[:SAME], (host, method)
-    places = {METHODS[method].place for method in refused}
-    assert places >= {Place.TOWER, Place.IMAGE, Place.DECODER}
-    works = [method for method, refusal in cells[host].items() if refusal == matrix.UNTRIED]
-    assert {"full", "consensusdrop", "vispruner", "divprune", "random"} <= set(works)
+def test_every_cell_of_a_host_of_remote_code(cells: dict[str, dict[str, str]], host: str, folder: Path) -> None:
+    works = {method for method, refusal in cells[host].items() if refusal == matrix.UNTRIED}
+    assert {"full", "consensusdrop", "vispruner", "divprune", "random"} <= works
+    case = double(host.replace("-", "_"), folder)
+    inputs = case.inputs([case.rows[0]])
+    for method, refusal in cells[host].items():
+        if method not in works:
+            assert_refused(case.model, method, refusal)
+            continue
+        assert METHODS[method].place is Place.TOKENS
+        with attach(case.model, method, 16) as attached:
+            generate(case.model, inputs)
+        assert (attached.outcomes[0].after < 64) == (method != "full"), method
 
 
 def test_the_list_shows_it(capsys: pytest.CaptureFixture[str], cells: dict[str, dict[str, str]]) -> None:
+    assert list(cells) == list(HOSTS) and all(list(row) == list(METHODS) for row in cells.values())
     assert cli.main(["list", "--hosts"]) == 0
     assert f"qwen3-vl         {len(METHODS) - 1} of {len(METHODS)} methods without tome\n" in capsys.readouterr().out
     assert cli.main(["list", "--host", "gemma-3n"]) == 0
@@ -141,17 +133,14 @@ def halves(call: Call) -> list[Any]:
     return [lengths[start : start + 2] for start in range(0, len(lengths), 2)]
 
 
-@torch.no_grad()
 def test_every_method_runs_on_a_model_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """The entry says how its processor writes images. Without it each half of an image has a budget of its own."""
     model, image = vip_llava(), [*[IMAGE] * 16, 61, *[IMAGE] * 16]
     rows = [[5, 6, *image, 7, 8, 9], [5, 11, *image, 13, *image, 14], [21, *image, 22, 23]]
     pixels = noise(8, 3, 56, 56, seed=0)
     inputs = prompts(*rows) | {"pixel_values": pixels}
-    singles = [
-        prompts(row) | {"pixel_values": own}
-        for row, own in zip(rows, (pixels[:2], pixels[2:6], pixels[6:]), strict=True)
-    ]
+    own = pixels.split((2, 4, 2))
+    singles = [prompts(row) | {"pixel_values": part} for row, part in zip(rows, own, strict=True)]
     dense = model(**inputs).logits
 
     def answer(given: dict[str, Any]) -> torch.Tensor:

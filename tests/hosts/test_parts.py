@@ -45,6 +45,7 @@ def test_the_earlier_block_is_the_authors(method: str, blocks: int, whole: Any, 
             early(early_layer=wrong)
 
 
+@torch.enable_grad()
 def test_positions_of_a_convolution_feed_several_rows() -> None:
     torch.manual_seed(0)
     states, weight = torch.randn(1, 8, 5, requires_grad=True), torch.randn(6, 5, 3)
@@ -56,6 +57,7 @@ def test_positions_of_a_convolution_feed_several_rows() -> None:
 
 
 @pytest.mark.parametrize("method", ["divprune", "consensusdrop", "hiprune"])
+@torch.enable_grad()
 def test_blocks_that_nobody_reads_are_passed_over_in_an_answer_only(method: str) -> None:
     case = hf_models.CASES["llava"]
     model, inputs = case.build(), hf_models.prompts([1, case.picture(0), 7, 8])
@@ -105,9 +107,8 @@ def test_joined_rows_count_what_both_methods_removed() -> None:
 
 
 def test_a_sliding_window_hides_rows_further_back_than_its_size() -> None:
-    layers = cast(
-        Layers, SimpleNamespace(kinds=["sliding_attention", "full_attention"], config=SimpleNamespace(sliding_window=2))
-    )
+    kinds, config = ["sliding_attention", "full_attention"], SimpleNamespace(sliding_window=2)
+    layers = cast(Layers, SimpleNamespace(kinds=kinds, config=config))
     real = torch.tensor([[False, True, True, True]])
     window, whole = (Layers.dense(layers, index, real, 3)[0, 0].long().tolist() for index in (0, 1))
     assert window == [[0, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]

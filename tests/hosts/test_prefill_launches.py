@@ -55,7 +55,6 @@ def model_and_inputs() -> tuple[Any, dict[str, Any]]:
     return model, dict(input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=torch.randn(1, 3, 336, 336))
 
 
-@torch.no_grad()
 def launches() -> int:
     model, inputs = model_and_inputs()
     with Count() as count:
@@ -80,7 +79,6 @@ def test_a_prefill_with_a_method(method: str) -> None:
     assert more <= BOUNDS.get(method, MOST)
 
 
-@torch.no_grad()
 def test_the_probe_projects_queries_of_the_rows_that_ask_and_one_value() -> None:
     model, inputs = model_and_inputs()
     rows: dict[str, list[int]] = {"q_proj": [], "k_proj": [], "v_proj": []}

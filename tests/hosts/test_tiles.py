@@ -71,7 +71,6 @@ def test_tiles_get_equal_parts_or_all_they_have(sizes: list[int], data: Any) -> 
         assert all(a.tokens <= b.tokens for a, b in zip(parts, Budget(tokens + 1).over(sizes), strict=True))
 
 
-@torch.no_grad()
 def test_budgets_of_official_tiles(tower_folder: Path) -> None:
     model = tiny_llava(tower_folder, **SPATIAL)
     ids, mask = batch(row(5), row(6, 7))
@@ -95,7 +94,6 @@ SHAPES = [(100, 40), (30, 110)]  # of which the checkpoint's own layout would cu
 
 
 @pytest.mark.parametrize(("method", "tokens"), [("full", 1), ("consensusdrop", 20), ("visionzip", 40), ("fastv", 9)])
-@torch.no_grad()
 def test_official_pictures_are_laid_out_as_an_edited_configuration_would(
     tower_folder: Path, method: str, tokens: int
 ) -> None:
@@ -118,7 +116,6 @@ def test_official_pictures_are_laid_out_as_an_edited_configuration_would(
 
 @NEEDS_HF
 @pytest.mark.parametrize(("method", "tokens"), [("full", 1), ("consensusdrop", 20), ("fastv", 9)])
-@torch.no_grad()
 def test_pictures_of_transformers_are_laid_out_by_hand(method: str, tokens: int) -> None:
     model = hf_models.CASES["llava_next"].build()
     pixels = noise(2, 5, 3, IMAGE, IMAGE, seed=3)
@@ -161,7 +158,6 @@ def test_other_tiles_and_models_without_any_are_refused(tower_folder: Path, tmp_
 @pytest.mark.parametrize(
     ("order", "side", "tile_budget"), [("top_then_merged", "right", "per_tile"), ("raster", "left", "global")]
 )
-@torch.no_grad()
 def test_dropped_newlines_are_all_that_is_missing(tower_folder: Path, order: str, side: str, tile_budget: str) -> None:
     """Of a tiled image, of two of them with another grid, and of none, in one padded batch with labels. Positions that
     are kept have gaps there.
@@ -192,7 +188,6 @@ def test_dropped_newlines_are_all_that_is_missing(tower_folder: Path, order: str
 
 @NEEDS_HF
 @pytest.mark.parametrize("name", ["llava_next", "llava_next_video", "llava_onevision", "llava_onevision video"])
-@torch.no_grad()
 def test_models_of_transformers_drop_them_too(name: str) -> None:
     """Those of images: those of videos stay."""
     case = hf_models.CASES[name]
