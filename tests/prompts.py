@@ -29,6 +29,7 @@ def batch(*rows: list[int], left: bool = False) -> tuple[torch.Tensor, torch.Ten
 
 
 TILED = dict(rows=[row(5), row(6, 7)], images=[tiles(5), tiles(3, 1)], ranges=[range(5), range(5, 8)])
+LONG = dict(config={"tokenizer_model_max_length": 24})
 CASES: dict[str, dict[str, Any]] = {
     "one image": dict(rows=[row(5, 6)], images=tiles(1), ranges=[range(1)]),
     "no mask": dict(rows=[row(5, 6)], images=tiles(1), ranges=[range(1)], mask=False),
@@ -46,7 +47,8 @@ CASES: dict[str, dict[str, Any]] = {
     "spatial_unpad, single tile": dict(
         rows=[row(5)], images=[tiles(1)], sizes=[(50, 50)], config=UNPAD, ranges=[range(1)]
     ),
-    "truncated": dict(
-        rows=[row(5, after=30)], images=tiles(1), ranges=[range(1)], config={"tokenizer_model_max_length": 24}
+    "truncated": dict(LONG, rows=[row(5, after=30)], images=tiles(1), ranges=[range(1)]),
+    "truncated, left padding": dict(
+        LONG, rows=[row(5, after=30), row(6)], images=tiles(2), ranges=[range(1), range(1, 2)], left=True
     ),
 }

@@ -79,11 +79,11 @@ def fed_rows(rows: Tensor, outputs: list[Tensor]) -> list[Tensor] | None:
         found.append(torch.where(fed, row, -1).cpu())
     if mixed:
         why = f"{mixed} of {feeding} positions feed several rows"
-        return _fed_sets(rows, outputs, cotangent, feeding, why)
+        return _fed_sets(rows, outputs, cotangent, why)
     return found if feeding else None
 
 
-def _fed_sets(rows: Tensor, outputs: list[Tensor], cotangent: Tensor, feeding: int, why: str) -> list[Tensor]:
+def _fed_sets(rows: Tensor, outputs: list[Tensor], cotangent: Tensor, why: str) -> list[Tensor]:
     """Whether every position feeds each row: [B, n, N] for each output [B, n, ...]."""
     count = len(rows)
     found = [torch.zeros(*output.shape[:2], count, dtype=torch.bool) for output in outputs]
@@ -95,7 +95,8 @@ def _fed_sets(rows: Tensor, outputs: list[Tensor], cotangent: Tensor, feeding: i
         for own, size in zip(found, sizes, strict=True):
             if size is not None:
                 own[..., row] = (size > least).cpu()
-        if count > MOST_ROWS or 2 * sum(int(own[..., row].sum()) for own in found) > feeding:
+        most = max(float(own[..., row].float().mean(1).max()) for own in found)  # the share of an entry
+        if count > MOST_ROWS or most > 0.5:
             raise Mixed(why)
     return found
 

@@ -398,6 +398,18 @@ def test_every_way_of_calling_answers_the_same(name: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.parametrize("name", ["llava", "paddleocr_vl"])  # the latter's layout of tiles is not in the package
+@torch.no_grad()
+def test_beams_are_shown_the_same_tokens(name: str) -> None:
+    """`random` draws by the pixels of each image, which the first model encodes once for each beam."""
+    one, kept = tiny(name), []
+    with attach(one.model, "random", tokens=one.tokens) as attached:
+        for beams in (1, 3):
+            generate(one.model, one.prompts["batch"], num_beams=beams)
+            kept.append([part.kept.tolist() for outcome in attached.outcomes for _, part in outcome.reductions])
+    assert kept[0] == kept[1]
+
+
 def shown(name: str, number: int) -> hf_models.Picture:
     return hf_models.CASES[name].picture(number)
 

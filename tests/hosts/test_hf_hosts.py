@@ -10,7 +10,22 @@ import compatibility
 import pytest
 import torch
 import transformers
-from hf_models import CASES, IMAGE, LLAVA, TEXT, Case, Picture, built, double, over, prompts, ready, rows_read, square
+from hf_models import (
+    CASES,
+    IMAGE,
+    LLAVA,
+    TEXT,
+    Case,
+    Picture,
+    built,
+    double,
+    noise,
+    over,
+    prompts,
+    ready,
+    rows_read,
+    square,
+)
 from torch import Tensor
 
 from llava_consensus import attach
@@ -219,16 +234,20 @@ def test_saliency_is_that_of_attention_by_hand(kind: str, monkeypatch: pytest.Mo
         pytest.importorskip("timm")
     monkeypatch.setitem(compatibility.FIXED, kind, {**compatibility.FIXED.get(kind, {}), **SMALL[kind]})
     model = compatibility.small_model(kind)
-    inputs = double(compatibility.prompt_of(model).inputs)
+    one = double(compatibility.prompt_of(model).inputs)
+    twice = {name: torch.cat((value, value), int(name != "pixel_values")) for name, value in one.items()}
+    half = len(one["pixel_values"])
+    twice["pixel_values"][half:] = noise(*one["pixel_values"].shape, seed=1)
     with attach(model.double(), "consensusdrop", tokens=3, merged=1) as attached:
-        model(**inputs)
-        ((_, found),) = attached.outcomes[0].reductions
-    weights, share = by_hand(kind, model, lambda: model.model.get_image_features(inputs["pixel_values"]))
-    weights = weights.mean(0)
-    received = (weights.sum(0) - weights.diagonal()) / (len(weights) - 1)
-    saliency = weights[0, 1:] if kind == "perception_lm" else received  # which has a class token
-    torch.testing.assert_close(found.vision[0].double(), share @ saliency, rtol=1e-4, atol=1e-8)
-    assert found.vision.std() > 1e-3 * found.vision.mean()
+        model(**twice)
+        reductions = [found for outcome in attached.outcomes for _, found in outcome.reductions]
+    for found, pixels in zip(reductions, twice["pixel_values"].split(half), strict=True):
+        weights, share = by_hand(kind, model, lambda pixels=pixels: model.model.get_image_features(pixels))
+        weights = weights.mean(0)
+        received = (weights.sum(0) - weights.diagonal()) / (len(weights) - 1)
+        saliency = weights[0, 1:] if kind == "perception_lm" else received  # which has a class token
+        torch.testing.assert_close(found.vision[0].double(), share @ saliency, rtol=1e-4, atol=1e-8)
+        assert found.vision.std() > 1e-3 * found.vision.mean()
 
 
 # ---- the tokens of an image
