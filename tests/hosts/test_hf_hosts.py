@@ -133,8 +133,10 @@ def test_the_probe_is_the_attention_of_the_plain_model(kind: str) -> None:
 
 
 @pytest.mark.parametrize("layer", [1, 2])
-@pytest.mark.parametrize(("name", "window"), [("gemma3", 4096), ("gemma3", 14), ("aya_vision", 4096)])
-def test_layers_of_two_kinds_are_cut_by_the_attention_of_each(name: str, window: int, layer: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "window", "kernel"), [("gemma3", 4096, "eager"), ("gemma3", 14, "sdpa"), ("aya_vision", 4096, "eager")]
+)
+def test_layers_of_two_kinds_are_cut_by_the_attention_of_each(name: str, window: int, kernel: str, layer: int) -> None:
     """Some rotate in another way, or not at all, and a window can hide rows of the image from the last one; FastV reads
     the layer before, PyramidDrop its own.
     """
@@ -144,6 +146,7 @@ def test_layers_of_two_kinds_are_cut_by_the_attention_of_each(name: str, window:
     shown = (inputs["input_ids"][0] == IMAGE).nonzero()[:, 0]
     maps = [one[0, :, -1].mean(0)[shown] for one in model(**inputs, output_attentions=True).attentions]
     assert [int((one == 0).sum()) > 0 for one in maps] == [window == 14, False] * 2
+    model.set_attn_implementation(kernel)
     ways = ("fastv", layer - 1, {"layer": layer}), ("pyramiddrop", layer, {"layers": str(layer)})
     for method, own, options in ways:
         with attach(model, method, tokens=7, **options) as attached:
