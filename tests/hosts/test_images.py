@@ -15,6 +15,8 @@ from hf_models import IMAGE as PLACEHOLDER
 
 from llava_consensus import attach
 from llava_consensus.hosts.images import STRUCTURAL, family_of, images_of
+from llava_consensus.hosts.kernels import KernelCall
+from llava_consensus.hosts.patch_map import resampled
 
 FILE = Path(__file__).parents[1] / "golden" / "processed_images.npz"
 IMAGE = 1000  # id of placeholders
@@ -107,3 +109,12 @@ def test_a_type_without_an_entry_says_so() -> None:
             model(input_ids=ids, pixel_values=noise(2, 3, 56, 56, seed=0))
     assert len(warned) == 1
     assert "per tile" in repr(attached)
+
+
+def test_rows_of_a_resampler_are_numbered_in_each_tile() -> None:
+    """An image of one tile and one of two, each tile an entry of the call, with four queries."""
+    heads = torch.zeros(3, 1, 5, 2)
+    one, two = resampled(KernelCall(torch.nn.Identity(), heads, heads, heads, None, {}, None), 4, [4, 8])
+    assert (one.tile.tolist(), one.token.tolist(), one.tiles) == ([0] * 4, [0, 1, 2, 3], 1)
+    assert (two.tile.tolist(), two.token.tolist(), two.tiles) == ([0] * 4 + [1] * 4, [0, 1, 2, 3] * 2, 2)
+    assert [[tile.entry for tile in own.patches] for own in (one, two)] == [[0], [1, 2]]
