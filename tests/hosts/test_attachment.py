@@ -71,7 +71,8 @@ KINDS = ("plain", "generate", "autocast", "failure", "copy")
 def test_calls_in_six_threads_answer_like_single_calls(host: Host, name: str) -> None:
     """Plain and generating ones, under autocast, on copies made meanwhile, and some that fail."""
     model, asked = host.model, [host.prompt(number) for number in range(60)]
-    kinds = KINDS if host.official else KINDS[:-1]  # a copy iterates over hooks, which other threads register
+    # a copy iterates over hooks, which calls in other threads register on blocks and layers
+    kinds = KINDS if host.official and name != "fastv" else KINDS[:-1]
     host.logits()  # transformers installs hooks of its own at the first call
     before = {key: (set(vars(module)), len(module._forward_hooks)) for key, module in model.named_modules()}
     start = threading.Barrier(6)
