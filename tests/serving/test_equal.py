@@ -126,6 +126,7 @@ def test_two_ranks_of_tensor_parallelism_answer_as_attach(made: Any, family: str
 
 
 @pytest.mark.skipif(torch.cpu._is_amx_tile_supported(), reason="vLLM's int8 kernel for AMX takes no float32")
+@pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="without VNNI sums of int8 products may saturate")
 def test_quantised_weights_answer_as_attach(tmp_path: Path) -> None:
     model = small.llava(tmp_path)
     small.quantise(tmp_path, model[0])
