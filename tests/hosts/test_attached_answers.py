@@ -479,20 +479,23 @@ def test_an_image_in_a_later_turn_is_read_behind_a_cache_of_windows(window: int,
     first row, and say nothing of its rows.
     """
     case = hf_models.CASES["gemma3"]
-    rows = [5, 6, case.picture(0), 7, 8, 9], [11, case.picture(1), 12, 13]
-    first, second, both = map(double, map(hf_models.prompts, (*rows, rows[0] + rows[1])))
-    whole = both["token_type_ids"]
+    rows = [5, 6, case.picture(0), 7, 8, 9], [11, case.picture(1), 12, 13], [14, 15]
+    *turns, both = map(double, map(hf_models.prompts, (*rows, [*rows[0], *rows[1], *rows[2]])))
+    whole, ends = both["token_type_ids"], np.cumsum([turn["input_ids"].shape[1] for turn in turns]).tolist()
     if types == "of the later turn":
-        whole[:, first["input_ids"].shape[1] :] = 0
-    else:
-        second["token_type_ids"] = whole
-    second["attention_mask"] = both["attention_mask"]
+        whole[:, ends[0] :] = 0
+    for turn, end in zip(turns[1:], ends[1:], strict=True):
+        turn["attention_mask"] = both["attention_mask"][:, :end]
+        if types == "of all turns":
+            turn["token_type_ids"] = whole[:, :end]
     one = narrowed("gemma3", window)
     for method in ({}, {"positions": "keep"}, {"positions": "renumber"}):
         with attach(one.model, "divprune", tokens=one.tokens, **method) if method else nullcontext():
-            cache = one.model(**first, use_cache=True).past_key_values
-            apart = one.model(**second, past_key_values=cache).logits[:, -1]
-            assert off(apart, one.model(**both).logits[:, -1]) < 1e-9
+            cache = None
+            for turn in turns:
+                output = one.model(**turn, use_cache=True, past_key_values=cache)
+                cache = output.past_key_values
+            assert off(output.logits[:, -1], one.model(**both).logits[:, -1]) < 1e-9
 
 
 def own_loop(model: Any, inputs: dict[str, Any]) -> Tensor:
