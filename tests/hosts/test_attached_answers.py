@@ -457,19 +457,25 @@ def off(one: Tensor, other: Tensor) -> float:
 @pytest.mark.parametrize("positions", ["keep", "renumber"])
 @pytest.mark.parametrize("name", ["llava", "llava_next", "gemma3", "internvl", "gemma4", "lfm2_vl", "llama4"])
 def test_a_later_turn_on_the_cache_is_the_whole_conversation(name: str, positions: str) -> None:
-    """Also if the later turn of one prompt is padded; the plain model does not mask that between recurrent layers."""
+    """Of one prompt, which is given no positions, and of two, with padding in the later turn of one; the plain model
+    does not mask that between recurrent layers.
+    """
     one = tiny(name)
-    inputs = one.prompts["one" if name == "lfm2_vl" else "batch"]
-    words = torch.tensor([[41, 42, 43], [0, 44, 45]])[: len(inputs["input_ids"])]
-    mask = torch.cat((inputs["attention_mask"], words.sign()), 1)
-    places = (mask.cumsum(1) - 1).clamp(min=0)
-    whole = longer(one, torch.cat((inputs["input_ids"], words), 1), inputs)
-    with attach(one.model, "divprune", tokens=one.tokens, positions=positions):
-        cache = one.model(**inputs, position_ids=places[:, :-3], use_cache=True).past_key_values
-        given = {"attention_mask": mask, "position_ids": places[:, -3:], "past_key_values": cache}
-        apart = one.model(input_ids=words, **given).logits[:, -1]
-        together = one.model(**{**whole, "attention_mask": mask}, position_ids=places).logits[:, -1]
-    assert off(apart, together) < 1e-4  # recurrent kernels compute in float32
+    for form in FORMS if name != "lfm2_vl" else ("one",):
+        inputs = one.prompts[form]
+        words = torch.tensor([[41, 42, 43], [0, 44, 45]])[: len(inputs["input_ids"])]
+        mask = torch.cat((inputs["attention_mask"], words.sign()), 1)
+        every = (mask.cumsum(1) - 1).clamp(min=0)
+        first, later, both = (
+            {"position_ids": places} if form == "batch" else {} for places in (every[:, :-3], every[:, -3:], every)
+        )
+        whole = longer(one, torch.cat((inputs["input_ids"], words), 1), inputs) | {"attention_mask": mask}
+        with attach(one.model, "divprune", tokens=one.tokens, positions=positions):
+            cache = one.model(**inputs, **first, use_cache=True).past_key_values
+            given = {"attention_mask": mask, "past_key_values": cache}
+            apart = one.model(input_ids=words, **given, **later).logits[:, -1]
+            together = one.model(**whole, **both).logits[:, -1]
+        assert off(apart, together) < 1e-4  # recurrent kernels compute in float32
 
 
 @pytest.mark.parametrize("types", ["of all turns", "of the later turn"])

@@ -16,7 +16,7 @@ from hf_models import IMAGE as PLACEHOLDER
 from llava_consensus import attach
 from llava_consensus.hosts.images import STRUCTURAL, family_of, images_of
 from llava_consensus.hosts.kernels import KernelCall
-from llava_consensus.hosts.patch_map import resampled
+from llava_consensus.hosts.patch_map import resampled, visible
 
 FILE = Path(__file__).parents[1] / "golden" / "processed_images.npz"
 IMAGE = 1000  # id of placeholders
@@ -118,3 +118,9 @@ def test_rows_of_a_resampler_are_numbered_in_each_tile() -> None:
     assert (one.tile.tolist(), one.token.tolist(), one.tiles) == ([0] * 4, [0, 1, 2, 3], 1)
     assert (two.tile.tolist(), two.token.tolist(), two.tiles) == ([0] * 4 + [1] * 4, [0, 1, 2, 3] * 2, 2)
     assert [[tile.entry for tile in own.patches] for own in (one, two)] == [[0], [1, 2]]
+
+
+def test_the_last_position_of_an_entry_sees_what_its_mask_says() -> None:
+    heads, mask = torch.zeros(1, 1, 3, 2), torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 1]], dtype=torch.bool)
+    call = KernelCall(torch.nn.Identity(), heads, heads, heads, mask[None, None], {}, None)
+    assert [visible(call, 0, place).tolist() for place in range(3)] == mask.tolist()
