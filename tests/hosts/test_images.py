@@ -14,8 +14,9 @@ from hf_models import CLIP, NEXT, ONEVISION, built, noise, vip_llava
 from hf_models import IMAGE as PLACEHOLDER
 
 from llava_consensus import attach
-from llava_consensus.hosts.images import STRUCTURAL, family_of, images_of
+from llava_consensus.hosts.images import STRUCTURAL, Image, family_of, images_of, parts_of
 from llava_consensus.hosts.kernels import KernelCall
+from llava_consensus.hosts.outcomes import ImageOutcome, joined_parts
 from llava_consensus.hosts.patch_map import resampled, visible
 
 FILE = Path(__file__).parents[1] / "golden" / "processed_images.npz"
@@ -124,3 +125,14 @@ def test_the_last_position_of_an_entry_sees_what_its_mask_says() -> None:
     heads, mask = torch.zeros(1, 1, 3, 2), torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 1]], dtype=torch.bool)
     call = KernelCall(torch.nn.Identity(), heads, heads, heads, mask[None, None], {}, None)
     assert [visible(call, 0, place).tolist() for place in range(3)] == mask.tolist()
+
+
+def test_tiles_of_several_sizes_are_parts_that_are_joined_again() -> None:
+    tile, token = np.repeat([0, 1, 2], [4, 3, 2]), np.array([*range(4), *range(3), *range(2)])
+    parts = parts_of(Image(0, np.arange(9), tile, token, 3, False, 5))
+    assert [(part.first, part.part) for part in parts] == [(5, (0, 3)), (6, (1, 3)), (7, (2, 3))]
+    origins = [(torch.from_numpy(part.tile), torch.from_numpy(part.token)) for part in parts]
+    (whole,) = joined_parts([ImageOutcome(0, 1, 1, 0, (), (), own, n) for n, own in enumerate(origins)])
+    assert whole.origin is not None and torch.equal(
+        torch.stack(whole.origin), torch.from_numpy(np.stack((tile, token)))
+    )
