@@ -133,6 +133,4 @@ def test_tiles_of_several_sizes_are_parts_that_are_joined_again() -> None:
     assert [(part.first, part.part) for part in parts] == [(5, (0, 3)), (6, (1, 3)), (7, (2, 3))]
     origins = [(torch.from_numpy(part.tile), torch.from_numpy(part.token)) for part in parts]
     (whole,) = joined_parts([ImageOutcome(0, 1, 1, 0, (), (), own, n) for n, own in enumerate(origins)])
-    assert whole.origin is not None and torch.equal(
-        torch.stack(whole.origin), torch.from_numpy(np.stack((tile, token)))
-    )
+    assert torch.equal(torch.stack(whole.origin), torch.from_numpy(np.stack((tile, token))))
