@@ -281,7 +281,7 @@ GEMMA3 = dict(vision_config=FINE | SIGLIP, text_config=GEMMA3_TEXT, image_token_
 GEMMA3 |= dict(mm_tokens_per_image=16, tie_word_embeddings=False)
 OVIS2_TOWER, INDICATORS = dict(FINE, hidden_stride=2, vocab_size=45), [START, 506, 507, 508, END]
 OVIS2 = dict(vision_config=OVIS2_TOWER, text_config=QWEN2_TEXT, image_token_id=IMAGE, tie_word_embeddings=False)
-OVIS2 |= dict(visual_indicator_token_ids=INDICATORS, hidden_size=64, vocab_size=512)
+OVIS2 |= dict(visual_indicator_token_ids=INDICATORS, hidden_size=TEXT["hidden_size"], vocab_size=TEXT["vocab_size"])
 
 TILES = 20  # a budget with a token for each of the 17 tiles that an image can have, below every image
 VIDEOS = (0, 1, 2, 3)

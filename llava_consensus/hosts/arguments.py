@@ -120,9 +120,11 @@ def held_masks(kwargs: dict[str, Any], cache: Any, book: Book) -> dict[str, Any]
         mask = torch.cat((book.real.to(mask), mask[:, book.size :]), 1).long()
     found: dict[str, Any] = {"attention_mask": mask}
     for name, value in kwargs.items():
-        if name == "token_type_ids" and isinstance(value, Tensor):  # masks are made of types by their place
+        if not name.endswith("token_type_ids") or not isinstance(value, Tensor):
+            continue
+        if name == "token_type_ids":  # masks are made of types by their place, also of those of a later turn only
             value = pad(value, (0, whole - value.shape[1]))
-        if name.endswith("token_type_ids") and isinstance(value, Tensor) and value.shape[1] == whole:
+        if value.shape[1] == whole:
             found[name] = torch.cat((value.gather(1, book.index), value[:, book.size :]), 1)
     return found
 

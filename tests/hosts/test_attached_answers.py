@@ -399,9 +399,8 @@ def test_every_way_of_calling_answers_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llava", "paddleocr_vl"])  # the latter's layout of tiles is not in the package
-@torch.no_grad()
 def test_beams_are_shown_the_same_tokens(name: str) -> None:
-    """`random` draws by the pixels of each image, which the first model encodes once for each beam."""
+    """`random` draws by the pixels of each image."""
     one, kept = tiny(name), []
     with attach(one.model, "random", tokens=one.tokens) as attached:
         for beams in (1, 3):
