@@ -90,6 +90,7 @@ GEMMA4 = dict(
     **dict(image_token_id=IMAGE, video_token_id=VIDEO, boi_token_id=START, eoi_token_id=END),
     **dict(audio_token_id=194, boa_token_id=195, eoa_token_index=196),
 )
+SHARED = dict(num_kv_shared_layers=2, layer_types=["sliding_attention", "full_attention"] * 3)
 NANO_TEXT = dict(
     **TEXT | dict(num_hidden_layers=5, intermediate_size=[96] * 5, max_position_embeddings=2048),
     **dict(head_dim=16, hidden_size_per_layer_input=8, vocab_size_per_layer_input=190, altup_num_inputs=2),
@@ -273,6 +274,7 @@ FAMILIES: dict[str, Family] = {
     "granite4_vision": Family("granite4_vision", GRANITE, granite_pixels, (16, 14), cuts=False),
     "paddleocr_vl": Family("paddleocr_vl", PADDLE, by_grid(3, 14, 14), (6, 8), axes=3),
     "video_llama_3": Family("video_llama_3", VIDEO_LLAMA, video_llama_pixels, (6, 8)),
+    "gemma4 shared": Family("gemma4", GEMMA4 | {"text_config": GEMMA4["text_config"] | SHARED}, gemma4_pixels, (6, 9)),
 }
 
 

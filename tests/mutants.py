@@ -31,7 +31,7 @@ ROOT = Path(__file__).parent.parent
 SEED = 0
 MATHS = (
     *("tests/reduction", "tests/methods", "tests/evaluation/test_account.py"),
-    *(f"tests/hosts/test_{name}.py" for name in ("compositions", "before_tower", "parts", "calibrated")),
+    *(f"tests/hosts/test_{name}.py" for name in ("compositions", "before_tower", "parts")),
 )
 HOSTS = (
     *("tests/hosts", "tests/reduction/test_shares.py", "tests/methods/test_cdpruner.py"),

@@ -90,8 +90,9 @@ def leave(run: Pass, rows: Rows, pool: Pool, method: Method) -> None:
         index = torch.cat((before, index + past), 1)
     positions = kwargs.get("position_ids")
     # without a cache and a mask, transformers takes gaps in positions for the ends of packed sequences
-    shown = padded or (cache is None and not makes_cache(kwargs, decoder.config))
-    new["attention_mask"] = mask_of(kwargs.get("attention_mask"), run, rows, held, shown)
+    mask = kwargs.get("attention_mask")
+    needed = padded or not (isinstance(mask, dict) or cache is not None or makes_cache(kwargs, decoder.config))
+    new["attention_mask"] = mask_of(mask, run, rows, held, needed)
     new["position_ids"], shifts = positions_of(positions, rows, pool, prompt.real, past, book, method)
     real = torch.cat((held, rows.shown), 1) if cached else rows.shown
     closes = method.positions == "renumber" and shifts and rows.shrinks
@@ -185,10 +186,12 @@ def mask_of(mask: Any, run: Pass, rows: Rows, held: Tensor, padded: bool, kind: 
         return {name: mask_of(value, run, rows, held, padded, name) for name, value in mask.items()}
     if (not isinstance(mask, Tensor) or mask.ndim == 2) and not padded:
         return None
+    index, size, config = rows.index, run.prompt.real.shape[1], run.decoder.config
+    if mask is None and kind and config._attn_implementation == "sdpa":  # which is causal by itself
+        mask = torch.ones(1, 1, size, held.shape[1] + size, dtype=torch.bool, device=index.device).tril(held.shape[1])
     if not isinstance(mask, Tensor) or mask.ndim == 2:
         real = torch.cat((held, rows.shown), 1)
         return real.long() if mask is None else real.to(mask.dtype)
-    index, size, config = rows.index, run.prompt.real.shape[1], run.decoder.config
     held = held[:, max(held.shape[1] + size - mask.shape[-1], 0) :]  # a cache of windows has forgotten the others
     past, width = held.shape[1], index.shape[1]
     none = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min

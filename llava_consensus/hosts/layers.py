@@ -289,7 +289,10 @@ class Step(Hooks):
         if self.looks:
             self.layers.masks_all = bool(self.layers.masks_all) or kwargs.get("attention_mask") is not None
         if index in self.book.weights:
-            changed["attention_mask"] = self._calibrated(index, rows, hidden)
+            key = "calibrated", id(self.book.weights[index]), kind
+            if key not in self.made:
+                self.made[key] = self._calibrated(index, rows, hidden, cache_in(kwargs))
+            changed["attention_mask"] = self.made[key]
         elif kwargs.get("attention_mask") is not None or rows.padded:
             key = "mask", id(rows), kind
             if key not in self.made:
@@ -316,9 +319,12 @@ class Step(Hooks):
             later = rows.shown.new_ones(len(rows.index), self.length - self.book.size)
         return torch.cat((rows.shown, later), 1)
 
-    def _calibrated(self, index: int, rows: Rows, hidden: Tensor) -> Tensor:
+    def _calibrated(self, index: int, rows: Rows, hidden: Tensor, cache: Any) -> Tensor:
         real, sizes = self._columns(rows), self.book.weights[index]
         sizes = torch.cat((sizes, sizes.new_ones(len(sizes), real.shape[1] - sizes.shape[1])), 1)
+        if self.layers.kinds[index] == "sliding_attention":  # a cache of windows has forgotten the first columns
+            left = -cache.get_mask_sizes(hidden.shape[1], self.layers.sources[index])[0]
+            real, sizes = real[:, left:], sizes[:, left:]
         return seen_logits(self.layers.dense(index, real, hidden.shape[1]), sizes, None, hidden.dtype)
 
 

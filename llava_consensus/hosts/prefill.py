@@ -81,6 +81,7 @@ class Prefill(Hooks):
         self.reading: Any = None
         self.seen: dict[int, Rows] = {}  # rows of each layer from the first cut on
         self.weights: dict[int, Tensor] = {}
+        self.masks: dict[int, Any] = {}  # of these layers
         self.full: dict[int, Tensor] = {}  # states that a layer's output is put back into
         self.given: dict[Any, Any] = {}  # arguments that were gathered already
         self.start: Tensor | None = None
@@ -117,11 +118,13 @@ class Prefill(Hooks):
         if rows is None:
             self.full.pop(index, None)
             return hidden, kwargs
-        self.seen[index], self.full[index] = rows, hidden
-        if row_axis(hidden, rows.size, len(rows.index)) is None:
-            # Gemma 4 runs layers with shared keys on the last row of a prompt only
-            self.full.pop(index)
-            return hidden, {**kwargs, "attention_mask": self._last_row(index, hidden, rows)}
+        self.seen[index] = rows
+        if source in self.weights:
+            self.weights[index] = self.weights[source]
+        if row_axis(hidden[..., 0], rows.size, len(rows.index)) is None:
+            # Gemma 4 runs layers with shared keys on the last rows of a prompt only
+            return hidden, {**kwargs, "attention_mask": self._last_rows(index, hidden, rows)}
+        self.full[index] = hidden
         return self._shortened(index, hidden, kwargs, rows)
 
     def disarm(self) -> None:
@@ -161,29 +164,33 @@ class Prefill(Hooks):
             full = drop_rows(full, self.every._replace(index=kept))
         return (full, *output[1:]) if isinstance(output, tuple) else full
 
-    def _last_row(self, index: int, hidden: Tensor, rows: Rows) -> Tensor | None:
-        """Mask of the last row of a prompt over the rows that are left."""
-        if hidden.shape[-2] != 1:
-            raise OptionError("logits_to_keep other than 1 with shared keys: leave it out, or detach the method")
-        slides = self.layers.kinds[index] == "sliding_attention"
-        if not rows.padded and not (slides and rows.index.shape[1] > self.layers.config.sliding_window):
-            return None
-        seen = self.layers.dense(index, rows.shown, 1)
-        return seen if self.layers.kernel == "sdpa" else seen[:, 0, 0]
+    def _last_rows(self, index: int, hidden: Tensor, rows: Rows) -> Tensor | None:
+        """Mask of the last rows of the prompts over the rows that are left."""
+        new, mask = hidden.shape[1], self.masks[self.layers.sources[index]]
+        if any(image.end >= rows.size - new for image in self.images):
+            raise OptionError(f"logits_to_keep={new}: it reaches into an image. Ask for fewer, or detach the method")
+        if mask is None:
+            return None if new == 1 else self.layers.dense(index, rows.shown, new)
+        return mask[:, :, -new:]
 
     def _shortened(
         self, index: int, hidden: Tensor, kwargs: dict[str, Any], rows: Rows
     ) -> tuple[Tensor, dict[str, Any]]:
-        short, changed = self._short(hidden, rows), dict[str, Any]()
+        short, changed, source = self._short(hidden, rows), dict[str, Any](), self.layers.sources[index]
+        shares = source != index  # the cache holds its rows already, and masks are made for rows behind it
         for name, value in kwargs.items():
             if name in CACHE_NAMES or isinstance(value, MutableMapping):  # which layers write to
+                continue
+            if name == "attention_mask" and shares:
+                changed[name] = self.masks[source]
                 continue
             key = name, id(value), self.layers.kinds[index], index == 0
             if key not in self.given or self.given[key][0] is not rows:
                 self.given[key] = rows, self._argument(index, name, value, short, rows), value
             changed[name] = self.given[key][1]
-        if self.method.calibrates and "attention_mask" in changed:
+        if self.method.calibrates and "attention_mask" in changed and not shares:
             changed["attention_mask"] = self._calibrated(index, short, kwargs, changed, rows)
+        self.masks[index] = changed.get("attention_mask")
         return short, {**kwargs, **changed}
 
     def _short(self, hidden: Tensor, rows: Rows) -> Tensor:
@@ -400,8 +407,12 @@ class Prefill(Hooks):
         return book._replace(layers=self.seen, weights=self.weights, uneven=uneven)
 
     def outcomes(self, hidden: Tensor) -> dict[int, ImageOutcome]:
-        """Results of the images that were cut, given the last states [R, S, D]."""
+        """Results of the images that were cut, given the last states [R, S, D]. If only the last rows went through all
+        layers, their tokens are the states before.
+        """
         rows = self.rows or self.every
+        if row_axis(hidden[..., 0], rows.size, len(rows.index)) is None and self.last is not None:
+            hidden = self.last[0]
         return {
             image.unit.image: cut_outcome(self.prompt, image, number, rows, self.owner, hidden)
             for number, image in enumerate(self.images)

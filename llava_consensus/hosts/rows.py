@@ -113,11 +113,13 @@ def restore_rows(full: Tensor, short: Tensor, rows: Rows) -> Tensor:
 
 def spread_rows(short: Tensor, rows: Rows, axis: int = 1) -> Tensor:
     """States of the rows that are left at the length of the prompt: a removed row repeats the last one before it, so
-    that a label right behind an image is predicted by the row before it.
+    that a label right behind an image is predicted by the row before it. Given the last n only, as Gemma 4 returns if
+    layers share keys, those of the last n rows of the prompt.
     """
-    at = rows.index if rows.at is None else rows.at
-    (every,) = upload([np.tile(np.arange(rows.size), (len(at), 1))], short.device)
-    last = torch.searchsorted(at.contiguous(), every, right=True) - 1
+    at, given = rows.index if rows.at is None else rows.at, short.shape[axis]
+    missing = rows.index.shape[1] - given
+    (every,) = upload([np.tile(np.arange(rows.size - given if missing else 0, rows.size), (len(at), 1))], short.device)
+    last = torch.searchsorted(at.contiguous(), every, right=True) - 1 - missing
     return gather(short, last.clamp_min_(0), axis)
 
 

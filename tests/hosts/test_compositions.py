@@ -160,6 +160,12 @@ def test_attention_of_a_block_that_merges_is_of_more_tokens_than_are_left() -> N
         attach(model, "tome:tokens=12+consensusdrop", tokens=LEFT)
     with pytest.raises(OptionError, match="known on LLaVA and Qwen-VL, not on Mistral3"):
         attach(CASES["mistral_3"].build(), "resize:tokens=8+consensusdrop", tokens=LEFT)
+    with attach(model, f"resize:tokens={SMALL}+divprune", tokens=LEFT):
+        first, later = (prompts([1, 5, CASES["llava"].picture(number), 7]) for number in (0, 1))
+        given = {"past_key_values": model(**first).past_key_values}
+        given["attention_mask"] = torch.cat((first["attention_mask"], later["attention_mask"]), 1)
+        with pytest.raises(OptionError, match="pass the whole conversation"):
+            model(**later | given)
 
 
 def test_a_first_method_with_nothing_to_do_leaves_the_second_as_it_is() -> None:

@@ -406,6 +406,8 @@ def test_embeddings_are_read_as_ids_and_logits_of_any_rows_and_states_are_given(
         assert torch.allclose(few, whole[:, [0, 3]], atol=1e-5)
         assert torch.allclose(llava.lm_head(llava.model(**inputs).last_hidden_state), whole, atol=1e-5)
         assert close(llava(inputs_embeds=embeds).logits, llava(input_ids=text).logits)
+        given = {**inputs, "input_ids": None, "inputs_embeds": llava.get_input_embeddings()(inputs["input_ids"])}
+        assert torch.equal(llava(**given).logits, whole)
         steps = []
         for given in ({"inputs_embeds": embeds}, {"input_ids": text}):
             read = llava(**inputs, use_cache=True)

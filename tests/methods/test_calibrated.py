@@ -8,9 +8,11 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
+from hf_models import CASES
 from models import tiny_llava
 
-from llava_consensus.hosts import attach_view, view_of
+from llava_consensus import attach
+from llava_consensus.hosts import attach_view, prefill, view_of
 from llava_consensus.methods import make
 from llava_consensus.paper.study.methods import vision_saliency
 from llava_consensus.reduction.budget import Budget
@@ -117,3 +119,20 @@ def test_every_layer_and_step_adds_what_the_formula_says(tower_folder: Path, pro
         assert torch.allclose(found[0, -1], given.logits[step][0].double(), atol=1e-5)
         rows = torch.cat((rows, model.model.embed_tokens(torch.tensor([[token]]))), dim=1)
         places.append(places[-1] + 1)
+
+
+@pytest.mark.parametrize("name", ["cohere2_vision", "glm4v"])
+def test_layers_and_channels_that_do_not_turn_are_never_far(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of Command A Vision that see all rows, and half of GLM-4V's channels."""
+    model, far = CASES[name].build(), []
+    calibrate = prefill.seen_logits
+    monkeypatch.setattr(prefill, "seen_logits", lambda *given: far.append(given[2]) or calibrate(*given))
+    with attach(model, "restore_calibrated", CASES[name].tokens):
+        model(**CASES[name].inputs())
+    decoder = model.get_decoder()
+    width, frequencies = decoder.layers[0].self_attn.head_dim, decoder.rotary_emb.inv_freq
+    still = width - 2 * len(frequencies)
+    assert still == (0 if name == "cohere2_vision" else width // 2)
+    one = math.log(2 - (2 * float(frequencies.cos().sum()) + still) / width)  # of neighbours
+    expected = [one, 0.0, one] if name == "cohere2_vision" else [one, one]
+    assert [float(given[0, -1, -2]) for given in far] == pytest.approx(expected, abs=1e-6)
