@@ -61,18 +61,18 @@ def test_a_cache_is_continued_after_detach_and_under_another_method(name: str, m
     case = CASES[name]
     model, (a, b, c) = case.build(), map(case.picture, range(3))
     # padded in another way when cut
-    inputs, words = prompts([1, 5, a, 6, b, 7, 8], [1, c, 9]), torch.tensor([[7], [8]])
+    inputs, words = prompts([1, 5, a, 6, b, 7, 8], [1, c, 9, 3]), torch.tensor([[7], [8]])
     mask = torch.cat((inputs["attention_mask"], torch.ones_like(words)), 1)
 
     def filled(cache: Any = None) -> Any:
         with attach(model, method, case.tokens):
             return model(**inputs, use_cache=True, past_key_values=cache).past_key_values
 
-    def answer(cache: Any, rows: list[int]) -> Tensor:
+    def answer(cache: Any, rows: list[int], words: Tensor = words) -> Tensor:
         given = {"input_ids": words[rows], "attention_mask": mask[rows], "past_key_values": cache}
         if case.kind.startswith("qwen"):  # the plain model needs them too
-            given["position_ids"] = (mask.sum(1, keepdim=True) - 1 + deltas)[rows].expand(3, -1, -1)
-        return model(**given).logits
+            given["position_ids"] = (mask.cumsum(1) - 1 + deltas)[rows, -words.shape[1] :].expand(3, -1, -1)
+        return model(**given).logits[:, -1]
 
     with attach(model, method, case.tokens):
         cache = model(**inputs, use_cache=True).past_key_values
@@ -91,7 +91,9 @@ def test_a_cache_is_continued_after_detach_and_under_another_method(name: str, m
         assert close(answer(cache, [0, 1]), expected)
     cache.crop(-1)
     assert close(answer(cache, [0, 1]), expected)
-    with pytest.raises(OptionError, match="crop: the last 9 rows"):
+    cache.crop(cache.get_seq_length() - 3)  # the word and two of the prompt
+    assert close(answer(cache, [0, 1], torch.cat((inputs["input_ids"][:, -2:], words), 1)), expected)
+    with pytest.raises(OptionError, match="crop: the last 7 rows"):
         cache.crop(-10)
     whole, model = model, case.build()
     with pytest.raises(OptionError, match="only by the model that filled it"):

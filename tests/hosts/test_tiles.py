@@ -173,7 +173,7 @@ def test_dropped_newlines_are_all_that_is_missing(tower_folder: Path, order: str
     for method, options, positions in keeps:
         found, counts = [], []
         for newlines, structural in (("keep", [6, 2, 8]), ("drop", [0, 0, 0])):
-            with attach(model, method, 20, order=order, newlines=newlines, **options) as attached:
+            with attach(model, method, 30, order=order, newlines=newlines, **options) as attached:
                 results = model.prepare_inputs_labels_for_multimodal(ids, positions, past_key_values=None, **given)
             _, places, real, _, embeds, labels = results
             parts = [embeds, labels, *([] if places is None else [places])]
