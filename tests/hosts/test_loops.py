@@ -136,6 +136,16 @@ def test_padding_behind_a_prompt_is_no_row_of_the_cache(llava: Any) -> None:
         assert close(step(both)[1:], step(alone))
 
 
+def test_steps_have_masks_though_those_of_an_earlier_prompt_needed_none(llava: Any) -> None:
+    """Of a prompt, of two that differ in length behind the cut only, and of two that do in front of it only."""
+    a, b = CASES["llava"].picture(0), CASES["llava"].picture(1)
+    rows = [[1, a, *range(11, 11 + count)] for count in (3, 19, 8)]
+    with attach(llava, "fastv", 5):
+        for batch in (rows[:1], [rows[1], [1, a, b, 3, 4, 5]], [rows[2], [1, a, b, 3, 4, 5]]):
+            together, *alone = (generate(llava, prompts(*given)) for given in (batch, *zip(batch, strict=True)))
+            assert close(together.logits[-1], torch.cat([one.logits[-1] for one in alone]))
+
+
 def test_guidance_reads_prompts_of_its_own(llava: Any) -> None:
     inputs = CASES["llava"].inputs()
     longer = torch.arange(5, 99)[None]  # than the image's prompt
@@ -312,6 +322,15 @@ def test_packed_prompts_in_several_rows_of_different_length(name: str, method: s
         found = model(**both, use_cache=False).logits
     assert (found[0] - torch.cat(wanted[:2])).abs().max() < 1e-9
     assert (found[1, :size] - wanted[2]).abs().max() < 1e-9
+
+
+def test_packed_prompts_may_count_on_with_a_gap() -> None:
+    model, apart, images = parts_of("llava")
+    for number, part in enumerate(apart):
+        part["position_ids"] = part["position_ids"] + 100 * number
+    with attach(model, "divprune", 5):
+        wanted = torch.cat([model(**part).logits for part in apart], 1)
+        assert close(model(**packed(apart, images)).logits, wanted)
 
 
 def test_packed_prompts_that_the_plain_model_mixes_are_refused() -> None:
