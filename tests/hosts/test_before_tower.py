@@ -131,8 +131,7 @@ def picture(*images: Tensor, clip: bool = False) -> dict[str, Any]:
     """A prompt about images, or clips, of cells [rows, columns, V / 2], whose two frames are the same."""
     shown, (word, kind, end) = [], (VIDEO, "video", "_videos") if clip else (IMAGE, "image", "")
     for cells in images:
-        rows, columns = cells.shape[:2]
-        pixels = cells.reshape(-1, 3, 1, 256).expand(-1, -1, 2, -1).reshape(-1, 6 * 256)
+        (rows, columns), pixels = cells.shape[:2], cells.reshape(-1, 3, 1, 256).expand(-1, -1, 2, -1).reshape(-1, 1536)
         given = {f"pixel_values{end}": pixels, f"{kind}_grid_thw": torch.tensor([[1, 2 * rows, 2 * columns]])}
         shown.append(Picture([START, *[word] * rows * columns, END], given))
     return prompts([1, 5, *shown, 7, 8])
@@ -158,8 +157,10 @@ def test_a_picture_of_different_cells_is_read_bit_for_bit(model: Any) -> None:
 
 @needs_places
 def test_a_picture_within_its_budget_stays_whole_beside_another_and_a_clip_is_refused(model: Any) -> None:
+    inputs = picture(cells := torch.ones(ROWS, COLUMNS, 12 * 256), cells[:2, :3])
+    _, plain = model.model.get_image_features(inputs["pixel_values"], inputs["image_grid_thw"]).pooler_output
     with attach(model, "pixelprune", tokens=6) as attached:
-        model(**picture(cells := torch.ones(ROWS, COLUMNS, 12 * 256), cells[:2, :3]))
+        assert torch.allclose(decoder_given(model, inputs)["inputs_embeds"][0, 6:12], plain, atol=1e-5)
         assert [one[1:3] for one in attached.outcomes] == [(ROWS * COLUMNS, 1), (6, 6)]
         with pytest.raises(OptionError, match="PixelPrune is for images, and this prompt shows a video"):
             model(**picture(cells, clip=True))
