@@ -34,7 +34,8 @@ MATHS = (
     *(f"tests/hosts/test_{name}.py" for name in ("compositions", "before_tower", "parts")),
 )
 HOSTS = (
-    *("tests/hosts", "tests/reduction/test_shares.py", "tests/methods/test_cdpruner.py"),
+    *("tests/hosts", "tests/test_wrong_input.py", "tests/reduction/test_shares.py"),
+    *("tests/methods/test_cdpruner.py", "tests/methods/test_tome.py"),
     *("tests/evaluation/report/test_overlay.py", "tests/project/test_mini_model.py"),
 )
 BENCHMARKS = (

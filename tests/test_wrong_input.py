@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import hf_models
+import compatibility
 import pytest
+from hf_models import CASES, QWEN2, SIGLIP, SQUARE, built
 
 from llava_consensus import attach, cli
 from llava_consensus.errors import OptionError
+from llava_consensus.training.scorer import ScorerWeights, store
 
 ROOT = Path(__file__).parents[1]
 MINI, DATA = str(ROOT / "checkpoints" / "llava-mini"), str(ROOT / "playground" / "mini")
@@ -152,8 +154,8 @@ def test_what_is_no_model_is_refused(model: Any, words: str) -> None:
         attach(model)
 
 
-def test_what_only_the_model_can_say_is_refused_when_a_method_is_attached() -> None:
-    model = hf_models.CASES["llava"].build()
+def test_what_only_the_model_can_say_is_refused_when_a_method_is_attached(tmp_path: Path) -> None:
+    model = CASES["llava"].build()
     with pytest.raises(OptionError, match="attach to the whole model"):
         attach(model.model)
     for layer in (99, -1):
@@ -161,3 +163,26 @@ def test_what_only_the_model_can_say_is_refused_when_a_method_is_attached() -> N
             attach(model, "fastv", layer=layer)
     with pytest.raises(OptionError, match="total=3 is below tokens=64"):
         attach(model, "divprune", tokens=64, total=3)
+    store(ScorerWeights(32, 8, seed=0), tmp_path / "scorer.safetensors")
+    with pytest.raises(OptionError, match="of width 32, and those of LlavaForConditionalGeneration have 64"):
+        attach(model, "scorer", weights=str(tmp_path / "scorer.safetensors"))
+    with pytest.raises(OptionError, match="its `generate` passes by its forward"):
+        attach(compatibility.small_model("blip-2"), "divprune")
+
+
+REFUSED: list[tuple[str, dict[str, Any], str, str]] = [  # by a model, an entry of its configuration and a method
+    ("llava vit", {}, "resize", "CLIP, SigLIP and DINOv2 towers only. Take"),
+    ("qwen2_vl", {"vision_config": QWEN2 | {"spatial_merge_size": 4}}, "resize", "spatial_merge_size=4: Resize is"),
+    ("llava", {"vision_feature_layer": [-2, -3]}, "tome", r"\[-2, -3\]: features of several"),
+    ("llava", {"vision_feature_select_strategy": "full"}, "tome", "'full' does not fit a clip_vision_model"),
+    ("llava", {"vision_config": SQUARE | SIGLIP}, "tome", "'default' does not fit a siglip_vision_model"),
+    ("llava_next", {}, "resize:tokens=27+visionzip", r"VisionZip .* Resize leaves tiles of several sizes \(5, 6\)"),
+    ("llava_next_video video", {}, "resize", "pools the patches of a video"),
+]
+
+
+@pytest.mark.parametrize(("case", "config", "method", "line"), REFUSED)
+def test_no_method_acts_where_it_is_not_known_how(case: str, config: dict[str, Any], method: str, line: str) -> None:
+    model = built(CASES[case].kind, **CASES[case].config | config)
+    with pytest.raises(OptionError, match=line), attach(model, method, tokens=15):
+        model(**CASES[case].inputs())

@@ -256,8 +256,9 @@ class BeforeTower:
     def _cells(
         self, tower: Tower, base: Any, modality: str, shares: list[list[int]], inputs: dict[str, Any]
     ) -> tuple[Any, list[Tensor]]:
-        pixels = next(value for name, value in inputs.items() if name.startswith("pixel_values"))
-        grid, visual = inputs[f"{modality}_grid_thw"], base.visual
+        if modality == "video":
+            raise OptionError(f"{type(self.method).__name__} is for images, and this prompt shows a video")
+        pixels, grid, visual = inputs["pixel_values"], inputs["image_grid_thw"], base.visual
         slots, cells = cells_left(self.method, pixels, grid.tolist(), shares, visual.config)
         counts = [int(slot.max()) + 1 for slot in slots]
         seen = torch.tensor([[1, SIDE, SIDE * count] for count in counts])
@@ -339,8 +340,6 @@ def cells_left(
         pixels: of all images [rows, values].
         sizes: of each image, frames and patches in a column and a row.
     """
-    if any(frames > 1 for frames, _, _ in sizes):
-        raise OptionError(f"{type(method).__name__} is for images, and this prompt shows a video")
     slots: list[Tensor] = []
     kept: list[Tensor] = []
     first = 0

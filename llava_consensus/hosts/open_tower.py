@@ -134,6 +134,8 @@ class OpenTower:
         run: EncoderRun | None = getattr(self.local, "run", None)
         if run is None:
             return plain(pixels, *args, **options)
+        if run.slot is not None:
+            raise RuntimeError("the vision tower ran twice: multi-scale (S2) towers are not adapted")
         options |= {"output_hidden_states": True, "return_dict": True}
         size = math.prod(run.grid)
         rows: list[Any] = [None] * len(run.shares)
@@ -171,8 +173,6 @@ class OpenTower:
             return cells_of(grid, state).to(states.device).expand(len(states), -1)
         if state is None:
             return torch.arange(size, device=states.device).expand(len(states), -1)
-        if state.bag is None:
-            raise RuntimeError("the vision tower did not run its blocks")
         place: Tensor = state.bag.place
         return place[:, self.classes :].to(states.device) - self.classes  # a class token is token 0 throughout
 
@@ -207,8 +207,6 @@ class OpenTower:
             return plain(hidden, *args, **options)
         if index >= self.merging:
             return (hidden,) if OLD else hidden
-        if index == 0 and merging.bag is not None:
-            raise RuntimeError("the vision tower ran twice: multi-scale (S2) towers are not adapted")
         bag, method = fresh(hidden) if merging.bag is None else merging.bag._replace(values=hidden), self.method
         # autocast would choose pairs in half precision, where sizes above 256 are rounded too
         exact = torch.autocast(hidden.device.type, enabled=False)

@@ -289,8 +289,7 @@ def sides_of(inputs: dict[str, Any], sizes: list[int]) -> list[int]:
 
 def _width(height: int, width: int, size: int) -> int:
     """Tokens per row of the grid of an image of this height and width that makes `size` tokens; 0 if no grid fits."""
-    square = height * width / size
-    step = round(math.sqrt(square)) if square >= 1 else 0
+    step = round(math.sqrt(height * width / size))
     if not step or height % step or width % step or (height // step) * (width // step) != size:
         return 0
     return int(width // step)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from llava_consensus import attach
+from llava_consensus.errors import OptionError
 from llava_consensus.methods.divprune import spread_out
 from llava_consensus.methods.resize import smaller
 
@@ -126,12 +127,14 @@ VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 needs_places = pytest.mark.skipif(VERSION < (5, 23), reason="the tower of Qwen3-VL is given places since 5.23")
 
 
-def picture(cells: Tensor) -> dict[str, Any]:
-    """A prompt about an image of cells [rows, columns, V / 2], whose two frames are the same."""
-    rows, columns, values = cells.shape
-    pixels = cells.view(rows * columns * 4, 3, 1, values // 12).expand(-1, -1, 2, -1).reshape(rows * columns * 4, -1)
-    given = {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 2 * rows, 2 * columns]])}
-    return prompts([1, 5, Picture([START, *[IMAGE] * rows * columns, END], given), 7, 8])
+def picture(*images: Tensor, clip: bool = False) -> dict[str, Any]:
+    """A prompt about images, or clips, of cells [rows, columns, V / 2], whose two frames are the same."""
+    shown, (word, kind, end) = [], (VIDEO, "video", "_videos") if clip else (IMAGE, "image", "")
+    for cells in images:
+        (rows, columns), pixels = cells.shape[:2], cells.reshape(-1, 3, 1, 256).expand(-1, -1, 2, -1).reshape(-1, 1536)
+        given = {f"pixel_values{end}": pixels, f"{kind}_grid_thw": torch.tensor([[1, 2 * rows, 2 * columns]])}
+        shown.append(Picture([START, *[word] * rows * columns, END], given))
+    return prompts([1, 5, *shown, 7, 8])
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +153,17 @@ def test_a_picture_of_different_cells_is_read_bit_for_bit(model: Any) -> None:
         for one, other in zip(given["deepstack_visual_embeds"], plain.deepstack_features, strict=True):
             assert torch.equal(one, torch.cat(list(other)))
         assert torch.equal(model(**inputs).logits, logits) and attached.outcomes[0].after == ROWS * COLUMNS
+
+
+@needs_places
+def test_a_picture_within_its_budget_stays_whole_beside_another_and_a_clip_is_refused(model: Any) -> None:
+    inputs = picture(cells := torch.ones(ROWS, COLUMNS, 12 * 256), cells[:2, :3])
+    _, plain = model.model.get_image_features(inputs["pixel_values"], inputs["image_grid_thw"]).pooler_output
+    with attach(model, "pixelprune", tokens=6) as attached:
+        assert torch.allclose(decoder_given(model, inputs)["inputs_embeds"][0, 6:12], plain, atol=1e-5)
+        assert [one[1:3] for one in attached.outcomes] == [(ROWS * COLUMNS, 1), (6, 6)]
+        with pytest.raises(OptionError, match="PixelPrune is for images, and this prompt shows a video"):
+            model(**picture(cells, clip=True))
 
 
 @needs_places

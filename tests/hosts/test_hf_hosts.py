@@ -10,22 +10,7 @@ import compatibility
 import pytest
 import torch
 import transformers
-from hf_models import (
-    CASES,
-    IMAGE,
-    LLAVA,
-    TEXT,
-    Case,
-    Picture,
-    built,
-    double,
-    noise,
-    over,
-    prompts,
-    ready,
-    rows_read,
-    square,
-)
+from hf_models import CASES, IMAGE, LLAVA, TEXT, Case, Picture, built, double, noise, over, prompts, ready, rows_read
 from torch import Tensor
 
 from llava_consensus import attach
@@ -40,7 +25,7 @@ RECORDED: dict[Any, list[Tensor]] = {}
 
 def registers(number: int) -> Picture:
     """An image whose four registers are tokens too."""
-    return Picture([IMAGE] * 20, square(number).pixels)
+    return Picture([IMAGE] * 20, CASES["llava"].picture(number).pixels)
 
 
 OWN = CASES["llava dinov2"]

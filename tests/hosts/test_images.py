@@ -114,11 +114,12 @@ def test_a_type_without_an_entry_says_so() -> None:
 
 def test_rows_of_a_resampler_are_numbered_in_each_tile() -> None:
     """An image of one tile and one of two, each tile an entry of the call, with four queries."""
-    heads = torch.zeros(3, 1, 5, 2)
-    one, two = resampled(KernelCall(torch.nn.Identity(), heads, heads, heads, None, {}, None), 4, [4, 8])
+    heads, mask = torch.zeros(3, 1, 4, 2), torch.tensor([[1, 1, 1, 0], [1, 1, 0, 1], [0, 1, 1, 1]])
+    one, two = resampled(KernelCall(torch.nn.Identity(), heads, heads, heads, mask, {}, None), 4, [4, 8])
     assert (one.tile.tolist(), one.token.tolist(), one.tiles) == ([0] * 4, [0, 1, 2, 3], 1)
     assert (two.tile.tolist(), two.token.tolist(), two.tiles) == ([0] * 4 + [1] * 4, [0, 1, 2, 3] * 2, 2)
-    assert [[tile.entry for tile in own.patches] for own in (one, two)] == [[0], [1, 2]]
+    found = [(tile.entry, tile.position.tolist()) for own in (one, two) for tile in own.patches]
+    assert found == [(0, [0, 1, 2]), (1, [0, 1, 3]), (2, [1, 2, 3])]
 
 
 def test_the_last_position_of_an_entry_sees_what_its_mask_says() -> None:

@@ -147,7 +147,7 @@ def slow_tome(tower: Any, images: torch.Tensor, counts: list[int]) -> tuple[list
         leaving = sorted(similar, key=lambda source: (-similar[source][0], source))[:count]
         order = [place for place in range(0, len(groups), 2) if place not in leaving]
         order = order if classes else sorted(order, key=lambda source: (-similar[source][0], source))
-        order += list(range(1, len(groups), 2))
+        order = [*order, *range(1, len(groups), 2)] if count else list(range(len(groups)))
         members = {place: [place, *(source for source in leaving if similar[source][1] == place)] for place in order}
         hidden = torch.stack(
             [sum(hidden[i] * size[i] for i in members[place]) / sum(size[i] for i in members[place]) for place in order]
@@ -160,12 +160,14 @@ def slow_tome(tower: Any, images: torch.Tensor, counts: list[int]) -> tuple[list
 @torch.no_grad()
 def test_tome_on_a_siglip_tower_equals_a_slow_one() -> None:
     model, images = CASES["llava_onevision"].build().double(), tiles(2).double()
-    run = EncoderRun([5, 5], (4, 4), False)
+    run = EncoderRun([15, 5], (4, 4), False)
     with attach(model, "tome", tokens=10) as attached, attached.entrance.before.towers["image"].running(run):
         model.model.multi_modal_projector(model.model.vision_tower(images).hidden_states[-1])
-    for index in range(2):
-        values, groups = slow_tome(model.model.vision_tower, images[index : index + 1], [3, 3, 3, 2])
-        assert len(groups) == 5
+        with pytest.raises(RuntimeError, match="ran twice"):
+            model.model.vision_tower(images)
+    for index, counts in enumerate(([1, 0, 0, 0], [3, 3, 3, 2])):
+        values, groups = slow_tome(model.model.vision_tower, images[index : index + 1], counts)
+        assert len(groups) == run.shares[index]
         for slot, own in enumerate(groups):
             assert (run.slot[index] == slot).nonzero().flatten().tolist() == sorted(own)
             expected = model.model.multi_modal_projector(values[slot])
