@@ -17,7 +17,7 @@ from llava_consensus import attach
 from llava_consensus.hosts.images import STRUCTURAL, Image, family_of, images_of, parts_of
 from llava_consensus.hosts.kernels import KernelCall
 from llava_consensus.hosts.outcomes import ImageOutcome, joined_parts
-from llava_consensus.hosts.patch_map import resampled, visible
+from llava_consensus.hosts.patch_map import Mixed, patch_map, resampled, sides_of, visible
 
 FILE = Path(__file__).parents[1] / "golden" / "processed_images.npz"
 IMAGE = 1000  # id of placeholders
@@ -112,20 +112,77 @@ def test_a_type_without_an_entry_says_so() -> None:
     assert "per tile" in repr(attached)
 
 
+def call(entries: int, positions: int, mask: Any = None, lengths: Any = None) -> KernelCall:
+    heads = torch.zeros(entries, 1, positions, 2)
+    return KernelCall(torch.nn.Identity(), heads, heads, heads, mask, {"cu_seq_lens_q": lengths}, None)
+
+
 def test_rows_of_a_resampler_are_numbered_in_each_tile() -> None:
     """An image of one tile and one of two, each tile an entry of the call, with four queries."""
-    heads, mask = torch.zeros(3, 1, 4, 2), torch.tensor([[1, 1, 1, 0], [1, 1, 0, 1], [0, 1, 1, 1]])
-    one, two = resampled(KernelCall(torch.nn.Identity(), heads, heads, heads, mask, {}, None), 4, [4, 8])
-    assert (one.tile.tolist(), one.token.tolist(), one.tiles) == ([0] * 4, [0, 1, 2, 3], 1)
-    assert (two.tile.tolist(), two.token.tolist(), two.tiles) == ([0] * 4 + [1] * 4, [0, 1, 2, 3] * 2, 2)
+    one, two = resampled(call(3, 4, torch.tensor([[1, 1, 1, 0], [1, 1, 0, 1], [0, 1, 1, 1]])), 4, [4, 8])
+    assert (one.tile.tolist(), one.token.tolist(), one.tiles, one.size) == ([0] * 4, [0, 1, 2, 3], 1, 4)
+    assert (two.tile.tolist(), two.token.tolist(), two.tiles, two.size) == ([0] * 4 + [1] * 4, [0, 1, 2, 3] * 2, 2, 4)
     found = [(tile.entry, tile.position.tolist()) for own in (one, two) for tile in own.patches]
     assert found == [(0, [0, 1, 2]), (1, [0, 1, 3]), (2, [1, 2, 3])]
 
 
-def test_the_last_position_of_an_entry_sees_what_its_mask_says() -> None:
-    heads, mask = torch.zeros(1, 1, 3, 2), torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 1]], dtype=torch.bool)
-    call = KernelCall(torch.nn.Identity(), heads, heads, heads, mask[None, None], {}, None)
-    assert [visible(call, 0, place).tolist() for place in range(3)] == mask.tolist()
+def test_a_position_sees_what_its_mask_or_the_lengths_say() -> None:
+    seen = torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 1]], dtype=torch.bool)
+    added = torch.where(seen, 0, torch.finfo(torch.float32).min)
+    for own in (call(2, 3, seen[None, None]), call(2, 3, added[None, None]), call(2, 3, None, torch.tensor([0, 2, 3]))):
+        assert [visible(own, 1, place).tolist() for place in range(3)] == seen.tolist()
+    assert [visible(call(3, 3, added[:, None, None]), entry, 1).tolist() for entry in range(3)] == seen.tolist()
+
+
+SHARES = [[[1, 0, 1, 0], [0, 1, 0, 1]], [[0, 1, 0, 1], [1, 0, 1, 0]]]
+TILES: list[Any] = [  # rows that the tiles of the second image feed, the patches of each token, or their shares
+    ([-1, 5, 6, 5, 6, -1, 8, 7, 8, 7], None, SHARES),
+    ([-1, 6, 5, 6, 5, -1, 8, 7, 8, 7], [[1, 3], [0, 2]], None),
+    ([-1, 5, 5, 5, 6, -1, 7, 7, 7, 8], None, [[[1, 1, 1, 0], [0, 0, 0, 1]]] * 2),
+]
+
+
+@pytest.mark.parametrize(("second", "members", "shares"), TILES)
+def test_tiles_in_one_entry_are_told_apart(second: Any, members: Any, shares: Any) -> None:
+    """Of an image with a newline, its third row, and one of two tiles, each behind a class token."""
+    rows = torch.tensor([[-1, 0, 1, 3, 4, *second]])
+    (one, two), classes = patch_map([call(1, 15, None, torch.tensor([0, 5, 10, 15]))], [rows], [5, 4], [0, 0])
+    assert (classes, one.token.tolist(), one.members, one.pooling) == (1, [0, 1, STRUCTURAL, 2, 3], None, None)
+    assert [own[:3:2] + own[5:7] for own in (one, two)] == [(one.tile, 1, 2, 4), (two.tile, 2, 0, 2)]
+    assert (two.tile.tolist(), two.token.tolist()) == ([0, 0, 1, 1], [0, 1, 0, 1])
+    assert [tile.position.tolist() for tile in two.patches] == [list(range(5, 10)), list(range(10, 15))]
+    assert members == (None if two.members is None else two.members.tolist())
+    expected = None if shares is None else torch.nn.functional.normalize(torch.tensor(shares).float(), 1, -1)
+    assert expected is two.pooling or torch.equal(two.pooling, expected)
+
+
+def test_positions_that_feed_several_rows_are_shares_of_each() -> None:
+    """Every row of a tile is of two patches behind the class token; the second image begins at row three."""
+    near = torch.tensor([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 1], [0, 0, 1]])
+    feeds = torch.block_diag(near, near, near).view(3, 5, 9).bool()[[0, 2, 1]]
+    (one, two), classes = patch_map([call(3, 5)], [feeds], [3, 6], [3, 0])
+    assert (classes, one.side, one.tiles, two.side, two.tiles, two.size) == (1, 3, 1, 0, 2, 3)
+    assert (two.tile.tolist(), two.token.tolist()) == ([0] * 3 + [1] * 3, [0, 1, 2] * 2)
+    assert [tile.entry for tile in two.patches] == [2, 1]
+    for own in (one, two):
+        assert own.pooling is not None and own.pooling.tolist() == [(near[1:].T / 2).tolist()] * own.tiles
+
+
+def test_what_is_no_tile_is_named() -> None:
+    blocks = torch.block_diag(*map(torch.ones, ((1, 1), (2, 2), (1, 1))))
+    for rows, mask, why in (([0, 1, 0, 1], torch.ones(4, 4), "no position feeds alone"),
+                            ([0, 1, 1, 2], blocks, "differ in size"),
+                            ([0, 1, 2, 2], 1 - torch.eye(4), "does not see itself")):  # fmt: skip
+        with pytest.raises(Mixed, match=why):
+            patch_map([call(1, 4, mask[None, None].bool())], [torch.tensor([rows])], [2, 1], [0, 0])
+
+
+def test_the_grid_of_an_image_is_what_its_processor_says() -> None:
+    grid, places = torch.tensor([[1, 4, 6], [1, 8, 4]]), torch.tensor([[[5, 3], [2, 0]], [[3, 7], [-1, -1]]])
+    one, two = {"pixel_values": torch.ones(2, 3), "n": torch.tensor([2, 3]), "g": grid}, {"a": grid[:, :1], "g": grid}
+    assert sides_of(one, [6, 8]) == sides_of({"a": grid + 1, "g": grid[:, 1:]}, [6, 8]) == [3, 2]
+    assert sides_of({"p": places}, [6, 8]) == [3, 2] and sides_of(two, [24, 8]) == [6, 2]
+    assert sides_of(one, [6, 7]) == [0, 0] and sides_of(one, [6]) == [0]
 
 
 def test_tiles_of_several_sizes_are_parts_that_are_joined_again() -> None:
