@@ -4,8 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import compatibility
 import hf_models
 import pytest
+import torch
+from transformers.modeling_outputs import BaseModelOutput
 
 from llava_consensus import attach, cli
 from llava_consensus.errors import OptionError
@@ -161,3 +164,27 @@ def test_what_only_the_model_can_say_is_refused_when_a_method_is_attached() -> N
             attach(model, "fastv", layer=layer)
     with pytest.raises(OptionError, match="total=3 is below tokens=64"):
         attach(model, "divprune", tokens=64, total=3)
+
+
+@torch.no_grad()
+def test_what_cross_attention_cannot_be_given_is_refused() -> None:
+    florence, llama = (compatibility.small_model(kind) for kind in ("florence2", "mllama"))
+    given, own = compatibility.across(florence, 2), compatibility.across(llama)
+    encoder, embeds = florence.get_encoder(), torch.ones(given["input_ids"].shape).unsqueeze(2).repeat(1, 1, 128)
+    dense = encoder(inputs_embeds=embeds)[0]
+    with attach(florence, "divprune", tokens=20):
+        states = BaseModelOutput(florence(**given).encoder_last_hidden_state)
+        assert torch.equal(encoder(inputs_embeds=embeds)[0], dense)  # its rows are of no prompt
+        with pytest.raises(OptionError, match="Pass the mask of their rows"):
+            florence(**given | {"encoder_outputs": states})
+        given["input_ids"][1], given["pixel_values"] = 7, given["pixel_values"][:1]
+        with pytest.raises(OptionError, match="lose different numbers of rows"):
+            florence(**given)
+    with attach(llama, "divprune", tokens=20):
+        cache = llama(**own, use_cache=True).past_key_values
+        for call in (
+            lambda: llama(**own, past_key_values=cache),
+            lambda: llama.generate(**own, cache_implementation="static", max_new_tokens=1),
+        ):
+            with pytest.raises(OptionError, match="later turn, or in a static cache"):
+                call()
