@@ -6,6 +6,7 @@ import copy
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import compatibility
@@ -32,8 +33,11 @@ def by_hand(model: Any, given: dict[str, Tensor], ids: Tensor, choose: Choose) -
         rows = choose(model.vision_model(given["pixel_values"]).last_hidden_state)
         return model.text_decoder(ids, encoder_hidden_states=rows).logits
     if kind == "idefics":
-        rows = choose(inner.vision_model(given["pixel_values"].flatten(0, 1)).last_hidden_state)
-        return model(ids, image_encoder_embeddings=rows[:, None], image_attention_mask=torch.ones(*ids.shape, 1)).logits
+        rows, mask = inner.vision_model(given["pixel_values"].flatten(0, 1))[0], torch.ones(*ids.shape, 1)
+        if model.config.use_resampler:
+            rows = choose(inner.perceiver_resampler(rows))[:, None]
+            return model(ids, perceiver_embeddings=rows, image_attention_mask=mask).logits
+        return model(ids, image_encoder_embeddings=choose(rows)[:, None], image_attention_mask=mask).logits
     if kind == "mllama":
         images = {name: given[name] for name in ("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask")}
         rows = choose(inner.multi_modal_projector(inner.vision_model(**images).last_hidden_state).flatten(1, 3))
@@ -92,9 +96,10 @@ def case(kind: str) -> tuple[Any, dict[str, Tensor]]:
     return model, given
 
 
-@pytest.mark.parametrize("kind", SIDES)
-def test_answers_as_the_rows_that_are_left(kind: str) -> None:
-    model, given = case(kind)
+@pytest.mark.parametrize("kind", [*SIDES, "idefics with a resampler"])
+def test_answers_as_the_rows_that_are_left(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(compatibility.GIVEN, "idefics", {"use_resampler": kind.endswith("resampler")})
+    model, given = case(kind.split()[0])
 
     def answers(**options: Any) -> Any:
         copies = {name: value.clone() for name, value in given.items()}  # BLIP writes to its ids
@@ -125,43 +130,19 @@ def test_answers_as_the_rows_that_are_left(kind: str) -> None:
     torch.testing.assert_close(scores.gather(2, beams[0][:, -3:, None]).mean((1, 2)).float(), beams[1].float())
 
 
-def test_rows_of_a_resampler_are_reduced_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(compatibility.GIVEN, "idefics", {"use_resampler": True})
-    model, given = case("idefics")
-    with attach(model, "divprune", tokens=20) as attached:
-        logits, choose = model(**given).logits, chosen(attached)
-    states = model.model.vision_model(given["pixel_values"].flatten(0, 1)).last_hidden_state
-    rows = choose(model.model.perceiver_resampler(states))[:, None]
-    del given["pixel_values"]
-    torch.testing.assert_close(logits, model(**given, perceiver_embeddings=rows).logits)
-
-
 @torch.no_grad()
 def test_a_cache_of_llama_is_continued_as_it_was_begun() -> None:
-    """After the attachment that has left rows out, and of a prompt without a mask of images."""
     model, given = case("mllama")
-    masked, last = given, {"cross_attention_mask": given["cross_attention_mask"][:, -1:]}
-    unmasked = {name: value for name, value in given.items() if name != "cross_attention_mask"}
-
-    def step(output: Any, **more: Any) -> Tensor:
-        return model(torch.tensor([[5], [6]]), past_key_values=copy.deepcopy(output.past_key_values), **more).logits
-
-    plain = model(**masked)
-    dense = step(plain, **last)
-    with attach(model, "divprune", tokens=20) as attached:
-        assert torch.equal(step(plain, **last), dense)
-        output, choose = model(**unmasked), chosen(attached)
-        begun = model(**masked)
-        found, said = step(output), step(begun, **last)
-        assert (said - dense).abs().max() > 0.01
-    assert torch.equal(model(**masked).logits, plain.logits) and torch.equal(step(begun, **last), said)
-    with attach(model, "divprune", tokens=10):
-        assert torch.equal(step(begun, **last), said)
-    inner, images = model.model, ("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask")
-    states = inner.multi_modal_projector(inner.vision_model(*(given[name] for name in images)).last_hidden_state)
-    hand = inner.language_model(given["input_ids"], cross_attention_states=choose(states.flatten(1, 3)))
-    torch.testing.assert_close(output.logits, model.lm_head(hand[0]))
-    torch.testing.assert_close(found, step(hand))
+    step = {"input_ids": torch.tensor([[5], [6]]), "cross_attention_mask": given["cross_attention_mask"][:, -1:]}
+    caches, said, bare = [], [], given | {"cross_attention_mask": None}
+    for tokens in (0, 20, 10, 0):
+        with attach(model, "divprune", tokens) if tokens else nullcontext() as attached:
+            caches.append(model(**given).past_key_values)
+            said.append([model(**step, past_key_values=one).logits for one in copy.deepcopy(caches)])
+            assert model(**bare).logits.isfinite().all()
+            assert not tokens or [one[1:3] for one in attached.outcomes] == [(LLAMA, tokens)] * 4
+    assert torch.equal(said[3][0], said[3][3]) and (said[3][0] - said[3][1]).abs().max() > 0.01
+    assert all(map(torch.equal, said[1], said[3])) and all(map(torch.equal, said[2], said[3]))
 
 
 @pytest.mark.parametrize("options", [{}, {"method": "fastv"}, {"method": "uniform_grid"}, {"positions": "keep"}])

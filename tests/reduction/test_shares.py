@@ -125,10 +125,3 @@ def test_parts_that_an_image_is_read_in_share_its_budget_or_keep_all_they_have()
     assert over_parts(Share(0.5), [5, 2]) == [Budget(2), Budget(2)]  # half of seven, rounded up
     for whole in (Budget(8), Budget(9), Share(0.999)):
         assert over_parts(whole, [6, 2]) == [Budget(6), Budget(2)]
-
-
-def test_an_image_without_candidates_is_no_unit() -> None:
-    newline, tile = np.array([-1, -1]), np.array([0, 0])
-    images = [Image(0, np.arange(2), tile, newline, 1, False, 0), Image(1, np.arange(2), tile, tile, 1, False, 0)]
-    (unit,) = units_of(images, [Budget(1)] * 2, make("divprune"))
-    assert unit.image == 1
