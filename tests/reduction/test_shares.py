@@ -123,5 +123,5 @@ def test_parts_that_an_image_is_read_in_share_its_budget_or_keep_all_they_have()
     assert over_parts(Share(0.5), [3]) == [Share(0.5)]
     assert over_parts(Budget(8, 2), [6, 2, 4]) == [Budget(3, 1), Budget(2, 0), Budget(3, 1)]
     assert over_parts(Share(0.5), [5, 2]) == [Budget(2), Budget(2)]  # half of seven, rounded up
-    for whole in (Budget(8), Budget(9), Share(0.999)):
+    for whole in (Budget(8, 1), Budget(9), Share(0.999)):
         assert over_parts(whole, [6, 2]) == [Budget(6), Budget(2)]
