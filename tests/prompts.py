@@ -29,7 +29,7 @@ def batch(*rows: list[int], left: bool = False) -> tuple[torch.Tensor, torch.Ten
 
 
 TILED = dict(rows=[row(5), row(6, 7)], images=[tiles(5), tiles(3, 1)], ranges=[range(5), range(5, 8)])
-LONG = dict(config={"tokenizer_model_max_length": 24})
+LONG = dict(config={"tokenizer_model_max_length": 14})
 CASES: dict[str, dict[str, Any]] = {
     "one image": dict(rows=[row(5, 6)], images=tiles(1), ranges=[range(1)]),
     "no mask": dict(rows=[row(5, 6)], images=tiles(1), ranges=[range(1)], mask=False),

@@ -6,7 +6,10 @@ from typing import Any
 
 import compatibility
 import pytest
+import torch
 from hf_models import CASES, QWEN2, SIGLIP, SQUARE, built
+from transformers import StaticCache
+from transformers.modeling_outputs import BaseModelOutput
 
 from llava_consensus import attach, cli
 from llava_consensus.errors import OptionError
@@ -186,3 +189,35 @@ def test_no_method_acts_where_it_is_not_known_how(case: str, config: dict[str, A
     model = built(CASES[case].kind, **CASES[case].config | config)
     with pytest.raises(OptionError, match=line), attach(model, method, tokens=15):
         model(**CASES[case].inputs())
+
+
+@torch.no_grad()
+def test_what_cross_attention_cannot_be_given_is_refused() -> None:
+    florence, llama = (compatibility.small_model(kind) for kind in ("florence2", "mllama"))
+    given, own = compatibility.across(florence, 2), compatibility.across(llama)
+    encoder, embeds = florence.get_encoder(), torch.ones(*given["input_ids"].shape, 128)
+    dense = encoder(inputs_embeds=embeds)[0]
+    with attach(florence, "divprune", tokens=20), attach(llama, "divprune", tokens=20):
+        states = BaseModelOutput(florence(**given).encoder_last_hidden_state)
+        assert torch.equal(encoder(inputs_embeds=embeds)[0], dense)  # its rows are of no prompt
+        one = {"input_ids": given["input_ids"] * torch.tensor([[1], [0]]), "pixel_values": given["pixel_values"][:1]}
+        used, static = llama(**own).past_key_values, StaticCache(llama.config.text_config, 16)
+        for model, inputs, why in (
+            (florence, given | {"encoder_outputs": states}, "Pass the mask of their rows"),
+            (florence, given | one, "lose different numbers of rows"),
+            *((llama, own | {"past_key_values": cache}, "later turn, or in a static") for cache in (used, static)),
+        ):
+            with pytest.raises(OptionError, match=why):
+                model(**inputs)
+
+
+def test_what_a_tower_of_official_llava_does_not_give_is_refused(llava_model: Any, monkeypatch: Any) -> None:
+    tower = llava_model.get_vision_tower()
+    for part, name, value, method, why in (
+        (tower, "is_loaded", False, "divprune", r"call model\.get_vision_tower\(\)\.load_model\(\) first"),
+        (tower, "select_feature", "cls_patch", "divprune", "'cls_patch' must be 'patch'"),
+        (tower.vision_tower.config, "model_type", "eva", "tome", "done in CLIP and SigLIP towers only"),
+    ):
+        with monkeypatch.context() as patch, pytest.raises(OptionError, match=why):
+            patch.setattr(part, name, value)
+            attach(llava_model, method)

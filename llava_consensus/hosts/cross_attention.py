@@ -60,9 +60,6 @@ class CrossEntrance(Entrance):
             what = "the grid of an image" if method.by_grid else f"positions={method.positions}"
             raise OptionError(f"{name}: {what} is not known. Take divprune or otprune")
 
-    def base(self) -> Any:
-        return self.model()
-
     def replaced(self, model: Any) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
         if "fit" in self.side:
             yield model, ENCODING, partial(self.note_encoded, model)
@@ -111,6 +108,9 @@ class CrossEntrance(Entrance):
         self.owner._tell(Report(reduced(unchanged(images), groups, [False] * every), (), inputs.watch))
         if not groups:
             return None, states
+        changed = [images[unit.image].row for group in groups for unit in group.units.units]
+        # without a reduction, all rows of a prompt stay: words in front of its images attend to them
+        real |= ~np.isin(np.arange(len(real)), changed)[:, None]
         rows, pool = reduced_rows(states, real, images, groups, stage.method, [False] * every)
         return rows, pool.take(states, [group.reduction.tokens for group in groups])
 
@@ -130,10 +130,11 @@ class CrossEntrance(Entrance):
 
     @uncompiled
     def join(self, encoder: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        ids, embeds, model = getattr(self.local, "ids", None), kwargs.get("inputs_embeds"), self.model()
-        if ids is None or embeds is None or ids.shape != embeds.shape[:2] or model is None:
+        model: Any = self.model()
+        ids, self.local.ids = self.local.ids, None
+        if ids is None:  # the encoder was not called by the model
             return None
-        here = ids == placeholder_of(model.config, "image")
+        embeds, here = kwargs["inputs_embeds"], ids == placeholder_of(model.config, "image")
         spans = runs(Call(model, {}, ids, here, "image", embeds))
         images = [one_image(row, np.arange(start, start + length)) for row, start, length in spans]
         rows, states = self.reduce(embeds, np.ones(ids.shape, dtype=bool), images)
@@ -161,10 +162,10 @@ class CrossEntrance(Entrance):
         states, mask, cache = kwargs.get("cross_attention_states"), kwargs.get("cross_attention_mask"), cache_in(kwargs)
         self.local.rows, model = None, self.model()
         if states is None:
-            number, held = getattr(cache, HELD, (0, None))
-            if number != self.number or held is None or mask is None:
+            held: Any = getattr(cache, HELD, (0, None))
+            if held[0] != self.number or mask is None:
                 return None
-            return args, {**kwargs, "cross_attention_mask": cut_mask(mask, held)}
+            return args, {**kwargs, "cross_attention_mask": cut_mask(mask, held[1])}
         if not self.open or model is None:
             return None
         if is_static(cache) or cached_rows(cache):

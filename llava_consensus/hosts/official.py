@@ -381,10 +381,6 @@ class OfficialEntrance(Entrance):
         if beams > 1:
             prompt = for_beams(prompt, beams)
             report = replace(report, outcomes=report.outcomes * beams)
-        mask = kwargs.get("attention_mask")
-        if not (mask is None or (isinstance(mask, Tensor) and mask.ndim == 2)):
-            (mask,) = upload([prompt.real], embeds.device)  # generate makes others for a static cache
-            kwargs["attention_mask"] = mask
         run = Pass(decoder, self.base(), prompt, kwargs, cache)
         run.report = report
         self._between(run)

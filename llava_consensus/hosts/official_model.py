@@ -28,7 +28,7 @@ from llava_consensus.hosts.open_tower import OpenTower
 from llava_consensus.hosts.outcomes import ImageOutcome
 from llava_consensus.hosts.prompts import IGNORE, Prompt
 from llava_consensus.hosts.rows import Rows, upload
-from llava_consensus.hosts.taps import EncodedImage, Tap, packed_tap, split_heads
+from llava_consensus.hosts.taps import EncodedImage, Tap, split_heads
 from llava_consensus.hosts.tower import RECORD
 from llava_consensus.hosts.units import shares_of
 from llava_consensus.reduction.method import Method, Place
@@ -192,9 +192,7 @@ class LlavaTower:
     @property
     def fed(self) -> int:
         """The block whose output is `hidden_states[select_layer]`, which has one entry more than blocks."""
-        layer = self.own.select_layer
-        if not isinstance(layer, int):
-            raise OptionError(f"vision layer {layer!r}: features of several layers are not adapted, give one number")
+        layer: int = self.own.select_layer
         return layer + len(self.blocks) if layer < 0 else layer - 1
 
     def states(self, output: Any) -> dict[str, Tensor]:
@@ -208,8 +206,6 @@ class LlavaTower:
         """Taps of queries and keys of a block, and the scale of their products."""
         attention = getattr(self.blocks[block], "self_attn", None) or self.blocks[block].attn
         heads, scale = attention.num_heads, float(attention.scale)
-        if hasattr(attention, "qkv") and not attention.qk_normalization:
-            return [packed_tap(attention.qkv, heads)], scale
         # InternViT norms over all heads together
         query, key = ("q_norm", "k_norm") if hasattr(attention, "qkv") else ("q_proj", "k_proj")
         return [

@@ -81,8 +81,6 @@ def units_of(
         real = image.token != STRUCTURAL
         places, tile, token = image.places[real], image.tile[real], image.token[real]
         tiles, counts = np.unique(tile, return_counts=True)
-        if not len(tiles):
-            continue
         shares = shares_of(counts.tolist(), budget, method, most_tiles, image.video)
         if len(shares) == 1:
             units = [Unit(number, places, tile, token, len(tiles), 0, shares[0])]
@@ -107,7 +105,7 @@ def over_parts(budget: Budget | Share, sizes: Sequence[int]) -> list[Any]:
     if len(sizes) == 1:
         return [budget]
     whole = budget.of(sum(sizes))
-    return [Budget(max(size, 1)) for size in sizes] if whole.tokens >= sum(sizes) else whole.over(sizes)
+    return [Budget(size) for size in sizes] if whole.tokens >= sum(sizes) else whole.over(sizes)
 
 
 def visual_rows(images: Sequence[Image], shape: tuple[int, ...]) -> NDArray[np.bool_]:

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -51,10 +52,6 @@ def generate(model: Any, given: dict[str, Any], **options: Any) -> Any:
 # ---- attach and detach
 
 
-def fail(*args: Any) -> None:
-    raise RuntimeError("boom")
-
-
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 @pytest.mark.parametrize("name", PLACES)
 def test_full_budget_detach_and_exceptions_leave_the_model_bit_identical(
@@ -72,8 +69,7 @@ def test_full_budget_detach_and_exceptions_leave_the_model_bit_identical(
     def logits(model: Any) -> Tensor:
         return model(prompt.ids, images=prompt.images).logits
 
-    dense = logits(model)
-    said = model.generate(prompt.ids, images=prompt.images, **GENERATION)
+    dense, said = logits(model), model.generate(prompt.ids, images=prompt.images, **GENERATION)
     before, config = state(), model.config.to_json_string()
     with attach(model, name, tokens=PATCHES):
         assert torch.equal(logits(model), dense)
@@ -85,7 +81,7 @@ def test_full_budget_detach_and_exceptions_leave_the_model_bit_identical(
         assert attached.outcomes[0][:2] == (0, PATCHES) and attached.outcomes[0].after in (4, 6)
         assert model.config.to_json_string() == config
         for part in parts:
-            handle = part.register_forward_hook(fail)
+            handle = part.register_forward_hook(Mock(side_effect=RuntimeError("boom")))
             with pytest.raises(RuntimeError, match="boom"):
                 logits(model)
             handle.remove()
@@ -145,15 +141,11 @@ def test_loss_counts_text_alone_and_gradients_reach_the_projector(tower_folder: 
 
 def numbered(model: Any) -> Any:
     """A stand-in whose visual rows are their own numbers, made independently of the host's."""
-    inner = SimpleNamespace(embed_tokens=lambda ids: torch.zeros(*ids.shape, 1))
-    return SimpleNamespace(
-        config=model.config,
-        device=torch.device("cpu"),
-        model=SimpleNamespace(image_newline=torch.tensor([-1.0])),
-        get_model=lambda: inner,
-        get_vision_tower=model.get_vision_tower,
-        encode_images=lambda images: torch.arange(1.0, len(images) * PATCHES + 1).view(len(images), PATCHES, 1),
-    )
+    inner, newline = SimpleNamespace(embed_tokens=lambda ids: torch.zeros(*ids.shape, 1)), torch.tensor([-1.0])
+    given = dict(config=model.config, device=torch.device("cpu"), model=SimpleNamespace(image_newline=newline))
+    given |= dict(get_model=lambda: inner, get_vision_tower=model.get_vision_tower)
+    given["encode_images"] = lambda images: torch.arange(1.0, len(images) * PATCHES + 1).view(-1, PATCHES, 1)
+    return SimpleNamespace(**given)
 
 
 def reference(
@@ -213,6 +205,10 @@ def test_every_branch_equals_the_slow_reference(tower_folder: Path, case: str, o
         assert torch.equal(embeds[index][real], want)
         assert (embeds[index][~real] == 0).all()
         assert new_mask is None or bool(new_mask[index][-1 if left else 0])
+    with attach(model, "full") as attached:
+        model.prepare_inputs_labels_for_multimodal(**given)
+    rows = type(model).prepare_inputs_labels_for_multimodal(numbered(model), **given)[4].gt(0).sum((1, 2)).tolist()
+    assert rows == [sum(one.after for one in attached.outcomes if one.row == row) for row in range(len(rows))]
 
 
 # ---- what comes out is right
@@ -397,6 +393,8 @@ def test_a_loop_of_ones_own_answers_like_generate(deep: Any, method: str, option
     with attach(deep, method, TOKENS, **options):
         found = generate(deep, given)
         expected, words = torch.stack(found.scores, 1), found.sequences[:, -NEW:]
+        if CURRENT:
+            assert torch.equal(generate(deep, given, cache_implementation="static").sequences, found.sequences)
         for masked in (True,) if kind == "batch" else (True, False):
             assert torch.allclose(loop(deep, given, words, masked), expected, atol=1e-4)
 

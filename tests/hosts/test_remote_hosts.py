@@ -150,6 +150,12 @@ def test_what_cannot_be_reduced_says_why(case: Double) -> None:
                 case.model(**given)
         with pytest.raises(OptionError, match="attached already"):
             attach(case.model, "full", 1)
+    model = copy.deepcopy(case.model)
+    if case.name == "internvl_chat":
+        model.get_vision_tower().vision_tower = torch.nn.Identity()
+    options: dict[str, Any] = {"cogvlm": {"vision_layer": -1}, "qwen_vl": {"newlines": "drop"}}.get(case.name, {})
+    with pytest.raises(OptionError, match=r"block after the features|^newlines=drop|^vision tower Identity"):
+        attach(model, "prumerge", 16, **options)
 
 
 def test_prompts_without_pictures(case: Double) -> None:

@@ -11,9 +11,14 @@ import hf_models
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from llava_consensus import attach, cli
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.images import Image
+from llava_consensus.hosts.units import over_parts, units_of
+from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget, Share, budget, conversation, most_first, of_prompts
 
 
@@ -77,3 +82,46 @@ def test_a_prompt_has_at_most_its_total() -> None:
         attach(model, "visionzip", total=True)
     with pytest.raises(OptionError, match="is for methods that act after the vision tower"):
         attach(model, "fastv", tokens=8, total=12)
+
+
+# ---- over the tiles of an image
+
+SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=13)  # tokens of each tile
+
+
+def left(sizes: list[int], budget: Budget | Share, **options: str) -> int:
+    tile, token = np.repeat(np.arange(len(sizes)), sizes), np.concatenate([np.arange(size) for size in sizes])
+    image = Image(0, np.arange(sum(sizes)), tile, token, len(sizes), False, 0)
+    units = units_of([image], [budget], make("visionzip", **options), 13)
+    return sum(sizes) - sum(len(unit.places) - unit.budget.tokens for unit in units)
+
+
+@settings(deadline=None, max_examples=300)
+@given(SIZES, st.integers(1, 300), st.integers(0, 40))
+def test_a_picture_keeps_t_tokens(sizes: list[int], tokens: int, more: int) -> None:
+    """So it is monotonic in T, and never smaller for a larger picture."""
+    assert left(sizes, Budget(tokens)) == min(tokens, sum(sizes)) == left(sizes, Budget(tokens), tile_budget="global")
+    assert left([*sizes, 7], Budget(tokens)) >= left(sizes, Budget(tokens)) <= left(sizes, Budget(tokens + more))
+
+
+@given(SIZES.filter(lambda sizes: sum(sizes) > len(sizes)), st.data())
+def test_tiles_get_equal_parts_or_all_they_have(sizes: list[int], data: Any) -> None:
+    tokens = data.draw(st.integers(len(sizes), sum(sizes) - 1))
+    merged = data.draw(st.integers(0, tokens))
+    parts = Budget(tokens, merged).over(sizes)
+    assert sum(part.tokens for part in parts) == tokens
+    reduced = [part for part, size in zip(parts, sizes, strict=True) if part.tokens < size]
+    whole = [size for part, size in zip(parts, sizes, strict=True) if part.tokens == size]
+    fewest = min(part.tokens for part in reduced)
+    assert max(part.tokens for part in reduced) <= fewest + 1 and max(whole, default=0) <= fewest + 1
+    assert sum(part.merged or 0 for part in parts) <= merged
+    if tokens + 1 < sum(sizes):
+        assert all(a.tokens <= b.tokens for a, b in zip(parts, Budget(tokens + 1).over(sizes), strict=True))
+
+
+def test_parts_that_an_image_is_read_in_share_its_budget_or_keep_all_they_have() -> None:
+    assert over_parts(Share(0.5), [3]) == [Share(0.5)]
+    assert over_parts(Budget(8, 2), [6, 2, 4]) == [Budget(3, 1), Budget(2, 0), Budget(3, 1)]
+    assert over_parts(Share(0.5), [5, 2]) == [Budget(2), Budget(2)]  # half of seven, rounded up
+    for whole in (Budget(8, 1), Budget(9), Share(0.999)):
+        assert over_parts(whole, [6, 2]) == [Budget(6), Budget(2)]

@@ -194,10 +194,6 @@ class RemoteEntrance(Entrance):
         if self.reader is not None and self.reader.short and Need.CLASS_FEATURE in view.offers:
             raise OptionError(self.reader.short)
 
-    def base(self) -> Any:
-        model = self.model()
-        return None if model is None else self.view(model).vision
-
     def replaced(self, model: Any) -> Iterator[Any]:
         return iter(())
 

@@ -6,11 +6,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import remote_cases
+from hf_models import CASES
 
 import llava_consensus
 from llava_consensus.cli import main
@@ -20,6 +22,7 @@ from llava_consensus.evaluation.models.base import Runner
 from llava_consensus.evaluation.models.check_host import findings
 from llava_consensus.evaluation.models.loading import Loading
 from llava_consensus.evaluation.models.remote import CogVLMRunner
+from llava_consensus.hosts import view_of
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
@@ -128,3 +131,18 @@ def broken_count(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_broken_host_is_found_out(cog: Any, monkeypatch: pytest.MonkeyPatch, broken: Any, found: set[str]) -> None:
     broken(monkeypatch)
     assert found <= {one.check for one in findings(cog, make("consensusdrop")) if not one.passed}
+
+
+def test_facts_of_tiles_are_those_of_configuration_and_processor() -> None:
+    views = {name: view_of(CASES[name].build()) for name in ("pixtral", "mistral_3", "llava_next", "llava")}
+    facts = {name: views[name].tower for name in ("pixtral", "mistral_3")}
+    found = {name: (own.tokens, own.side, own.merged, own.varies) for name, own in facts.items()}
+    assert found == {"pixtral": (144, 0, 1, True), "mistral_3": (36, 0, 4, True)}  # of 168 pixels, 14 for a patch
+    sizes = (100, 40), (40, 100), (110, 100)
+    assert [views["llava_next"].grid_columns(size) for size in sizes] == [2, 1, 2]
+    assert [views["llava"].grid_columns(size) for size in sizes] == [0] * 3
+    for name, splits, most in (("smolvlm", True, 17), ("smolvlm", False, 1), ("internvl", True, 7)):
+        view = view_of(CASES[name].build())
+        sides = dict(size={"longest_edge": 2000}, max_image_size={"longest_edge": 512}, max_patches=6)
+        view.image_processor = SimpleNamespace(**sides, do_image_splitting=splits)
+        assert view.most_tiles == most
