@@ -203,8 +203,8 @@ MUTANTS := .venv-mutants
 
 mutate: $(DEV_READY) data  ## mutants of the maths and the hosts, and which of them no test sees: make mutate SAMPLE=100
 	test -x $(MUTANTS)/bin/cosmic-ray || { $(PYTHON3) -m venv $(MUTANTS) && $(MUTANTS)/bin/pip install -q cosmic-ray==8.7.0; }
-	$(MUTANTS)/bin/python tests/mutants.py list $(or $(SAMPLE),100) > $(MUTANTS)/mutants.json
-	OMP_NUM_THREADS=1 $(PYTHON) tests/mutants.py try $(MUTANTS)/mutants.json
+	$(MUTANTS)/bin/python tools/mutants.py list $(or $(SAMPLE),100) > $(MUTANTS)/mutants.json
+	OMP_NUM_THREADS=1 $(PYTHON) tools/mutants.py try $(MUTANTS)/mutants.json
 
 test-pinned: $(PINNED_READY) data  ## the tests on LLaVA's own pins
 	OMP_NUM_THREADS=1 $(PINNED)/bin/python $(PYTEST) $(ARGS)

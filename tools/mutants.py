@@ -2,8 +2,8 @@
 turn by those tests of its place that run the changed line. `make mutate SAMPLE=40` prints those that survive, and how
 many of the 40 of each place do not.
 
-    python tests/mutants.py list 40 > mutants.json    # where cosmic-ray is installed
-    python tests/mutants.py try mutants.json [240]    # where the tests run; for so many seconds
+    python tools/mutants.py list 40 > mutants.json    # where cosmic-ray is installed
+    python tools/mutants.py try mutants.json [240]    # where the tests run; for so many seconds
 
 The process that tries imports what is slow to import once and forks for every mutant. A mutant stands in the child's
 memory alone, in place of what Python would have read of the file, so that no file is ever changed. The fastest tests
@@ -168,7 +168,8 @@ def running(by: "dict[str, list[str]]", file: str, line: int) -> list[str]:
     if not around:  # a decorator of a class
         return []
     inner = max(around, key=lambda one: one.lineno)
-    last = inner.body[0].lineno - 1 if getattr(inner, "body", None) else inner.end_lineno or line
+    body = getattr(inner, "body", None)
+    last = body[0].lineno - 1 if body else inner.end_lineno or line
     of = {test for at in range(inner.lineno, max(line, last) + 1) for test in by.get(str(at), [])}
     return sorted(of) if "" not in of else []
 
