@@ -119,7 +119,7 @@ def spread_rows(short: Tensor, rows: Rows, axis: int = 1) -> Tensor:
     at, given = rows.index if rows.at is None else rows.at, short.shape[axis]
     missing = rows.index.shape[1] - given
     (every,) = upload([np.tile(np.arange(rows.size - given if missing else 0, rows.size), (len(at), 1))], short.device)
-    last = torch.searchsorted(at.contiguous(), every, right=True) - 1 - missing
+    last = torch.searchsorted(at.contiguous(), every, right=True) - (1 + missing)
     return gather(short, last.clamp_min_(0), axis)
 
 
