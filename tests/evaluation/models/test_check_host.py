@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 import remote_cases
+import torch
 from hf_models import CASES
 
 import llava_consensus
@@ -144,5 +145,9 @@ def test_facts_of_tiles_are_those_of_configuration_and_processor() -> None:
     for name, splits, most in (("smolvlm", True, 17), ("smolvlm", False, 1), ("internvl", True, 7)):
         view = view_of(CASES[name].build())
         sides = dict(size={"longest_edge": 2000}, max_image_size={"longest_edge": 512}, max_patches=6)
-        view.image_processor = SimpleNamespace(**sides, do_image_splitting=splits)
-        assert view.most_tiles == most
+        without, view.image_processor = view.most_tiles, SimpleNamespace(**sides, do_image_splitting=splits)
+        assert view.most_tiles == most and without == (13 if name == "internvl" else 17)
+    film, ids = view_of(CASES["glm4v video"].build()), torch.tensor([[1, 500, 500, 7]])
+    ids[ids == 500] = film.placeholder("image")
+    assert film.row_inputs(ids, video=True)["mm_token_type_ids"].tolist() == [[0, 2, 2, 0]]
+    assert film.row_inputs(ids)["mm_token_type_ids"].tolist() == [[0, 1, 1, 0]]
