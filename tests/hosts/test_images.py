@@ -14,7 +14,8 @@ from hf_models import CLIP, NEXT, ONEVISION, built, noise, vip_llava
 from hf_models import IMAGE as PLACEHOLDER
 
 from llava_consensus import attach
-from llava_consensus.hosts.images import STRUCTURAL, Image, family_of, images_of, parts_of
+from llava_consensus.hosts.images import STRUCTURAL, Image, family_of, images_of, one_image, parts_of
+from llava_consensus.hosts.inputs import pixels_of_tile
 from llava_consensus.hosts.kernels import KernelCall
 from llava_consensus.hosts.outcomes import ImageOutcome, joined_parts
 from llava_consensus.hosts.patch_map import Mixed, patch_map, resampled, sides_of, visible
@@ -192,3 +193,18 @@ def test_tiles_of_several_sizes_are_parts_that_are_joined_again() -> None:
     origins = [(torch.from_numpy(part.tile), torch.from_numpy(part.token)) for part in parts]
     (whole,) = joined_parts([ImageOutcome(0, 1, 1, 0, (), (), own, n) for n, own in enumerate(origins)])
     assert torch.equal(torch.stack(whole.origin), torch.from_numpy(np.stack((tile, token))))
+
+
+def test_pixels_of_a_tile_are_found_by_what_the_processor_gives() -> None:
+    """Of the second tile of an image whose first one is the second of all."""
+    image, tiles = one_image(0, np.arange(4))._replace(first=1, tiles=2), torch.arange(1.0, 4 * 48 + 1).view(4, 3, 4, 4)
+    padded, rows = torch.stack((tiles, tiles + 200)), tiles.view(16, 12)
+    padded[0, 1:] = 0  # the first image has one tile
+    sizes, grid = torch.tensor([[4, 4], [4, 4], [2, 3], [4, 4]]), torch.tensor([[1, 2, 1], [2, 1, 3], [1, 2, 4]])
+    for given, expected in (
+        ({"pixel_values": tiles}, tiles[2:3]),
+        ({"pixel_values": padded}, padded[1, 1:2]),
+        ({"pixel_values": tiles, "image_sizes": sizes}, tiles[2:3, :, :2, :3]),
+        ({"pixel_values": rows, "image_grid_thw": grid}, rows[None, 5:8]),
+    ):
+        assert torch.equal(pixels_of_tile(image, given, 1), expected)

@@ -127,7 +127,7 @@ def test_the_lines_of_the_readme_run_as_written(tmp_path: Path, monkeypatch: pyt
     loads no processor of Qwen2.5-VL, with the processor from memory.
     """
     hub_name = "Qwen/Qwen2.5-VL-7B-Instruct"
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
     (code,) = (block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if hub_name in block)
     assert len(code.splitlines()) <= 10
     processor = PROCESSORS["qwen2_5_vl"]()
