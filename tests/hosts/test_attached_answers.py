@@ -454,6 +454,25 @@ def test_a_batch_answers_as_its_prompts_alone(batch: str, method: str) -> None:
         assert [one.after for one in outcomes] == wanted
 
 
+@pytest.mark.parametrize("name", ["gemma4", "gemma4 shared"])
+@pytest.mark.parametrize("method", ["divprune", "fastv", "dart"])
+def test_prompts_of_one_length_lose_different_numbers_of_rows(name: str, method: str) -> None:
+    """The plain model makes no masks of them."""
+    one, family = tiny(name), families.FAMILIES[name]
+    inputs = families.prompts(one.model, family, [1], [0])
+    inputs["input_ids"][inputs["attention_mask"] == 0] = 40
+    inputs["attention_mask"].fill_(1)
+    alone = [{key: value[row : row + 1] for key, value in inputs.items()} for row in range(2)]
+    with attach(one.model, method, one.tokens):
+        together = generate(one.model, inputs).logits
+        singles = [generate(one.model, given).logits for given in alone]
+        inputs["attention_mask"][1, :3] = 0  # of which cuts leave as many rows as of the other
+        last = one.model(**inputs, output_hidden_states=True).logits[:, -2:]  # with all rows in all layers
+        assert method == "fastv" or torch.allclose(one.model(**inputs, logits_to_keep=2).logits, last, atol=1e-9)
+    for step, logits in enumerate(together):
+        assert torch.allclose(logits, torch.cat([single[step] for single in singles]), atol=1e-4)
+
+
 def off(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().max() / other.abs().max())
 
@@ -474,19 +493,21 @@ def test_a_later_turn_on_the_cache_is_the_whole_conversation(
     one = tiny(name)
     for form in FORMS if name != "lfm2_vl" else ("one",):
         inputs = one.prompts[form]
-        words = torch.tensor([[41, 42, 43], [0, 44, 45]])[: len(inputs["input_ids"])]
+        words = torch.tensor([[41, 42, 43, 46], [0, 44, 45, 47]])[: len(inputs["input_ids"])]  # and a step
         mask = torch.cat((inputs["attention_mask"], words.sign()), 1)
         every = (mask.cumsum(1) - 1).clamp(min=0)
-        first, later, both = (
-            {"position_ids": places} if form == "batch" else {} for places in (every[:, :-3], every[:, -3:], every)
+        first, *later, both = (
+            {"position_ids": places} if form == "batch" else {}
+            for places in (every[:, :-4], every[:, -4:-1], every[:, -1:], every)
         )
         whole = longer(one, torch.cat((inputs["input_ids"], words), 1), inputs) | {"attention_mask": mask}
         with attach(one.model, method, tokens=one.tokens, positions=positions):
             cache = one.model(**inputs, **first, use_cache=True).past_key_values
-            given = {"attention_mask": mask, "past_key_values": cache}
-            apart = one.model(input_ids=words, **given, **later).logits[:, -1]
+            for turn, seen, places in zip((words[:, :3], words[:, 3:]), (mask[:, :-1], mask), later, strict=True):
+                given = {"input_ids": turn, "attention_mask": seen, "past_key_values": cache, **places}
+                apart = one.model(**given).logits
             together = one.model(**whole, **both).logits[:, -1]
-        assert off(apart, together) < 1e-4  # recurrent kernels compute in float32
+        assert off(apart[:, -1], together) < 1e-4  # recurrent kernels compute in float32
 
 
 @pytest.mark.parametrize("types", ["of all turns", "of the later turn"])

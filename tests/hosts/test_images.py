@@ -15,7 +15,7 @@ from hf_models import IMAGE as PLACEHOLDER
 
 from llava_consensus import attach
 from llava_consensus.hosts.images import STRUCTURAL, Image, family_of, images_of, one_image, parts_of
-from llava_consensus.hosts.inputs import pixels_of_tile
+from llava_consensus.hosts.inputs import pixels_of_images, pixels_of_tile
 from llava_consensus.hosts.kernels import KernelCall
 from llava_consensus.hosts.outcomes import ImageOutcome, joined_parts
 from llava_consensus.hosts.patch_map import Mixed, patch_map, resampled, sides_of, visible
@@ -208,3 +208,4 @@ def test_pixels_of_a_tile_are_found_by_what_the_processor_gives() -> None:
         ({"pixel_values": rows, "image_grid_thw": grid}, rows[None, 5:8]),
     ):
         assert torch.equal(pixels_of_tile(image, given, 1), expected)
+    assert not torch.equal(*pixels_of_images({"pixel_values": tiles[:3]}, [1, 1]))  # whose parts are not known

@@ -11,8 +11,11 @@ from torch import nn
 
 from llava_consensus import attach, make
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.images import one_image
+from llava_consensus.hosts.kernels import placed
 from llava_consensus.hosts.layers import Layers
 from llava_consensus.hosts.patch_map import Mixed, fed_rows
+from llava_consensus.hosts.prompts import text_after
 from llava_consensus.hosts.rows import Rows, joined_rows
 from llava_consensus.hosts.tower import Learnt, Tower
 
@@ -113,3 +116,24 @@ def test_a_sliding_window_hides_rows_further_back_than_its_size() -> None:
     window, whole = (Layers.dense(layers, index, real, 3)[0, 0].long().tolist() for index in (0, 1))
     assert window == [[0, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
     assert whole == [[0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 1]]
+
+
+def test_markers_around_images_ask_nothing() -> None:
+    """Of a family without an entry: two in front of an image, and one behind it."""
+    config = SimpleNamespace(model_type="other", image_start_token_id=8, boi_token_id=9, eoi_token_id=7)
+    ids = np.array([[1, 8, 9, 50, 50, 7, 4, 5, 8, 9, 50, 50, 7, 6]])
+    images = [one_image(0, np.arange(start, start + 2)) for start in (3, 10)]
+    found = text_after(ids, np.ones(ids.shape, dtype=bool), images, config)
+    assert [one.tolist() for one in found] == [[5, 6, 7, 13], [12, 13]]
+
+
+def test_queries_of_sam_carry_the_rows_and_columns_of_patches() -> None:
+    modeling_got_ocr2 = pytest.importorskip("transformers.models.got_ocr2.modeling_got_ocr2")
+    torch.manual_seed(0)
+    config = modeling_got_ocr2.GotOcr2VisionConfig(hidden_size=32, num_attention_heads=2, image_size=80, patch_size=16)
+    module, states = modeling_got_ocr2.GotOcr2VisionAttention(config, 0), torch.randn(2, 3, 5, 32)
+    for weight in module.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    query, key, options = placed(module, states)
+    weights = (query @ key.transpose(2, 3) * options["scaling"]).softmax(-1)
+    assert torch.allclose(weights.flatten(0, 1), module(states)[1], atol=1e-5) and options["places"] == 3 + 5
