@@ -180,9 +180,9 @@ def test_what_is_no_tile_is_named() -> None:
 
 def test_the_grid_of_an_image_is_what_its_processor_says() -> None:
     grid, places = torch.tensor([[1, 4, 6], [1, 8, 4]]), torch.tensor([[[5, 3], [2, 0]], [[3, 7], [-1, -1]]])
-    one, two = {"pixel_values": torch.ones(2, 3), "n": torch.tensor([2, 3]), "g": grid}, {"a": grid[:, :1], "g": grid}
+    one, two = {"p": torch.ones(2, 3), "n": grid[:, 1], "b": grid[:, None], "g": grid}, {"a": grid[:, :1], "g": grid}
     assert sides_of(one, [6, 8]) == sides_of({"a": grid + 1, "g": grid[:, 1:]}, [6, 8]) == [3, 2]
-    assert sides_of({"p": places}, [6, 8]) == [3, 2] and sides_of(two, [24, 8]) == [6, 2]
+    assert sides_of({"f": grid[:, None, :2, None], "p": places}, [6, 8]) == [3, 2] and sides_of(two, [24, 8]) == [6, 2]
     assert sides_of(one, [6, 7]) == [0, 0] and sides_of(one, [6]) == [0]
 
 
