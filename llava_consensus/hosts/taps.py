@@ -23,6 +23,10 @@ class EncodedImage(NamedTuple):
     pixels: Tensor | None  # [T, 3, h, w], for methods that draw lots by them
     left: Any = None  # `before_tower.ImageLeft`, if a method before the projector has left fewer tokens
 
+    @property
+    def side(self) -> int:
+        return self.tiles.side
+
 
 class Tap(NamedTuple):
     """A module, and a function from its output to tensors by the names of `Tiles.parts`."""
