@@ -89,8 +89,8 @@ def leave(run: Pass, rows: Rows, pool: Pool, method: Method) -> None:
             padded |= book.padded
         index = torch.cat((before, index + past), 1)
     positions = kwargs.get("position_ids")
-    # without a cache and a mask, transformers takes gaps in positions for the ends of packed sequences
     mask = kwargs.get("attention_mask")
+    # without a cache and a mask, transformers takes gaps in positions for the ends of packed sequences
     needed = padded or not (isinstance(mask, dict) or cache is not None or makes_cache(kwargs, decoder.config))
     new["attention_mask"] = mask_of(mask, run, rows, held, needed)
     new["position_ids"], shifts = positions_of(positions, rows, pool, prompt.real, past, book, method)
