@@ -91,6 +91,7 @@ GEMMA4 = dict(
     **dict(audio_token_id=194, boa_token_id=195, eoa_token_index=196),
 )
 SHARED = dict(num_kv_shared_layers=2, layer_types=["sliding_attention", "full_attention"] * 3)
+SHARED |= dict(use_bidirectional_attention=None)  # so that transformers may leave masks out
 NANO_TEXT = dict(
     **TEXT | dict(num_hidden_layers=5, intermediate_size=[96] * 5, max_position_embeddings=2048),
     **dict(head_dim=16, hidden_size_per_layer_input=8, vocab_size_per_layer_input=190, altup_num_inputs=2),

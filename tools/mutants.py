@@ -36,8 +36,8 @@ MATHS = (
 HOSTS = (
     *("tests/hosts", "tests/test_wrong_input.py", "tests/reduction/test_shares.py"),
     *(f"tests/methods/test_{name}.py" for name in ("cdpruner", "tome", "calibrated", "methods_before_projector")),
-    *("tests/evaluation/models/test_check_host.py", "tests/evaluation/models/test_hf_harness.py"),
-    *("tests/evaluation/report/test_overlay.py", "tests/project/test_mini_model.py"),
+    *(f"tests/evaluation/models/test_{name}.py" for name in ("check_host", "hf_harness", "loading")),
+    *("tests/evaluation/report/test_overlay.py", "tests/project/test_mini_model.py", "tests/training/test_training.py"),
 )
 BENCHMARKS = (
     *("tests/evaluation/benchmarks", "tests/evaluation/test_user_files.py"),

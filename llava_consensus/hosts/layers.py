@@ -293,7 +293,7 @@ class Step(Hooks):
             if key not in self.made:
                 self.made[key] = self._calibrated(index, rows, hidden, cache_in(kwargs))
             changed["attention_mask"] = self.made[key]
-        elif kwargs.get("attention_mask") is not None or rows.padded:
+        elif kwargs.get("attention_mask") is not None or rows.padded or self.holes:
             key = "mask", id(rows), kind
             if key not in self.made:
                 two = self._columns(rows) if rows.padded or self.holes else None

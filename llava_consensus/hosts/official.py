@@ -364,7 +364,10 @@ class OfficialEntrance(Entrance):
         book = book_of(cache)
         if book is not None and self._open(cache, book):
             kwargs.update(held_masks(kwargs, cache, book))
-        return (), self._step(decoder, _ahead(kwargs, cache), book, cache)
+        kwargs = self._step(decoder, _ahead(kwargs, cache), book, cache)
+        if OLD and book is not None:
+            self.local.book = book_of(cache)
+        return (), kwargs
 
     def _awaited(self, embeds: Tensor | None) -> Prepared | None:
         """The prompts that these embeddings are of, or copies of them for beams."""

@@ -491,13 +491,15 @@ def test_a_later_turn_on_the_cache_is_the_whole_conversation(
     first_ones = lambda _, view, __: Chosen(torch.arange(view.cut.kept).expand(len(view.columns), -1))  # noqa: E731
     monkeypatch.setattr(FastV, "select", first_ones)
     one = tiny(name)
-    for form in FORMS if name != "lfm2_vl" else ("one",):
-        inputs = one.prompts[form]
+    for form in ("one", "twice", "batch") if name != "lfm2_vl" else ("one",):
+        inputs = one.prompts[form.replace("twice", "one")]
+        if form == "twice":
+            inputs = {key: torch.cat((value, value)) for key, value in inputs.items()}
         words = torch.tensor([[41, 42, 43, 46], [0, 44, 45, 47]])[: len(inputs["input_ids"])]  # and a step
         mask = torch.cat((inputs["attention_mask"], words.sign()), 1)
         every = (mask.cumsum(1) - 1).clamp(min=0)
         first, *later, both = (
-            {"position_ids": places} if form == "batch" else {}
+            {"position_ids": places} if len(words) > 1 else {}
             for places in (every[:, :-4], every[:, -4:-1], every[:, -1:], every)
         )
         whole = longer(one, torch.cat((inputs["input_ids"], words), 1), inputs) | {"attention_mask": mask}
@@ -569,6 +571,7 @@ def test_masks_are_those_of_transformers_and_calibration_needs_no_forgotten_rows
     for index, rows in [(0, None), (1, None), (0, ahead), (1, ahead)]:
         expected = layers.mask(index, torch.zeros(1, 20, 64), real, None, rows)
         assert torch.equal(layers.dense(index, real, 20, rows)[:, :, 1:], expected[:, :, 1:])
+        assert rows is not None or torch.equal(layers.dense(index, real, 3), expected[:, :, -3:])
     for name in ("gemma3", "gemma4 shared"):
         one = narrowed(name, 8)
         with attach(one.model, "restore_calibrated", tokens=3):

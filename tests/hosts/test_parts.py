@@ -1,7 +1,7 @@
 """Parts of hosts by themselves: which blocks of a tower a method reads, the rows that two methods leave, and masks."""
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import hf_models
 import numpy as np
@@ -13,7 +13,6 @@ from llava_consensus import attach, make
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.images import one_image
 from llava_consensus.hosts.kernels import placed
-from llava_consensus.hosts.layers import Layers
 from llava_consensus.hosts.patch_map import Mixed, fed_rows
 from llava_consensus.hosts.prompts import text_after
 from llava_consensus.hosts.rows import Rows, joined_rows
@@ -107,15 +106,6 @@ def test_joined_rows_count_what_both_methods_removed() -> None:
     joined = joined_rows(rows(6, [0, 2, 3, 5]), rows(4, [0, 3]))
     assert (joined.size, joined.index.tolist(), joined.removed.tolist()) == (6, [[0, 5]], [[4]])
     assert joined.at is not None and joined.at.tolist() == [[0, 5]] and joined.shrinks
-
-
-def test_a_sliding_window_hides_rows_further_back_than_its_size() -> None:
-    kinds, config = ["sliding_attention", "full_attention"], SimpleNamespace(sliding_window=2)
-    layers = cast(Layers, SimpleNamespace(kinds=kinds, config=config))
-    real = torch.tensor([[False, True, True, True]])
-    window, whole = (Layers.dense(layers, index, real, 3)[0, 0].long().tolist() for index in (0, 1))
-    assert window == [[0, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
-    assert whole == [[0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 1]]
 
 
 def test_markers_around_images_ask_nothing() -> None:
