@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from llava_consensus import attach, make
-from llava_consensus.errors import ConsensusError
+from llava_consensus.errors import ConsensusError, OptionError
 from llava_consensus.hosts.layers import Layers
 from llava_consensus.methods.fastv import FastV
 from llava_consensus.reduction.budget import budget
@@ -469,6 +469,9 @@ def test_prompts_of_one_length_lose_different_numbers_of_rows(name: str, method:
         inputs["attention_mask"][1, :3] = 0  # of which cuts leave as many rows as of the other
         last = one.model(**inputs, output_hidden_states=True).logits[:, -2:]  # with all rows in all layers
         assert method == "fastv" or torch.allclose(one.model(**inputs, logits_to_keep=2).logits, last, atol=1e-9)
+        if method != "divprune" and name.endswith("shared"):
+            with pytest.raises(OptionError, match="logits_to_keep=9: it reaches into an image"):
+                one.model(**inputs, logits_to_keep=9)
     for step, logits in enumerate(together):
         assert torch.allclose(logits, torch.cat([single[step] for single in singles]), atol=1e-4)
 

@@ -14,7 +14,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.images import one_image
 from llava_consensus.hosts.kernels import placed
 from llava_consensus.hosts.patch_map import Mixed, fed_rows
-from llava_consensus.hosts.prompts import text_after
+from llava_consensus.hosts.prompts import _pack, text_after
 from llava_consensus.hosts.rows import Rows, joined_rows
 from llava_consensus.hosts.tower import Learnt, Tower
 
@@ -106,6 +106,11 @@ def test_joined_rows_count_what_both_methods_removed() -> None:
     joined = joined_rows(rows(6, [0, 2, 3, 5]), rows(4, [0, 3]))
     assert (joined.size, joined.index.tolist(), joined.removed.tolist()) == (6, [[0, 5]], [[4]])
     assert joined.at is not None and joined.at.tolist() == [[0, 5]] and joined.shrinks
+
+
+def test_every_row_of_a_packed_batch_begins_with_a_prompt() -> None:
+    pack = _pack(np.array([[True, False, False], [True, True, True]]), torch.device("cpu"))
+    assert (pack.real.sum(1).tolist(), pack.place.tolist()) == ([3, 1], [0, 1, 2, 5, 5, 5])
 
 
 def test_markers_around_images_ask_nothing() -> None:

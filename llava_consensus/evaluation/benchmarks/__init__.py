@@ -45,7 +45,7 @@ def benchmark_class(name: str) -> type[Benchmark]:
     Raises:
         OptionError: for a name that is neither, or a registered one that is no benchmark or cannot be imported.
     """
-    name = any_case(name, (*BENCHMARKS, *registered(GROUP)))
+    name = name if name in BENCHMARKS else any_case(name, (*BENCHMARKS, *registered(GROUP)))
     if name in BENCHMARKS:
         ours: type[Benchmark] = BENCHMARKS[name]
         return ours

@@ -1,7 +1,4 @@
-"""Scorers of questions with options, and of yes and no: ScienceQA, MME, MMBench, SEED-Bench against the official ones.
-
-The cases are in tests/data/scorers. `pytest -rP` prints how many cases were compared.
-"""
+"""Scorers of questions with options or of yes and no (ScienceQA, MME, MMBench, SEED-Bench) and the official ones."""
 
 import io
 import json

@@ -1,7 +1,4 @@
-"""Scorers of judged benchmarks against the official ones, and matches that need no judge.
-
-The cases are in tests/data/scorers. `pytest -rP` prints how many cases were compared.
-"""
+"""Scorers of judged benchmarks against the official ones, and matches that need no judge."""
 
 import csv
 import io

@@ -1,7 +1,4 @@
-"""Scorers against the official ones: cases they scored, their scripts in the installed llava package, real answers.
-
-The cases are in tests/data/scorers. `pytest -rP` prints how many cases were compared.
-"""
+"""Scorers against the official ones: cases they scored, their scripts in the installed llava package, real answers."""
 
 import json
 from pathlib import Path

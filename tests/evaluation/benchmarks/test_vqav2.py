@@ -1,7 +1,4 @@
-"""VQA v2: the scorer against the official one, a submission against the bytes of LLaVA's converter, and the files.
-
-`pytest tests/evaluation/benchmarks/test_vqav2.py -rP` prints how many golden cases were compared.
-"""
+"""VQA v2: the scorer against the official one, a submission against the bytes of LLaVA's converter, and the files."""
 
 import hashlib
 import json

@@ -135,11 +135,15 @@ def test_a_broken_host_is_found_out(cog: Any, monkeypatch: pytest.MonkeyPatch, b
 
 
 def test_facts_of_tiles_are_those_of_configuration_and_processor() -> None:
-    views = {name: view_of(CASES[name].build()) for name in ("pixtral", "mistral_3", "llava_next", "llava", "smolvlm")}
+    names = ("pixtral", "mistral_3", "llava_next", "llava", "smolvlm", "qwen2_5_vl")
+    views = {name: view_of(CASES[name].build()) for name in names}
     facts = {name: view.tower for name, view in views.items() if name != "llava_next"}
     found = {name: (own.tokens, own.side, own.merged, own.varies, own.feature_block) for name, own in facts.items()}
     sides = {"pixtral": (144, 0, 1, True, 3), "mistral_3": (36, 0, 4, True, 3)}  # of 168 pixels, 14 for a patch
+    assert found.pop("qwen2_5_vl")[2:] == (4, True, 3)
     assert found == sides | {"llava": (16, 4, 1, False, 2), "smolvlm": (16, 4, 4, False, 3)}
+    views["llava"].config.vision_feature_layer = 3  # counted from the input of the first block
+    assert views["llava"].tower.feature_block == 2
     sizes = (100, 40), (40, 100), (110, 100)
     assert [views["llava_next"].grid_columns(size) for size in sizes] == [2, 1, 2]
     assert [views["llava"].grid_columns(size) for size in sizes] == [0] * 3
@@ -152,6 +156,6 @@ def test_facts_of_tiles_are_those_of_configuration_and_processor() -> None:
     ids[ids == 500] = film.placeholder("image")
     assert film.row_inputs(ids, video=True)["mm_token_type_ids"].tolist() == [[0, 2, 2, 0]]
     assert film.row_inputs(ids)["mm_token_type_ids"].tolist() == [[0, 1, 1, 0]]
-    both = view_of(CASES["qwen2_5_vl"].build())
+    both = views["qwen2_5_vl"]
     ids[0, 1], ids[0, 2] = both.placeholder("image"), both.placeholder("video")
     assert both.row_inputs(ids, video=True)["mm_token_type_ids"].tolist() == [[0, 1, 2, 0]]
