@@ -1,7 +1,4 @@
-"""MM-Vet and video QA on tiny data in the official layout: reading, joining by id, exports, and files that disagree.
-
-The judge itself is tested in tests/evaluation/judge.
-"""
+"""MM-Vet and video QA on tiny data in the official layout: reading, joining by id, exports, and files that disagree."""
 
 import json
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""The judge against a server that misbehaves on purpose: bounded, nothing lost, nothing asked twice, spend reported.
-
-Everything runs on loopback. Needs the openai package (extra `judge`).
-"""
+"""The judge against a server that misbehaves on purpose: bounded, nothing lost, nothing asked twice, spend told."""
 
 import json
 import os

@@ -28,6 +28,7 @@ from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.configuration import prepare
 from llava_consensus.evaluation.runs.execution import Execution
 from llava_consensus.hosts.facts import check_version
+from llava_consensus.hosts.official_model import check_llava_version
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.training.official import check as check_training
@@ -79,6 +80,9 @@ def test_another_version_of_transformers_is_told(tmp_path: Path, monkeypatch: py
     for version in ("4.57.6", "5.18.1", "5.25.0", "6.0"):
         with pytest.raises(OptionError, match=rf"transformers {version}: .*run on 5\.19 to 5\.24"):
             check_version(version)
+        monkeypatch.setattr("llava_consensus.hosts.official_model.version", lambda _, found=version: found)
+        with pytest.raises(OptionError, match=rf"transformers {version}: .*its own pin, and on 5\.19 to 5\.23"):
+            check_llava_version()
     check_version("5.19.0.dev0")
     (tmp_path / "config.json").write_text('{"architectures": ["LlavaForConditionalGeneration"]}')
     monkeypatch.setattr("llava_consensus.evaluation.models.hf.version", lambda package: "4.37.2")
