@@ -159,7 +159,7 @@ def test_what_is_no_model_is_refused(model: Any, words: str) -> None:
 
 def test_what_only_the_model_can_say_is_refused_when_a_method_is_attached(tmp_path: Path) -> None:
     model = CASES["llava"].build()
-    with pytest.raises(OptionError, match="attach to the whole model"):
+    with pytest.raises(OptionError, match="LlavaModel makes no tokens: attach to the whole model"):
         attach(model.model)
     for layer in (99, -1):
         with pytest.raises(OptionError, match=rf"layer={layer} must be in 1\.\."):

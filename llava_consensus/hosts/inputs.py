@@ -194,16 +194,13 @@ class Inputs:
                     with watch.time("method"):
                         reduction = self.method.reduce(tokens, batch.units[0].budget)
                 except NonFiniteError as error:
-                    raise NonFiniteError(self._named(error, tokens, batch)) from error
+                    raise NonFiniteError(self._named(error, tokens.projected, batch)) from error
                 found.append(Reduced(batch, reduction if reduction.watch else reduction._replace(watch=watch)))
         return found
 
-    def _named(self, error: Exception, tokens: VisualTokens, batch: UnitBatch) -> str:
-        values = [tokens.projected.flatten(1)]
-        values += [value[tokens.tile[:, 0]].flatten(1) for value in (tokens.features,) if value is not None]
-        if tokens.attention is not None:
-            values.append(tokens.attention.key[tokens.tile[:, 0]].flatten(1))
-        bad = [unit.image for i, unit in enumerate(batch.units) if not all(bool(v[i].isfinite().all()) for v in values)]
+    def _named(self, error: Exception, projected: Tensor, batch: UnitBatch) -> str:
+        """The message with the images whose tokens are not finite, as they are if anything in the tower is not."""
+        bad = [unit.image for unit, own in zip(batch.units, projected, strict=True) if not bool(own.isfinite().all())]
         names = ", ".join(f"image {image} of prompt {self.prompt.images[image].row}" for image in sorted(set(bad)))
         return f"{names}: {error}" if names else str(error)
 

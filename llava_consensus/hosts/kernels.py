@@ -95,6 +95,17 @@ def forget_graphs() -> None:
         reset()
 
 
+def in_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook of a module that other threads may run too, which passes by in those."""
+    thread = threading.get_ident()
+
+    @wraps(hook)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return hook(*args, **kwargs) if threading.get_ident() == thread else None
+
+    return run
+
+
 class EarlyExit(Exception):
     """Ends a forward of which no more is needed."""
 
@@ -191,17 +202,19 @@ def project_asking(decoder: Any, asking: tuple[Tensor, Tensor], size: int) -> li
     while probing, other queries [R, S, D] are zero, and all values equal. Other projections take all rows.
     """
     layer = next(iter(list(getattr(decoder, "layers", []))[_leading(decoder) :]), None)
-    attention, thread = getattr(layer, "self_attn", None), threading.get_ident()
+    attention = getattr(layer, "self_attn", None)
     query, value = (getattr(attention, name, None) for name in ("q_proj", "v_proj"))
 
-    # other threads, and copies of the modules, have these hooks too
+    # copies of the modules have these hooks too
+    @in_this_thread
     def shorten(module: Any, args: Any) -> Any:
-        if threading.get_ident() != thread or module not in (query, value):
+        if module not in (query, value):
             return None
         return (args[0][asking] if module is query else args[0][:, :1], *args[1:])
 
+    @in_this_thread
     def restore(module: Any, args: Any, output: Tensor) -> Any:
-        if threading.get_ident() != thread or module not in (query, value):
+        if module not in (query, value):
             return None
         if module is value:
             return output.expand(-1, size, -1)
@@ -240,20 +253,21 @@ class Recorder:
     ) -> None:
         self.blocks, self.resamplers, self.record, self.cut, self.holds = blocks, resamplers, record, cut, holds
         self.place = {module: block for block, own in sorted(blocks.items()) for module in own.modules()}
-        self.thread, self.running = threading.get_ident(), list[Block]()
+        self.running: list[Block] = []
         self.written = [module for module in self.place if hasattr(module, "get_decomposed_rel_pos")]  # SAM
         self.fused = any(type(module).__module__.startswith("timm.") for module in self.place)
 
     @contextmanager
     def recording(self, apart: bool) -> Iterator[None]:
         """Records in the body, with `apart` also attention that asks no kernel of transformers."""
-        hooks = [module.register_forward_hook(self.share) for module in self.resamplers]
+        share, written_out = in_this_thread(self.share), in_this_thread(self.written_out)
+        hooks = [module.register_forward_hook(share) for module in self.resamplers]
         for block, own in self.blocks.items():
             if apart and self.fused:
-                hooks.append(own.register_forward_pre_hook(partial(self.begin, block)))
-            hooks.append(own.register_forward_hook(partial(self.end, block)))
+                hooks.append(own.register_forward_pre_hook(in_this_thread(partial(self.begin, block))))
+            hooks.append(own.register_forward_hook(in_this_thread(partial(self.end, block))))
         for module in self.written if apart else ():
-            hooks.append(module.register_forward_hook(self.written_out, with_kwargs=True))
+            hooks.append(module.register_forward_hook(written_out, with_kwargs=True))
         try:
             with spying(self.spy), _Fused(self) if apart and self.fused else nullcontext():
                 yield
@@ -284,26 +298,22 @@ class Recorder:
         return self.keep(block, module, query, key, attention_mask, options, output[0]), *output[1:]
 
     def written_out(self, module: Any, args: Any, kwargs: Any, output: Any) -> Any:
-        if threading.get_ident() != self.thread:
-            return None
         with torch.no_grad():
             query, key, options = placed(module, next(iter((*args, *kwargs.values()))))
         result = self.keep(self.place[module], module, query, key, None, options, output[0].flatten(1, 2))
         return result.view(output[0].shape), *output[1:]
 
     def begin(self, block: Block, module: nn.Module, args: Any) -> None:
-        if threading.get_ident() == self.thread:
-            self.running.append(block)
+        self.running.append(block)
 
     def end(self, block: Block, module: nn.Module, args: Any, output: Any) -> None:
-        if threading.get_ident() == self.thread:
-            if self.running:
-                self.running.pop()
-            states = output[0] if isinstance(output, tuple) else output
-            self.record.states.setdefault(block, []).append(states.detach())
+        if self.running:
+            self.running.pop()
+        states = output[0] if isinstance(output, tuple) else output
+        self.record.states.setdefault(block, []).append(states.detach())
 
     def share(self, module: nn.Module, args: Any, output: Any) -> None:
-        if threading.get_ident() == self.thread and output[1] is not None:
+        if output[1] is not None:
             self.record.pooling.append(output[1].detach())
 
 

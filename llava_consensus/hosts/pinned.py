@@ -2,7 +2,6 @@
 where the module's own projections return them, and its caches are tuples.
 """
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import transformers
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.kernels import OLD, KernelCall
+from llava_consensus.hosts.kernels import OLD, KernelCall, in_this_thread
 from llava_consensus.hosts.layers import Layers
 from llava_consensus.hosts.rows import Book
 from llava_consensus.hosts.taps import split_heads
@@ -89,18 +88,18 @@ class PinnedLayers(Layers):
         return angles_of(decoder, hidden, arguments["position_ids"])
 
     def read(self, layer: Any, spy: Callable[..., Any]) -> Any:
-        attention, thread, projected = layer.self_attn, threading.get_ident(), list[Tensor]()
+        attention, projected = layer.self_attn, list[Tensor]()
         parts = _projections(attention)
 
-        # other threads, and copies of the modules, have these hooks too
+        # copies of the modules have these hooks too
+        @in_this_thread
         def note(module: nn.Module, args: Any, output: Tensor) -> None:
-            if threading.get_ident() == thread and module in parts:
+            if module in parts:
                 projected.append(output)
 
-        # a thread that meets the hook while it is removed may call it without kwargs
-        def show(module: nn.Module, args: Any, *kwargs_output: Any) -> None:
-            if threading.get_ident() == thread and module is attention:
-                given = kwargs_output[0]
+        @in_this_thread
+        def show(module: nn.Module, args: Any, given: dict[str, Any], output: Any) -> None:
+            if module is attention:
                 angles = _angles(attention, projected[0], given["position_ids"])
                 call = _call(attention, projected, angles, given["attention_mask"])
                 spy(lambda *_, **more: None, attention, call.query, call.key, call.value, call.mask)

@@ -2,7 +2,6 @@
 no kernel, and of models that carry their own code.
 """
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from llava_consensus.hosts.kernels import in_this_thread
 from llava_consensus.hosts.tower import EARLIER, Tiles, check_blocks, early_block, too_far
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need
@@ -69,22 +69,21 @@ class Reader:
     def reading(self, tower: Any) -> Iterator[dict[str, Tensor]]:
         """Parts of the images that this thread encodes in the body."""
         parts: dict[str, Tensor] = {}
-        thread = threading.get_ident()
         block = tower.blocks[self.features]
         taps = [("", Tap(block, tower.states)), *(("", tap) for tap in tower.pooling())]
         taps += [("", tap) for tap in tower.attention(self.attention)[0]]
         taps += [(EARLIER, tap) for tap in tower.attention(self.early)[0]] if self.early is not None else []
 
         def note(read: Callable[[Any], dict[str, Tensor]], front: str, module: nn.Module, _: Any, output: Any) -> None:
-            if threading.get_ident() == thread:
-                for name, value in read(output).items():
-                    if front + name in parts:
-                        raise RuntimeError(
-                            "the vision tower ran twice for one set of images: multi-scale (S2) towers are not adapted"
-                        )
-                    parts[front + name] = value.detach()
+            for name, value in read(output).items():
+                if front + name in parts:
+                    raise RuntimeError(
+                        "the vision tower ran twice for one set of images: multi-scale (S2) towers are not adapted"
+                    )
+                parts[front + name] = value.detach()
 
-        handles = [tap.module.register_forward_hook(partial(note, tap.read, front)) for front, tap in taps]
+        notes = [(tap.module, in_this_thread(partial(note, tap.read, front))) for front, tap in taps]
+        handles = [module.register_forward_hook(hook) for module, hook in notes]
         try:
             yield parts
         finally:

@@ -170,9 +170,11 @@ def test_attention_of_a_block_that_merges_is_of_more_tokens_than_are_left() -> N
 
 @pytest.mark.parametrize("case", [CASES["llava"], CASES["llava_next_video video"]])  # of 16 tokens each
 def test_a_first_method_with_nothing_to_do_leaves_the_second_as_it_is(case: Any) -> None:
-    model, inputs = case.build(), prompts([1, 5, case.picture(0), 7, 8], [1, 5, 6, 6, case.picture(1), 9, 8, 7])
-    logits = []
-    for name in ("fastv", "resize:tokens=16+fastv"):
+    model, rows = case.build(), [[1, 5, case.picture(0), 7, 8], [1, 5, 6, 6, case.picture(1), 9, 8, 7]]
+    inputs, logits = prompts(*rows), []
+    for name in ("fastv", "resize:tokens=16+fastv", "divprune:tokens=9+fastv"):
         with attach(model, name, tokens=LEFT):
             logits.append(model(**inputs).logits[:, -1])
-    assert torch.equal(*logits)
+            alone = [model(**prompts(row)).logits[:, -1] for row in rows]
+        torch.testing.assert_close(logits[-1], torch.cat(alone), rtol=0, atol=1e-4)
+    assert torch.equal(*logits[:2])

@@ -18,7 +18,7 @@ from llava_consensus.hosts.images import STRUCTURAL, Image, family_of, images_of
 from llava_consensus.hosts.inputs import pixels_of_images, pixels_of_tile
 from llava_consensus.hosts.kernels import KernelCall
 from llava_consensus.hosts.outcomes import ImageOutcome, joined_parts
-from llava_consensus.hosts.patch_map import Mixed, patch_map, resampled, sides_of, visible
+from llava_consensus.hosts.patch_map import Mixed, _pooled, patch_map, resampled, sides_of, visible
 
 FILE = Path(__file__).parents[1] / "golden" / "processed_images.npz"
 IMAGE = 1000  # id of placeholders
@@ -169,6 +169,11 @@ def test_positions_that_feed_several_rows_are_shares_of_each() -> None:
         assert own.pooling is not None and own.pooling.tolist() == [(near[1:].T / 2).tolist()] * own.tiles
 
 
+def test_a_token_that_several_tiles_feed_is_of_the_first() -> None:
+    tiles: Any = [SimpleNamespace(row=torch.tensor(rows), feeds=None) for rows in ([0, 1], [1, 2])]
+    assert [found.tolist() for found in _pooled(tiles, 3, 0)[:2]] == [[0, 0, 1], [0, 1, 0]]
+
+
 def test_what_is_no_tile_is_named() -> None:
     blocks = torch.block_diag(*map(torch.ones, ((1, 1), (2, 2), (1, 1))))
     for rows, mask, why in (([0, 1, 0, 1], torch.ones(4, 4), "no position feeds alone"),
@@ -191,8 +196,11 @@ def test_tiles_of_several_sizes_are_parts_that_are_joined_again() -> None:
     parts = parts_of(Image(0, np.arange(9), tile, token, 3, False, 5))
     assert [(part.first, part.part) for part in parts] == [(5, (0, 3)), (6, (1, 3)), (7, (2, 3))]
     origins = [(torch.from_numpy(part.tile), torch.from_numpy(part.token)) for part in parts]
-    (whole,) = joined_parts([ImageOutcome(0, 1, 1, 0, (), (), own, n) for n, own in enumerate(origins)])
-    assert torch.equal(torch.stack(whole.origin), torch.from_numpy(np.stack((tile, token))))
+    outcomes = [ImageOutcome(0, 1, 1, 0, (), (), own, n) for n, own in enumerate(origins)]
+    other, whole = joined_parts([ImageOutcome(0, 7, 7, 0, (), ()), *outcomes])
+    assert torch.equal(torch.stack(whole.origin), torch.from_numpy(np.stack((tile, token)))) and other.before == 7
+    newline = Image(0, np.arange(9), tile, np.where(token == 3, STRUCTURAL, token), 3, False, 5)
+    assert parts_of(newline) == [newline], "tiles with more than their tokens are no parts"
 
 
 def test_pixels_of_a_tile_are_found_by_what_the_processor_gives() -> None:

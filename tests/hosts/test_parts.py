@@ -1,5 +1,6 @@
 """Parts of hosts by themselves: which blocks of a tower a method reads, the rows that two methods leave, and masks."""
 
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 from llava_consensus import attach, make
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.images import one_image
-from llava_consensus.hosts.kernels import placed
+from llava_consensus.hosts.kernels import in_this_thread, placed
 from llava_consensus.hosts.patch_map import Mixed, fed_rows
 from llava_consensus.hosts.prompts import _pack, text_after
 from llava_consensus.hosts.rows import Rows, joined_rows
@@ -103,14 +104,21 @@ def rows(size: int, index: list[int]) -> Rows:
 
 
 def test_joined_rows_count_what_both_methods_removed() -> None:
-    joined = joined_rows(rows(6, [0, 2, 3, 5]), rows(4, [0, 3]))
-    assert (joined.size, joined.index.tolist(), joined.removed.tolist()) == (6, [[0, 5]], [[4]])
-    assert joined.at is not None and joined.at.tolist() == [[0, 5]] and joined.shrinks
+    joined = joined_rows(rows(6, [0, 2, 3, 5]), rows(4, [3]))
+    assert (joined.size, joined.index.tolist(), joined.removed.tolist()) == (6, [[5]], [[5]])
+    assert joined.at is not None and joined.at.tolist() == [[5]] and joined.shrinks
+
+
+def test_a_hook_of_one_thread_passes_by_in_others() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        ours, theirs = in_this_thread(int), pool.submit(in_this_thread, int).result()
+        answers = ours(1), theirs(1), pool.submit(ours, 1).result(), pool.submit(theirs, 1).result()
+    assert answers == (1, None, None, 1)
 
 
 def test_every_row_of_a_packed_batch_begins_with_a_prompt() -> None:
-    pack = _pack(np.array([[True, False, False], [True, True, True]]), torch.device("cpu"))
-    assert (pack.real.sum(1).tolist(), pack.place.tolist()) == ([3, 1], [0, 1, 2, 5, 5, 5])
+    pack = _pack(np.array([[True, True, False], [True, True, True]]), torch.device("cpu"))
+    assert (pack.real.sum(1).tolist(), pack.place.tolist()) == ([1, 2, 1], [1, 2, 3, 5, 5, 5])
 
 
 def test_markers_around_images_ask_nothing() -> None:

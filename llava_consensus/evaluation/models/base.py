@@ -20,6 +20,7 @@ from llava_consensus.evaluation.files import HALF
 from llava_consensus.evaluation.media import Clip
 from llava_consensus.hosts import attach_view
 from llava_consensus.hosts.attachment import Attachment, Call
+from llava_consensus.hosts.kernels import in_this_thread
 from llava_consensus.hosts.outcomes import CachedLayer, ImageOutcome
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget, Share
@@ -258,10 +259,10 @@ class Runner:
 @contextmanager
 def last_row_alone(head: nn.Module) -> Iterator[None]:
     """In the block, the head gets the last row of states [R, S, D] of this thread only: generation reads no others."""
-    thread = threading.get_ident()
 
+    @in_this_thread
     def last(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        return (args[0][:, -1:],) if threading.get_ident() == thread and args[0].ndim == 3 else None
+        return (args[0][:, -1:],) if args[0].ndim == 3 else None
 
     handle = head.register_forward_pre_hook(last)
     try:

@@ -143,13 +143,14 @@ def test_facts_of_tiles_are_those_of_configuration_and_processor() -> None:
     assert found.pop("qwen2_5_vl")[2:] == (4, True, 3)
     assert found == sides | {"llava": (16, 4, 1, False, 2), "smolvlm": (16, 4, 4, False, 3)}
     views["llava"].config.vision_feature_layer = 3  # counted from the input of the first block
-    assert views["llava"].tower.feature_block == 2
+    views["qwen2_5_vl"].config.vision_config.spatial_merge_size = 0
+    assert (views["llava"].tower.feature_block, views["qwen2_5_vl"].tower.merged) == (2, 1)
     sizes = (100, 40), (40, 100), (110, 100)
     assert [views["llava_next"].grid_columns(size) for size in sizes] == [2, 1, 2]
     assert [views["llava"].grid_columns(size) for size in sizes] == [0] * 3
-    for name, splits, most in (("smolvlm", True, 17), ("smolvlm", False, 1), ("internvl", True, 7)):
+    for name, splits, most in (("smolvlm", True, 17), ("smolvlm", False, 1), ("internvl", True, 6)):
         view = view_of(CASES[name].build())
-        sides = dict(size={"longest_edge": 2000}, max_image_size={"longest_edge": 512}, max_patches=6)
+        sides = dict(size={"longest_edge": 2000}, max_image_size={"longest_edge": 512}, max_patches=5)
         without, view.image_processor = view.most_tiles, SimpleNamespace(**sides, do_image_splitting=splits)
         assert view.most_tiles == most and without == (13 if name == "internvl" else 17)
     film, ids = view_of(CASES["glm4v video"].build()), torch.tensor([[1, 500, 500, 7]])
