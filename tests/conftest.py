@@ -52,10 +52,8 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Makes the mini benchmarks where they are not made yet, once for all workers.
-
-    Programs that tests start hear signals even where pytest was started by `nohup` or in the background, whose children
-    ignore them.
+    """Makes the mini benchmarks once for all workers. Programs that tests start hear signals even if pytest was started
+    by `nohup` or in the background, whose children ignore them.
     """
     if not hasattr(config, "workerinput") and not (MINI / "eval" / ".complete").exists():
         build()

@@ -1,5 +1,4 @@
 """An OpenAI-compatible server on loopback that misbehaves on purpose.
-
 `with Server(behave) as server:` serves at `server.url`. `behave(text, number)` is told the last message and how often
 that very request has come before, and returns an Act; `server.asked` counts requests by their content.
 """

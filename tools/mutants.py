@@ -36,6 +36,7 @@ MATHS = (
 HOSTS = (
     *("tests/hosts", "tests/test_wrong_input.py", "tests/reduction/test_shares.py"),
     *(f"tests/methods/test_{name}.py" for name in ("cdpruner", "tome", "calibrated", "methods_before_projector")),
+    *("tests/methods/test_tower_methods.py", "tests/methods/test_decoder_methods.py"),
     *(f"tests/evaluation/models/test_{name}.py" for name in ("check_host", "hf_harness", "loading")),
     *("tests/evaluation/report/test_overlay.py", "tests/project/test_mini_model.py", "tests/training/test_training.py"),
 )

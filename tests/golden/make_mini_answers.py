@@ -1,7 +1,5 @@
-"""Writes tests/golden/mini_answers.json: what the embedded model answers on the main stack.
-
-Run it after the embedded model was trained again: .venv/bin/python tests/golden/make_mini_answers.py
-tests/project/test_mini_model.py compares both stacks with it, which is how they are shown to answer alike.
+"""Writes tests/golden/mini_answers.json, what the embedded model answers on the main stack: test_mini_model.py compares
+both stacks with it. Run it after the model was trained again: .venv/bin/python tests/golden/make_mini_answers.py
 """
 
 import json

@@ -2,7 +2,9 @@
 
 import copy
 from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -12,11 +14,20 @@ from torch.nn.functional import interpolate
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.before_tower import ImageLeft, Left, tiles_left
+from llava_consensus.hosts.images import one_image
 from llava_consensus.methods.divprune import spread_out
 from llava_consensus.methods.resize import smaller
 
 T = 7
 CELLS = {2: [(2, 2), (1, 2)], 1: [(2, 3)]}  # of a video of two temporal patches of 4 x 4 tokens, of an image of 4 x 6
+
+
+def test_tokens_that_are_left_form_a_grid_if_their_places_do() -> None:
+    slots = torch.tensor([0, 0, 1, 1, 0, 0, 1, 1, 2, 2, 3, 3]).repeat(2, 1)  # two tiles of 3 x 4 places
+    left = Left([ImageLeft(slots, 4, [4, 4]), ImageLeft(slots[:1].roll(1, 1), 4, [4])], None)
+    found, _ = tiles_left(Mock(), left, [one_image(0, np.arange(12))] * 2, True, True)
+    assert [tiles[:3] for tiles in found] == [(2, 4, 2), (1, 4, 0)]
 
 
 def resized(image: Tensor, height: int, width: int) -> Tensor:

@@ -1,7 +1,5 @@
-"""PruMerge(+), VisionZip and VisPruner against arrays their authors' own code gave (tests/golden/README.md).
-
-The images go through the same tiny tower by our hooks; kept tokens must be equal in their order and output tokens to
-1e-5.
+"""PruMerge(+), VisionZip and VisPruner against arrays of their authors' own code (tests/golden/README.md), on images
+that go through the same tiny tower: kept tokens are equal in their order, and output tokens to 1e-5.
 """
 
 from functools import cache

@@ -1,9 +1,8 @@
 """What methods say their own work costs, against a count of the matrix products they do.
 
 Each method runs at the size of LLaVA-1.5-7B on tensors without numbers while torch counts; one that waits for the
-device, by `int(tensor)`, `if tensor` or `nonzero`, ends in an error there. The counter does not see
-what is done for a method by its host, nor distances taken element by element; `ELSEWHERE` says what that is. Where both
-are to be had, a formula is kept: it answers in microseconds, and `match` asks it for every budget there is.
+device, by `int(tensor)`, `if tensor` or `nonzero`, ends in an error there. The counter does not see what is done for a
+method by its host, nor distances taken element by element; `ELSEWHERE` says what that is.
 """
 
 from collections.abc import Callable
