@@ -36,6 +36,7 @@ class Pass:
     cache: Any = None  # that it was given
     held: Book | None = None  # the book of that cache
     short: str = ""  # why attention that a method reads is absent; "" if it is there
+    mask: Tensor | None = None  # 2D mask that the model was given, as long as the cache and the prompt
     rows: Rows | None = None  # that the decoder is given; None if all
     book: Book | None = None  # of the rows that left here
     prefill: Any = None  # hooks between layers
@@ -87,6 +88,8 @@ def leave(run: Pass, rows: Rows, pool: Pool, method: Method) -> None:
             held = torch.cat((book.real, held[:, prompts:]), 1)
             before = torch.cat((book.index, before[:, prompts:]), 1)
             padded |= book.padded
+        if run.mask is not None:  # an earlier turn may have had padding
+            held, padded = run.mask[:, :cached].bool(), True
         index = torch.cat((before, index + past), 1)
     positions = kwargs.get("position_ids")
     mask = kwargs.get("attention_mask")

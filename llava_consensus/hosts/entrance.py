@@ -311,7 +311,7 @@ class Entrance:
         if not self._stay():
             return (), kwargs
         prompt, short = self._prompt(forward, labels)
-        run = Pass(decoder, forward.base, prompt, kwargs, cache, book, short)
+        run = Pass(decoder, forward.base, prompt, kwargs, cache, book, short, self.local.mask)
         self._enter(run)
         if run.rows is None:
             run.kwargs = self._step(decoder, kwargs, book, cache)

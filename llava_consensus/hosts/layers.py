@@ -314,7 +314,7 @@ class Step(Hooks):
     def _columns(self, rows: Rows) -> Tensor:
         """Which columns of a layer are no padding: [R, W + rows since the prompt]."""
         if self.later is not None:
-            later = self.later[:, self.book.size :].bool()
+            later = self.later[:, self.book.real.shape[1] :].bool()
         else:
             later = rows.shown.new_ones(len(rows.index), self.length - self.book.size)
         return torch.cat((rows.shown, later), 1)

@@ -222,24 +222,33 @@ class Tower:
             self._look(base, None)
         if fed is not None and self.reads:
             output = self._recorded(plain, base, inputs, record, [fed.block] if fed.block else [], False)
-        elif not learning:
-            output = plain(**inputs)
-        elif torch.is_grad_enabled():
-            with open_checkpoints(base):
-                output = self._recorded(plain, base, inputs, record, None, True)
         else:
-            copied = {n: v.clone() if isinstance(v, Tensor) and v.is_inference() else v for n, v in inputs.items()}
-            with torch.inference_mode(False), torch.no_grad(), open_checkpoints(base):
-                output = self._recorded(plain, base, copied, record, None, True)
+            output = self._learning(plain, base, inputs, record) if learning else plain(**inputs)
         rows = flat_features(output, self.reads)
+        own = *key, 0 if rows is None else len(rows)
+        if learns and fed is not None and fed.calls and own not in self.learnt.fed:
+            # as many tiles, of which others are padding (SmolVLM)
+            del self.learnt.fed[key]
+            return self._encode(plain, base, maps, learns, inputs)
+        record = record._replace(key=own)
+        if fed is not None:
+            self.learnt.fed.setdefault(own, fed)
         if learning and rows is not None and bool(rows.isfinite().all()):
-            self.learnt.fed[key] = self._fed(key, output, record)
+            self.learnt.fed[key] = self.learnt.fed[own] = self._fed(own, output, record)
             if not torch.is_grad_enabled():
                 for name in list(output):
                     output[name] = detached(output[name])
             for calls in record.calls.values():
                 calls[:] = [call._replace(output=None) for call in calls]
         return self._noted(output, record)
+
+    def _learning(self, plain: Callable[..., Any], base: nn.Module, inputs: dict[str, Any], record: Encoded) -> Any:
+        if torch.is_grad_enabled():
+            with open_checkpoints(base):
+                return self._recorded(plain, base, inputs, record, None, True)
+        copied = {n: v.clone() if isinstance(v, Tensor) and v.is_inference() else v for n, v in inputs.items()}
+        with torch.inference_mode(False), torch.no_grad(), open_checkpoints(base):
+            return self._recorded(plain, base, copied, record, None, True)
 
     def _noted(self, output: Any, record: Encoded) -> Any:
         rows = flat_features(output, self.reads)

@@ -480,6 +480,10 @@ def off(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().max() / other.abs().max())
 
 
+def first_ones(_: Any, view: Any, __: Any) -> Chosen:
+    return Chosen(torch.arange(view.cut.kept).expand(len(view.columns), -1))
+
+
 TURNS = ("llava", "llava_next", "gemma3", "internvl", "gemma4", "gemma4 shared", "llama4", "lfm2_vl")
 
 
@@ -491,7 +495,6 @@ def test_a_later_turn_on_the_cache_is_the_whole_conversation(
     """Of one prompt, which is given no positions, and of two, with padding in the later turn of one; the plain model
     does not mask that between recurrent layers. Which tokens are kept must not depend on the words.
     """
-    first_ones = lambda _, view, __: Chosen(torch.arange(view.cut.kept).expand(len(view.columns), -1))  # noqa: E731
     monkeypatch.setattr(FastV, "select", first_ones)
     one = tiny(name)
     for form in ("one", "twice", "batch") if name != "lfm2_vl" else ("one",):
@@ -513,6 +516,37 @@ def test_a_later_turn_on_the_cache_is_the_whole_conversation(
                 apart = one.model(**given).logits
             together = one.model(**whole, **both).logits[:, -1]
         assert off(apart[:, -1], together) < 1e-4  # recurrent kernels compute in float32
+
+
+@pytest.mark.parametrize("method", ["divprune", "divprune:tokens=10+fastv"])
+def test_turns_of_two_prompts_with_padding_in_each(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which the first has no image, but in front of a cut between layers."""
+    monkeypatch.setattr(FastV, "select", first_ones)
+    one, (a, b, c) = tiny("llava"), (shown("llava", number) for number in range(3))
+    rows = [[[5, 6, 7], [8]], [[9, a, 10], [11, b, 12, c, 13]], [[14, 15, 16], [17]]]["+" in method :]
+    turns, end, output = [double(hf_models.prompts(*turn)) for turn in rows], 0, {}
+    whole = double(hf_models.prompts([a], [b, c]))
+    whole |= {name: torch.cat([turn[name] for turn in turns], 1) for name in ("input_ids", "attention_mask")}
+    places = (whole["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    with attach(one.model, method, one.tokens):
+        together = one.model(**whole, position_ids=places).logits[:, -1]
+        for turn in turns:
+            start, end = end, end + turn["input_ids"].shape[1]
+            turn |= {"attention_mask": whole["attention_mask"][:, :end], "position_ids": places[:, start:end]}
+            output = one.model(**turn, use_cache=True, past_key_values=output.get("past_key_values"))
+    assert off(output["logits"][:, -1], together) < 1e-9
+
+
+def test_batches_of_one_shape_whose_images_have_other_padding() -> None:
+    one, (a, b, c, d) = tiny("smolvlm"), (shown("smolvlm", number) for number in range(4))
+    with attach(one.model, "consensusdrop", one.tokens) as attached:
+
+        def kept(*rows: Any) -> list[Any]:
+            one.model(**double(hf_models.prompts(*rows)))
+            return [part.kept.tolist() for outcome in attached.outcomes for _, part in outcome.reductions]
+
+        together = [kept([1, one, a, 7], [1, one, c, 8]) for one in (b, d, b)]
+        assert together == [kept([1, one, a, 7]) + kept([1, one, c, 8]) for one in (b, d, b)]
 
 
 @pytest.mark.parametrize("types", ["of all turns", "of the later turn"])
