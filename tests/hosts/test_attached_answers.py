@@ -598,8 +598,11 @@ def test_windows_are_as_wide_in_rows_that_are_left(name: str, form: str) -> None
         with attach(one.model, "consensusdrop", tokens=3):
             logits.append(generate(one.model, inputs).logits)
             logits.append(generate(one.model, inputs, cache_implementation="static").logits)
+            one.model.set_attn_implementation("eager")
+            logits.append(generate(one.model, inputs).logits)
     for steps in zip(*logits, strict=True):
-        assert all(torch.allclose(one, steps[0], rtol=0, atol=1e-9) for one in steps[1:])
+        for one, tolerance in zip(steps, (1e-9, 1e-9, 1e-4) * 2, strict=True):  # the eager softmax is in float32
+            assert torch.allclose(one, steps[0], rtol=0, atol=tolerance)
 
 
 def test_masks_are_those_of_transformers_and_calibration_needs_no_forgotten_rows() -> None:
