@@ -216,7 +216,7 @@ class Tower:
             output = self._recorded(plain, base, inputs, record, known, False)
             ran = next((block for block in known if any(name == block[0] for name, _ in record.calls)), known[0])
             self.learnt.fed[key] = Fed(ran, None, [])
-            return self._noted(output, record)
+            return self._noted(output, record, flat_features(output, self.reads))
         learning = fed is None and (self.reads or maps)
         if learning and not self.lists:
             self._look(base, None)
@@ -228,7 +228,7 @@ class Tower:
         own = *key, 0 if rows is None else len(rows)
         if learns and fed is not None and fed.calls and own not in self.learnt.fed:
             # as many tiles, of which others are padding (SmolVLM)
-            del self.learnt.fed[key]
+            self.learnt.fed.pop(key, None)  # which another thread may have done
             return self._encode(plain, base, maps, learns, inputs)
         record = record._replace(key=own)
         if fed is not None:
@@ -240,7 +240,7 @@ class Tower:
                     output[name] = detached(output[name])
             for calls in record.calls.values():
                 calls[:] = [call._replace(output=None) for call in calls]
-        return self._noted(output, record)
+        return self._noted(output, record, rows)
 
     def _learning(self, plain: Callable[..., Any], base: nn.Module, inputs: dict[str, Any], record: Encoded) -> Any:
         if torch.is_grad_enabled():
@@ -250,8 +250,7 @@ class Tower:
         with torch.inference_mode(False), torch.no_grad(), open_checkpoints(base):
             return self._recorded(plain, base, copied, record, None, True)
 
-    def _noted(self, output: Any, record: Encoded) -> Any:
-        rows = flat_features(output, self.reads)
+    def _noted(self, output: Any, record: Encoded, rows: Tensor | None) -> Any:
         object.__setattr__(output, RECORD, [record._replace(count=None if rows is None else len(rows))])
         return output
 

@@ -391,7 +391,8 @@ def test_every_way_of_calling_answers_the_same(name: str) -> None:
     for method in ("consensusdrop+", "fastv"):
         with attach(one.model, method, tokens=one.tokens, **accepted(method, tile_budget="global")):
             plain = generate(one.model, one.prompts["one"]).sequences[:, -STEPS:]
-            for way, options in WAYS.items():
+            length = {"max_new_tokens": None, "max_length": one.prompts["one"]["input_ids"].shape[1] + STEPS}
+            for way, options in {**WAYS, "a length of all": length}.items():
                 found = generate(one.model, one.prompts["one"], **options).sequences[:, -STEPS:]
                 if not all(torch.equal(row, plain[0]) for row in found):
                     wrong.append(f"{method}: {way} answers {found.tolist()}, not {plain[0].tolist()}")

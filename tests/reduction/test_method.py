@@ -269,6 +269,8 @@ def test_what_a_host_did_not_collect_is_named() -> None:
         ({"alpha": 1.5}, r"alpha=1.5 must be a number in \[0, 1\]"),
         ({"alpha": float("nan")}, "alpha=nan"),
         ({"tau_vision": 0}, "tau_vision=0 must be a number above 0"),
+        ({"rate": -0.1}, "rate=-0.1"),
+        ({"order": "sideways"}, "top_then_merged, raster"),
         ({"fuser": "both"}, "convex, recovery"),
         ({"alhpa": 1.0}, "Did you mean 'alpha'"),
         ({"vision_layer": "two"}, "vision_layer='two'"),
